@@ -1,0 +1,46 @@
+# Every target makes .venv by itself; nothing but python3 (3.11 or newer) is needed beforehand.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test lint format tests bench clean
+
+help:
+	@echo "make demo    four methods side by side on real digits, with a report (under a minute)"
+	@echo "make test    lint, format check, types, tests"
+	@echo "make bench   seconds a round: Sartor against a plain loop"
+	@echo "make lint    ruff, format check and mypy alone"
+	@echo "make format  let ruff mend what it can"
+	@echo "make clean   remove .venv and caches (run folders stay)"
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "Sartor needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev]'
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/sartor demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+tests: $(STAMP)
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q
+
+test: lint tests
+
+bench: $(STAMP)
+	$(BIN)/python -m bench
+
+clean:
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

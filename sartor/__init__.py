@@ -1,0 +1,13 @@
+"""Sartor: a model of its own for every client of a federation, and how much each should borrow from the others."""
+
+from __future__ import annotations
+
+from sartor import methods, models
+from sartor._version import __version__
+from sartor.comparison import Comparison
+from sartor.data.federation import Federation
+from sartor.fit import compare, fit
+from sartor.local import Local
+from sartor.result import Result
+
+__all__ = ["Comparison", "Federation", "Local", "Result", "__version__", "compare", "fit", "methods", "models"]

@@ -1,0 +1,110 @@
+"""A result as tensors and JSON, and as rows of tables: what a run folder writes down."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sartor.result import METRIC_COLUMNS, Result
+from sartor.scores import COUNTERS, Ledger, Run, Scores
+from sartor.table import jsonable
+
+
+def pack_result(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays of a result as a tree, and the rest as a JSON-able dict."""
+    scores = {
+        f"{point}.{split}": {"correct": s.correct, "loss": s.loss, "count": s.count}
+        for (point, split), s in result.scores.items()
+    }
+    counters = {name: getattr(result.ledger, name) for name in (*COUNTERS, "setup_bytes")}
+    pictures, plain = {}, []
+    for position, snapshot in enumerate(result.snapshots):
+        arrays = {k: v for k, v in snapshot.items() if isinstance(v, np.ndarray | Tensor)}
+        pictures[str(position)] = arrays
+        plain.append({k: v for k, v in snapshot.items() if k not in arrays})
+    tree = {"scores": scores, "ledger": counters, "snapshots": pictures}
+    if result.label_counts is not None:
+        tree["labels"] = {"counts": result.label_counts}
+    meta = {
+        "method": result.method,
+        "headline": result.headline,
+        "runs": [{"seed": r.seed, "hyper": r.hyper, "options": r.options} for r in result.runs],
+        "clients": list(result.clients),
+        "rounds": {f"{p}.{s}": scores.rounds for (p, s), scores in result.scores.items()},
+        "seconds": result.ledger.seconds,
+        "diverged": result.diverged,
+        "snapshots": plain,
+        "config": result.config,
+    }
+    return tree, jsonable(meta)
+
+
+def unpack_result(tree: Mapping[str, Any], meta: Mapping[str, Any]) -> Result:
+    """Return the result that :func:`pack_result` took apart."""
+    tree = to_numpy(tree)
+    scores = {}
+    for key, arrays in tree["scores"].items():
+        point, split = key.split(".")
+        scores[point, split] = Scores(rounds=list(meta["rounds"][key]), **arrays)
+    return Result(
+        method=meta["method"],
+        headline=meta["headline"],
+        runs=[Run(**run) for run in meta["runs"]],
+        clients=meta["clients"],
+        scores=scores,
+        ledger=Ledger(seconds=dict(meta["seconds"]), **tree["ledger"]),
+        label_counts=tree.get("labels", {}).get("counts"),
+        diverged=meta["diverged"],
+        snapshots=[
+            {**plain, **tree["snapshots"].get(str(position), {})}
+            for position, plain in enumerate(meta["snapshots"])
+        ],
+        config=meta["config"],
+    )
+
+
+def metric_rows(result: Result) -> list[list[Any]]:
+    """Return the table of metrics with its header, one row per run, round and client."""
+    columns = result.metric_columns()
+    lists = [columns[name].tolist() for name in METRIC_COLUMNS]
+    return [list(METRIC_COLUMNS), *map(list, zip(*lists, strict=True))]
+
+
+def ledger_rows(result: Result) -> list[list[Any]]:
+    """Return the ledger with its header: counters per run and round, seconds of the pass."""
+    ledger = result.ledger
+    phases = list(ledger.seconds)
+    header = ["run", "round", *COUNTERS, "bytes_setup"]
+    rows: list[list[Any]] = [[*header, *(f"seconds_{phase}" for phase in phases)]]
+    for run in range(len(result.runs)):
+        for t in range(ledger.num_rounds):
+            counts = [int(getattr(ledger, name)[run][t]) for name in COUNTERS]
+            setup = int(ledger.setup_bytes[run]) if t == 0 else 0
+            rows.append([run, t, *counts, setup, *(_at(ledger.seconds[p], t) for p in phases)])
+    return rows
+
+
+def _at(values: Sequence[float], index: int) -> float | None:
+    return float(values[index]) if index < len(values) else None
+
+
+def csv_text(rows: Sequence[Sequence[Any]]) -> str:
+    """Return CSV; a missing number (None, NaN) is an empty cell."""
+    out = io.StringIO()
+    csv.writer(out).writerows(
+        ["" if value is None or value != value else value for value in row] for row in rows
+    )
+    return out.getvalue()
+
+
+def to_numpy(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a nested dict of tensors as numpy arrays."""
+    return {
+        key: value.numpy() if isinstance(value, Tensor) else to_numpy(value)
+        for key, value in tree.items()
+    }

@@ -1,0 +1,199 @@
+"""The commands. Each reads its words, calls the library, and prints the answer and its files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sartor._version import __version__
+from sartor.cli import show, work
+from sartor.cli.flags import read_experiment, with_experiment_flags
+from sartor.cli.progress import reporter
+from sartor.config import Experiment, build
+from sartor.table import Table
+
+if TYPE_CHECKING:
+    from sartor.comparison import Comparison
+
+app = typer.Typer(
+    name="sartor",
+    help="Personalised federated learning: a model of its own for every client.",
+    epilog="Start with: sartor demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable last line on stdout.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run folder.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder.")]
+
+
+def _print_version(value: bool) -> None:
+    if value:
+        print(f"sartor {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+) -> None:
+    """Personalised federated learning: a model of its own for every client."""
+
+
+@app.command()
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Run folder.", metavar="FOLDER")] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Four methods side by side on real digits, with a report."""
+    experiment = build(
+        {
+            "methods": "local,fedavg,fedprox,fedapa",
+            "data": "digits",
+            "clients": 20,
+            "partition": "dirichlet:0.1",
+            "rounds": 20,
+            "out": out,
+        }
+    )
+    show.say("20 clients share 1,797 images of digits; each has few of the ten.", quiet=json)
+    _compare(experiment, "demo", overwrite=overwrite, json=json)
+
+
+@app.command()
+@with_experiment_flags
+def run(
+    target: Annotated[
+        str, typer.Argument(metavar="METHOD|FILE", help="A method, or a .toml or .yaml file.")
+    ],
+    json: Json = False,
+    overwrite: Overwrite = False,
+    **flags: Any,
+) -> None:
+    """Train one method: one run, repeats, or a sweep in one pass."""
+    experiment = read_experiment(target, flags, many=False)
+    name = f"{experiment.method}-{Path(experiment.data).name}"
+    results, out = work.start(experiment, name, reporter(plain=json), overwrite=overwrite)
+    _finish(experiment, results, out, json=json)
+
+
+@app.command()
+@with_experiment_flags
+def compare(
+    target: Annotated[
+        str, typer.Argument(metavar="METHODS|FILE", help="Methods with commas, or a file.")
+    ],
+    json: Json = False,
+    overwrite: Overwrite = False,
+    **flags: Any,
+) -> None:
+    """Train several methods on one federation, side by side."""
+    experiment = read_experiment(target, flags, many=True)
+    _compare(experiment, "compare", overwrite=overwrite, json=json)
+
+
+@app.command()
+def resume(folder: Folder, json: Json = False) -> None:
+    """Go on with a run that was stopped, from its last checkpoint."""
+    experiment, results = work.go_on(folder, reporter(plain=json))
+    _finish(experiment, results, folder, json=json)
+
+
+@app.command()
+def report(folder: Folder, json: Json = False) -> None:
+    """Write report.html for a run folder: one page, offline."""
+    path = _write_report(folder)
+    show.places(("Report", path), quiet=json)
+    if json:
+        show.json_line({"out": str(folder), "report": str(path)})
+
+
+@app.command()
+def methods(
+    name: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="One, in full.")] = None,
+    json: Json = False,
+) -> None:
+    """What methods there are, what travels, and their options."""
+    from sartor.cli.listing import describe_method, list_methods
+
+    answer, tables = describe_method(name) if name else list_methods()
+    _print(tables, answer, json=json)
+
+
+@app.command()
+def data(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME|FOLDER]", help="One, in full.")
+    ] = None,
+    clients: Annotated[str | None, typer.Option(help="Number of clients.", metavar="N")] = None,
+    partition: Annotated[
+        str | None, typer.Option(help="dirichlet:0.1, pathological:2, iid, ...", metavar="KIND")
+    ] = None,
+    seed: Annotated[str | None, typer.Option(help="Seed of the division.", metavar="S")] = None,
+    label: Annotated[
+        str | None, typer.Option(help="Folders: the column of the label.", metavar="NAME")
+    ] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data sets lie (else SARTOR_DATA).", metavar="FOLDER")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What data sets there are; one in full, divided among clients."""
+    from sartor.cli.listing import describe_data, list_data
+
+    if name is None:
+        answer, tables = list_data(data_dir)
+        _print(tables, answer, json=json)
+        return
+    words: dict[str, Any] = {"data": name, "clients": clients, "partition": partition}
+    words |= {"seed": seed, "label": label, "data_dir": data_dir}
+    flags = {key: value for key, value in words.items() if value is not None}
+    answer, text = describe_data(build({"method": "local"}, flags=flags))
+    if json:
+        show.json_line(answer)
+    else:
+        show.say(text)
+
+
+def _print(tables: list[Table], answer: Any, *, json: bool) -> None:
+    if json:
+        show.json_line(answer)
+        return
+    for number, table in enumerate(tables):
+        if number:
+            show.say()
+        show.table(table)
+
+
+def _compare(experiment: Experiment, name: str, *, overwrite: bool, json: bool) -> None:
+    results, out = work.start(experiment, name, reporter(plain=json), overwrite=overwrite)
+    _finish(experiment, results, out, json=json)
+
+
+def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: bool) -> None:
+    """Print the table, where the files are, and, if asked, the last line of JSON."""
+    page = _write_report(out)
+    show.table(results.table(), quiet=json)
+    show.places(("Files", out), ("Report", page), quiet=json)
+    if json:
+        rows = [
+            {**row, "out": str(work.folder_of(experiment, row["name"], out))}
+            for row in results.summaries()
+        ]
+        show.json_line(rows[0] if experiment.is_single else rows)
+
+
+def _write_report(out: Path) -> Path:
+    from sartor.report import write_report
+
+    return write_report(out)

@@ -1,0 +1,137 @@
+"""What there is: methods with their options, data sets with their places."""
+
+from __future__ import annotations
+
+import types
+import typing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+from sartor.cli.settings import federation_of
+from sartor.config import Experiment, is_folder
+from sartor.errors import ConfigError, did_you_mean
+from sartor.table import Table
+
+Answer = tuple[Any, list[Table]]
+"""The answer for a program, and the tables for a person."""
+
+
+def _method(name: str) -> dict[str, Any]:
+    from sartor.methods import METHODS
+
+    entry = METHODS[name]
+    return {
+        "name": name,
+        "summary": entry.summary,
+        "travels": entry.travels,
+        "citation": entry.citation,
+        "hyper": {
+            key: {"default": h.default, "low": h.low, "high": h.high, "note": h.note}
+            for key, h in entry.hyper.items()
+        },
+        "options": {
+            key: {"default": default, "allowed": _allowed(hint)}
+            for key, (default, hint) in entry.options.items()
+        },
+    }
+
+
+def _allowed(hint: Any) -> list[Any]:
+    """What an option may be: values, or names of kinds."""
+    if get_origin(hint) is Literal:
+        return list(get_args(hint))
+    if get_origin(hint) in (types.UnionType, typing.Union):
+        return [value for part in get_args(hint) for value in _allowed(part)]
+    if hint is bool:
+        return [True, False]
+    if hint is type(None):
+        return [None]
+    kinds = {int: "whole number", float: "number", str: "word"}
+    return [kinds.get(hint, "numbers, one per client" if get_origin(hint) is tuple else str(hint))]
+
+
+def list_methods() -> Answer:
+    """List every method."""
+    from sartor.methods import METHODS
+
+    found = [_method(name) for name in METHODS]
+    rows = [[entry["name"], entry["summary"], entry["travels"]] for entry in found]
+    notes = {"one in full": "sartor methods NAME", "set one": "sartor run NAME --set KEY=VALUE"}
+    return found, [Table(["method", "what it does", "what travels"], rows, notes)]
+
+
+def describe_method(name: str) -> Answer:
+    """Describe one method: its hyper-parameters with their ranges, its options, its paper.
+
+    Raises:
+        ConfigError: there is no such method.
+    """
+    from sartor.methods import METHODS
+
+    if name not in METHODS:
+        raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
+    entry = _method(name)
+    about = Table(
+        ["", name],
+        [
+            ["does", entry["summary"]],
+            ["travels", entry["travels"]],
+            ["paper", entry["citation"]],
+        ],
+    )
+    hyper = Table(
+        ["hyper-parameter", "default", "from", "to", "meaning"],
+        [[key, v["default"], v["low"], v["high"], v["note"]] for key, v in entry["hyper"].items()],
+    )
+    options = Table(
+        ["option", "default", "allowed"],
+        [
+            [key, _word(v["default"]), ", ".join(map(_word, v["allowed"]))]
+            for key, v in entry["options"].items()
+        ],
+    )
+    return entry, [table for table in (about, hyper, options) if len(table)]
+
+
+def _word(value: Any) -> str:
+    """A value as it is written on the command line."""
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
+
+
+def list_data(data_dir: Path | None) -> Answer:
+    """List every data set, whether it is on this machine, and the partitions."""
+    from sartor.data.datasets import available
+
+    found = available(data_dir)
+    rows = [
+        [
+            entry.name,
+            entry.summary,
+            entry.samples,
+            entry.classes,
+            "×".join(map(str, entry.shape)),
+            entry.found or "not here",
+        ]
+        for entry in found
+    ]
+    notes = {
+        "one in full": "sartor data NAME, or sartor data ./FOLDER for files of your own",
+        "partitions": "dirichlet:0.1, pathological:2, iid, column:NAME; then perhaps :pfllib",
+        "data folder": "--data-dir, else the variable SARTOR_DATA",
+    }
+    columns = ["data set", "what", "train + test", "classes", "sample", "found"]
+    return [asdict(entry) for entry in found], [Table(columns, rows, notes)]
+
+
+def describe_data(experiment: Experiment) -> tuple[Any, str]:
+    """Describe how data would be divided among clients, or how to get what is not here."""
+    from sartor.data.datasets import available
+
+    if not is_folder(experiment.data):
+        for entry in available(experiment.data_dir):
+            if entry.name == experiment.data and entry.found is None:
+                return asdict(entry), entry.how
+    federation = federation_of(experiment)(experiment.seed)
+    answer = {"name": experiment.data, **federation.describe()}
+    return answer, federation.summary()

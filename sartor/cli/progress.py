@@ -1,0 +1,120 @@
+"""Progress on stderr: a live bar on a terminal, plain lines elsewhere.
+
+Both show the round, the accuracy, the bytes sent so far and the time left, and both have the three
+calls that the engine makes: ``start``, ``update``, ``stop``.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+
+class Reporter(Protocol):
+    """What the engine calls while it trains."""
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin a run of ``total_rounds`` rounds."""
+
+    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
+        """Tell that round ``round_index`` (from 0) is done."""
+
+    def stop(self) -> None:
+        """End the run."""
+
+
+def reporter(*, plain: bool) -> Reporter:
+    """Return the reporter for this place: live on a terminal, unless ``plain`` is asked for."""
+    return PlainLines() if plain or not sys.stderr.isatty() else LiveBar()
+
+
+def in_words(info: Mapping[str, Any]) -> str:
+    """Say the figures of a round: mean accuracy over the runs, and megabytes.
+
+    >>> in_words({"accuracy": 0.931, "bytes": 2_500_000})
+    'accuracy 93.1%  2.5 MB'
+    """
+    words = []
+    accuracy = info.get("accuracy")
+    if accuracy is not None and np.size(accuracy):
+        mean = float(np.mean(np.asarray(accuracy, dtype=float)))
+        words += [f"accuracy {100 * mean:.1f}%"] if math.isfinite(mean) else ["accuracy –"]
+    if info.get("bytes") is not None:
+        words.append(f"{float(np.mean(np.asarray(info['bytes'], dtype=float))) / 1e6:.1f} MB")
+    return "  ".join(words)
+
+
+class PlainLines:
+    """A line for the first round, the last, and about every tenth part between."""
+
+    def __init__(self, lines: int = 10) -> None:
+        self.lines = lines
+        self.total = 0
+        self.description = ""
+        self.first: int | None = None
+        self.began = 0.0
+        self.known: dict[str, Any] = {}
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin a run of ``total_rounds`` rounds."""
+        self.total, self.description = total_rounds, description
+        self.first, self.began, self.known = None, time.monotonic(), {}
+
+    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
+        """Tell that round ``round_index`` (from 0) is done."""
+        first = round_index if self.first is None else self.first
+        self.known.update({k: v for k, v in info.items() if v is not None})
+        done, every = round_index + 1, max(1, self.total // self.lines)
+        if self.first is None or done == self.total or done % every == 0:
+            spent = time.monotonic() - self.began
+            left = spent / (done - first) * (self.total - done)
+            print(
+                f"{self.description}  round {done}/{self.total}  {in_words(self.known)}"
+                f"  {left:.0f} s left",
+                file=sys.stderr,
+                flush=True,
+            )
+        self.first = first
+
+    def stop(self) -> None:
+        """End the run; the lines stay."""
+
+
+class LiveBar:
+    """One bar a method, redrawn in place."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self.bar = Progress(
+            TextColumn("{task.description:<10}"),
+            BarColumn(bar_width=24),
+            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[words]}"),
+            TimeRemainingColumn(elapsed_when_finished=True),
+            console=console or Console(stderr=True),
+        )
+        self.task: TaskID | None = None
+        self.known: dict[str, Any] = {}
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin a run of ``total_rounds`` rounds."""
+        self.bar.start()
+        self.known = {}
+        self.task = self.bar.add_task(description, total=total_rounds, words="starting")
+
+    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
+        """Tell that round ``round_index`` (from 0) is done."""
+        if self.task is None:
+            return
+        self.known.update({k: v for k, v in info.items() if v is not None})
+        self.bar.update(self.task, completed=round_index + 1, words=in_words(self.known))
+
+    def stop(self) -> None:
+        """End the run; the finished bar stays on the screen."""
+        self.bar.stop()

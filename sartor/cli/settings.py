@@ -1,0 +1,189 @@
+"""From a checked experiment to the arguments of the library: names, options, data, network."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sartor.config import Experiment, is_folder
+from sartor.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from sartor.data.federation import Federation
+
+LOCAL_HYPER = ("local_lr", "momentum", "weight_decay")
+"""Hyper-parameters of local training: every method has them."""
+
+
+_DATASET_KEYS = ("partition", "clients", "protocol", "val", "data_dir")
+_FOLDER_KEYS = ("label", "test", "val")
+
+
+def check_names(experiment: Experiment) -> None:
+    """Refuse methods, hyper-parameters and options that do not exist, all at once.
+
+    Raises:
+        ConfigError: with the nearest name for each.
+    """
+    from sartor.methods import METHODS
+
+    faults = [
+        f"unknown method {name!r}{did_you_mean(name, METHODS)}"
+        for name in experiment.methods
+        if name not in METHODS
+    ]
+    known: dict[str, set[str]] = {}
+    for method in experiment.methods:
+        if method in METHODS:
+            try:
+                known[method] = names_of(experiment, method)
+            except ConfigError as error:
+                faults.append(str(error))
+    for table in ("set", "sweep"):
+        for name in getattr(experiment, table):
+            owner, dot, short = name.rpartition(".")
+            if dot and owner not in experiment.methods:
+                faults.append(f"{table} {name}: {owner!r} is not among the methods of this run")
+                continue
+            chosen = [owner] if dot else [*experiment.methods]
+            if not all(method in known for method in chosen):
+                continue  # already told: the method, or its options, cannot be right
+            names = set().union(*(known[method] for method in chosen))
+            if short not in names:
+                faults.append(f"{' and '.join(chosen)}: no {short!r}{did_you_mean(short, names)}")
+    if len(faults) > 1:
+        raise ConfigError(
+            "".join([f"{len(faults)} things to mend:", *(f"\n  - {f}" for f in faults)])
+        )
+    if faults:
+        raise ConfigError(faults[0])
+
+
+def names_of(experiment: Experiment, method: str) -> set[str]:
+    """Return the names of a method's options and of the hyper-parameters that they bring.
+
+    Raises:
+        ConfigError: an option has a value that it cannot have.
+    """
+    from torch import nn
+
+    from sartor.local import Local
+    from sartor.methods import METHODS
+    from sartor.methods import build as build_method
+    from sartor.task import Task
+
+    options = METHODS[method].options
+    fixed = {k: v for k, v in _mine(experiment.set, method).items() if k in options}
+    swept = {k: v for k, v in _mine(experiment.sweep, method).items() if k in options}
+    names = {*options, *LOCAL_HYPER}
+    for values in itertools.product(*swept.values()):
+        chosen = fixed | dict(zip(swept, values, strict=True))
+        names |= {*build_method(method, Task(nn.Linear(1, 1)), Local(), chosen).hyper}
+    return names
+
+
+def _mine(table: dict[str, Any], method: str) -> dict[str, Any]:
+    """What a table holds for one method: plain names, and ``METHOD.NAME``, which wins."""
+    plain = {name: value for name, value in table.items() if "." not in name}
+    prefix = f"{method}."
+    return plain | {k.removeprefix(prefix): v for k, v in table.items() if k.startswith(prefix)}
+
+
+def settings_of(experiment: Experiment, method: str) -> dict[str, dict[str, Any]]:
+    """Split ``set`` and ``sweep`` into what ``fit`` takes: hyper, options and sweep of one method.
+
+    A plain name goes to every method that has it; ``METHOD.NAME`` to that one only.
+    """
+    from sartor.methods import METHODS
+
+    known, options = names_of(experiment, method), METHODS[method].options
+    values = {k: v for k, v in _mine(experiment.set, method).items() if k in known}
+    return {
+        "hyper": {k: v for k, v in values.items() if k not in options},
+        "options": {k: v for k, v in values.items() if k in options},
+        "sweep": {k: v for k, v in _mine(experiment.sweep, method).items() if k in known},
+    }
+
+
+def local_of(experiment: Experiment, settings: dict[str, dict[str, Any]]) -> Any:
+    """Return the ``Local`` of an experiment.
+
+    Momentum and weight decay are static in that they are there or not: a value or a sweep of the
+    hyper-parameter turns them on.
+    """
+    from sartor.local import Local
+
+    numbers = {"lr": experiment.lr, "momentum": experiment.momentum}
+    numbers["weight_decay"] = experiment.weight_decay
+    for key, name in (("lr", "local_lr"), ("momentum",) * 2, ("weight_decay",) * 2):
+        given = settings["hyper"].get(name)
+        values = settings["sweep"].get(name, given if isinstance(given, list) else [given])
+        found = [float(v) for v in values if isinstance(v, int | float)]
+        if found:
+            numbers[key] = max(found)
+    return Local(
+        epochs=experiment.epochs,
+        steps=experiment.steps,
+        batch=experiment.batch,
+        keep_optimiser=experiment.keep_optimiser,
+        drop_last=experiment.drop_last,
+        **{key: value for key, value in numbers.items() if value is not None},
+    )
+
+
+def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
+    """Return the maker of federations: the seed of a run is the seed of its allocation."""
+    from sartor.data.federation import Federation
+
+    folder = is_folder(experiment.data)
+    wrong = set(_DATASET_KEYS if folder else _FOLDER_KEYS) - {"val"}
+    if given := _given(experiment, *sorted(wrong)):
+        rule = "has its own clients" if folder else "is divided by its partition"
+        kind = "a folder" if folder else "a data set"
+        raise ConfigError(
+            f"{experiment.data} is {kind}, which {rule}; leave out {' and '.join(given)}."
+        )
+    made: dict[int, Federation] = {}
+
+    def make(seed: int) -> Federation:
+        if seed not in made:
+            if folder:
+                made[seed] = _from_folder(experiment, seed)
+            else:
+                made[seed] = Federation.from_dataset(
+                    experiment.data, seed=seed, **_given(experiment, *_DATASET_KEYS)
+                )
+        return made[seed]
+
+    return make
+
+
+def _from_folder(experiment: Experiment, seed: int) -> Federation:
+    from sartor.data.federation import Federation
+
+    folder = Path(experiment.data).expanduser()
+    return Federation.from_folder(folder, seed=seed, **_given(experiment, *_FOLDER_KEYS))
+
+
+def _given(experiment: Experiment, *names: str) -> dict[str, Any]:
+    """The named keys that differ from their defaults, so that the library's defaults hold."""
+    fields = Experiment.model_fields
+    return {n: v for n in names if (v := getattr(experiment, n)) != fields[n].default}
+
+
+def model_of(experiment: Experiment, federation: Federation) -> Any:
+    """Return the network that the experiment names, or None for the one that fits the data.
+
+    Raises:
+        ConfigError: the name is not known.
+    """
+    from sartor import models
+
+    if experiment.model is None:
+        return None
+    if experiment.model not in models.MODELS:
+        hint = did_you_mean(experiment.model, models.MODELS)
+        raise ConfigError(f"unknown model {experiment.model!r}{hint}")
+    return models.MODELS[experiment.model](federation)

@@ -1,0 +1,224 @@
+"""Training for a command: the run folder, the calls of the library, and Ctrl-C."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sartor.cli.progress import Reporter
+from sartor.cli.settings import check_names, federation_of, local_of, model_of, settings_of
+from sartor.config import Experiment, build
+from sartor.errors import PFLError, RunFolderError
+
+if TYPE_CHECKING:
+    from sartor.comparison import Comparison
+    from sartor.data.federation import Federation
+    from sartor.result import Result
+
+EXPERIMENT_FILE = "experiment.json"
+"""The experiment of a run folder, from which ``sartor resume`` starts."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C during training; the message says what is kept and how to go on."""
+
+
+def fit_one(
+    experiment: Experiment,
+    method: str,
+    federations: Callable[[int], Federation],
+    out: Path,
+    progress: Reporter,
+    *,
+    resume: bool,
+) -> Result:
+    """Train one method of the experiment in one call: all seeds and all values of the sweep."""
+    import sartor
+
+    settings = settings_of(experiment, method)
+    return sartor.fit(
+        method,
+        federations,
+        model=model_of(experiment, federations(experiment.seed)),
+        rounds=experiment.rounds,
+        seeds=experiment.all_seeds,
+        local=local_of(experiment, settings),
+        participation=experiment.participation,
+        engine=experiment.engine,
+        chunk=experiment.chunk,
+        device=experiment.device,
+        dtype=experiment.dtype,
+        compute=experiment.compute,
+        store=experiment.store,
+        eval_every=experiment.eval_every,
+        checkpoint_every=experiment.checkpoint_every,
+        out=out,
+        resume=resume,
+        progress=progress,
+        **settings,
+    )
+
+
+def start(
+    experiment: Experiment, name: str, progress: Reporter, *, overwrite: bool = False
+) -> tuple[Comparison, Path]:
+    """Check everything that can be checked, make the run folder, and train.
+
+    A fault that is found before the first round leaves no folder behind.
+
+    Args:
+        experiment: what to train.
+        name: the last part of the folder's name, if the experiment names none.
+        progress: told after every round.
+        overwrite: whether a run folder that is there already may be replaced.
+
+    Returns:
+        The results, and the run folder.
+    """
+    check_names(experiment)
+    federations = federation_of(experiment)
+    model_of(experiment, federations(experiment.seed))
+    out = new_folder(experiment, name, overwrite=overwrite)
+    try:
+        return train(experiment, out, progress, federations), out
+    except PFLError:
+        if not any(is_started(folder_of(experiment, m, out)) for m in experiment.methods):
+            shutil.rmtree(out, ignore_errors=True)
+        raise
+
+
+def go_on(out: Path, progress: Reporter) -> tuple[Experiment, Comparison]:
+    """Resume the experiment of a run folder from its last checkpoint."""
+    experiment = stored_experiment(out)
+    check_names(experiment)
+    federations = federation_of(experiment)
+    return experiment, train(experiment, out, progress, federations, resume=True)
+
+
+def train(
+    experiment: Experiment,
+    out: Path,
+    progress: Reporter,
+    federations: Callable[[int], Federation],
+    *,
+    resume: bool = False,
+) -> Comparison:
+    """Train every method of the experiment; several methods get a folder each inside ``out``.
+
+    Raises:
+        Interrupted: on Ctrl-C; what was checkpointed stays.
+    """
+    from sartor.comparison import Comparison
+    from sartor.runs import ComparisonFolder
+
+    several = None
+    if len(experiment.methods) > 1:
+        stored = experiment.stored()
+        known = resume and is_started(out)
+        several = ComparisonFolder.open(out) if known else ComparisonFolder.create(out, stored)
+    results = {}
+    with interruptible(out, experiment):
+        for method in experiment.methods:
+            inner = folder_of(experiment, method, out)
+            again = resume and is_started(inner)
+            results[method] = fit_one(
+                experiment, method, federations, inner, progress, resume=again
+            )
+    comparison = Comparison(results, config=experiment.stored())
+    if several is not None:
+        several.write_comparison(comparison)
+    return comparison
+
+
+def is_started(folder: Path) -> bool:
+    """Whether a run folder got as far as being whole, so that it can be resumed."""
+    return (folder / "folder.json").is_file()
+
+
+def folder_of(experiment: Experiment, method: str, out: Path) -> Path:
+    """Return the folder of one method: ``out`` itself, or one inside if there are several."""
+    from sartor.runs import slug
+
+    return out if len(experiment.methods) == 1 else out / slug(method)
+
+
+@contextmanager
+def interruptible(out: Path, experiment: Experiment) -> Iterator[None]:
+    """Turn Ctrl-C into a message that says what is kept and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(
+            f"Stopped. The last checkpoint (one every {experiment.checkpoint_every} rounds) is "
+            f"kept in {out}; go on with: sartor resume {out}"
+        ) from None
+
+
+def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) -> Path:
+    """Make the run folder of a new experiment and write the experiment into it.
+
+    Raises:
+        RunFolderError: it exists and is not empty, or cannot be made.
+    """
+    from sartor.storage import write_json
+
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    out = experiment.out or _free(Path("runs") / f"{stamp}-{name}")
+    try:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            _clear(out, overwrite)
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(
+            f"The run folder {out} cannot be made ({error.strerror or error}); choose another "
+            "place with --out."
+        ) from error
+    write_json(out / EXPERIMENT_FILE, experiment.model_copy(update={"out": out}).stored())
+    return out
+
+
+def _free(path: Path) -> Path:
+    """Return ``path``, or the first of path-2, path-3, ... that does not exist yet."""
+    found, number = path, 2
+    while found.exists():
+        found, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return found
+
+
+def _clear(out: Path, overwrite: bool) -> None:
+    if not overwrite:
+        raise RunFolderError(
+            f"{out} exists and is not empty; use another --out, --overwrite to replace it, or go "
+            f"on with: sartor resume {out}"
+        )
+    if not (out / EXPERIMENT_FILE).is_file():
+        raise RunFolderError(
+            f"{out} is not empty and holds no {EXPERIMENT_FILE}, so it is no run folder and "
+            "--overwrite will not delete it; use another --out."
+        )
+    shutil.rmtree(out)
+
+
+def stored_experiment(out: Path) -> Experiment:
+    """Read the experiment of a run folder.
+
+    Raises:
+        RunFolderError: there is no experiment, or it cannot be read.
+    """
+    from sartor.storage import read_json
+
+    path = out / EXPERIMENT_FILE
+    if not path.is_file():
+        what = "is not the folder of a command" if out.is_dir() else "does not exist"
+        raise RunFolderError(
+            f"{out} {what}: there is no {path}. Give the folder that sartor run, compare or demo "
+            "printed; a run of fit(..., out=...) goes on with fit(..., resume=True)."
+        )
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise RunFolderError(f"{path} holds no experiment; it must be a JSON object.")
+    return build(values, source=str(path))

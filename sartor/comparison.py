@@ -1,0 +1,206 @@
+"""Several methods side by side on one federation: a table, paired differences, who is hurt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from sartor import metrics
+from sartor.errors import ConfigError, did_you_mean
+from sartor.metrics import Array
+from sartor.result import Result
+from sartor.table import Table, format_cell, jsonable
+
+
+class Comparison(Mapping[str, Result]):
+    """Several methods on the same federation, the same seeds and the same settings.
+
+    Args:
+        results: name -> :class:`Result`.
+        reference: the method that the others are measured against, or None.
+        config: the shared settings.
+    """
+
+    def __init__(
+        self,
+        results: Mapping[str, Result],
+        *,
+        reference: str | None = "local",
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.results = dict(results)
+        self.reference = reference if reference in self.results else None
+        self.config = dict(config or {})
+
+    def __getitem__(self, name: str) -> Result:
+        """Return the result of a method."""
+        if name not in self.results:
+            raise KeyError(f"{name!r} was not compared{did_you_mean(name, self.results)}")
+        return self.results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the methods."""
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        """Return the number of methods."""
+        return len(self.results)
+
+    def hurt(self, name: str) -> Array | None:
+        """Return (runs,) how many clients are below the reference, or None without one."""
+        if self.reference is None or name == self.reference:
+            return None
+        result, reference = self[name], self[self.reference]
+        partner = result.partners(reference)
+        counts = []
+        for run in range(len(result.runs)):
+            alone = reference.client_accuracy(run=partner[run])
+            gains = metrics.gain(result.client_accuracy(run=run), alone)
+            counts.append(float(gains.hurt) if gains.clients else math.nan)
+        return np.asarray(counts)
+
+    def table(self) -> Table:
+        """Return one row per method: accuracy, worst client, clients hurt and costs.
+
+        Repeats give mean ± sample standard deviation; with fewer than five, the notes list the
+        accuracies one by one.
+        """
+        rows: list[list[Any]] = []
+        notes: dict[str, Any] = {}
+        for name, result in self.items():
+            hurt = self.hurt(name)
+            for label, indices in result.groups().items():
+
+                def cell(values: Any, indices: list[int] = indices) -> Any:
+                    if values is None:
+                        return None
+                    chosen = np.atleast_1d(np.asarray(values, dtype=np.float64))[indices]
+                    return metrics.spread(chosen) if len(chosen) > 1 else float(chosen[0])
+
+                label = label.replace(result.method, name, 1)
+                accuracy = cell(result.accuracy)
+                rows.append(
+                    [
+                        label,
+                        accuracy,
+                        cell(result.worst_client),
+                        cell(hurt),
+                        cell(result.megabytes),
+                        cell(result.gradient_evaluations),
+                        cell(result.seconds),
+                    ]
+                )
+                if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
+                    values = ", ".join(format_cell(v, "percent") for v in accuracy.values)
+                    notes[f"{label}, accuracy of each run"] = values
+                lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
+                if lost:
+                    first = lost[0]
+                    notes[f"{label} diverged"] = (
+                        f"{len(lost)} of {len(indices)} runs, first in round "
+                        f"{first.get('round', '?')} at client {first.get('client', '?')}"
+                    )
+        below = max((r.summary()["clients_below_floor"] for r in self.values()), default=0)
+        if below:
+            notes["worst client"] = (
+                f"among clients with at least {metrics.FLOOR} test samples; {below} left out"
+            )
+        return Table(
+            [
+                "method",
+                "accuracy",
+                "worst client",
+                "clients hurt",
+                "MB",
+                "gradient evaluations",
+                "seconds",
+            ],
+            rows,
+            notes=notes,
+            formats={
+                "accuracy": "percent",
+                "worst client": "percent",
+                "clients hurt": "count",
+                "MB": "megabytes",
+                "gradient evaluations": "count",
+                "seconds": "seconds",
+            },
+        )
+
+    def paired(self, reference: str | None = None, confidence: float = 0.95) -> Table:
+        """Return the difference of every method to the reference, with its interval.
+
+        With several runs a pair is one allocation (equal seeds); with a single run a pair is one
+        client, and the interval says nothing about other allocations.
+
+        Args:
+            reference: name of the method to subtract; by default that of the comparison.
+            confidence: of the two-sided t-interval.
+        """
+        against = reference if reference is not None else self.reference
+        if against is None or against not in self.results:
+            hint = did_you_mean(against or "local", self.results)
+            raise ConfigError(f"{against or 'local'!r} was not compared{hint}")
+        base = self[against]
+        rows: list[list[Any]] = []
+        units = set()
+        for name, result in self.items():
+            if name == against:
+                continue
+            partner = result.partners(base)
+            for label, indices in result.groups().items():
+                if len(indices) > 1:
+                    unit = "allocations"
+                    mine = np.atleast_1d(result.accuracy)[indices]
+                    theirs = np.atleast_1d(base.accuracy)[[partner[i] for i in indices]]
+                else:
+                    unit = "clients"
+                    mine = result.client_accuracy(run=indices[0])
+                    theirs = base.client_accuracy(run=partner[indices[0]])
+                pair = metrics.paired(mine, theirs, confidence)
+                units.add(unit)
+                label = label.replace(result.method, name, 1)
+                rows.append([label, pair.mean, pair.std, pair.low, pair.high, pair.number, unit])
+        notes = {"difference": f"method minus {against}, {confidence:.0%} t-interval of the mean"}
+        if "clients" in units:
+            notes["caution"] = (
+                "one allocation alone: pairs are clients, each alike, and the interval does not "
+                "say how another allocation would turn out"
+            )
+        percent = dict.fromkeys(("difference", "low", "high"), "points")
+        return Table(
+            ["method", "difference", "std", "low", "high", "pairs", "unit"],
+            rows,
+            notes=notes,
+            formats={**percent, "std": "percent"},
+            title=f"Paired differences to {against}",
+        )
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return the summary of every run of every method, each with "clients_hurt"."""
+        found = []
+        for name, result in self.items():
+            hurt = self.hurt(name)
+            for run, summary in enumerate(result.summaries()):
+                count = None if hurt is None else jsonable(hurt[run])
+                found.append({**summary, "name": name, "clients_hurt": count})
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return everything as one JSON-able dict: reference, methods, paired differences."""
+        has_pairs = self.reference is not None and len(self) > 1
+        return {
+            "reference": self.reference,
+            "methods": self.summaries(),
+            "paired": self.paired().records() if has_pairs else [],
+        }
+
+    def __repr__(self) -> str:
+        """Return the table."""
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()

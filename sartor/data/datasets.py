@@ -1,0 +1,269 @@
+"""Named data sets: where their files may lie, how they are read, and how to get them.
+
+``digits`` comes with scikit-learn and needs no file. The others are read from a data folder, the
+argument ``data_dir`` or the environment variable ``SARTOR_DATA``; nothing is downloaded. Images
+are scaled to [0, 1] and then to [-1, 1], channels first.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from sartor.data import readers
+from sartor.data.federation import Federation
+from sartor.data.layouts import DATASETS, DIGITS, Layout
+from sartor.data.partition import divide
+from sartor.data.split import carve_val, split_rows
+from sartor.errors import ConfigError, MissingDataError, MissingExtraError, did_you_mean
+
+ENVIRONMENT = "SARTOR_DATA"
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A labelled data set in memory.
+
+    Attributes:
+        name: its name in ``DATASETS``.
+        x: ``(samples, channels, height, width)`` float32 in [-1, 1]; training samples first.
+        y: ``(samples,)`` int64.
+        num_train: how many samples are official training samples; None without such a split.
+        num_classes: the number of classes.
+        source: where it was found.
+        class_names: names of the classes, if known.
+        attributes: columns for partitions by attribute, each ``(samples,)``.
+    """
+
+    name: str
+    x: Tensor
+    y: Tensor
+    num_train: int | None
+    num_classes: int
+    source: str
+    class_names: tuple[str, ...] = ()
+    attributes: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Availability:
+    """Whether a data set can be loaded here; a row of ``sartor data``."""
+
+    name: str
+    summary: str
+    samples: str
+    classes: int
+    shape: tuple[int, int, int]
+    found: str | None
+    how: str
+
+
+# ---------------------------------------------------------------------- loading
+
+
+def data_folder(data_dir: str | Path | None = None) -> Path | None:
+    """Return the data folder: the argument, else ``SARTOR_DATA``, else None."""
+    chosen = data_dir or os.environ.get(ENVIRONMENT) or None
+    return None if chosen is None else Path(chosen).expanduser()
+
+
+def load(name: str, data_dir: str | Path | None = None) -> Dataset:
+    """Load a named data set; the last two loaded are kept in memory.
+
+    Args:
+        name: one of ``DATASETS``.
+        data_dir: the data folder; by default the environment variable ``SARTOR_DATA``.
+
+    Raises:
+        MissingDataError: the files are not there; the message says how to get them.
+    """
+    if name not in DATASETS:
+        raise ConfigError(f"Unknown data set {name!r}{did_you_mean(name, DATASETS)}")
+    if name == "digits":
+        return _load_digits()
+    found = _find(name, data_dir)
+    if found is None:
+        raise MissingDataError(_how_to_get(name, data_dir))
+    return _load(name, str(data_folder(data_dir)))
+
+
+def _find(name: str, data_dir: str | Path | None) -> tuple[Layout, dict[str, Any]] | None:
+    root = data_folder(data_dir)
+    if root is None or not root.is_dir():
+        return None
+    for layout in DATASETS[name].layouts:
+        files = layout.find(root, name)
+        if files is not None:
+            return layout, files
+    return None
+
+
+def _how_to_get(name: str, data_dir: str | Path | None) -> str:
+    root = data_folder(data_dir)
+    if root is None:
+        where = f"no data folder is set: pass data_dir (--data-dir) or set {ENVIRONMENT}"
+    elif not root.is_dir():
+        where = f"the data folder {root} does not exist"
+    else:
+        where = f"searched in {root}"
+    ways = "".join(
+        f"\n  - {layout.files}\n    from: {layout.origin}" for layout in DATASETS[name].layouts
+    )
+    return (
+        f"Data set {name!r} was not found; {where}. Put one of these into the data folder "
+        f"(Sartor downloads nothing):{ways}"
+    )
+
+
+@lru_cache(maxsize=2)
+def _load(name: str, root: str) -> Dataset:
+    found = _find(name, root)
+    assert found is not None
+    layout, files = found
+    if name == "femnist":
+        return _read_femnist(files, root)
+    entry = DATASETS[name]
+    parts, names = layout.read(files, entry)
+    for split in readers.SPLITS:
+        shape = parts[split].x.shape[1:]
+        expected = entry.shape[1:] if entry.shape[0] == 1 else (*entry.shape[1:], 3)
+        if shape != expected:
+            raise readers.broken(Path(root), f"{name} images have shape {shape}, not {expected}")
+    total = sum(len(parts[split].x) for split in readers.SPLITS)
+    x = torch.empty((total, *entry.shape), dtype=torch.float32)
+    done = 0
+    for split in readers.SPLITS:
+        pixels = torch.from_numpy(np.require(parts[split].x, requirements=["C", "W"]))
+        pixels = pixels.unsqueeze(1) if entry.shape[0] == 1 else pixels.permute(0, 3, 1, 2)
+        x[done : done + len(pixels)] = pixels
+        done += len(pixels)
+    x.div_(255).sub_(0.5).div_(0.5)
+    y = torch.from_numpy(np.concatenate([parts[split].y for split in readers.SPLITS]))
+    classes = tuple(names) or entry.class_names
+    num_train = len(parts["train"].x)
+    return Dataset(name, x, y, num_train, entry.num_classes, root, classes)
+
+
+def _read_femnist(files: dict[str, Any], root: str) -> Dataset:
+    parts = [readers.read_leaf(files[split]) for split in files]
+    x = np.concatenate([part.x for part in parts]).reshape(-1, 1, 28, 28)
+    features = torch.from_numpy(x).sub_(0.5).div_(0.5)
+    labels = torch.from_numpy(np.concatenate([part.y for part in parts]))
+    writers = np.concatenate([part.users for part in parts])
+    num_train = len(parts[0].x) if len(parts) == 2 else None
+    attributes = {"writer": writers}
+    return Dataset("femnist", features, labels, num_train, 62, root, (), attributes)
+
+
+@lru_cache(maxsize=1)
+def _load_digits() -> Dataset:
+    """Load scikit-learn's digits with a fixed, stratified split into 1347 and 450 samples."""
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise MissingExtraError(
+            "Data set 'digits' is part of scikit-learn; install it with: pip install scikit-learn"
+        ) from error
+    images, labels = load_digits(return_X_y=True)
+    y = np.asarray(labels, dtype=np.int64)
+    train, _, test = split_rows(
+        np.zeros_like(y), ["digits"], test=450 / len(y), val=0.0, seed=0, classes=y
+    )
+    order = torch.cat([train.rows, test.rows])
+    x = torch.from_numpy(images.astype(np.float32)).reshape(-1, 1, 8, 8)[order]
+    x = x.div_(16).sub_(0.5).div_(0.5)
+    target = torch.from_numpy(y)[order]
+    return Dataset("digits", x, target, len(train.rows), 10, "scikit-learn", DIGITS)
+
+
+def from_dataset(
+    name: str,
+    *,
+    partition: str = "dirichlet:0.1",
+    clients: int | None = None,
+    protocol: str | None = None,
+    seed: int = 0,
+    val: float = 0.0,
+    data_dir: str | Path | None = None,
+    min_train: int | None = None,
+    min_test: int | None = None,
+) -> Federation:
+    """Divide a named data set among clients.
+
+    Args:
+        name: one of ``DATASETS``.
+        partition: ``dirichlet:0.1``, ``pathological:2``, ``iid`` or ``column:writer``, perhaps
+            followed by a protocol: ``dirichlet:0.1:pfllib``.
+        clients: the number of clients; 20 by default, and for ``column`` one for every value.
+        protocol: ``authors`` (default) or ``pfllib``; see ``sartor.data.partition``.
+        seed: seed of the draw.
+        val: the fraction of every client's training samples used for validation.
+        data_dir: the data folder; by default the environment variable ``SARTOR_DATA``.
+        min_train: the least number of training samples of a client; see ``divide``.
+        min_test: the least number of test samples of a client.
+
+    Example:
+        >>> Federation.from_dataset("digits", partition="iid", clients=10)
+        Federation(10 clients, train=1347, val=0, test=450, input_shape=(1, 8, 8), num_classes=10)
+    """
+    if not 0 <= val < 1:
+        raise ConfigError(f"val must be a fraction in [0, 1), got {val}.")
+    data = load(name, data_dir)
+    drawn = divide(
+        data.y.numpy(),
+        partition,
+        clients=clients,
+        num_train=data.num_train,
+        num_classes=data.num_classes,
+        protocol=protocol,
+        attributes=data.attributes,
+        seed=seed,
+        min_train=min_train,
+        min_test=min_test,
+    )
+    train, held = carve_val(drawn.train, drawn.names, val, seed)
+    info: dict[str, Any] = {"dataset": name, "source": data.source, "val": val} | drawn.info
+    official = DATASETS[name].samples
+    if data.num_train is not None and official[0] not in (0, data.num_train):
+        info["subset"] = f"{data.num_train:,} of {official[0]:,} official training samples"
+    if data.class_names:
+        info["class_names"] = list(data.class_names)
+    return Federation(data.x, data.y, train, held, drawn.test, drawn.names, data.num_classes, info)
+
+
+def _files_of(found: dict[str, Any]) -> str:
+    """Return the first file of a layout that was found, and how many there are."""
+    paths: list[Path] = []
+    for value in found.values():
+        for item in value if isinstance(value, list) else [value]:
+            path = item[0] if isinstance(item, tuple) else item
+            if isinstance(path, Path) and path not in paths:
+                paths.append(path)
+    more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
+    return f"{paths[0]}{more}"
+
+
+def available(data_dir: str | Path | None = None) -> list[Availability]:
+    """Say for every data set whether it can be loaded here, and otherwise how to get it."""
+    rows = []
+    for name, entry in DATASETS.items():
+        found = _find(name, data_dir)
+        where: str | None = None
+        if name == "digits":
+            where = "scikit-learn"
+        elif found is not None:
+            where = _files_of(found[1])
+        samples = "by writer" if name == "femnist" else "{:,} + {:,}".format(*entry.samples)
+        how = "nothing to do" if where else _how_to_get(name, data_dir)
+        rows.append(
+            Availability(name, entry.summary, samples, entry.num_classes, entry.shape, where, how)
+        )
+    return rows

@@ -1,0 +1,424 @@
+"""Federation: flat features and labels, and for every client three lists of sample rows.
+
+The features of all clients are one tensor, so that a batch for many clients is one gather; a
+client is a name and its rows for training, validation and test. Everything that could not be
+trained on is refused here, with all faults listed at once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor.data.checks import (
+    as_features,
+    as_labels,
+    check_fractions,
+    client_ids,
+    empty_faults,
+    is_mask,
+    ragged_faults,
+    raise_faults,
+    value_faults,
+)
+from sartor.data.split import Int, Ragged, split_rows
+from sartor.errors import FederationError, did_you_mean
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True, eq=False)
+class Federation:
+    """The data of all clients.
+
+    The tensors are shared, not copied: federations made from one data set hold the same ``x``.
+    Treat them as read-only.
+
+    Attributes:
+        x: ``(samples, ...)`` features, float32 (float64 is kept; int64 for tokens), on the CPU.
+        y: ``(samples,)`` int64 class labels, or real targets when ``num_classes`` is 0.
+        train: rows of every client for training; no client may be empty.
+        val: rows for validation; may be empty for everybody.
+        test: rows for testing.
+        names: one name per client.
+        num_classes: the number of classes; 0 for regression.
+        info: how the federation was made, as JSON-able values.
+    """
+
+    x: Tensor
+    y: Tensor
+    train: Ragged
+    val: Ragged
+    test: Ragged
+    names: tuple[str, ...]
+    num_classes: int
+    info: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be trained on."""
+        raise_faults(self._structural_faults())
+        raise_faults(
+            value_faults(self.x, self.y, self.num_classes, self._owners_of) + self._leaks()
+        )
+
+    # ------------------------------------------------------------------ constructors
+
+    @classmethod
+    def from_arrays(
+        cls,
+        x: Any,
+        y: Any,
+        *,
+        client: Any,
+        test: Any = 0.25,
+        val: float = 0.0,
+        seed: int = 0,
+        stratify: bool = False,
+        num_classes: int | None = None,
+        names: Sequence[str] | None = None,
+        min_samples: int = 0,
+        tokens: bool = False,
+        info: dict[str, Any] | None = None,
+    ) -> Federation:
+        """Make a federation from arrays and a client id for every sample.
+
+        Args:
+            x: ``(samples, ...)`` numbers; array or tensor.
+            y: ``(samples,)`` labels 0, 1, ..., or strings (classes in sorted order).
+            client: ``(samples,)`` ids, integers or strings. Without ``names``, clients are the
+                distinct ids in sorted order.
+            test: the fraction of every client's samples held out for testing, or ``(samples,)``
+                booleans that mark the test samples.
+            val: the fraction held out for validation.
+            seed: seed of the division. A client's division depends on its own name and data only.
+            stratify: keep the class shares of every client in each part.
+            num_classes: at least the largest label + 1, which is the default; 0 for regression.
+            names: all clients, in order. Integer ids are then positions in it, strings members.
+            min_samples: leave out clients with fewer training samples than this.
+            tokens: keep integer features as int64 token ids instead of real numbers.
+            info: what to remember about the origin; JSON-able.
+
+        Returns:
+            The federation, with the samples in the given order.
+
+        Example:
+            >>> fed = Federation.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1], client=[7, 7, 8])
+            >>> fed.names, fed.train.sizes.tolist(), fed.test.sizes.tolist()
+            (('7', '8'), [1, 1], [1, 0])
+        """
+        faults: list[str] = []
+        features = as_features(x, tokens, faults)
+        labels, class_names = as_labels(y, num_classes, faults)
+        ids, known = client_ids(client, names, faults)
+        lengths = {
+            "x": None if features is None else len(features),
+            "y": None if labels is None else len(labels),
+            "client": None if ids is None else len(ids),
+        }
+        classes = 0 if num_classes is None else num_classes
+        mask: Any = test
+        if is_mask(test):
+            mask = np.asarray(test)
+            lengths["test"] = len(mask)
+        check_fractions(None if is_mask(test) else test, val, faults)
+        if len({length for length in lengths.values() if length is not None}) > 1:
+            sizes = ", ".join(f"{k} has {v}" for k, v in lengths.items() if v is not None)
+            faults.append(f"Lengths differ: {sizes} samples; every sample needs all of them.")
+        elif features is not None and labels is not None and ids is not None:
+            if len(features) == 0:
+                faults.append("There are no samples; a federation needs at least one.")
+
+            def owners(rows: Int) -> list[str]:
+                return [known[ids[row]] if 0 <= ids[row] < len(known) else "" for row in rows]
+
+            if num_classes is None:
+                classes = max(int(labels.max()) + 1 if len(labels) else 0, 1)
+            faults += value_faults(features, labels, classes, owners)
+        raise_faults(faults)
+        assert features is not None
+        assert labels is not None
+        assert ids is not None
+        train, held_val, held_test = split_rows(
+            ids,
+            known,
+            test=mask,
+            val=val,
+            seed=seed,
+            classes=labels.numpy() if stratify and classes else None,
+        )
+        record: dict[str, Any] = {"source": "arrays", "seed": seed, "stratify": stratify}
+        record |= {"test": "given" if is_mask(test) else test, "val": val}
+        if class_names:
+            record["class_names"] = class_names
+        if min_samples > 0:
+            keep = train.sizes >= min_samples
+            record["left_out"] = [known[i] for i in torch.nonzero(~keep).flatten().tolist()]
+            if not bool(keep.any()):
+                raise FederationError(
+                    f"No client has {min_samples} training samples (the largest has "
+                    f"{int(train.sizes.max())}); lower min_samples."
+                )
+            train, held_val, held_test = (s.select(keep) for s in (train, held_val, held_test))
+            known = tuple(name for name, kept in zip(known, keep.tolist(), strict=True) if kept)
+        return cls(
+            features, labels, train, held_val, held_test, known, classes, record | (info or {})
+        )
+
+    @classmethod
+    def from_folder(
+        cls,
+        path: str | Path,
+        *,
+        label: str | None = None,
+        test: float = 0.25,
+        val: float = 0.0,
+        seed: int = 0,
+        stratify: bool = False,
+        num_classes: int | None = None,
+        min_samples: int = 0,
+    ) -> Federation:
+        """Read a folder with one file per client; see ``sartor.data.folder.from_folder``."""
+        from sartor.data.folder import from_folder
+
+        return from_folder(
+            path,
+            label=label,
+            test=test,
+            val=val,
+            seed=seed,
+            stratify=stratify,
+            num_classes=num_classes,
+            min_samples=min_samples,
+        )
+
+    @classmethod
+    def from_dataset(
+        cls,
+        name: str,
+        *,
+        partition: str = "dirichlet:0.1",
+        clients: int | None = None,
+        protocol: str | None = None,
+        seed: int = 0,
+        val: float = 0.0,
+        data_dir: str | Path | None = None,
+        min_train: int | None = None,
+        min_test: int | None = None,
+    ) -> Federation:
+        """Divide a named data set among clients; see ``sartor.data.datasets.from_dataset``."""
+        from sartor.data.datasets import from_dataset
+
+        return from_dataset(
+            name,
+            partition=partition,
+            clients=clients,
+            protocol=protocol,
+            seed=seed,
+            val=val,
+            data_dir=data_dir,
+            min_train=min_train,
+            min_test=min_test,
+        )
+
+    # ------------------------------------------------------------------ reading
+
+    @property
+    def num_clients(self) -> int:
+        """The number of clients."""
+        return len(self.names)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples that some client holds, all splits together."""
+        return sum(len(self.split(name).rows) for name in SPLITS)
+
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of one sample."""
+        return tuple(self.x.shape[1:])
+
+    def split(self, name: str) -> Ragged:
+        """Return the split called train, val or test."""
+        if name not in SPLITS:
+            raise FederationError(f"There is no split {name!r}{did_you_mean(name, SPLITS)}")
+        ragged: Ragged = getattr(self, name)
+        return ragged
+
+    def label_counts(self, split: str = "train") -> Tensor:
+        """Count the labels of every client: ``(clients, classes)`` int64."""
+        ragged = self.split(split)
+        shape = (self.num_clients, self.num_classes)
+        if self.num_classes == 0:
+            return torch.zeros(shape, dtype=torch.int64)
+        cells = ragged.owner * self.num_classes + self.y[ragged.rows]
+        return torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+
+    def index(self, client: str | int) -> int:
+        """Return the position of a client given by its name or by its position."""
+        if isinstance(client, str):
+            try:
+                return self._positions[client]
+            except KeyError:
+                hint = did_you_mean(client, self.names[:1000])
+                raise FederationError(f"There is no client {client!r}{hint}") from None
+        if not 0 <= int(client) < self.num_clients:
+            raise FederationError(
+                f"There is no client {client}; positions go from 0 to {self.num_clients - 1}."
+            )
+        return int(client)
+
+    def without(self, *clients: str | int) -> Federation:
+        """Return the federation without some clients, given by name or by position."""
+        keep = torch.ones(self.num_clients, dtype=torch.bool)
+        keep[[self.index(client) for client in clients]] = False
+        if not bool(keep.any()):
+            raise FederationError("without() would leave no client; keep at least one.")
+        names = tuple(name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept)
+        gone = [name for name, kept in zip(self.names, keep.tolist(), strict=True) if not kept]
+        return Federation(
+            self.x,
+            self.y,
+            self.train.select(keep),
+            self.val.select(keep),
+            self.test.select(keep),
+            names,
+            self.num_classes,
+            self.info | {"left_out": [*self.info.get("left_out", []), *gone]},
+        )
+
+    def fingerprint(self) -> str:
+        """Return a SHA-256 over features, labels, rows and names, in hexadecimal digits.
+
+        Two federations with the same fingerprint train alike; a resumed run checks it.
+        """
+        return self._fingerprint
+
+    def describe(self) -> dict[str, Any]:
+        """Return the sizes and the label skew as JSON-able values."""
+        counts = self.label_counts()
+        sizes = {name: self.split(name).sizes for name in SPLITS}
+        skew, held = None, None
+        if self.num_classes:
+            shares = counts / counts.sum(1, keepdim=True)
+            whole = counts.sum(0) / counts.sum()
+            skew = float(0.5 * (shares - whole).abs().sum(1).mean())
+            held = float((counts > 0).sum(1).double().mean())
+        return {
+            "clients": self.num_clients,
+            "samples": {name: int(size.sum()) for name, size in sizes.items()},
+            "smallest": {name: int(size.min()) for name, size in sizes.items()},
+            "largest": {name: int(size.max()) for name, size in sizes.items()},
+            "input_shape": list(self.input_shape),
+            "num_classes": self.num_classes,
+            "classes_per_client": held,
+            "label_skew": skew,
+            "info": self.info,
+        }
+
+    def summary(self, limit: int = 20) -> str:
+        """Return a table of the first clients: samples of each split and the largest classes."""
+        facts = self.describe()
+        lines = [
+            f"{self.num_clients} clients, {facts['samples']['train']} training, "
+            f"{facts['samples']['val']} validation, {facts['samples']['test']} test samples; "
+            f"inputs {'x'.join(map(str, self.input_shape)) or 'scalar'}, "
+            + (f"{self.num_classes} classes" if self.num_classes else "real targets")
+        ]
+        if facts["label_skew"] is not None:
+            lines.append(
+                f"{facts['classes_per_client']:.1f} classes a client, label skew "
+                f"{facts['label_skew']:.2f} (0: all clients alike, towards 1: nothing in common)"
+            )
+        width = max(6, *(len(name) for name in self.names[:limit]))
+        lines.append(f"{'client':<{width}}  {'train':>6}  {'val':>5}  {'test':>5}  classes")
+        counts = self.label_counts()[:limit]
+        for i, name in enumerate(self.names[:limit]):
+            size = [len(self.split(split).of(i)) for split in SPLITS]
+            top = torch.argsort(counts[i], descending=True, stable=True)[:5].tolist()
+            shown = " ".join(f"{c}:{int(counts[i, c])}" for c in top if counts[i, c] > 0)
+            more = int((counts[i] > 0).sum()) - sum(int(counts[i, c]) > 0 for c in top)
+            tail = f" +{more} more" if more else ""
+            lines.append(
+                f"{name:<{width}}  {size[0]:>6}  {size[1]:>5}  {size[2]:>5}  {shown}{tail}"
+            )
+        if self.num_clients > limit:
+            lines.append(f"... and {self.num_clients - limit} more clients")
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        """Return the sizes in one line."""
+        train, val, test = (len(self.split(name).rows) for name in SPLITS)
+        return (
+            f"Federation({self.num_clients} clients, train={train}, val={val}, test={test}, "
+            f"input_shape={self.input_shape}, num_classes={self.num_classes})"
+        )
+
+    # ------------------------------------------------------------------ private
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256()
+        tensors = [self.x, self.y] + [t for name in SPLITS for t in self.split(name)]
+        for tensor in tensors:
+            digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
+            digest.update(np.ascontiguousarray(tensor.numpy()).data)
+        digest.update(json.dumps([self.num_classes, *self.names]).encode())
+        return digest.hexdigest()
+
+    def _owners_of(self, rows: Int) -> list[str]:
+        """Name the client of some rows (the first that holds each)."""
+        owner = np.full(len(self.x), -1, dtype=np.int64)
+        for name in reversed(SPLITS):
+            split = self.split(name)
+            owner[split.rows.numpy()] = split.owner.numpy()
+        return [self.names[owner[row]] if owner[row] >= 0 else "" for row in rows]
+
+    def _structural_faults(self) -> list[str]:
+        faults: list[str] = []
+        if len(self.x) != len(self.y):
+            faults.append(f"x has {len(self.x)} samples and y {len(self.y)}; they must agree.")
+        if not self.names:
+            faults.append("There are no clients; a federation needs at least one.")
+        if len(set(self.names)) != len(self.names):
+            seen: set[str] = set()
+            twice = sorted({n for n in self.names if n in seen or seen.add(n)})  # type: ignore[func-returns-value]
+            faults.append(f"Client names must differ; given twice: {', '.join(twice[:5])}.")
+        for name in SPLITS:
+            faults += ragged_faults(name, self.split(name), self.num_clients, len(self.x))
+        if not faults:
+            faults += empty_faults(self.train, self.names)
+        try:
+            json.dumps(self.info)
+        except (TypeError, ValueError) as error:
+            faults.append(f"info must hold JSON-able values only: {error}.")
+        return faults
+
+    def _leaks(self) -> list[str]:
+        """Find clients that are tested on their own training samples."""
+        rows = torch.cat([self.split(name).rows for name in SPLITS])
+        if len(rows) <= len(self.x) and int(torch.bincount(rows).max()) <= 1:
+            return []
+        faults = []
+        cells = {n: self.split(n).owner * len(self.x) + self.split(n).rows for n in SPLITS}
+        for one, other in (("train", "test"), ("train", "val"), ("val", "test")):
+            both = np.intersect1d(cells[one].numpy(), cells[other].numpy())
+            if len(both):
+                who = sorted({self.names[cell // len(self.x)] for cell in both[:1000].tolist()})
+                faults.append(
+                    f"{len(both)} samples are in {one} and in {other} of the same client "
+                    f"({', '.join(who[:5])}); keep the splits apart."
+                )
+        return faults

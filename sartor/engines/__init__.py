@@ -1,0 +1,20 @@
+"""Engines: how the functions of a method are applied to all runs and all clients."""
+
+from __future__ import annotations
+
+from sartor.engines.arena import Arena
+from sartor.engines.round import Engine
+from sartor.engines.sequential import Sequential
+from sartor.engines.vectorised import Vectorised
+from sartor.errors import ConfigError, did_you_mean
+from sartor.task import Task
+
+
+def make_engine(name: str, arena: Arena, chunk: int | None, task: Task) -> Engine:
+    """Make the engine of a name: "auto", "vectorised" or "sequential"."""
+    known = ("auto", "vectorised", "sequential")
+    if name not in known:
+        raise ConfigError(f"Unknown engine {name!r}{did_you_mean(name, known)}")
+    if name == "sequential":
+        return Sequential(arena)
+    return Vectorised(arena, chunk)

@@ -1,0 +1,98 @@
+"""The data of all runs on one device: flat tensors, and for every client an index list per split.
+
+Runs may have different allocations of one data set (the features are then held once), or different data sets of
+one shape (the features are then concatenated). A batch for all lanes is one gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor.data.federation import Federation
+from sartor.errors import FederationError
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Split:
+    """The index lists of one split.
+
+    Attributes:
+        rows: (total,) positions in the features, on the device.
+        start: (runs, clients) where a client's list starts in ``rows``, on the host.
+        size: (runs, clients) how long it is, on the host.
+        capacity: the longest list of all.
+    """
+
+    rows: Tensor
+    start: np.ndarray
+    size: np.ndarray
+    capacity: int
+
+
+@dataclass(frozen=True)
+class Arena:
+    """Features, labels and splits of all runs."""
+
+    x: Tensor
+    y: Tensor
+    splits: dict[str, Split]
+    num_runs: int
+    num_clients: int
+    device: torch.device
+
+
+def build_arena(federations: Sequence[Federation], device: torch.device, dtype: torch.dtype) -> Arena:
+    """Put the federations of all runs (one each, often the same object) on a device."""
+    first = federations[0]
+    for r, fed in enumerate(federations):
+        if fed.num_clients != first.num_clients or fed.x.shape[1:] != first.x.shape[1:]:
+            raise FederationError(
+                f"Run {r} has {fed.num_clients} clients with features {tuple(fed.x.shape[1:])}, run 0 has "
+                f"{first.num_clients} with {tuple(first.x.shape[1:])}: the runs of one sweep need the same "
+                "number of clients and the same shape; run them separately."
+            )
+    sources: dict[int, int] = {}
+    parts: list[Federation] = []
+    total = 0
+    for fed in federations:
+        if fed.x.data_ptr() not in sources:
+            sources[fed.x.data_ptr()] = total
+            total += len(fed.x)
+            parts.append(fed)
+    x = parts[0].x if len(parts) == 1 else torch.cat([p.x for p in parts])
+    y = parts[0].y if len(parts) == 1 else torch.cat([p.y for p in parts])
+    splits = {}
+    for name in SPLITS:
+        seen: dict[int, int] = {}
+        rows: list[Tensor] = []
+        start = np.zeros((len(federations), first.num_clients), dtype=np.int64)
+        size = np.zeros_like(start)
+        filled = 0
+        for r, fed in enumerate(federations):
+            lists = getattr(fed, name)
+            if id(lists) not in seen:
+                seen[id(lists)] = filled
+                rows.append(lists.rows + sources[fed.x.data_ptr()])
+                filled += len(lists.rows)
+            offsets = lists.offsets.numpy()
+            start[r], size[r] = offsets[:-1] + seen[id(lists)], np.diff(offsets)
+        flat = torch.cat(rows).to(device)
+        if not len(flat):
+            flat = torch.zeros(1, dtype=torch.int64, device=device)
+        splits[name] = Split(flat, start, size, int(size.max(initial=0)))
+    floating = x.is_floating_point()
+    return Arena(
+        x=x.to(device=device, dtype=dtype if floating else x.dtype),
+        y=y.to(device=device, dtype=dtype if y.is_floating_point() else y.dtype),
+        splits=splits,
+        num_runs=len(federations),
+        num_clients=first.num_clients,
+        device=device,
+    )

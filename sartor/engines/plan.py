@@ -1,0 +1,216 @@
+"""The plan of a phase: which rows every lane sees at every step, drawn ahead of the work.
+
+Both engines read the same plan, so they see the same batches. An epoch is a keyed permutation of the client's
+own list; lanes of unequal size are packed without padding while the permutations are drawn, and only the table
+of steps is rectangular.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor import rng
+from sartor.engines.arena import Arena
+from sartor.method import Batch, Phase
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Rows and keys of every lane and step of a phase.
+
+    Attributes:
+        table: (runs, slots, period, columns) int64: per draw the positions in the features and the positions in
+            the client's own list (-1 is padding), then whether the batch ends a pass. Step s reads entry s mod period.
+        keys: (runs, slots, steps, 2) the key of every step.
+        steps: (runs, slots) how many steps each lane takes, on the host.
+        samples: (runs, slots) how many real samples they hold, on the host.
+        batch: rows a batch.
+        draws: batches a step.
+        capacity: the longest client list of the split.
+    """
+
+    table: Tensor
+    keys: Tensor
+    steps: np.ndarray
+    samples: np.ndarray
+    batch: int
+    draws: int
+    capacity: int
+
+    @property
+    def num_steps(self) -> int:
+        """The number of steps of the longest lane."""
+        return int(self.steps.max(initial=0))
+
+    def widths(self) -> list[tuple[int, bool]]:
+        """Say for every step how many leading slots cover all active lanes, and whether some of them are idle."""
+        slots = self.steps.shape[1]
+        found = []
+        for s in range(self.num_steps):
+            active = self.steps > s
+            width = slots - int(np.argmax(active.any(0)[::-1]))
+            found.append((width, not bool(active[:, :width].all())))
+        return found
+
+    def narrow(self, run: int, runs: int, slot: int, slots: int) -> Plan:
+        """View the plan of a block of lanes."""
+        cut = (slice(run, run + runs), slice(slot, slot + slots))
+        return replace(
+            self,
+            table=self.table[cut],
+            keys=self.keys[cut],
+            steps=self.steps[cut],
+            samples=self.samples[cut],
+        )
+
+    def batches(self, arena: Arena, entry: Tensor) -> Batch | tuple[Batch, ...]:
+        """Gather the batches of a table entry: (..., columns) -> leaves (..., batch, ...)."""
+        lead, size = entry.shape[:-1], self.batch
+        found = []
+        for d in range(self.draws):
+            index = entry[..., 2 * d * size : (2 * d + 1) * size]
+            rows = entry[..., (2 * d + 1) * size : (2 * d + 2) * size]
+            flat = index.reshape(-1)
+            mask = rows >= 0
+            found.append(
+                Batch(
+                    x=arena.x.index_select(0, flat).reshape(lead + (size, *arena.x.shape[1:])),
+                    y=arena.y.index_select(0, flat).reshape(lead + (size, *arena.y.shape[1:])),
+                    mask=mask,
+                    rows=torch.where(mask, rows, self.capacity),
+                    last=entry[..., -1] > 0,
+                )
+            )
+        return found[0] if self.draws == 1 else tuple(found)
+
+
+def num_steps(phase: Phase, sizes: np.ndarray) -> np.ndarray:
+    """Return the number of steps of clients with the given numbers of samples (phases of known length)."""
+    if phase.data == "none":
+        per_epoch = np.ones_like(sizes)
+    else:
+        used = np.ceil(phase.share * sizes - 1e-9).astype(np.int64)
+        per_epoch = _per_epoch(phase, used)
+    if isinstance(phase.steps, int):
+        return np.where(per_epoch > 0, phase.steps, 0)
+    return phase.epochs * per_epoch
+
+
+def _per_epoch(phase: Phase, sizes: np.ndarray) -> np.ndarray:
+    if phase.batch is None:
+        return (sizes > 0).astype(np.int64)
+    if phase.drop_last:
+        return np.where(sizes > 0, np.maximum(sizes // phase.batch, 1), 0)
+    return -(-sizes // phase.batch)
+
+
+def build_plan(
+    phase: Phase,
+    arena: Arena,
+    cohort: np.ndarray,
+    keys: Tensor,
+    steps: np.ndarray,
+) -> Plan:
+    """Draw the rows of every step.
+
+    Args:
+        phase: what kind of batches.
+        arena: the data.
+        cohort: (runs, slots) client ids.
+        keys: (runs, slots, 2) keys folded with seed, stage, round, client and stream.
+        steps: (runs, slots) how many steps each lane takes; 0 for the absent.
+    """
+    runs, slots = cohort.shape
+    device = arena.device
+    total_steps = int(steps.max(initial=0))
+    step_keys = rng.fold(rng.fold(keys, "step")[:, :, None, :], torch.arange(total_steps, device=device))
+    if phase.data == "none":
+        table = torch.zeros((runs, slots, 1, 1), dtype=torch.int64, device=device)
+        return Plan(table, step_keys, steps, np.zeros_like(steps), 0, 0, 0)
+    split = arena.splits[phase.data]
+    lane = (np.arange(runs)[:, None], cohort)
+    start, full = split.start[lane].reshape(-1), split.size[lane].reshape(-1)
+    used = np.ceil(phase.share * full - 1e-9).astype(np.int64)
+    lane_steps = steps.reshape(-1)
+    size = split.capacity if phase.batch is None else min(phase.batch, split.capacity)
+    size = max(size, 1)
+    per_epoch = np.maximum(_per_epoch(phase, used), 1)
+    epochs = -(-lane_steps // per_epoch)
+    shuffle = phase.shuffle and phase.batch is not None
+    period = total_steps
+    if not shuffle:
+        period = min(total_steps, int(per_epoch.max(initial=1)))
+        if np.any(per_epoch != period) and total_steps > period:
+            period = total_steps  # unequal passes do not repeat in step
+    s = torch.arange(period, device=device)
+    flat_keys = keys.reshape(-1, 2)
+    t = lambda a: torch.from_numpy(np.ascontiguousarray(a)).to(device)  # noqa: E731
+    lane_start, lane_used, lane_epoch = t(start)[:, None, None], t(used)[:, None], t(per_epoch)[:, None]
+    within = (s % lane_epoch)[:, :, None] * size + torch.arange(size, device=device)
+    real = (within < lane_used[:, :, None]) & (s < t(lane_steps)[:, None])[:, :, None]
+    columns = []
+    for d in range(phase.draws):
+        rows = within
+        if shuffle:
+            draw_keys = rng.fold(flat_keys, "shuffle", d)
+            order, offset = _permutations(draw_keys, used, epochs)
+            base = t(np.cumsum(epochs) - epochs)[:, None] + s // lane_epoch
+            where = offset[base.clamp(max=len(offset) - 1)][:, :, None] + within
+            rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
+        if phase.share < 1.0:
+            once = np.ones_like(used)
+            chosen, offset = _permutations(rng.fold(flat_keys, "share", d), full, once)
+            rows = chosen[torch.where(real, offset[:, None, None] + rows, 0)]
+        index = (lane_start + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
+        columns += [split.rows[index], torch.where(real, rows, -1)]
+    last = ((s + 1) % lane_epoch == 0)[:, :, None].to(torch.int64)
+    table = torch.cat([*columns, last], dim=-1)
+    table = table.reshape(runs, slots, period, table.shape[-1])
+    return Plan(
+        table=table,
+        keys=step_keys,
+        steps=steps,
+        samples=phase.draws * _samples(phase, used, per_epoch, lane_steps, size).reshape(steps.shape),
+        batch=size,
+        draws=phase.draws,
+        capacity=split.capacity,
+    )
+
+
+def _samples(
+    phase: Phase, used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: int
+) -> np.ndarray:
+    """Count the real samples of the first ``steps`` batches."""
+    a_pass = np.minimum(per_epoch * size, used)
+    return steps // per_epoch * a_pass + np.minimum(steps % per_epoch * size, used)
+
+
+def _permutations(keys: Tensor, sizes: np.ndarray, epochs: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane, packed one after the other.
+
+    Returns:
+        the packed permutations, and where each (lane, epoch) begins, lanes outermost.
+    """
+    device = keys.device
+    lanes = np.repeat(np.arange(len(sizes)), epochs)
+    epoch = np.arange(len(lanes)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
+    size = sizes[lanes]
+    blocks = (size + 3) // 4
+    total, num_blocks = int(size.sum()), int(blocks.sum())
+    host = torch.from_numpy(
+        np.stack([lanes, epoch, size, blocks, np.cumsum(blocks) - blocks, np.cumsum(size) - size])
+    )
+    lanes_d, epoch_d, size_d, blocks_d, first_d, offset = host.to(device).unbind(0)
+    segment_keys = rng.fold(keys.index_select(0, lanes_d), epoch_d)
+    segment = torch.repeat_interleave(blocks_d, output_size=num_blocks)
+    block = torch.arange(num_blocks, device=device) - first_d[segment]
+    words = rng.words_at(segment_keys[segment], block)
+    position = block[:, None] * 4 + torch.arange(4, device=device)
+    value = (segment[:, None] << 32) + words
+    value = torch.where(position < size_d[segment][:, None], value, torch.iinfo(torch.int64).max)
+    order = torch.sort(value.reshape(-1), dim=0, stable=True).indices[:total]
+    return position.reshape(-1)[order], offset

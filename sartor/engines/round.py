@@ -1,0 +1,448 @@
+"""The order of one round and of one evaluation, written once for all engines.
+
+`docs/method-record.md` tells the same in words. An engine only says how a function is applied to all runs and all
+lanes, and how the steps of a phase are taken.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor import rng, tree
+from sartor.cohort import Participation
+from sartor.engines.arena import Arena
+from sartor.engines.plan import Plan, build_plan, num_steps
+from sartor.engines.store import Store
+from sartor.errors import ContractError
+from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+class Engine(Protocol):
+    """What an engine must do; see `sequential.py` for the plainest one."""
+
+    calls: dict[str, tuple[int, int]]
+
+    def chunk(self, phases: tuple[Phase, ...]) -> int:
+        """Say how many lanes to work on at once."""
+
+    def runs(self, fn: Any, *args: Any) -> Any:
+        """Apply a server function to each run."""
+
+    def addresses(self, fn: Any, server: Tree, cohort: Tensor, hub: Hub) -> Any:
+        """Write the letter to each client of the cohort."""
+
+    def clients(self, fn: Any, *args: Any) -> Any:
+        """Apply a client function to each lane; the last argument is the site."""
+
+    def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Any]:
+        """Run a phase on each lane; returns the work and the number of steps taken."""
+
+
+@dataclass
+class Tally:
+    """Sums over test samples: (runs, clients), NaN where a client was not scored."""
+
+    correct: np.ndarray
+    loss: np.ndarray
+
+
+@dataclass
+class Receipt:
+    """What a round cost, per run, and how long its parts took."""
+
+    participants: np.ndarray
+    bytes_down: np.ndarray
+    bytes_up: np.ndarray
+    gradient_evaluations: np.ndarray
+    forward_evaluations: np.ndarray
+    seconds: dict[str, float] = field(default_factory=dict)
+    tally: dict[str, Tally] = field(default_factory=dict)
+
+
+class Rounds:
+    """Everything that stays the same from round to round.
+
+    Args:
+        method: the record.
+        task: the network and its loss.
+        arena: the data of all runs.
+        engine: how lanes are worked.
+        seeds: one per run.
+        hyper: (runs,) or (runs, clients) per name.
+        participation: who takes part.
+        eval_batch: test samples a step.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        arena: Arena,
+        engine: Engine,
+        seeds: Sequence[int],
+        hyper: dict[str, Tensor],
+        participation: Participation,
+        eval_batch: int = 256,
+    ) -> None:
+        self.method, self.task, self.arena, self.engine = method, task, arena, engine
+        self.seeds = list(seeds)
+        self.hyper = {k: v.to(arena.device) for k, v in hyper.items()}
+        self.participation = participation
+        self.eval_batch = eval_batch
+        self.base = torch.stack([rng.key(seed) for seed in self.seeds])
+        self.sizes = torch.from_numpy(arena.splits["train"].size).to(arena.device)
+        self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
+        self._checked = False
+        self._score_plans: dict[Any, Plan] = {}
+
+    # ---- what is read-only in a round -----------------------------------------------------------------
+
+    def hub(self, stage: str, round_index: int, cohort: np.ndarray, present: np.ndarray) -> Hub:
+        """Collect what the server may read."""
+        device = self.arena.device
+        return Hub(
+            hyper=self.hyper,
+            key=rng.fold(self.base, stage, round_index).to(device),
+            round=torch.full((self.arena.num_runs,), round_index, device=device),
+            sizes=self.sizes,
+            cohort=torch.from_numpy(cohort).to(device),
+            present=torch.from_numpy(present).to(device),
+        )
+
+    def site(self, hub: Hub, common: Tree, own: Tree) -> Site:
+        """Collect what the clients of the hub's cohort may read: (runs, slots, ...)."""
+        device, split = self.arena.device, self.arena.splits["train"]
+        sizes = self.sizes.gather(1, hub.cohort)
+        wide = {
+            k: v.gather(1, hub.cohort) if v.dim() == 2 else v[:, None].expand(hub.cohort.shape)
+            for k, v in self.hyper.items()
+        }
+        return Site(
+            hyper=wide,
+            common=common,
+            own=own,
+            key=rng.fold(hub.key[:, None, :], hub.cohort),
+            round=hub.round,
+            index=hub.cohort,
+            num_samples=sizes,
+            mask=torch.arange(split.capacity, device=device) < sizes[:, :, None],
+        )
+
+    # ---- state ------------------------------------------------------------------------------------------
+
+    def init(self, dtype: torch.dtype) -> tuple[Tree, Tree]:
+        """Draw the initial models of all runs and the server's first state."""
+        starts = {seed: self.task.init(seed) for seed in dict.fromkeys(self.seeds)}
+        params: Tree = tree.map(
+            lambda leaf: leaf.to(self.arena.device, dtype),
+            tree.stack([starts[seed] for seed in self.seeds]),
+        )
+        hub = self.hub("init", 0, self.everybody, np.ones_like(self.everybody, dtype=bool))
+        return params, self.engine.runs(self.method.init_server, params, hub)
+
+    def new_clients(self, params: Tree, cohort: np.ndarray) -> Tree:
+        """Make the states of clients that have not trained yet."""
+        hub = self.hub("init", 0, cohort, np.ones_like(cohort, dtype=bool))
+        found: Tree = self.engine.clients(
+            lambda site: self.method.init_client(site.common, site._replace(common={})),
+            self.site(hub, params, {}),
+        )
+        return found
+
+    # ---- one round --------------------------------------------------------------------------------------
+
+    def draw(self, method: Method, stage: str, round_index: int) -> tuple[np.ndarray, np.ndarray]:
+        """Draw the cohort of a round, the clients with most local work first."""
+        if method.everyone or stage != "train":
+            cohort, present = self.everybody, np.ones_like(self.everybody, dtype=bool)
+        else:
+            drawn = [
+                self.participation.draw(seed, round_index, self.arena.num_clients) for seed in self.seeds
+            ]
+            cohort, present = np.stack([d[0] for d in drawn]), np.stack([d[1] for d in drawn])
+        if method.one_by_one:
+            return cohort, present
+        size = np.take_along_axis(self.arena.splits["train"].size, cohort, 1)
+        order = np.argsort(-np.where(present, size, -1), axis=1, kind="stable")
+        return np.take_along_axis(cohort, order, 1), np.take_along_axis(present, order, 1)
+
+    def train(
+        self,
+        server: Tree,
+        store: Store,
+        round_index: int,
+        stage: str = "train",
+        score: tuple[str, ...] = (),
+        keep: Store | None = None,
+    ) -> tuple[Tree, Receipt]:
+        """Run one round.
+
+        Args:
+            server: the server's state.
+            store: the clients' states; changed in place.
+            round_index: the round.
+            stage: "train", "prologue" or "epilogue".
+            score: the splits on which the models are scored right after local training.
+            keep: a store for the models after local training, if they are to be kept.
+        """
+        other = {"prologue": self.method.prologue, "epilogue": self.method.epilogue}
+        method = other.get(stage) or self.method
+        cohort, present = self.draw(method, stage, round_index)
+        runs, slots = cohort.shape
+        zero = np.zeros(runs, dtype=np.int64)
+        receipt = Receipt(present.sum(1), zero.copy(), zero.copy(), zero.copy(), zero.copy())
+        receipt.tally = {split: self._blank() for split in score}
+        receipt.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
+        width = 1 if method.one_by_one else slots
+        for first in range(0, slots, width):
+            cut = slice(first, first + width)
+            server = self._exchange(
+                method, server, store, stage, round_index, cohort[:, cut], present[:, cut], receipt, keep
+            )
+        return server, receipt
+
+    def _exchange(
+        self,
+        method: Method,
+        server: Tree,
+        store: Store,
+        stage: str,
+        round_index: int,
+        cohort: np.ndarray,
+        present: np.ndarray,
+        receipt: Receipt,
+        keep: Store | None,
+    ) -> Tree:
+        """Letters out, local work, uploads in, aggregation."""
+        clock = self._clock(receipt.seconds)
+        hub = self.hub(stage, round_index, cohort, present)
+        common = self.engine.runs(method.broadcast, server, hub)
+        own = self.engine.addresses(method.address, server, hub.cohort, hub)
+        site = self.site(hub, common, own)
+        clock("server")
+        blocks: list[list[Tree]] = []
+        for run, num_runs, slot, num_slots in self._blocks(method, cohort.shape):
+            here = _cut_site(site, run, num_runs, slot, num_slots)
+            cut = (slice(run, run + num_runs), slice(slot, slot + num_slots))
+            ids, there = cohort[cut], present[cut]
+            state = store.gather(ids, run)
+            work = self.engine.clients(method.begin, state, here)
+            work = self._phases(method.phases, work, here, ids, there, receipt, run)
+            clock("train")
+            if receipt.tally or keep is not None:
+                model = self.engine.clients(method.model, work, here)
+                if keep is not None:
+                    keep.scatter(ids, model, there, run)
+                for split, tally in receipt.tally.items():
+                    self._score(method, model, here, ids, there, run, split, tally)
+                clock("evaluate")
+            state, upload = self.engine.clients(method.finish, state, work, here)
+            self._check_private(method, upload)
+            store.scatter(ids, state, there, run)
+            if slot == 0:
+                blocks.append([])
+            blocks[-1].append(upload)
+            clock("train")
+        uploads = tree.cat([tree.cat(row, 1) for row in blocks], 0)
+        server = self.engine.runs(method.aggregate, server, uploads, hub)
+        count = present.sum(1)
+        receipt.bytes_down += count * (tree.num_bytes(common, 1) + tree.num_bytes(own, 2))
+        receipt.bytes_up += count * tree.num_bytes(uploads, 2)
+        clock("server")
+        return server
+
+    def _phases(
+        self,
+        phases: tuple[Phase, ...],
+        work: Tree,
+        site: Site,
+        ids: np.ndarray,
+        present: np.ndarray,
+        receipt: Receipt | None,
+        run: int,
+    ) -> Tree:
+        """Run local phases on a block of lanes, and book the samples they touch."""
+        for phase in phases:
+            keys = rng.fold(site.key, phase.stream or phase.name)
+            arena = _cut_arena(self.arena, run, ids.shape[0])
+            if callable(phase.steps):
+                steps = self.engine.clients(phase.steps, site).cpu().numpy()
+            else:
+                where = arena.splits["train" if phase.data == "none" else phase.data]
+                size = np.take_along_axis(where.size, ids, 1)
+                steps = num_steps(phase, size)
+            steps = np.where(present, steps, 0)
+            plan = build_plan(phase, arena, ids, keys, steps)
+            work, taken = self.engine.phase(phase, work, site, plan)
+            if receipt is not None:
+                samples = plan.samples
+                if phase.stop is not None:
+                    samples = samples * np.asarray(taken.cpu()) // np.maximum(steps, 1)
+                forward, backward = self.engine.calls.get(phase.name, (0, 0))
+                cut = slice(run, run + ids.shape[0])
+                receipt.gradient_evaluations[cut] += backward * samples.sum(1) // phase.draws
+                receipt.forward_evaluations[cut] += forward * samples.sum(1) // phase.draws
+        return work
+
+    # ---- evaluation -------------------------------------------------------------------------------------
+
+    def evaluate(
+        self, server: Tree, store: Store, round_index: int, splits: tuple[str, ...] = ("test",)
+    ) -> dict[str, Tally]:
+        """Score what every client would use now: letters, ``begin``, ``adapt``, ``model``; nothing is kept."""
+        tallies = {split: self._blank() for split in splits}
+        for ids, site, model in self.models(server, store, round_index):
+            there = np.ones_like(ids, dtype=bool)
+            for split, tally in tallies.items():
+                self._score(self.method, model, site, ids, there, 0, split, tally)
+        return tallies
+
+    def models(
+        self, server: Tree, store: Store, round_index: int, clients: np.ndarray | None = None
+    ) -> Iterator[tuple[np.ndarray, Site, Tree]]:
+        """Yield blocks of (ids, site, models) of the clients (runs, n), as they are before local training."""
+        method = self.method
+        everybody = self.everybody if clients is None else clients
+        most = max(1, self.engine.chunk(method.adapt or (self._score_phase(method, "test"),)))
+        width = max(1, min(most // self.arena.num_runs, 4096))
+        for first in range(0, everybody.shape[1], width):
+            ids = everybody[:, first : first + width]
+            there = np.ones_like(ids, dtype=bool)
+            hub = self.hub("evaluate", round_index, ids, there)
+            common = self.engine.runs(method.broadcast, server, hub)
+            own = self.engine.addresses(method.address, server, hub.cohort, hub)
+            site = self.site(hub, common, own)
+            work = self.engine.clients(method.begin, store.gather(ids), site)
+            work = self._phases(method.adapt, work, site, ids, there, None, 0)
+            yield ids, site, self.engine.clients(method.model, work, site)
+
+    def _score_phase(self, method: Method, split: str) -> Phase:
+        predict = method.predict or self.task.logits
+
+        def step(sums: Tree, batch: Batch, site: Site) -> Tree:
+            scores = predict(site.own, batch.x)
+            loss = torch.where(batch.mask, self.task.criterion(scores, batch.y), 0.0).sum()
+            right = (self.task.is_correct(scores, batch.y) & batch.mask).sum()
+            return {"correct": sums["correct"] + right, "loss": sums["loss"] + loss.double()}
+
+        return Phase(
+            name=f"score {split}", step=step, data=split, shuffle=False, batch=self.eval_batch
+        )
+
+    def _score(
+        self,
+        method: Method,
+        model: Tree,
+        site: Site,
+        ids: np.ndarray,
+        present: np.ndarray,
+        run: int,
+        split: str,
+        tally: Tally,
+    ) -> None:
+        """Add up correct answers and losses of one model per lane; the model takes the place of a letter."""
+        phase = self._phase_once(method, split)
+        arena = _cut_arena(self.arena, run, ids.shape[0])
+        size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
+        order = np.argsort(-size, axis=1, kind="stable")
+        pick = torch.from_numpy(order).to(self.arena.device)
+        lane = torch.arange(len(pick), device=pick.device)[:, None]
+        ids, size = np.take_along_axis(ids, order, 1), np.take_along_axis(size, order, 1)
+        sorted_model = tree.map(lambda leaf: leaf[lane, pick], model)
+        here = site._replace(own=sorted_model, common={}, index=site.index[lane, pick])
+        signature = (split, run, ids.tobytes(), size.tobytes())
+        plan = self._score_plans.get(signature)
+        if plan is None:
+            keys = torch.zeros((*ids.shape, 2), dtype=torch.int64, device=self.arena.device)
+            plan = build_plan(phase, arena, ids, keys, num_steps(phase, size))
+            if len(self._score_plans) > 64:
+                self._score_plans.clear()
+            self._score_plans[signature] = plan
+        zero = torch.zeros(ids.shape, device=self.arena.device, dtype=torch.float64)
+        sums, _ = self.engine.phase(phase, {"correct": zero.long(), "loss": zero}, here, plan)
+        found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
+        where = (np.arange(run, run + len(ids))[:, None], ids)
+        scored = np.take_along_axis(present, order, 1)
+        tally.correct[where] = np.where(scored, found[0], tally.correct[where])
+        tally.loss[where] = np.where(scored, found[1], tally.loss[where])
+
+    def _phase_once(self, method: Method, split: str) -> Phase:
+        """Make each scoring phase once, so that engines can recognise it."""
+        cache = self.__dict__.setdefault("_phase_cache", {})
+        if (id(method), split) not in cache:
+            cache[id(method), split] = self._score_phase(method, split)
+        return cache[id(method), split]  # type: ignore[no-any-return]
+
+    # ---- small parts ------------------------------------------------------------------------------------
+
+    def _blank(self) -> Tally:
+        shape = (self.arena.num_runs, self.arena.num_clients)
+        return Tally(np.full(shape, np.nan), np.full(shape, np.nan))
+
+    def _blocks(self, method: Method, shape: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
+        """Cut (runs, slots) lanes into blocks of at most ``chunk`` lanes."""
+        runs, slots = shape
+        most = max(1, self.engine.chunk(method.phases))
+        num_slots = min(slots, most)
+        num_runs = min(runs, max(1, most // num_slots))
+        for run in range(0, runs, num_runs):
+            for slot in range(0, slots, num_slots):
+                yield run, min(num_runs, runs - run), slot, min(num_slots, slots - slot)
+
+    def _check_private(self, method: Method, upload: Tree) -> None:
+        """Law 7: private leaves never travel; checked by leaf name, in this one place."""
+        for name, _ in tree.items(upload):
+            if any(method.private(part) for part in name.split("/")):
+                raise ContractError(
+                    f"Method {method.name!r} uploads the private leaf {name!r}; return it as client state "
+                    "from `finish` and keep it out of the upload."
+                )
+
+    def _clock(self, seconds: dict[str, float]) -> Any:
+        last = [time.perf_counter()]
+
+        def stop(name: str) -> None:
+            if self.arena.device.type == "cuda":
+                torch.cuda.synchronize()
+            now = time.perf_counter()
+            seconds[name] += now - last[0]
+            last[0] = now
+
+        return stop
+
+
+def _cut(value: Tree, run: int, runs: int) -> Tree:
+    return tree.narrow(value, 0, run, runs)  # type: ignore[no-any-return]
+
+
+def _cut_site(site: Site, run: int, runs: int, slot: int, slots: int) -> Site:
+    """View the site of a block of lanes."""
+    by_run = {"common", "round"}
+    return Site(
+        **{
+            f: _cut(v, run, runs)
+            if f in by_run
+            else tree.narrow(_cut(v, run, runs), 1, slot, slots)
+            for f, v in zip(Site._fields, site, strict=True)
+        }
+    )
+
+
+def _cut_arena(arena: Arena, run: int, runs: int) -> Arena:
+    if runs == arena.num_runs:
+        return arena
+    splits = {
+        k: replace(s, start=s.start[run : run + runs], size=s.size[run : run + runs])
+        for k, s in arena.splits.items()
+    }
+    return replace(arena, splits=splits, num_runs=runs)
+

@@ -1,0 +1,109 @@
+"""Where the clients' kept states rest between rounds: in memory, or in memory-mapped files.
+
+Only the cohort's states are gathered to the device, so with mapped files memory grows with the cohort and not
+with the population. A mapped store starts empty: a client that never took part is made on the spot from its key.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.tree import Tree
+
+Make = Callable[[np.ndarray], Tree]
+"""``(cohort (runs, slots)) -> states (runs, slots, ...)`` of clients that have not trained yet."""
+
+
+class Store:
+    """One tree per client and run.
+
+    Args:
+        make: makes the states of new clients.
+        runs: number of runs.
+        clients: number of clients.
+        device: where gathered states go, and where a store in memory lives.
+        folder: a folder for memory-mapped files; None keeps everything in memory.
+    """
+
+    def __init__(
+        self, make: Make, runs: int, clients: int, device: torch.device, folder: Path | None = None
+    ) -> None:
+        self.make, self.shape, self.device, self.folder = make, (runs, clients), device, folder
+        self.touched = np.zeros((runs, clients), dtype=bool)
+        first = make(np.zeros((runs, 1), dtype=np.int64))
+        if folder is None:
+            self.table: Tree = make(np.tile(np.arange(clients), (runs, 1)))
+            self.table = tree.map(lambda leaf: leaf.contiguous().clone(), self.table)
+        else:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.table = tree.map(self._mapped, first)
+
+    def _mapped(self, leaf: Tensor) -> Tensor:
+        shape = (*self.shape, *leaf.shape[2:])
+        dtype = {torch.bfloat16: torch.int16}.get(leaf.dtype, leaf.dtype)
+        kind = torch.empty(0, dtype=dtype).numpy().dtype
+        with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".state", delete=False) as file:
+            path = file.name
+        return torch.from_numpy(np.memmap(path, dtype=kind, mode="w+", shape=shape)).view(leaf.dtype)
+
+    def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
+        """Return the states of a cohort of the runs ``run, run+1, ...``: (runs, slots, ...), on the device."""
+        if not tree.leaves(self.table):
+            return self.table
+        index = self._index(cohort, run)
+        found: Tree = tree.map(lambda leaf: leaf[index].to(self.device), self.table)
+        if self.folder is None:
+            return found
+        block = slice(run, run + len(cohort))
+        seen = self.touched[np.arange(run, block.stop)[:, None], cohort]
+        if seen.all():
+            return found
+        full = np.zeros((self.shape[0], cohort.shape[1]), dtype=np.int64)
+        full[block] = cohort
+        fresh = tree.map(lambda leaf: leaf[block], self.make(full))
+        return tree.where(torch.from_numpy(seen).to(self.device), found, fresh)
+
+    def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
+        """Put the states of the present members of a cohort back."""
+        self.touched[np.nonzero(present)[0] + run, cohort[present]] = True
+        if not tree.leaves(self.table):
+            tree.map(lambda a, b: a, self.table, states)  # the structure must still agree
+            return
+        block, slot = (torch.from_numpy(a) for a in np.nonzero(present))
+        client = torch.from_numpy(cohort[present])
+        home = "cpu" if self.folder is not None else self.device
+
+        def put(leaf: Tensor, new: Tensor) -> None:
+            rows = new[block.to(new.device), slot.to(new.device)].to(home)
+            leaf[(block + run).to(home), client.to(home)] = rows.to(leaf.dtype)
+
+        tree.map(put, self.table, states)
+
+    def _index(self, cohort: np.ndarray, run: int) -> tuple[Tensor, Tensor]:
+        home = "cpu" if self.folder is not None else self.device
+        runs = torch.arange(run, run + len(cohort))[:, None]
+        return runs.to(home), torch.from_numpy(np.ascontiguousarray(cohort)).to(home)
+
+    def dump(self) -> Tree:
+        """Return what a checkpoint must hold: the rows of clients that have trained, and which they are."""
+        run, client = np.nonzero(self.touched)
+        index = (torch.from_numpy(run), torch.from_numpy(client))
+        rows = tree.map(lambda leaf: leaf[index[0].to(leaf.device), index[1].to(leaf.device)], self.table)
+        return {"rows": rows, "touched": torch.from_numpy(self.touched.copy())}
+
+    def load(self, state: Tree) -> None:
+        """Take a checkpoint back."""
+        self.touched = state["touched"].numpy().astype(bool).copy()
+        index = tuple(torch.from_numpy(a) for a in np.nonzero(self.touched))
+
+        def put(leaf: Tensor, rows: Tensor) -> None:
+            leaf[index[0].to(leaf.device), index[1].to(leaf.device)] = rows.to(leaf.device)
+
+        tree.map(put, self.table, state["rows"])

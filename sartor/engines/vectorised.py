@@ -1,0 +1,127 @@
+"""The vectorised engine: vmap over clients inside vmap over runs.
+
+Slots come sorted by their number of steps, so that at step s only the leading lanes that are still active are
+computed; lanes inside that width that are done are masked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from sartor import tree
+from sartor.engines.arena import Arena
+from sartor.engines.plan import Plan
+from sartor.method import Hub, Phase, Site
+from sartor.task import metered
+from sartor.tree import Tree
+
+# The common letter and the round belong to the run: they are not copied per client.
+PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0)
+_STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
+
+
+class Vectorised:
+    """Many lanes at once."""
+
+    def __init__(self, arena: Arena, chunk: int | None = None) -> None:
+        self.arena = arena
+        self.lanes = chunk
+        self.calls: dict[str, tuple[int, int]] = {}
+
+    def chunk(self, phases: tuple[Phase, ...]) -> int:
+        """Say how many lanes to work on at once."""
+        return self.lanes or 1 << 30
+
+    def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Apply a server function to each run: every argument has the runs on axis 0."""
+        if self.arena.num_runs == 1:
+            return _lift(fn(*(_drop(a) for a in args)))
+        return vmap(fn)(*args)
+
+    def addresses(self, fn: Callable[..., Any], server: Tree, cohort: Tensor, hub: Hub) -> Any:
+        """Write the letter to each client of the cohort: (runs, slots, ...)."""
+        return self.runs(vmap(fn, in_dims=(None, 0, None)), server, cohort, hub)
+
+    def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Apply a client function to each lane; the last argument is the site."""
+        return over_lanes(fn, len(args) - 1)(*args)
+
+    def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+        """Run a phase on all lanes; returns the work and the number of steps each lane took."""
+        work = self.clients(phase.enter, work, site)
+        work, taken = self.steps(phase, work, site, plan)
+        return self.clients(phase.leave, work, site), taken
+
+    def steps(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+        """Take the steps of a phase, narrowing the lanes as the short ones finish."""
+        step = over_lanes(phase.step, 2)
+        device = self.arena.device
+        steps = torch.from_numpy(plan.steps).to(device)
+        taken = steps if phase.stop is None else torch.zeros_like(steps)
+        done = torch.zeros_like(steps, dtype=torch.bool)
+        finished: list[Tree] = []
+        now, here = work, site
+        before = plan.steps.shape[1]
+        for s, (width, idle) in enumerate(plan.widths()):
+            if width < before:
+                finished.append(tree.narrow(now, 1, width, before - width))
+                now, here, before = tree.narrow(now, 1, 0, width), narrow_site(site, width), width
+            batch = plan.batches(self.arena, plan.table[:, :width, s % plan.table.shape[2]])
+            with metered() as calls:
+                new = step(now, batch, here._replace(key=plan.keys[:, :width, s]))
+            self.calls[phase.name] = calls()
+            if phase.stop is not None:
+                active = (s < steps[:, :width]) & ~done[:, :width]
+                now = tree.where(active, new, now)
+                taken[:, :width] += active
+                done[:, :width] |= self.clients(phase.stop, now, here)
+                if s % _STOP_EVERY == _STOP_EVERY - 1 and bool((done | (steps <= s + 1)).all()):
+                    break
+            elif idle:
+                now = tree.where(s < steps[:, :width], new, now)
+            else:
+                now = new
+        return tree.cat([now, *reversed(finished)], 1), taken
+
+
+def over_lanes(fn: Callable[..., Any], num_trees: int) -> Callable[..., Any]:
+    """Map a client function over runs and clients: its arguments are trees, then the site."""
+    inner = vmap(fn, in_dims=(*(0,) * num_trees, PER_CLIENT))
+
+    def mapped(*args: Any) -> Any:
+        if args[-1].index.shape[0] == 1:
+            return _lift(inner(*(_drop(a) for a in args)))
+        return vmap(inner)(*args)
+
+    return mapped
+
+
+def narrow_site(site: Site, width: int) -> Site:
+    """View the site of the leading slots."""
+    dims = {f for f, d in zip(Site._fields, PER_CLIENT, strict=True) if d is None}
+    return Site(
+        **{
+            f: v if f in dims else tree.narrow(v, 1, 0, width)
+            for f, v in zip(Site._fields, site, strict=True)
+        }
+    )
+
+
+def _drop(value: Any) -> Any:
+    """Take the only run out of trees and named tuples of trees."""
+    if isinstance(value, tuple):
+        parts = [_drop(v) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return tree.map(lambda leaf: leaf[0], value)
+
+
+def _lift(value: Any) -> Any:
+    """Put the only run's axis back."""
+    if isinstance(value, tuple):
+        return tuple(_lift(v) for v in value)
+    return tree.map(lambda leaf: leaf[None], value)

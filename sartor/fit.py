@@ -1,0 +1,573 @@
+"""From a method's name and a federation to a result: the two calls that most users need.
+
+``fit`` trains one method, ``compare`` several on equal footing. A grid of hyper-parameters × seeds trains as lanes of
+one pass; static options make separate passes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from sartor import methods, models
+from sartor.cohort import Participation
+from sartor.comparison import Comparison
+from sartor.data.federation import Federation
+from sartor.engines import make_engine
+from sartor.errors import ConfigError, DivergedError, RunFolderError, did_you_mean
+from sartor.hyper import Value
+from sartor.local import Local
+from sartor.method import Method
+from sartor.result import Result
+from sartor.scores import COUNTERS, Ledger, Run, Scores
+from sartor.simulation import Simulation
+from sartor.task import Task, cross_entropy, given, never
+from sartor.tree import Tree
+
+if TYPE_CHECKING:
+    from sartor.runs import RunFolder
+
+Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
+BASELINES = ("local", "fedavg", "fedavg-ft")
+_DTYPES = {"float32": torch.float32, "float64": torch.float64}
+_COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+class Progress(Protocol):
+    """What shows how far a long training is."""
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin; ``total_rounds`` rounds will follow."""
+
+    def update(self, round_index: int, info: dict[str, Any]) -> None:
+        """Show a round: accuracy, bytes so far, seconds of the round, number of runs."""
+
+    def stop(self) -> None:
+        """End, also after an error."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that ``fit`` and ``compare`` share; see ``fit`` for the meaning of each."""
+
+    model: nn.Module | None
+    rounds: int
+    seeds: tuple[int, ...]
+    local: Local
+    participation: Participation
+    engine: str
+    chunk: int | None
+    device: torch.device
+    dtype: torch.dtype
+    compute: torch.dtype | None
+    store: str
+    eval_every: int
+    points: tuple[str, ...]
+    checkpoint_every: int
+    progress: Progress | None
+
+
+def fit(
+    method: str | methods.Factory,
+    federation: Federations,
+    *,
+    model: nn.Module | None = None,
+    rounds: int = 20,
+    seeds: Sequence[int] | int = (0,),
+    hyper: Mapping[str, Value] | None = None,
+    sweep: Mapping[str, Sequence[Any]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    local: Local | None = None,
+    participation: Participation | str | float = 1.0,
+    engine: str = "auto",
+    chunk: int | None = None,
+    device: str | torch.device = "auto",
+    dtype: str = "float32",
+    compute: str | None = None,
+    store: str = "memory",
+    eval_every: int = 1,
+    points: Sequence[str] = ("pre", "post"),
+    out: str | Path | None = None,
+    checkpoint_every: int = 10,
+    resume: bool = False,
+    progress: Progress | None = None,
+) -> Result:
+    """Train a model for every client of a federation.
+
+    Args:
+        method: a name of ``sartor.methods.METHODS``, or a factory of your own.
+        federation: the data; or one federation per seed; or a function from seed to federation.
+        model: a network with the name of its head in an attribute ``head``; chosen from the data if None.
+        rounds: communication rounds.
+        seeds: one run per seed (and per value of the sweep); a single number is one seed.
+        hyper: values of sweepable hyper-parameters: one number, or one number per client.
+        sweep: name -> values. All combinations × all seeds train as lanes of one pass; the values of static
+            options are allowed too, and make separate passes.
+        options: static options of the method.
+        local: local training: epochs or steps, batch, rate, momentum.
+        participation: 1.0 (all), a fraction, a number of clients, or "at_least:0.6".
+
+    Other Args:
+        engine: "auto", "vectorised" or "sequential" (the reference: one client at a time, slow).
+        chunk: lanes at once; measured or chosen if None.
+        device: "auto", "cpu", "cuda".
+        dtype: "float32" or "float64".
+        compute: dtype of forward and backward passes, such as "bfloat16", if not ``dtype``.
+        store: "memory", or "mapped" for client states in memory-mapped files.
+        eval_every: score the models every so many rounds, and after the last.
+        points: "pre" (after aggregation), "post" (after local training), or both.
+        out: a run folder for checkpoints, metrics, models and the result.
+        checkpoint_every: rounds between checkpoints, with ``out``.
+        resume: go on from the last checkpoint in ``out``.
+        progress: shows how far it is.
+
+    Returns:
+        a Result: accuracy, gain over LocalTrain, costs and models.
+
+    Raises:
+        ConfigError: for anything that cannot be right, all faults at once.
+        DivergedError: if the only run became NaN; in a sweep that is recorded in its row instead.
+
+    >>> import sartor
+    >>> fed = sartor.Federation.from_dataset("digits", clients=5)
+    >>> result = sartor.fit("fedavg", fed, rounds=2)
+    >>> len(result.per_client().rows)
+    5
+    """
+    settings = Settings(
+        model=model,
+        rounds=_whole("rounds", rounds),
+        seeds=(seeds,) if isinstance(seeds, int) else tuple(seeds),
+        local=local or Local(),
+        participation=Participation.parse(participation),
+        engine=engine,
+        chunk=None if chunk is None else _whole("chunk", chunk),
+        device=_device(device),
+        dtype=_choose("dtype", dtype, _DTYPES),
+        compute=None if compute is None else _choose("compute", compute, _COMPUTE),
+        store=_choose("store", store, {"memory": "memory", "mapped": "mapped"}),
+        eval_every=_whole("eval_every", eval_every),
+        points=_points(points),
+        checkpoint_every=_whole("checkpoint_every", checkpoint_every),
+        progress=progress,
+    )
+    factory = methods.find(method)
+    static = methods.static_options(factory)
+    grid = {**(sweep or {})}
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"sweep[{name!r}] must be a list of values, got {values!r}.")
+    outer = {k: v for k, v in grid.items() if k in static}
+    inner = {k: v for k, v in grid.items() if k not in static}
+    results = []
+    combinations = list(itertools.product(*outer.values()))
+    for number, values in enumerate(combinations):
+        chosen = {**(options or {}), **dict(zip(outer, values, strict=True))}
+        part = Path(out) / f"part-{number}" if out and len(combinations) > 1 else out
+        results.append(_fit_lanes(method, federation, settings, chosen, hyper or {}, inner, part, resume))
+    if len(results) == 1:
+        return results[0]
+    merged = _merge(results)
+    if out:
+        from sartor.runs import RunFolder
+
+        folder = RunFolder.create(out, merged.config, overwrite=resume)
+        folder.write_result(merged)
+    return merged
+
+
+def compare(
+    names: Sequence[str],
+    federation: Federations,
+    *,
+    baselines: bool = True,
+    hyper: Mapping[str, Mapping[str, Value]] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Comparison:
+    """Train several methods on the same allocations, seeds and settings.
+
+    Args:
+        names: methods.
+        federation: see ``fit``.
+        baselines: put LocalTrain, FedAvg and FedAvg + fine-tuning beside them.
+        hyper: per method, values of hyper-parameters.
+        options: per method, static options.
+        out: a folder with one run folder per method.
+        resume: go on where an earlier call with the same ``out`` stopped.
+        settings: everything else that ``fit`` takes.
+
+    Returns:
+        a Comparison: a table, and paired differences with their intervals.
+    """
+    wanted = [*(BASELINES if baselines else ()), *names]
+    wanted = list(dict.fromkeys(wanted))
+    for name in wanted:
+        methods.find(name)
+    federations = _remembered(federation)
+    folder = None
+    if out is not None:
+        from sartor.runs import ComparisonFolder
+
+        config = {"methods": wanted, "rounds": settings.get("rounds", 20)}
+        there = resume and (Path(out) / "folder.json").exists()
+        folder = ComparisonFolder.open(out) if there else ComparisonFolder.create(out, config)
+    results = {}
+    for name in wanted:
+        results[name] = fit(
+            name,
+            federations,
+            hyper=(hyper or {}).get(name),
+            options=(options or {}).get(name),
+            out=None if folder is None else folder.run_path(name),
+            resume=resume,
+            **settings,
+        )
+    comparison = Comparison(results)
+    if folder is not None:
+        folder.write_comparison(comparison)
+    return comparison
+
+
+def _fit_lanes(
+    method: str | methods.Factory,
+    federation: Federations,
+    settings: Settings,
+    options: dict[str, Any],
+    hyper: Mapping[str, Value],
+    sweep: Mapping[str, Sequence[Value]],
+    out: str | Path | None,
+    resume: bool,
+) -> Result:
+    """Train all runs of one program in one pass."""
+    federations = {seed: _federation(federation, settings.seeds, seed) for seed in settings.seeds}
+    local = _with_static_parts(settings.local, hyper, sweep)
+    task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
+    record = methods.build(method, task, local, options)
+    points = tuple(dict.fromkeys((*settings.points, record.headline)))
+    runs = _runs(record, options, hyper, sweep, settings.seeds)
+    config = _config(method, record, settings, local, task, options, hyper, sweep, federations)
+    folder, checkpoint = _open(out, config, resume)
+    if folder is not None and resume and folder.has_result:
+        return folder.read_result()
+    scratch = tempfile.TemporaryDirectory() if settings.store == "mapped" else None
+    where = Path(scratch.name) if scratch else None
+    if folder is not None and scratch is not None:
+        where = folder.path / "states" / f"{time.time_ns()}"
+    simulation = Simulation(
+        record,
+        task,
+        [federations[run.seed] for run in runs],
+        runs,
+        lambda arena: make_engine(settings.engine, arena, settings.chunk, task),
+        rounds=settings.rounds,
+        participation=settings.participation,
+        device=settings.device,
+        dtype=settings.dtype,
+        eval_every=settings.eval_every,
+        points=points,
+        store_folder=where,
+    )
+    if checkpoint is not None:
+        simulation.load(*checkpoint[1:])
+    _loop(simulation, settings, folder)
+    if len(runs) == 1 and simulation.diverged[0] is not None:
+        raise _diverged(simulation)
+    result = _result(simulation, config, federations)
+    result.scratch = scratch  # type: ignore[attr-defined]  # keeps mapped states alive while models are asked for
+    if method != "local":
+        result.attach_baseline(_lazily_local(federations, settings, local))
+    if folder is not None:
+        _save(lambda: _write(folder, result, simulation), folder)
+    return result
+
+
+def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) -> None:
+    """Run the rounds that are left, with progress and checkpoints."""
+    if settings.progress is not None:
+        runs = len(simulation.runs)
+        name = simulation.method.name + (f" ({runs} runs)" if runs > 1 else "")
+        settings.progress.start(simulation.num_rounds, name)
+    try:
+        while not simulation.finished:
+            info = simulation.step()
+            if settings.progress is not None:
+                settings.progress.update(simulation.round_index - 1, info)
+            due = simulation.round_index % settings.checkpoint_every == 0
+            if folder is not None and (due or simulation.finished):
+                trees, arrays, meta = simulation.state()
+                _save(
+                    lambda t=trees, a=arrays, m=meta: folder.write_checkpoint(  # type: ignore[misc]
+                        simulation.round_index, t, a, m
+                    ),
+                    folder,
+                )
+    finally:
+        if settings.progress is not None:
+            settings.progress.stop()
+
+
+def _save(write: Callable[[], object], folder: RunFolder) -> None:
+    """Write to the run folder; if the disk is full or gone, warn and go on: the result is still in memory."""
+    try:
+        write()
+    except RunFolderError as error:
+        warnings.warn(
+            f"{error} Training goes on and the result stays in memory, but {folder.path} is not up to date.",
+            stacklevel=4,
+        )
+
+
+def _write(folder: RunFolder, result: Result, simulation: Simulation) -> None:
+    folder.write_result(result)
+    names = simulation.federations[0].names
+    if len(names) <= 1000:
+        for run in range(len(simulation.runs)):
+            trees = [simulation.params(client, run) for client in range(len(names))]
+            folder.write_models(names, trees, run)
+
+
+def _result(simulation: Simulation, config: dict[str, Any], federations: dict[int, Federation]) -> Result:
+    counts = [federations[run.seed].label_counts("train").numpy() for run in simulation.runs]
+    return Result(
+        method=simulation.method.name,
+        headline=simulation.method.headline,
+        runs=simulation.runs,
+        clients=simulation.federations[0].names,
+        scores=simulation.scores(),
+        ledger=simulation.ledger(),
+        label_counts=np.stack(counts),
+        diverged=simulation.diverged,
+        snapshots=simulation.snapshots,
+        config=config,
+        models=simulation.network,
+    )
+
+
+def _merge(results: list[Result]) -> Result:
+    """Join the parts of a sweep over static options: the runs of all, one after the other."""
+    first = results[0]
+    scores = {
+        key: Scores(
+            rounds=first.scores[key].rounds,
+            correct=np.concatenate([r.scores[key].correct for r in results]),
+            loss=np.concatenate([r.scores[key].loss for r in results]),
+            count=np.concatenate([r.scores[key].count for r in results]),
+        )
+        for key in first.scores
+        if all(key in r.scores for r in results)
+    }
+    columns = {c: np.concatenate([getattr(r.ledger, c) for r in results]) for c in COUNTERS}
+    seconds = {
+        name: [sum(parts) for parts in zip(*(r.ledger.seconds[name] for r in results), strict=True)]
+        for name in first.ledger.seconds
+    }
+    setup = np.concatenate([r.ledger.setup_bytes for r in results])
+    owner = [(r, k) for r in results for k in range(len(r.runs))]
+    counts = [r.label_counts for r in results if r.label_counts is not None]
+    return Result(
+        method=first.method,
+        headline=first.headline,
+        runs=[run for r in results for run in r.runs],
+        clients=first.clients,
+        scores=scores,
+        ledger=Ledger(**columns, seconds=seconds, setup_bytes=setup),
+        label_counts=np.concatenate(counts) if len(counts) == len(results) else None,
+        diverged=[d for r in results for d in r.diverged],
+        config=first.config,
+        models=lambda client, run, point: owner[run][0].model(client, run=owner[run][1], point=point),
+        baseline=first.baseline_result,
+    )
+
+
+def _runs(
+    record: Method,
+    options: Mapping[str, Any],
+    hyper: Mapping[str, Value],
+    sweep: Mapping[str, Sequence[Value]],
+    seeds: Sequence[int],
+) -> list[Run]:
+    """List the runs: all combinations of the sweep, seeds fastest."""
+    defaults = {name: spec.default for name, spec in record.hyper.items()}
+    runs = []
+    for values in itertools.product(*sweep.values()):
+        chosen = {**defaults, **hyper, **dict(zip(sweep, values, strict=True))}
+        numbers = {
+            k: [float(x) for x in v] if isinstance(v, Sequence) else float(v) for k, v in chosen.items()
+        }
+        runs += [Run(seed=seed, hyper=dict(numbers), options=dict(options)) for seed in seeds]
+    return runs
+
+
+def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
+    """Wrap the user's network, or the one that fits the data, with the loss that it says."""
+    network = model or models.default(federation)
+    head = getattr(network, "head", None)
+    head = head if isinstance(head, str) else None
+    models.check_module(network, head)
+    criterion = getattr(network, "criterion", None)
+    if criterion == "given":
+        return Task(network, head, given, never, compute)
+    return Task(network, head, cross_entropy, compute=compute)
+
+
+def _with_static_parts(
+    local: Local, hyper: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
+) -> Local:
+    """Switch momentum or weight decay on where a value for it is given."""
+    changes: dict[str, Any] = {}
+    for name in ("momentum", "weight_decay"):
+        values = sweep.get(name, (hyper[name],) if name in hyper else ())
+        numbers = [float(v) for v in values if isinstance(v, (int, float)) and v > 0]
+        if numbers and not getattr(local, name):
+            changes[name] = min(max(numbers), 1.0) if name == "momentum" else max(numbers)
+    return replace(local, **changes)
+
+
+def _federation(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:
+    if isinstance(federation, Federation):
+        return federation
+    if callable(federation):
+        return federation(seed)
+    if len(federation) != len(seeds):
+        raise ConfigError(
+            f"{len(federation)} federations for {len(seeds)} seeds; give one federation, one per seed, "
+            "or a function from seed to federation."
+        )
+    return federation[list(seeds).index(seed)]
+
+
+def _remembered(federation: Federations) -> Federations:
+    """Make each seed's federation once, so that all methods of a comparison share it."""
+    if isinstance(federation, Federation) or not callable(federation):
+        return federation
+    made: dict[int, Federation] = {}
+
+    def make(seed: int) -> Federation:
+        if seed not in made:
+            made[seed] = federation(seed)
+        return made[seed]
+
+    return make
+
+
+def _lazily_local(
+    federations: dict[int, Federation], settings: Settings, local: Local
+) -> Callable[[], Result]:
+    """Train LocalTrain on the same allocations when somebody asks for the gain."""
+
+    def train() -> Result:
+        quiet = replace(settings, progress=None)
+        return _fit_lanes("local", federations.__getitem__, quiet, {}, {}, {}, None, False)
+
+    settings = replace(settings, local=local)
+    return train
+
+
+def _diverged(simulation: Simulation) -> DivergedError:
+    seen = simulation.diverged[0] or {}
+    rate = simulation.runs[0].hyper.get("local_lr")
+    name, at = str(seen.get("client")), int(seen.get("round", 0))
+    return DivergedError(
+        f"The loss became NaN or infinite in round {at}, first at client {name}"
+        + (f", with local_lr={rate}; try a smaller local_lr." if rate is not None else "."),
+        run=0,
+        round=at,
+        client=name,
+    )
+
+
+def _config(
+    method: str | methods.Factory,
+    record: Method,
+    settings: Settings,
+    local: Local,
+    task: Task,
+    options: Mapping[str, Any],
+    hyper: Mapping[str, Any],
+    sweep: Mapping[str, Any],
+    federations: dict[int, Federation],
+) -> dict[str, Any]:
+    """Return the resolved settings as JSON-able values."""
+    first = next(iter(federations.values()))
+    return {
+        "method": record.name,
+        "options": {k: v[0] for k, v in methods.static_options(methods.find(method)).items()} | dict(options),
+        "hyper": {k: spec.default for k, spec in record.hyper.items()} | dict(hyper),
+        "sweep": {k: list(v) for k, v in sweep.items()},
+        "rounds": settings.rounds,
+        "seeds": list(settings.seeds),
+        "local": dict(vars(local)),
+        "participation": dict(vars(settings.participation)),
+        "model": {
+            "class": type(task.module).__name__,
+            "head": task.head,
+            "parameters": sum(p.numel() for p in task.module.parameters()),
+        },
+        "engine": settings.engine,
+        "chunk": settings.chunk,
+        "device": str(settings.device),
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "compute": None if settings.compute is None else str(settings.compute).removeprefix("torch."),
+        "store": settings.store,
+        "eval_every": settings.eval_every,
+        "points": list(settings.points),
+        "checkpoint_every": settings.checkpoint_every,
+        "data": first.describe(),
+        "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
+    }
+
+
+def _open(
+    out: str | Path | None, config: dict[str, Any], resume: bool
+) -> tuple[RunFolder | None, tuple[int, dict[str, Tree], dict[str, Any], dict[str, Any]] | None]:
+    if out is None:
+        if resume:
+            raise ConfigError("resume=True needs out=..., the run folder to go on from.")
+        return None, None
+    from sartor.runs import RunFolder
+
+    if not (resume and (Path(out) / "folder.json").exists()):
+        return RunFolder.create(out, config), None
+    folder = RunFolder.open(out)
+    folder.check_config(config, ignore=("engine", "chunk", "device", "checkpoint_every", "data"))
+    return folder, folder.read_checkpoint()
+
+
+def _device(name: str | torch.device) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(name)
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'.")
+    return device
+
+
+def _whole(name: str, value: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}.")
+    return value
+
+
+def _choose(name: str, value: str, known: Mapping[str, Any]) -> Any:
+    if value not in known:
+        raise ConfigError(f"Unknown {name} {value!r}{did_you_mean(str(value), known)}")
+    return known[value]
+
+
+def _points(points: Sequence[str]) -> tuple[str, ...]:
+    for point in points:
+        _choose("point", point, {"pre": 0, "post": 0})
+    return tuple(points)

@@ -1,0 +1,167 @@
+"""Local training: mini-batch SGD with momentum and weight decay, written once for every method.
+
+``Local`` holds what is static about it (how long, which batches, whether the optimiser survives the round);
+the real numbers (rate, momentum, decay) are sweepable hyper-parameters. ``descend`` turns an objective into a
+phase: the objective is written once, and its gradient is derived.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.method import Batch, Phase, Site
+from sartor.task import grad
+from sartor.tree import Tree
+
+Objective = Callable[[Tree, Batch, Site], Any]
+
+
+@dataclass(frozen=True)
+class Local:
+    """How a client trains in a round.
+
+    Attributes:
+        epochs: passes over the client's training data.
+        steps: mini-batch steps; when given, it replaces ``epochs``.
+        batch: samples a batch; None takes all samples at once (full gradients).
+        lr: default of the hyper-parameter ``local_lr``.
+        momentum: default of the hyper-parameter ``momentum``; 0 leaves momentum out.
+        weight_decay: default of the hyper-parameter ``weight_decay``; 0 leaves it out.
+        keep_optimiser: whether momentum survives the round (else it starts at zero in every round).
+        drop_last: whether the last incomplete batch of an epoch is dropped. A client with fewer samples than
+            one batch still trains on the one batch it has.
+    """
+
+    epochs: int = 1
+    steps: int | None = None
+    batch: int | None = 32
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    keep_optimiser: bool = False
+    drop_last: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be right."""
+        faults = [
+            f"{name} must be a whole number >= 1, got {value!r}."
+            for name, value in (("epochs", self.epochs), ("steps", self.steps), ("batch", self.batch))
+            if value is not None and (not isinstance(value, int) or value < 1)
+        ]
+        specs = {"lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY}
+        faults += [f for k, spec in specs.items() if (f := spec.fault(k, float(getattr(self, k))))]
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+    @property
+    def hyper(self) -> dict[str, Hyper]:
+        """The hyper-parameters that local training brings to a method."""
+        found = {"local_lr": Hyper(self.lr, LR.low, LR.high, LR.open_low, LR.note)}
+        if self.momentum:
+            found["momentum"] = Hyper(self.momentum, 0.0, 1.0, note=MOMENTUM.note)
+        if self.weight_decay:
+            found["weight_decay"] = Hyper(self.weight_decay, 0.0, note=DECAY.note)
+        return found
+
+    @property
+    def keeps(self) -> bool:
+        """Whether there is any optimiser state to keep between rounds."""
+        return bool(self.momentum) and self.keep_optimiser
+
+    def start(self, **trained: Tree) -> Tree:
+        """Return the part of a new client's state that holds its optimiser, for the entries it trains."""
+        return {"velocity": tree.zeros_like(trained)} if self.keeps else {}
+
+    def kept(self, state: Tree) -> Tree:
+        """Return the optimiser part of a client's state or work: what ``begin`` and ``finish`` hand over."""
+        return {"velocity": state["velocity"]} if self.keeps else {}
+
+
+LR = Hyper(0.01, 0.0, note="the step size of local training")
+MOMENTUM = Hyper(0.0, 0.0, 1.0, note="the share of the last update that is kept")
+DECAY = Hyper(0.0, 0.0, note="the pull of local training towards zero")
+
+
+def descend(
+    objective: Objective,
+    local: Local,
+    *,
+    name: str = "train",
+    over: tuple[str, ...] = ("params",),
+    lr: str | dict[str, str] | Callable[[Site], Tensor] = "local_lr",
+    steps: Callable[[Site], Tensor] | None = None,
+    train: Callable[[str], bool] | None = None,
+    aux: bool = False,
+    data: str = "train",
+) -> Phase:
+    """Build the phase that descends an objective by SGD.
+
+    Args:
+        objective: ``(work, batch, site) -> 0-d loss``; with ``aux``, a pair (loss, changed entries of work).
+        local: number of steps, batches and the optimiser.
+        name: the phase's name and random stream. The main phase of every method is "train", so that all methods
+            see the same batches and limit laws hold to the bit.
+        over: the entries of ``work`` that are trained together.
+        lr: the hyper-parameter that holds the rate, or one per entry, or a function that computes it.
+        steps: the number of steps as data; replaces that of ``local``.
+        train: a predicate on leaf names; the others stay as they are.
+        aux: whether the objective also returns entries of work to store.
+        data: the split to train on.
+    """
+    is_trained = train or (lambda _: True)
+
+    def trained(work: Tree) -> Tree:
+        return {entry: tree.select(work[entry], is_trained) for entry in over}
+
+    def enter(work: Tree, site: Site) -> Tree:
+        if not local.momentum or local.keeps:
+            return work
+        return {**work, "velocity": tree.zeros_like(trained(work))}
+
+    def leave(work: Tree, site: Site) -> Tree:
+        return work if local.keeps else {k: v for k, v in work.items() if k != "velocity"}
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        def loss(parts: Tree) -> Any:
+            return objective({**work, **{k: {**work[k], **parts[k]} for k in over}}, batch, site)
+
+        now = trained(work)
+        slope, changes = grad(loss, has_aux=True)(now) if aux else (grad(loss)(now), {})
+        if local.weight_decay:
+            decay = site.hyper["weight_decay"]
+            slope = tree.map(lambda g, p: torch.addcmul(g, p, decay), slope, now)
+        if local.momentum:
+            mu = site.hyper["momentum"]
+            slope = tree.map(lambda g, v: torch.addcmul(g, v, mu), slope, work["velocity"])
+            changes = {**changes, "velocity": slope}
+        new = {}
+        for entry in over:
+            name_or_fn = lr[entry] if isinstance(lr, dict) else lr
+            rate = site.hyper[name_or_fn] if isinstance(name_or_fn, str) else name_or_fn(site)
+            moved = tree.map(_step_by(-rate), now[entry], slope[entry])
+            new[entry] = {**work[entry], **moved}
+        return {**work, **changes, **new}
+
+    return Phase(
+        name=name,
+        step=step,
+        enter=enter,
+        leave=leave,
+        data=data,
+        epochs=local.epochs,
+        steps=steps or local.steps,
+        batch=local.batch,
+        drop_last=local.drop_last,
+    )
+
+
+def _step_by(rate: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    return lambda p, g: torch.addcmul(p, g, rate)

@@ -1,0 +1,219 @@
+"""The method record: one personalised-learning method as a value made of pure functions.
+
+A method sees ONE client on the client side (no client axis, no loop, no device, no network) and one run on the
+server side. `docs/method-record.md` tells the order of a round and why the record is as it is; the files in
+`sartor/methods/` are examples. Every function must be pure, work under ``torch.func.vmap``, and use tensors
+only: no ``.item()``, no branch on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.hyper import Hyper
+from sartor.tree import Tree
+
+
+class Site(NamedTuple):
+    """Everything that is read-only on a client.
+
+    Attributes:
+        hyper: hyper-parameters, 0-d each.
+        common: the letter that every client received.
+        own: the letter to this client alone.
+        key: two words, folded with seed, stage, round, client, stream and step.
+        round: the round, 0-d.
+        index: who this client is, 0-d.
+        num_samples: how many training samples it has, 0-d.
+        mask: (capacity,), true for the real rows of its list of training samples.
+    """
+
+    hyper: Any
+    common: Any
+    own: Any
+    key: Any
+    round: Any
+    index: Any
+    num_samples: Any
+    mask: Any
+
+
+class Hub(NamedTuple):
+    """Everything that is read-only on the server.
+
+    Attributes:
+        hyper: hyper-parameters, 0-d each (or (clients,) where a run has one value per client).
+        key: two words, folded with seed, stage and round.
+        round: the round, 0-d.
+        sizes: (clients,) numbers of training samples.
+        cohort: (slots,) distinct ids.
+        present: (slots,) false for a client that did not report, or that only pads the cohort.
+    """
+
+    hyper: Any
+    key: Any
+    round: Any
+    sizes: Any
+    cohort: Any
+    present: Any
+
+
+class Batch(NamedTuple):
+    """Samples of one client.
+
+    Attributes:
+        x: (batch, ...) features; padding repeats some real sample.
+        y: (batch,) labels.
+        mask: (batch,) true for real samples.
+        rows: (batch,) positions in the client's own list; the capacity (a spare row) for padding.
+        last: 0-d, whether this batch ends a pass.
+    """
+
+    x: Any
+    y: Any
+    mask: Any
+    rows: Any
+    last: Any
+
+
+def _same(work: Tree, site: Site) -> Tree:
+    return work
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A stretch of local work: data, a number of steps, and one pure step.
+
+    Attributes:
+        name: what it is called in timings and errors.
+        step: ``(work, batch, site) -> work``; with ``draws`` > 1, batch is a tuple of independent batches.
+        enter: ``(work, site) -> work`` before the first step, such as a new optimiser.
+        leave: ``(work, site) -> work`` after the last step, such as dividing sums.
+        data: "train", "val", "test" or "none".
+        epochs: passes over the data.
+        steps: when given, replaces epochs: a number, or ``(site) -> 0-d integer tensor``.
+        batch: samples a batch; None is all at once.
+        draws: independent batches a step.
+        share: the share of the client's samples that is used, drawn anew in every round.
+        shuffle: whether the order is drawn anew for every pass.
+        drop_last: whether the last incomplete batch of a pass is dropped.
+        stop: ``(work, site) -> bool tensor``: this client is done.
+        stream: names the random stream; the phase's name if empty.
+    """
+
+    name: str
+    step: Callable[[Tree, Any, Site], Tree]
+    enter: Callable[[Tree, Site], Tree] = _same
+    leave: Callable[[Tree, Site], Tree] = _same
+    data: str = "train"
+    epochs: int = 1
+    steps: int | Callable[[Site], Tensor] | None = None
+    batch: int | None = 32
+    draws: int = 1
+    share: float = 1.0
+    shuffle: bool = True
+    drop_last: bool = False
+    stop: Callable[[Tree, Site], Tensor] | None = None
+    stream: str = ""
+
+
+def _nothing_from_server(server: Tree, hub: Hub) -> Tree:
+    return {}
+
+
+def _nothing_for_one(server: Tree, index: Tensor, hub: Hub) -> Tree:
+    return {}
+
+
+def _no_client_state(params: Tree, site: Site) -> Tree:
+    return {}
+
+
+def _params(work: Tree, site: Site) -> Tree:
+    return work["params"]  # type: ignore[no-any-return]
+
+
+def _nothing_private(leaf: str) -> bool:
+    return False
+
+
+@dataclass(frozen=True)
+class Method:
+    """One method: a frozen record of pure functions on trees.
+
+    Attributes:
+        name: the name in tables and on the command line.
+        hyper: sweepable hyper-parameters with defaults and ranges.
+        init_server: ``(params, hub) -> server``.
+        begin: ``(client, site) -> work``: the transient tree of this round, from kept state and letters.
+        finish: ``(client, work, site) -> (client, upload)``: the kept state and the upload, apart.
+        aggregate: ``(server, uploads, hub) -> server``; uploads have the slots of the cohort on axis 0.
+        phases: local work, in order.
+        init_client: ``(params, site) -> client``: kept between rounds, never sent.
+        broadcast: ``(server, hub) -> common``: the same letter for all.
+        address: ``(server, i, hub) -> own``: the letter to client i (0-d integer tensor).
+        model: ``(work, site) -> model``: what the evaluator scores.
+        predict: ``(model, x) -> scores``; the task's logits if None.
+        adapt: phases on a copy, before scoring (fine-tuning at evaluation).
+        private: a predicate on the names of model leaves that must never be uploaded.
+        headline: the evaluation point of the headline figure: "pre" (after aggregation and download) or "post"
+            (after local training).
+        everyone: whether all clients train in every round, whatever the participation rule (LocalTrain).
+        one_by_one: whether the clients of a round are served one after the other, so that later ones see the
+            uploads of earlier ones.
+        inspect: ``(server, hub) -> small tensors`` worth recording at evaluations, such as a mixing matrix.
+        prologue: one round of everybody before round 0, on the same state trees.
+        epilogue: the same after the last round.
+    """
+
+    name: str
+    hyper: dict[str, Hyper]
+    init_server: Callable[[Tree, Hub], Tree]
+    begin: Callable[[Tree, Site], Tree]
+    finish: Callable[[Tree, Tree, Site], tuple[Tree, Tree]]
+    aggregate: Callable[[Tree, Tree, Hub], Tree]
+    phases: tuple[Phase, ...] = ()
+    init_client: Callable[[Tree, Site], Tree] = _no_client_state
+    broadcast: Callable[[Tree, Hub], Tree] = _nothing_from_server
+    address: Callable[[Tree, Tensor, Hub], Tree] = _nothing_for_one
+    model: Callable[[Tree, Site], Tree] = _params
+    predict: Callable[[Tree, Tensor], Tensor] | None = None
+    adapt: tuple[Phase, ...] = ()
+    private: Callable[[str], bool] = _nothing_private
+    headline: str = "pre"
+    everyone: bool = False
+    one_by_one: bool = False
+    inspect: Callable[[Tree, Hub], Tree] | None = None
+    prologue: Method | None = field(default=None)
+    epilogue: Method | None = field(default=None)
+
+
+def weighted_mean(uploads: Tree, weights: Tensor, fallback: Tree) -> Tree:
+    """Average the slots of a cohort: Σ w_i u_i / Σ w_i.
+
+    Args:
+        uploads: leaves (slots, ...).
+        weights: (slots,), zero for the absent.
+        fallback: what to return if all weights are zero, as when nobody reported.
+    """
+    total = weights.sum()
+    none = total == 0
+    share = weights / torch.where(none, torch.ones_like(total), total)
+    mean = weighted_sum(uploads, share)
+    return tree.map(lambda m, old: torch.where(none, old, m), mean, fallback)  # type: ignore[no-any-return]
+
+
+def weighted_sum(uploads: Tree, weights: Tensor) -> Tree:
+    """Return Σ_i weights[i] · uploads[i], with uploads of weight zero left out even if they are NaN."""
+
+    def one(leaf: Tensor) -> Tensor:
+        w = weights.to(leaf.dtype).reshape((-1,) + (1,) * (leaf.dim() - 1))
+        return torch.where(w != 0, w * leaf, torch.zeros_like(leaf)).sum(0)
+
+    return tree.map(one, uploads)  # type: ignore[no-any-return]

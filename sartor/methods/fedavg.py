@@ -1,0 +1,151 @@
+"""FedAvg: clients take a few steps from the common model and the server averages them. One model for all.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
+Step-size form: Chen et al. (arXiv 2103.01901), Algorithm 1 and Eq. (8). Over-relaxation ("AM"): pFedBreD
+(Shi et al., NeurIPS 2023), Algorithm 1 line 12.
+
+| symbol | here | meaning |
+|---|---|---|
+| w_t | server["params"] | the global model |
+| p_i | weights | a client's weight: n_i/N, 1/m, or given |
+| η_l | local_lr | the step of local training |
+| η_t | server_lr | the server's step (rules `chen`, `p_weighted`) |
+| β | relax | over-relaxation of the new average (rules `normalized`, `uniform`); 1 is plain |
+
+Rules: `normalized` Σ_S n_i w_i / Σ_S n_i; `uniform` the plain mean over S; `chen`
+w − (m η_t/(N|S|)) Σ_S n_i (w − w_i); `p_weighted` the same with given p_i in place of n_i/N. With everybody present
+and η_t = β = 1 all agree for equal n_i. `chen` is unbiased over draws, though its weights do not sum to 1 in one draw.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Site, weighted_mean, weighted_sum
+from sartor.task import Task
+from sartor.tree import Tree
+
+Rule = Literal["normalized", "uniform", "chen", "p_weighted"]
+
+
+def fedavg(
+    task: Task,
+    local: Local,
+    *,
+    rule: Rule = "normalized",
+    client_weights: tuple[float, ...] | None = None,
+) -> Method:
+    """Build FedAvg: min_w Σ p_i L_i(w).
+
+    Args:
+        task: the network and its loss.
+        local: local training.
+        rule: how the server averages; see the module's docstring.
+        client_weights: p_i for the rule `p_weighted`, one per client; equal weights if None.
+    """
+    if client_weights is not None and rule != "p_weighted":
+        raise ConfigError(
+            f"client_weights have no effect with rule={rule!r}; use rule='p_weighted', or leave them out."
+        )
+    averages = rule in ("normalized", "uniform")
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        return {"params": params}
+
+    def broadcast(server: Tree, hub: Hub) -> Tree:
+        return {"params": server["params"]}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return local.start(params=params)
+
+    def begin(client: Tree, site: Site) -> Tree:
+        return {"params": site.common["params"], **local.kept(client)}
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        return task.loss(work["params"], batch)
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        return local.kept(work), {"params": work["params"]}
+
+    def weights(hub: Hub) -> Tensor:
+        """Return p_i of the cohort, zero for the absent."""
+        sizes = hub.sizes.to(hub.hyper["local_lr"].dtype)
+        if rule in ("normalized", "chen"):
+            p = sizes / sizes.sum()
+        elif client_weights is not None:
+            p = sizes.new_tensor(client_weights)
+        else:
+            p = torch.ones_like(sizes) / sizes.shape[0]
+        return p[hub.cohort] * hub.present
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        old, p = server["params"], weights(hub)
+        if averages:
+            new = weighted_mean(uploads["params"], p, old)
+            beta = hub.hyper["relax"]
+            # With β = 1 this is the average itself, to the bit.
+            return {"params": tree.map(lambda w, n: n + (beta - 1.0) * (n - w), old, new)}
+        num = hub.present.sum().clamp(min=1)
+        step = hub.hyper["server_lr"] * hub.sizes.shape[0] / num * p
+        drift = tree.map(lambda w, w_i: w - w_i, old, uploads["params"])
+        return {"params": tree.sub(old, weighted_sum(drift, step))}
+
+    own = (
+        {"relax": Hyper(1.0, 0.0, note="1 is plain averaging, 2 is the AM trick")}
+        if averages
+        else {"server_lr": Hyper(1.0, 0.0, note="1 is plain averaging")}
+    )
+    return Method(
+        name="fedavg",
+        hyper={**local.hyper, **own},
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        begin=begin,
+        phases=(descend(objective, local),),
+        finish=finish,
+        aggregate=aggregate,
+    )
+
+
+def fedavg_ft(
+    task: Task,
+    local: Local,
+    *,
+    rule: Rule = "normalized",
+    client_weights: tuple[float, ...] | None = None,
+    ft_epochs: int | None = None,
+    ft_steps: int | None = None,
+) -> Method:
+    """Build FedAvg followed by local fine-tuning: each client's copy of the global model trains on before it is used.
+
+    Args:
+        task: the network and its loss.
+        local: local training; fine-tuning uses the same batches, momentum and decay.
+        rule: see ``fedavg``.
+        client_weights: see ``fedavg``.
+        ft_epochs: epochs of fine-tuning; those of local training if None.
+        ft_steps: steps of fine-tuning; replaces epochs.
+    """
+    base = fedavg(task, local, rule=rule, client_weights=client_weights)
+    longer = replace(
+        local,
+        epochs=ft_epochs or local.epochs,
+        steps=ft_steps or (None if ft_epochs else local.steps),
+        keep_optimiser=False,
+    )
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        return task.loss(work["params"], batch)
+
+    tune = descend(objective, longer, name="fine-tune", lr="ft_lr")
+    rate = Hyper(local.lr, 0.0, note="the step size of fine-tuning; 0 is FedAvg")
+    return replace(base, name="fedavg-ft", hyper={**base.hyper, "ft_lr": rate}, adapt=(tune,))

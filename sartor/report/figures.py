@@ -1,0 +1,426 @@
+"""Figures of a report: inline SVG that follows the page's colours, light or dark.
+
+Matplotlib draws with placeholder colours; afterwards they become CSS variables of the page, and
+texts stay texts (they can be searched, selected and read aloud). Nothing here opens a window.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure as Canvas
+from matplotlib.ticker import MaxNLocator
+
+from sartor.comparison import Comparison
+from sartor.metrics import Array
+from sartor.result import Result
+
+# Placeholder -> CSS variable. The values never reach a reader; they only have to be distinct.
+_INK, _SOFT, _LINE, _GOOD, _BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
+_SERIES = ["#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006", "#0a0007"]
+_VARIABLES = {
+    _INK: "var(--ink)",
+    _SOFT: "var(--soft)",
+    _LINE: "var(--line)",
+    _GOOD: "var(--good)",
+    _BAD: "var(--bad)",
+    **{colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES, 1)},
+}
+_HEAT = (0.0, 0.447, 0.698)  # the blue of the colour-blind safe palette; strength is opacity
+_DASH = (0, (4, 2.2))
+_MARKS = "osD^vPX"
+
+_STYLE = {
+    "svg.fonttype": "none",
+    "font.size": 9.5,
+    "text.color": _INK,
+    "axes.edgecolor": _LINE,
+    "axes.labelcolor": _SOFT,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": _INK,
+    "grid.color": _LINE,
+    "grid.linewidth": 0.7,
+    "xtick.color": _SOFT,
+    "ytick.color": _SOFT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.9,
+    "lines.solid_capstyle": "round",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the page.
+
+    Attributes:
+        key: identifier, unique on the page.
+        title: heading.
+        caption: how to read it, in a sentence or two.
+        alt: what it shows, for who cannot see it.
+        svg: the picture.
+    """
+
+    key: str
+    title: str
+    caption: str
+    alt: str
+    svg: str
+
+
+def colour_index(position: int) -> int:
+    """Return which series colour (from 1) the method at a position has, everywhere on the page."""
+    return position % len(_SERIES) + 1
+
+
+def draw_all(comparison: Comparison) -> list[Figure]:
+    """Return every figure that the recorded numbers allow."""
+    made = [
+        accuracy_by_round(comparison),
+        gain_by_client(comparison),
+        bytes_against_accuracy(comparison),
+        mixing_matrix(comparison),
+        label_map(comparison),
+    ]
+    return [figure for figure in made if figure is not None]
+
+
+def accuracy_by_round(comparison: Comparison) -> Figure:
+    """Draw pooled test accuracy by round: headline point solid, the other dashed."""
+    axes, canvas = _axes(7.4, 3.7)
+    several = False
+    for position, (name, result) in enumerate(comparison.items()):
+        colour = _SERIES[position % len(_SERIES)]
+        for point in ("post", "pre"):
+            if (point, "test") not in result.scores:
+                continue
+            main = point == result.headline
+            x, mean, std, number = _mean_curve(result, point)
+            several |= number > 1
+            axes.plot(
+                x,
+                100 * mean,
+                color=colour,
+                linestyle="solid" if main else _DASH,
+                linewidth=2.1 if main else 1.2,
+                alpha=1 if main else 0.75,
+                marker=_MARKS[position % len(_MARKS)] if main else None,
+                markevery=max(1, len(x) // 8),
+                markersize=4.5,
+                markeredgewidth=0,
+                label=name if main else None,
+            )
+            if main and number > 1:
+                low, high = 100 * (mean - std), 100 * (mean + std)
+                axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+    axes.set_xlabel("round")
+    axes.set_ylabel("accuracy, % of all test samples")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _legend_above(axes, len(comparison))
+    finals = "; ".join(
+        f"{name} ends at {_percent(np.nanmean(np.atleast_1d(result.accuracy)))}"
+        if np.isfinite(np.atleast_1d(result.accuracy)).any()
+        else f"{name} diverged"
+        for name, result in comparison.items()
+    )
+    points = ", ".join(f"{name} {result.headline}" for name, result in comparison.items())
+    band = " The band is ± one standard deviation over runs." if several else ""
+    return Figure(
+        "accuracy-by-round",
+        "Accuracy by round",
+        "Solid: the point at which each method is meant to be used "
+        f"({points}); thin dashes: the other point. Pre is after aggregation, post is after local "
+        f"training; compare like with like.{band}",
+        f"Line chart of pooled test accuracy by round. {finals}.",
+        _svg(canvas, "accuracy-by-round"),
+    )
+
+
+def gain_by_client(comparison: Comparison) -> Figure | None:
+    """Draw the gain of every client over training alone, sorted, one panel per method."""
+    pairs = _references(comparison)
+    if not pairs:
+        return None
+    columns = min(len(pairs), 3)
+    rows = math.ceil(len(pairs) / columns)
+    width = 7.4 if columns > 1 else 6.2
+    canvas = Canvas(figsize=(width, 2.5 * rows + 0.3), layout="constrained")
+    with mpl.rc_context(_STYLE):
+        grid = canvas.subplots(rows, columns, sharey=True, squeeze=False)
+        for panel in grid.flat[len(pairs) :]:
+            panel.set_visible(False)
+        words = []
+        for panel, (name, result, reference) in zip(grid.flat, pairs, strict=False):
+            gains = np.asarray(result.gain(reference).column("gain"), dtype=float)
+            gains = 100 * np.sort(gains[np.isfinite(gains)])[::-1]
+            colours = [_BAD if gain < 0 else _GOOD for gain in gains]
+            edge = 0.82 if len(gains) <= 120 else 1.0
+            panel.bar(np.arange(len(gains)), gains, width=edge, color=colours, linewidth=0)
+            panel.axhline(0, color=_SOFT, linewidth=0.9)
+            panel.grid(visible=False, axis="x")
+            panel.set_xticks([])
+            hurt = int((gains < 0).sum())
+            panel.set_title(name)
+            panel.set_xlabel(f"{hurt} of {len(gains)} worse than alone")
+            words.append(f"{name}: {hurt} of {len(gains)} clients are worse off than alone")
+        for row in grid:
+            row[0].set_ylabel("gain, points")
+    runs = max(len(result.runs) for _, result, _ in pairs)
+    each = "client of a run" if runs > 1 else "client"
+    return Figure(
+        "gain-by-client",
+        "Gain of each client over training alone",
+        f"One bar per {each}, sorted. Blue is better than alone, orange is worse; a client that "
+        "did not change has no bar. With few test samples, one answer moves a bar by several "
+        "points.",
+        f"Bar charts of the accuracy gain of each client. {'; '.join(words)}.",
+        _svg(canvas, "gain-by-client"),
+    )
+
+
+def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
+    """Draw accuracy against the megabytes that had travelled."""
+    axes, canvas = _axes(7.4, 3.4)
+    drawn, silent = [], []
+    for position, (name, result) in enumerate(comparison.items()):
+        colour = _SERIES[position % len(_SERIES)]
+        x, mean, _, _ = _mean_curve(result, result.headline)
+        travelled = np.mean(
+            [
+                result.ledger.megabytes(run, result.headline, x)
+                for run in range(len(result.runs))
+            ],
+            axis=0,
+        )
+        if travelled[-1] <= 0:
+            known = mean[np.isfinite(mean)]
+            if known.size:
+                axes.axhline(
+                    100 * known[-1], color=colour, linestyle=(0, (1, 2)), label=f"{name} (0 MB)"
+                )
+                silent.append(name)
+            continue
+        mark = _MARKS[position % len(_MARKS)]
+        axes.plot(
+            travelled,
+            100 * mean,
+            color=colour,
+            marker=mark,
+            markevery=max(1, len(x) // 8),
+            markersize=4.5,
+            markeredgewidth=0,
+            label=name,
+        )
+        drawn.append(f"{name} sends {travelled[-1]:,.1f} MB")
+    if not drawn:
+        return None
+    axes.set_xlabel("MB sent and received, all clients together (10⁶ bytes, payload)")
+    axes.set_ylabel("accuracy, %")
+    axes.set_xlim(left=0)
+    _legend_above(axes, len(comparison))
+    nothing = f" Dotted: {', '.join(silent)}, which sends nothing." if silent else ""
+    return Figure(
+        "bytes-against-accuracy",
+        "What the accuracy costs in traffic",
+        f"Counted from the tensors that travel, up and down, without protocol headers.{nothing}",
+        f"Line chart of accuracy against megabytes. {'; '.join(drawn)}.",
+        _svg(canvas, "bytes-against-accuracy"),
+    )
+
+
+def mixing_matrix(comparison: Comparison) -> Figure | None:
+    """Draw the last mixing matrix that a method recorded."""
+    found = [
+        (name, result, snapshot)
+        for name, result in comparison.items()
+        for snapshot in result.snapshots
+        if "mix" in snapshot
+    ]
+    if not found:
+        return None
+    name, result, snapshot = found[-1]
+    mix = np.asarray(snapshot["mix"], dtype=float)[0]
+    mix = np.where(np.isfinite(mix), mix, 0)
+    top = float(np.abs(mix).max()) or 1.0
+    caption = (
+        f"Row: the client that receives; column: the client it borrows from; {name}, round "
+        f"{snapshot.get('round', '?')}, run 0. Full colour is {top:.2f}."
+    )
+    if (mix < 0).any():
+        caption += " Negative shares are drawn by their size."
+    own = float(np.diag(mix).mean())
+    return Figure(
+        "mixing-matrix",
+        "Who borrows from whom",
+        caption,
+        f"Heat map of the {len(mix)} by {len(mix)} mixing matrix of {name}; on average a client "
+        f"keeps {own:.0%} for itself.",
+        _heat(np.abs(mix) / top, result.clients, result.clients, "mixing-matrix", 4.9),
+    )
+
+
+def label_map(comparison: Comparison) -> Figure | None:
+    """Draw which classes each client has, as shares of its training samples."""
+    result = next((r for r in comparison.values() if r.label_counts is not None), None)
+    if result is None or result.label_counts is None:
+        return None
+    counts = np.asarray(result.label_counts[0], dtype=float)
+    total = counts.sum(axis=1, keepdims=True)
+    share = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+    classes = [str(index) for index in range(counts.shape[1])]
+    held = (counts > 0).sum(axis=1)
+    return Figure(
+        "label-map",
+        "Which classes each client has",
+        "Share of each class among the training samples of a client (run 0). Full colour: the "
+        "client has this class alone.",
+        f"Heat map of {counts.shape[0]} clients by {counts.shape[1]} classes; a client has "
+        f"between {int(held.min())} and {int(held.max())} of the classes.",
+        _heat(share, result.clients, classes, "label-map", 4.9, "class", "client"),
+    )
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def _references(comparison: Comparison) -> list[tuple[str, Result, Result]]:
+    """Return (name, result, reference) of every method that can be compared with training alone."""
+    found = []
+    for name, result in comparison.items():
+        shared = comparison[comparison.reference] if comparison.reference else None
+        reference = shared or result.known_baseline
+        if reference is None or name == comparison.reference:
+            continue
+        if np.isfinite(np.atleast_1d(result.accuracy)).any():
+            found.append((name, result, reference))
+    return found
+
+
+def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, int]:
+    """Return rounds, mean and standard deviation over runs that are there, and their number."""
+    curves = [result.curve(point, run=run) for run in range(len(result.runs))]
+    values = np.stack([curve for _, curve in curves])
+    known = np.isfinite(values).sum(axis=0)
+    total = np.nansum(values, axis=0)
+    mean = np.where(known > 0, total / np.maximum(known, 1), np.nan)
+    squares = np.nansum((values - mean) ** 2, axis=0)
+    std = np.where(known > 1, np.sqrt(squares / np.maximum(known - 1, 1)), 0.0)
+    return curves[0][0], mean, std, len(curves)
+
+
+def _axes(width: float, height: float) -> tuple[Any, Canvas]:
+    canvas = Canvas(figsize=(width, height), layout="constrained")
+    with mpl.rc_context(_STYLE):
+        axes = canvas.subplots()
+        axes.grid(visible=False, axis="x")
+    return axes, canvas
+
+
+def _legend_above(axes: Any, entries: int) -> None:
+    with mpl.rc_context(_STYLE):
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(-0.01, 1.0),
+            ncols=min(max(entries, 1), 4),
+            borderaxespad=0.2,
+            columnspacing=1.6,
+            handlelength=1.8,
+            labelcolor=_INK,
+        )
+
+
+def _heat(
+    share: Array,
+    rows: Sequence[str],
+    columns: Sequence[str],
+    key: str,
+    size: float,
+    x: str = "",
+    y: str = "",
+) -> str:
+    """Draw a matrix in [0, 1] as one hue whose opacity is the value: right on any background."""
+    height, width = share.shape
+    tall = min(max(size * height / max(width, height), 2.4), size)
+    canvas = Canvas(figsize=(size + 0.9, tall + 0.7), layout="constrained")
+    with mpl.rc_context({**_STYLE, "axes.grid": False, "axes.spines.bottom": False}):
+        axes = canvas.subplots()
+        # Rectangles for a readable number of cells (they stay sharp), an image beyond that.
+        if share.size <= 1200:
+            for (i, j), value in np.ndenumerate(share):
+                if value > 0.004:
+                    axes.add_patch(
+                        mpl.patches.Rectangle(
+                            (j - 0.46, i - 0.46), 0.92, 0.92, color=(*_HEAT, float(value)), lw=0
+                        )
+                    )
+        else:
+            image = np.zeros((*share.shape, 4))
+            image[..., :3] = _HEAT
+            image[..., 3] = share
+            axes.imshow(image, aspect="auto", interpolation="nearest")
+        axes.set_xlim(-0.5, width - 0.5)
+        axes.set_ylim(height - 0.5, -0.5)
+        axes.set_xlabel(x)
+        axes.set_ylabel(y)
+        _ticks(axes.xaxis, columns, 20, rotate=any(len(name) > 3 for name in columns))
+        _ticks(axes.yaxis, rows, 40)
+        for spine in axes.spines.values():
+            spine.set_visible(True)
+    return _svg(canvas, key)
+
+
+def _ticks(axis: Any, names: Sequence[str], most: int, rotate: bool = False) -> None:
+    step = math.ceil(len(names) / most)
+    shown = list(range(0, len(names), step))
+    axis.set_ticks(shown, [_clip(names[index]) for index in shown])
+    if rotate:
+        axis.set_tick_params(rotation=90)
+    axis.set_tick_params(labelsize=8)
+
+
+def _clip(name: str, most: int = 16) -> str:
+    # A dollar sign would start mathematics.
+    name = name if len(name) <= most else name[: most - 1] + "…"
+    return name.replace("$", r"\$")
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _svg(canvas: Canvas, key: str) -> str:
+    """Return the drawing as an SVG element that takes its colours and font from the page."""
+    out = io.StringIO()
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": key}):
+        FigureCanvasSVG(canvas)
+        canvas.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Fonts: keep the size, leave the family to the page.
+    text = re.sub(r"font: (?:\w+ )?([\d.]+px)[^;\"]*", r"font-size: \1", text)
+    for placeholder, variable in _VARIABLES.items():
+        text = text.replace(placeholder, variable)
+    # Identifiers are local to a file, and a page holds several files.
+    text = re.sub(r'\bid="', f'id="{key}-', text)
+    text = re.sub(r"url\(#", f"url(#{key}-", text)
+    text = re.sub(r'href="#', f'href="#{key}-', text)
+    view = re.search(r'viewBox="[^"]*"', text)
+    head = f'<svg {view[0] if view else ""} role="img" aria-labelledby="{key}-alt" class="figure">'
+    return re.sub(r"<svg[^>]*>", head, text, count=1)

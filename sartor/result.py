@@ -1,0 +1,516 @@
+"""The result of a training: scores per client, costs and models.
+
+``Result`` is one method: one run, or a sweep of runs. It works from recorded sums alone, so a
+result read from a run folder is the same as the one that ``fit`` returned.
+"""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from sartor import metrics
+from sartor.errors import ConfigError, ContractError, RunFolderError, did_you_mean
+from sartor.metrics import Array
+from sartor.scores import COUNTERS, PHASES, Ledger, Run, Scores
+from sartor.table import Table, format_cell, import_pandas, jsonable
+
+if TYPE_CHECKING:
+    import pandas
+
+    from sartor.comparison import Comparison
+
+__all__ = ["COUNTERS", "PHASES", "Comparison", "Ledger", "Result", "Run", "Scores", "Table"]
+
+ModelMaker = Callable[[int, int, str], nn.Module]
+METRIC_COLUMNS = ("run", "round", "client", "point", "split", "accuracy", "loss", "count")
+
+
+class Result:
+    """What a method reached, for whom, and at what cost.
+
+    The numbers ``accuracy``, ``accuracy_best``, ``accuracy_macro``, ``accuracy_last10``,
+    ``accuracy_best_val``, ``worst_client``, ``bytes_up``, ``bytes_down``,
+    ``gradient_evaluations`` and ``seconds`` are floats for one run and arrays ``(runs,)`` for a
+    sweep. ``accuracy`` is the last evaluation at the method's headline point, pooled over all
+    clients. A run that diverged has NaN for its accuracies: it has no result.
+
+    Args:
+        method: name of the method.
+        headline: "pre" (after aggregation) or "post" (after local training): the point at which
+            the method is meant to be used.
+        runs: one :class:`Run` per row of the sweep.
+        clients: names of the clients.
+        scores: (point, split) -> :class:`Scores`, for instance ``("pre", "test")``.
+        ledger: counted costs.
+        label_counts: (runs, clients, classes) training samples per class, or None.
+        diverged: per run None, or ``{"round": ..., "client": ...}``.
+        snapshots: ``{"round": t, "mix": (runs, M, M)}`` and the like, for pictures.
+        config: the resolved settings.
+        models: (client index, run, point) -> a network ready to use, or None.
+        baseline: makes the LocalTrain result on the same allocations when first asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str,
+        headline: str,
+        runs: Sequence[Run],
+        clients: Sequence[str],
+        scores: Mapping[tuple[str, str], Scores],
+        ledger: Ledger,
+        label_counts: Array | None = None,
+        diverged: Sequence[dict[str, Any] | None] | None = None,
+        snapshots: Sequence[dict[str, Any]] = (),
+        config: Mapping[str, Any] | None = None,
+        models: ModelMaker | None = None,
+        baseline: Callable[[], Result] | None = None,
+    ) -> None:
+        self.method = method
+        self.headline = headline
+        self.runs = list(runs)
+        self.clients = tuple(clients)
+        self.scores = dict(scores)
+        self.ledger = ledger
+        self.label_counts = label_counts
+        self.diverged = list(diverged) if diverged is not None else [None] * len(self.runs)
+        self.snapshots = list(snapshots)
+        self.config = dict(config or {})
+        self._models = models
+        self._baseline = baseline
+        self._baseline_result: Result | None = None
+        self._check()
+
+    def _check(self) -> None:
+        faults = []
+        if (self.headline, "test") not in self.scores:
+            known = ", ".join(f"{point}/{split}" for point, split in self.scores)
+            faults.append(f"no scores at the headline point {self.headline!r}/test (have: {known})")
+        for (point, split), scores in self.scores.items():
+            found = scores.faults(len(self.runs), len(self.clients))
+            faults += [f"{point}/{split} {fault}" for fault in found]
+        faults += self.ledger.faults(len(self.runs))
+        if len(self.diverged) != len(self.runs):
+            faults.append(f"diverged has {len(self.diverged)} entries for {len(self.runs)} runs")
+        if faults:
+            raise ContractError(f"Result of {self.method!r} is not whole: {'; '.join(faults)}.")
+
+    # --- numbers, one per run -------------------------------------------------------------------
+
+    def curve(
+        self, point: str | None = None, split: str = "test", run: int = 0
+    ) -> tuple[list[int], Array]:
+        """Return rounds and pooled accuracies of a run; NaN from its divergence on.
+
+        Args:
+            point: "pre" or "post"; the headline point by default.
+            split: "test" or "val".
+            run: index of the run.
+        """
+        scores = self._scores(point, split)
+        return scores.rounds, np.where(self._valid(point, split, run), scores.curve(run), np.nan)
+
+    def client_accuracy(self, point: str | None = None, run: int = 0) -> Array:
+        """Return (clients,) test accuracies at the last evaluation of a point."""
+        if self.diverged[run] is not None:
+            return np.full(len(self.clients), np.nan)
+        return np.asarray(self._scores(point).accuracy(run)[-1])
+
+    def _scores(self, point: str | None = None, split: str = "test") -> Scores:
+        key = (point or self.headline, split)
+        if key not in self.scores:
+            known = ", ".join(f"{a}/{b}" for a, b in self.scores)
+            raise ConfigError(
+                f"{self.method} was not evaluated at {key[0]}/{key[1]} (have: {known}); run fit "
+                f"with points={key[0]!r} among its points, or a federation with that split."
+            )
+        return self.scores[key]
+
+    def _valid(self, point: str | None, split: str, run: int) -> Array:
+        rounds = np.asarray(self._scores(point, split).rounds)
+        seen = self.diverged[run]
+        if seen is None or not isinstance(seen.get("round"), int):
+            return np.full(rounds.shape, seen is None)
+        # "pre" entry t precedes the local training of round t, "post" entry t follows it.
+        before = rounds < seen["round"] + ((point or self.headline) == "pre")
+        return np.asarray(before)
+
+    def _each(self, function: Callable[[int], float]) -> Any:
+        values = [function(run) for run in range(len(self.runs))]
+        return values[0] if len(values) == 1 else np.asarray(values)
+
+    def _accuracy_of(self, kind: str, run: int) -> float:
+        if self.diverged[run] is not None:
+            return math.nan
+        rounds, curve = self.curve(run=run)
+        if kind == "best":
+            return metrics.best_test(curve)
+        if kind == "last10":
+            return metrics.last(curve, 10)
+        if kind == "macro":
+            return float(metrics.macro(self.client_accuracy(run=run)))
+        if kind == "best_val":
+            return self._best_val(rounds, curve, run)
+        return metrics.last(curve)
+
+    def _best_val(self, rounds: list[int], curve: Array, run: int) -> float:
+        if (self.headline, "val") not in self.scores:
+            return math.nan
+        at, validation = self.curve(split="val", run=run)
+        shared = [t for t in rounds if t in set(at)]
+        return metrics.best_val(
+            [curve[rounds.index(t)] for t in shared], [validation[at.index(t)] for t in shared]
+        )
+
+    def _worst(self, run: int) -> metrics.Worst:
+        return metrics.worst_client(self.client_accuracy(run=run), self._scores().count[run])
+
+    @property
+    def accuracy(self) -> Any:
+        """Pooled test accuracy at the last evaluation of the headline point."""
+        return self._each(lambda run: self._accuracy_of("last", run))
+
+    @property
+    def accuracy_best(self) -> Any:
+        """Maximum over evaluations: optimistic; for comparison with papers that report it."""
+        return self._each(lambda run: self._accuracy_of("best", run))
+
+    @property
+    def accuracy_macro(self) -> Any:
+        """Mean over clients, each client alike, at the last evaluation."""
+        return self._each(lambda run: self._accuracy_of("macro", run))
+
+    @property
+    def accuracy_last10(self) -> Any:
+        """Mean of the last ten evaluations."""
+        return self._each(lambda run: self._accuracy_of("last10", run))
+
+    @property
+    def accuracy_best_val(self) -> Any:
+        """Test accuracy of the round that is best on validation data; NaN without such data."""
+        return self._each(lambda run: self._accuracy_of("best_val", run))
+
+    @property
+    def worst_client(self) -> Any:
+        """Lowest accuracy among clients with at least ten test samples; NaN without any."""
+        return self._each(lambda run: self._worst(run).value)
+
+    @property
+    def bytes_up(self) -> Any:
+        """Payload sent by the clients in all rounds."""
+        return self._each(lambda run: float(self.ledger.total("bytes_up")[run]))
+
+    @property
+    def bytes_down(self) -> Any:
+        """Payload sent to the clients in all rounds."""
+        return self._each(lambda run: float(self.ledger.total("bytes_down")[run]))
+
+    @property
+    def megabytes(self) -> Any:
+        """MB (10^6 bytes) both ways, one-off traffic included."""
+        totals = self.ledger.total("bytes_up") + self.ledger.total("bytes_down")
+        return self._each(lambda run: float(totals[run] + self.ledger.setup_bytes[run]) / 1e6)
+
+    @property
+    def gradient_evaluations(self) -> Any:
+        """Pairs of a sample and a backward pass in all rounds."""
+        return self._each(lambda run: float(self.ledger.total("gradient_evaluations")[run]))
+
+    @property
+    def seconds(self) -> Any:
+        """Wall time of the rounds; the runs of a sweep train together and share it equally."""
+        return self._each(lambda run: self.ledger.total_seconds / len(self.runs))
+
+    # --- summaries ------------------------------------------------------------------------------
+
+    def summary(self, run: int = 0) -> dict[str, Any]:
+        """Return the numbers of one run as a JSON-able dict; what does not exist is None."""
+        worst, chosen = self._worst(run), self.runs[run]
+        total = {name: int(self.ledger.total(name)[run]) for name in COUNTERS}
+        points = {
+            f"accuracy_{point}": self.curve(point, run=run)[1][-1]
+            for point in ("pre", "post")
+            if (point, "test") in self.scores
+        }
+        return dict(
+            jsonable(
+                {
+                    "method": self.method,
+                    "headline": self.headline,
+                    "accuracy": self._accuracy_of("last", run),
+                    "accuracy_best": self._accuracy_of("best", run),
+                    "accuracy_macro": self._accuracy_of("macro", run),
+                    "accuracy_last10": self._accuracy_of("last10", run),
+                    "accuracy_best_val": self._accuracy_of("best_val", run),
+                    **points,
+                    "worst_client": worst.value,
+                    "worst_client_name": self.clients[worst.client] if worst.client >= 0 else None,
+                    "clients_below_floor": worst.excluded,
+                    "bytes_up": total["bytes_up"],
+                    "bytes_down": total["bytes_down"],
+                    "bytes_setup": int(self.ledger.setup_bytes[run]),
+                    "gradient_evaluations": total["gradient_evaluations"],
+                    "forward_evaluations": total["forward_evaluations"],
+                    "seconds": self.ledger.total_seconds / len(self.runs),
+                    "seconds_all_runs": self.ledger.total_seconds,
+                    "seed": chosen.seed,
+                    "hyper": chosen.hyper,
+                    "options": chosen.options,
+                    "rounds": self.ledger.num_rounds,
+                    "clients": len(self.clients),
+                    "diverged": self.diverged[run],
+                }
+            )
+        )
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return :meth:`summary` of every run."""
+        return [self.summary(run) for run in range(len(self.runs))]
+
+    def groups(self) -> dict[str, list[int]]:
+        """Return the runs that are repeats of one another: label -> indices of runs.
+
+        The label is the method, followed by what differs between the groups, if anything does.
+        """
+        keys = [{**run.options, **run.hyper} for run in self.runs]
+        varying = [
+            name
+            for name in dict.fromkeys(name for key in keys for name in key)
+            if len({repr(key.get(name)) for key in keys}) > 1
+        ]
+        found: dict[str, list[int]] = {}
+        for index, key in enumerate(keys):
+            parts = [f"{name}={format_cell(key.get(name))}" for name in varying]
+            found.setdefault(" ".join([self.method, *parts]), []).append(index)
+        return found
+
+    def _indices(self, run: int | None) -> list[int]:
+        if run is None:
+            return list(range(len(self.runs)))
+        if not -len(self.runs) <= run < len(self.runs):
+            raise ConfigError(f"run {run} does not exist; there are {len(self.runs)}, from 0.")
+        return [run % len(self.runs)]
+
+    def per_client(self, run: int | None = None) -> Table:
+        """Return a table of the clients: size, classes, accuracy at both points, loss.
+
+        Args:
+            run: index of a run; None for all of them (then with a column "run").
+        """
+        points = [point for point in ("pre", "post") if (point, "test") in self.scores]
+        indices = self._indices(run)
+        rows = []
+        for index in indices:
+            count = self._scores().count[index]
+            at = {point: self.client_accuracy(point, index) for point in points}
+            fine = self.diverged[index] is None
+            loss = self._scores().mean_loss(index)[-1]
+            for client, name in enumerate(self.clients):
+                labels = None if self.label_counts is None else self.label_counts[index][client]
+                rows.append(
+                    [
+                        *([index] if len(indices) > 1 else []),
+                        name,
+                        None if labels is None else int(labels.sum()),
+                        None if labels is None else int((labels > 0).sum()),
+                        int(count[client]),
+                        *(float(at[point][client]) for point in points),
+                        float(loss[client]) if fine else None,
+                    ]
+                )
+        columns = ["client", "train samples", "classes", "test samples"]
+        columns += [f"accuracy {point}" for point in points] + ["loss"]
+        return Table(
+            ["run", *columns] if len(indices) > 1 else columns,
+            rows,
+            notes={"headline": f"{self.headline} ({POINT_WORDS[self.headline]})"},
+            formats={f"accuracy {point}": "percent" for point in points},
+            title=f"{self.method}: clients",
+        )
+
+    def baseline(self) -> Result:
+        """Return the LocalTrain result on the same allocations, training it when first asked.
+
+        Raises:
+            ConfigError: this result does not know how to make one.
+        """
+        if self._baseline_result is None:
+            if self._baseline is None:
+                raise ConfigError(
+                    f"This result of {self.method!r} has no baseline to compare with; pass one: "
+                    'result.gain(sartor.fit("local", federation, ...)) with the same seeds.'
+                )
+            self._baseline_result = self._baseline()
+        return self._baseline_result
+
+    @property
+    def known_baseline(self) -> Result | None:
+        """The baseline, if it is there already; asking never trains."""
+        return self._baseline_result
+
+    def attach_baseline(self, baseline: Result) -> None:
+        """Give this result a LocalTrain result on the same seeds to be compared with."""
+        self.partners(baseline)
+        self._baseline_result = baseline
+
+    def gain(self, baseline: Result | None = None, run: int | None = None) -> Table:
+        """Return for each client its accuracy alone, federated, and the gain.
+
+        The notes hold ``mean gain``, ``minimum gain``, ``fraction hurt`` and ``clients hurt``.
+
+        Args:
+            baseline: the LocalTrain result on the same seeds; made on demand by default.
+            run: index of a run; None for all of them (then with a column "run").
+        """
+        reference = baseline if baseline is not None else self.baseline()
+        partner = self.partners(reference)
+        indices = self._indices(run)
+        rows: list[list[Any]] = []
+        for index in indices:
+            alone = reference.client_accuracy(run=partner[index])
+            federated = self.client_accuracy(run=index)
+            count = self._scores().count[index]
+            for client, name in enumerate(self.clients):
+                a, f = float(alone[client]), float(federated[client])
+                row = [name, int(count[client]), a, f, f - a]
+                rows.append([index, *row] if len(indices) > 1 else row)
+        gains = metrics.gain([row[-2] for row in rows], [row[-3] for row in rows])
+        columns = ["client", "test samples", "alone", "federated", "gain"]
+        return Table(
+            ["run", *columns] if len(indices) > 1 else columns,
+            rows,
+            notes={
+                "mean gain": gains.mean,
+                "minimum gain": gains.minimum,
+                "fraction hurt": gains.fraction_hurt,
+                "clients hurt": gains.hurt,
+            },
+            formats={"alone": "percent", "federated": "percent", "gain": "points"},
+            title=f"{self.method}: gain over training alone",
+        )
+
+    def partners(self, reference: Result) -> list[int]:
+        """Return for every run the run of ``reference`` on the same allocation (equal seed).
+
+        Raises:
+            ConfigError: the clients differ, or a seed is missing in the reference.
+        """
+        if reference.clients != self.clients:
+            raise ConfigError(
+                f"{self.method} has {len(self.clients)} clients and {reference.method} "
+                f"{len(reference.clients)}, or their names differ; compare results of one "
+                "federation."
+            )
+        mine, theirs = [run.seed for run in self.runs], [run.seed for run in reference.runs]
+        if mine == theirs:
+            return list(range(len(mine)))
+        missing = sorted(set(mine) - set(theirs))
+        if missing:
+            raise ConfigError(
+                f"{reference.method} was not run with seed {', '.join(map(str, missing))}, so "
+                f"{self.method} cannot be paired with it; run both with the same seeds."
+            )
+        return [theirs.index(seed) for seed in mine]
+
+    # --- rows, models, display ------------------------------------------------------------------
+
+    def metric_columns(self) -> dict[str, Any]:
+        """Return the table of metrics as columns: run, round, client, point, split, and so on.
+
+        Rows are ordered by point and split, then run, evaluation and client.
+        """
+        parts: dict[str, list[Any]] = {name: [] for name in METRIC_COLUMNS}
+        names = np.asarray(self.clients, dtype=object)
+        for (point, split), scores in self.scores.items():
+            evaluations, clients = len(scores.rounds), len(self.clients)
+            for run in range(len(self.runs)):
+                valid = self._valid(point, split, run)[:, None]
+                accuracy = np.where(valid, scores.accuracy(run), np.nan)
+                loss = np.where(valid, scores.mean_loss(run), np.nan)
+                size = evaluations * clients
+                parts["run"].append(np.full(size, run))
+                parts["round"].append(np.repeat(scores.rounds, clients))
+                parts["client"].append(np.tile(names, evaluations))
+                parts["point"].append(np.full(size, point, dtype=object))
+                parts["split"].append(np.full(size, split, dtype=object))
+                parts["accuracy"].append(accuracy.ravel())
+                parts["loss"].append(loss.ravel())
+                parts["count"].append(np.tile(np.asarray(scores.count[run]), evaluations))
+        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return one row per run, round, client, point and split.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return import_pandas().DataFrame(self.metric_columns())
+
+    def client_index(self, client: str | int) -> int:
+        """Return the index of a client given by name or index."""
+        if isinstance(client, str):
+            if client not in self.clients:
+                raise ConfigError(f"no client {client!r}{did_you_mean(client, self.clients)}")
+            return self.clients.index(client)
+        if not 0 <= client < len(self.clients):
+            raise ConfigError(
+                f"no client {client}; there are {len(self.clients)}, from 0 to "
+                f"{len(self.clients) - 1}."
+            )
+        return int(client)
+
+    def model(self, client: str | int, run: int = 0, point: str | None = None) -> nn.Module:
+        """Return the final model of a client, ready to use.
+
+        Args:
+            client: name or index.
+            run: index of the run.
+            point: "pre" or "post"; the headline point by default.
+        """
+        index, (chosen,) = self.client_index(client), self._indices(run)
+        if self._models is None:
+            raise RunFolderError(
+                "This result came without models. A run folder keeps the weights of every client "
+                "under models/: RunFolder.open(path).read_models() returns them, for "
+                "your_model.load_state_dict(...)."
+            )
+        return self._models(index, chosen, point or self.headline)
+
+    def __repr__(self) -> str:
+        """Return method, accuracy, worst client and cost in one line."""
+        accuracy = format_cell(metrics.spread(self.accuracy), "percent")
+        worst = format_cell(metrics.spread(self.worst_client), "percent")
+        megabytes = format_cell(metrics.spread(self.megabytes), "megabytes")
+        lost = sum(entry is not None for entry in self.diverged)
+        runs = f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
+        return (
+            f"<Result {self.method}: accuracy {accuracy} %, worst client {worst} %, "
+            f"{len(self.clients)} clients, {self.ledger.num_rounds} rounds{runs}, {megabytes} MB"
+            f"{f', {lost} diverged' if lost else ''}>"
+        )
+
+    def _repr_html_(self) -> str:
+        line = html.escape(repr(self)[1:-1])
+        return f"<p>{line}</p>{self.per_client(run=0)._repr_html_()}"
+
+
+POINT_WORDS = {
+    "pre": "after aggregation, before local training",
+    "post": "after local training, before aggregation",
+}
+"""The two points of a round, in words."""
+
+
+def __getattr__(name: str) -> Any:
+    # Comparison stands on Result, so it has a module of its own; both are found here.
+    if name == "Comparison":
+        from sartor.comparison import Comparison
+
+        return Comparison
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

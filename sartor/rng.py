@@ -1,0 +1,104 @@
+"""Randomness as data: a counter-based generator whose every value is a pure function of its key.
+
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), in
+integer tensor operations. A key is a tensor of two 32-bit words (held in int64) on its last axis; the value
+number ``j`` of a draw depends on ``(key, j)`` alone. So lanes, chunks, devices and the order of execution
+cannot change a number, a longer draw begins with the shorter one, and everything works inside ``vmap``.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+
+import torch
+from torch import Tensor
+
+_MASK = 0xFFFFFFFF
+_MULTIPLY = (0xD2511F53, 0xCD9E8D57)
+_WEYL = (0x9E3779B9, 0xBB67AE85)
+_FOLD = 1  # the last counter word of a fold; draws use 0, so the two never share a block
+
+
+def key(seed: int, device: torch.device | str = "cpu") -> Tensor:
+    """Make the key of a seed: shape (2,).
+
+    >>> key(7).tolist()
+    [7, 0]
+    """
+    return torch.tensor([seed & _MASK, (seed >> 32) & _MASK], dtype=torch.int64, device=device)
+
+
+def _philox(k0: Tensor, k1: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> Tensor:
+    """Run ten rounds of Philox4x32; all words broadcast; the four outputs are on the last axis."""
+    c0, c1, c2, c3 = counter
+    for _ in range(10):
+        # A product of two 32-bit words wraps around in int64, but its 64 bits are the right ones.
+        p0, p1 = c0 * _MULTIPLY[0], c2 * _MULTIPLY[1]
+        c0, c1, c2, c3 = (
+            ((p1 >> 32) & _MASK) ^ c1 ^ k0,
+            p1 & _MASK,
+            ((p0 >> 32) & _MASK) ^ c3 ^ k1,
+            p0 & _MASK,
+        )
+        k0, k1 = (k0 + _WEYL[0]) & _MASK, (k1 + _WEYL[1]) & _MASK
+    return torch.stack(torch.broadcast_tensors(c0, c1, c2, c3), dim=-1)
+
+
+def fold(keys: Tensor, *data: int | str | Tensor) -> Tensor:
+    """Derive a new key from each key and the data, one item after the other.
+
+    Args:
+        keys: (..., 2).
+        data: integers, names (hashed to 32 bits), or integer tensors that broadcast with ``keys[..., 0]``.
+
+    Returns:
+        (..., 2), with the broadcast leading shape.
+    """
+    for item in data:
+        word: int | Tensor = zlib.crc32(item.encode()) if isinstance(item, str) else item
+        k0, k1 = keys[..., 0], keys[..., 1]
+        zero = torch.zeros_like(k0)
+        low, high = zero + (word & _MASK), zero + ((word >> 32) & _MASK)
+        keys = _philox(k0, k1, (low, high, zero, zero + _FOLD))[..., :2]
+    return keys
+
+
+def words_at(keys: Tensor, blocks: Tensor) -> Tensor:
+    """Return the four words of the given blocks of a draw: words ``4b .. 4b+3`` of ``bits``.
+
+    Args:
+        keys: (..., 2).
+        blocks: integer tensor that broadcasts with ``keys[..., 0]``.
+
+    Returns:
+        (..., 4), integers in [0, 2^32).
+    """
+    zero = torch.zeros_like(keys[..., 0] + blocks)
+    return _philox(keys[..., 0], keys[..., 1], (zero + blocks, zero, zero, zero))
+
+
+def bits(key: Tensor, num: int) -> Tensor:
+    """Draw ``num`` integers in [0, 2^32) from one key: shape (num,), int64."""
+    blocks = torch.arange((num + 3) // 4, device=key.device)
+    return words_at(key[None, :], blocks).reshape(-1)[:num]
+
+
+def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw uniform numbers in the open interval (0, 1)."""
+    num = math.prod(shape)
+    return ((bits(key, num).to(torch.float64) + 0.5) * 2.0**-32).to(dtype).reshape(shape)
+
+
+def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw standard normal numbers (Box-Muller: values 2j and 2j+1 share two words)."""
+    num = math.prod(shape)
+    unit = ((bits(key, 2 * ((num + 1) // 2)).to(torch.float64) + 0.5) * 2.0**-32).reshape(-1, 2)
+    radius, angle = torch.sqrt(-2.0 * torch.log(unit[:, 0])), 2.0 * math.pi * unit[:, 1]
+    pair = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)
+    return pair.reshape(-1)[:num].to(dtype).reshape(shape)
+
+
+def permutation(key: Tensor, num: int) -> Tensor:
+    """Draw a permutation of ``range(num)``."""
+    return torch.sort(bits(key, num), dim=0, stable=True).indices

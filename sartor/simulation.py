@@ -1,0 +1,299 @@
+"""A simulation: the state of all runs between rounds, what was measured, and nothing else.
+
+Everything that a round reads is in the trees and counters here, so a checkpoint is a dump of them and resuming is
+running straight on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sartor import tree
+from sartor.cohort import Participation
+from sartor.data.federation import Federation
+from sartor.engines.arena import build_arena
+from sartor.engines.round import Engine, Receipt, Rounds, Tally
+from sartor.engines.store import Store
+from sartor.hyper import Value, stack_hypers
+from sartor.method import Method
+from sartor.scores import COUNTERS, PHASES, Ledger, Run, Scores
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+class Simulation:
+    """All runs of one method, from round to round.
+
+    Args:
+        method: the record.
+        task: the network and its loss.
+        federations: one per run (often the same object).
+        runs: seed, hyper-parameters and options of every run.
+        engine: makes the engine from the arena.
+        rounds: how many rounds there will be.
+        participation: who takes part in a round.
+        device: where to compute.
+        dtype: of parameters, features and hyper-parameters.
+        eval_every: score the models before local training at every so many rounds, and after the last.
+        points: "pre", "post" or both.
+        store_folder: a folder for memory-mapped client states; None keeps them in memory.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        federations: Sequence[Federation],
+        runs: Sequence[Run],
+        engine: Any,
+        *,
+        rounds: int,
+        participation: Participation,
+        device: torch.device,
+        dtype: torch.dtype,
+        eval_every: int = 1,
+        points: tuple[str, ...] = ("pre", "post"),
+        store_folder: Path | None = None,
+    ) -> None:
+        self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
+        self.federations = list(federations)
+        self.eval_every, self.points = eval_every, points
+        arena = build_arena(federations, device, dtype)
+        hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
+        hyper = stack_hypers(method.hyper, hypers, arena.num_clients, dtype)
+        self.engine: Engine = engine(arena)
+        seeds = [run.seed for run in runs]
+        self.rounds = Rounds(method, task, arena, self.engine, seeds, hyper, participation)
+        self.splits = tuple(s for s in ("test", "val") if arena.splits[s].size.any())
+        params, self.server = self.rounds.init(dtype)
+        shape = (arena.num_runs, arena.num_clients)
+
+        def make(cohort: np.ndarray) -> Tree:
+            return self.rounds.new_clients(params, cohort)
+
+        self.store = Store(make, *shape, device, store_folder and store_folder / "clients")
+        self.trained = self._trained_models(shape, device, store_folder)
+        self.round_index = 0
+        self.history: dict[str, dict[str, list[np.ndarray]]] = {}
+        self.when: dict[str, list[int]] = {}
+        self.books: dict[str, list[np.ndarray]] = {name: [] for name in COUNTERS}
+        self.seconds: dict[str, list[float]] = {name: [] for name in PHASES}
+        self.setup_bytes = np.zeros(arena.num_runs, dtype=np.int64)
+        self.diverged: list[dict[str, Any] | None] = [None] * arena.num_runs
+        self.snapshots: list[dict[str, Any]] = []
+        self._post: dict[str, Tally] = {}
+
+    def _trained_models(
+        self, shape: tuple[int, int], device: torch.device, folder: Path | None
+    ) -> Store | None:
+        """Keep the models after local training, where those are the ones to use."""
+        if self.method.headline != "post":
+            return None
+        server = self.server
+
+        def make(cohort: np.ndarray) -> Tree:
+            blocks = [
+                model for _, _, model in self.rounds.models(server, self.store, 0, cohort)
+            ]
+            found: Tree = tree.cat(blocks, 1)
+            return found
+
+        return Store(make, *shape, device, folder and folder / "models")
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done, or every run has diverged."""
+        return self.round_index >= self.num_rounds or all(d is not None for d in self.diverged)
+
+    def step(self) -> dict[str, Any]:
+        """Run the next round and return what a progress bar shows."""
+        began = time.perf_counter()
+        seconds = dict.fromkeys(PHASES, 0.0)
+        if self.round_index == 0:
+            self._start(seconds)
+        t = self.round_index
+        post = self.splits if "post" in self.points else ()
+        self.server, receipt = self.rounds.train(
+            self.server, self.store, t, score=post, keep=self.trained
+        )
+        self._book(receipt, seconds)
+        self.round_index = t + 1
+        last = self.round_index == self.num_rounds
+        if last and self.method.epilogue is not None:
+            self._one_off("epilogue", seconds)
+        due = last or self.round_index % self.eval_every == 0
+        for split in post:
+            self._post[split] = _merge(self._post[split], receipt.tally[split])
+        if due and post:
+            self._record("post", t, {split: self._post[split] for split in post})
+        if due and "pre" in self.points:
+            self._evaluate(self.round_index, seconds)
+        if due:
+            self._snapshot(self.round_index)
+        seconds["round"] = time.perf_counter() - began
+        for name, value in seconds.items():
+            self.seconds[name].append(value)
+        return self._info()
+
+    def _start(self, seconds: dict[str, float]) -> None:
+        """Before round 0: the method's prologue, and the scores of the initial models."""
+        if self.method.prologue is not None:
+            self._one_off("prologue", seconds)
+        tallies = self._evaluate(0, seconds, record="pre" in self.points)
+        self._post = {split: Tally(t.correct.copy(), t.loss.copy()) for split, t in tallies.items()}
+        self._snapshot(0)
+
+    def _one_off(self, stage: str, seconds: dict[str, float]) -> None:
+        self.server, receipt = self.rounds.train(self.server, self.store, self.round_index, stage)
+        self.setup_bytes += receipt.bytes_down + receipt.bytes_up
+        for name, value in receipt.seconds.items():
+            seconds[name] += value
+
+    def _evaluate(self, t: int, seconds: dict[str, float], record: bool = True) -> dict[str, Tally]:
+        began = time.perf_counter()
+        tallies = self.rounds.evaluate(self.server, self.store, t, self.splits)
+        if record:
+            self._record("pre", t, tallies)
+        seconds["evaluate"] += time.perf_counter() - began
+        return tallies
+
+    def _record(self, point: str, t: int, tallies: dict[str, Tally]) -> None:
+        self.when.setdefault(point, []).append(t)
+        for split, tally in tallies.items():
+            book = self.history.setdefault(f"{point}/{split}", {"correct": [], "loss": []})
+            book["correct"].append(tally.correct.copy())
+            book["loss"].append(tally.loss.copy())
+            broken = ~np.isfinite(tally.loss)
+            for run in np.nonzero(broken.any(1))[0]:
+                if self.diverged[run] is None:
+                    client = self.federations[run].names[int(np.argmax(broken[run]))]
+                    at = t if point == "post" else max(t - 1, 0)
+                    self.diverged[run] = {"round": at, "client": client}
+
+    def _book(self, receipt: Receipt, seconds: dict[str, float]) -> None:
+        for name in COUNTERS:
+            self.books[name].append(getattr(receipt, name))
+        for name, value in receipt.seconds.items():
+            seconds[name] += value
+
+    def _snapshot(self, t: int) -> None:
+        if self.method.inspect is None:
+            return
+        everybody = self.rounds.everybody
+        hub = self.rounds.hub("inspect", t, everybody, np.ones_like(everybody, dtype=bool))
+        seen = self.engine.runs(self.method.inspect, self.server, hub)
+        small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
+        self.snapshots.append({"round": t, **small})
+
+    def _info(self) -> dict[str, Any]:
+        book = self.history.get(f"{self.method.headline}/test") or next(iter(self.history.values()))
+        sizes = self.rounds.arena.splits["test"].size.sum(1)
+        accuracy = book["correct"][-1].sum(1) / np.maximum(sizes, 1)
+        sent = sum(self.books["bytes_up"]) + sum(self.books["bytes_down"])
+        return {
+            "accuracy": float(np.mean(accuracy)),
+            "bytes": int(np.sum(sent)),
+            "seconds": self.seconds["round"][-1],
+            "runs": len(self.runs),
+        }
+
+    # ---- results ----------------------------------------------------------------------------------------
+
+    def scores(self) -> dict[tuple[str, str], Scores]:
+        """Return what was measured so far, by (point, split)."""
+        found = {}
+        for name, book in self.history.items():
+            point, split = name.split("/")
+            found[point, split] = Scores(
+                rounds=list(self.when[point]),
+                correct=np.stack(book["correct"], 1),
+                loss=np.stack(book["loss"], 1),
+                count=self.rounds.arena.splits[split].size.copy(),
+            )
+        return found
+
+    def ledger(self) -> Ledger:
+        """Return the counted costs so far."""
+        runs = len(self.runs)
+        columns = {
+            name: np.stack(rows, 1) if rows else np.zeros((runs, 0), dtype=np.int64)
+            for name, rows in self.books.items()
+        }
+        seconds = {name: list(values) for name, values in self.seconds.items()}
+        return Ledger(**columns, seconds=seconds, setup_bytes=self.setup_bytes.copy())
+
+    def params(self, client: int, run: int = 0, point: str | None = None) -> Tree:
+        """Return the parameters that a client would use now, at an evaluation point."""
+        if (point or self.method.headline) == "post" and self.trained is not None:
+            model = self.trained.gather(np.full((len(self.runs), 1), client))
+        else:
+            ids = np.full((len(self.runs), 1), client)
+            (_, _, model), *_ = self.rounds.models(self.server, self.store, self.round_index, ids)
+        found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
+        return found
+
+    def network(self, client: int, run: int = 0, point: str | None = None) -> nn.Module:
+        """Return a client's model as an ordinary module."""
+        return self.task.with_params(self.params(client, run, point))
+
+    # ---- checkpoints ------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tree], dict[str, Any], dict[str, Any]]:
+        """Return all state: trees of tensors, nested arrays, and JSON-able values."""
+        trees = {"server": self.server, "clients": self.store.dump()}
+        if self.trained is not None:
+            trees["trained"] = self.trained.dump()
+        arrays: dict[str, Any] = {
+            "history": {
+                name: {k: np.stack(v) for k, v in book.items()} for name, book in self.history.items()
+            },
+            "books": {name: np.stack(rows) for name, rows in self.books.items() if rows},
+            "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self._post.items()},
+            "setup_bytes": self.setup_bytes,
+            "snapshots": {
+                f"{k:06d}": {name: value for name, value in snap.items() if name != "round"}
+                for k, snap in enumerate(self.snapshots)
+            },
+        }
+        meta = {
+            "round": self.round_index,
+            "when": self.when,
+            "seconds": self.seconds,
+            "diverged": self.diverged,
+            "snapshots": [snap["round"] for snap in self.snapshots],
+        }
+        return trees, arrays, meta
+
+    def load(self, trees: dict[str, Tree], arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Take a checkpoint back; the next ``step`` goes on as if nothing had happened."""
+        device = self.rounds.arena.device
+        self.server = tree.map(lambda old, new: new.to(device, old.dtype), self.server, trees["server"])
+        self.store.load(trees["clients"])
+        if self.trained is not None:
+            self.trained.load(trees["trained"])
+        self.history = {
+            name: {k: list(v) for k, v in book.items()} for name, book in arrays["history"].items()
+        }
+        self.books = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
+        self._post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
+        self.setup_bytes = arrays["setup_bytes"]
+        self.round_index, self.when = meta["round"], {k: list(v) for k, v in meta["when"].items()}
+        self.seconds = {k: list(v) for k, v in meta["seconds"].items()}
+        self.diverged = list(meta["diverged"])
+        snaps = arrays.get("snapshots", {})
+        self.snapshots = [
+            {"round": t, **snaps[f"{k:06d}"]} for k, t in enumerate(meta["snapshots"])
+        ]
+
+
+def _merge(old: Tally, new: Tally) -> Tally:
+    """Take the new scores where there are any: a client that did not train still has its last model."""
+    fresh = ~np.isnan(new.correct)
+    return Tally(np.where(fresh, new.correct, old.correct), np.where(fresh, new.loss, old.loss))

@@ -1,0 +1,167 @@
+"""The task: a network as pure functions of its parameters, with its loss and the name of its head.
+
+The network of the user stays an ordinary ``nn.Module``; its parameters travel as a dict of tensors.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sartor import rng
+from sartor.method import Batch
+from sartor.tree import Tree
+
+Criterion = Callable[[Tensor, Tensor], Tensor]
+"""``(scores, labels) -> losses``, one per sample."""
+
+
+def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each sample under softmax scores."""
+    return F.cross_entropy(scores, y, reduction="none")
+
+
+def squared_error(scores: Tensor, y: Tensor) -> Tensor:
+    """Return ½ (score − y)² of each sample, summed over outputs."""
+    flat = scores.reshape(y.shape[0], -1) - y.reshape(y.shape[0], -1).to(scores.dtype)
+    return 0.5 * flat.square().sum(-1)
+
+
+def given(scores: Tensor, y: Tensor) -> Tensor:
+    """Take the network's output as the loss of each sample, as for quadratics with known optimum."""
+    return scores.reshape(scores.shape[0])
+
+
+def most_likely(scores: Tensor, y: Tensor) -> Tensor:
+    """Say for each sample whether the largest score is the label's."""
+    return scores.argmax(-1) == y
+
+
+def never(scores: Tensor, y: Tensor) -> Tensor:
+    """Count no answer as correct: for losses without a notion of a right answer."""
+    return torch.zeros(scores.shape[:1], dtype=torch.bool, device=scores.device) & (y == y)
+
+
+@dataclass(frozen=True)
+class Task:
+    """A network, its loss, and the split of its leaves into body and head.
+
+    Attributes:
+        module: the network; its own parameters give shapes and are otherwise unused.
+        head: the dotted name of the head's submodule, or None.
+        criterion: losses of scores and labels.
+        is_correct: which answers count as correct.
+        compute: the dtype of the forward and backward pass, if not that of the parameters.
+        leaf_names: the names of the parameters.
+    """
+
+    module: nn.Module
+    head: str | None = None
+    criterion: Criterion = cross_entropy
+    is_correct: Criterion = most_likely
+    compute: torch.dtype | None = None
+    leaf_names: tuple[str, ...] = field(init=False, default=())
+
+    def __post_init__(self) -> None:
+        """Take a private copy of the module, without gradients of its own."""
+        module = copy.deepcopy(self.module).requires_grad_(False)
+        object.__setattr__(self, "module", module)
+        object.__setattr__(self, "leaf_names", tuple(k for k, _ in module.named_parameters()))
+
+    def init(self, seed: int) -> Tree:
+        """Draw the initial parameters of a seed.
+
+        Every submodule with ``reset_parameters`` is drawn anew (torch's own initialisation, on the CPU in
+        float32, so that device and dtype do not matter); parameters outside such modules keep their values.
+        """
+        module = copy.deepcopy(self.module)
+        word = int(rng.fold(rng.key(seed), "init")[0])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(word)
+            for part in module.modules():
+                reset = getattr(part, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+        return {k: p.detach().clone() for k, p in module.named_parameters()}
+
+    def logits(self, params: Tree, x: Tensor) -> Tensor:
+        """Return the scores of a batch: (batch, classes)."""
+        if self.compute is None:
+            return torch.func.functional_call(self.module, params, (x,))  # type: ignore[no-any-return]
+        cast = {k: v.to(self.compute) for k, v in params.items()}
+        x = x.to(self.compute) if x.is_floating_point() else x
+        scores = torch.func.functional_call(self.module, cast, (x,))
+        return scores.to(next(iter(params.values())).dtype)  # type: ignore[no-any-return]
+
+    def losses(self, params: Tree, batch: Batch) -> Tensor:
+        """Return the loss of each sample of a batch, padding included."""
+        _METER.count()
+        return self.criterion(self.logits(params, batch.x), batch.y)
+
+    def mean(self, values: Tensor, batch: Batch) -> Tensor:
+        """Average over the real samples of a batch."""
+        weight = batch.mask.to(values.dtype)
+        return (values * weight).sum() / weight.sum().clamp(min=1.0)
+
+    def loss(self, params: Tree, batch: Batch) -> Tensor:
+        """Return the mean loss over the real samples of a batch."""
+        return self.mean(self.losses(params, batch), batch)
+
+    def is_head(self, leaf: str) -> bool:
+        """Say whether a leaf belongs to the head."""
+        return self.head is not None and (leaf == self.head or leaf.startswith(self.head + "."))
+
+    def is_body(self, leaf: str) -> bool:
+        """Say whether a leaf belongs to the body: everything that is not the head."""
+        return not self.is_head(leaf)
+
+    def with_params(self, params: Tree) -> nn.Module:
+        """Return an ordinary module that holds the given parameters, ready to use."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict({k: v.detach().cpu().clone() for k, v in params.items()}, strict=False)
+        return module.requires_grad_(True)
+
+
+class _Meter(threading.local):
+    """Counts, per thread, the batches whose loss was computed, with and without a gradient."""
+
+    depth = 0
+    forward = 0
+    backward = 0
+
+    def count(self) -> None:
+        if self.depth:
+            self.backward += 1
+        else:
+            self.forward += 1
+
+
+_METER = _Meter()
+
+
+@contextmanager
+def metered() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Count the losses computed inside: yields a function that returns (forward only, with gradient)."""
+    start = (_METER.forward, _METER.backward)
+    yield lambda: (_METER.forward - start[0], _METER.backward - start[1])
+
+
+def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any]:
+    """Differentiate ``fn`` by its first argument, and book the task's losses inside as gradients."""
+
+    def watched(*args: Any) -> Any:
+        _METER.depth += 1
+        try:
+            return fn(*args)
+        finally:
+            _METER.depth -= 1
+
+    return torch.func.grad(watched, has_aux=has_aux)  # type: ignore[no-any-return]

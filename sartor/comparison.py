@@ -49,6 +49,17 @@ class Comparison(Mapping[str, Result]):
         """Return the number of methods."""
         return len(self.results)
 
+    def expanded(self) -> Comparison:
+        """Return a comparison in which every setting of a sweep is an entry of its own."""
+        found = {}
+        for name, result in self.items():
+            groups = result.groups()
+            for label, runs in groups.items():
+                single = len(groups) == 1
+                key = name if single else label.replace(result.method, name, 1)
+                found[key] = result if single else result.select(runs)
+        return Comparison(found, reference=self.reference, config=self.config)
+
     def hurt(self, name: str) -> Array | None:
         """Return (runs,) how many clients are below the reference, or None without one."""
         if self.reference is None or name == self.reference:

@@ -7,13 +7,14 @@ flags win over the file. Every fault is listed at once; an unknown key names the
 
 from __future__ import annotations
 
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from sartor.errors import ConfigError, did_you_mean
 
@@ -83,6 +84,12 @@ def _key(default: Any, text: str, group: str, show: str, **checks: Any) -> Any:
 _DATA, _TRAINING, _SWITCHES, _ENGINE, _OUTPUT = ("Data", "Training", "Switches", "Engine", "Output")
 
 
+def _device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
+        raise ValueError("should be auto, cpu, mps, cuda or cuda:N")
+    return name
+
+
 class Experiment(BaseModel):
     """One experiment, checked: what to train, on which federation, how, and where to leave it.
 
@@ -128,11 +135,13 @@ class Experiment(BaseModel):
     )
 
     engine: str = _key("auto", "auto, vectorised, sequential.", _ENGINE, "NAME")
-    device: str = _key("auto", "auto, cpu, cuda, cuda:1.", _ENGINE, "NAME")
+    device: Annotated[str, AfterValidator(_device)] = _key(
+        "auto", "auto, cpu, cuda, cuda:1.", _ENGINE, "NAME"
+    )
     dtype: str = _key("float32", "float32, float64.", _ENGINE, "NAME")
     compute: str | None = _key(None, "Precision inside a step: bfloat16.", _ENGINE, "NAME")
     chunk: int | None = _key(None, "Clients at once; else measured.", _ENGINE, "N", ge=1)
-    store: str = _key("memory", "Where resting clients live: memory, disk.", _ENGINE, "KIND")
+    store: str = _key("memory", "Where resting clients live: memory, mapped.", _ENGINE, "KIND")
 
     eval_every: int = _key(1, "Rounds between evaluations.", _OUTPUT, "N", ge=1)
     checkpoint_every: int = _key(10, "Rounds between checkpoints.", _OUTPUT, "N", ge=1)
@@ -310,7 +319,7 @@ def _sentence(error: Any, values: Mapping[str, Any]) -> str:
     name = first if first in values else f"--{first.replace('_', '-')}"
     kinds = ("bool", "int", "float", "str", "list[float]")
     place = ".".join([name, *(part for part in rest if part not in kinds)])
-    wanted = str(error["msg"]).removeprefix("Input ")
+    wanted = str(error["msg"]).removeprefix("Input ").removeprefix("Value error, ")
     if rest and rest[-1] in kinds:  # one branch of a union; the others fail as well
         wanted = "should be a number, a word, true or false"
     return f"{place} {wanted}, got {error['input']!r}"

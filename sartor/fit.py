@@ -147,7 +147,7 @@ def fit(
     settings = Settings(
         model=model,
         rounds=_whole("rounds", rounds),
-        seeds=(seeds,) if isinstance(seeds, int) else tuple(seeds),
+        seeds=_seeds(seeds),
         local=local or Local(),
         participation=Participation.parse(participation),
         engine=engine,
@@ -285,10 +285,9 @@ def _fit_lanes(
     _loop(simulation, settings, folder)
     if len(runs) == 1 and simulation.diverged[0] is not None:
         raise _diverged(simulation)
-    result = _result(simulation, config, federations)
-    result.scratch = scratch  # type: ignore[attr-defined]  # keeps mapped states alive while models are asked for
-    if method != "local":
-        result.attach_baseline(_lazily_local(federations, settings, local))
+    baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
+    result = _result(simulation, config, federations, baseline)
+    simulation.scratch = scratch  # mapped states live as long as models can be asked for
     if folder is not None:
         _save(lambda: _write(folder, result, simulation), folder)
     return result
@@ -339,7 +338,12 @@ def _write(folder: RunFolder, result: Result, simulation: Simulation) -> None:
             folder.write_models(names, trees, run)
 
 
-def _result(simulation: Simulation, config: dict[str, Any], federations: dict[int, Federation]) -> Result:
+def _result(
+    simulation: Simulation,
+    config: dict[str, Any],
+    federations: dict[int, Federation],
+    baseline: Callable[[], Result] | None,
+) -> Result:
     counts = [federations[run.seed].label_counts("train").numpy() for run in simulation.runs]
     return Result(
         method=simulation.method.name,
@@ -353,6 +357,7 @@ def _result(simulation: Simulation, config: dict[str, Any], federations: dict[in
         snapshots=simulation.snapshots,
         config=config,
         models=simulation.network,
+        baseline=baseline,
     )
 
 
@@ -388,7 +393,7 @@ def _merge(results: list[Result]) -> Result:
         diverged=[d for r in results for d in r.diverged],
         config=first.config,
         models=lambda client, run, point: owner[run][0].model(client, run=owner[run][1], point=point),
-        baseline=first.baseline_result,
+        baseline=lambda: first.baseline(),
     )
 
 
@@ -404,11 +409,24 @@ def _runs(
     runs = []
     for values in itertools.product(*sweep.values()):
         chosen = {**defaults, **hyper, **dict(zip(sweep, values, strict=True))}
-        numbers = {
-            k: [float(x) for x in v] if isinstance(v, Sequence) else float(v) for k, v in chosen.items()
-        }
+        numbers = {k: _numbers(k, v) for k, v in chosen.items()}
         runs += [Run(seed=seed, hyper=dict(numbers), options=dict(options)) for seed in seeds]
     return runs
+
+
+def _numbers(name: str, value: Any) -> float | list[float]:
+    """Read a hyper-parameter: one number, or one per client (a list, an array or a tensor)."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty((0, 0))
+    if array.ndim > 1:
+        raise ConfigError(
+            f"{name} must be a number, or one number per client, got {value!r}; names of variants and other "
+            "static settings go to options=."
+        )
+    found: float | list[float] = array.tolist()
+    return found
 
 
 def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
@@ -464,13 +482,14 @@ def _remembered(federation: Federations) -> Federations:
 
 
 def _lazily_local(
-    federations: dict[int, Federation], settings: Settings, local: Local
+    federations: dict[int, Federation], settings: Settings, local: Local, hyper: Mapping[str, Value]
 ) -> Callable[[], Result]:
-    """Train LocalTrain on the same allocations when somebody asks for the gain."""
+    """Train LocalTrain on the same allocations, with the same local training, when somebody asks for the gain."""
+    same = {name: value for name, value in hyper.items() if name in local.hyper}
 
     def train() -> Result:
         quiet = replace(settings, progress=None)
-        return _fit_lanes("local", federations.__getitem__, quiet, {}, {}, {}, None, False)
+        return _fit_lanes("local", federations.__getitem__, quiet, {}, same, {}, None, False)
 
     settings = replace(settings, local=local)
     return train
@@ -553,6 +572,14 @@ def _device(name: str | torch.device) -> torch.device:
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'.")
     return device
+
+
+def _seeds(seeds: Sequence[int] | int) -> tuple[int, ...]:
+    found = (seeds,) if isinstance(seeds, (int, np.integer)) else tuple(seeds)
+    whole = all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) for s in found)
+    if not found or not whole or len(set(found)) < len(found):
+        raise ConfigError(f"seeds must be one or several different whole numbers, got {seeds!r}.")
+    return tuple(int(s) for s in found)
 
 
 def _whole(name: str, value: int) -> int:

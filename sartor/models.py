@@ -142,6 +142,14 @@ def lenet5(
 MODELS: dict[str, Callable[..., nn.Module]] = {"dnn": dnn, "lenet5": lenet5, "mclr": mclr}
 
 
+def default(federation: Federation) -> nn.Module:
+    """Choose a network: LeNet-5 for images of 16 pixels or more, else one hidden layer."""
+    shape = federation.input_shape
+    if len(shape) == 3 and min(shape[1:]) >= 16:
+        return lenet5(federation)
+    return dnn(federation)
+
+
 def check_module(module: nn.Module, head: str | None = None) -> None:
     """Raise a ModelError that names every layer that cannot be trained over lanes.
 

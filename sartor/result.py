@@ -17,15 +17,13 @@ from torch import nn
 from sartor import metrics
 from sartor.errors import ConfigError, ContractError, RunFolderError, did_you_mean
 from sartor.metrics import Array
-from sartor.scores import COUNTERS, PHASES, Ledger, Run, Scores
+from sartor.scores import COUNTERS, Ledger, Run, Scores
 from sartor.table import Table, format_cell, import_pandas, jsonable
 
 if TYPE_CHECKING:
     import pandas
 
-    from sartor.comparison import Comparison
-
-__all__ = ["COUNTERS", "PHASES", "Comparison", "Ledger", "Result", "Run", "Scores", "Table"]
+__all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
 ModelMaker = Callable[[int, int, str], nn.Module]
 METRIC_COLUMNS = ("run", "round", "client", "point", "split", "accuracy", "loss", "count")
@@ -290,6 +288,43 @@ class Result:
             found.setdefault(" ".join([self.method, *parts]), []).append(index)
         return found
 
+    def select(self, runs: Sequence[int]) -> Result:
+        """Return a result of some of the runs; the time is shared out in proportion.
+
+        Args:
+            runs: indices of the runs to keep.
+        """
+        kept = [index for run in runs for index in self._indices(run)]
+        ledger = self.ledger
+        models = self._models
+        share = len(kept) / len(self.runs)
+        chosen = Result(
+            method=self.method,
+            headline=self.headline,
+            runs=[self.runs[run] for run in kept],
+            clients=self.clients,
+            scores={
+                key: Scores(s.rounds, s.correct[kept], s.loss[kept], s.count[kept])
+                for key, s in self.scores.items()
+            },
+            ledger=Ledger(
+                **{name: np.asarray(getattr(ledger, name))[kept] for name in COUNTERS},
+                seconds={p: [share * t for t in times] for p, times in ledger.seconds.items()},
+                setup_bytes=np.asarray(ledger.setup_bytes)[kept],
+            ),
+            label_counts=None if self.label_counts is None else self.label_counts[kept],
+            diverged=[self.diverged[run] for run in kept],
+            snapshots=[
+                {k: v[kept] if np.ndim(v) > 0 else v for k, v in snapshot.items()}
+                for snapshot in self.snapshots
+            ],
+            config=self.config,
+            models=None if models is None else lambda c, r, point: models(c, kept[r], point),
+            baseline=self._baseline,
+        )
+        chosen._baseline_result = self._baseline_result
+        return chosen
+
     def _indices(self, run: int | None) -> list[int]:
         if run is None:
             return list(range(len(self.runs)))
@@ -505,12 +540,3 @@ POINT_WORDS = {
     "post": "after local training, before aggregation",
 }
 """The two points of a round, in words."""
-
-
-def __getattr__(name: str) -> Any:
-    # Comparison stands on Result, so it has a module of its own; both are found here.
-    if name == "Comparison":
-        from sartor.comparison import Comparison
-
-        return Comparison
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -87,7 +87,9 @@ def bits(key: Tensor, num: int) -> Tensor:
 def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Draw uniform numbers in the open interval (0, 1)."""
     num = math.prod(shape)
-    return ((bits(key, num).to(torch.float64) + 0.5) * 2.0**-32).to(dtype).reshape(shape)
+    unit = ((bits(key, num).to(torch.float64) + 0.5) * 2.0**-32).to(dtype)
+    # Narrow types would round the largest values up to 1.
+    return unit.clamp(max=1.0 - torch.finfo(dtype).eps / 2).reshape(shape)
 
 
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:

@@ -102,8 +102,9 @@ class _Folder:
                 f"{path} has files of the same names ({', '.join(taken[:3])}) but is not a run "
                 "folder of Sartor, so it is not overwritten; choose another folder."
             )
-        with naming(path, "clear"):
-            _clear(path)
+        if taken:
+            with naming(path, "clear"):
+                _clear(path, inner=folder_kind(path) == "comparison")
         write_json(path / "config.json", config)
         write_json(path / "environment.json", environment())
         # Last: a folder with folder.json is a whole one.
@@ -404,19 +405,21 @@ def slug(name: str) -> str:
 # --- small parts --------------------------------------------------------------------------------
 
 
-def _clear(path: Path) -> None:
-    """Remove what Sartor wrote into a folder, sub-runs of a comparison included; nothing else."""
+def _clear(path: Path, inner: bool) -> None:
+    """Remove what Sartor wrote into a folder, and with ``inner`` the runs in it; nothing else."""
     (path / "folder.json").unlink(missing_ok=True)
     for name in _FILES:
         (path / name).unlink(missing_ok=True)
     for name in _FOLDERS:
         if (path / name).is_dir():
             shutil.rmtree(path / name)
-    for inner in path.iterdir():
-        if inner.is_dir() and (inner / "folder.json").exists():
-            _clear(inner)
-            with suppress(OSError):
-                inner.rmdir()
+    if not inner:
+        return
+    for folder in path.iterdir():
+        if folder.is_dir() and (folder / "folder.json").exists():
+            _clear(folder, inner)
+            with suppress(OSError):  # something of the user's is in it
+                folder.rmdir()
 
 
 def _differences(

@@ -89,6 +89,7 @@ class Simulation:
         self.diverged: list[dict[str, Any] | None] = [None] * arena.num_runs
         self.snapshots: list[dict[str, Any]] = []
         self._post: dict[str, Tally] = {}
+        self.scratch: object = None
 
     def _trained_models(
         self, shape: tuple[int, int], device: torch.device, folder: Path | None
@@ -193,9 +194,12 @@ class Simulation:
         self.snapshots.append({"round": t, **small})
 
     def _info(self) -> dict[str, Any]:
-        book = self.history.get(f"{self.method.headline}/test") or next(iter(self.history.values()))
-        sizes = self.rounds.arena.splits["test"].size.sum(1)
-        accuracy = book["correct"][-1].sum(1) / np.maximum(sizes, 1)
+        wanted = f"{self.method.headline}/test"
+        name = wanted if wanted in self.history else next(iter(self.history), None)
+        accuracy = np.full(len(self.runs), np.nan)  # as long as nothing is measured
+        if name is not None:
+            sizes = self.rounds.arena.splits[name.split("/")[1]].size.sum(1)
+            accuracy = self.history[name]["correct"][-1].sum(1) / np.maximum(sizes, 1)
         sent = sum(self.books["bytes_up"]) + sum(self.books["bytes_down"])
         return {
             "accuracy": float(np.mean(accuracy)),
@@ -256,7 +260,7 @@ class Simulation:
             },
             "books": {name: np.stack(rows) for name, rows in self.books.items() if rows},
             "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self._post.items()},
-            "setup_bytes": self.setup_bytes,
+            "setup_bytes": self.setup_bytes.copy(),
             "snapshots": {
                 f"{k:06d}": {name: value for name, value in snap.items() if name != "round"}
                 for k, snap in enumerate(self.snapshots)
@@ -264,9 +268,9 @@ class Simulation:
         }
         meta = {
             "round": self.round_index,
-            "when": self.when,
-            "seconds": self.seconds,
-            "diverged": self.diverged,
+            "when": {k: list(v) for k, v in self.when.items()},
+            "seconds": {k: list(v) for k, v in self.seconds.items()},
+            "diverged": list(self.diverged),
             "snapshots": [snap["round"] for snap in self.snapshots],
         }
         return trees, arrays, meta
@@ -283,7 +287,7 @@ class Simulation:
         }
         self.books = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
         self._post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
-        self.setup_bytes = arrays["setup_bytes"]
+        self.setup_bytes = arrays["setup_bytes"].copy()
         self.round_index, self.when = meta["round"], {k: list(v) for k, v in meta["when"].items()}
         self.seconds = {k: list(v) for k, v in meta["seconds"].items()}
         self.diverged = list(meta["diverged"])

@@ -48,9 +48,11 @@ def _number(value: float, kind: str) -> str:
     if kind == "percent":
         return f"{100 * value:.1f}"
     if kind == "points":
-        return f"{100 * value:+.1f}"
+        rounded = round(100 * value, 1)
+        return f"{rounded:+.1f}" if rounded else "0.0"
     if kind == "count":
-        return f"{value:,.0f}" if abs(value - round(value)) < 1e-9 else f"{value:,.1f}"
+        whole = abs(value) >= 100 or abs(value - round(value)) < 1e-9
+        return f"{value:,.0f}" if whole else f"{value:,.1f}"
     if kind == "megabytes":
         return f"{value:,.2f}"
     if kind == "seconds":
@@ -73,7 +75,7 @@ def format_cell(value: Any, kind: str = "") -> str:
         if _is_missing(value.mean):
             return MISSING
         text = _number(value.mean, kind)
-        if _is_missing(value.std):
+        if _is_missing(value.std) or value.std == 0:  # one repeat, or a constant
             return text
         return f"{text} ± {_number(value.std, kind).lstrip('+')}"
     if _is_missing(value):

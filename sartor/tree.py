@@ -25,6 +25,9 @@ def map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     {'w': tensor(3)}
     """
     if not isinstance(tree, dict):
+        for other in rest:
+            if isinstance(other, dict):
+                raise ContractError(f"Trees differ: expected a leaf, found the keys {sorted(other)}.")
         return fn(tree, *rest)
     for other in rest:
         if not isinstance(other, dict) or other.keys() != tree.keys():

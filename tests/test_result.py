@@ -15,7 +15,7 @@ from torch import nn
 from sartor.comparison import Comparison
 from sartor.errors import ConfigError, ContractError, MissingExtraError, RunFolderError
 from sartor.result import Result
-from sartor.table import Table, jsonable
+from sartor.table import Table, format_cell, jsonable
 from tests.synthetic_results import make_comparison, make_result
 
 
@@ -53,6 +53,20 @@ def test_a_row_of_a_sweep_equals_the_single_run():
     assert {k: v for k, v in row.items() if k not in timing} == {
         k: v for k, v in alone.items() if k not in timing
     }
+
+
+def test_selected_runs_are_the_runs_themselves():
+    """A slice of a sweep has its summaries, snapshots and models, and its share of the time."""
+    sweep = make_result(seeds=(3, 4, 5), diverged={"round": 1, "client": "client-00"})
+    sweep._models = lambda client, run, point: run
+    part = sweep.select([2, 0])
+    timing = "seconds_all_runs"
+    for found, expected in zip(part.summaries(), (sweep.summary(2), sweep.summary(0)), strict=True):
+        assert found.pop(timing) == pytest.approx(expected.pop(timing) * 2 / 3)
+        assert found.pop("seconds") == pytest.approx(expected.pop("seconds"))
+        assert found == expected
+    assert part.snapshots[0]["mix"].shape == (2, 20, 20)
+    assert part.model(0, run=0) == 2
 
 
 def test_the_best_is_never_below_the_last():
@@ -343,6 +357,11 @@ def test_the_columns_of_the_text_are_aligned():
     lines = str(make_comparison().table()).splitlines()
     assert len({len(line) for line in lines[1:6]}) == 1
     assert lines[0].startswith("method")
+
+
+def test_a_difference_that_rounds_to_zero_has_no_sign():
+    """Neither +0.0 nor -0.0 claims a direction."""
+    assert [format_cell(v, "points") for v in (0.0, -1e-5, 1e-5, -0.02)] == [*["0.0"] * 3, "-2.0"]
 
 
 def test_jsonable_leaves_nothing_that_json_cannot_hold():

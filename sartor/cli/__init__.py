@@ -38,17 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
             return INTERRUPTED
         except KeyboardInterrupt:
             return INTERRUPTED
-        except PFLError as error:
-            code, message = FAULT, str(error)
         except Exception as error:
+            if debug:
+                traceback.print_exc()
+            if isinstance(error, PFLError):
+                show.error(str(error))
+                return FAULT
             hint = "This is a bug of Sartor" + ("." if debug else "; --debug shows where.")
-            code, message = BUG, f"{type(error).__name__}: {error}\n{hint}"
-        else:
-            return 0
-        if debug:
-            traceback.print_exc()
-        show.error(message)
-        return code
+            show.error(f"{type(error).__name__}: {error}\n{hint}")
+            return BUG
+    return 0
 
 
 def entry() -> None:

@@ -91,30 +91,33 @@ class LiveBar:
     """One bar a method, redrawn in place."""
 
     def __init__(self, console: Console | None = None) -> None:
+        self.console = console or Console(stderr=True)
+        self.bar: Progress | None = None
+        self.task = TaskID(0)
+        self.known: dict[str, Any] = {}
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin a run of ``total_rounds`` rounds."""
         self.bar = Progress(
             TextColumn("{task.description:<10}"),
             BarColumn(bar_width=24),
             TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[words]}"),
             TimeRemainingColumn(elapsed_when_finished=True),
-            console=console or Console(stderr=True),
+            console=self.console,
         )
-        self.task: TaskID | None = None
-        self.known: dict[str, Any] = {}
-
-    def start(self, total_rounds: int, description: str) -> None:
-        """Begin a run of ``total_rounds`` rounds."""
         self.bar.start()
         self.known = {}
         self.task = self.bar.add_task(description, total=total_rounds, words="starting")
 
     def update(self, round_index: int, info: Mapping[str, Any]) -> None:
         """Tell that round ``round_index`` (from 0) is done."""
-        if self.task is None:
+        if self.bar is None:
             return
         self.known.update({k: v for k, v in info.items() if v is not None})
         self.bar.update(self.task, completed=round_index + 1, words=in_words(self.known))
 
     def stop(self) -> None:
         """End the run; the finished bar stays on the screen."""
-        self.bar.stop()
+        if self.bar is not None:
+            self.bar.stop()

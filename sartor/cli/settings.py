@@ -12,6 +12,7 @@ from sartor.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
+    from sartor.local import Local
 
 LOCAL_HYPER = ("local_lr", "momentum", "weight_decay")
 """Hyper-parameters of local training: every method has them."""
@@ -107,30 +108,12 @@ def settings_of(experiment: Experiment, method: str) -> dict[str, dict[str, Any]
     }
 
 
-def local_of(experiment: Experiment, settings: dict[str, dict[str, Any]]) -> Any:
-    """Return the ``Local`` of an experiment.
-
-    Momentum and weight decay are static in that they are there or not: a value or a sweep of the
-    hyper-parameter turns them on.
-    """
+def local_of(experiment: Experiment) -> Local:
+    """Return how a client trains in a round; what is not given keeps the library's default."""
     from sartor.local import Local
 
-    numbers = {"lr": experiment.lr, "momentum": experiment.momentum}
-    numbers["weight_decay"] = experiment.weight_decay
-    for key, name in (("lr", "local_lr"), ("momentum",) * 2, ("weight_decay",) * 2):
-        given = settings["hyper"].get(name)
-        values = settings["sweep"].get(name, given if isinstance(given, list) else [given])
-        found = [float(v) for v in values if isinstance(v, int | float)]
-        if found:
-            numbers[key] = max(found)
-    return Local(
-        epochs=experiment.epochs,
-        steps=experiment.steps,
-        batch=experiment.batch,
-        keep_optimiser=experiment.keep_optimiser,
-        drop_last=experiment.drop_last,
-        **{key: value for key, value in numbers.items() if value is not None},
-    )
+    keys = ("epochs", "steps", "batch", "lr", "momentum", "weight_decay")
+    return Local(**_given(experiment, *keys, "keep_optimiser", "drop_last"))
 
 
 def federation_of(experiment: Experiment) -> Callable[[int], Federation]:

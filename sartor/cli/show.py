@@ -59,9 +59,11 @@ def table(data: Table, *, quiet: bool = False) -> None:
         print(data, file=sys.stderr if quiet else sys.stdout)
         return
     grid = RichTable(box=box.SIMPLE_HEAD, title=data.title or None, title_justify="left")
+    grid.pad_edge = False
     for name in data.columns:
-        right = data.numeric(name) and len(data) > 0
-        grid.add_column(data.header(name), justify="right" if right else "left")
+        header, right = data.header(name), data.numeric(name) and len(data) > 0
+        word = max(map(len, header.split()), default=0)
+        grid.add_column(header, justify="right" if right else "left", min_width=word)
     for cells in data.text_rows():
         grid.add_row(*map(Text, cells))
     Console(stderr=quiet, highlight=False).print(grid)

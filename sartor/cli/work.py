@@ -9,10 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sartor.cli import show
 from sartor.cli.progress import Reporter
 from sartor.cli.settings import check_names, federation_of, local_of, model_of, settings_of
 from sartor.config import Experiment, build
-from sartor.errors import PFLError, RunFolderError
+from sartor.errors import DivergedError, PFLError, RunFolderError
 
 if TYPE_CHECKING:
     from sartor.comparison import Comparison
@@ -46,7 +47,7 @@ def fit_one(
         model=model_of(experiment, federations(experiment.seed)),
         rounds=experiment.rounds,
         seeds=experiment.all_seeds,
-        local=local_of(experiment, settings),
+        local=local_of(experiment),
         participation=experiment.participation,
         engine=experiment.engine,
         chunk=experiment.chunk,
@@ -59,7 +60,9 @@ def fit_one(
         out=out,
         resume=resume,
         progress=progress,
-        **settings,
+        hyper=settings["hyper"],
+        options=settings["options"],
+        sweep=settings["sweep"],
     )
 
 
@@ -86,7 +89,8 @@ def start(
     try:
         return train(experiment, out, progress, federations), out
     except PFLError:
-        if not any(is_started(folder_of(experiment, m, out)) for m in experiment.methods):
+        kept = [name for name in ("latest.json", "result.safetensors") if any(out.rglob(name))]
+        if not kept:
             shutil.rmtree(out, ignore_errors=True)
         raise
 
@@ -118,25 +122,26 @@ def train(
     several = None
     if len(experiment.methods) > 1:
         stored = experiment.stored()
-        known = resume and is_started(out)
+        known = resume and (out / "folder.json").is_file()
         several = ComparisonFolder.open(out) if known else ComparisonFolder.create(out, stored)
-    results = {}
+    results: dict[str, Result] = {}
+    lost: DivergedError | None = None
     with interruptible(out, experiment):
         for method in experiment.methods:
             inner = folder_of(experiment, method, out)
-            again = resume and is_started(inner)
-            results[method] = fit_one(
-                experiment, method, federations, inner, progress, resume=again
-            )
+            try:
+                results[method] = fit_one(
+                    experiment, method, federations, inner, progress, resume=resume
+                )
+            except DivergedError as error:  # the other methods are still worth having
+                lost = error
+                show.note(f"Warning: {method} is left out: {error}")
+    if lost is not None and not results:
+        raise lost
     comparison = Comparison(results, config=experiment.stored())
     if several is not None:
         several.write_comparison(comparison)
     return comparison
-
-
-def is_started(folder: Path) -> bool:
-    """Whether a run folder got as far as being whole, so that it can be resumed."""
-    return (folder / "folder.json").is_file()
 
 
 def folder_of(experiment: Experiment, method: str, out: Path) -> Path:
@@ -195,12 +200,17 @@ def _clear(out: Path, overwrite: bool) -> None:
             f"{out} exists and is not empty; use another --out, --overwrite to replace it, or go "
             f"on with: sartor resume {out}"
         )
-    if not (out / EXPERIMENT_FILE).is_file():
+    if not any((out / name).is_file() for name in (EXPERIMENT_FILE, "folder.json")):
         raise RunFolderError(
-            f"{out} is not empty and holds no {EXPERIMENT_FILE}, so it is no run folder and "
-            "--overwrite will not delete it; use another --out."
+            f"{out} is not empty and is no run folder, so --overwrite does not touch it; use "
+            "another --out."
         )
-    shutil.rmtree(out)
+    from sartor.runs import RunFolder
+
+    # Making it anew removes what earlier runs left there, and nothing else.
+    RunFolder.create(out, {}, overwrite=True)
+    for name in ("folder.json", "config.json", "environment.json"):
+        (out / name).unlink()
 
 
 def stored_experiment(out: Path) -> Experiment:

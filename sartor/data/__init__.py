@@ -2,7 +2,22 @@
 
 from __future__ import annotations
 
+from sartor.data.datasets import available, from_dataset, load
 from sartor.data.federation import Federation
+from sartor.data.folder import from_folder
+from sartor.data.layouts import DATASETS
+from sartor.data.partition import Partition, divide, parse_partition
 from sartor.data.split import Ragged
 
-__all__ = ["Federation", "Ragged"]
+__all__ = [
+    "DATASETS",
+    "Federation",
+    "Partition",
+    "Ragged",
+    "available",
+    "divide",
+    "from_dataset",
+    "from_folder",
+    "load",
+    "parse_partition",
+]

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sartor.data.split import Int, Ragged
+from sartor.data.split import Bool, Int, Ragged
 from sartor.errors import FederationError
 
 OwnersOf = Callable[[Int], list[str]]
@@ -23,6 +24,26 @@ def raise_faults(faults: Sequence[str]) -> None:
     if faults:
         listed = "\n".join(f"  {i}. {fault}" for i, fault in enumerate(faults, 1))
         raise FederationError(f"{len(faults)} faults in the data:\n{listed}")
+
+
+def as_mask(test: Any, faults: list[str]) -> Bool | None:
+    """Return the marks of the test samples as booleans, or note why they are none."""
+    marks = np.asarray(test)
+    if marks.ndim != 1 or marks.dtype.kind not in "biu" or not np.isin(marks, (0, 1)).all():
+        faults.append(
+            f"test must be a fraction, or one True or False per sample; got {type(test).__name__} "
+            f"of shape {marks.shape} and dtype {marks.dtype}."
+        )
+        return None
+    return marks.astype(np.bool_)
+
+
+def plain(values: Any) -> npt.NDArray[Any]:
+    """Return an array; one of Python objects that are all text becomes text."""
+    array = np.asarray(values)
+    if array.dtype == object and all(isinstance(value, str) for value in array.flat):
+        return array.astype(np.str_)
+    return array
 
 
 def is_mask(test: Any) -> bool:
@@ -67,10 +88,10 @@ def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
 
 
 def as_labels(
-    y: Any, num_classes: int | None, faults: list[str]
+    y: Any, num_classes: int | None, faults: list[str], owners: OwnersOf
 ) -> tuple[Tensor | None, list[str]]:
     """Return labels as int64 (float32 for regression), and the class names if they were text."""
-    array = y.detach().cpu().numpy() if isinstance(y, Tensor) else np.asarray(y)
+    array = y.detach().cpu().numpy() if isinstance(y, Tensor) else plain(y)
     if array.ndim != 1:
         faults.append(f"y must hold one label per sample, got shape {array.shape}; use y.ravel().")
         return None, []
@@ -90,16 +111,15 @@ def as_labels(
         if len(broken):
             faults.append(
                 f"{len(broken)} labels are not whole numbers (rows {_some(broken)}: "
-                f"{_some(array[broken])}); classes are 0, 1, ...; for regression pass "
-                "num_classes=0."
+                f"{_some(array[broken])}){_of_clients(broken, owners)}; classes are 0, 1, ...; for "
+                "regression pass num_classes=0."
             )
             return None, []
     return torch.from_numpy(array.astype(np.int64)), []
 
 
-def value_faults(x: Tensor, y: Tensor, num_classes: int, owners: OwnersOf) -> list[str]:
-    """List features that are not finite and labels that are out of range, with their clients."""
-    faults: list[str] = []
+def feature_faults(x: Tensor, owners: OwnersOf) -> list[str]:
+    """List samples whose features are not finite, with their clients."""
     # A sum is finite only if every term is; the slow search runs only when it is not.
     if x.is_floating_point() and x.numel() and not bool(torch.isfinite(x.sum())):
         flat = x.reshape(len(x), -1)
@@ -110,10 +130,16 @@ def value_faults(x: Tensor, y: Tensor, num_classes: int, owners: OwnersOf) -> li
             ]
         )
         if len(bad):
-            faults.append(
+            return [
                 f"{len(bad)} samples have NaN or infinite features: rows {_some(bad)}"
                 f"{_of_clients(bad, owners)}; drop or fill them."
-            )
+            ]
+    return []
+
+
+def label_faults(y: Tensor, num_classes: int, owners: OwnersOf) -> list[str]:
+    """List labels that are out of range, or targets that are not finite, with their clients."""
+    faults: list[str] = []
     if num_classes < 0:
         faults.append(f"num_classes must be >= 0 (0 for regression), got {num_classes}.")
     elif num_classes == 0:
@@ -168,7 +194,7 @@ def client_ids(
     client: Any, names: Sequence[str] | None, faults: list[str]
 ) -> tuple[Int | None, tuple[str, ...]]:
     """Return the position of every sample's client, and the names."""
-    ids = np.asarray(client)
+    ids = plain(client)
     if ids.ndim != 1 or ids.dtype.kind not in "iuUSb" or ids.dtype == np.bool_:
         faults.append(
             f"client must be one integer or string per sample, got an array of shape {ids.shape} "

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from sartor.data import readers
 from sartor.data.federation import Federation
-from sartor.data.layouts import DATASETS, DIGITS, Layout
+from sartor.data.layouts import DATASETS, DIGITS, Layout, find_npz
 from sartor.data.partition import divide
 from sartor.data.split import carve_val, split_rows
 from sartor.errors import ConfigError, MissingDataError, MissingExtraError, did_you_mean
@@ -261,7 +261,10 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
             where = "scikit-learn"
         elif found is not None:
             where = _files_of(found[1])
-        samples = "by writer" if name == "femnist" else "{:,} + {:,}".format(*entry.samples)
+        counts = entry.samples
+        if found is not None and found[0].find is find_npz:
+            counts = readers.count_npz(found[1])
+        samples = "by writer" if name == "femnist" else "{:,} + {:,}".format(*counts)
         how = "nothing to do" if where else _how_to_get(name, data_dir)
         rows.append(
             Availability(name, entry.summary, samples, entry.num_classes, entry.shape, where, how)

@@ -22,13 +22,15 @@ from torch import Tensor
 from sartor.data.checks import (
     as_features,
     as_labels,
+    as_mask,
     check_fractions,
     client_ids,
     empty_faults,
+    feature_faults,
     is_mask,
+    label_faults,
     ragged_faults,
     raise_faults,
-    value_faults,
 )
 from sartor.data.split import Int, Ragged, split_rows
 from sartor.errors import FederationError, did_you_mean
@@ -67,7 +69,9 @@ class Federation:
         """Refuse what cannot be trained on."""
         raise_faults(self._structural_faults())
         raise_faults(
-            value_faults(self.x, self.y, self.num_classes, self._owners_of) + self._leaks()
+            feature_faults(self.x, self._owners_of)
+            + label_faults(self.y, self.num_classes, self._owners_of)
+            + self._leaks()
         )
 
     # ------------------------------------------------------------------ constructors
@@ -117,32 +121,30 @@ class Federation:
         """
         faults: list[str] = []
         features = as_features(x, tokens, faults)
-        labels, class_names = as_labels(y, num_classes, faults)
         ids, known = client_ids(client, names, faults)
-        lengths = {
-            "x": None if features is None else len(features),
-            "y": None if labels is None else len(labels),
-            "client": None if ids is None else len(ids),
-        }
-        classes = 0 if num_classes is None else num_classes
-        mask: Any = test
-        if is_mask(test):
-            mask = np.asarray(test)
-            lengths["test"] = len(mask)
+
+        def owners(rows: Int) -> list[str]:
+            if ids is None:
+                return []
+            return [known[ids[row]] for row in rows if row < len(ids)]
+
+        labels, class_names = as_labels(y, num_classes, faults, owners)
+        marks = as_mask(test, faults) if is_mask(test) else None
         check_fractions(None if is_mask(test) else test, val, faults)
-        if len({length for length in lengths.values() if length is not None}) > 1:
-            sizes = ", ".join(f"{k} has {v}" for k, v in lengths.items() if v is not None)
+        given = {"x": features, "y": labels, "client": ids, "test": marks}
+        lengths = {name: len(part) for name, part in given.items() if part is not None}
+        classes = 0 if num_classes is None else num_classes
+        if len(set(lengths.values())) > 1:
+            sizes = ", ".join(f"{name} has {length}" for name, length in lengths.items())
             faults.append(f"Lengths differ: {sizes} samples; every sample needs all of them.")
-        elif features is not None and labels is not None and ids is not None:
-            if len(features) == 0:
-                faults.append("There are no samples; a federation needs at least one.")
-
-            def owners(rows: Int) -> list[str]:
-                return [known[ids[row]] if 0 <= ids[row] < len(known) else "" for row in rows]
-
+        if 0 in lengths.values():
+            faults.append("There are no samples; a federation needs at least one.")
+        if features is not None:
+            faults += feature_faults(features, owners)
+        if labels is not None:
             if num_classes is None:
                 classes = max(int(labels.max()) + 1 if len(labels) else 0, 1)
-            faults += value_faults(features, labels, classes, owners)
+            faults += label_faults(labels, classes, owners)
         raise_faults(faults)
         assert features is not None
         assert labels is not None
@@ -150,7 +152,7 @@ class Federation:
         train, held_val, held_test = split_rows(
             ids,
             known,
-            test=mask,
+            test=test if marks is None else marks,
             val=val,
             seed=seed,
             classes=labels.numpy() if stratify and classes else None,

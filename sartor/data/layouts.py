@@ -32,7 +32,7 @@ class Layout:
     read: Callable[[dict[str, Any], Entry], tuple[dict[str, readers.Pictures], Sequence[str]]]
 
 
-def _find_npz(root: Path, name: str) -> dict[str, Any] | None:
+def find_npz(root: Path, name: str) -> dict[str, Any] | None:
     """Find NAME.npz, or NAME_train.npz (or NAME_train_0.npz, ...) with NAME_test.npz."""
     for stem in (name, *_ALIASES.get(name, ())):
         whole = root / f"{stem}.npz"
@@ -164,7 +164,7 @@ def _npz_layout(name: str, parts: str = "") -> Layout:
     return Layout(
         f"{name}.npz with arrays x_train, y_train, x_test, y_test (uint8){parts}",
         "made by you from any of the layouts below",
-        _find_npz,
+        find_npz,
         _read_npz,
     )
 

@@ -89,6 +89,19 @@ def read_npz(
     return found, names
 
 
+def count_npz(files: dict[str, Sequence[tuple[Path, str]]]) -> tuple[int, int]:
+    """Count the training and test samples of npz files without reading the images."""
+    counts = dict.fromkeys(SPLITS, 0)
+    for split, parts in files.items():
+        for path, suffix in parts:
+            try:
+                with np.load(path, allow_pickle=False) as arrays:
+                    counts[split] += len(arrays["y" + suffix])
+            except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
+                raise broken(path, error) from error
+    return counts["train"], counts["test"]
+
+
 def _mosaics(data: bytes, offsets: Any, count: int, side: int, colour: bool) -> Bytes:
     """Decode lossless WebP mosaics: 32 images a row, padded with zeros at the end."""
     try:

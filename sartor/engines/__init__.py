@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sartor.engines.arena import Arena
+from sartor.engines.graphed import Graphed
 from sartor.engines.round import Engine
 from sartor.engines.sequential import Sequential
 from sartor.engines.vectorised import Vectorised
@@ -17,4 +18,6 @@ def make_engine(name: str, arena: Arena, chunk: int | None, task: Task) -> Engin
         raise ConfigError(f"Unknown engine {name!r}{did_you_mean(name, known)}")
     if name == "sequential":
         return Sequential(arena)
+    if arena.device.type == "cuda":
+        return Graphed(arena, chunk)
     return Vectorised(arena, chunk)

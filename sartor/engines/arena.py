@@ -58,31 +58,33 @@ def build_arena(federations: Sequence[Federation], device: torch.device, dtype: 
                 f"{first.num_clients} with {tuple(first.x.shape[1:])}: the runs of one sweep need the same "
                 "number of clients and the same shape; run them separately."
             )
-    sources: dict[int, int] = {}
+    sources: dict[tuple[int, ...], int] = {}
     parts: list[Federation] = []
     total = 0
     for fed in federations:
-        if fed.x.data_ptr() not in sources:
-            sources[fed.x.data_ptr()] = total
+        if _source(fed) not in sources:
+            sources[_source(fed)] = total
             total += len(fed.x)
             parts.append(fed)
     x = parts[0].x if len(parts) == 1 else torch.cat([p.x for p in parts])
     y = parts[0].y if len(parts) == 1 else torch.cat([p.y for p in parts])
     splits = {}
     for name in SPLITS:
-        seen: dict[int, int] = {}
+        seen: dict[tuple[int, int], int] = {}
         rows: list[Tensor] = []
         start = np.zeros((len(federations), first.num_clients), dtype=np.int64)
         size = np.zeros_like(start)
         filled = 0
         for r, fed in enumerate(federations):
             lists = getattr(fed, name)
-            if id(lists) not in seen:
-                seen[id(lists)] = filled
-                rows.append(lists.rows + sources[fed.x.data_ptr()])
+            shift = sources[_source(fed)]
+            known = (id(lists), shift)
+            if known not in seen:
+                seen[known] = filled
+                rows.append(lists.rows + shift)
                 filled += len(lists.rows)
             offsets = lists.offsets.numpy()
-            start[r], size[r] = offsets[:-1] + seen[id(lists)], np.diff(offsets)
+            start[r], size[r] = offsets[:-1] + seen[known], np.diff(offsets)
         flat = torch.cat(rows).to(device)
         if not len(flat):
             flat = torch.zeros(1, dtype=torch.int64, device=device)
@@ -96,3 +98,8 @@ def build_arena(federations: Sequence[Federation], device: torch.device, dtype: 
         num_clients=first.num_clients,
         device=device,
     )
+
+
+def _source(fed: Federation) -> tuple[int, ...]:
+    """Identify the samples of a federation: features AND labels, since runs may differ in the labels alone."""
+    return (fed.x.data_ptr(), fed.y.data_ptr(), len(fed.x), *fed.x.stride())

@@ -31,6 +31,7 @@ class Plan:
         batch: rows a batch.
         draws: batches a step.
         capacity: the longest client list of the split.
+        passes: (2, runs, slots) batches a pass, and samples that a pass draws from, on the host.
     """
 
     table: Tensor
@@ -40,6 +41,13 @@ class Plan:
     batch: int
     draws: int
     capacity: int
+    passes: np.ndarray
+
+    def samples_in(self, steps: np.ndarray) -> np.ndarray:
+        """Count the real samples of the first ``steps`` (runs, slots) steps of every lane."""
+        if self.draws == 0:
+            return np.zeros_like(steps)
+        return self.draws * _samples(self.passes[1], self.passes[0], steps, self.batch)
 
     @property
     def num_steps(self) -> int:
@@ -65,6 +73,7 @@ class Plan:
             keys=self.keys[cut],
             steps=self.steps[cut],
             samples=self.samples[cut],
+            passes=self.passes[:, cut[0], cut[1]],
         )
 
     def batches(self, arena: Arena, entry: Tensor) -> Batch | tuple[Batch, ...]:
@@ -130,7 +139,8 @@ def build_plan(
     step_keys = rng.fold(rng.fold(keys, "step")[:, :, None, :], torch.arange(total_steps, device=device))
     if phase.data == "none":
         table = torch.zeros((runs, slots, 1, 1), dtype=torch.int64, device=device)
-        return Plan(table, step_keys, steps, np.zeros_like(steps), 0, 0, 0)
+        none = np.zeros_like(steps)
+        return Plan(table, step_keys, steps, none, 0, 0, 0, np.stack([none, none]))
     split = arena.splits[phase.data]
     lane = (np.arange(runs)[:, None], cohort)
     start, full = split.start[lane].reshape(-1), split.size[lane].reshape(-1)
@@ -174,16 +184,15 @@ def build_plan(
         table=table,
         keys=step_keys,
         steps=steps,
-        samples=phase.draws * _samples(phase, used, per_epoch, lane_steps, size).reshape(steps.shape),
+        samples=phase.draws * _samples(used, per_epoch, lane_steps, size).reshape(steps.shape),
         batch=size,
         draws=phase.draws,
         capacity=split.capacity,
+        passes=np.stack([per_epoch, used]).reshape(2, runs, slots),
     )
 
 
-def _samples(
-    phase: Phase, used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: int
-) -> np.ndarray:
+def _samples(used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: int) -> np.ndarray:
     """Count the real samples of the first ``steps`` batches."""
     a_pass = np.minimum(per_epoch * size, used)
     return steps // per_epoch * a_pass + np.minimum(steps % per_epoch * size, used)

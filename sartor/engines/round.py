@@ -286,7 +286,7 @@ class Rounds:
             if receipt is not None:
                 samples = plan.samples
                 if phase.stop is not None:
-                    samples = samples * np.asarray(taken.cpu()) // np.maximum(steps, 1)
+                    samples = plan.samples_in(np.asarray(taken.cpu()))
                 forward, backward = self.engine.calls.get(phase.name, (0, 0))
                 cut = slice(run, run + ids.shape[0])
                 receipt.gradient_evaluations[cut] += backward * samples.sum(1) // phase.draws

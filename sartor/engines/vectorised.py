@@ -7,6 +7,7 @@ computed; lanes inside that width that are done are masked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -89,14 +90,23 @@ class Vectorised:
         return tree.cat([now, *reversed(finished)], 1), taken
 
 
-def over_lanes(fn: Callable[..., Any], num_trees: int) -> Callable[..., Any]:
-    """Map a client function over runs and clients: its arguments are trees, then the site."""
+def over_lanes(
+    fn: Callable[..., Any], num_trees: int, context: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Callable[..., Any]:
+    """Map a client function over runs and clients: its arguments are trees, then the site.
+
+    Args:
+        fn: the function of one client.
+        num_trees: how many trees it takes.
+        context: entered while the function is traced.
+    """
     inner = vmap(fn, in_dims=(*(0,) * num_trees, PER_CLIENT))
 
     def mapped(*args: Any) -> Any:
-        if args[-1].index.shape[0] == 1:
-            return _lift(inner(*(_drop(a) for a in args)))
-        return vmap(inner)(*args)
+        with context():
+            if args[-1].index.shape[0] == 1:
+                return _lift(inner(*(_drop(a) for a in args)))
+            return vmap(inner)(*args)
 
     return mapped
 

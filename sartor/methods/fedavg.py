@@ -124,6 +124,7 @@ def fedavg_ft(
     client_weights: tuple[float, ...] | None = None,
     ft_epochs: int | None = None,
     ft_steps: int | None = None,
+    ft_pull: bool = False,
 ) -> Method:
     """Build FedAvg followed by local fine-tuning: each client's copy of the global model trains on before it is used.
 
@@ -132,10 +133,16 @@ def fedavg_ft(
         local: local training; fine-tuning uses the same batches, momentum and decay.
         rule: see ``fedavg``.
         client_weights: see ``fedavg``.
-        ft_epochs: epochs of fine-tuning; those of local training if None.
+        ft_epochs: epochs of fine-tuning; those of local training if None, none at all (plain FedAvg) if 0.
         ft_steps: steps of fine-tuning; replaces epochs.
+        ft_pull: whether fine-tuning is pulled back to the global model, with strength ``ft_prox_strength``.
     """
-    base = fedavg(task, local, rule=rule, client_weights=client_weights)
+    base = replace(fedavg(task, local, rule=rule, client_weights=client_weights), name="fedavg-ft")
+    for name, length in (("ft_epochs", ft_epochs), ("ft_steps", ft_steps)):
+        if length is not None and length < 0:
+            raise ConfigError(f"{name} must be >= 0, got {length}; 0 is FedAvg without fine-tuning.")
+    if ft_steps == 0 or (ft_steps is None and ft_epochs == 0):
+        return base
     longer = replace(
         local,
         epochs=ft_epochs or local.epochs,
@@ -144,8 +151,15 @@ def fedavg_ft(
     )
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        return task.loss(work["params"], batch)
+        loss = task.loss(work["params"], batch)
+        if not ft_pull:
+            return loss
+        return loss + 0.5 * site.hyper["ft_prox_strength"] * tree.sqdist(
+            work["params"], site.common["params"]
+        )
 
+    hyper = {**base.hyper, "ft_lr": Hyper(local.lr, 0.0, note="the step size of fine-tuning; 0 is FedAvg")}
+    if ft_pull:
+        hyper["ft_prox_strength"] = Hyper(0.1, 0.0, note="the pull of fine-tuning back to the global model")
     tune = descend(objective, longer, name="fine-tune", lr="ft_lr")
-    rate = Hyper(local.lr, 0.0, note="the step size of fine-tuning; 0 is FedAvg")
-    return replace(base, name="fedavg-ft", hyper={**base.hyper, "ft_lr": rate}, adapt=(tune,))
+    return replace(base, hyper=hyper, adapt=(tune,))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,6 +18,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from sartor.comparison import Comparison
@@ -25,20 +27,24 @@ from sartor.result import Result
 
 # Placeholder -> CSS variable. The values never reach a reader; they only have to be distinct.
 _INK, _SOFT, _LINE, _GOOD, _BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
+_HEAT = "#060606"
 _SERIES = ["#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006", "#0a0007"]
 _VARIABLES = {
     _INK: "var(--ink)",
     _SOFT: "var(--soft)",
     _LINE: "var(--line)",
+    _HEAT: "var(--heat)",
     _GOOD: "var(--good)",
     _BAD: "var(--bad)",
     **{colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES, 1)},
 }
-_HEAT = (0.0, 0.447, 0.698)  # the blue of the colour-blind safe palette; strength is opacity
+MOST_PANELS = 12
+"""Panels of the figure of gains; beyond that the table has to do."""
+
 _DASH = (0, (4, 2.2))
 _MARKS = "osD^vPX"
 
-_STYLE = {
+_STYLE: Any = {  # the keys of matplotlib differ between releases, so they are not typed
     "svg.fonttype": "none",
     "font.size": 9.5,
     "text.color": _INK,
@@ -84,9 +90,11 @@ class Figure:
     svg: str
 
 
-def colour_index(position: int) -> int:
-    """Return which series colour (from 1) the method at a position has, everywhere on the page."""
-    return position % len(_SERIES) + 1
+def series(comparison: Comparison) -> dict[str, int]:
+    """Return the number of each method's colour; 1, the quiet one, is the reference's."""
+    others = (name for name in comparison if name != comparison.reference)
+    found = {name: position % (len(_SERIES) - 1) + 2 for position, name in enumerate(others)}
+    return {name: found.get(name, 1) for name in comparison}
 
 
 def draw_all(comparison: Comparison) -> list[Figure]:
@@ -105,8 +113,9 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
     """Draw pooled test accuracy by round: headline point solid, the other dashed."""
     axes, canvas = _axes(7.4, 3.7)
     several = False
-    for position, (name, result) in enumerate(comparison.items()):
-        colour = _SERIES[position % len(_SERIES)]
+    numbers = series(comparison)
+    for name, result in comparison.items():
+        colour, mark = _SERIES[numbers[name] - 1], _MARKS[numbers[name] - 1]
         for point in ("post", "pre"):
             if (point, "test") not in result.scores:
                 continue
@@ -120,18 +129,18 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
                 linestyle="solid" if main else _DASH,
                 linewidth=2.1 if main else 1.2,
                 alpha=1 if main else 0.75,
-                marker=_MARKS[position % len(_MARKS)] if main else None,
+                marker=mark if main else None,
                 markevery=max(1, len(x) // 8),
                 markersize=4.5,
                 markeredgewidth=0,
-                label=name if main else None,
+                label=_clip(name, 40) if main else None,
             )
             if main and number > 1:
                 low, high = 100 * (mean - std), 100 * (mean + std)
                 axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy, % of all test samples")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     _legend_above(axes, len(comparison))
     finals = "; ".join(
         f"{name} ends at {_percent(np.nanmean(np.atleast_1d(result.accuracy)))}"
@@ -157,7 +166,9 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
     pairs = _references(comparison)
     if not pairs:
         return None
-    columns = min(len(pairs), 3)
+    left_out = len(pairs) - MOST_PANELS
+    pairs = pairs[-MOST_PANELS:]
+    columns = {1: 1, 2: 2, 4: 2}.get(len(pairs), 3)
     rows = math.ceil(len(pairs) / columns)
     width = 7.4 if columns > 1 else 6.2
     canvas = Canvas(figsize=(width, 2.5 * rows + 0.3), layout="constrained")
@@ -176,7 +187,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
             panel.grid(visible=False, axis="x")
             panel.set_xticks([])
             hurt = int((gains < 0).sum())
-            panel.set_title(name)
+            panel.set_title(_clip(name, 40))
             panel.set_xlabel(f"{hurt} of {len(gains)} worse than alone")
             words.append(f"{name}: {hurt} of {len(gains)} clients are worse off than alone")
         for row in grid:
@@ -188,7 +199,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
         "Gain of each client over training alone",
         f"One bar per {each}, sorted. Blue is better than alone, orange is worse; a client that "
         "did not change has no bar. With few test samples, one answer moves a bar by several "
-        "points.",
+        f"points.{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
         f"Bar charts of the accuracy gain of each client. {'; '.join(words)}.",
         _svg(canvas, "gain-by-client"),
     )
@@ -198,25 +209,26 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     """Draw accuracy against the megabytes that had travelled."""
     axes, canvas = _axes(7.4, 3.4)
     drawn, silent = [], []
-    for position, (name, result) in enumerate(comparison.items()):
-        colour = _SERIES[position % len(_SERIES)]
+    numbers = series(comparison)
+    for name, result in comparison.items():
+        colour, mark = _SERIES[numbers[name] - 1], _MARKS[numbers[name] - 1]
         x, mean, _, _ = _mean_curve(result, result.headline)
         travelled = np.mean(
-            [
-                result.ledger.megabytes(run, result.headline, x)
-                for run in range(len(result.runs))
-            ],
+            [result.ledger.megabytes(run, result.headline, x) for run in range(len(result.runs))],
             axis=0,
         )
         if travelled[-1] <= 0:
             known = mean[np.isfinite(mean)]
             if known.size:
+                label = f"{_clip(name, 40)} (0 MB)"
                 axes.axhline(
-                    100 * known[-1], color=colour, linestyle=(0, (1, 2)), label=f"{name} (0 MB)"
+                    100 * known[-1],
+                    color=colour,
+                    linestyle=(0, (1, 2)),
+                    label=label,
                 )
                 silent.append(name)
             continue
-        mark = _MARKS[position % len(_MARKS)]
         axes.plot(
             travelled,
             100 * mean,
@@ -225,7 +237,7 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
             markevery=max(1, len(x) // 8),
             markersize=4.5,
             markeredgewidth=0,
-            label=name,
+            label=_clip(name, 40),
         )
         drawn.append(f"{name} sends {travelled[-1]:,.1f} MB")
     if not drawn:
@@ -260,7 +272,8 @@ def mixing_matrix(comparison: Comparison) -> Figure | None:
     top = float(np.abs(mix).max()) or 1.0
     caption = (
         f"Row: the client that receives; column: the client it borrows from; {name}, round "
-        f"{snapshot.get('round', '?')}, run 0. Full colour is {top:.2f}."
+        f"{snapshot.get('round', '?')}, run 0. Full colour is {top:.2f}, and strength grows with "
+        "the square root of the share, so that small ones can be seen."
     )
     if (mix < 0).any():
         caption += " Negative shares are drawn by their size."
@@ -271,7 +284,7 @@ def mixing_matrix(comparison: Comparison) -> Figure | None:
         caption,
         f"Heat map of the {len(mix)} by {len(mix)} mixing matrix of {name}; on average a client "
         f"keeps {own:.0%} for itself.",
-        _heat(np.abs(mix) / top, result.clients, result.clients, "mixing-matrix", 4.9),
+        _heat(np.sqrt(np.abs(mix) / top), result.clients, result.clients, "mixing-matrix", 4.9),
     )
 
 
@@ -337,7 +350,7 @@ def _legend_above(axes: Any, entries: int) -> None:
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(-0.01, 1.0),
-            ncols=min(max(entries, 1), 4),
+            ncols=max(entries, 1) if entries <= 5 else math.ceil(entries / math.ceil(entries / 5)),
             borderaxespad=0.2,
             columnspacing=1.6,
             handlelength=1.8,
@@ -365,13 +378,13 @@ def _heat(
             for (i, j), value in np.ndenumerate(share):
                 if value > 0.004:
                     axes.add_patch(
-                        mpl.patches.Rectangle(
-                            (j - 0.46, i - 0.46), 0.92, 0.92, color=(*_HEAT, float(value)), lw=0
+                        Rectangle(
+                            (j - 0.46, i - 0.46), 0.92, 0.92, color=_HEAT, alpha=float(value), lw=0
                         )
                     )
         else:
             image = np.zeros((*share.shape, 4))
-            image[..., :3] = _HEAT
+            image[..., :3] = (0.0, 0.447, 0.698)
             image[..., 3] = share
             axes.imshow(image, aspect="auto", interpolation="nearest")
         axes.set_xlim(-0.5, width - 0.5)
@@ -407,7 +420,9 @@ def _percent(value: float) -> str:
 def _svg(canvas: Canvas, key: str) -> str:
     """Return the drawing as an SVG element that takes its colours and font from the page."""
     out = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": key}):
+    with mpl.rc_context({**_STYLE, "svg.hashsalt": key}), warnings.catch_warnings():
+        # The page's own font has the letters that matplotlib's lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         FigureCanvasSVG(canvas)
         canvas.savefig(out, format="svg", transparent=True, metadata={"Date": None})
     text = out.getvalue()

@@ -1,0 +1,424 @@
+"""How should a CPU take one training step for each of 20 clients? Milliseconds per client-step, LeNet-5.
+
+Run it with ``python -m bench.cpu_lanes``. Every way does the same work: one step of SGD for each lane, on that
+lane's batch and parameters. The ways take turns, so that a noisy moment of the machine hits all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn import functional as F
+
+from bench import load
+from sartor import models
+
+RATE = 0.01
+BASE = "plain module + SGD, 2 threads"
+Params = dict[str, Tensor]
+Way = Callable[[], None]
+Forward = Callable[[Params, Tensor], Tensor]
+
+
+def lenet(params: Params, x: Tensor) -> Tensor:
+    """LeNet-5 with the operators of ``torch.nn``."""
+    x = F.max_pool2d(F.relu(F.conv2d(x, params["conv1.weight"], params["conv1.bias"])), 2)
+    x = F.max_pool2d(F.relu(F.conv2d(x, params["conv2.weight"], params["conv2.bias"])), 2)
+    return dense(params, x.flatten(1))
+
+
+def dense(params: Params, x: Tensor) -> Tensor:
+    """The three linear layers of LeNet-5."""
+    x = F.relu(F.linear(x, params["fc1.weight"], params["fc1.bias"]))
+    x = F.relu(F.linear(x, params["fc2.weight"], params["fc2.bias"]))
+    return F.linear(x, params["fc.weight"], params["fc.bias"])
+
+
+def lenet_im2col(params: Params, x: Tensor) -> Tensor:
+    """LeNet-5 with each convolution as a gather of patches and one matrix product."""
+    for layer in ("conv1", "conv2"):
+        weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"]
+        side = x.shape[-1] - 4
+        patches = x.unfold(2, 5, 1).unfold(3, 5, 1)  # (batch, channels, side, side, 5, 5)
+        flat = patches.permute(0, 2, 3, 1, 4, 5).reshape(-1, weight[0].numel())
+        out = torch.addmm(bias, flat, weight.flatten(1).t()).reshape(-1, side, side, len(weight))
+        x = F.relu(pool_last(out)).permute(0, 3, 1, 2)
+    return dense(params, x.flatten(1))
+
+
+def pool_last(x: Tensor) -> Tensor:
+    """Halve height and width by maxima; channels are the last axis."""
+    rows = torch.maximum(x[:, ::2], x[:, 1::2])
+    return torch.maximum(rows[:, :, ::2], rows[:, :, 1::2])
+
+
+class HalvingMax(torch.autograd.Function):
+    """Maximum over blocks of 2x2: rows, then columns, with vector instructions.
+
+    ``max_pool2d`` keeps positions with a scalar loop on the CPU: a third of a LeNet-5 step. Here the
+    comparisons are whole-tensor operations, and the gradient goes back through PyTorch's own operator.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the maxima and their positions."""
+        height, width = x.shape[-2:]
+        top, bottom = x[..., ::2, :], x[..., 1::2, :]
+        rows, lower = torch.maximum(top, bottom), bottom > top
+        left, right = rows[..., ::2], rows[..., 1::2]
+        is_right = right > left
+        is_lower = torch.where(is_right, lower[..., 1::2], lower[..., ::2])
+        corner = torch.arange(0, height * width, 2).view(height, width // 2)[::2]
+        return torch.maximum(left, right), corner + width * is_lower + is_right
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Keep the positions."""
+        ctx.save_for_backward(inputs[0], output[1])
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor, _: Tensor) -> Tensor:
+        """Send the gradient to the positions."""
+        x, where = ctx.saved_tensors
+        back = torch.ops.aten.max_pool2d_with_indices_backward
+        out: Tensor = back(gradient, x, [2, 2], [2, 2], [0, 0], [1, 1], False, where)
+        return out
+
+
+def lenet_halving(params: Params, x: Tensor) -> Tensor:
+    """LeNet-5 with HalvingMax, before the ReLU."""
+    for layer in ("conv1", "conv2"):
+        x = F.conv2d(x, params[f"{layer}.weight"], params[f"{layer}.bias"])
+        x = F.relu(HalvingMax.apply(x)[0])
+    return dense(params, x.flatten(1))
+
+
+class Bench:
+    """The lanes: 20 models, 20 batches, and the ways to take a step for each of them."""
+
+    def __init__(self, lanes: int, batch: int) -> None:
+        torch.manual_seed(0)
+        self.lanes = lanes
+        self.x = torch.randn(lanes, batch, 1, 28, 28)
+        self.y = torch.randint(10, (lanes, batch))
+        self.module = models.lenet5(input_shape=(1, 28, 28), num_classes=10)
+        one = {name: p.detach() for name, p in self.module.named_parameters()}
+        self.stack = {name: p.expand(lanes, *p.shape).contiguous() for name, p in one.items()}
+        self.each = [{name: p.clone() for name, p in one.items()} for _ in range(lanes)]
+        self.pool = ThreadPoolExecutor(2)
+        self.ready = threading.Barrier(2)
+        self.copies = [self._copy() for _ in range(lanes)]
+        self.optims = [torch.optim.SGD(m.parameters(), lr=RATE) for m in self.copies]
+
+    def _copy(self) -> nn.Module:
+        module = models.lenet5(input_shape=(1, 28, 28), num_classes=10)
+        module.load_state_dict(self.module.state_dict())
+        return module
+
+    # ------------------------------------------------------------------ one lane
+
+    def plain(self, lane: int) -> None:
+        """A step as everyone writes it."""
+        optim = self.optims[lane]
+        optim.zero_grad()
+        F.cross_entropy(self.copies[lane](self.x[lane]), self.y[lane]).backward()
+        optim.step()
+
+    def plain_channels_last(self, lane: int) -> None:
+        """The same with channels last."""
+        optim = self.optims[lane]
+        optim.zero_grad()
+        x = self.x[lane].contiguous(memory_format=torch.channels_last)
+        F.cross_entropy(self.copies[lane](x), self.y[lane]).backward()
+        optim.step()
+
+    def autograd(self, lane: int, forward: Forward = lenet) -> None:
+        """torch.autograd.grad on a dict of tensors, and the update in place."""
+        params = self.each[lane]
+        leaves = {name: p.requires_grad_() for name, p in params.items()}
+        loss = F.cross_entropy(forward(leaves, self.x[lane]), self.y[lane])
+        grads = torch.autograd.grad(loss, list(leaves.values()))
+        with torch.no_grad():
+            torch._foreach_add_(list(params.values()), grads, alpha=-RATE)
+
+    def functional(self, lane: int) -> None:
+        """torch.func.grad and functional_call: the reference engine's step."""
+        params = self.each[lane]
+
+        def loss(p: Params) -> Tensor:
+            return F.cross_entropy(functional_call(self.module, p, (self.x[lane],)), self.y[lane])
+
+        grads = grad(loss)({name: p.detach() for name, p in params.items()})
+        self.each[lane] = {name: p.detach() - RATE * grads[name] for name, p in params.items()}
+
+    # ------------------------------------------------------------------ all lanes
+
+    def loop(self, step: Callable[[int], None], threads: int) -> Way:
+        """One lane after the other."""
+
+        def way() -> None:
+            torch.set_num_threads(threads)
+            for lane in range(self.lanes):
+                step(lane)
+
+        return way
+
+    def two_threads(self, step: Callable[[int], None]) -> Way:
+        """Two Python threads, each with one thread of arithmetic, every second lane each."""
+
+        def half(first: int) -> None:
+            torch.set_num_threads(1)
+            self.ready.wait()  # one worker each
+            for lane in range(first, self.lanes, 2):
+                step(lane)
+
+        def way() -> None:
+            torch.set_num_threads(1)
+            for done in [self.pool.submit(half, first) for first in (0, 1)]:
+                done.result()
+
+        return way
+
+    def mapped_step(self, forward: Forward) -> Callable[[Params, Tensor, Tensor], Params]:
+        """The step of many lanes: vmap of grad."""
+
+        def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
+            return F.cross_entropy(forward(params, x), y)
+
+        def step(params: Params, x: Tensor, y: Tensor) -> Params:
+            grads = vmap(grad(loss))(params, x, y)
+            return {name: p - RATE * grads[name] for name, p in params.items()}
+
+        return step
+
+    def mapped(self, chunk: int, forward: Forward = lenet, compiled: bool = False) -> Way:
+        """All lanes, ``chunk`` at a time, with two threads of arithmetic."""
+        step: Any = self.mapped_step(forward)
+        if compiled:
+            step = torch.compile(step, dynamic=False)
+
+        def way() -> None:
+            torch.set_num_threads(2)
+            for start in range(0, self.lanes, chunk):
+                self.block(step, start, chunk)
+
+        return way
+
+    def mapped_threads(self, chunk: int, forward: Forward = lenet, compiled: bool = False) -> Way:
+        """Two Python threads, each maps over ``chunk`` lanes at a time."""
+        step: Any = self.mapped_step(forward)
+        if compiled:
+            step = torch.compile(step, dynamic=False)
+
+        def half(first: int) -> None:
+            torch.set_num_threads(1)
+            self.ready.wait()
+            for start in range(first * chunk, self.lanes, 2 * chunk):
+                self.block(step, start, chunk)
+
+        def way() -> None:
+            torch.set_num_threads(1)
+            if compiled:  # compile once, in one thread
+                self.block(step, 0, chunk)
+                nonlocal_way[0] = run
+            run()
+
+        def run() -> None:
+            torch.set_num_threads(1)
+            for done in [self.pool.submit(half, first) for first in (0, 1)]:
+                done.result()
+
+        nonlocal_way = [way]
+        return lambda: nonlocal_way[0]()
+
+    def block(self, step: Any, start: int, chunk: int) -> None:
+        """Take the step of some lanes and write the parameters back."""
+        rows = slice(start, start + chunk)
+        part = {name: p[rows] for name, p in self.stack.items()}
+        new = step(part, self.x[rows], self.y[rows])
+        for name, p in new.items():
+            self.stack[name][rows] = p
+
+
+def without_mkldnn(way: Way) -> Way:
+    """Use PyTorch's own convolution instead of oneDNN's."""
+
+    def wrapped() -> None:
+        with torch.backends.mkldnn.flags(enabled=False):
+            way()
+
+    return wrapped
+
+
+def ways(bench: Bench, compile_too: bool) -> dict[str, Way]:
+    """All ways by name."""
+    found: dict[str, Way] = {
+        BASE: bench.loop(bench.plain, 2),
+        "plain module + SGD, 1 thread": bench.loop(bench.plain, 1),
+        "plain, channels last, 2 threads": bench.loop(bench.plain_channels_last, 2),
+        "plain, own convolution, 2 threads": without_mkldnn(bench.loop(bench.plain, 2)),
+        "plain, own convolution, 1 thread": without_mkldnn(bench.loop(bench.plain, 1)),
+        "autograd.grad + foreach, 2 threads": bench.loop(bench.autograd, 2),
+        "autograd.grad + foreach, 1 thread": bench.loop(bench.autograd, 1),
+        "autograd.grad, halving pool, 1 thread": bench.loop(
+            lambda lane: bench.autograd(lane, lenet_halving), 1
+        ),
+        "autograd.grad, halving pool, 2 threads": bench.loop(
+            lambda lane: bench.autograd(lane, lenet_halving), 2
+        ),
+        "autograd.grad, im2col, 2 threads": bench.loop(
+            lambda lane: bench.autograd(lane, lenet_im2col), 2
+        ),
+        "autograd.grad, im2col, 1 thread": bench.loop(
+            lambda lane: bench.autograd(lane, lenet_im2col), 1
+        ),
+        "func.grad + functional_call, 2 threads": bench.loop(bench.functional, 2),
+        "func.grad + functional_call, 1 thread": bench.loop(bench.functional, 1),
+        "2 Python threads: plain module + SGD": bench.two_threads(bench.plain),
+        "2 Python threads: own convolution": without_mkldnn(bench.two_threads(bench.plain)),
+        "2 Python threads: autograd.grad + foreach": bench.two_threads(bench.autograd),
+        "2 Python threads: autograd.grad, im2col": bench.two_threads(
+            lambda lane: bench.autograd(lane, lenet_im2col)
+        ),
+        "2 Python threads: autograd.grad, halving pool": bench.two_threads(
+            lambda lane: bench.autograd(lane, lenet_halving)
+        ),
+        "2 Python threads: func.grad": bench.two_threads(bench.functional),
+    }
+    for chunk in (20, 10, 5, 2, 1):
+        found[f"vmap over {chunk}, 2 threads"] = bench.mapped(chunk)
+        found[f"vmap over {chunk}, halving pool, 2 threads"] = bench.mapped(chunk, lenet_halving)
+    for chunk in (20, 5, 1):
+        found[f"vmap over {chunk}, im2col, 2 threads"] = bench.mapped(chunk, lenet_im2col)
+    for chunk in (10, 5, 2):
+        found[f"2 Python threads: vmap over {chunk}"] = bench.mapped_threads(chunk)
+        found[f"2 Python threads: vmap over {chunk}, halving pool"] = bench.mapped_threads(
+            chunk, lenet_halving
+        )
+    if compile_too:
+        for chunk in (20, 5, 1):
+            found[f"compiled vmap over {chunk}, 2 threads"] = bench.mapped(chunk, compiled=True)
+            found[f"compiled vmap over {chunk}, im2col, 2 threads"] = bench.mapped(
+                chunk, lenet_im2col, compiled=True
+            )
+        for chunk in (5, 1):
+            found[f"2 Python threads: compiled vmap over {chunk}, im2col"] = bench.mapped_threads(
+                chunk, lenet_im2col, compiled=True
+            )
+    return found
+
+
+def product_rate(threads: int, size: int = 1024, repeats: int = 30) -> float:
+    """GFLOP/s of float32 matrix products, the best of some repeats."""
+    torch.set_num_threads(threads)
+    load.wait_for_quiet(time.perf_counter() + 30)
+    a, b = torch.randn(size, size), torch.randn(size, size)
+    best = float("inf")
+    for _ in range(repeats):
+        start = time.perf_counter()
+        torch.mm(a, b)
+        best = min(best, time.perf_counter() - start)
+    return float(2 * size**3 / best / 1e9)
+
+
+def step_flops(batch: int) -> int:
+    """Multiplications and additions of one LeNet-5 step: forward, and twice that backward less conv1's input."""
+    conv1, conv2 = 24 * 24 * 6 * 25, 8 * 8 * 16 * 150
+    linear = 256 * 120 + 120 * 84 + 84 * 10
+    return 2 * batch * (2 * conv1 + 3 * conv2 + 3 * linear)
+
+
+def measure(
+    ways: dict[str, Way], lanes: int, repeats: int, limit: float
+) -> dict[str, dict[str, float]]:
+    """Time the ways in turn, in quiet moments only: milliseconds per client-step, median and best.
+
+    A sample counts if other processes took less than a tenth of the machine meanwhile. After ``limit`` seconds
+    the noisy samples stand in for ways that never met a quiet moment (``quiet`` is then 0).
+    """
+    times: dict[str, list[tuple[float, bool]]] = {}
+    for name, way in ways.items():
+        try:
+            way()
+            way()
+            times[name] = []
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
+            print(f"{name}: not measured ({reason})", flush=True)
+    end = time.perf_counter() + limit
+    while time.perf_counter() < end:
+        short = [name for name in times if sum(q for _, q in times[name]) < repeats]
+        if not short:
+            break
+        for name in short:
+            load.wait_for_quiet(end)
+            times[name].append(_sample(ways[name], lanes))
+    found = {}
+    for name, samples in times.items():
+        quiet = [t for t, q in samples if q]
+        kept = quiet or [t for t, _ in samples]
+        if kept:
+            found[name] = {
+                "median": statistics.median(kept), "best": min(kept), "quiet": len(quiet)
+            }
+    return found
+
+
+def _sample(way: Way, lanes: int, least: float = 0.06) -> tuple[float, bool]:
+    """Time a way for a quarter of a second: milliseconds per client-step, and whether it was quiet."""
+    meter = load.Meter()
+    start, count = time.perf_counter(), 0
+    while time.perf_counter() - start < least:
+        way()
+        count += 1
+    cost = (time.perf_counter() - start) / count / lanes * 1e3
+    return cost, meter.others() < load.QUIET
+
+
+def main() -> None:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--lanes", type=int, default=20)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--limit", type=float, default=300, help="seconds to wait for quiet moments")
+    parser.add_argument("--only", default="", help="measure only ways whose name has one of these words, by |")
+    parser.add_argument("--compile", action="store_true", help="also torch.compile (needs gcc)")
+    parser.add_argument("--json", type=Path, help="write the numbers here")
+    args = parser.parse_args()
+    warnings.filterwarnings("ignore")
+
+    rates = {threads: product_rate(threads) for threads in (1, 2)}
+    flops = step_flops(args.batch)
+    print(f"matrix product: {rates[1]:.0f} GFLOP/s with 1 thread, {rates[2]:.0f} with 2")
+    print(f"one step: {flops / 1e6:.0f} MFLOP, {flops / rates[2] / 1e6:.2f} ms at that rate")
+    todo = ways(Bench(args.lanes, args.batch), args.compile)
+    words = [BASE, *args.only.split("|")]
+    todo = {name: way for name, way in todo.items() if any(word in name for word in words)}
+    found = measure(todo, args.lanes, args.repeats, args.limit)
+    base = found[BASE]["median"]
+    print(f"{'way':52} {'median':>8} {'best':>8} {'x plain':>8} {'quiet':>6}  (ms per client-step)")
+    for name, cost in sorted(found.items(), key=lambda item: item[1]["median"]):
+        ratio = base / cost["median"]
+        print(f"{name:52} {cost['median']:8.3f} {cost['best']:8.3f} {ratio:8.2f} {cost['quiet']:6d}")
+    if args.json is not None:
+        args.json.write_text(json.dumps({"gflops": rates, "step_mflop": flops / 1e6, "ways": found}))
+
+
+if __name__ == "__main__":
+    main()

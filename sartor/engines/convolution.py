@@ -1,0 +1,117 @@
+"""Convolutions for lanes: patches and one batched matrix product, instead of one group per client.
+
+Under ``vmap`` a convolution with its own kernel per client becomes a grouped one, for which GPU libraries launch a
+small kernel per client and change layouts back and forth. With few channels it is faster to write the patches out once
+(they serve the forward pass and the kernel's gradient) and to multiply all lanes in one batched product. The network
+of the user is not changed: ``LaneConvolutions`` catches its calls while a step is traced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+_MOST_PATCH = 512  # the largest patch (channels × kernel) worth writing out
+
+
+def _patches(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+    """Write out all patches: (batch, C, H, W) -> (batch, C·kh·kw, positions)."""
+    batch, channels = x.shape[:2]
+    view = x.unfold(2, kernel[0], stride[0]).unfold(3, kernel[1], stride[1])
+    rows, columns = view.shape[2:4]
+    flat = view.permute(0, 1, 4, 5, 2, 3)
+    return flat.reshape(batch, channels * kernel[0] * kernel[1], rows * columns)
+
+
+class _Convolve(torch.autograd.Function):
+    """Convolution without padding or bias, with its two gradients as matrix products."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Return the output (batch, O, H', W') and the patches."""
+        kernel = (weight.shape[2], weight.shape[3])
+        patches = _patches(x, kernel, stride)
+        out = weight.reshape(weight.shape[0], -1) @ patches
+        rows = (x.shape[2] - kernel[0]) // stride[0] + 1
+        return out.reshape(x.shape[0], weight.shape[0], rows, -1), patches
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        """Keep the patches and the kernel for the gradients."""
+        x, weight, ctx.stride = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(output[1], weight)
+        ctx.size = tuple(x.shape[2:])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        """Return the gradients of input and kernel."""
+        patches, weight = ctx.saved_tensors
+        grad = grad.flatten(2)
+        to_x = to_weight = None
+        if ctx.needs_input_grad[1]:
+            to_weight = (grad @ patches.mT).sum(0).reshape(weight.shape)
+        if ctx.needs_input_grad[0]:
+            spread = weight.reshape(weight.shape[0], -1).mT @ grad
+            to_x = F.fold(spread, ctx.size, tuple(weight.shape[2:]), stride=ctx.stride)
+        return to_x, to_weight, None
+
+
+def lane_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+) -> Tensor:
+    """Convolve a batch: the same numbers as ``F.conv2d`` with one group and no dilation."""
+    rows, columns = _pair(padding)
+    if rows or columns:
+        x = F.pad(x, (columns, columns, rows, rows))
+    out: Tensor = _Convolve.apply(x, weight, _pair(stride))[0]
+    return out if bias is None else out + bias[:, None, None]
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+class LaneConvolutions(TorchFunctionMode):
+    """While active, send the convolutions that profit from it to ``lane_conv2d``."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Catch ``torch.conv2d`` and leave everything else as it is."""
+        kwargs = kwargs or {}
+        if func is torch.conv2d:
+            fixed = _arguments(*args, **kwargs)
+            if fixed is not None:
+                return lane_conv2d(*fixed)
+        return func(*args, **kwargs)
+
+
+def _arguments(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> tuple[Any, ...] | None:
+    """Return the arguments for ``lane_conv2d``, or None where the plain form must do the work."""
+    patch = weight.shape[1] * weight.shape[2] * weight.shape[3]
+    plain = groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4
+    return None if plain or patch > _MOST_PATCH else (input, weight, bias, stride, padding)

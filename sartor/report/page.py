@@ -1,0 +1,258 @@
+"""Put a report together: words, tables and figures in one page without outside links."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from sartor import runs
+from sartor._version import __version__
+from sartor.comparison import Comparison
+from sartor.report.figures import draw_all, series
+from sartor.report.words import summarise
+from sartor.result import POINT_WORDS, Result
+from sartor.scores import COUNTERS, PHASES
+from sartor.storage import naming, read_json, write_text
+from sartor.table import Table, jsonable
+
+MOST_ROWS = 2000
+"""Rows of the client table on the page; all of them are in metrics.csv."""
+
+
+def write_report(source: str | Path | Result | Comparison, path: str | Path | None = None) -> Path:
+    """Write the report of a run folder, a comparison folder, a result or a comparison.
+
+    Args:
+        source: what to report on.
+        path: the HTML file; by default ``report.html`` in the folder.
+
+    Returns:
+        The path of the page: one file, no network, no scripts.
+
+    Raises:
+        RunFolderError: the folder cannot be read, or the page cannot be written.
+    """
+    environment = runs.environment()
+    if isinstance(source, str | Path):
+        folder = runs.open_folder(source)
+        content = (
+            folder.read_result() if isinstance(folder, runs.RunFolder) else folder.read_comparison()
+        )
+        path = path or folder.report_path
+        environment = read_json(folder.path / "environment.json")
+    else:
+        content = source
+    target = Path(path or "report.html")
+    with naming(target, "create"):
+        target.parent.mkdir(parents=True, exist_ok=True)
+    write_text(target, render(content, environment))
+    return target
+
+
+def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:
+    """Return the page as text.
+
+    Args:
+        content: a result, with its baseline beside it if that is known; or a comparison.
+        environment: versions and hardware of the machine that trained.
+    """
+    comparison = as_comparison(content).expanded()
+    words = summarise(comparison)
+    first = next(iter(comparison.values()))
+    many = comparison.reference is not None and len(comparison) > 1
+    numbers = series(comparison)
+    page = Environment(
+        loader=PackageLoader("sartor.report", "."),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    ).get_template("page.html")
+    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    seeds = len({run.seed for result in comparison.values() for run in result.runs})
+    rendered = page.render(
+        title=_title(comparison),
+        facts=[
+            _count(len(first.clients), "client"),
+            _count(first.ledger.num_rounds, "round"),
+            _count(seeds, "allocation"),
+        ],
+        style=Markup(style),  # our own file
+        words=words,
+        main=_shown(comparison.table(), numbers),
+        paired=_shown(comparison.paired(), numbers) if many else None,
+        figures=[(figure, Markup(figure.svg)) for figure in draw_all(comparison)],  # escaped there
+        clients=_shown(client_table(comparison), {}),
+        ledger=_shown(ledger_table(comparison), numbers),
+        points=POINT_WORDS,
+        settings=_settings(comparison),
+        environment=_lines(environment or runs.environment()),
+        version=__version__,
+        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
+    )
+    return rendered.lstrip()
+
+
+def as_comparison(content: Result | Comparison) -> Comparison:
+    """Return a comparison; a single result stands beside its baseline, if that is known."""
+    if isinstance(content, Comparison):
+        return content
+    baseline = content.known_baseline
+    if baseline is not None and baseline.method != content.method:
+        results = {baseline.method: baseline, content.method: content}
+        return Comparison(results, reference=baseline.method, config=content.config)
+    return Comparison({content.method: content}, reference=None, config=content.config)
+
+
+def client_table(comparison: Comparison) -> Table:
+    """Return one row per client (and run): its data, and its accuracy under every method."""
+    first = next(iter(comparison.values()))
+    several = len(first.runs) > 1 and all(
+        [run.seed for run in result.runs] == [run.seed for run in first.runs]
+        for result in comparison.values()
+    )
+    chosen = range(len(first.runs)) if several else range(1)
+    columns = ["run"] * several + ["client", "train samples", "classes", "test samples"]
+    points = [
+        (f"{name} {point}", result, point)
+        for name, result in comparison.items()
+        for point in ("pre", "post")
+        if (point, "test") in result.scores
+    ]
+    rows: list[list[Any]] = []
+    for run in chosen:
+        accuracy = [result.client_accuracy(point, run) for _, result, point in points]
+        count = first.scores[first.headline, "test"].count[run]
+        for client, name in enumerate(first.clients):
+            labels = None if first.label_counts is None else first.label_counts[run][client]
+            data = (None, None) if labels is None else (int(labels.sum()), int((labels > 0).sum()))
+            values = [float(column[client]) for column in accuracy]
+            rows.append([*([run] * several), name, *data, int(count[client]), *values])
+    notes = {}
+    if len(rows) > MOST_ROWS:
+        notes["shown"] = f"the first {MOST_ROWS} of {len(rows)} rows; metrics.csv has them all"
+    if not several and len(first.runs) > 1:
+        notes["shown"] = "run 0; metrics.csv has the others"
+    names = [label for label, _, _ in points]
+    percent = dict.fromkeys(names, "percent")
+    return Table([*columns, *names], rows[:MOST_ROWS], notes=notes, formats=percent)
+
+
+def ledger_table(comparison: Comparison) -> Table:
+    """Return the counted costs of every method: totals of run 0, and medians of the times."""
+    rows = []
+    phases = [p for p in PHASES if any(p in r.ledger.seconds for r in comparison.values())]
+    for name, result in comparison.items():
+        ledger = result.ledger
+        total = {counter: float(ledger.total(counter)[0]) for counter in COUNTERS}
+        trips = total["participants"] or 1
+        times = [
+            1000 * float(np.median(ledger.seconds[p])) if ledger.seconds.get(p) else None
+            for p in phases
+        ]
+        rows.append(
+            [
+                name,
+                total["participants"] / max(ledger.num_rounds, 1),
+                total["bytes_down"] / 1e6,
+                total["bytes_up"] / 1e6,
+                float(ledger.setup_bytes[0]) / 1e6,
+                (total["bytes_down"] + total["bytes_up"]) / trips / 1024,
+                total["gradient_evaluations"],
+                total["forward_evaluations"],
+                *times,
+            ]
+        )
+    columns = {
+        "method": "",
+        "clients a round": "count",
+        "MB down": "megabytes",
+        "MB up": "megabytes",
+        "MB once": "megabytes",
+        "KiB a client and round": "megabytes",
+        "gradient evaluations": "count",
+        "forward only": "count",
+        **{f"ms {phase}": "count" for phase in phases},
+    }
+    notes = {
+        "counted": "totals of run 0; a gradient evaluation is one sample in one backward pass",
+        "timed": "median over rounds of the wall time of all runs together; evaluation apart",
+    }
+    return Table(list(columns), rows, notes=notes, formats=columns)
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+def _shown(table: Table, numbers: Mapping[str, int]) -> dict[str, Any]:
+    """Return what the template needs of a table; the first cell carries the method's colour."""
+    text = table.text_rows()
+    marks = [numbers.get(str(row[0]), 0) for row in text]
+    lowered = [name for name in table.columns if table.formats.get(name) == "points"]
+    return {
+        "head": [(table.header(name), table.numeric(name)) for name in table.columns],
+        "rows": [
+            (
+                mark,
+                [
+                    (_signed(cell), table.numeric(name), name in lowered and cell[0] == "-")
+                    for name, cell in zip(table.columns, cells, strict=True)
+                ],
+            )
+            for mark, cells in zip(marks, text, strict=True)
+        ],
+        "notes": table.note_lines(),
+    }
+
+
+def _signed(cell: str) -> str:
+    """Return a number with a minus sign rather than a hyphen; other texts as they are."""
+    return f"−{cell[1:]}" if cell[:1] == "-" and cell[1:2].isdigit() else cell
+
+
+def _title(comparison: Comparison) -> str:
+    names = list(comparison)
+    data = comparison.config.get("data") or next(iter(comparison.values())).config.get("data")
+    if isinstance(data, Mapping):
+        data = data.get("name") or data.get("dataset")
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f"{listed} on {data}" if isinstance(data, str) else listed
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _settings(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Return (heading, lines): the shared settings, then what each method was given."""
+    parts = [("All methods", _lines(comparison.config))] if comparison.config else []
+    for name, result in comparison.items():
+        own = {key: v for key, v in result.config.items() if comparison.config.get(key) != v}
+        first = result.runs[0]
+        given: dict[str, Any] = {**own, "hyper": first.hyper, "options": first.options}
+        if len(result.runs) > 1:
+            given["runs"] = list(result.groups())
+            given["seeds"] = sorted({run.seed for run in result.runs})
+        parts.append((name, _lines(given)))
+    return parts
+
+
+def _lines(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Return nested settings as (dotted key, value) lines."""
+    found = []
+    for key, value in jsonable(settings).items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            found += _lines(value, f"{name}.")
+            continue
+        if isinstance(value, list):
+            value = ", ".join(map(str, value))
+        text = "–" if value is None or value == "" else str(value)
+        found.append((name, text if len(text) <= 300 else text[:297] + "…"))
+    return found

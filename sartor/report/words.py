@@ -1,0 +1,261 @@
+"""The first lines of a report: what was found, for whom, at what cost, and how far to trust it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sartor import metrics
+from sartor.comparison import Comparison
+from sartor.result import Result
+
+POINTS = {"pre": "after aggregation", "post": "after local training"}
+"""When a method is scored, in short."""
+
+
+@dataclass
+class Words:
+    """The summary in words.
+
+    Attributes:
+        headline: one sentence.
+        findings: short paragraphs.
+        caveats: what to keep in mind before acting on them.
+        tiles: (label, value, remark), the few numbers to see first.
+    """
+
+    headline: str = ""
+    findings: list[str] = field(default_factory=list)
+    caveats: list[str] = field(default_factory=list)
+    tiles: list[tuple[str, str, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """One method (one setting of a sweep) and its runs."""
+
+    name: str
+    label: str
+    result: Result
+    runs: list[int]
+
+    @property
+    def accuracy(self) -> float:
+        return metrics.spread(np.atleast_1d(self.result.accuracy)[self.runs]).mean
+
+
+def summarise(comparison: Comparison) -> Words:
+    """Return the summary of a comparison in words."""
+    rows = [
+        _Row(name, label.replace(result.method, name, 1), result, runs)
+        for name, result in comparison.items()
+        for label, runs in result.groups().items()
+    ]
+    words = Words()
+    alive = sorted((row for row in rows if math.isfinite(row.accuracy)), key=lambda r: -r.accuracy)
+    if not alive:
+        words.headline = "No run came to a result: all of them diverged."
+        words.caveats = _diverged(rows)
+        return words
+    best = alive[0]
+    reference = next((row for row in rows if row.name == comparison.reference), None)
+    _say_best(words, best, alive, reference)
+    subject = best if best.name != comparison.reference else None
+    if subject is not None and reference is not None:
+        _say_gain(words, comparison, subject, reference)
+    _say_cost(words, best)
+    words.caveats = _caveats(rows, best)
+    if reference is None:
+        words.caveats.append(
+            "Training alone does not stand beside it, so nobody can say who gains by federating: "
+            "compare with local."
+        )
+    return words
+
+
+def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | None) -> None:
+    right = f"{_percent(best.accuracy)} of all test samples right{_mean_of(best)}"
+    if len(alive) == 1:
+        words.headline = f"{best.label} gets {right}."
+    elif reference is not None and best.name == reference.name:
+        words.headline = f"Training alone wins here: {best.label} gets {right}."
+        words.findings.append(
+            "No federated method was more accurate on these data and settings; federating them "
+            "this way would cost traffic and gain nothing on average."
+        )
+    else:
+        words.headline = f"{best.label} is the most accurate of {len(alive)}: {right}."
+    words.tiles.append(("Accuracy", _percent(best.accuracy), f"{best.label}, pooled"))
+    if reference is not None and best.name == reference.name and len(alive) > 1:
+        words.tiles.append(("Best federated", _percent(alive[1].accuracy), alive[1].label))
+    if len(alive) > 1:
+        second = alive[1]
+        pair = _pair(best, second)
+        told = f"{second.label} follows at {_percent(second.accuracy)}"
+        if math.isfinite(pair.low) and pair.low > 0:
+            words.findings.append(f"{told}; these runs tell the two apart: {_mean(best, pair)}.")
+        else:
+            words.findings.append(f"{told}; these runs do not tell the two apart.")
+
+
+def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row) -> None:
+    difference = best.accuracy - reference.accuracy
+    pair = _pair(best, reference)
+    words.findings.append(
+        f"Training alone gets {_percent(reference.accuracy)}, so federating is worth "
+        f"{_points(difference)} points: {_mean(best, pair)}."
+    )
+    words.tiles.append(("Against training alone", _points(difference), "points of accuracy"))
+    hurt = comparison.hurt(best.name)
+    counts = metrics.spread(hurt[best.runs] if hurt is not None else [math.nan])
+    total = len(best.result.clients)
+    if not math.isfinite(counts.mean):
+        return
+    gains = _gains(best, reference.result)
+    if counts.mean == 0:
+        words.findings.append("No client is worse off than alone.")
+        words.tiles.append(("Clients hurt", f"0 of {total}", "worse off than alone"))
+        return
+    run, client = np.unravel_index(int(np.nanargmin(gains)), gains.shape)
+    shown = f"{counts.mean:.1f}".removesuffix(".0")
+    number = shown if len(best.runs) == 1 else f"on average {shown}"
+    verb = "is" if number == "1" else "are"
+    words.findings.append(
+        f"{number[0].upper()}{number[1:]} of {total} clients {verb} worse off than alone; the "
+        f"largest loss is {_points(float(gains[run, client]))} points, at "
+        f"{best.result.clients[client]}."
+    )
+    words.tiles.append(("Clients hurt", f"{shown} of {total}", "worse off than alone"))
+
+
+def _say_cost(words: Words, best: _Row) -> None:
+    result = best.result
+    megabytes = metrics.spread(np.atleast_1d(result.megabytes)[best.runs]).mean
+    gradients = metrics.spread(np.atleast_1d(result.gradient_evaluations)[best.runs]).mean
+    seconds = metrics.spread(np.atleast_1d(result.seconds)[best.runs]).mean
+    clients, rounds = len(result.clients), result.ledger.num_rounds
+    traffic = (
+        f"It sends {megabytes:,.1f} MB in {rounds} rounds ({megabytes / clients:,.2f} MB a "
+        "client, both ways)"
+        if megabytes
+        else f"It sends nothing in {rounds} rounds"
+    )
+    words.findings.append(
+        f"{traffic}, takes {gradients:,.0f} gradient evaluations, and {seconds:,.1f} s here."
+    )
+    words.tiles.append(("Traffic", f"{megabytes:,.1f} MB", f"{rounds} rounds, both ways"))
+
+
+def _caveats(rows: list[_Row], best: _Row) -> list[str]:
+    found = []
+    seeds = len({best.result.runs[run].seed for run in best.runs})
+    if seeds == 1:
+        found.append(
+            "One allocation of the data alone. The spread between allocations is often larger "
+            "than the difference between methods: repeat with several seeds before deciding."
+        )
+    elif seeds < metrics.FEW:
+        found.append(
+            f"{seeds} allocations: intervals rest on {seeds} numbers and are wide; every value is "
+            "listed below the table."
+        )
+    count = best.result.scores[best.result.headline, "test"].count[best.runs[0]]
+    samples = int(np.asarray(count).sum())
+    error = 1.96 * math.sqrt(best.accuracy * (1 - best.accuracy) / samples) if samples else math.nan
+    if error > 0.005:
+        found.append(
+            f"{samples:,} test samples in a run: its accuracy is itself uncertain by about "
+            f"±{100 * error:.1f} points."
+        )
+    found += _mixed_points(rows)
+    below = best.result.summary(best.runs[0])["clients_below_floor"]
+    if below:
+        found.append(
+            f"{below} of {len(best.result.clients)} clients have fewer than {metrics.FLOOR} test "
+            "samples and are left out of the worst client."
+        )
+    settings = max(Counter(row.result.method for row in rows).values())
+    if settings > 1:
+        found.append(
+            f"{settings} settings of one method were compared on test data; the best of them is "
+            "flattered by the choice."
+        )
+    return found + _diverged(rows)
+
+
+def _mixed_points(rows: list[_Row]) -> list[str]:
+    """Point out numbers that were taken at different moments of a round."""
+    at = {point: sorted({r.name for r in rows if r.result.headline == point}) for point in POINTS}
+    few, many = sorted(POINTS, key=lambda point: len(at[point]))
+    if not at[few]:
+        return []
+    verb = "is" if len(at[few]) == 1 else "are"
+    return [
+        f"{', '.join(at[few])} {verb} scored {POINTS[few]} ({few}), the others {POINTS[many]} "
+        f"({many}), each as it is meant to be used; figures and client table show both."
+    ]
+
+
+def _diverged(rows: list[_Row]) -> list[str]:
+    found = []
+    for row in rows:
+        lost = [entry for run in row.runs if (entry := row.result.diverged[run]) is not None]
+        if lost:
+            found.append(
+                f"{row.label} diverged in {len(lost)} of {len(row.runs)} runs, first in round "
+                f"{lost[0].get('round', '?')} at {lost[0].get('client', '?')}; a smaller local_lr "
+                "is the usual mend."
+            )
+    return found
+
+
+def _pair(row: _Row, other: _Row) -> metrics.Paired:
+    """Return paired differences: over allocations with several runs, else over clients."""
+    partner = row.result.partners(other.result)
+    if len(row.runs) > 1:
+        matched = {other.result.runs[run].seed: run for run in other.runs}
+        theirs = [matched.get(row.result.runs[run].seed, partner[run]) for run in row.runs]
+        mine = np.atleast_1d(row.result.accuracy)[row.runs]
+        return metrics.paired(mine, np.atleast_1d(other.result.accuracy)[theirs])
+    return metrics.paired(
+        row.result.client_accuracy(run=row.runs[0]),
+        other.result.client_accuracy(run=other.runs[0]),
+    )
+
+
+def _mean(row: _Row, pair: metrics.Paired) -> str:
+    """Say the mean paired difference and its interval, and over what."""
+    several = len(row.runs) > 1
+    unit = f"{pair.number} allocations" if several else f"the {pair.number} clients"
+    interval = (
+        f" (95 % interval {_points(pair.low)} to {_points(pair.high)})"
+        if math.isfinite(pair.low)
+        else ""
+    )
+    return f"the mean over {unit} is {_points(pair.mean)}{interval}"
+
+
+def _gains(row: _Row, reference: Result) -> metrics.Array:
+    partner = row.result.partners(reference)
+    return np.stack(
+        [
+            row.result.client_accuracy(run=run) - reference.client_accuracy(run=partner[run])
+            for run in row.runs
+        ]
+    )
+
+
+def _mean_of(row: _Row) -> str:
+    return f" (mean of {len(row.runs)} runs)" if len(row.runs) > 1 else ""
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.1f} %"
+
+
+def _points(value: float) -> str:
+    rounded = round(100 * value, 1)
+    return "0.0" if rounded == 0 else f"{rounded:+.1f}".replace("-", "−")

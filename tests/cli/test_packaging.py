@@ -1,0 +1,92 @@
+"""Laws of the package: what it needs, what it ships, what its files promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import sartor
+
+ROOT = Path(__file__).parents[2]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+
+CORE_ONLY = """
+import importlib.machinery
+import sys
+
+EDGES = set({edges})
+find = importlib.machinery.PathFinder.find_spec
+
+
+def absent(name, path=None, target=None):
+    return None if name.split(".")[0] in EDGES else find(name, path, target)
+
+
+importlib.machinery.PathFinder.find_spec = absent
+import numpy
+import sartor
+
+rng = numpy.random.default_rng(0)
+x, y, ids = rng.normal(size=(60, 4)), rng.integers(0, 2, 60), numpy.arange(60) % 3
+federation = sartor.Federation.from_arrays(x, y, client=ids)
+for method in sartor.methods.METHODS:
+    model = sartor.models.dnn(federation, hidden=3)
+    result = sartor.fit(method, federation, model=model, rounds=2)
+    result.summary(), result.per_client(), result.model(0)
+result.gain()
+sartor.compare(["fedapa"], federation, model=model, rounds=1).table()
+assert not EDGES & {{name.split(".")[0] for name in sys.modules}}
+print("done")
+"""
+
+
+def test_the_core_needs_torch_and_numpy_alone() -> None:
+    """Every method trains where none of the edge packages is installed."""
+    edges = {"safetensors", "pydantic", "yaml", "typer", "rich", "click", "matplotlib", "sklearn"}
+    edges |= {"pandas", "PIL", "pyarrow", "scipy"}
+    code = CORE_ONLY.format(edges=sorted(edges))
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    assert done.stdout.strip() == "done", done.stderr
+
+
+def names(requirements: list[str]) -> set[str]:
+    return {re.split(r"[<>=\[ ]", line)[0].lower() for line in requirements}
+
+
+def test_every_dependency_has_its_reason() -> None:
+    """docs/dependencies.md has a line for each dependency and extra of the package."""
+    text = (ROOT / "docs" / "dependencies.md").read_text(encoding="utf-8").lower()
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    wanted = names(PROJECT["project"]["dependencies"]).union(*map(names, extras))
+    assert {name for name in wanted if name not in text} == set()
+
+
+def test_every_dependency_is_constrained() -> None:
+    """constraints.txt pins each dependency, torch to the release without GPU packages."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = [line for line in lines if line and not line.startswith("#")]
+    extras = PROJECT["project"]["optional-dependencies"].values()
+    wanted = names(PROJECT["project"]["dependencies"]).union(*map(names, extras))
+    assert "torch==2.13.0" in pins
+    assert wanted <= names(pins)
+
+
+def test_no_file_names_a_package_index() -> None:
+    """Where packages come from is the machine's business."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", ".ci/run"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert not re.search(r"index-url|find-links|https?://", text), name
+
+
+def test_the_version_stands_once() -> None:
+    """The version of the package is the one of sartor/_version.py, and the types are shipped."""
+    text = (ROOT / "sartor" / "_version.py").read_text(encoding="utf-8")
+    assert f'"{sartor.__version__}"' in text
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert sartor.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert (ROOT / "sartor" / "py.typed").exists()

@@ -1,0 +1,458 @@
+"""The laws that every method must honour, whatever it does.
+
+``check_method`` tries all of them on one case; ``tests/methods/test_laws.py`` does so for every entry of
+``sartor.methods.METHODS`` with its defaults, and for every line of ``VARIANTS``. A new method is covered as it
+is listed; a variant of it, or values that make it move, are one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from sartor import task as task_module
+from sartor import tree
+from sartor.errors import ContractError
+from sartor.local import Local
+from sartor.method import Method, Phase, Site
+from sartor.methods import METHODS, Factory, build
+from sartor.task import Task
+from tests.toys import (
+    assert_same,
+    differ,
+    federation,
+    net_task,
+    outcome,
+    run,
+    simulation,
+    states,
+    two_allocations,
+)
+
+SGD = Local(epochs=2, batch=4, lr=0.2)
+HEAVY = Local(epochs=2, batch=4, lr=0.05, momentum=0.9, weight_decay=0.01, keep_optimiser=True)
+RESTART = replace(HEAVY, keep_optimiser=False, drop_last=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method with options, hyper-parameters and a local training."""
+
+    method: str | Factory
+    options: dict[str, Any] = field(default_factory=dict)
+    hyper: dict[str, float] = field(default_factory=dict)
+    local: Local = SGD
+
+    def build(self, task: Task, local: Local | None = None) -> Method:
+        """Build the record."""
+        return build(self.method, task, local or self.local, dict(self.options))
+
+    def __str__(self) -> str:
+        """Name the case in the list of tests."""
+        kinds = {id(SGD): "", id(HEAVY): "-heavy", id(RESTART): "-restart"}
+        name = self.method if isinstance(self.method, str) else self.method.__name__
+        options = "-".join(str(v) if isinstance(v, str) else k for k, v in self.options.items())
+        return f"{name}{'-' if options else ''}{options}{kinds.get(id(self.local), '-own')}"
+
+
+_CONVEX = {"smoothness": 2.0, "strong_convexity": 1.0}
+VARIANTS: list[Case] = [
+    Case("local", local=HEAVY),
+    Case("local", {"participation": "sampled"}),
+    Case("fedavg", hyper={"relax": 1.5}, local=HEAVY),
+    Case("fedavg", {"rule": "uniform"}, local=RESTART),
+    Case("fedavg", {"rule": "chen"}, {"server_lr": 0.8}),
+    Case("fedavg", {"rule": "p_weighted", "client_weights": (0.1, 0.2, 0.3, 0.3, 0.1)}),
+    Case("fedavg-ft", {"ft_steps": 3}, local=HEAVY),
+    Case("fedavg-ft", {"ft_epochs": 1, "ft_pull": True}, {"ft_prox_strength": 0.5}),
+    Case("fedprox", hyper={"prox_strength": 0.5}, local=HEAVY),
+    Case("fedprox", {"preset": "free", "weights": "samples"}, {"server_lr": 0.7}),
+    Case("fedprox", {"preset": "paper_real", "unbiased": True}, {"prox_strength": 0.5}),
+    Case("fedprox", {"preset": "paper_synthetic", "smoothness": 2.0}),
+    Case("fedprox", {"preset": "corollary1", **_CONVEX}, {"prox_strength": 0.5}),
+    Case("fedapa", hyper={"mix_lr": 0.5}, local=HEAVY),
+    Case("fedapa", {"preset": "authors_code"}, {"mix_lr": 0.5, "self_weight": 0.4}),
+    Case("fedapa", {"weight_step": "as_printed", "share": "all"}, {"mix_lr": 0.5}),
+    Case("fedapa", {"clip_weights": False, "normalise_weights": False}, {"mix_lr": 0.1}),
+    Case("fedapa", {"pin_weights": False, "schedule": "sequential"}, {"mix_lr": 0.5}),
+    Case("fedapa", {"schedule": "parallel", "server_momentum": True}, {"mix_lr": 0.5}),
+]
+CASES = [*(Case(name) for name in METHODS), *VARIANTS]
+
+
+def _pair(case: Case, **settings: Any) -> dict[str, np.ndarray]:
+    """Run the case on two allocations at once."""
+    task = net_task()
+    return outcome(run(simulation(case.build(task), task, two_allocations(), hyper=case.hyper, **settings)))
+
+
+# ---- engines ------------------------------------------------------------------------------------------------
+
+
+def engines_agree(case: Case) -> None:
+    """Vectorised, in chunks of any size, or one client at a time: the same numbers."""
+    wanted = _pair(case, engine="sequential")
+    for chunk in (None, 1, 3):
+        assert_same(_pair(case, chunk=chunk), wanted, atol=1e-11)
+
+
+def a_sweep_row_is_the_single_run(case: Case) -> None:
+    """A row of a sweep equals the run alone, and rows with different seeds differ."""
+    task, feds = net_task(), two_allocations()
+    method = case.build(task)
+    name = next(iter(method.hyper))
+    base = case.hyper.get(name, method.hyper[name].default)
+    rows: list[tuple[int, int, float]] = [(0, 3, base), (1, 4, base), (0, 3, base / 2), (0, 5, base)]
+    hyper = [{**case.hyper, name: value} for _, _, value in rows]
+    fed = [feds[k] for k, _, _ in rows]
+    seeds = [seed for _, seed, _ in rows]
+    swept = outcome(run(simulation(method, task, fed, hyper=hyper, seeds=seeds)))
+    for r, (k, seed, _) in enumerate(rows):
+        alone = simulation(method, task, [feds[k]], hyper=[hyper[r]], seeds=[seed])
+        single = outcome(run(alone))
+        row = {n: v if n.endswith("/round") else v[r : r + 1] for n, v in swept.items()}
+        assert_same(row, single, atol=1e-11)
+    assert np.abs(swept["post/test/loss"][0] - swept["post/test/loss"][3]).max() > 1e-6
+
+
+def a_mapped_store_is_a_store(case: Case, folder: Any) -> None:
+    """States in memory-mapped files give the numbers of states in memory, to the bit."""
+    assert_same(_pair(case, folder=folder, chunk=4), _pair(case, chunk=4))
+
+
+def float32_is_close(case: Case) -> None:
+    """Single precision gives the losses of double precision within 2e-3 (three rounds)."""
+    wanted, found = _pair(case), _pair(case, dtype=torch.float32)
+    for point in ("pre", "post"):
+        name = f"{point}/test/loss"
+        np.testing.assert_allclose(found[name], wanted[name], rtol=2e-3, atol=2e-3)
+
+
+# ---- what travels and what it costs -------------------------------------------------------------------------
+
+
+def private_leaves_are_caught(case: Case) -> None:
+    """A method that puts a private leaf into its upload is stopped, whichever leaf it is."""
+    task = net_task()
+    method = case.build(task)
+    for leaf in filter(method.private, task.leaf_names):
+
+        def leaks(
+            client: Any, work: Any, site: Site, leaf: str = leaf
+        ) -> tuple[dict[str, Any], dict[str, Any]]:
+            client, upload = method.finish(client, work, site)
+            return client, {**upload, "extra": {leaf: method.model(work, site)[leaf]}}
+
+        sim = simulation(replace(method, finish=leaks), task, [federation()], hyper=case.hyper)
+        with pytest.raises(ContractError, match=leaf.replace(".", r"\.")):
+            sim.step()
+
+
+def private_values_stay_home(case: Case) -> None:
+    """No uploaded leaf has the value of a private leaf of the model."""
+    task = net_task()
+    method = case.build(task)
+    seen = []
+
+    def finish(client: Any, work: Any, site: Site) -> tuple[Any, Any]:
+        kept, upload = method.finish(client, work, site)
+        private = {k: v for k, v in method.model(work, site).items() if method.private(k)}
+        seen.append((private, tree.leaves(upload)))
+        return kept, upload
+
+    watched = replace(method, finish=finish)
+    run(simulation(watched, task, [federation()], hyper=case.hyper, engine="sequential"))
+    assert seen
+    for private, sent in seen:
+        for name, leaf in private.items():
+            for other in sent:
+                assert leaf.shape != other.shape or not torch.allclose(leaf, other), name
+
+
+def bytes_are_those_of_the_trees(case: Case) -> None:
+    """The ledger holds the bytes of the letters and uploads of those who took part, counted by hand."""
+    task = net_task()
+    method = case.build(task)
+    book = {"common": 0, "own": 0, "up": 0}
+
+    def size(value: Any) -> int:
+        return sum(leaf.numel() * leaf.element_size() for _, leaf in tree.items(value))
+
+    def broadcast(server: Any, hub: Any) -> Any:
+        letter = method.broadcast(server, hub)
+        book["common"] += size(letter) * int(hub.present.sum())
+        return letter
+
+    def address(server: Any, index: Any, hub: Any) -> Any:
+        letter = method.address(server, index, hub)
+        book["own"] += size(letter) * int(hub.present[hub.cohort == index].sum())
+        return letter
+
+    def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
+        for k in range(len(hub.cohort)):
+            if hub.present[k]:
+                book["up"] += size(tree.map(lambda leaf, k=k: leaf[k], uploads))
+        return method.aggregate(server, uploads, hub)
+
+    watched = replace(method, broadcast=broadcast, address=address, aggregate=aggregate)
+    slow = simulation(watched, task, [federation()], hyper=case.hyper, engine="sequential")
+    fast = simulation(method, task, [federation()], hyper=case.hyper)
+    book.update(common=0, own=0, up=0)  # making the simulation may have written letters, which nobody was sent
+    for t in range(3):
+        slow.server, _ = slow.rounds.train(slow.server, slow.store, t)
+        fast.step()
+    ledger = fast.ledger()
+    assert ledger.bytes_down.sum() == book["common"] + book["own"]
+    assert ledger.bytes_up.sum() == book["up"]
+    assert len(set(ledger.participants[0])) > 1 or method.everyone
+
+
+def gradients_are_counted(case: Case) -> None:
+    """Gradient evaluations in the ledger are the samples whose loss was differentiated, one by one."""
+    task = net_task()
+    method = case.build(task)
+    count = [0, 0]
+    plain = Task.losses
+
+    def losses(self: Task, params: Any, batch: Any) -> Any:
+        count[1 if task_module._METER.depth else 0] += int(batch.mask.sum())
+        return plain(self, params, batch)
+
+    fast = simulation(method, task, [federation()], hyper=case.hyper)
+    slow = simulation(method, task, [federation()], hyper=case.hyper, engine="sequential")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Task, "losses", losses)
+        for t in range(3):
+            slow.server, _ = slow.rounds.train(slow.server, slow.store, t)
+    ledger = run(fast).ledger()
+    assert ledger.gradient_evaluations.sum() == count[1] > 0
+    assert ledger.forward_evaluations.sum() == count[0]
+
+
+def an_epoch_costs_its_samples(case: Case) -> None:
+    """A method whose only phase is E epochs of training evaluates E·n_i gradients on client i."""
+    task = net_task()
+    local = replace(case.local, drop_last=False)
+    method = case.build(task, local)
+    (phase,) = method.phases if len(method.phases) == 1 else (None,)
+    if phase is None or phase.steps is not None:
+        return
+    fed = federation()
+    ledger = run(
+        simulation(method, task, [fed], hyper=case.hyper, participation="all", rounds=1)
+    ).ledger()
+    assert ledger.gradient_evaluations[0, 0] == local.epochs * int(fed.train.sizes.sum())
+
+
+# ---- purity -------------------------------------------------------------------------------------------------
+
+
+def _clone(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {k: _clone(v) for k, v in value.items()}
+    if isinstance(value, tuple):
+        parts = [_clone(v) for v in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    return value.clone()
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[k], b[k]) for k in a)
+    if isinstance(a, tuple):
+        return all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    return torch.equal(a, b)
+
+
+def inputs_are_not_changed(case: Case) -> None:
+    """No function of the record writes into its arguments."""
+    task = net_task()
+    method = case.build(task)
+    called = set()
+
+    def watch(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any) -> Any:
+            before = _clone(args)
+            found = fn(*args)
+            assert _equal(args, before), name
+            called.add(name)
+            return found
+
+        return watched
+
+    def phase(p: Phase) -> Phase:
+        return replace(p, **{k: watch(f"{p.name}.{k}", getattr(p, k)) for k in ("enter", "step", "leave")})
+
+    names = ("init_server", "init_client", "broadcast", "address", "begin", "finish", "aggregate", "model")
+    watched = replace(
+        method,
+        **{k: watch(k, getattr(method, k)) for k in names},
+        phases=tuple(phase(p) for p in method.phases),
+        adapt=tuple(phase(p) for p in method.adapt),
+    )
+    run(simulation(watched, task, [federation()], hyper=case.hyper, engine="sequential", rounds=2))
+    assert set(names) <= called
+
+
+def absent_uploads_do_not_matter(case: Case) -> None:
+    """What the padding of a cohort would upload, even NaN, changes nothing."""
+    task = net_task()
+    method = case.build(task)
+
+    def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
+        broken = tree.map(lambda leaf: torch.full_like(leaf, torch.nan), uploads)
+        return method.aggregate(server, tree.where(hub.present, uploads, broken), hub)
+
+    found = outcome(
+        run(
+            simulation(
+                replace(method, aggregate=aggregate), task, two_allocations(), hyper=case.hyper, rounds=4
+            )
+        )
+    )
+    assert_same(found, _pair(case, rounds=4))
+
+
+def evaluation_changes_nothing(case: Case) -> None:
+    """Scoring the models often, rarely, before, after or on other splits leaves training as it is."""
+    task = net_task()
+    method = case.build(task)
+    often = run(simulation(method, task, [federation()], hyper=case.hyper))
+    rare = simulation(
+        method, task, [federation()], hyper=case.hyper, eval_every=3, points=(method.headline,)
+    )
+    assert_same(states(run(rare)), states(often))
+
+
+def stop_and_resume_is_straight(case: Case) -> None:
+    """A simulation loaded from a state goes on to the same numbers, to the bit."""
+    task, feds = net_task(), two_allocations()
+
+    def new() -> Any:
+        return simulation(case.build(task), task, feds, hyper=case.hyper, rounds=4)
+
+    straight = new()
+    straight.step()
+    straight.step()
+    state = straight.state()
+    run(straight)
+    resumed = new()
+    resumed.load(*state)
+    assert resumed.round_index == 2
+    assert_same(outcome(run(resumed)), outcome(straight))
+    again = straight  # one that has gone on too far can go back
+    again.load(*state)
+    assert_same(outcome(run(again)), outcome(resumed))
+
+
+def dtype_survives(case: Case) -> None:
+    """Every state has the precision that was asked for."""
+    for dtype in (torch.float32, torch.float64):
+        task = net_task()
+        sim = run(simulation(case.build(task), task, [federation()], hyper=case.hyper, dtype=dtype))
+        trees = [sim.server, sim.store.gather(sim.rounds.everybody), sim.params(0)]
+        leaves = [leaf for t in trees for leaf in tree.leaves(t) if leaf.is_floating_point()]
+        assert leaves
+        assert {leaf.dtype for leaf in leaves} == {dtype}
+
+
+# ---- symmetry -----------------------------------------------------------------------------------------------
+
+
+def permuting_clients_permutes_the_result(case: Case) -> None:
+    """Clients in another order give the same models in that order (full batches: no randomness)."""
+    task = net_task()
+    local = replace(case.local, batch=None, drop_last=False)
+    method = case.build(task, local)
+    if method.one_by_one or "client_weights" in case.options:
+        return  # the order of service, or of the weights, is part of the method
+    fed, order = federation(), [3, 0, 4, 2, 1]
+    other = replace(
+        fed,
+        **{s: type(fed.train).from_lists([fed.split(s).of(i) for i in order]) for s in ("train", "val", "test")},
+        names=tuple(fed.names[i] for i in order),
+    )
+    straight = run(simulation(method, task, [fed], hyper=case.hyper, participation="all"))
+    turned = run(simulation(method, task, [other], hyper=case.hyper, participation="all"))
+    for point in ("pre", "post"):
+        wanted = straight.scores()[point, "test"].loss[0][:, order]
+        np.testing.assert_allclose(turned.scores()[point, "test"].loss[0], wanted, rtol=0, atol=1e-10)
+
+
+def equal_clients_stay_equal(case: Case) -> None:
+    """Clients with the same data (and full batches) always have the same model."""
+    task = net_task()
+    method = case.build(task, replace(case.local, batch=None, drop_last=False))
+    if method.one_by_one or "client_weights" in case.options:
+        return
+    one = federation(sizes=(9,))
+    same = replace(
+        one,
+        **{s: type(one.train).from_lists([one.split(s).of(0)] * 5) for s in ("train", "val", "test")},
+        names=tuple("abcde"),
+    )
+    sim = run(simulation(method, task, [same], hyper=case.hyper, participation="all"))
+    for scores in sim.scores().values():
+        np.testing.assert_allclose(scores.loss[0], scores.loss[0][:, :1].repeat(5, 1), rtol=0, atol=1e-12)
+    assert differ({"a": scores.loss[0][0]}, {"a": scores.loss[0][-1]})
+
+
+# ---- meaning ------------------------------------------------------------------------------------------------
+
+
+def every_hyper_parameter_moves_the_result(case: Case) -> None:
+    """A hyper-parameter that changed nothing would be a lie."""
+    task = net_task()
+    method = case.build(task)
+    base = {k: case.hyper.get(k, spec.default) for k, spec in method.hyper.items()}
+    if "mix_lr" in base:
+        base["mix_lr"] = max(base["mix_lr"], 0.1)
+    rows = [base, *({**base, k: 0.5 * v if v else 0.3} for k, v in base.items())]
+    sim = run(
+        simulation(method, task, [federation()] * len(rows), hyper=rows, seeds=[0] * len(rows), rounds=4)
+    )
+    loss = np.concatenate([s.loss for s in sim.scores().values()], axis=1)
+    for r, name in enumerate(base):
+        assert np.abs(loss[r + 1] - loss[0]).max() > 1e-7, name
+
+
+LAWS: dict[str, Callable[..., None]] = {
+    law.__name__: law
+    for law in (
+        engines_agree,
+        a_sweep_row_is_the_single_run,
+        a_mapped_store_is_a_store,
+        float32_is_close,
+        private_leaves_are_caught,
+        private_values_stay_home,
+        bytes_are_those_of_the_trees,
+        gradients_are_counted,
+        an_epoch_costs_its_samples,
+        inputs_are_not_changed,
+        absent_uploads_do_not_matter,
+        evaluation_changes_nothing,
+        stop_and_resume_is_straight,
+        dtype_survives,
+        permuting_clients_permutes_the_result,
+        equal_clients_stay_equal,
+        every_hyper_parameter_moves_the_result,
+    )
+}
+
+
+def check_method(case: Case | str | Factory, folder: Any, laws: tuple[str, ...] = tuple(LAWS)) -> None:
+    """Check a method, given as a case, a name or a factory, against the laws.
+
+    Args:
+        case: what to check.
+        folder: an empty folder for files, such as pytest's ``tmp_path``.
+        laws: the names of the laws; all by default.
+    """
+    case = case if isinstance(case, Case) else Case(case)
+    for name in laws:
+        LAWS[name](case, *((folder,) if name == "a_mapped_store_is_a_store" else ()))

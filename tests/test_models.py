@@ -1,0 +1,166 @@
+"""Laws of the networks: their sizes, their heads, and what cannot be trained over lanes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from sartor.data import Federation, from_dataset
+from sartor.errors import ModelError
+from sartor.models import MODELS, check_module, default, dnn, lenet5, mclr
+
+
+def size(module):
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("shape", "classes", "whole", "head"),
+    [
+        ((1, 28, 28), 10, 44_426, 850),
+        ((3, 32, 32), 10, 62_006, 850),
+        ((3, 32, 32), 100, 69_656, 8_500),
+    ],
+)
+def test_lenet5_has_the_published_number_of_parameters(shape, classes, whole, head):
+    """The counts of the FedAPA table: whole network and private head."""
+    net = lenet5(input_shape=shape, num_classes=classes)
+    assert size(net) == whole
+    assert size(net.get_submodule(net.head)) == head
+
+
+@pytest.mark.parametrize("side", [4, 8, 15, 16, 28, 32, 33])
+def test_lenet5_takes_every_image_of_four_pixels_or_more(side):
+    """Small images are padded; the output has one score per class."""
+    net = lenet5(input_shape=(2, side, side), num_classes=7)
+    assert net(torch.zeros(3, 2, side, side)).shape == (3, 7)
+
+
+@pytest.mark.parametrize("shape", [(64,), (8, 8), (1, 3, 8)])
+def test_lenet5_refuses_what_is_no_image(shape):
+    """Flat samples and tiny images get an error that names another model."""
+    with pytest.raises(ModelError, match=r"use mclr"):
+        lenet5(input_shape=shape, num_classes=2)
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_fits_a_federation_and_passes_the_check(name):
+    """Sizes come from the federation; the head is re-initialisable; no buffers."""
+    fed = from_dataset("digits", partition="iid", clients=3)
+    net = MODELS[name](fed)
+    assert net(fed.x[:5]).shape == (5, 10)
+    check_module(net, net.head)
+    assert callable(net.get_submodule(net.head).reset_parameters)
+    assert not list(net.buffers())
+
+
+@pytest.mark.parametrize("name", sorted(MODELS))
+def test_every_model_maps_over_clients(name):
+    """Vmap over stacked parameters equals the networks one by one, gradients too."""
+    nets = [MODELS[name](input_shape=(1, 8, 8), num_classes=4).double() for _ in range(3)]
+    params = {
+        k: torch.stack([dict(n.named_parameters())[k].detach() for n in nets])
+        for k, _ in nets[0].named_parameters()
+    }
+    x, y = torch.randn(3, 5, 1, 8, 8).double(), torch.randint(0, 4, (3, 5))
+
+    def loss(p, xs, ys):
+        scores = torch.func.functional_call(nets[0], p, (xs,))
+        return nn.functional.cross_entropy(scores, ys)
+
+    grads = torch.func.vmap(torch.func.grad(loss))(params, x, y)
+    for i, net in enumerate(nets):
+        net.zero_grad()
+        nn.functional.cross_entropy(net(x[i]), y[i]).backward()
+        for k, p in net.named_parameters():
+            assert torch.allclose(grads[k][i], p.grad, atol=1e-10)
+
+
+def test_dnn_has_one_hidden_layer_with_leaky_slope_a_tenth():
+    """784-100-10 has 79,510 parameters, and a negative activation passes at a tenth."""
+    assert size(dnn(input_shape=(784,), num_classes=10)) == 79_510
+    net = dnn(input_shape=(1,), num_classes=1, hidden=1)
+    for p in net.parameters():
+        p.data.fill_(0.0)
+    net.fc1.weight.data.fill_(1.0)
+    net.fc.weight.data.fill_(1.0)
+    assert net(torch.tensor([[-2.0]])).item() == pytest.approx(-0.2)
+    assert size(mclr(input_shape=(28, 28), num_classes=10)) == 7850
+
+
+def test_regression_has_one_output_and_sizes_are_needed():
+    """A federation with real targets gives one output; without sizes there is no model."""
+    fed = Federation.from_arrays([[0.0, 1.0]], [0.5], client=[0], num_classes=0)
+    assert mclr(fed)(fed.x).shape == (1, 1)
+    with pytest.raises(ModelError, match="Give a federation"):
+        mclr(num_classes=3)
+    with pytest.raises(ModelError, match="hidden must be"):
+        dnn(fed, hidden=0)
+    assert mclr(fed, num_classes=5)(fed.x).shape == (1, 5)
+
+
+@pytest.mark.parametrize(
+    ("shape", "name"), [((1, 28, 28), "LeNet5"), ((1, 8, 8), "DNN"), ((5,), "DNN")]
+)
+def test_the_default_model_fits_the_data(shape, name):
+    """Images of 16 pixels or more get LeNet-5, everything else one hidden layer."""
+    fed = Federation.from_arrays(torch.zeros(2, *shape), [0, 1], client=[0, 1])
+    assert type(default(fed)).__name__ == name
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a = nn.Linear(3, 3)
+        self.b = nn.Linear(3, 3)
+        self.b.weight = self.a.weight
+
+
+class Buffered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc = nn.Linear(2, 2)
+        self.register_buffer("scale", torch.ones(2))
+
+
+def body(*layers):
+    return nn.Sequential(nn.Sequential(nn.Linear(4, 4), *layers), nn.Linear(4, 2))
+
+
+@pytest.mark.parametrize(
+    ("module", "head", "message"),
+    [
+        (body(nn.BatchNorm1d(4)), "1", r"BatchNorm1d at '0\.1'.*GroupNorm"),
+        (body(nn.BatchNorm1d(4, track_running_stats=False)), "1", "GroupNorm"),
+        (body(nn.InstanceNorm1d(4, track_running_stats=True)), "1", r"at '0\.1'.*GroupNorm"),
+        (body(nn.Dropout(0.5)), "1", r"Dropout at '0\.1'.*p=0"),
+        (body(nn.RReLU()), "1", r"RReLU at '0\.1'"),
+        (nn.MultiheadAttention(4, 2, dropout=0.1), None, "MultiheadAttention"),
+        (body(nn.LSTM(4, 4)), "1", r"LSTM at '0\.1'.*loop over time"),
+        (body(nn.GRU(4, 4)), "1", r"GRU at '0\.1'"),
+        (Buffered(), "fc", r"buffers \(scale\) in Buffered"),
+        (Tied(), "b", "'a.weight' and 'b.weight' are one tensor"),
+        (nn.ReLU(), None, "no parameters"),
+        (nn.LazyLinear(3), None, "lazy layer"),
+        (lenet5(input_shape=(1, 8, 8), num_classes=2), "fc_1", "did you mean 'fc1'"),
+        (body(nn.ReLU()), "0.1", "has no parameters"),
+        (nn.Linear(2, 2), "fc", "no submodules"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Lazy modules")
+def test_what_cannot_be_mapped_over_clients_is_refused_by_layer(module, head, message):
+    """The error names the layer and the way out."""
+    with pytest.raises(ModelError, match=message):
+        check_module(module, head)
+
+
+def test_all_faults_of_a_model_are_listed_and_harmless_layers_pass():
+    """Two bad layers give two faults; GroupNorm, dropout of 0 and frozen dropout are fine."""
+    with pytest.raises(ModelError, match="2 faults") as caught:
+        check_module(body(nn.BatchNorm1d(4), nn.Dropout()), "1")
+    assert "BatchNorm1d" in str(caught.value)
+    assert "Dropout" in str(caught.value)
+    frozen = nn.Dropout(0.5).eval()
+    check_module(body(nn.GroupNorm(2, 4), nn.Dropout(0.0), frozen, nn.InstanceNorm1d(4)), "1")
+    check_module(body(nn.ReLU()), None)

@@ -43,7 +43,7 @@ class Local:
     epochs: int = 1
     steps: int | None = None
     batch: int | None = 32
-    lr: float = 0.01
+    lr: float = 0.05
     momentum: float = 0.0
     weight_decay: float = 0.0
     keep_optimiser: bool = False

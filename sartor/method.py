@@ -103,6 +103,7 @@ class Phase:
         share: the share of the client's samples that is used, drawn anew in every round.
         shuffle: whether the order is drawn anew for every pass.
         drop_last: whether the last incomplete batch of a pass is dropped.
+        random: whether ``step`` draws from ``site.key``; without it the key is left empty, and using it is an error.
         stop: ``(work, site) -> bool tensor``: this client is done.
         stream: names the random stream; the phase's name if empty.
     """
@@ -119,6 +120,7 @@ class Phase:
     share: float = 1.0
     shuffle: bool = True
     drop_last: bool = False
+    random: bool = False
     stop: Callable[[Tree, Site], Tensor] | None = None
     stream: str = ""
 

@@ -14,6 +14,8 @@ import zlib
 import torch
 from torch import Tensor
 
+from sartor.errors import ContractError
+
 _MASK = 0xFFFFFFFF
 _MULTIPLY = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -74,6 +76,10 @@ def words_at(keys: Tensor, blocks: Tensor) -> Tensor:
     Returns:
         (..., 4), integers in [0, 2^32).
     """
+    if keys.shape[-1] != 2:
+        raise ContractError(
+            "This step draws random numbers, but its phase does not say so; build it with random=True."
+        )
     zero = torch.zeros_like(keys[..., 0] + blocks)
     return _philox(keys[..., 0], keys[..., 1], (zero + blocks, zero, zero, zero))
 

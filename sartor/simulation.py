@@ -100,11 +100,7 @@ class Simulation:
         server = self.server
 
         def make(cohort: np.ndarray) -> Tree:
-            blocks = [
-                model for _, _, model in self.rounds.models(server, self.store, 0, cohort)
-            ]
-            found: Tree = tree.cat(blocks, 1)
-            return found
+            return self.rounds.models(server, self.store, 0, cohort)[1]
 
         return Store(make, *shape, device, folder and folder / "models")
 
@@ -239,7 +235,7 @@ class Simulation:
             model = self.trained.gather(np.full((len(self.runs), 1), client))
         else:
             ids = np.full((len(self.runs), 1), client)
-            (_, _, model), *_ = self.rounds.models(self.server, self.store, self.round_index, ids)
+            _, model = self.rounds.models(self.server, self.store, self.round_index, ids)
         found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
         return found
 

@@ -69,6 +69,7 @@ class Task:
     is_correct: Criterion = most_likely
     compute: torch.dtype | None = None
     leaf_names: tuple[str, ...] = field(init=False, default=())
+    _copies: threading.local = field(init=False, default_factory=threading.local, repr=False)
 
     def __post_init__(self) -> None:
         """Take a private copy of the module, without gradients of its own."""
@@ -94,12 +95,19 @@ class Task:
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Return the scores of a batch: (batch, classes)."""
+        module = self._own_module()
         if self.compute is None:
-            return torch.func.functional_call(self.module, params, (x,))  # type: ignore[no-any-return]
+            return torch.func.functional_call(module, params, (x,))  # type: ignore[no-any-return]
         cast = {k: v.to(self.compute) for k, v in params.items()}
         x = x.to(self.compute) if x.is_floating_point() else x
-        scores = torch.func.functional_call(self.module, cast, (x,))
+        scores = torch.func.functional_call(module, cast, (x,))
         return scores.to(next(iter(params.values())).dtype)  # type: ignore[no-any-return]
+
+    def _own_module(self) -> nn.Module:
+        """Return this thread's copy: a functional call swaps parameters in and out of the module it is given."""
+        if not hasattr(self._copies, "module"):
+            self._copies.module = copy.deepcopy(self.module)
+        return self._copies.module  # type: ignore[no-any-return]
 
     def losses(self, params: Tree, batch: Batch) -> Tensor:
         """Return the loss of each sample of a batch, padding included."""

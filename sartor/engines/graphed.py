@@ -6,6 +6,7 @@ all rounds. The step counter lives on the device; tables, letters and work trees
 
 from __future__ import annotations
 
+import gc
 from dataclasses import replace
 from typing import Any
 
@@ -60,7 +61,7 @@ class _Captured:
         grow = 1 if plan.table.shape[2] == 1 else 4 / 3
         period, steps = int(plan.table.shape[2] * grow), int(plan.keys.shape[2] * grow)
         self.table = plan.table.new_zeros((*plan.table.shape[:2], period, plan.table.shape[3]))
-        self.keys = plan.keys.new_zeros((*plan.keys.shape[:2], steps, 2))
+        self.keys = plan.keys.new_zeros((*plan.keys.shape[:2], steps, plan.keys.shape[3]))
         self.plan = replace(plan, table=self.table, keys=self.keys)
         device = self.table.device
         self.limit = torch.zeros(plan.steps.shape, dtype=torch.int64, device=device)
@@ -123,8 +124,14 @@ class _Captured:
         torch.cuda.current_stream().wait_stream(side)
         self.counter.zero_()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self.engine.pool):
-            self._advance(width, idle)
+        # A graph of an earlier simulation that is collected during the capture would spoil it.
+        gc.collect()
+        gc.disable()
+        try:
+            with torch.cuda.graph(graph, pool=self.engine.pool):
+                self._advance(width, idle)
+        finally:
+            gc.enable()
         return graph
 
 

@@ -25,7 +25,7 @@ class Plan:
     Attributes:
         table: (runs, slots, period, columns) int64: per draw the positions in the features and the positions in
             the client's own list (-1 is padding), then whether the batch ends a pass. Step s reads entry s mod period.
-        keys: (runs, slots, steps, 2) the key of every step.
+        keys: (runs, slots, steps, 2) the key of every step; (runs, slots, steps, 0) if the phase is not random.
         steps: (runs, slots) how many steps each lane takes, on the host.
         samples: (runs, slots) how many real samples they hold, on the host.
         batch: rows a batch.
@@ -130,13 +130,17 @@ def build_plan(
         phase: what kind of batches.
         arena: the data.
         cohort: (runs, slots) client ids.
-        keys: (runs, slots, 2) keys folded with seed, stage, round, client and stream.
+        keys: (runs, slots, 2) keys folded with seed, stage, round, client and stream; on the host, where folding a
+            few thousand keys costs less than launching its small kernels.
         steps: (runs, slots) how many steps each lane takes; 0 for the absent.
     """
     runs, slots = cohort.shape
     device = arena.device
     total_steps = int(steps.max(initial=0))
-    step_keys = rng.fold(rng.fold(keys, "step")[:, :, None, :], torch.arange(total_steps, device=device))
+    if phase.random:
+        step_keys = rng.fold(rng.fold(keys, "step")[:, :, None, :], torch.arange(total_steps)).to(device)
+    else:
+        step_keys = torch.zeros((runs, slots, total_steps, 0), dtype=torch.int64, device=device)
     if phase.data == "none":
         table = torch.zeros((runs, slots, 1, 1), dtype=torch.int64, device=device)
         none = np.zeros_like(steps)
@@ -167,13 +171,13 @@ def build_plan(
         rows = within
         if shuffle:
             draw_keys = rng.fold(flat_keys, "shuffle", d)
-            order, offset = _permutations(draw_keys, used, epochs)
+            order, offset = _permutations(draw_keys, used, epochs, device)
             base = t(np.cumsum(epochs) - epochs)[:, None] + s // lane_epoch
             where = offset[base.clamp(max=len(offset) - 1)][:, :, None] + within
             rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
         if phase.share < 1.0:
             once = np.ones_like(used)
-            chosen, offset = _permutations(rng.fold(flat_keys, "share", d), full, once)
+            chosen, offset = _permutations(rng.fold(flat_keys, "share", d), full, once, device)
             rows = chosen[torch.where(real, offset[:, None, None] + rows, 0)]
         index = (lane_start + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
         columns += [split.rows[index], torch.where(real, rows, -1)]
@@ -198,23 +202,27 @@ def _samples(used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: i
     return steps // per_epoch * a_pass + np.minimum(steps % per_epoch * size, used)
 
 
-def _permutations(keys: Tensor, sizes: np.ndarray, epochs: np.ndarray) -> tuple[Tensor, Tensor]:
+def _permutations(
+    keys: Tensor, sizes: np.ndarray, epochs: np.ndarray, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane, packed one after the other.
 
     Returns:
         the packed permutations, and where each (lane, epoch) begins, lanes outermost.
     """
-    device = keys.device
     lanes = np.repeat(np.arange(len(sizes)), epochs)
     epoch = np.arange(len(lanes)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
     size = sizes[lanes]
     blocks = (size + 3) // 4
     total, num_blocks = int(size.sum()), int(blocks.sum())
     host = torch.from_numpy(
-        np.stack([lanes, epoch, size, blocks, np.cumsum(blocks) - blocks, np.cumsum(size) - size])
+        np.stack([size, blocks, np.cumsum(blocks) - blocks, np.cumsum(size) - size])
     )
-    lanes_d, epoch_d, size_d, blocks_d, first_d, offset = host.to(device).unbind(0)
-    segment_keys = rng.fold(keys.index_select(0, lanes_d), epoch_d)
+    folded = rng.fold(keys[torch.from_numpy(lanes)], torch.from_numpy(epoch))
+    # One copy to the device: keys and sizes together.
+    packed = torch.cat([host, folded.T]).to(device)
+    size_d, blocks_d, first_d, offset = packed[:4].unbind(0)
+    segment_keys = packed[4:].T
     segment = torch.repeat_interleave(blocks_d, output_size=num_blocks)
     block = torch.arange(num_blocks, device=device) - first_d[segment]
     words = rng.words_at(segment_keys[segment], block)

@@ -7,7 +7,7 @@ lanes, and how the steps of a phase are taken.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -43,8 +43,34 @@ class Engine(Protocol):
     def clients(self, fn: Any, *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the site."""
 
+    def blocks(self, work: Any, blocks: list[Any]) -> list[Any]:
+        """Apply ``work`` to every block of lanes, in order or side by side."""
+
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps taken."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A rectangle of lanes: ``runs`` runs from ``run`` on, ``slots`` slots from ``slot`` on."""
+
+    run: int
+    runs: int
+    slot: int
+    slots: int
+
+    @property
+    def cut(self) -> tuple[slice, slice]:
+        """The block as an index of (runs, slots) arrays."""
+        return slice(self.run, self.run + self.runs), slice(self.slot, self.slot + self.slots)
+
+
+@dataclass
+class Costs:
+    """Samples in passes with and without a gradient, per run."""
+
+    backward: np.ndarray
+    forward: np.ndarray
 
 
 @dataclass
@@ -118,7 +144,12 @@ class Rounds:
             present=torch.from_numpy(present).to(device),
         )
 
-    def site(self, hub: Hub, common: Tree, own: Tree) -> Site:
+    def keys(self, stage: str, round_index: int, cohort: np.ndarray) -> Tensor:
+        """Fold the keys of a cohort, (runs, slots, 2), on the host: few numbers, many small operations."""
+        run_keys = rng.fold(self.base, stage, round_index)
+        return rng.fold(run_keys[:, None, :], torch.from_numpy(cohort))
+
+    def site(self, hub: Hub, keys: Tensor, common: Tree, own: Tree) -> Site:
         """Collect what the clients of the hub's cohort may read: (runs, slots, ...)."""
         device, split = self.arena.device, self.arena.splits["train"]
         sizes = self.sizes.gather(1, hub.cohort)
@@ -130,7 +161,7 @@ class Rounds:
             hyper=wide,
             common=common,
             own=own,
-            key=rng.fold(hub.key[:, None, :], hub.cohort),
+            key=keys.to(device),
             round=hub.round,
             index=hub.cohort,
             num_samples=sizes,
@@ -154,7 +185,7 @@ class Rounds:
         hub = self.hub("init", 0, cohort, np.ones_like(cohort, dtype=bool))
         found: Tree = self.engine.clients(
             lambda site: self.method.init_client(site.common, site._replace(common={})),
-            self.site(hub, params, {}),
+            self.site(hub, self.keys("init", 0, cohort), params, {}),
         )
         return found
 
@@ -227,32 +258,46 @@ class Rounds:
         hub = self.hub(stage, round_index, cohort, present)
         common = self.engine.runs(method.broadcast, server, hub)
         own = self.engine.addresses(method.address, server, hub.cohort, hub)
-        site = self.site(hub, common, own)
+        keys = self.keys(stage, round_index, cohort)
+        site = self.site(hub, keys, common, own)
         clock("server")
-        blocks: list[list[Tree]] = []
-        for run, num_runs, slot, num_slots in self._blocks(method, cohort.shape):
-            here = _cut_site(site, run, num_runs, slot, num_slots)
-            cut = (slice(run, run + num_runs), slice(slot, slot + num_slots))
-            ids, there = cohort[cut], present[cut]
-            state = store.gather(ids, run)
+
+        def work_on(block: Block) -> tuple[Tree, Costs, dict[str, float]]:
+            seconds = {"train": 0.0, "evaluate": 0.0}
+            clock = self._clock(seconds)
+            ids, there = cohort[block.cut], present[block.cut]
+            here = _cut_site(site, block)
+            state = store.gather(ids, block.run)
             work = self.engine.clients(method.begin, state, here)
-            work = self._phases(method.phases, work, here, ids, there, receipt, run)
+            work, costs = self._phases(method.phases, work, here, keys[block.cut], ids, there, block.run)
             clock("train")
             if receipt.tally or keep is not None:
                 model = self.engine.clients(method.model, work, here)
                 if keep is not None:
-                    keep.scatter(ids, model, there, run)
+                    keep.scatter(ids, model, there, block.run)
                 for split, tally in receipt.tally.items():
-                    self._score(method, model, here, ids, there, run, split, tally)
+                    self._score(method, model, here, ids, there, block.run, split, tally)
                 clock("evaluate")
             state, upload = self.engine.clients(method.finish, state, work, here)
             self._check_private(method, upload)
-            store.scatter(ids, state, there, run)
-            if slot == 0:
-                blocks.append([])
-            blocks[-1].append(upload)
+            store.scatter(ids, state, there, block.run)
             clock("train")
-        uploads = tree.cat([tree.cat(row, 1) for row in blocks], 0)
+            return upload, costs, seconds
+
+        blocks = self._blocks(method.phases, cohort.shape)
+        done = self.engine.blocks(work_on, blocks)
+        passed = clock("train")
+        # Blocks may have run side by side: divide the wall time as their own clocks say.
+        busy = {name: sum(seconds[name] for _, _, seconds in done) for name in ("train", "evaluate")}
+        scoring = passed * busy["evaluate"] / max(sum(busy.values()), 1e-12)
+        receipt.seconds["train"] -= scoring
+        receipt.seconds["evaluate"] += scoring
+        rows: dict[int, list[Tree]] = {}
+        for block, (upload, costs, _) in zip(blocks, done, strict=True):
+            rows.setdefault(block.run, []).append(upload)
+            receipt.gradient_evaluations[block.cut[0]] += costs.backward
+            receipt.forward_evaluations[block.cut[0]] += costs.forward
+        uploads = tree.cat([tree.cat(row, 1) for row in rows.values()], 0)
         server = self.engine.runs(method.aggregate, server, uploads, hub)
         count = present.sum(1)
         receipt.bytes_down += count * (tree.num_bytes(common, 1) + tree.num_bytes(own, 2))
@@ -265,14 +310,16 @@ class Rounds:
         phases: tuple[Phase, ...],
         work: Tree,
         site: Site,
+        client_keys: Tensor,
         ids: np.ndarray,
         present: np.ndarray,
-        receipt: Receipt | None,
         run: int,
-    ) -> Tree:
-        """Run local phases on a block of lanes, and book the samples they touch."""
+    ) -> tuple[Tree, Costs]:
+        """Run local phases on a block of lanes, and count the samples they touch."""
+        zero = np.zeros(ids.shape[0], dtype=np.int64)
+        costs = Costs(zero.copy(), zero.copy())
         for phase in phases:
-            keys = rng.fold(site.key, phase.stream or phase.name)
+            keys = rng.fold(client_keys, phase.stream or phase.name)
             arena = _cut_arena(self.arena, run, ids.shape[0])
             if callable(phase.steps):
                 steps = self.engine.clients(phase.steps, site).cpu().numpy()
@@ -283,15 +330,13 @@ class Rounds:
             steps = np.where(present, steps, 0)
             plan = build_plan(phase, arena, ids, keys, steps)
             work, taken = self.engine.phase(phase, work, site, plan)
-            if receipt is not None:
-                samples = plan.samples
-                if phase.stop is not None:
-                    samples = plan.samples_in(np.asarray(taken.cpu()))
-                forward, backward = self.engine.calls.get(phase.name, (0, 0))
-                cut = slice(run, run + ids.shape[0])
-                receipt.gradient_evaluations[cut] += backward * samples.sum(1) // phase.draws
-                receipt.forward_evaluations[cut] += forward * samples.sum(1) // phase.draws
-        return work
+            samples = plan.samples
+            if phase.stop is not None:
+                samples = plan.samples_in(np.asarray(taken.cpu()))
+            forward, backward = self.engine.calls.get(phase.name, (0, 0))
+            costs.backward += backward * samples.sum(1) // phase.draws
+            costs.forward += forward * samples.sum(1) // phase.draws
+        return work, costs
 
     # ---- evaluation -------------------------------------------------------------------------------------
 
@@ -300,30 +345,38 @@ class Rounds:
     ) -> dict[str, Tally]:
         """Score what every client would use now: letters, ``begin``, ``adapt``, ``model``; nothing is kept."""
         tallies = {split: self._blank() for split in splits}
-        for ids, site, model in self.models(server, store, round_index):
+
+        def score(ids: np.ndarray) -> None:
+            site, model = self.models(server, store, round_index, ids)
             there = np.ones_like(ids, dtype=bool)
             for split, tally in tallies.items():
                 self._score(self.method, model, site, ids, there, 0, split, tally)
+
+        self.engine.blocks(score, self.client_blocks())
         return tallies
 
+    def client_blocks(self) -> list[np.ndarray]:
+        """Cut all clients into blocks of ids (runs, n) that fit the engine, the largest test sets first."""
+        phases = self.method.adapt or (self._phase_once(self.method, "test"),)
+        size = self.arena.splits["test"].size
+        order = np.argsort(-size, axis=1, kind="stable")
+        width = max(1, min(self.engine.chunk(phases) // self.arena.num_runs, 4096))
+        return [order[:, k : k + width] for k in range(0, order.shape[1], width)]
+
     def models(
-        self, server: Tree, store: Store, round_index: int, clients: np.ndarray | None = None
-    ) -> Iterator[tuple[np.ndarray, Site, Tree]]:
-        """Yield blocks of (ids, site, models) of the clients (runs, n), as they are before local training."""
+        self, server: Tree, store: Store, round_index: int, ids: np.ndarray
+    ) -> tuple[Site, Tree]:
+        """Return site and models of the clients ``ids`` (runs, n), as they are before local training."""
         method = self.method
-        everybody = self.everybody if clients is None else clients
-        most = max(1, self.engine.chunk(method.adapt or (self._score_phase(method, "test"),)))
-        width = max(1, min(most // self.arena.num_runs, 4096))
-        for first in range(0, everybody.shape[1], width):
-            ids = everybody[:, first : first + width]
-            there = np.ones_like(ids, dtype=bool)
-            hub = self.hub("evaluate", round_index, ids, there)
-            common = self.engine.runs(method.broadcast, server, hub)
-            own = self.engine.addresses(method.address, server, hub.cohort, hub)
-            site = self.site(hub, common, own)
-            work = self.engine.clients(method.begin, store.gather(ids), site)
-            work = self._phases(method.adapt, work, site, ids, there, None, 0)
-            yield ids, site, self.engine.clients(method.model, work, site)
+        there = np.ones_like(ids, dtype=bool)
+        hub = self.hub("evaluate", round_index, ids, there)
+        common = self.engine.runs(method.broadcast, server, hub)
+        own = self.engine.addresses(method.address, server, hub.cohort, hub)
+        keys = self.keys("evaluate", round_index, ids)
+        site = self.site(hub, keys, common, own)
+        work = self.engine.clients(method.begin, store.gather(ids), site)
+        work, _ = self._phases(method.adapt, work, site, keys, ids, there, 0)
+        return site, self.engine.clients(method.model, work, site)
 
     def _score_phase(self, method: Method, split: str) -> Phase:
         predict = method.predict or self.task.logits
@@ -362,7 +415,7 @@ class Rounds:
         signature = (split, run, ids.tobytes(), size.tobytes())
         plan = self._score_plans.get(signature)
         if plan is None:
-            keys = torch.zeros((*ids.shape, 2), dtype=torch.int64, device=self.arena.device)
+            keys = torch.zeros((*ids.shape, 2), dtype=torch.int64)
             plan = build_plan(phase, arena, ids, keys, num_steps(phase, size))
             if len(self._score_plans) > 64:
                 self._score_plans.clear()
@@ -388,15 +441,17 @@ class Rounds:
         shape = (self.arena.num_runs, self.arena.num_clients)
         return Tally(np.full(shape, np.nan), np.full(shape, np.nan))
 
-    def _blocks(self, method: Method, shape: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
+    def _blocks(self, phases: tuple[Phase, ...], shape: tuple[int, ...]) -> list[Block]:
         """Cut (runs, slots) lanes into blocks of at most ``chunk`` lanes."""
         runs, slots = shape
-        most = max(1, self.engine.chunk(method.phases))
+        most = max(1, self.engine.chunk(phases))
         num_slots = min(slots, most)
         num_runs = min(runs, max(1, most // num_slots))
-        for run in range(0, runs, num_runs):
-            for slot in range(0, slots, num_slots):
-                yield run, min(num_runs, runs - run), slot, min(num_slots, slots - slot)
+        return [
+            Block(run, min(num_runs, runs - run), slot, min(num_slots, slots - slot))
+            for run in range(0, runs, num_runs)
+            for slot in range(0, slots, num_slots)
+        ]
 
     def _check_private(self, method: Method, upload: Tree) -> None:
         """Law 7: private leaves never travel; checked by leaf name, in this one place."""
@@ -407,15 +462,17 @@ class Rounds:
                     "from `finish` and keep it out of the upload."
                 )
 
-    def _clock(self, seconds: dict[str, float]) -> Any:
+    def _clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
+        """Return a stop-watch: each call books the time since the last one under a name, and returns it."""
         last = [time.perf_counter()]
 
-        def stop(name: str) -> None:
+        def stop(name: str) -> float:
             if self.arena.device.type == "cuda":
                 torch.cuda.synchronize()
-            now = time.perf_counter()
-            seconds[name] += now - last[0]
-            last[0] = now
+            passed = time.perf_counter() - last[0]
+            seconds[name] += passed
+            last[0] += passed
+            return passed
 
         return stop
 
@@ -424,14 +481,14 @@ def _cut(value: Tree, run: int, runs: int) -> Tree:
     return tree.narrow(value, 0, run, runs)  # type: ignore[no-any-return]
 
 
-def _cut_site(site: Site, run: int, runs: int, slot: int, slots: int) -> Site:
+def _cut_site(site: Site, block: Block) -> Site:
     """View the site of a block of lanes."""
     by_run = {"common", "round"}
     return Site(
         **{
-            f: _cut(v, run, runs)
+            f: _cut(v, block.run, block.runs)
             if f in by_run
-            else tree.narrow(_cut(v, run, runs), 1, slot, slots)
+            else tree.narrow(_cut(v, block.run, block.runs), 1, block.slot, block.slots)
             for f, v in zip(Site._fields, site, strict=True)
         }
     )

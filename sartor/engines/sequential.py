@@ -65,6 +65,10 @@ class Sequential:
             )
         return tree.stack(rows)
 
+    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
+        """Apply ``work`` to every block of lanes, one after the other."""
+        return [work(block) for block in blocks]
+
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps each lane took."""
         rows, taken = [], torch.zeros(plan.steps.shape, dtype=torch.int64)

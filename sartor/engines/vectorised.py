@@ -7,6 +7,7 @@ computed; lanes inside that width that are done are masked.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -32,6 +33,7 @@ class Vectorised:
     def __init__(self, arena: Arena, chunk: int | None = None) -> None:
         self.arena = arena
         self.lanes = chunk
+        self.workers = torch.get_num_threads() if arena.device.type == "cpu" else 1
         self.calls: dict[str, tuple[int, int]] = {}
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
@@ -51,6 +53,13 @@ class Vectorised:
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the site."""
         return over_lanes(fn, len(args) - 1)(*args)
+
+    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
+        """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core."""
+        if self.workers == 1 or len(blocks) == 1:
+            return [work(block) for block in blocks]
+        with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+            return list(pool.map(work, blocks))
 
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Run a phase on all lanes; returns the work and the number of steps each lane took."""
@@ -103,8 +112,11 @@ def over_lanes(
     inner = vmap(fn, in_dims=(*(0,) * num_trees, PER_CLIENT))
 
     def mapped(*args: Any) -> Any:
+        runs, slots = args[-1].index.shape
         with context():
-            if args[-1].index.shape[0] == 1:
+            if runs * slots == 1:
+                return _lift(_lift(fn(*(_drop_site(_drop(a)) for a in args))))
+            if runs == 1:
                 return _lift(inner(*(_drop(a) for a in args)))
             return vmap(inner)(*args)
 
@@ -128,6 +140,14 @@ def _drop(value: Any) -> Any:
         parts = [_drop(v) for v in value]
         return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
     return tree.map(lambda leaf: leaf[0], value)
+
+
+def _drop_site(value: Any) -> Any:
+    """Take the only slot out; what belongs to the run has no such axis."""
+    if isinstance(value, Site):
+        pairs = zip(value, PER_CLIENT, strict=True)
+        return Site(*(field if dim is None else _drop(field) for field, dim in pairs))
+    return _drop(value)
 
 
 def _lift(value: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
 import sys
@@ -64,6 +65,23 @@ def test_every_dependency_has_its_reason() -> None:
     extras = PROJECT["project"]["optional-dependencies"].values()
     wanted = names(PROJECT["project"]["dependencies"]).union(*map(names, extras))
     assert {name for name in wanted if name not in text} == set()
+
+
+def test_every_import_is_declared() -> None:
+    """What the package imports, at the top or inside a function, is a dependency or an extra."""
+    called = {"yaml": "pyyaml", "sklearn": "scikit-learn", "pil": "pillow"}
+    called["markupsafe"] = "jinja2"  # a part of it
+    imported = set()
+    for path in (ROOT / "sartor").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0].lower() for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                imported.add(node.module.split(".")[0].lower())
+    foreign = imported - {name.lower() for name in sys.stdlib_module_names} - {"sartor"}
+    extras = PROJECT["project"]["optional-dependencies"]
+    declared = names(PROJECT["project"]["dependencies"]) | names(extras["data"])
+    assert {called.get(name, name) for name in foreign} <= declared
 
 
 def test_every_dependency_is_constrained() -> None:

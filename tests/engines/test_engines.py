@@ -1,0 +1,425 @@
+"""Engines: one order of a round, any way of working the lanes, the same numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sartor import rng, tree
+from sartor.data.federation import Federation
+from sartor.engines import make_engine
+from sartor.engines.arena import build_arena
+from sartor.engines.plan import Plan
+from sartor.engines.store import Store
+from sartor.engines.vectorised import Vectorised
+from sartor.errors import ConfigError, FederationError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Phase, Site, weighted_mean, weighted_sum
+from sartor.methods import build
+from sartor.task import Task
+from sartor.tree import Tree
+from tests.toys import (
+    CPU,
+    assert_same,
+    differ,
+    federation,
+    net_task,
+    outcome,
+    run,
+    simulation,
+    two_allocations,
+)
+
+LOCAL = Local(epochs=2, batch=3, lr=0.1, momentum=0.5)
+
+
+def _run(method: Method, task: Task, feds: list[Federation] | None = None, **settings: Any) -> Any:
+    return run(simulation(method, task, feds or two_allocations(), **settings))
+
+
+# ---- a method that uses every field of the record -----------------------------------------------------------
+
+
+def everything(task: Task) -> Method:
+    """Build a method with every kind of phase, a prologue, an epilogue and adaptation."""
+
+    def loss(work: Tree, batch: Batch, site: Site) -> Tensor:
+        return task.loss(work["params"], batch)
+
+    def slope(params: Tree, batch: Batch) -> Tree:
+        from sartor.task import grad
+
+        return grad(lambda p: task.loss(p, batch))(params)  # type: ignore[no-any-return]
+
+    def down(params: Tree, direction: Tree, rate: Any) -> Tree:
+        return tree.map(lambda p, g: p - rate * g, params, direction)  # type: ignore[no-any-return]
+
+    # Stops after 2, 3 or 4 steps according to the client, of five passes over 60% of its samples.
+    def stop_step(work: Tree, batch: Batch, site: Site) -> Tree:
+        new = down(work["params"], slope(work["params"], batch), site.hyper["local_lr"])
+        return {**work, "params": new, "count": work["count"] + 1, "ends": work["ends"] + batch.last}
+
+    stopping = Phase(
+        "stopping",
+        stop_step,
+        enter=lambda work, site: {**work, "count": torch.zeros_like(site.index)},
+        stop=lambda work, site: work["count"] >= 2 + site.index % 3,
+        epochs=5,
+        batch=2,
+        share=0.6,
+    )
+
+    # Adds up the losses on validation data without a gradient, per sample.
+    def look_step(work: Tree, batch: Batch, site: Site) -> Tree:
+        seen = (task.losses(work["params"], batch) * batch.mask).sum()
+        return {**work, "seen": work["seen"] + seen}
+
+    looking = Phase("looking", look_step, data="val", shuffle=False, batch=1)
+
+    # Two independent batches a step: the gradient at a point found with the other batch.
+    def pair_step(work: Tree, batch: tuple[Batch, Batch], site: Site) -> Tree:
+        ahead = down(work["params"], slope(work["params"], batch[0]), 0.05)
+        new = down(work["params"], slope(ahead, batch[1]), site.hyper["local_lr"])
+        return {**work, "params": new}
+
+    pairs = Phase("pairs", pair_step, draws=2, batch=3, drop_last=True)
+
+    # No data at all: noise from the key of the step.
+    def shake(work: Tree, batch: Any, site: Site) -> Tree:
+        noise = rng.normal(site.key, (3,), work["params"]["fc.bias"].dtype)
+        bias = work["params"]["fc.bias"] + 0.01 * noise
+        return {**work, "params": {**work["params"], "fc.bias": bias}}
+
+    shaking = Phase("shaking", shake, data="none", steps=3, random=True)
+
+    counted = descend(
+        loss,
+        Local(batch=4, lr=0.1),
+        name="counted",
+        steps=lambda site: site.index % 3 + site.common["extra"],
+        train=task.is_head,
+    )
+
+    def begin(client: Tree, site: Site) -> Tree:
+        zero = torch.zeros_like(client["seen"])
+        return {"params": site.common["params"], "seen": zero, "ends": torch.zeros_like(site.index)}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        kept = {"seen": client["seen"] + work["seen"], "ends": client["ends"] + work["ends"]}
+        return kept, {"params": work["params"]}
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        weights = hub.sizes[hub.cohort] * hub.present * hub.hyper["local_lr"]
+        return {**server, "params": weighted_mean(uploads["params"], weights, server["params"])}
+
+    def count(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        return {**server, "extra": server["extra"] + uploads["one"].sum() - hub.sizes.shape[0] + 1}
+
+    one_off = Method(
+        name="one-off",
+        hyper={},
+        init_server=lambda params, hub: {},
+        begin=begin,
+        phases=(looking,),
+        finish=lambda client, work, site: (
+            {**client, "seen": client["seen"] + work["seen"]},
+            {"one": torch.ones_like(site.index)},
+        ),
+        aggregate=count,
+        broadcast=lambda server, hub: {"params": server["params"]},
+    )
+    return Method(
+        name="everything",
+        hyper={"local_lr": Hyper(0.1)},
+        init_server=lambda params, hub: {"params": params, "extra": torch.ones_like(hub.round)},
+        init_client=lambda params, site: {
+            "seen": params["fc.bias"].sum() * 0,
+            "ends": torch.zeros_like(site.index),
+        },
+        broadcast=lambda server, hub: dict(server),
+        begin=begin,
+        phases=(stopping, looking, pairs, shaking, counted),
+        finish=finish,
+        aggregate=aggregate,
+        adapt=(descend(loss, Local(batch=4, lr=0.1), name="adapting"),),
+        prologue=one_off,
+        epilogue=one_off,
+    )
+
+
+def test_a_method_that_uses_everything_is_the_same_on_all_engines() -> None:
+    """Stops, steps as data, pairs of batches, shares, no data, prologue, epilogue, adaptation."""
+    task = net_task()
+    wanted = outcome(_run(everything(task), task, engine="sequential"))
+    for chunk in (None, 1, 4, 7):
+        assert_same(outcome(_run(everything(task), task, chunk=chunk)), wanted, atol=1e-11)
+    assert wanted["server/extra"].tolist() == [3, 3]  # one, one more in the prologue and in the epilogue
+    assert (wanted["setup_bytes"] > 0).all()
+    assert (wanted["client/ends"] > 0).any()
+
+
+def test_a_method_that_uses_everything_is_counted_sample_by_sample() -> None:
+    """Also where lanes stop early, in batches of unequal size, and where a step has two gradients."""
+    task, count = net_task(), [0, 0]
+    plain = Task.losses
+
+    def losses(self: Task, params: Any, batch: Any) -> Any:
+        from sartor.task import _METER
+
+        count[1 if _METER.depth else 0] += int(batch.mask.sum())
+        return plain(self, params, batch)
+
+    slow = simulation(everything(task), task, [federation()], engine="sequential")
+    fast = simulation(everything(task), task, [federation()])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Task, "losses", losses)
+        for t in range(3):
+            slow.server, _ = slow.rounds.train(slow.server, slow.store, t)
+    for t in range(3):
+        fast.server, receipt = fast.rounds.train(fast.server, fast.store, t)
+        count[0] -= int(receipt.forward_evaluations[0])
+        count[1] -= int(receipt.gradient_evaluations[0])
+    assert count == [0, 0]
+
+
+def test_a_stopping_phase_stops_when_it_says() -> None:
+    """A lane takes exactly the steps until its own condition holds, far fewer than its passes allow."""
+    task = net_task()
+    seen: dict[int, int] = {}
+    method = everything(task)
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        seen[int(site.index)] = int(work["count"])
+        return method.finish(client, work, site)
+
+    watched = replace(method, finish=finish)
+    _run(watched, task, [federation()], engine="sequential", participation="all", rounds=1)
+    assert seen == {0: 2, 1: 3, 2: 4, 3: 2, 4: 3}
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+def test_a_phase_that_did_not_say_it_is_random_cannot_draw(engine: str) -> None:
+    """Without `random`, the key of a step is empty, and using it is an error and not a constant."""
+    task = net_task()
+    method = everything(task)
+    quiet = tuple(replace(p, random=False) for p in method.phases)
+    with pytest.raises(IndexError):
+        _run(replace(method, phases=quiet), task, [federation()], engine=engine)
+
+
+# ---- controls: what holds the engines together must matter --------------------------------------------------
+
+
+def test_without_the_lane_mask_the_numbers_are_wrong(monkeypatch) -> None:
+    """Control: lanes that are done and are not masked go on training."""
+    task = net_task()
+    method = build("fedavg", task, LOCAL, {})
+    right = outcome(_run(method, task))
+    widths = Plan.widths
+    monkeypatch.setattr(Plan, "widths", lambda self: [(w, False) for w, _ in widths(self)])
+    assert differ(outcome(_run(method, task)), right, 1e-3)
+
+
+def test_without_the_batch_mask_the_numbers_are_wrong(monkeypatch) -> None:
+    """Control: padding that counts as samples changes the gradient."""
+    task = net_task()
+    method = build("fedavg", task, LOCAL, {})
+    right = outcome(_run(method, task))
+    batches = Plan.batches
+
+    def unmasked(self: Plan, arena: Any, entry: Tensor) -> Any:
+        batch = batches(self, arena, entry)
+        assert isinstance(batch, Batch)
+        return batch._replace(mask=torch.ones_like(batch.mask))
+
+    monkeypatch.setattr(Plan, "batches", unmasked)
+    assert differ(outcome(_run(method, task)), right, 1e-3)
+
+
+def test_without_the_present_mask_the_numbers_are_wrong() -> None:
+    """Control: clients that only pad a cohort would be averaged in."""
+    task = net_task()
+    method = build("fedavg", task, LOCAL, {})
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        return method.aggregate(server, uploads, hub._replace(present=torch.ones_like(hub.present)))
+
+    broken = replace(method, aggregate=aggregate)
+    assert differ(outcome(_run(broken, task)), outcome(_run(method, task)), 1e-3)
+
+
+# ---- padding, other networks, other precisions --------------------------------------------------------------
+
+
+def test_a_far_larger_client_changes_nothing_for_the_others() -> None:
+    """Padding to a larger capacity leaves every lane as it was, to the bit."""
+    task = net_task()
+    method = build("local", task, LOCAL, {})
+    small = federation()
+    large = federation(sizes=(2, 7, 4, 9, 5, 60))
+    other = Federation(
+        torch.cat([small.x, large.x]),
+        torch.cat([small.y, large.y]),
+        *(
+            type(small.train).from_lists(
+                [*(small.split(s).of(i) for i in range(5)), large.split(s).of(5) + len(small.x)]
+            )
+            for s in ("train", "val", "test")
+        ),
+        (*small.names, "giant"),
+        3,
+    )
+    wanted = outcome(_run(method, task, [small]))
+    found = outcome(_run(method, task, [other]))
+    for name in ("client/params/body.weight", "client/params/fc.bias"):
+        np.testing.assert_array_equal(found[name][:, :5], wanted[name])
+    np.testing.assert_array_equal(found["post/test/loss"][:, :, :5], wanted["post/test/loss"])
+
+
+class Conv(nn.Module):
+    """A small relative of LeNet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.c1, self.c2 = nn.Conv2d(1, 2, 3, padding=1), nn.Conv2d(2, 3, 3)
+        self.norm, self.fc = nn.GroupNorm(1, 3), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        z = F.max_pool2d(torch.relu(self.c1(x)), 2)
+        found: Tensor = self.fc(torch.relu(self.norm(self.c2(z))).flatten(1))
+        return found
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedapa"])
+def test_convolutions_are_the_same_on_all_engines(name: str) -> None:
+    """Convolution, pooling and GroupNorm under vmap are those of one client at a time."""
+    task = Task(Conv(), head="fc")
+    feds = [federation(k, shape=(1, 6, 6)) for k in range(2)]
+    method = build(name, task, LOCAL, {})
+    wanted = outcome(_run(method, task, feds, engine="sequential", rounds=2))
+    for chunk in (None, 3):
+        assert_same(outcome(_run(method, task, feds, chunk=chunk, rounds=2)), wanted, atol=1e-11)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+def test_bfloat16_passes_keep_float32_states_and_come_close(engine: str) -> None:
+    """Narrow passes change losses by less than 5%, and by more than nothing; states stay wide."""
+    exact, narrow = net_task(), net_task(torch.bfloat16)
+    wanted = _run(build("fedavg", exact, LOCAL, {}), exact, dtype=torch.float32)
+    found = _run(build("fedavg", narrow, LOCAL, {}), narrow, dtype=torch.float32, engine=engine)
+    assert found.server["params"]["fc.bias"].dtype == torch.float32
+    a, b = (sim.scores()["pre", "test"].loss[:, -1] for sim in (found, wanted))
+    np.testing.assert_allclose(a, b, rtol=0.05)
+    assert np.abs(a - b).max() > 0
+
+
+def test_seeds_change_start_batches_and_cohorts() -> None:
+    """Two runs on one federation with different seeds share nothing that is random."""
+    task = net_task()
+    sim = _run(build("fedavg", task, LOCAL, {}), task, [federation()] * 2, seeds=[0, 1], rounds=6)
+    loss = sim.scores()["pre", "test"].loss
+    assert np.abs(loss[0] - loss[1]).min() > 1e-6
+    assert (sim.ledger().participants[0] != sim.ledger().participants[1]).any()
+    same = _run(build("fedavg", task, LOCAL, {}), task, [federation()] * 2, seeds=[1, 1], rounds=6)
+    np.testing.assert_array_equal(same.scores()["pre", "test"].loss[0], loss[1])
+
+
+def test_letters_come_from_the_state_at_the_start_of_the_round() -> None:
+    """One upload of one client is what the ledger says it is, in both directions and in every round."""
+    task = net_task()
+    sim = _run(build("fedavg", task, LOCAL, {}), task, participation=2)
+    one = sum(p.numel() for p in task.module.parameters()) * 8
+    assert (sim.ledger().bytes_up == 2 * one).all()
+    assert (sim.ledger().bytes_down == 2 * one).all()
+
+
+# ---- arena --------------------------------------------------------------------------------------------------
+
+
+def _inspect(feds: list[Federation]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    """Yield features and labels of each client, as the arena and as the federation hold them."""
+    arena = build_arena(feds, CPU, torch.float64)
+    for split in ("train", "val", "test"):
+        lists = arena.splits[split]
+        for r, fed in enumerate(feds):
+            for i in range(fed.num_clients):
+                own = lists.rows[lists.start[r, i] : lists.start[r, i] + lists.size[r, i]]
+                rows = fed.split(split).of(i)
+                yield arena.x[own], arena.y[own], fed.x[rows], fed.y[rows]
+
+
+def test_the_arena_holds_every_runs_own_samples() -> None:
+    """Same data, another allocation, other data, other labels on the same features, the same lists elsewhere."""
+    first, second = two_allocations()
+    relabelled = replace(first, y=(first.y + 1) % 3)
+    moved = replace(first, x=first.x + 100)
+    other = federation(5)
+    feds = [first, second, relabelled, moved, other, first]
+    for x, y, wanted_x, wanted_y in _inspect(feds):
+        assert torch.equal(x, wanted_x)
+        assert torch.equal(y, wanted_y)
+    arena = build_arena([first, second, first], CPU, torch.float64)
+    assert arena.x is first.x  # allocations of one set of samples hold it once
+
+
+def test_runs_of_different_shape_are_refused() -> None:
+    """The message names both shapes."""
+    with pytest.raises(FederationError, match=r"Run 1 has 2 clients.*run 0 has 5"):
+        build_arena([federation(), federation(sizes=(4, 4))], CPU, torch.float64)
+
+
+# ---- store --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_a_store_keeps_the_present_and_forgets_the_absent(mapped: bool, tmp_path) -> None:
+    """What is put back is what is read; clients that never trained are new; a dump restores both."""
+
+    def make(cohort: np.ndarray) -> Tree:
+        lane = torch.from_numpy(cohort).double()
+        return {"a": lane, "b": {"c": (10 + lane[..., None]).repeat(1, 1, 2).bfloat16()}}
+
+    def new() -> Store:
+        return Store(make, 2, 4, CPU, tmp_path / str(np.random.rand()) if mapped else None)  # noqa: NPY002
+
+    store = new()
+    cohort = np.array([[3, 0], [1, 2]])
+    states = tree.map(lambda leaf: -leaf - 1, store.gather(cohort))
+    store.scatter(cohort, states, np.array([[True, False], [True, True]]))
+    everybody = np.tile(np.arange(4), (2, 1))
+    wanted = [[0, 1, 2, -4], [0, -2, -3, 3]]
+    assert store.gather(everybody)["a"].tolist() == wanted
+    assert store.gather(everybody)["b"]["c"].dtype == torch.bfloat16
+    assert store.gather(np.array([[3, 2]]), run=1)["a"].tolist() == [[3, -3]]
+    other = new()
+    other.load(store.dump())
+    assert other.gather(everybody)["a"].tolist() == wanted
+    assert torch.equal(other.gather(everybody)["b"]["c"], store.gather(everybody)["b"]["c"])
+
+
+# ---- small parts --------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_engine_is_named_with_the_nearest() -> None:
+    """A typing error ends in a hint."""
+    arena = build_arena([federation()], CPU, torch.float64)
+    with pytest.raises(ConfigError, match=r"did you mean 'vectorised'"):
+        make_engine("vectorized", arena, None, net_task())
+    assert isinstance(make_engine("auto", arena, 3, net_task()), Vectorised)
+
+
+def test_weighted_means_leave_out_weight_zero() -> None:
+    """An upload of weight zero may be NaN; if all are, the fallback is returned."""
+    uploads = {"w": torch.tensor([[1.0], [torch.nan], [4.0]])}
+    old = {"w": torch.tensor([7.0])}
+    assert weighted_mean(uploads, torch.tensor([1.0, 0.0, 2.0]), old)["w"].tolist() == [3.0]
+    assert weighted_mean(uploads, torch.zeros(3), old)["w"].tolist() == [7.0]
+    assert weighted_sum(uploads, torch.tensor([0.5, 0.0, 1.0]))["w"].tolist() == [4.5]

@@ -7,6 +7,7 @@ lane's batch and parameters. The ways take turns, so that a noisy moment of the 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import threading
@@ -143,10 +144,45 @@ class Bench:
         one = {name: p.detach() for name, p in self.module.named_parameters()}
         self.stack = {name: p.expand(lanes, *p.shape).contiguous() for name, p in one.items()}
         self.each = [{name: p.clone() for name, p in one.items()} for _ in range(lanes)]
+        self.start = {name: p.clone() for name, p in one.items()}
         self.pool = ThreadPoolExecutor(2)
         self.ready = threading.Barrier(2)
+        self.own = threading.local()  # functional_call swaps parameters in place: a module per thread
         self.copies = [self._copy() for _ in range(lanes)]
         self.optims = [torch.optim.SGD(m.parameters(), lr=RATE) for m in self.copies]
+
+    def stores(self) -> list[list[Params]]:
+        """The three places where ways keep the lanes' parameters."""
+        modules: list[Params] = [dict(m.named_parameters()) for m in self.copies]
+        stacked = [{name: p[i] for name, p in self.stack.items()} for i in range(self.lanes)]
+        return [modules, self.each, stacked]
+
+    def reset(self) -> None:
+        """Put all parameters back to the start."""
+        with torch.no_grad():
+            for params in itertools.chain(*self.stores()):
+                for name, p in params.items():
+                    p.copy_(self.start[name])
+
+    def after_one(self, way: Way) -> list[Tensor]:
+        """Run a way once from the start; return every lane's parameters as one vector."""
+        self.reset()
+        way()
+        begin = torch.cat([p.flatten() for p in self.start.values()])
+        for store in self.stores():
+            found = [
+                torch.cat([lane[name].detach().flatten() for name in self.start]) for lane in store
+            ]
+            if not all(torch.equal(lane, begin) for lane in found):
+                return found
+        return []
+
+    def same_work(self, way: Way, expected: list[Tensor]) -> bool:
+        """Whether a way takes the step that the plain loop takes, on every lane."""
+        found = self.after_one(way)
+        return bool(found) and all(
+            torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(found, expected, strict=True)
+        )
 
     def _copy(self) -> nn.Module:
         module = models.lenet5(input_shape=(1, 28, 28), num_classes=10)
@@ -182,9 +218,12 @@ class Bench:
     def functional(self, lane: int) -> None:
         """torch.func.grad and functional_call: the reference engine's step."""
         params = self.each[lane]
+        if not hasattr(self.own, "module"):
+            self.own.module = self._copy()
+        module = self.own.module
 
         def loss(p: Params) -> Tensor:
-            return F.cross_entropy(functional_call(self.module, p, (self.x[lane],)), self.y[lane])
+            return F.cross_entropy(functional_call(module, p, (self.x[lane],)), self.y[lane])
 
         grads = grad(loss)({name: p.detach() for name, p in params.items()})
         self.each[lane] = {name: p.detach() - RATE * grads[name] for name, p in params.items()}
@@ -367,7 +406,7 @@ def step_flops(batch: int) -> int:
 
 
 def measure(
-    ways: dict[str, Way], lanes: int, repeats: int, limit: float
+    bench: Bench, ways: dict[str, Way], repeats: int, limit: float
 ) -> dict[str, dict[str, float]]:
     """Time the ways in turn, in quiet moments only: milliseconds per client-step, median and best.
 
@@ -375,11 +414,14 @@ def measure(
     the noisy samples stand in for ways that never met a quiet moment (``quiet`` is then 0).
     """
     times: dict[str, list[tuple[float, bool]]] = {}
+    expected = bench.after_one(ways[BASE])
     for name, way in ways.items():
         try:
             way()
-            way()
-            times[name] = []
+            if bench.same_work(way, expected):
+                times[name] = []
+            else:
+                print(f"{name}: not measured (does other work than the plain loop)", flush=True)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).splitlines()[0][:90]}"
             print(f"{name}: not measured ({reason})", flush=True)
@@ -390,7 +432,7 @@ def measure(
             break
         for name in short:
             load.wait_for_quiet(end)
-            times[name].append(_sample(ways[name], lanes))
+            times[name].append(_sample(ways[name], bench.lanes))
     found = {}
     for name, samples in times.items():
         quiet = [t for t, q in samples if q]
@@ -430,10 +472,11 @@ def main() -> None:
     flops = step_flops(args.batch)
     print(f"matrix product: {rates[1]:.0f} GFLOP/s with 1 thread, {rates[2]:.0f} with 2")
     print(f"one step: {flops / 1e6:.0f} MFLOP, {flops / rates[2] / 1e6:.2f} ms at that rate")
-    todo = ways(Bench(args.lanes, args.batch), args.compile)
+    bench = Bench(args.lanes, args.batch)
+    todo = ways(bench, args.compile)
     words = [BASE, *args.only.split("|")]
     todo = {name: way for name, way in todo.items() if any(word in name for word in words)}
-    found = measure(todo, args.lanes, args.repeats, args.limit)
+    found = measure(bench, todo, args.repeats, args.limit)
     base = found[BASE]["median"]
     print(f"{'way':52} {'median':>8} {'best':>8} {'x plain':>8} {'quiet':>6}  (ms per client-step)")
     for name, cost in sorted(found.items(), key=lambda item: item[1]["median"]):

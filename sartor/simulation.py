@@ -287,6 +287,8 @@ class Simulation:
         self.round_index, self.when = meta["round"], {k: list(v) for k, v in meta["when"].items()}
         self.seconds = {k: list(v) for k, v in meta["seconds"].items()}
         self.diverged = list(meta["diverged"])
+        # The same blocks of lanes give the same numbers to the last bit.
+        self.engine.lanes = self.engine.lanes or meta["lanes"]
         snaps = arrays.get("snapshots", {})
         self.snapshots = [
             {"round": t, **snaps[f"{k:06d}"]} for k, t in enumerate(meta["snapshots"])

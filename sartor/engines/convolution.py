@@ -54,14 +54,37 @@ class _Convolve(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """Return the gradients of input and kernel."""
         patches, weight = ctx.saved_tensors
-        grad = grad.flatten(2)
         to_x = to_weight = None
         if ctx.needs_input_grad[1]:
-            to_weight = (grad @ patches.mT).sum(0).reshape(weight.shape)
+            to_weight = (grad.flatten(2) @ patches.mT).sum(0).reshape(weight.shape)
         if ctx.needs_input_grad[0]:
-            spread = weight.reshape(weight.shape[0], -1).mT @ grad
-            to_x = F.fold(spread, ctx.size, tuple(weight.shape[2:]), stride=ctx.stride)
+            to_x = _spread(grad, weight, ctx.size, ctx.stride)
         return to_x, to_weight, None
+
+
+def _spread(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Tensor:
+    """Return the gradient of the input: each output position spreads over its patch, and patches are summed.
+
+    With stride 1 the patches of the zero-padded gradient lie in memory so that those which meet in one pixel are a
+    diagonal: one strided view, one sum. (The library's own fold takes about as long as the whole rest of the step.)
+    """
+    kernel = (weight.shape[2], weight.shape[3])
+    flat = weight.reshape(weight.shape[0], -1).mT
+    if stride != (1, 1):
+        return F.fold(flat @ grad.flatten(2), size, kernel, stride=stride)
+    tall, wide = kernel[0] - 1, kernel[1] - 1
+    padded = F.pad(grad, (wide, wide, tall, tall))
+    rows, columns = padded.shape[2:]
+    channels, plane = weight.shape[1], rows * columns
+    patches = (flat @ padded.flatten(2)).reshape(-1, channels, *kernel, rows, columns)
+    each = kernel[0] * kernel[1] * plane
+    diagonal = torch.as_strided(
+        patches,
+        (patches.shape[0], channels, *kernel, *size),
+        (channels * each, each, kernel[1] * plane - columns, plane - 1, columns, 1),
+        patches.storage_offset() + tall * columns + wide,
+    )
+    return diagonal.sum((2, 3))
 
 
 def lane_conv2d(

@@ -25,11 +25,17 @@ from sartor.method import Batch, Hub, Method, Phase, Site
 from sartor.task import Task
 from sartor.tree import Tree
 
+_TRIAL_STEPS = 3
+
 
 class Engine(Protocol):
     """What an engine must do; see `sequential.py` for the plainest one."""
 
     calls: dict[str, tuple[int, int]]
+    lanes: int | None
+
+    def tune(self, trial: Any, lanes: int, signature: Any) -> None:
+        """Choose the number of lanes a block by measuring, if there is a choice."""
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
@@ -284,6 +290,8 @@ class Rounds:
             clock("train")
             return upload, costs, seconds
 
+        if self.engine.lanes is None and method.phases:
+            self._tune(method, site, store, keys, cohort)
         blocks = self._blocks(method.phases, cohort.shape)
         done = self.engine.blocks(work_on, blocks)
         passed = clock("train")
@@ -304,6 +312,29 @@ class Rounds:
         receipt.bytes_up += count * tree.num_bytes(uploads, 2)
         clock("server")
         return server
+
+    def _tune(self, method: Method, site: Site, store: Store, keys: Tensor, cohort: np.ndarray) -> None:
+        """Let the engine time a few steps of the longest phase at several block sizes; nothing is kept."""
+        phase = max(method.phases, key=lambda p: p.epochs if p.steps is None else 1)
+        sizes = self.arena.splits["train"].size
+
+        def trial(lanes: int) -> float:
+            block = self._blocks(method.phases, cohort.shape, lanes)[0]
+            ids, here = cohort[block.cut], _cut_site(site, block)
+            arena = _cut_arena(self.arena, block.run, block.runs)
+            steps = np.where(np.take_along_axis(sizes[block.cut[0]], ids, 1) > 0, _TRIAL_STEPS, 0)
+            plan = build_plan(phase, arena, ids, keys[block.cut], steps)
+            work = self.engine.clients(method.begin, store.gather(ids, block.run), here)
+            for earlier in method.phases[: method.phases.index(phase)]:
+                work = self.engine.clients(earlier.enter, work, here)
+                work = self.engine.clients(earlier.leave, work, here)
+            began = time.perf_counter()
+            self.engine.phase(phase, work, here, plan)
+            return (time.perf_counter() - began) / max(int(steps.sum()), 1)
+
+        shapes = tuple((n, tuple(p.shape)) for n, p in self.task.module.named_parameters())
+        signature = (method.name, type(self.task.module), shapes, phase.batch, cohort.shape)
+        self.engine.tune(trial, cohort.size, signature)
 
     def _phases(
         self,
@@ -441,10 +472,12 @@ class Rounds:
         shape = (self.arena.num_runs, self.arena.num_clients)
         return Tally(np.full(shape, np.nan), np.full(shape, np.nan))
 
-    def _blocks(self, phases: tuple[Phase, ...], shape: tuple[int, ...]) -> list[Block]:
-        """Cut (runs, slots) lanes into blocks of at most ``chunk`` lanes."""
+    def _blocks(
+        self, phases: tuple[Phase, ...], shape: tuple[int, ...], lanes: int | None = None
+    ) -> list[Block]:
+        """Cut (runs, slots) lanes into blocks of at most ``lanes`` (the engine's choice if None)."""
         runs, slots = shape
-        most = max(1, self.engine.chunk(phases))
+        most = max(1, lanes or self.engine.chunk(phases))
         num_slots = min(slots, most)
         num_runs = min(runs, max(1, most // num_slots))
         return [

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -30,11 +30,15 @@ class Sequential:
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
+        self.lanes: int | None = None
         self.calls: dict[str, tuple[int, int]] = {}
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Take any number of lanes: they are worked one by one anyway."""
         return 1 << 30
+
+    def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
+        """Have nothing to choose."""
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run: every argument has the runs on axis 0."""

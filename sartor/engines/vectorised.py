@@ -6,7 +6,7 @@ computed; lanes inside that width that are done are masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -18,12 +18,14 @@ from torch.func import vmap
 from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.plan import Plan
+from sartor.engines.tuning import choose_chunk
 from sartor.method import Hub, Phase, Site
 from sartor.task import metered
 from sartor.tree import Tree
 
 # The common letter and the round belong to the run: they are not copied per client.
 PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0)
+_UNTUNED = 256  # lanes at once on a CPU before anything was measured
 _STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 
 
@@ -38,7 +40,12 @@ class Vectorised:
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
-        return self.lanes or 1 << 30
+        return self.lanes or (_UNTUNED if self.arena.device.type == "cpu" else 1 << 30)
+
+    def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
+        """Choose the number of lanes a block by measuring, unless it was given."""
+        if self.lanes is None and self.arena.device.type == "cpu":
+            self.lanes = choose_chunk(trial, lanes, self.workers, signature)
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run: every argument has the runs on axis 0."""

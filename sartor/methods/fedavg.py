@@ -81,6 +81,11 @@ def fedavg(
         if rule in ("normalized", "chen"):
             p = sizes / sizes.sum()
         elif client_weights is not None:
+            if len(client_weights) != sizes.shape[0]:
+                raise ConfigError(
+                    f"client_weights has {len(client_weights)} values, but there are {sizes.shape[0]} clients; "
+                    "give one per client."
+                )
             p = sizes.new_tensor(client_weights)
         else:
             p = torch.ones_like(sizes) / sizes.shape[0]

@@ -19,7 +19,7 @@ from sartor.engines.arena import build_arena
 from sartor.engines.plan import Plan
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
-from sartor.errors import ConfigError, FederationError
+from sartor.errors import ConfigError, ContractError, FederationError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, weighted_mean, weighted_sum
@@ -211,7 +211,7 @@ def test_a_phase_that_did_not_say_it_is_random_cannot_draw(engine: str) -> None:
     task = net_task()
     method = everything(task)
     quiet = tuple(replace(p, random=False) for p in method.phases)
-    with pytest.raises(IndexError):
+    with pytest.raises(ContractError, match="random=True"):
         _run(replace(method, phases=quiet), task, [federation()], engine=engine)
 
 

@@ -1,0 +1,322 @@
+"""FedAPA: the step on the mixing matrix, its sign, its presets."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sartor import mixing
+from sartor.data.synthetic import Quadratic, quadratics
+from sartor.errors import ConfigError
+from sartor.local import Local
+from sartor.method import Hub
+from sartor.methods import build
+from sartor.task import Task, never
+from sartor.task import given as loss_given
+from tests.toys import (
+    assert_same,
+    differ,
+    federation,
+    net_task,
+    outcome,
+    quadratic_task,
+    run,
+    simulation,
+    two_allocations,
+)
+
+SGD = Local(epochs=2, batch=3, lr=0.2, momentum=0.5)
+THETA = np.array([[1.0, 0.0], [0.8, 0.6], [-1.0, 0.0]])  # rows are the clients' extractors
+NEW = np.array([0.9, 0.3])
+RAW = {"clip_weights": False, "pin_weights": False, "normalise_weights": False}
+
+
+def _step(
+    theta: Any = THETA, row: Any = (1.0, 0.0, 0.0), new: Any = NEW, mix_lr: float = 0.5, **kind: Any
+) -> np.ndarray:
+    """Take client 0's step on its row of A, and return the row it is served with next."""
+    hyper = {"self_weight": kind.pop("self_weight", 0.5), "mix_momentum": 0.0, "mix_lr": mix_lr}
+    theta = torch.as_tensor(np.asarray(theta), dtype=torch.float64)
+    method = build("fedapa", quadratic_task(theta.shape[1]), Local(), kind)
+    mix = torch.eye(len(theta), dtype=torch.float64)
+    mix[0] = torch.as_tensor(np.asarray(row))
+    server = {"bodies": {"w": theta}, "mix": mix, "velocity": torch.zeros_like(mix)}
+    hub = Hub(
+        hyper={k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()},
+        key=None,
+        round=None,
+        sizes=torch.ones(len(theta), dtype=torch.int64),
+        cohort=torch.tensor([0]),
+        present=torch.tensor([True]),
+    )
+    upload = {"body": {"w": torch.as_tensor(np.asarray(new), dtype=torch.float64)[None]}}
+    after = method.aggregate(server, upload, hub)
+    assert torch.equal(after["bodies"]["w"][1:], theta[1:])
+    assert torch.equal(after["bodies"]["w"][0], upload["body"]["w"][0])
+    assert method.inspect is not None
+    found: np.ndarray = method.inspect(after, hub)["mix"][0].numpy()
+    return found
+
+
+PRINTED = {"weight_step": "as_printed"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "wanted"),
+    [
+        (RAW, (0.95, 0.05, 0.05)),
+        ({}, (0.8333, 0.0833, 0.0833)),
+        ({"self_weight": 1.0}, (0.9091, 0.0455, 0.0455)),
+        ({"self_weight": 0.0}, (0, 0.5, 0.5)),
+        ({"pin_weights": False}, (0.9048, 0.0476, 0.0476)),
+        ({"normalise_weights": False}, (0.5, 0.05, 0.05)),
+        ({**RAW, **PRINTED}, (1.05, -0.05, -0.05)),
+        (PRINTED, (1, 0, 0)),
+        ({"clip_weights": False, **PRINTED}, (1.25, -0.125, -0.125)),
+    ],
+)
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_worked_example_of_the_sheet(kind: dict, wanted: tuple, lazy: bool) -> None:
+    """Δ = (−0.1, 0.3), ΘᵀΔ = (−0.1, 0.1, 0.1), η = 0.5, in every variant, settled at once or when used."""
+    np.testing.assert_allclose(_step(**kind, server_momentum=lazy), wanted, atol=5e-5)
+
+
+def _proxy(row: np.ndarray, theta: np.ndarray, new: np.ndarray) -> float:
+    return 0.5 * float(np.square(new - np.asarray(row) @ theta).sum())
+
+
+def test_the_proxy_of_the_worked_example() -> None:
+    """½‖Δ‖² = 0.05 falls to 0.03725 by descent and rises to 0.06725 as printed; the limit is η = 0.7307."""
+    assert _proxy(np.array([1.0, 0, 0]), THETA, NEW) == pytest.approx(0.05)
+    assert _proxy(_step(**RAW), THETA, NEW) == pytest.approx(0.03725)
+    assert _proxy(_step(**RAW, **PRINTED), THETA, NEW) == pytest.approx(0.06725)
+    assert 2 / np.linalg.eigvalsh(THETA.T @ THETA).max() == pytest.approx(0.7307, abs=5e-5)
+
+
+@given(st.integers(0, 10_000), st.floats(0.01, 0.99), st.integers(2, 5))
+def test_mix_step_lowers_the_proxy(seed: int, share: float, clients: int) -> None:
+    """Descent lowers ½‖θ_i − θ̄_i‖² for every 0 < η < 2/λ_max(ΘΘᵀ); the printed sign raises it."""
+    draw = np.random.default_rng(seed)
+    theta, row, new = draw.normal(size=(clients, 3)), draw.dirichlet(np.ones(clients)), draw.normal(size=3)
+    eta = share * 2 / np.linalg.eigvalsh(theta.T @ theta).max()
+    before = _proxy(row, theta, new)
+    down = _proxy(_step(theta, row, new, eta, **RAW), theta, new)
+    up = _proxy(_step(theta, row, new, eta, **RAW, **PRINTED), theta, new)
+    assert down < before < up
+
+
+def test_the_slope_is_that_of_autograd() -> None:
+    """Differentiating ½‖θ_i − ΣA_ij θ_j‖² by the row gives −ΘᵀΔ."""
+    theta, new = torch.randn(4, 3, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
+    row = torch.rand(4, dtype=torch.float64)
+
+    def proxy(weights: torch.Tensor) -> torch.Tensor:
+        return 0.5 * (new - mixing.combine(weights, {"w": theta})["w"]).square().sum()
+
+    delta = new - mixing.combine(row, {"w": theta})["w"]
+    slope = mixing.inner({"w": theta}, {"w": delta[None]})[0]
+    torch.testing.assert_close(torch.func.grad(proxy)(row), -slope)
+    torch.testing.assert_close(torch.from_numpy(_step(theta, row, new, 0.3, **RAW)), row + 0.3 * slope)
+
+
+def test_a_row_without_gradient_settles_at_its_fixed_point() -> None:
+    """s ← s/(μ + s): with μ = 0.5 the others keep 0.5; with μ = 1, 1/s grows by one at each use."""
+    own, half = torch.tensor([0]), torch.tensor([[0.5, 0.3, 0.2]], dtype=torch.float64)
+    for mu, uses, wanted in ((0.5, 60, 0.5), (0.3, 60, 0.7), (1.0, 7, 1 / 9)):
+        rows = half
+        for _ in range(uses):
+            rows = mixing.normalise(mixing.pin_self(rows, own, torch.tensor(mu).double()), own)
+        assert float(rows[0, 1:].sum()) == pytest.approx(wanted, abs=1e-9)
+
+
+# ---- whole runs ---------------------------------------------------------------------------------------------
+
+
+def _net(method: str = "fedapa", hyper: dict | None = None, local: Local = SGD, **options: Any) -> Any:
+    task = net_task()
+    record = build(method, task, local, options)
+    return run(simulation(record, task, two_allocations(), hyper=hyper or {}, rounds=4))
+
+
+@pytest.mark.parametrize("preset", ["paper", "authors_code"])
+def test_rows_stay_on_the_simplex(preset: str) -> None:
+    """With all switches on, every row in use sums to 1 with entries in [0, 1], in every round."""
+    sim = _net(hyper={"mix_lr": 0.7}, preset=preset)
+    assert [snap["round"] for snap in sim.snapshots] == [0, 1, 2, 3, 4]
+    for snap in sim.snapshots:
+        assert snap["mix"].shape == (2, 5, 5)
+        np.testing.assert_allclose(snap["mix"].sum(-1), 1.0, atol=1e-6)
+        assert snap["mix"].min() >= 0
+        assert snap["mix"].max() <= 1 + 1e-6
+    assert np.abs(sim.snapshots[-1]["mix"] - np.eye(5)).max() > 0.1
+
+
+@pytest.mark.parametrize("preset", ["paper", "authors_code"])
+def test_one_client_is_plain_sgd(preset: str) -> None:
+    """With M = 1 the mixture is the client's own extractor, to the bit."""
+    task, feds = net_task(), [federation(sizes=(11,))]
+    apa = simulation(build("fedapa", task, SGD, {"preset": preset}), task, feds)
+    alone = simulation(build("local", task, SGD, {}), task, feds)
+    found, wanted = outcome(run(apa)), outcome(run(alone))
+    np.testing.assert_array_equal(found["post/test/loss"], wanted["post/test/loss"])
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("preset", ["paper", "authors_code"])
+def test_no_step_on_the_weights_is_local_training(preset: str, keep: bool) -> None:
+    """η = 0: A stays the identity, and every participant trains alone, to the bit."""
+    local = replace(SGD, keep_optimiser=keep)
+    apa = _net(hyper={"mix_lr": 0.0}, preset=preset, local=local)
+    alone = _net("local", participation="sampled", local=local)
+    found, wanted = outcome(apa), outcome(alone)
+    np.testing.assert_array_equal(found["post/test/loss"], wanted["post/test/loss"])
+    np.testing.assert_array_equal(found["pre/test/loss"], wanted["pre/test/loss"])
+    np.testing.assert_array_equal(apa.snapshots[-1]["mix"], np.eye(5)[None].repeat(2, 0))
+
+
+def test_a_common_start_gives_equal_weights_to_the_others() -> None:
+    """After round 1 of a parallel schedule, all off-diagonal entries of a row are equal."""
+    task = net_task()
+    sim = simulation(
+        build("fedapa", task, SGD, {}), task, [federation()], hyper={"mix_lr": 0.3}, participation="all"
+    )
+    sim.step()
+    mix = sim.server["mix"][0].numpy()
+    off = mix[~np.eye(5, dtype=bool)].reshape(5, 4)
+    np.testing.assert_allclose(off, off[:, :1].repeat(4, 1), atol=1e-12)
+    assert off.max() > 0.01
+
+
+@pytest.mark.parametrize("schedule", ["parallel", "sequential"])
+def test_settling_at_once_or_when_used_is_the_same_without_momentum(schedule: str) -> None:
+    """Eager and lazy post-processing send the same mixtures, round after round, also to partial cohorts."""
+    eager = outcome(_net(hyper={"mix_lr": 0.5}, schedule=schedule))
+    lazy = outcome(_net(hyper={"mix_lr": 0.5, "mix_momentum": 0.0}, schedule=schedule, server_momentum=True))
+    for name in ("pre/test/loss", "post/test/loss"):
+        np.testing.assert_allclose(lazy[name], eager[name], rtol=0, atol=1e-11)
+    moving = outcome(_net(hyper={"mix_lr": 0.5, "mix_momentum": 0.9}, schedule=schedule, server_momentum=True))
+    assert differ({"a": moving["pre/test/loss"]}, {"a": eager["pre/test/loss"]}, 1e-4)
+
+
+def test_a_fixed_uniform_matrix_is_fedavg() -> None:
+    """A = 1/M for ever, all leaves shared and everybody there: FedAvg with equal weights."""
+    task, feds = net_task(), two_allocations()
+    options = {"share": "all", "pin_weights": False, "normalise_weights": False}
+    apa = build("fedapa", task, SGD, options)
+
+    def init_server(params: Any, hub: Hub) -> Any:
+        server = apa.init_server(params, hub)
+        return {**server, "mix": torch.full_like(server["mix"], 0.2)}
+
+    uniform = replace(apa, init_server=init_server)
+    found = outcome(
+        run(simulation(uniform, task, feds, hyper={"mix_lr": 0.0}, participation="all", rounds=4))
+    )
+    fedavg = build("fedavg", task, SGD, {"rule": "uniform"})
+    wanted = outcome(run(simulation(fedavg, task, feds, participation="all", rounds=4)))
+    for name in ("pre/test/loss", "post/test/loss"):
+        np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=1e-11)
+
+
+def test_only_the_extractor_travels() -> None:
+    """Down |θ_f| and up |θ_f| per participant; the whole model if all is shared."""
+    for share, leaves in (("body", 4 * 5 + 5), ("all", 4 * 5 + 5 + 5 * 3 + 3)):
+        ledger = _net(share=share).ledger()
+        assert (ledger.bytes_up == 8 * leaves * ledger.participants).all()
+        assert (ledger.bytes_down == ledger.bytes_up).all()
+
+
+def test_a_network_without_a_body_is_refused() -> None:
+    """It says what to do."""
+    task = Task(torch.nn.Sequential(torch.nn.Linear(2, 2)), head="0")
+    with pytest.raises(ConfigError, match="share='all'"):
+        build("fedapa", task, Local(), {})
+
+
+# ---- quadratics by hand -------------------------------------------------------------------------------------
+
+
+def _quadratic(centres: np.ndarray, start: np.ndarray, local: Local, rounds: int, hyper: dict, **options: Any):
+    fed, _ = quadratics(np.ones_like(centres), centres)
+    module = Quadratic(centres.shape[1]).double()
+    with torch.no_grad():
+        module.w.copy_(torch.from_numpy(start))
+    task = Task(module, None, loss_given, never)
+    method = build("fedapa", task, local, options)
+    return run(simulation(method, task, [fed], hyper=hyper, rounds=rounds, participation="all"))
+
+
+@pytest.mark.parametrize("sign", ["descent", "as_printed"])
+@pytest.mark.parametrize("mu", [0.5, 1.0])
+def test_the_authors_code_is_a_plain_loop(sign: str, mu: float) -> None:
+    """Sequential service, one SGD with momentum 0.9 over the whole matrix, rows settled at their next use."""
+    draw = np.random.default_rng(3)
+    centres, start = draw.normal(size=(4, 3)), draw.normal(size=3)
+    theta, mix, velocity = np.tile(start, (4, 1)), np.eye(4), np.zeros((4, 4))
+    eta, lr = 0.2, 0.3
+    for _ in range(6):
+        for i in range(4):
+            mix[i, i] = mu
+            mix[i] /= mix[i].sum()
+            mixed = mix[i] @ theta
+            new = mixed.copy()
+            for _ in range(2):
+                new -= lr * (new - centres[i])
+            slope = np.zeros((4, 4))
+            slope[i] = theta @ (mixed - new) * (1 if sign == "descent" else -1)
+            velocity = 0.9 * velocity + slope
+            mix = np.clip(mix - eta * velocity, 0, 1)
+            theta[i] = new
+    sim = _quadratic(
+        centres,
+        start,
+        Local(steps=2, batch=None, lr=lr),
+        6,
+        {"mix_lr": eta, "self_weight": mu},
+        preset="authors_code",
+        weight_step=sign,
+    )
+    np.testing.assert_allclose(sim.server["bodies"]["w"][0], theta, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(sim.server["mix"][0], mix, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(sim.server["velocity"][0], -velocity, rtol=0, atol=1e-6)
+
+
+def test_two_clusters_find_each_other_by_descent_only() -> None:
+    """Two clusters of three: descent ends with all help from a client's own cluster, the printed sign with
+    all help from the other one and a far higher loss.
+    """
+    draw = np.random.default_rng(0)
+    centres = np.repeat(np.eye(20)[:2], 3, axis=0) + 0.05 * draw.normal(size=(6, 20))
+    start = 0.01 * draw.normal(size=20)
+    found = {}
+    for sign in ("descent", "as_printed"):
+        sim = _quadratic(
+            centres, start, Local(steps=1, batch=None, lr=0.5), 50, {"mix_lr": 0.1}, weight_step=sign
+        )
+        own = sim.server["mix"][0].numpy()
+        inside = np.kron(np.eye(2, dtype=bool), np.ones((3, 3), dtype=bool)) & ~np.eye(6, dtype=bool)
+        outside = ~inside & ~np.eye(6, dtype=bool)
+        loss = sim.scores()["post", "test"].loss[0, -1].mean()
+        found[sign] = (np.where(inside, own, 0).sum(1), np.where(outside, own, 0).sum(1), np.diag(own), loss)
+    helped, crossed, alone, loss = found["descent"]
+    np.testing.assert_allclose(alone, 0.5, atol=0.03)
+    np.testing.assert_allclose(helped, 0.5, atol=0.03)
+    assert crossed.max() < 0.01
+    helped, crossed, _, high = found["as_printed"]
+    assert helped.max() < 0.05
+    assert crossed.min() > 0.4
+    assert high > 8 * loss
+
+
+def test_engines_serve_sequential_schedules_alike() -> None:
+    """One client after the other, in both engines and in any chunk."""
+    task = net_task()
+    method = build("fedapa", task, SGD, {"preset": "authors_code"})
+    one = outcome(run(simulation(method, task, two_allocations(), engine="sequential")))
+    assert_same(outcome(run(simulation(method, task, two_allocations(), chunk=1))), one, atol=1e-11)

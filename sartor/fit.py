@@ -7,9 +7,10 @@ one pass; static options make separate passes.
 from __future__ import annotations
 
 import itertools
+import shutil
 import tempfile
-import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -24,8 +25,8 @@ from sartor.cohort import Participation
 from sartor.comparison import Comparison
 from sartor.data.federation import Federation
 from sartor.engines import make_engine
-from sartor.errors import ConfigError, DivergedError, RunFolderError, did_you_mean
-from sartor.hyper import Value
+from sartor.errors import ConfigError, DivergedError, FederationError, RunFolderError, did_you_mean
+from sartor.hyper import Value, stack_hypers
 from sartor.local import Local
 from sartor.method import Method
 from sartor.result import Result
@@ -35,10 +36,11 @@ from sartor.task import Task, cross_entropy, given, never
 from sartor.tree import Tree
 
 if TYPE_CHECKING:
-    from sartor.runs import RunFolder
+    from sartor.runs import ComparisonFolder, RunFolder
 
 Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
 BASELINES = ("local", "fedavg", "fedavg-ft")
+_SHARED = ("data", "rounds", "seeds", "local", "participation", "model", "device", "dtype")
 _DTYPES = {"float32": torch.float32, "float64": torch.float64}
 _COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 
@@ -226,18 +228,24 @@ def compare(
         folder = ComparisonFolder.open(out) if there else ComparisonFolder.create(out, config)
     results = {}
     for name in wanted:
-        results[name] = fit(
-            name,
-            federations,
-            hyper=(hyper or {}).get(name),
-            options=(options or {}).get(name),
-            out=None if folder is None else folder.run_path(name),
-            resume=resume,
-            **settings,
-        )
-    comparison = Comparison(results)
+        try:
+            results[name] = fit(
+                name,
+                federations,
+                hyper=(hyper or {}).get(name),
+                options=(options or {}).get(name),
+                out=None if folder is None else folder.run_path(name),
+                resume=resume,
+                **settings,
+            )
+        except DivergedError as error:
+            warnings.warn(f"{name} is left out of the comparison: {error}", stacklevel=2)
+    if not results:
+        raise ConfigError("Every method diverged; try a smaller local_lr.")
+    shared = {k: v for k, v in next(iter(results.values())).config.items() if k in _SHARED}
+    comparison = Comparison(results, config={**shared, "methods": wanted})
     if folder is not None:
-        folder.write_comparison(comparison)
+        _save(lambda: folder.write_comparison(comparison), folder)
     return comparison
 
 
@@ -253,6 +261,12 @@ def _fit_lanes(
 ) -> Result:
     """Train all runs of one program in one pass."""
     federations = {seed: _federation(federation, settings.seeds, seed) for seed in settings.seeds}
+    for seed, fed in federations.items():
+        if not len(fed.test.rows):
+            raise FederationError(
+                f"The federation of seed {seed} has no test samples, so no model could be scored; hold some out, "
+                "for example with Federation.from_arrays(..., test=0.25)."
+            )
     local = _with_static_parts(settings.local, hyper, sweep)
     task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
     record = methods.build(method, task, local, options)
@@ -262,10 +276,7 @@ def _fit_lanes(
     folder, checkpoint = _open(out, config, resume)
     if folder is not None and resume and folder.has_result:
         return folder.read_result()
-    scratch = tempfile.TemporaryDirectory() if settings.store == "mapped" else None
-    where = Path(scratch.name) if scratch else None
-    if folder is not None and scratch is not None:
-        where = folder.path / "states" / f"{time.time_ns()}"
+    where = _scratch(folder) if settings.store == "mapped" else None
     simulation = Simulation(
         record,
         task,
@@ -280,6 +291,8 @@ def _fit_lanes(
         points=points,
         store_folder=where,
     )
+    if where is not None:  # mapped states live as long as models can be asked for
+        weakref.finalize(simulation, shutil.rmtree, where, ignore_errors=True)
     if checkpoint is not None:
         simulation.load(*checkpoint[1:])
     _loop(simulation, settings, folder)
@@ -287,10 +300,29 @@ def _fit_lanes(
         raise _diverged(simulation)
     baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
     result = _result(simulation, config, federations, baseline)
-    simulation.scratch = scratch  # mapped states live as long as models can be asked for
     if folder is not None:
         _save(lambda: _write(folder, result, simulation), folder)
     return result
+
+
+def _scratch(folder: RunFolder | None) -> Path:
+    """Make a folder for mapped client states: in the run folder, where there is room, or among temporary files."""
+    home = None if folder is None else folder.path / "states"
+    try:
+        if home is not None:
+            home.mkdir(exist_ok=True)
+        return Path(tempfile.mkdtemp(prefix="sartor-", dir=home))
+    except OSError as error:
+        raise RunFolderError(f"Cannot make a folder for client states: {error}; use store='memory'.") from error
+
+
+def _scratch(folder: RunFolder | None) -> tempfile.TemporaryDirectory[str]:
+    """Make a folder for mapped states, on the disk of the run folder; what a killed run left behind goes."""
+    if folder is None:
+        return tempfile.TemporaryDirectory(prefix="sartor-states-")
+    for old in folder.path.glob("states-*"):
+        shutil.rmtree(old, ignore_errors=True)
+    return tempfile.TemporaryDirectory(prefix="states-", dir=folder.path)
 
 
 def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) -> None:
@@ -318,7 +350,7 @@ def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) 
             settings.progress.stop()
 
 
-def _save(write: Callable[[], object], folder: RunFolder) -> None:
+def _save(write: Callable[[], object], folder: RunFolder | ComparisonFolder) -> None:
     """Write to the run folder; if the disk is full or gone, warn and go on: the result is still in memory."""
     try:
         write()
@@ -568,7 +600,10 @@ def _open(
 def _device(name: str | torch.device) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"Unknown device {name!r}; use 'auto', 'cpu' or 'cuda'.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'.")
     return device

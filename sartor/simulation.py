@@ -89,7 +89,6 @@ class Simulation:
         self.diverged: list[dict[str, Any] | None] = [None] * arena.num_runs
         self.snapshots: list[dict[str, Any]] = []
         self._post: dict[str, Tally] = {}
-        self.scratch: object = None
 
     def _trained_models(
         self, shape: tuple[int, int], device: torch.device, folder: Path | None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sartor import rng
+from sartor import rng, tree
 from sartor.method import Batch
 from sartor.tree import Tree
 
@@ -141,6 +141,7 @@ class Task:
 class _Meter(threading.local):
     """Counts, per thread, the batches whose loss was computed, with and without a gradient."""
 
+    alone = False
     depth = 0
     forward = 0
     backward = 0
@@ -172,4 +173,31 @@ def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any
         finally:
             _METER.depth -= 1
 
+    if _METER.alone and not _METER.depth:
+        return _plain_grad(watched, has_aux)
     return torch.func.grad(watched, has_aux=has_aux)  # type: ignore[no-any-return]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Say that one lane is computed without vmap: plain autograd then gives the same gradient with less machinery."""
+    before, _METER.alone = _METER.alone, True
+    try:
+        yield
+    finally:
+        _METER.alone = before
+
+
+def _plain_grad(fn: Callable[..., Any], has_aux: bool) -> Callable[[Tree], Any]:
+    def slope(at: Tree, *rest: Any) -> Any:
+        with torch.enable_grad():
+            variables = tree.map(lambda leaf: leaf.detach().requires_grad_(), at)
+            found = fn(variables, *rest)
+            value, aux = found if has_aux else (found, None)
+            leaves = tree.leaves(variables)
+            parts = iter(torch.autograd.grad(value, leaves, materialize_grads=True))
+        # ``map`` walks in the order of ``leaves``.
+        result = tree.map(lambda leaf: next(parts), variables)
+        return (result, tree.map(torch.detach, aux)) if has_aux else result
+
+    return slope

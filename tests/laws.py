@@ -88,7 +88,9 @@ CASES = [*(Case(name) for name in METHODS), *VARIANTS]
 def _pair(case: Case, **settings: Any) -> dict[str, np.ndarray]:
     """Run the case on two allocations at once."""
     task = net_task()
-    return outcome(run(simulation(case.build(task), task, two_allocations(), hyper=case.hyper, **settings)))
+    return outcome(
+        run(simulation(case.build(task), task, two_allocations(), hyper=case.hyper, **settings))
+    )
 
 
 # ---- engines ------------------------------------------------------------------------------------------------
@@ -107,7 +109,12 @@ def a_sweep_row_is_the_single_run(case: Case) -> None:
     method = case.build(task)
     name = next(iter(method.hyper))
     base = case.hyper.get(name, method.hyper[name].default)
-    rows: list[tuple[int, int, float]] = [(0, 3, base), (1, 4, base), (0, 3, base / 2), (0, 5, base)]
+    rows: list[tuple[int, int, float]] = [
+        (0, 3, base),
+        (1, 4, base),
+        (0, 3, base / 2),
+        (0, 5, base),
+    ]
     hyper = [{**case.hyper, name: value} for _, _, value in rows]
     fed = [feds[k] for k, _, _ in rows]
     seeds = [seed for _, seed, _ in rows]
@@ -202,7 +209,9 @@ def bytes_are_those_of_the_trees(case: Case) -> None:
     watched = replace(method, broadcast=broadcast, address=address, aggregate=aggregate)
     slow = simulation(watched, task, [federation()], hyper=case.hyper, engine="sequential")
     fast = simulation(method, task, [federation()], hyper=case.hyper)
-    book.update(common=0, own=0, up=0)  # making the simulation may have written letters, which nobody was sent
+    book.update(
+        common=0, own=0, up=0
+    )  # making the simulation may have written letters, which nobody was sent
     for t in range(3):
         slow.server, _ = slow.rounds.train(slow.server, slow.store, t)
         fast.step()
@@ -286,9 +295,20 @@ def inputs_are_not_changed(case: Case) -> None:
         return watched
 
     def phase(p: Phase) -> Phase:
-        return replace(p, **{k: watch(f"{p.name}.{k}", getattr(p, k)) for k in ("enter", "step", "leave")})
+        return replace(
+            p, **{k: watch(f"{p.name}.{k}", getattr(p, k)) for k in ("enter", "step", "leave")}
+        )
 
-    names = ("init_server", "init_client", "broadcast", "address", "begin", "finish", "aggregate", "model")
+    names = (
+        "init_server",
+        "init_client",
+        "broadcast",
+        "address",
+        "begin",
+        "finish",
+        "aggregate",
+        "model",
+    )
     watched = replace(
         method,
         **{k: watch(k, getattr(method, k)) for k in names},
@@ -311,7 +331,11 @@ def absent_uploads_do_not_matter(case: Case) -> None:
     found = outcome(
         run(
             simulation(
-                replace(method, aggregate=aggregate), task, two_allocations(), hyper=case.hyper, rounds=4
+                replace(method, aggregate=aggregate),
+                task,
+                two_allocations(),
+                hyper=case.hyper,
+                rounds=4,
             )
         )
     )
@@ -374,14 +398,19 @@ def permuting_clients_permutes_the_result(case: Case) -> None:
     fed, order = federation(), [3, 0, 4, 2, 1]
     other = replace(
         fed,
-        **{s: type(fed.train).from_lists([fed.split(s).of(i) for i in order]) for s in ("train", "val", "test")},
+        **{
+            s: type(fed.train).from_lists([fed.split(s).of(i) for i in order])
+            for s in ("train", "val", "test")
+        },
         names=tuple(fed.names[i] for i in order),
     )
     straight = run(simulation(method, task, [fed], hyper=case.hyper, participation="all"))
     turned = run(simulation(method, task, [other], hyper=case.hyper, participation="all"))
     for point in ("pre", "post"):
         wanted = straight.scores()[point, "test"].loss[0][:, order]
-        np.testing.assert_allclose(turned.scores()[point, "test"].loss[0], wanted, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(
+            turned.scores()[point, "test"].loss[0], wanted, rtol=0, atol=1e-10
+        )
 
 
 def equal_clients_stay_equal(case: Case) -> None:
@@ -393,12 +422,17 @@ def equal_clients_stay_equal(case: Case) -> None:
     one = federation(sizes=(9,))
     same = replace(
         one,
-        **{s: type(one.train).from_lists([one.split(s).of(0)] * 5) for s in ("train", "val", "test")},
+        **{
+            s: type(one.train).from_lists([one.split(s).of(0)] * 5)
+            for s in ("train", "val", "test")
+        },
         names=tuple("abcde"),
     )
     sim = run(simulation(method, task, [same], hyper=case.hyper, participation="all"))
     for scores in sim.scores().values():
-        np.testing.assert_allclose(scores.loss[0], scores.loss[0][:, :1].repeat(5, 1), rtol=0, atol=1e-12)
+        np.testing.assert_allclose(
+            scores.loss[0], scores.loss[0][:, :1].repeat(5, 1), rtol=0, atol=1e-12
+        )
     assert differ({"a": scores.loss[0][0]}, {"a": scores.loss[0][-1]})
 
 
@@ -414,7 +448,9 @@ def every_hyper_parameter_moves_the_result(case: Case) -> None:
         base["mix_lr"] = max(base["mix_lr"], 0.1)
     rows = [base, *({**base, k: 0.5 * v if v else 0.3} for k, v in base.items())]
     sim = run(
-        simulation(method, task, [federation()] * len(rows), hyper=rows, seeds=[0] * len(rows), rounds=4)
+        simulation(
+            method, task, [federation()] * len(rows), hyper=rows, seeds=[0] * len(rows), rounds=4
+        )
     )
     loss = np.concatenate([s.loss for s in sim.scores().values()], axis=1)
     for r, name in enumerate(base):
@@ -445,7 +481,9 @@ LAWS: dict[str, Callable[..., None]] = {
 }
 
 
-def check_method(case: Case | str | Factory, folder: Any, laws: tuple[str, ...] = tuple(LAWS)) -> None:
+def check_method(
+    case: Case | str | Factory, folder: Any, laws: tuple[str, ...] = tuple(LAWS)
+) -> None:
     """Check a method, given as a case, a name or a factory, against the laws.
 
     Args:

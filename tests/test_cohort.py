@@ -68,7 +68,9 @@ def test_rules_are_read_as_written(rule, wanted) -> None:
     assert (found.kind, found.value) == wanted
 
 
-@pytest.mark.parametrize("rule", [0, -1, 0.0, 1.5, "most", "at_most:0.5", "at_least:2", "at_least:x", None])
+@pytest.mark.parametrize(
+    "rule", [0, -1, 0.0, 1.5, "most", "at_most:0.5", "at_least:2", "at_least:x", None]
+)
 def test_rules_that_make_no_sense_are_refused(rule) -> None:
     """The message says what to use."""
     with pytest.raises(ConfigError, match="at_least:0.6"):

@@ -38,9 +38,13 @@ def test_one_value_per_client_makes_an_axis_of_clients() -> None:
 def test_all_faults_are_told_at_once_with_their_run() -> None:
     """The message names every value, its run, what is legal, and the nearest name."""
     with pytest.raises(ConfigError) as caught:
-        _stack({"prox_strength": -0.1}, {"prox_strenght": 1.0}, {"relax": 3.0, "prox_strength": [1.0]})
+        _stack(
+            {"prox_strength": -0.1}, {"prox_strenght": 1.0}, {"relax": 3.0, "prox_strength": [1.0]}
+        )
     text = str(caught.value)
-    assert "prox_strength must be >= 0, got -0.1 in run 0 of the sweep; use 0 for pure local" in text
+    assert (
+        "prox_strength must be >= 0, got -0.1 in run 0 of the sweep; use 0 for pure local" in text
+    )
     assert "'prox_strenght'; did you mean 'prox_strength'?" in text
     assert "relax must be > 0 and <= 2, got 3 in run 2" in text
     assert "prox_strength has 1 values in run 2 of the sweep, but there are 3 clients" in text
@@ -63,7 +67,11 @@ def test_bounds_are_inclusive_unless_open() -> None:
 def test_local_training_brings_only_the_numbers_it_uses() -> None:
     """Momentum and decay are hyper-parameters when they are on."""
     assert set(Local().hyper) == {"local_lr"}
-    assert set(Local(momentum=0.9, weight_decay=0.1).hyper) == {"local_lr", "momentum", "weight_decay"}
+    assert set(Local(momentum=0.9, weight_decay=0.1).hyper) == {
+        "local_lr",
+        "momentum",
+        "weight_decay",
+    }
 
 
 def test_local_training_lists_all_its_faults() -> None:

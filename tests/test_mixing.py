@@ -26,7 +26,9 @@ def test_inner_products_sum_over_leaves() -> None:
     found = mixing.inner(TABLE, vectors)
     for n in range(2):
         for j in range(3):
-            wanted = (vectors["a"][n] * TABLE["a"][j]).sum() + (vectors["b"][n] * TABLE["b"][j]).sum()
+            wanted = (vectors["a"][n] * TABLE["a"][j]).sum() + (
+                vectors["b"][n] * TABLE["b"][j]
+            ).sum()
             assert torch.allclose(found[n, j], wanted)
 
 
@@ -52,7 +54,9 @@ def test_at_takes_a_row_under_vmap_of_grad() -> None:
 
 
 @given(st.lists(st.floats(-2, 2), min_size=3, max_size=3), st.integers(0, 2), st.floats(0, 1))
-def test_clip_pin_and_normalise_end_on_the_simplex(row: list[float], own: int, weight: float) -> None:
+def test_clip_pin_and_normalise_end_on_the_simplex(
+    row: list[float], own: int, weight: float
+) -> None:
     """Whatever the row was, it sums to one with entries in [0, 1]."""
     rows, ids = torch.tensor([row], dtype=torch.float64), torch.tensor([own])
     found = mixing.normalise(mixing.pin_self(mixing.clip(rows), ids, torch.tensor(weight)), ids)

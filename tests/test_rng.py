@@ -48,7 +48,9 @@ def test_a_longer_draw_begins_with_the_shorter(seed: int, few: int, more: int) -
 def test_words_at_are_the_blocks_of_a_draw() -> None:
     """Random access gives the same words as drawing from the start."""
     key = rng.fold(rng.key(3), "x")
-    assert torch.equal(rng.words_at(key[None], torch.tensor([2, 0])), rng.bits(key, 12).reshape(3, 4)[[2, 0]])
+    assert torch.equal(
+        rng.words_at(key[None], torch.tensor([2, 0])), rng.bits(key, 12).reshape(3, 4)[[2, 0]]
+    )
 
 
 def test_a_fold_does_not_depend_on_its_batch() -> None:

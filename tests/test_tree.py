@@ -44,7 +44,10 @@ def test_trees_that_differ_are_an_error_that_names_the_difference(other) -> None
 
 def test_bytes_are_numbers_times_their_width() -> None:
     """Axes of runs and clients can be left out."""
-    leaf = {"a": torch.zeros(2, 3, 5, dtype=torch.float64), "b": torch.zeros(2, 3, dtype=torch.int32)}
+    leaf = {
+        "a": torch.zeros(2, 3, 5, dtype=torch.float64),
+        "b": torch.zeros(2, 3, dtype=torch.int32),
+    }
     assert tree.num_bytes(leaf) == 30 * 8 + 6 * 4
     assert tree.num_bytes(leaf, 2) == 5 * 8 + 4
     assert tree.num_bytes({}, 2) == 0
@@ -64,7 +67,9 @@ def test_stack_cat_and_narrow_undo_each_other() -> None:
     stacked = tree.stack([A, B], 0)
     assert torch.equal(tree.narrow(stacked, 0, 1, 1)["w"][0], B["w"])
     whole = tree.cat([tree.narrow(stacked, 0, 0, 1), tree.narrow(stacked, 0, 1, 1)], 0)
-    assert all(torch.equal(x, y) for x, y in zip(tree.leaves(whole), tree.leaves(stacked), strict=True))
+    assert all(
+        torch.equal(x, y) for x, y in zip(tree.leaves(whole), tree.leaves(stacked), strict=True)
+    )
     first, second = tree.stack([(A, B), (B, A)], 0)
     assert torch.equal(first["w"], stacked["w"])
     assert torch.equal(second["w"], stacked["w"].flip(0))

@@ -213,6 +213,8 @@ def q3(
         rounds=rounds,
         participation=participation,
         engine=engine,
+        eval_every=rounds,
+        points=("pre",),
     )
     return run(sim)
 
@@ -228,8 +230,6 @@ def centre(sim: Simulation) -> float:
     return float(sim.server["params"]["w"][0, 0])
 
 
-def used(sim: Simulation, point: str | None = None) -> np.ndarray:
+def used(sim: Simulation) -> np.ndarray:
     """Return the scalar that each client would use now."""
-    return np.array(
-        [float(sim.params(i, 0, point)["w"][0]) for i in range(sim.rounds.arena.num_clients)]
-    )
+    return np.array([float(sim.params(i)["w"][0]) for i in range(sim.rounds.arena.num_clients)])

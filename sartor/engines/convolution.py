@@ -63,28 +63,9 @@ class _Convolve(torch.autograd.Function):
 
 
 def _spread(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Return the gradient of the input: each output position spreads over its patch, and patches are summed.
-
-    With stride 1 the patches of the zero-padded gradient lie in memory so that those which meet in one pixel are a
-    diagonal: one strided view, one sum. (The library's own fold takes about as long as the whole rest of the step.)
-    """
-    kernel = (weight.shape[2], weight.shape[3])
+    """Return the gradient of the input: each output position spreads over its patch, and patches are summed."""
     flat = weight.reshape(weight.shape[0], -1).mT
-    if stride != (1, 1):
-        return F.fold(flat @ grad.flatten(2), size, kernel, stride=stride)
-    tall, wide = kernel[0] - 1, kernel[1] - 1
-    padded = F.pad(grad, (wide, wide, tall, tall))
-    rows, columns = padded.shape[2:]
-    channels, plane = weight.shape[1], rows * columns
-    patches = (flat @ padded.flatten(2)).reshape(-1, channels, *kernel, rows, columns)
-    each = kernel[0] * kernel[1] * plane
-    diagonal = torch.as_strided(
-        patches,
-        (patches.shape[0], channels, *kernel, *size),
-        (channels * each, each, kernel[1] * plane - columns, plane - 1, columns, 1),
-        patches.storage_offset() + tall * columns + wide,
-    )
-    return diagonal.sum((2, 3))
+    return F.fold(flat @ grad.flatten(2), size, tuple(weight.shape[2:]), stride=stride)
 
 
 def lane_conv2d(

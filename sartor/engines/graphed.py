@@ -7,6 +7,8 @@ all rounds. The step counter lives on the device; tables, letters and work trees
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -77,9 +79,10 @@ class _Captured:
     def run(self, work: Tree, site: Site, plan: Plan, steps: Tensor) -> Tree:
         """Copy the inputs in, replay one graph per step, and return a copy of the outcome."""
         schedule = [self._allowed(width, idle) for width, idle in plan.widths()]
-        for kind in dict.fromkeys(schedule):
-            if kind not in self.graphs:
-                self.graphs[kind] = self._capture(*kind)
+        missing = [kind for kind in dict.fromkeys(schedule) if kind not in self.graphs]
+        if missing:
+            with _no_collection():
+                self.graphs.update({kind: self._capture(*kind) for kind in missing})
         _copy(tree.leaves(self.work), tree.leaves(work))
         for mine, given in zip(self.site, site, strict=True):
             _copy(_leaves(mine), _leaves(given))
@@ -124,15 +127,20 @@ class _Captured:
         torch.cuda.current_stream().wait_stream(side)
         self.counter.zero_()
         graph = torch.cuda.CUDAGraph()
-        # A graph of an earlier simulation that is collected during the capture would spoil it.
-        gc.collect()
-        gc.disable()
-        try:
-            with torch.cuda.graph(graph, pool=self.engine.pool):
-                self._advance(width, idle)
-        finally:
-            gc.enable()
+        with torch.cuda.graph(graph, pool=self.engine.pool):
+            self._advance(width, idle)
         return graph
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Keep the collector away: freeing a graph of an earlier simulation during a capture would spoil it."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 def _buffer(leaf: Tensor) -> Tensor:

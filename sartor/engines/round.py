@@ -25,7 +25,7 @@ from sartor.method import Batch, Hub, Method, Phase, Site
 from sartor.task import Task
 from sartor.tree import Tree
 
-_TRIAL_STEPS = 3
+_TRIAL_STEPS = 2
 
 
 class Engine(Protocol):

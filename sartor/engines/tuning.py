@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 _CHOSEN: dict[Hashable, int] = {}
-_REPEATS = 3
+_REPEATS = 2
 
 
 def choose_chunk(

@@ -6,9 +6,9 @@ computed; lanes inside that width that are done are masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ from torch.func import vmap
 from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.plan import Plan
+from sartor.engines.pooling import FastPooling
 from sartor.engines.tuning import choose_chunk
 from sartor.method import Hub, Phase, Site
-from sartor.task import metered
+from sartor.task import alone, metered
 from sartor.tree import Tree
 
 # The common letter and the round belong to the run: they are not copied per client.
@@ -74,9 +75,15 @@ class Vectorised:
         work, taken = self.steps(phase, work, site, plan)
         return self.clients(phase.leave, work, site), taken
 
+    @contextmanager
+    def _single(self) -> Iterator[None]:
+        """On one lane: plain autograd, and on a CPU a faster pooling."""
+        with alone(), FastPooling() if self.arena.device.type == "cpu" else nullcontext():
+            yield
+
     def steps(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
-        step = over_lanes(phase.step, 2)
+        step = over_lanes(phase.step, 2, single=self._single)
         device = self.arena.device
         steps = torch.from_numpy(plan.steps).to(device)
         taken = steps if phase.stop is None else torch.zeros_like(steps)
@@ -107,22 +114,27 @@ class Vectorised:
 
 
 def over_lanes(
-    fn: Callable[..., Any], num_trees: int, context: Callable[[], AbstractContextManager[Any]] = nullcontext
+    fn: Callable[..., Any],
+    num_trees: int,
+    context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    single: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Callable[..., Any]:
     """Map a client function over runs and clients: its arguments are trees, then the site.
 
     Args:
         fn: the function of one client.
         num_trees: how many trees it takes.
-        context: entered while the function is traced.
+        context: entered while the function is mapped over several lanes.
+        single: entered while it works on one lane, without vmap.
     """
     inner = vmap(fn, in_dims=(*(0,) * num_trees, PER_CLIENT))
 
     def mapped(*args: Any) -> Any:
         runs, slots = args[-1].index.shape
-        with context():
-            if runs * slots == 1:
+        if runs * slots == 1:
+            with single():
                 return _lift(_lift(fn(*(_drop_site(_drop(a)) for a in args))))
+        with context():
             if runs == 1:
                 return _lift(inner(*(_drop(a) for a in args)))
             return vmap(inner)(*args)

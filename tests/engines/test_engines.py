@@ -65,7 +65,12 @@ def everything(task: Task) -> Method:
     # Stops after 2, 3 or 4 steps according to the client, of five passes over 60% of its samples.
     def stop_step(work: Tree, batch: Batch, site: Site) -> Tree:
         new = down(work["params"], slope(work["params"], batch), site.hyper["local_lr"])
-        return {**work, "params": new, "count": work["count"] + 1, "ends": work["ends"] + batch.last}
+        return {
+            **work,
+            "params": new,
+            "count": work["count"] + 1,
+            "ends": work["ends"] + batch.last,
+        }
 
     stopping = Phase(
         "stopping",
@@ -161,7 +166,10 @@ def test_a_method_that_uses_everything_is_the_same_on_all_engines() -> None:
     wanted = outcome(_run(everything(task), task, engine="sequential"))
     for chunk in (None, 1, 4, 7):
         assert_same(outcome(_run(everything(task), task, chunk=chunk)), wanted, atol=1e-11)
-    assert wanted["server/extra"].tolist() == [3, 3]  # one, one more in the prologue and in the epilogue
+    assert wanted["server/extra"].tolist() == [
+        3,
+        3,
+    ]  # one, one more in the prologue and in the epilogue
     assert (wanted["setup_bytes"] > 0).all()
     assert (wanted["client/ends"] > 0).any()
 

@@ -44,7 +44,10 @@ def _phase(**kind: Any) -> Phase:
 
 
 def _plan(
-    sizes: list[int], kind: dict[str, Any], cohort: list[int] | None = None, steps: int | None = None
+    sizes: list[int],
+    kind: dict[str, Any],
+    cohort: list[int] | None = None,
+    steps: int | None = None,
 ) -> Plan:
     arena, phase = _arena(sizes), _phase(**kind)
     ids = np.asarray(cohort if cohort is not None else range(len(sizes)))[None]
@@ -126,7 +129,9 @@ def test_batches_gather_the_clients_own_samples(sizes: list[int], kind: dict[str
 
 
 @given(SIZES, KINDS, st.randoms(use_true_random=False))
-def test_a_lane_does_not_depend_on_the_others(sizes: list[int], kind: dict[str, Any], random: Any) -> None:
+def test_a_lane_does_not_depend_on_the_others(
+    sizes: list[int], kind: dict[str, Any], random: Any
+) -> None:
     """Another order, a smaller cohort, or a client that is far larger: the same batches."""
     whole = _plan(sizes, kind)
     order = list(range(len(sizes)))

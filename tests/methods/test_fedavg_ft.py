@@ -23,7 +23,9 @@ def _net(name: str, options: dict | None = None, hyper: dict | None = None):
     return run(simulation(method, task, [federation()], hyper=hyper or {}))
 
 
-@pytest.mark.parametrize("options", [{"ft_epochs": 0}, {"ft_steps": 0}, {"ft_steps": 0, "ft_epochs": 3}])
+@pytest.mark.parametrize(
+    "options", [{"ft_epochs": 0}, {"ft_steps": 0}, {"ft_steps": 0, "ft_epochs": 3}]
+)
 def test_no_fine_tuning_is_fedavg(options: dict) -> None:
     """With E_ft = 0 every number is FedAvg's."""
     wanted, found = outcome(_net("fedavg")), outcome(_net("fedavg-ft", options))
@@ -45,7 +47,9 @@ def test_fine_tuning_leaves_the_training_of_fedavg_alone() -> None:
     plain, tuned = _net("fedavg"), _net("fedavg-ft", {"ft_epochs": 3})
     for name, leaf in states(plain).items():
         np.testing.assert_array_equal(states(tuned)[name], leaf)
-    np.testing.assert_array_equal(outcome(plain)["post/test/loss"], outcome(tuned)["post/test/loss"])
+    np.testing.assert_array_equal(
+        outcome(plain)["post/test/loss"], outcome(tuned)["post/test/loss"]
+    )
     assert np.abs(outcome(plain)["pre/test/loss"] - outcome(tuned)["pre/test/loss"]).min() > 0
     assert plain.ledger().bytes_up.tolist() == tuned.ledger().bytes_up.tolist()
 
@@ -58,7 +62,7 @@ def test_one_step_from_the_minimiser_has_the_sheets_number() -> None:
 
 
 def test_fine_tuning_a_quadratic_has_a_closed_form() -> None:
-    """v = c + (1 − η_ft a)^K (w_T − c)."""
+    """V = c + (1 − η_ft a)^K (w_T − c)."""
     sim = q3("fedavg-ft", GD, options={"ft_steps": 4}, hyper={"ft_lr": 0.05}, rounds=3)
     for a, c, v in zip((1, 2, 4), (0, 3, 6), used(sim), strict=True):
         assert v == pytest.approx(c + (1 - 0.05 * a) ** 4 * (centre(sim) - c), abs=1e-12)
@@ -100,7 +104,7 @@ def test_a_negative_length_is_refused() -> None:
 
 def test_fine_tuning_is_near_the_better_of_its_two_ends() -> None:
     """Appendix D of Chen et al., fewer repeats: accuracies near the sheet's, and FT never far below the best."""
-    radii, repeats = (0.0, 4.0, 10.0, 20.0), 3
+    radii, repeats = (0.0, 4.0, 10.0, 20.0), 2
     feds = [logistic_radius(r, seed=s, test_samples=400)[0] for r in radii for s in range(repeats)]
     task = Task(Logistic(100))
     local = Local(epochs=5, batch=16, lr=0.2)

@@ -33,14 +33,20 @@ GD = Local(steps=1, batch=None, lr=1 / 6)
 
 
 @pytest.mark.parametrize("keep", [False, True])
-@pytest.mark.parametrize("option", [{}, {"preset": "free"}, {"weights": "samples", "unbiased": True}])
+@pytest.mark.parametrize(
+    "option", [{}, {"preset": "free"}, {"weights": "samples", "unbiased": True}]
+)
 def test_no_pull_is_local_training_to_the_bit(option: dict, keep: bool) -> None:
     """λ = 0: every w_i is LocalTrain's, and w_g never moves."""
     task = net_task()
     local = Local(epochs=2, batch=3, lr=0.1, momentum=0.9, keep_optimiser=keep)
     settings = {"participation": "all", "rounds": 4}
     prox = simulation(
-        build("fedprox", task, local, option), task, [federation()], hyper={"prox_strength": 0.0}, **settings
+        build("fedprox", task, local, option),
+        task,
+        [federation()],
+        hyper={"prox_strength": 0.0},
+        **settings,
     )
     start = {k: v.clone() for k, v in prox.server["params"].items()}
     alone = simulation(build("local", task, local, {}), task, [federation()], **settings)
@@ -56,7 +62,13 @@ def test_no_pull_on_quadratics_is_local_training_for_the_derived_presets() -> No
     """Presets that derive their steps from L take LocalTrain's at η = 1/L."""
     wanted = personal(q3("local", Local(steps=3, batch=None, lr=0.25), rounds=2))
     options = {"preset": "paper_synthetic", "smoothness": 4.0}
-    sim = q3("fedprox", Local(steps=3, batch=None), options=options, hyper={"prox_strength": 0.0}, rounds=2)
+    sim = q3(
+        "fedprox",
+        Local(steps=3, batch=None),
+        options=options,
+        hyper={"prox_strength": 0.0},
+        rounds=2,
+    )
     np.testing.assert_allclose(personal(sim), wanted, atol=1e-14)
     assert centre(sim) == 0.0
 
@@ -66,7 +78,9 @@ def test_one_over_lambda_makes_the_server_the_mean() -> None:
     hyper = {"prox_strength": 0.7}
     sim = q3("fedprox", GD, hyper=hyper, rounds=3)
     assert centre(sim) == pytest.approx(personal(sim).mean(), abs=1e-14)
-    free = q3("fedprox", GD, options={"preset": "free"}, hyper={**hyper, "server_lr": 1 / 0.7}, rounds=3)
+    free = q3(
+        "fedprox", GD, options={"preset": "free"}, hyper={**hyper, "server_lr": 1 / 0.7}, rounds=3
+    )
     assert centre(free) == pytest.approx(centre(sim), abs=1e-14)
     sized = q3("fedprox", GD, options={"weights": "samples"}, hyper=hyper, samples=[1, 2, 3])
     assert centre(sized) == pytest.approx(personal(sized) @ [1 / 6, 2 / 6, 3 / 6], abs=1e-14)
@@ -84,10 +98,14 @@ def test_the_solution_on_the_three_quadratics() -> None:
 
 def test_the_two_ends_of_the_pull() -> None:
     """λ → ∞ is the global minimiser 30/7; λ → 0 is the mean of the minimisers, 3."""
-    strong = q3("fedprox", Local(batch=None), options=THEORY, hyper={"prox_strength": 1e5}, rounds=250)
+    strong = q3(
+        "fedprox", Local(batch=None), options=THEORY, hyper={"prox_strength": 1e5}, rounds=50
+    )
     assert centre(strong) == pytest.approx(30 / 7, abs=1e-3)
     np.testing.assert_allclose(personal(strong), 30 / 7, atol=1e-3)
-    weak = q3("fedprox", Local(batch=None), options=THEORY, hyper={"prox_strength": 1e-4}, rounds=60)
+    weak = q3(
+        "fedprox", Local(batch=None), options=THEORY, hyper={"prox_strength": 1e-4}, rounds=16
+    )
     assert centre(weak) == pytest.approx(3.0, abs=1e-3)
     np.testing.assert_allclose(personal(weak), C, atol=1e-3)
 
@@ -138,7 +156,7 @@ def test_presets_take_their_steps_from_the_theory() -> None:
         np.testing.assert_allclose(personal(sim), w, atol=1e-7)
         assert centre(sim) == pytest.approx(gamma * lam * w.mean(), abs=1e-7)
     assert cases[0][0].ledger().gradient_evaluations.tolist() == [[3 * 13]]
-    exact = q3("fedprox", Local(steps=80, batch=None), options=prox, hyper=hyper, rounds=60)
+    exact = q3("fedprox", Local(steps=40, batch=None), options=prox, hyper=hyper, rounds=20)
     assert centre(exact) == pytest.approx(11 / 3, abs=1e-9)
 
 
@@ -146,7 +164,9 @@ def test_the_measured_contraction_stays_below_the_theorems_rate() -> None:
     """(w_g − w̃_g)² shrinks by 0.3906 a round (exact inner solves), below r = 0.84375, and never faster than r allows."""
     wide = []
     for t in range(1, 12):
-        sim = q3("fedprox", Local(batch=None), options=THEORY, hyper={"prox_strength": 2.0}, rounds=t)
+        sim = q3(
+            "fedprox", Local(batch=None), options=THEORY, hyper={"prox_strength": 2.0}, rounds=t
+        )
         wide.append((centre(sim) - 11 / 3) ** 2)
     ratios = np.array(wide[1:]) / np.array(wide[:-1])
     assert (ratios <= 0.84375).all()
@@ -159,7 +179,12 @@ def test_a_pull_per_client_has_its_own_optimum(weights: str) -> None:
     lam, samples = [0.5, 2.0, 5.0], [1, 2, 3]
     options = {**THEORY, "weights": weights}
     sim = q3(
-        "fedprox", Local(batch=None), options=options, hyper={"prox_strength": lam}, rounds=150, samples=samples
+        "fedprox",
+        Local(batch=None),
+        options=options,
+        hyper={"prox_strength": lam},
+        rounds=80,
+        samples=samples,
     )
     _, truth = quadratics(*Q3, samples=samples)
     p = torch.full((3,), 1 / 3, dtype=torch.float64) if weights == "uniform" else truth.weights
@@ -181,7 +206,7 @@ def test_equal_clients_end_where_each_would_alone() -> None:
             hyper={"prox_strength": lam},
             curvatures=[2.0] * 3,
             centres=[3.0] * 3,
-            rounds=200,
+            rounds=60,
         )
         np.testing.assert_allclose(personal(sim), 3.0, atol=1e-6)
 
@@ -207,7 +232,9 @@ def test_a_client_starts_from_its_own_last_model() -> None:
     np.testing.assert_allclose(personal(sim), w - (A * (w - C) + 2.0 * (w - w_g)) / 6, atol=1e-7)
     few = q3("fedprox", GD, hyper={"prox_strength": 2.0}, participation=1)
     assert sorted(personal(few) != 0.0) in ([False, False, True], [False, False, False])
-    assert centre(few) == pytest.approx(personal(few).sum(), abs=1e-12)  # the mean over a cohort of one
+    assert centre(few) == pytest.approx(
+        personal(few).sum(), abs=1e-12
+    )  # the mean over a cohort of one
 
 
 def test_the_unbiased_rule_is_unbiased_over_cohorts() -> None:

@@ -89,7 +89,7 @@ def test_an_optimiser_that_is_kept_does_not_notice_rounds() -> None:
 
 
 def test_momentum_and_decay_are_those_of_the_formula() -> None:
-    """v ← m v + g + d w, w ← w − η v, by hand on the three quadratics."""
+    """V ← m v + g + d w, w ← w − η v, by hand on the three quadratics."""
     local = Local(steps=4, batch=None, lr=0.1, momentum=0.8, weight_decay=0.3)
     found = personal(q3("local", local, start=1.0))
     for a, c, w in zip((1, 2, 4), (0, 3, 6), found, strict=True):
@@ -104,7 +104,9 @@ def test_mean_estimation_has_error_d_over_n() -> None:
     """w_i is the mean of n unit-variance samples: E‖w_i − w_i*‖² = d/n."""
     d, n, clients = 3, 4, 300
     rng = np.random.default_rng(0)
-    centres = np.repeat(rng.normal(size=(clients, d)), n, axis=0) + rng.normal(size=(clients * n, d))
+    centres = np.repeat(rng.normal(size=(clients, d)), n, axis=0) + rng.normal(
+        size=(clients * n, d)
+    )
     fed, _ = quadratics(np.ones_like(centres), centres)
     truth = np.random.default_rng(0).normal(size=(clients, d))
     lists = type(fed.train).from_lists(np.arange(clients * n).reshape(clients, n))

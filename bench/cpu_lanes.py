@@ -147,7 +147,9 @@ class Bench:
         self.start = {name: p.clone() for name, p in one.items()}
         self.pool = ThreadPoolExecutor(2)
         self.ready = threading.Barrier(2)
-        self.own = threading.local()  # functional_call swaps parameters in place: a module per thread
+        self.own = (
+            threading.local()
+        )  # functional_call swaps parameters in place: a module per thread
         self.copies = [self._copy() for _ in range(lanes)]
         self.optims = [torch.optim.SGD(m.parameters(), lr=RATE) for m in self.copies]
 
@@ -435,7 +437,9 @@ def measure(
         kept = quiet or [t for t, _ in samples]
         if kept:
             found[name] = {
-                "median": statistics.median(kept), "best": min(kept), "quiet": len(quiet)
+                "median": statistics.median(kept),
+                "best": min(kept),
+                "quiet": len(quiet),
             }
     return found
 
@@ -457,8 +461,12 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=20)
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--limit", type=float, default=300, help="seconds to wait for quiet moments")
-    parser.add_argument("--only", default="", help="measure only ways whose name has one of these words, by |")
+    parser.add_argument(
+        "--limit", type=float, default=300, help="seconds to wait for quiet moments"
+    )
+    parser.add_argument(
+        "--only", default="", help="measure only ways whose name has one of these words, by |"
+    )
     parser.add_argument("--compile", action="store_true", help="also torch.compile (needs gcc)")
     parser.add_argument("--json", type=Path, help="write the numbers here")
     args = parser.parse_args()
@@ -477,9 +485,13 @@ def main() -> None:
     print(f"{'way':52} {'median':>8} {'best':>8} {'x plain':>8} {'quiet':>6}  (ms per client-step)")
     for name, cost in sorted(found.items(), key=lambda item: item[1]["median"]):
         ratio = base / cost["median"]
-        print(f"{name:52} {cost['median']:8.3f} {cost['best']:8.3f} {ratio:8.2f} {cost['quiet']:6d}")
+        print(
+            f"{name:52} {cost['median']:8.3f} {cost['best']:8.3f} {ratio:8.2f} {cost['quiet']:6d}"
+        )
     if args.json is not None:
-        args.json.write_text(json.dumps({"gflops": rates, "step_mflop": flops / 1e6, "ways": found}))
+        args.json.write_text(
+            json.dumps({"gflops": rates, "step_mflop": flops / 1e6, "ways": found})
+        )
 
 
 if __name__ == "__main__":

@@ -273,6 +273,9 @@ def _fit_lanes(
     points = tuple(dict.fromkeys((*settings.points, record.headline)))
     runs = _runs(record, options, hyper, sweep, settings.seeds)
     config = _config(method, record, settings, local, task, options, hyper, sweep, federations)
+    # Everything that can be refused is refused before a folder is made.
+    clients = federations[runs[0].seed].num_clients
+    stack_hypers(record.hyper, [run.hyper for run in runs], clients, torch.float64)
     folder, checkpoint = _open(out, config, resume)
     if folder is not None and resume and folder.has_result:
         return folder.read_result()
@@ -310,19 +313,11 @@ def _scratch(folder: RunFolder | None) -> Path:
     home = None if folder is None else folder.path / "states"
     try:
         if home is not None:
-            home.mkdir(exist_ok=True)
+            shutil.rmtree(home, ignore_errors=True)  # what a killed run left behind; its checkpoint holds the states
+            home.mkdir()
         return Path(tempfile.mkdtemp(prefix="sartor-", dir=home))
     except OSError as error:
         raise RunFolderError(f"Cannot make a folder for client states: {error}; use store='memory'.") from error
-
-
-def _scratch(folder: RunFolder | None) -> tempfile.TemporaryDirectory[str]:
-    """Make a folder for mapped states, on the disk of the run folder; what a killed run left behind goes."""
-    if folder is None:
-        return tempfile.TemporaryDirectory(prefix="sartor-states-")
-    for old in folder.path.glob("states-*"):
-        shutil.rmtree(old, ignore_errors=True)
-    return tempfile.TemporaryDirectory(prefix="states-", dir=folder.path)
 
 
 def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) -> None:

@@ -266,6 +266,7 @@ class Simulation:
             "when": {k: list(v) for k, v in self.when.items()},
             "seconds": {k: list(v) for k, v in self.seconds.items()},
             "diverged": list(self.diverged),
+            "lanes": self.engine.lanes,
             "snapshots": [snap["round"] for snap in self.snapshots],
         }
         return trees, arrays, meta

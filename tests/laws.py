@@ -93,7 +93,7 @@ def _pair(case: Case, **settings: Any) -> dict[str, np.ndarray]:
     )
 
 
-# ---- engines ------------------------------------------------------------------------------------------------
+# ---- engines -------------------------------------------------------------------------------------
 
 
 def engines_agree(case: Case) -> None:
@@ -140,7 +140,7 @@ def float32_is_close(case: Case) -> None:
         np.testing.assert_allclose(found[name], wanted[name], rtol=2e-3, atol=2e-3)
 
 
-# ---- what travels and what it costs -------------------------------------------------------------------------
+# ---- what travels and what it costs --------------------------------------------------------------
 
 
 def private_leaves_are_caught(case: Case) -> None:
@@ -258,7 +258,7 @@ def an_epoch_costs_its_samples(case: Case) -> None:
     assert ledger.gradient_evaluations[0, 0] == local.epochs * int(fed.train.sizes.sum())
 
 
-# ---- purity -------------------------------------------------------------------------------------------------
+# ---- purity --------------------------------------------------------------------------------------
 
 
 def _clone(value: Any) -> Any:
@@ -385,7 +385,7 @@ def dtype_survives(case: Case) -> None:
         assert {leaf.dtype for leaf in leaves} == {dtype}
 
 
-# ---- symmetry -----------------------------------------------------------------------------------------------
+# ---- symmetry ------------------------------------------------------------------------------------
 
 
 def permuting_clients_permutes_the_result(case: Case) -> None:
@@ -436,7 +436,7 @@ def equal_clients_stay_equal(case: Case) -> None:
     assert differ({"a": scores.loss[0][0]}, {"a": scores.loss[0][-1]})
 
 
-# ---- meaning ------------------------------------------------------------------------------------------------
+# ---- meaning -------------------------------------------------------------------------------------
 
 
 def every_hyper_parameter_moves_the_result(case: Case) -> None:

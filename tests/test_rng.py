@@ -31,7 +31,7 @@ VECTORS = [
 def test_philox_gives_the_published_vectors(counter, key, wanted) -> None:
     """The ten rounds are those of the paper."""
     words = [torch.tensor(c) for c in counter]
-    found = rng._philox(torch.tensor(key[0]), torch.tensor(key[1]), tuple(words))
+    found = torch.stack(rng._philox(torch.tensor(key[0]), torch.tensor(key[1]), *words))
     assert found.tolist() == list(wanted)
 
 
@@ -137,3 +137,12 @@ def test_draws_work_under_vmap() -> None:
         for i in range(5):
             assert torch.equal(mapped[i], draw(keys[i]))
             assert torch.equal(nested[1, i], draw(keys[i]))
+
+
+def test_folding_on_the_host_is_folding_on_tensors() -> None:
+    """The numpy form gives the same keys, so the engine may fold where it is cheap."""
+    keys = torch.stack([rng.key(seed) for seed in (0, 1, 2**40 + 3)])
+    clients = torch.arange(4)
+    wanted = rng.fold(rng.fold(keys, "train", 7)[:, None, :], clients)
+    found = rng.fold_host(rng.fold_host(keys.numpy(), "train", 7)[:, None, :], clients.numpy())
+    assert found.tolist() == wanted.tolist()

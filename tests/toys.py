@@ -118,7 +118,8 @@ def simulation(
     ]
 
     def make(arena: Any) -> Any:
-        return Sequential(arena) if engine == "sequential" else Vectorised(arena, chunk)
+        # A fixed number of lanes a block (here all of them), so that nothing depends on measured times.
+        return Sequential(arena) if engine == "sequential" else Vectorised(arena, chunk or 1 << 20)
 
     return Simulation(
         method,

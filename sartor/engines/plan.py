@@ -121,7 +121,7 @@ def build_plan(
     phase: Phase,
     arena: Arena,
     cohort: np.ndarray,
-    keys: Tensor,
+    keys: np.ndarray,
     steps: np.ndarray,
 ) -> Plan:
     """Draw the rows of every step.
@@ -138,7 +138,8 @@ def build_plan(
     device = arena.device
     total_steps = int(steps.max(initial=0))
     if phase.random:
-        step_keys = rng.fold(rng.fold(keys, "step")[:, :, None, :], torch.arange(total_steps)).to(device)
+        folded = rng.fold_host(rng.fold_host(keys, "step")[:, :, None, :], np.arange(total_steps))
+        step_keys = torch.from_numpy(folded).to(device)
     else:
         step_keys = torch.zeros((runs, slots, total_steps, 0), dtype=torch.int64, device=device)
     if phase.data == "none":
@@ -170,14 +171,14 @@ def build_plan(
     for d in range(phase.draws):
         rows = within
         if shuffle:
-            draw_keys = rng.fold(flat_keys, "shuffle", d)
+            draw_keys = rng.fold_host(flat_keys, "shuffle", d)
             order, offset = _permutations(draw_keys, used, epochs, device)
             base = t(np.cumsum(epochs) - epochs)[:, None] + s // lane_epoch
             where = offset[base.clamp(max=len(offset) - 1)][:, :, None] + within
             rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
         if phase.share < 1.0:
             once = np.ones_like(used)
-            chosen, offset = _permutations(rng.fold(flat_keys, "share", d), full, once, device)
+            chosen, offset = _permutations(rng.fold_host(flat_keys, "share", d), full, once, device)
             rows = chosen[torch.where(real, offset[:, None, None] + rows, 0)]
         index = (lane_start + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
         columns += [split.rows[index], torch.where(real, rows, -1)]
@@ -203,7 +204,7 @@ def _samples(used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: i
 
 
 def _permutations(
-    keys: Tensor, sizes: np.ndarray, epochs: np.ndarray, device: torch.device
+    keys: np.ndarray, sizes: np.ndarray, epochs: np.ndarray, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane, packed one after the other.
 
@@ -215,12 +216,10 @@ def _permutations(
     size = sizes[lanes]
     blocks = (size + 3) // 4
     total, num_blocks = int(size.sum()), int(blocks.sum())
-    host = torch.from_numpy(
-        np.stack([size, blocks, np.cumsum(blocks) - blocks, np.cumsum(size) - size])
-    )
-    folded = rng.fold(keys[torch.from_numpy(lanes)], torch.from_numpy(epoch))
-    # One copy to the device: keys and sizes together.
-    packed = torch.cat([host, folded.T]).to(device)
+    host = np.stack([size, blocks, np.cumsum(blocks) - blocks, np.cumsum(size) - size])
+    folded = rng.fold_host(keys[lanes], epoch)
+    # One copy to the device: sizes and keys together.
+    packed = torch.from_numpy(np.concatenate([host, folded.T])).to(device)
     size_d, blocks_d, first_d, offset = packed[:4].unbind(0)
     segment_keys = packed[4:].T
     segment = torch.repeat_interleave(blocks_d, output_size=num_blocks)

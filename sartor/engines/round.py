@@ -130,7 +130,7 @@ class Rounds:
         self.hyper = {k: v.to(arena.device) for k, v in hyper.items()}
         self.participation = participation
         self.eval_batch = eval_batch
-        self.base = torch.stack([rng.key(seed) for seed in self.seeds])
+        self.base = np.stack([rng.key(seed).numpy() for seed in self.seeds])
         self.sizes = torch.from_numpy(arena.splits["train"].size).to(arena.device)
         self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
         self._checked = False
@@ -143,19 +143,19 @@ class Rounds:
         device = self.arena.device
         return Hub(
             hyper=self.hyper,
-            key=rng.fold(self.base, stage, round_index).to(device),
+            key=torch.from_numpy(rng.fold_host(self.base, stage, round_index)).to(device),
             round=torch.full((self.arena.num_runs,), round_index, device=device),
             sizes=self.sizes,
             cohort=torch.from_numpy(cohort).to(device),
             present=torch.from_numpy(present).to(device),
         )
 
-    def keys(self, stage: str, round_index: int, cohort: np.ndarray) -> Tensor:
+    def keys(self, stage: str, round_index: int, cohort: np.ndarray) -> np.ndarray:
         """Fold the keys of a cohort, (runs, slots, 2), on the host: few numbers, many small operations."""
-        run_keys = rng.fold(self.base, stage, round_index)
-        return rng.fold(run_keys[:, None, :], torch.from_numpy(cohort))
+        run_keys = rng.fold_host(self.base, stage, round_index)
+        return rng.fold_host(run_keys[:, None, :], cohort)
 
-    def site(self, hub: Hub, keys: Tensor, common: Tree, own: Tree) -> Site:
+    def site(self, hub: Hub, keys: np.ndarray, common: Tree, own: Tree) -> Site:
         """Collect what the clients of the hub's cohort may read: (runs, slots, ...)."""
         device, split = self.arena.device, self.arena.splits["train"]
         sizes = self.sizes.gather(1, hub.cohort)
@@ -167,7 +167,7 @@ class Rounds:
             hyper=wide,
             common=common,
             own=own,
-            key=keys.to(device),
+            key=torch.from_numpy(keys).to(device),
             round=hub.round,
             index=hub.cohort,
             num_samples=sizes,
@@ -313,7 +313,7 @@ class Rounds:
         clock("server")
         return server
 
-    def _tune(self, method: Method, site: Site, store: Store, keys: Tensor, cohort: np.ndarray) -> None:
+    def _tune(self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray) -> None:
         """Let the engine time a few steps of the longest phase at several block sizes; nothing is kept."""
         phase = max(method.phases, key=lambda p: p.epochs if p.steps is None else 1)
         sizes = self.arena.splits["train"].size
@@ -341,7 +341,7 @@ class Rounds:
         phases: tuple[Phase, ...],
         work: Tree,
         site: Site,
-        client_keys: Tensor,
+        client_keys: np.ndarray,
         ids: np.ndarray,
         present: np.ndarray,
         run: int,
@@ -350,7 +350,7 @@ class Rounds:
         zero = np.zeros(ids.shape[0], dtype=np.int64)
         costs = Costs(zero.copy(), zero.copy())
         for phase in phases:
-            keys = rng.fold(client_keys, phase.stream or phase.name)
+            keys = rng.fold_host(client_keys, phase.stream or phase.name)
             arena = _cut_arena(self.arena, run, ids.shape[0])
             if callable(phase.steps):
                 steps = self.engine.clients(phase.steps, site).cpu().numpy()
@@ -446,7 +446,7 @@ class Rounds:
         signature = (split, run, ids.tobytes(), size.tobytes())
         plan = self._score_plans.get(signature)
         if plan is None:
-            keys = torch.zeros((*ids.shape, 2), dtype=torch.int64)
+            keys = np.zeros((*ids.shape, 2), dtype=np.int64)
             plan = build_plan(phase, arena, ids, keys, num_steps(phase, size))
             if len(self._score_plans) > 64:
                 self._score_plans.clear()

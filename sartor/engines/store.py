@@ -58,15 +58,17 @@ class Store:
         if not tree.leaves(self.table):
             return self.table
         index = self._index(cohort, run)
-        found: Tree = tree.map(lambda leaf: leaf[index].to(self.device), self.table)
         if self.folder is None:
-            return found
+            return tree.map(lambda leaf: leaf[index], self.table)  # type: ignore[no-any-return]
         block = slice(run, run + len(cohort))
         seen = self.touched[np.arange(run, block.stop)[:, None], cohort]
-        if seen.all():
-            return found
         full = np.zeros((self.shape[0], cohort.shape[1]), dtype=np.int64)
         full[block] = cohort
+        if not seen.any():
+            return tree.map(lambda leaf: leaf[block], self.make(full))  # type: ignore[no-any-return]
+        found: Tree = tree.map(lambda leaf: leaf[index].to(self.device), self.table)
+        if seen.all():
+            return found
         fresh = tree.map(lambda leaf: leaf[block], self.make(full))
         return tree.where(torch.from_numpy(seen).to(self.device), found, fresh)
 

@@ -45,7 +45,7 @@ def _run(method: Method, task: Task, feds: list[Federation] | None = None, **set
     return run(simulation(method, task, feds or two_allocations(), **settings))
 
 
-# ---- a method that uses every field of the record -----------------------------------------------------------
+# ---- a method that uses every field of the record ------------------------------------------------
 
 
 def everything(task: Task) -> Method:
@@ -223,7 +223,7 @@ def test_a_phase_that_did_not_say_it_is_random_cannot_draw(engine: str) -> None:
         _run(replace(method, phases=quiet), task, [federation()], engine=engine)
 
 
-# ---- controls: what holds the engines together must matter --------------------------------------------------
+# ---- controls: what holds the engines together must matter ---------------------------------------
 
 
 def test_without_the_lane_mask_the_numbers_are_wrong(monkeypatch) -> None:
@@ -264,7 +264,7 @@ def test_without_the_present_mask_the_numbers_are_wrong() -> None:
     assert differ(outcome(_run(broken, task)), outcome(_run(method, task)), 1e-3)
 
 
-# ---- padding, other networks, other precisions --------------------------------------------------------------
+# ---- padding, other networks, other precisions ---------------------------------------------------
 
 
 def test_a_far_larger_client_changes_nothing_for_the_others() -> None:
@@ -349,7 +349,7 @@ def test_letters_come_from_the_state_at_the_start_of_the_round() -> None:
     assert (sim.ledger().bytes_down == 2 * one).all()
 
 
-# ---- arena --------------------------------------------------------------------------------------------------
+# ---- arena ---------------------------------------------------------------------------------------
 
 
 def _inspect(feds: list[Federation]) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
@@ -384,7 +384,7 @@ def test_runs_of_different_shape_are_refused() -> None:
         build_arena([federation(), federation(sizes=(4, 4))], CPU, torch.float64)
 
 
-# ---- store --------------------------------------------------------------------------------------------------
+# ---- store ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mapped", [False, True])
@@ -413,7 +413,7 @@ def test_a_store_keeps_the_present_and_forgets_the_absent(mapped: bool, tmp_path
     assert torch.equal(other.gather(everybody)["b"]["c"], store.gather(everybody)["b"]["c"])
 
 
-# ---- small parts --------------------------------------------------------------------------------------------
+# ---- small parts ---------------------------------------------------------------------------------
 
 
 def test_an_unknown_engine_is_named_with_the_nearest() -> None:

@@ -51,7 +51,7 @@ def _plan(
 ) -> Plan:
     arena, phase = _arena(sizes), _phase(**kind)
     ids = np.asarray(cohort if cohort is not None else range(len(sizes)))[None]
-    keys = rng.fold(rng.key(3)[None, None, :], torch.from_numpy(ids), "train")
+    keys = rng.fold_host(rng.key(3).numpy()[None, None, :], ids, "train")
     wanted = num_steps(phase, arena.splits["train"].size[:, ids[0]])
     if steps is not None:
         wanted = np.where(wanted > 0, steps, 0)
@@ -163,7 +163,7 @@ def test_data_none_is_steps_without_samples() -> None:
     arena = _arena([3, 0])
     phase = _phase(data="none", epochs=4, random=True)
     steps = num_steps(phase, arena.splits["train"].size)
-    keys = rng.fold(rng.key(0)[None, None, :], torch.tensor([[0, 1]]))
+    keys = rng.fold_host(rng.key(0).numpy()[None, None, :], np.array([[0, 1]]))
     plan = build_plan(phase, arena, np.array([[0, 1]]), keys, steps)
     assert plan.steps.tolist() == [[4, 4]]
     assert plan.samples.sum() == 0

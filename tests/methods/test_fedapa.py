@@ -145,7 +145,7 @@ def test_a_row_without_gradient_settles_at_its_fixed_point() -> None:
         assert float(rows[0, 1:].sum()) == pytest.approx(wanted, abs=1e-9)
 
 
-# ---- whole runs ---------------------------------------------------------------------------------------------
+# ---- whole runs ----------------------------------------------------------------------------------
 
 
 def _net(
@@ -260,7 +260,7 @@ def test_a_network_without_a_body_is_refused() -> None:
         build("fedapa", task, Local(), {})
 
 
-# ---- quadratics by hand -------------------------------------------------------------------------------------
+# ---- quadratics by hand --------------------------------------------------------------------------
 
 
 def _quadratic(

@@ -1,0 +1,465 @@
+"""Lane convolutions with Triton: one kernel per pass for all lanes, and no patches in memory.
+
+Three operators take tensors with one leading axis of lanes: the convolution, the gradient of its input, and the
+gradients of kernel and bias. Under ``vmap`` a mapped axis joins that axis, so that runs and clients become lanes of one
+launch. Each of the three is differentiated through the other two, to any order. Sums have a fixed order: the same call
+gives the same bits. Block sizes follow from the shapes by rule, since a search would break the capture of a graph.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+PRECISION = "ieee"  # of float32 products; Triton also has "tf32x3" and "tf32"
+_PROGRAMS = 264  # what fills an H100 or H200: two programs for each of 132 multiprocessors
+_MOST_SPLITS = 64  # shares of the sum over positions; more would make the partial sums large
+_DTYPES = (torch.float32, torch.bfloat16)
+_MOST_ELEMENTS = 2**31 - 1  # offsets inside a lane are 32-bit
+
+
+def available(x: Tensor, weight: Tensor) -> bool:
+    """Say whether the kernels can convolve these: CUDA, float32 or bfloat16, one group, and Triton is there."""
+    return (
+        x.is_cuda
+        and weight.is_cuda
+        and x.dtype == weight.dtype
+        and x.dtype in _DTYPES
+        and x.dim() == 4
+        and weight.dim() == 4
+        and x.shape[1] == weight.shape[1]
+        and min(x.numel(), weight.numel()) > 0
+        # An output is never larger than this: padding is at most half a kernel where it makes sense.
+        and x.shape[0] * weight.shape[0] * (x.shape[2] + weight.shape[2]) * (x.shape[3] + weight.shape[3])
+        < _MOST_ELEMENTS
+        and x.numel() < _MOST_ELEMENTS
+        and not torch.is_autocast_enabled("cuda")
+        and _installed()
+    )
+
+
+def triton_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: tuple[int, int] = (1, 1),
+    padding: tuple[int, int] = (0, 0),
+) -> Tensor:
+    """Convolve a batch of one client: the same as ``F.conv2d`` with one group and no dilation.
+
+    Args:
+        x: images (batch, C, H, W).
+        weight: the kernel (O, C, kh, kw).
+        bias: one number per output channel (O), or None.
+        stride: steps down and to the right.
+        padding: rows and columns of zeros on each side.
+    """
+    out: Tensor = _Forward.apply(x, weight, bias, tuple(stride), tuple(padding))
+    return out
+
+
+@cache
+def _installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def _kernels() -> Any:
+    """Import the kernels at first use: without a GPU nobody has to wait for Triton."""
+    from sartor.engines import triton_kernels
+
+    return triton_kernels
+
+
+# ---- one client: differentiable, to any order ---------------------------------------------------------------
+
+
+class _Forward(torch.autograd.Function):
+    """The convolution of one client."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+    ) -> Tensor:
+        lanes = (x[None], weight[None], None if bias is None else bias[None])
+        return lane_conv(*lanes, stride, padding)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        to_x = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_x = _InputGrad.apply(grad, weight, tuple(x.shape[2:]), ctx.stride, ctx.padding)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            kernel = tuple(weight.shape[2:])
+            to_weight, to_bias = _WeightGrad.apply(x, grad, kernel, ctx.stride, ctx.padding)
+        return to_x, to_weight, to_bias if ctx.biased else None, None, None
+
+
+class _InputGrad(torch.autograd.Function):
+    """The gradient of the input, linear in the gradient of the output and in the kernel."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        grad: Tensor,
+        weight: Tensor,
+        size: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+    ) -> Tensor:
+        return lane_conv_input_grad(grad[None], weight[None], size, stride, padding)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        grad, weight, _, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(grad, weight)
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor | None, ...]:
+        grad, weight = ctx.saved_tensors
+        to_grad = to_weight = None
+        if ctx.needs_input_grad[0]:
+            to_grad = _Forward.apply(along, weight, None, ctx.stride, ctx.padding)
+        if ctx.needs_input_grad[1]:
+            kernel = tuple(weight.shape[2:])
+            to_weight = _WeightGrad.apply(along, grad, kernel, ctx.stride, ctx.padding)[0]
+        return to_grad, to_weight, None, None, None
+
+
+class _WeightGrad(torch.autograd.Function):
+    """The gradients of kernel and bias, linear in the input and in the gradient of the output."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor,
+        grad: Tensor,
+        kernel: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+    ) -> tuple[Tensor, Tensor]:
+        weight, bias = lane_conv_weight_grad(x[None], grad[None], kernel, stride, padding)
+        return weight[0], bias[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, grad, _, ctx.stride, ctx.padding = inputs
+        ctx.save_for_backward(x, grad)
+
+    @staticmethod
+    def backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
+        x, grad = ctx.saved_tensors
+        to_x = to_grad = None
+        if ctx.needs_input_grad[0]:
+            to_x = _InputGrad.apply(grad, weight, tuple(x.shape[2:]), ctx.stride, ctx.padding)
+        if ctx.needs_input_grad[1]:
+            to_grad = _Forward.apply(x, weight, bias, ctx.stride, ctx.padding)
+        return to_x, to_grad, None, None, None
+
+
+# ---- many lanes: the operators ------------------------------------------------------------------------------
+
+
+@torch.library.custom_op(
+    "sartor::lane_conv",
+    mutates_args=(),
+    schema="(Tensor x, Tensor w, Tensor? b, SymInt[] stride, SymInt[] padding) -> Tensor",
+)
+def lane_conv(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """Convolve x (L, B, C, H, W) with w (L, O, C, kh, kw), and add b (L, O)."""
+    return _launch_forward(x, w, b, stride, padding)
+
+
+@torch.library.custom_op(
+    "sartor::lane_conv_input_grad",
+    mutates_args=(),
+    schema="(Tensor g, Tensor w, SymInt[] size, SymInt[] stride, SymInt[] padding) -> Tensor",
+)
+def lane_conv_input_grad(
+    g: Tensor,
+    w: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    """Return the gradient of inputs of ``size`` (H, W) from that of the outputs, g (L, B, O, H', W')."""
+    return _launch_input_grad(g, w, size, stride, padding)
+
+
+@torch.library.custom_op(
+    "sartor::lane_conv_weight_grad",
+    mutates_args=(),
+    schema=(
+        "(Tensor x, Tensor g, SymInt[] kernel, SymInt[] stride, SymInt[] padding)"
+        " -> (Tensor, Tensor)"
+    ),
+)
+def lane_conv_weight_grad(
+    x: Tensor,
+    g: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of kernels (L, O, C, kh, kw) and biases (L, O) from that of the outputs."""
+    return _launch_weight_grad(x, g, kernel, stride, padding)
+
+
+@lane_conv.register_fake
+def _(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    return x.new_empty(*x.shape[:2], w.shape[1], *_outputs(x.shape[3:], w.shape[3:], stride, padding))
+
+
+@lane_conv_input_grad.register_fake
+def _(
+    g: Tensor,
+    w: Tensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> Tensor:
+    return g.new_empty(*g.shape[:2], w.shape[2], *size)
+
+
+@lane_conv_weight_grad.register_fake
+def _(
+    x: Tensor,
+    g: Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> tuple[Tensor, Tensor]:
+    lanes, channels = g.shape[0], g.shape[2]
+    return x.new_empty(lanes, channels, x.shape[2], *kernel), x.new_empty(lanes, channels)
+
+
+@lane_conv.register_vmap
+def _(info: Any, in_dims: Any, x: Any, w: Any, b: Any, stride: Any, padding: Any) -> Any:
+    size = info.batch_size
+    x, w, b = (_merge(t, dim, size) for t, dim in zip((x, w, b), in_dims, strict=False))
+    return _part(lane_conv(x, w, b, stride, padding), size), 0
+
+
+@lane_conv_input_grad.register_vmap
+def _(info: Any, in_dims: Any, g: Any, w: Any, *rest: Any) -> Any:
+    size = info.batch_size
+    g, w = (_merge(t, dim, size) for t, dim in zip((g, w), in_dims, strict=False))
+    return _part(lane_conv_input_grad(g, w, *rest), size), 0
+
+
+@lane_conv_weight_grad.register_vmap
+def _(info: Any, in_dims: Any, x: Any, g: Any, *rest: Any) -> Any:
+    size = info.batch_size
+    x, g = (_merge(t, dim, size) for t, dim in zip((x, g), in_dims, strict=False))
+    weight, bias = lane_conv_weight_grad(x, g, *rest)
+    return (_part(weight, size), _part(bias, size)), (0, 0)
+
+
+def _merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    """Join a mapped axis to the lanes; what is not mapped is repeated, without a copy where strides allow it."""
+    if tensor is None:
+        return None
+    if dim is None:
+        tensor = tensor.expand(size, *tensor.shape)
+    else:
+        tensor = tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1)
+
+
+def _part(tensor: Tensor, size: int) -> Tensor:
+    return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
+
+
+def _outputs(
+    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[int, int]:
+    rows, columns = (
+        (n + 2 * p - k) // s + 1
+        for n, k, s, p in zip(size, kernel, stride, padding, strict=True)
+    )
+    return rows, columns
+
+
+# ---- launches -----------------------------------------------------------------------------------------------
+
+
+def _launch_forward(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    lanes, batch = x.shape[:2]
+    rows, columns = _outputs(x.shape[3:], w.shape[3:], stride, padding)
+    x, w = _dense(x), _dense(w)
+    b = None if b is None else _dense(b)
+    out = x.new_empty(lanes, batch, w.shape[1], rows, columns)
+    positions = batch * rows * columns
+    wide, tall = _tile(w.shape[1], positions, lanes)
+    grid = (_ceil(positions, wide), lanes, _ceil(w.shape[1], tall))
+    shapes = _shapes(x, w.shape[1], w.shape[3:], stride, padding, (rows, columns))
+    with torch.cuda.device_of(x):
+        _kernels().forward[grid](
+            x,
+            w,
+            w if b is None else b,
+            out,
+            x.stride(0),
+            w.stride(0),
+            0 if b is None else b.stride(0),
+            positions,
+            **shapes,
+            HAS_BIAS=b is not None,
+            BN=tall,
+            BM=wide,
+            BK=16,
+            PRECISION=PRECISION,
+            num_warps=4,
+            num_stages=3,
+        )
+    return out
+
+
+def _launch_input_grad(
+    g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    lanes, batch = g.shape[:2]
+    g, w = _dense(g), _dense(w)
+    out = g.new_empty(lanes, batch, w.shape[2], *size)
+    positions = batch * size[0] * size[1]
+    wide, tall = _tile(w.shape[2], positions, lanes)
+    grid = (_ceil(positions, wide), lanes, _ceil(w.shape[2], tall))
+    shapes = _shapes(out, w.shape[1], w.shape[3:], stride, padding, g.shape[3:])
+    with torch.cuda.device_of(g):
+        _kernels().input_grad[grid](
+            g,
+            w,
+            out,
+            g.stride(0),
+            w.stride(0),
+            positions,
+            **shapes,
+            BN=tall,
+            BM=wide,
+            BK=16,
+            PRECISION=PRECISION,
+            num_warps=4,
+            num_stages=3,
+        )
+    return out
+
+
+def _launch_weight_grad(
+    x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    lanes, batch, channels = x.shape[:3]
+    outputs = g.shape[2]
+    x, g = _dense(x), _dense(g)
+    patch = channels * kernel[0] * kernel[1]
+    positions = batch * g.shape[3] * g.shape[4]
+    tall, wide = min(_power(patch + 1), 64), min(_power(outputs), 32)
+    deep = 64
+    tiles = _ceil(patch + 1, tall) * _ceil(outputs, wide)
+    share, splits = _shares(positions, lanes * tiles, deep)
+    partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
+    to_weight = x.new_empty(lanes, outputs, channels, *kernel)
+    to_bias = x.new_empty(lanes, outputs)
+    shapes = _shapes(x, outputs, kernel, stride, padding, g.shape[3:])
+    with torch.cuda.device_of(x):
+        _kernels().weight_grad[(splits, lanes, tiles)](
+            x,
+            g,
+            partial,
+            x.stride(0),
+            g.stride(0),
+            positions,
+            share,
+            splits,
+            **shapes,
+            BN=wide,
+            BM=deep,
+            BK=tall,
+            PRECISION=PRECISION,
+            num_warps=2 if tall * wide <= 1024 else 4,
+            num_stages=3,
+        )
+        block = 64
+        _kernels().sum_splits[(_ceil(outputs * (patch + 1), block), lanes)](
+            partial,
+            to_weight,
+            to_bias,
+            splits,
+            K=patch,
+            O=outputs,
+            SPLITS=_power(splits, 1),
+            BLOCK=block,
+            num_warps=4,
+        )
+    return to_weight, to_bias
+
+
+def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int]:
+    """Choose a tile (positions, channels): 16 numbers a thread where there is work enough, else more tiles."""
+    tall = min(_power(channels), 64)
+    wide = max(2048 // tall, 64)
+    while wide > 64 and _ceil(positions, wide) * lanes * _ceil(channels, tall) < _PROGRAMS:
+        wide //= 2
+    return wide, tall
+
+
+def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
+    """Split a sum over positions: return positions a share (a multiple of ``deep``) and the number of shares."""
+    chunks = _ceil(positions, deep)
+    wanted = min(_ceil(_PROGRAMS, programs), chunks, _MOST_SPLITS)
+    share = _ceil(chunks, wanted)
+    return share * deep, _ceil(chunks, share)
+
+
+def _shapes(
+    x: Tensor,
+    outputs: int,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    size: Sequence[int],
+) -> dict[str, int]:
+    """Name the compile-time numbers that all three products take."""
+    names = ("C", "H", "W", "O", "KH", "KW", "SH", "SW", "PH", "PW", "HO", "WO")
+    values = (*x.shape[2:], outputs, *kernel, *stride, *padding, *size)
+    return dict(zip(names, map(int, values), strict=True))
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    """Make each lane contiguous; the step from lane to lane is free, so that a repeated operand is not copied."""
+    return tensor if tensor[0].is_contiguous() else tensor.contiguous()
+
+
+def _power(number: int, least: int = 8) -> int:
+    """Return the power of two that holds ``number``."""
+    return max(least, 1 << math.ceil(math.log2(max(number, 1))))
+
+
+def _ceil(number: int, by: int) -> int:
+    return -(-number // by)

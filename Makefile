@@ -39,7 +39,7 @@ tests: $(STAMP)
 test: lint tests
 
 bench: $(STAMP)
-	$(BIN)/python -m bench
+	@$(BIN)/python -m bench $(BENCH)
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -1,8 +1,9 @@
 """Seconds a round: Sartor, its reference engine, a plain PyTorch loop, and the package fluke-fl.
 
-All train federated averaging on the same partition with the same network, batch size, epochs, rate and number of
-threads, and all are evaluated on the test samples of every client after every round; that is part of the time.
-Each contender runs in a process of its own, and they change their order from repeat to repeat.
+All train federated averaging on the same partition with the same network, batch size, epochs, rate
+and number of threads, and all are evaluated on the test samples of every client after every round;
+that is part of the time. Each contender runs in a process of its own, and they change their order
+from repeat to repeat.
 """
 
 from __future__ import annotations
@@ -145,8 +146,9 @@ def show(found: Found, workload: Workload, device: str) -> None:
         f"{found['steps']:.0f} client-steps a round"
     )
     base = found["contenders"].get("plain", {}).get("seconds")
-    head = f"{'contender':26} {'s a round':>10} {'(range)':>17} {'x plain':>8} {'steps/s':>9} {'peak MB':>8}"
-    print(head + (f" {'GPU MB':>8}" if gpu else "") + f" {'accuracy':>9}")
+    head = f"{'contender':26} {'s a round':>10} {'(range)':>17} {'x plain':>8} {'steps/s':>9}"
+    head += f" {'peak MB':>8}" + (f" {'GPU MB':>8}" if gpu else "")
+    print(f"{head} {'accuracy':>9}")
     for name, row in found["contenders"].items():
         ratio = f"{base / row['seconds']:.2f}" if base else "-"
         spread = f"({row['fastest']:.3f}-{row['slowest']:.3f})"
@@ -160,9 +162,7 @@ def show(found: Found, workload: Workload, device: str) -> None:
             print(f"  {NAMES[name]}, seconds a round by part: {times}")
     noisy = max((row["others"] for row in found["contenders"].values()), default=0.0)
     if noisy > load.QUIET:
-        print(
-            f"  note: other processes kept up to {noisy:.1f} processors busy meanwhile; repeat when quiet"
-        )
+        print(f"  note: other processes kept up to {noisy:.1f} processors busy; repeat when quiet")
 
 
 def arguments() -> argparse.Namespace:
@@ -194,10 +194,11 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Measure what was asked for."""
     args = arguments()
+    machine = platform.processor() or platform.machine()
+    print(f"FedAvg on {args.device} ({machine}), {args.threads} threads of every contender")
     print(
-        f"FedAvg on {args.device} ({platform.processor() or platform.machine()}), {args.threads} threads; "
-        f"median of {args.rounds} x {args.repeats} rounds, first rounds left out; every round includes "
-        "testing on all clients"
+        f"median of {args.rounds} x {args.repeats} rounds, first rounds left out; "
+        "every round includes testing on all clients"
     )
     everything = []
     for name in args.workload:

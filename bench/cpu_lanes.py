@@ -1,7 +1,8 @@
-"""How should a CPU take one training step for each of 20 clients? Milliseconds per client-step, LeNet-5.
+"""How should a CPU take one training step for each of 20 clients? LeNet-5, ms per client-step.
 
-Run it with ``python -m bench.cpu_lanes``. Every way does the same work: one step of SGD for each lane, on that
-lane's batch and parameters. The ways take turns, so that a noisy moment of the machine hits all of them.
+Run it with ``python -m bench.cpu_lanes``. Every way is checked to do the same work: one step of SGD
+for each lane, on that lane's batch and parameters. The ways take turns, and only moments count in
+which the machine does nothing else.
 """
 
 from __future__ import annotations
@@ -68,9 +69,10 @@ def pool_last(x: Tensor) -> Tensor:
 class HalvingMax(torch.autograd.Function):
     """Maximum over blocks of 2x2: rows, then columns, with vector instructions.
 
-    ``max_pool2d`` compares and keeps positions with a scalar, branching loop on the CPU: a third of a LeNet-5
-    step. Here every pass is a whole-tensor operation without branches; of equal numbers the first gets the
-    gradient. Only the last two axes matter, so the rule for vmap is to put the lanes in front.
+    ``max_pool2d`` compares and keeps positions with a scalar, branching loop on the CPU: a third of
+    a LeNet-5 step. Here every pass is a whole-tensor operation without branches; of equal numbers
+    the first gets the gradient. Only the last two axes matter, so the rule for vmap is to put the
+    lanes in front.
     """
 
     @staticmethod
@@ -89,12 +91,12 @@ class HalvingMax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: None) -> Tensor:
         """Give the gradient to the winner of each pair."""
-        return HalvingMaxBack.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-any-return]
+        return HalvingMaxBack.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-any-return, no-untyped-call]
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
         """Put the lanes in front."""
-        return HalvingMax.apply(x.movedim(in_dims[0], 0)), (0, 0)
+        return HalvingMax.apply(x.movedim(in_dims[0], 0)), (0, 0)  # type: ignore[no-untyped-call]
 
 
 class HalvingMaxBack(torch.autograd.Function):
@@ -121,14 +123,14 @@ class HalvingMaxBack(torch.autograd.Function):
             a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
             for a, dim in zip(args, in_dims, strict=True)
         ]
-        return HalvingMaxBack.apply(*front), 0
+        return HalvingMaxBack.apply(*front), 0  # type: ignore[no-untyped-call]
 
 
 def lenet_halving(params: Params, x: Tensor) -> Tensor:
     """LeNet-5 with HalvingMax, before the ReLU."""
     for layer in ("conv1", "conv2"):
         x = F.conv2d(x, params[f"{layer}.weight"], params[f"{layer}.bias"])
-        x = F.relu(HalvingMax.apply(x)[0])
+        x = F.relu(HalvingMax.apply(x)[0])  # type: ignore[no-untyped-call]
     return dense(params, x.flatten(1))
 
 
@@ -197,7 +199,8 @@ class Bench:
         """A step as everyone writes it."""
         optim = self.optims[lane]
         optim.zero_grad()
-        F.cross_entropy(self.copies[lane](self.x[lane]), self.y[lane]).backward()
+        loss = F.cross_entropy(self.copies[lane](self.x[lane]), self.y[lane])
+        loss.backward()  # type: ignore[no-untyped-call]
         optim.step()
 
     def plain_channels_last(self, lane: int) -> None:
@@ -205,7 +208,8 @@ class Bench:
         optim = self.optims[lane]
         optim.zero_grad()
         x = self.x[lane].contiguous(memory_format=torch.channels_last)
-        F.cross_entropy(self.copies[lane](x), self.y[lane]).backward()
+        loss = F.cross_entropy(self.copies[lane](x), self.y[lane])
+        loss.backward()  # type: ignore[no-untyped-call]
         optim.step()
 
     def autograd(self, lane: int, forward: Forward = lenet) -> None:
@@ -397,7 +401,7 @@ def product_rate(threads: int, size: int = 1024, repeats: int = 30) -> float:
 
 
 def step_flops(batch: int) -> int:
-    """Multiplications and additions of one LeNet-5 step: forward, and twice that backward less conv1's input."""
+    """Operations of a LeNet-5 step: forward, and twice that backward less conv1's input."""
     conv1, conv2 = 24 * 24 * 6 * 25, 8 * 8 * 16 * 150
     linear = 256 * 120 + 120 * 84 + 84 * 10
     return 2 * batch * (2 * conv1 + 3 * conv2 + 3 * linear)
@@ -408,8 +412,9 @@ def measure(
 ) -> dict[str, dict[str, float]]:
     """Time the ways in turn, in quiet moments only: milliseconds per client-step, median and best.
 
-    A sample counts if other processes took less than a tenth of the machine meanwhile. After ``limit`` seconds
-    the noisy samples stand in for ways that never met a quiet moment (``quiet`` is then 0).
+    A sample counts if other processes took less than a tenth of a processor meanwhile. After
+    ``limit`` seconds the noisy samples stand in for ways that never met a quiet moment (``quiet``
+    is then 0).
     """
     times: dict[str, list[tuple[float, bool]]] = {}
     expected = bench.after_one(ways[BASE])
@@ -445,7 +450,7 @@ def measure(
 
 
 def _sample(way: Way, lanes: int, least: float = 0.06) -> tuple[float, bool]:
-    """Time a way for a quarter of a second: milliseconds per client-step, and whether it was quiet."""
+    """Time a way for a moment: milliseconds per client-step, and whether it was quiet."""
     meter = load.Meter()
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < least or count < 1:

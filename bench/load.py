@@ -1,4 +1,4 @@
-"""How busy other processes keep the machine, so that a measurement can wait for a quiet moment (Linux only)."""
+"""How busy other processes keep the machine, so that a measurement can wait (Linux only)."""
 
 from __future__ import annotations
 

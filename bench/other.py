@@ -1,7 +1,8 @@
 """The PyPI package fluke-fl as a contender: FedAvg through its public classes, on the same data.
 
-It runs in an environment of its own, which has fluke-fl and not Sartor. The global model is tested after every
-round on the test samples of all clients together, which is the same work as testing it client by client.
+It runs in an environment of its own, which has fluke-fl and not Sartor. The global model is tested
+after every round on the test samples of all clients together, which is the same work as testing it
+client by client.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch
 
 from bench.plain import make_model
 from bench.workloads import Share
+
+_KEEP: list[Any] = []
 
 
 class Watch:
@@ -53,7 +56,7 @@ class Given:
         self.share, self.loader = share, loader
 
     def assign(self, clients: int, batch_size: int) -> Any:
-        """Return loaders for the clients' training samples, none for their tests, one for all tests."""
+        """Return loaders of the clients' training samples, none of their tests, one of all."""
         share = self.share
         x, y = torch.from_numpy(share.x), torch.from_numpy(share.y)
 
@@ -72,8 +75,23 @@ class Given:
         return (trains, [None] * clients), everything
 
 
+def _without_vision_kernels() -> None:
+    """Declare two operators that torchvision's own kernels would bring; nothing here calls them.
+
+    fluke-fl imports torchvision, whose published wheel cannot load its kernels beside a torch
+    without CUDA, and then fails at import because these names are unknown.
+    """
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    _KEEP.append(library)  # a library that is collected takes its names with it
+
+
 def rounds(share: Share, number: int, device: str, seed: int) -> Iterator[tuple[float, float]]:
     """Train; yields the seconds of each round, evaluation included, and the accuracy after it."""
+    if not torch.cuda.is_available():
+        _without_vision_kernels()
     fluke, data, algorithms = (
         import_module(name) for name in ("fluke", "fluke.data", "fluke.algorithms")
     )
@@ -98,6 +116,6 @@ def rounds(share: Share, number: int, device: str, seed: int) -> Iterator[tuple[
     splitter = Given(share, data.FastDataLoader)
     federation = algorithms.CentralizedFL(w.clients, splitter, fluke.DDict(settings))
     watch = Watch(device)
-    federation.server.attach(watch)
+    federation.attach(watch)
     federation.run(number, w.cohort / w.clients)
     yield from watch.seen

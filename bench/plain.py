@@ -1,6 +1,7 @@
-"""Federated averaging as a researcher would write it: deepcopy, DataLoader, torch.optim, averages of state dicts.
+"""Federated averaging as a researcher would write it.
 
-It needs torch and numpy alone.
+A deepcopy of the model per client, DataLoader, torch.optim.SGD, averages of state dicts. It needs
+torch and numpy alone.
 """
 
 from __future__ import annotations

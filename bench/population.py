@@ -1,6 +1,9 @@
-"""Memory of a large population: 100,000 registered clients with LeNet-5 states of their own, cohorts of 100.
+"""Memory of a large population.
 
-The states rest in memory-mapped files, so memory grows with the cohort. Run: ``python -m bench.population``.
+100,000 registered clients with LeNet-5 states of their own, cohorts of 100.
+
+The states rest in memory-mapped files, so memory grows with the cohort. Run: ``python -m
+bench.population``.
 """
 
 from __future__ import annotations
@@ -67,7 +70,8 @@ def main() -> None:
     seconds = result.ledger.seconds
     state = 44_426 * 4 * args.clients / 2**30
     print(
-        f"{args.rounds} rounds in {time.perf_counter() - began:.1f} s, states of all clients {state:.1f} GiB"
+        f"{args.rounds} rounds in {time.perf_counter() - began:.1f} s, states of all clients "
+        f"{state:.1f} GiB"
     )
     print(
         "seconds a round without evaluation:",

@@ -1,4 +1,4 @@
-"""Make the data of a workload once: read or invent the images, divide them, and write them for all contenders."""
+"""Make the data of a workload once, for all contenders: read or invent images, and divide them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def images(npz: Path | None) -> tuple[Array, Array, int, str]:
 
 
 def synthetic(train: int, test: int) -> tuple[Array, Array, int, str]:
-    """Images of the size of Fashion-MNIST: ten smooth patterns under noise, which a small network can learn."""
+    """Images of the size of Fashion-MNIST: ten patterns under noise, which a network can learn."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, train + test)
     patterns = np.kron(rng.uniform(0, 255, (10, 7, 7)), np.ones((4, 4)))

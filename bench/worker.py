@@ -1,4 +1,4 @@
-"""One contender on one workload, in a process of its own; the last line of output is a JSON object."""
+"""One contender on one workload, in a process of its own; the last line is a JSON object."""
 
 from __future__ import annotations
 
@@ -123,6 +123,8 @@ def main() -> None:
     share = Share.load(args.folder)
     before, meter = peak_mb(), load.Meter()
     seen = list(contest(args.contender, share, args.rounds, args.device, args.seed))
+    if len(seen) != args.rounds:
+        raise SystemExit(f"{len(seen)} of {args.rounds} rounds were seen")
     report = {
         "seconds": [s for s, _ in seen],
         "accuracy": [a for _, a in seen],

@@ -1,4 +1,4 @@
-"""What is measured: the workloads, and the folder through which every contender reads the same data.
+"""What is measured: the workloads, and the folder from which every contender reads the data.
 
 This module needs numpy alone, so that a contender in another environment can use it too.
 """
@@ -46,8 +46,8 @@ class Workload:
         """One line for the head of a table."""
         share = "all train" if self.cohort == self.clients else f"{self.cohort} train in a round"
         return (
-            f"{self.model}, {self.clients} clients ({self.partition}, {share}), batch {self.batch}, "
-            f"{self.epochs} local epochs"
+            f"{self.model}, {self.clients} clients ({self.partition}, {share}), "
+            f"batch {self.batch}, local epochs {self.epochs}"
         )
 
 

@@ -1,4 +1,4 @@
-"""Sartor: a model of its own for every client of a federation, and how much each should borrow from the others."""
+"""Sartor: a model for every client of a federation, borrowing from the others as much as helps."""
 
 from __future__ import annotations
 
@@ -10,4 +10,14 @@ from sartor.fit import compare, fit
 from sartor.local import Local
 from sartor.result import Result
 
-__all__ = ["Comparison", "Federation", "Local", "Result", "__version__", "compare", "fit", "methods", "models"]
+__all__ = [
+    "Comparison",
+    "Federation",
+    "Local",
+    "Result",
+    "__version__",
+    "compare",
+    "fit",
+    "methods",
+    "models",
+]

@@ -26,7 +26,7 @@ class Participation:
 
     @classmethod
     def parse(cls, rule: Participation | str | float) -> Participation:
-        """Read ``1.0``, ``0.1`` (fraction), ``10`` (number), ``"all"``, ``"0.1"``, ``"at_least:0.6"``.
+        """Read ``1.0``, ``0.1`` (a fraction), ``10`` (a number), ``"all"`` or ``"at_least:0.6"``.
 
         >>> Participation.parse("at_least:0.6")
         Participation(kind='at_least', value=0.6)
@@ -74,7 +74,8 @@ class Participation:
         """Draw the cohort of a round.
 
         Returns:
-            ids (slots,), distinct, in random order, and present (slots,): false for the absent clients that
+            ids (slots,), distinct, in random order, and present (slots,): false for the absent
+                clients that
             only pad a cohort of varying size.
         """
         slots = self.slots(num_clients)

@@ -1,7 +1,7 @@
 """From a method's name and a federation to a result: the two calls that most users need.
 
-``fit`` trains one method, ``compare`` several on equal footing. A grid of hyper-parameters × seeds trains as lanes of
-one pass; static options make separate passes.
+``fit`` trains one method, ``compare`` several on equal footing. A grid of hyper-parameters × seeds
+trains as lanes of one pass; static options make separate passes.
 """
 
 from __future__ import annotations
@@ -109,12 +109,13 @@ def fit(
     Args:
         method: a name of ``sartor.methods.METHODS``, or a factory of your own.
         federation: the data; or one federation per seed; or a function from seed to federation.
-        model: a network with the name of its head in an attribute ``head``; chosen from the data if None.
+        model: a network with the name of its head in an attribute ``head``; chosen from the data if
+            None.
         rounds: communication rounds.
         seeds: one run per seed (and per value of the sweep); a single number is one seed.
         hyper: values of sweepable hyper-parameters: one number, or one number per client.
-        sweep: name -> values. All combinations × all seeds train as lanes of one pass; the values of static
-            options are allowed too, and make separate passes.
+        sweep: name -> values. All combinations × all seeds train as lanes of one pass; the values
+            of static options are allowed too, and make separate passes.
         options: static options of the method.
         local: local training: epochs or steps, batch, rate, momentum.
         participation: 1.0 (all), a fraction, a number of clients, or "at_least:0.6".
@@ -176,7 +177,9 @@ def fit(
     for number, values in enumerate(combinations):
         chosen = {**(options or {}), **dict(zip(outer, values, strict=True))}
         part = Path(out) / f"part-{number}" if out and len(combinations) > 1 else out
-        results.append(_fit_lanes(method, federation, settings, chosen, hyper or {}, inner, part, resume))
+        results.append(
+            _fit_lanes(method, federation, settings, chosen, hyper or {}, inner, part, resume)
+        )
     if len(results) == 1:
         return results[0]
     merged = _merge(results)
@@ -264,7 +267,8 @@ def _fit_lanes(
     for seed, fed in federations.items():
         if not len(fed.test.rows):
             raise FederationError(
-                f"The federation of seed {seed} has no test samples, so no model could be scored; hold some out, "
+                f"The federation of seed {seed} has no test samples, so no model could be scored; "
+                "hold some out, "
                 "for example with Federation.from_arrays(..., test=0.25)."
             )
     local = _with_static_parts(settings.local, hyper, sweep)
@@ -309,15 +313,22 @@ def _fit_lanes(
 
 
 def _scratch(folder: RunFolder | None) -> Path:
-    """Make a folder for mapped client states: in the run folder, where there is room, or among temporary files."""
+    """Make a folder for mapped client states.
+
+    In the run folder, where there is room, or among temporary files.
+    """
     home = None if folder is None else folder.path / "states"
     try:
         if home is not None:
-            shutil.rmtree(home, ignore_errors=True)  # what a killed run left behind; its checkpoint holds the states
+            shutil.rmtree(
+                home, ignore_errors=True
+            )  # what a killed run left behind; its checkpoint holds the states
             home.mkdir()
         return Path(tempfile.mkdtemp(prefix="sartor-", dir=home))
     except OSError as error:
-        raise RunFolderError(f"Cannot make a folder for client states: {error}; use store='memory'.") from error
+        raise RunFolderError(
+            f"Cannot make a folder for client states: {error}; use store='memory'."
+        ) from error
 
 
 def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) -> None:
@@ -346,12 +357,16 @@ def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) 
 
 
 def _save(write: Callable[[], object], folder: RunFolder | ComparisonFolder) -> None:
-    """Write to the run folder; if the disk is full or gone, warn and go on: the result is still in memory."""
+    """Write to the run folder; if the disk is full or gone, warn and go on.
+
+    The result is still in memory.
+    """
     try:
         write()
     except RunFolderError as error:
         warnings.warn(
-            f"{error} Training goes on and the result stays in memory, but {folder.path} is not up to date.",
+            f"{error} Training goes on and the result stays in memory, but {folder.path} is not "
+            "up to date.",
             stacklevel=4,
         )
 
@@ -419,7 +434,9 @@ def _merge(results: list[Result]) -> Result:
         label_counts=np.concatenate(counts) if len(counts) == len(results) else None,
         diverged=[d for r in results for d in r.diverged],
         config=first.config,
-        models=lambda client, run, point: owner[run][0].model(client, run=owner[run][1], point=point),
+        models=lambda client, run, point: owner[run][0].model(
+            client, run=owner[run][1], point=point
+        ),
         baseline=lambda: first.baseline(),
     )
 
@@ -449,7 +466,8 @@ def _numbers(name: str, value: Any) -> float | list[float]:
         array = np.empty((0, 0))
     if array.ndim > 1:
         raise ConfigError(
-            f"{name} must be a number, or one number per client, got {value!r}; names of variants and other "
+            f"{name} must be a number, or one number per client, got {value!r}; names of variants "
+            "and other "
             "static settings go to options=."
         )
     found: float | list[float] = array.tolist()
@@ -488,7 +506,8 @@ def _federation(federation: Federations, seeds: Sequence[int], seed: int) -> Fed
         return federation(seed)
     if len(federation) != len(seeds):
         raise ConfigError(
-            f"{len(federation)} federations for {len(seeds)} seeds; give one federation, one per seed, "
+            f"{len(federation)} federations for {len(seeds)} seeds; give one federation, one per "
+            "seed, "
             "or a function from seed to federation."
         )
     return federation[list(seeds).index(seed)]
@@ -511,7 +530,7 @@ def _remembered(federation: Federations) -> Federations:
 def _lazily_local(
     federations: dict[int, Federation], settings: Settings, local: Local, hyper: Mapping[str, Value]
 ) -> Callable[[], Result]:
-    """Train LocalTrain on the same allocations, with the same local training, when somebody asks for the gain."""
+    """Train LocalTrain on the same allocations when somebody asks for the gain."""
     same = {name: value for name, value in hyper.items() if name in local.hyper}
 
     def train() -> Result:
@@ -550,7 +569,8 @@ def _config(
     first = next(iter(federations.values()))
     return {
         "method": record.name,
-        "options": {k: v[0] for k, v in methods.static_options(methods.find(method)).items()} | dict(options),
+        "options": {k: v[0] for k, v in methods.static_options(methods.find(method)).items()}
+        | dict(options),
         "hyper": {k: spec.default for k, spec in record.hyper.items()} | dict(hyper),
         "sweep": {k: list(v) for k, v in sweep.items()},
         "rounds": settings.rounds,
@@ -566,7 +586,9 @@ def _config(
         "chunk": settings.chunk,
         "device": str(settings.device),
         "dtype": str(settings.dtype).removeprefix("torch."),
-        "compute": None if settings.compute is None else str(settings.compute).removeprefix("torch."),
+        "compute": None
+        if settings.compute is None
+        else str(settings.compute).removeprefix("torch."),
         "store": settings.store,
         "eval_every": settings.eval_every,
         "points": list(settings.points),
@@ -600,7 +622,9 @@ def _device(name: str | torch.device) -> torch.device:
     except RuntimeError:
         raise ConfigError(f"Unknown device {name!r}; use 'auto', 'cpu' or 'cuda'.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'.")
+        raise ConfigError(
+            "device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'."
+        )
     return device
 
 

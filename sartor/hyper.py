@@ -1,7 +1,8 @@
 """Sweepable hyper-parameters: a default, a legal range, and the tensors that a sweep is made of.
 
-A hyper-parameter is a real number that enters the method as a 0-d tensor; a sweep is one more axis of it, and
-a value per client (λ_i) yet another. Everything else (counts, sizes, names of variants) is a static option.
+A hyper-parameter is a real number that enters the method as a 0-d tensor; a sweep is one more axis
+of it, and a value per client (λ_i) yet another. Everything else (counts, sizes, names of variants)
+is a static option.
 """
 
 from __future__ import annotations
@@ -48,7 +49,9 @@ class Hyper:
         if self.high < math.inf:
             wanted.append(f"<= {self.high:g}")
         rule = " and ".join(wanted) or "a finite number"
-        return f"{name} must be {rule}, got {value:g}{where}{f'; {self.note}' if self.note else ''}."
+        return (
+            f"{name} must be {rule}, got {value:g}{where}{f'; {self.note}' if self.note else ''}."
+        )
 
 
 def stack_hypers(
@@ -57,7 +60,9 @@ def stack_hypers(
     num_clients: int,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Check the values of all runs and stack them: (runs,) per name, or (runs, clients) for per-client values.
+    """Check the values of all runs and stack them.
+
+    (runs,) per name, or (runs, clients) for per-client values.
 
     Raises:
         ConfigError: listing every unknown name and illegal value at once.

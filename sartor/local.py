@@ -1,8 +1,8 @@
 """Local training: mini-batch SGD with momentum and weight decay, written once for every method.
 
-``Local`` holds what is static about it (how long, which batches, whether the optimiser survives the round);
-the real numbers (rate, momentum, decay) are sweepable hyper-parameters. ``descend`` turns an objective into a
-phase: the objective is written once, and its gradient is derived.
+``Local`` holds what is static about it (how long, which batches, whether the optimiser survives the
+round); the real numbers (rate, momentum, decay) are sweepable hyper-parameters. ``descend`` turns
+an objective into a phase: the objective is written once, and its gradient is derived.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Local:
         momentum: default of the hyper-parameter ``momentum``; 0 leaves momentum out.
         weight_decay: default of the hyper-parameter ``weight_decay``; 0 leaves it out.
         keep_optimiser: whether momentum survives the round (else it starts at zero in every round).
-        drop_last: whether the last incomplete batch of an epoch is dropped. A client with fewer samples than
-            one batch still trains on the one batch it has.
+        drop_last: whether the last incomplete batch of an epoch is dropped. A client with fewer
+            samples than one batch still trains on the one batch it has.
     """
 
     epochs: int = 1
@@ -53,7 +53,11 @@ class Local:
         """Refuse what cannot be right."""
         faults = [
             f"{name} must be a whole number >= 1, got {value!r}."
-            for name, value in (("epochs", self.epochs), ("steps", self.steps), ("batch", self.batch))
+            for name, value in (
+                ("epochs", self.epochs),
+                ("steps", self.steps),
+                ("batch", self.batch),
+            )
             if value is not None and (not isinstance(value, int) or value < 1)
         ]
         specs = {"lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY}
@@ -77,11 +81,14 @@ class Local:
         return bool(self.momentum) and self.keep_optimiser
 
     def start(self, **trained: Tree) -> Tree:
-        """Return the part of a new client's state that holds its optimiser, for the entries it trains."""
+        """Return the optimiser part of a new client's state, for the entries it trains."""
         return {"velocity": tree.zeros_like(trained)} if self.keeps else {}
 
     def kept(self, state: Tree) -> Tree:
-        """Return the optimiser part of a client's state or work: what ``begin`` and ``finish`` hand over."""
+        """Return the optimiser part of a client's state or work.
+
+        What ``begin`` and ``finish`` hand over.
+        """
         return {"velocity": state["velocity"]} if self.keeps else {}
 
 
@@ -105,12 +112,14 @@ def descend(
     """Build the phase that descends an objective by SGD.
 
     Args:
-        objective: ``(work, batch, site) -> 0-d loss``; with ``aux``, a pair (loss, changed entries of work).
+        objective: ``(work, batch, site) -> 0-d loss``; with ``aux``, a pair (loss, changed entries
+            of work).
         local: number of steps, batches and the optimiser.
-        name: the phase's name and random stream. The main phase of every method is "train", so that all methods
-            see the same batches and limit laws hold to the bit.
+        name: the phase's name and random stream. The main phase of every method is "train", so that
+            all methods see the same batches and limit laws hold to the bit.
         over: the entries of ``work`` that are trained together.
-        lr: the hyper-parameter that holds the rate, or one per entry, or a function that computes it.
+        lr: the hyper-parameter that holds the rate, or one per entry, or a function that computes
+            it.
         steps: the number of steps as data; replaces that of ``local``.
         train: a predicate on leaf names; the others stay as they are.
         aux: whether the objective also returns entries of work to store.

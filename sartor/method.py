@@ -1,9 +1,9 @@
 """The method record: one personalised-learning method as a value made of pure functions.
 
-A method sees ONE client on the client side (no client axis, no loop, no device, no network) and one run on the
-server side. `docs/method-record.md` tells the order of a round and why the record is as it is; the files in
-`sartor/methods/` are examples. Every function must be pure, work under ``torch.func.vmap``, and use tensors
-only: no ``.item()``, no branch on data.
+A method sees ONE client on the client side (no client axis, no loop, no device, no network) and one
+run on the server side. `docs/method-record.md` tells the order of a round and why the record is as
+it is; the files in `sartor/methods/` are examples. Every function must be pure, work under
+``torch.func.vmap``, and use tensors only: no ``.item()``, no branch on data.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Phase:
 
     Attributes:
         name: what it is called in timings and errors.
-        step: ``(work, batch, site) -> work``; with ``draws`` > 1, batch is a tuple of independent batches.
+        step: ``(work, batch, site) -> work``; with ``draws`` > 1, batch is a tuple of independent
+            batches.
         enter: ``(work, site) -> work`` before the first step, such as a new optimiser.
         leave: ``(work, site) -> work`` after the last step, such as dividing sums.
         data: "train", "val", "test" or "none".
@@ -103,7 +104,8 @@ class Phase:
         share: the share of the client's samples that is used, drawn anew in every round.
         shuffle: whether the order is drawn anew for every pass.
         drop_last: whether the last incomplete batch of a pass is dropped.
-        random: whether ``step`` draws from ``site.key``; without it the key is left empty, and using it is an error.
+        random: whether ``step`` draws from ``site.key``; without it the key is left empty, and
+            using it is an error.
         stop: ``(work, site) -> bool tensor``: this client is done.
         stream: names the random stream; the phase's name if empty.
     """
@@ -138,7 +140,7 @@ def _no_client_state(params: Tree, site: Site) -> Tree:
 
 
 def _params(work: Tree, site: Site) -> Tree:
-    return work["params"]  # type: ignore[no-any-return]
+    return work["params"]
 
 
 def _nothing_private(leaf: str) -> bool:
@@ -153,9 +155,11 @@ class Method:
         name: the name in tables and on the command line.
         hyper: sweepable hyper-parameters with defaults and ranges.
         init_server: ``(params, hub) -> server``.
-        begin: ``(client, site) -> work``: the transient tree of this round, from kept state and letters.
+        begin: ``(client, site) -> work``: the transient tree of this round, from kept state and
+            letters.
         finish: ``(client, work, site) -> (client, upload)``: the kept state and the upload, apart.
-        aggregate: ``(server, uploads, hub) -> server``; uploads have the slots of the cohort on axis 0.
+        aggregate: ``(server, uploads, hub) -> server``; uploads have the slots of the cohort on
+            axis 0.
         phases: local work, in order.
         init_client: ``(params, site) -> client``: kept between rounds, never sent.
         broadcast: ``(server, hub) -> common``: the same letter for all.
@@ -164,12 +168,14 @@ class Method:
         predict: ``(model, x) -> scores``; the task's logits if None.
         adapt: phases on a copy, before scoring (fine-tuning at evaluation).
         private: a predicate on the names of model leaves that must never be uploaded.
-        headline: the evaluation point of the headline figure: "pre" (after aggregation and download) or "post"
-            (after local training).
-        everyone: whether all clients train in every round, whatever the participation rule (LocalTrain).
-        one_by_one: whether the clients of a round are served one after the other, so that later ones see the
-            uploads of earlier ones.
-        inspect: ``(server, hub) -> small tensors`` worth recording at evaluations, such as a mixing matrix.
+        headline: the evaluation point of the headline figure: "pre" (after aggregation and
+            download) or "post" (after local training).
+        everyone: whether all clients train in every round, whatever the participation rule
+            (LocalTrain).
+        one_by_one: whether the clients of a round are served one after the other, so that later
+            ones see the uploads of earlier ones.
+        inspect: ``(server, hub) -> small tensors`` worth recording at evaluations, such as a mixing
+            matrix.
         prologue: one round of everybody before round 0, on the same state trees.
         epilogue: the same after the last round.
     """
@@ -208,14 +214,14 @@ def weighted_mean(uploads: Tree, weights: Tensor, fallback: Tree) -> Tree:
     none = total == 0
     share = weights / torch.where(none, torch.ones_like(total), total)
     mean = weighted_sum(uploads, share)
-    return tree.map(lambda m, old: torch.where(none, old, m), mean, fallback)  # type: ignore[no-any-return]
+    return tree.map(lambda m, old: torch.where(none, old, m), mean, fallback)
 
 
 def weighted_sum(uploads: Tree, weights: Tensor) -> Tree:
-    """Return Σ_i weights[i] · uploads[i], with uploads of weight zero left out even if they are NaN."""
+    """Return Σ_i weights[i] · uploads[i]; uploads of weight zero are left out even if NaN."""
 
     def one(leaf: Tensor) -> Tensor:
         w = weights.to(leaf.dtype).reshape((-1,) + (1,) * (leaf.dim() - 1))
         return torch.where(w != 0, w * leaf, torch.zeros_like(leaf)).sum(0)
 
-    return tree.map(one, uploads)  # type: ignore[no-any-return]
+    return tree.map(one, uploads)

@@ -1,7 +1,7 @@
 """Row-stochastic matrices and the tables they mix: one row per client.
 
-``combine`` and ``put_rows`` are the two ways in which a server touches a table over clients; the rest keeps a
-row on (or near) the simplex.
+``combine`` and ``put_rows`` are the two ways in which a server touches a table over clients; the
+rest keeps a row on (or near) the simplex.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def combine(weights: Tensor, table: Tree) -> Tree:
         flat = weights.to(leaf.dtype) @ leaf.reshape(leaf.shape[0], -1)
         return flat.reshape(weights.shape[:-1] + leaf.shape[1:])
 
-    return tree.map(one, table)  # type: ignore[no-any-return]
+    return tree.map(one, table)
 
 
 def inner(table: Tree, vectors: Tree) -> Tensor:
@@ -50,7 +50,7 @@ def put_rows(table: Tree, cohort: Tensor, rows: Tree, present: Tensor) -> Tree:
         kept = torch.where(mask, new, old.index_select(0, cohort))
         return old.index_copy(0, cohort, kept)
 
-    return tree.map(one, table, rows)  # type: ignore[no-any-return]
+    return tree.map(one, table, rows)
 
 
 def clip(rows: Tensor) -> Tensor:
@@ -64,7 +64,10 @@ def pin_self(rows: Tensor, own: Tensor, weight: Tensor) -> Tensor:
 
 
 def normalise(rows: Tensor, own: Tensor) -> Tensor:
-    """Divide each row by its sum; a row that sums to (almost) nothing becomes its own unit vector."""
+    """Divide each row by its sum.
+
+    A row that sums to (almost) nothing becomes its own unit vector.
+    """
     total = rows.sum(-1, keepdim=True)
     safe = torch.where(total.abs() < 1e-12, torch.ones_like(total), total)
     alone = _is_own(rows, own).to(rows.dtype)

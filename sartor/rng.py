@@ -1,9 +1,10 @@
 """Randomness as data: a counter-based generator whose every value is a pure function of its key.
 
-Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011), in
-integer tensor operations. A key is a tensor of two 32-bit words (held in int64) on its last axis; the value
-number ``j`` of a draw depends on ``(key, j)`` alone. So lanes, chunks, devices and the order of execution
-cannot change a number, a longer draw begins with the shorter one, and everything works inside ``vmap``.
+Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC 2011),
+in integer tensor operations. A key is a tensor of two 32-bit words (held in int64) on its last
+axis; the value number ``j`` of a draw depends on ``(key, j)`` alone. So lanes, chunks, devices and
+the order of execution cannot change a number, a longer draw begins with the shorter one, and
+everything works inside ``vmap``.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def fold(keys: Tensor, *data: int | str | Tensor) -> Tensor:
 
     Args:
         keys: (..., 2).
-        data: integers, names (hashed to 32 bits), or integer tensors that broadcast with ``keys[..., 0]``.
+        data: integers, names (hashed to 32 bits), or integer tensors that broadcast with
+            ``keys[..., 0]``.
 
     Returns:
         (..., 2), with the broadcast leading shape.
@@ -68,7 +70,10 @@ def fold(keys: Tensor, *data: int | str | Tensor) -> Tensor:
 
 
 def fold_host(keys: np.ndarray, *data: int | str | np.ndarray) -> np.ndarray:
-    """Fold keys as ``fold`` does, in numpy: for a few thousand keys, many times faster than small tensors."""
+    """Fold keys as ``fold`` does, in numpy.
+
+    For a few thousand keys, many times faster than small tensors.
+    """
     for item in data:
         low, high = _words(item)
         zero = np.zeros_like(keys[..., 0])
@@ -95,7 +100,8 @@ def words_at(keys: Tensor, blocks: Tensor) -> Tensor:
     """
     if keys.shape[-1] != 2:
         raise ContractError(
-            "This step draws random numbers, but its phase does not say so; build it with random=True."
+            "This step draws random numbers, but its phase does not say so; build it with "
+            "random=True."
         )
     zero = torch.zeros_like(keys[..., 0] + blocks)
     words = _philox(keys[..., 0], keys[..., 1], zero + blocks, zero, zero, zero)

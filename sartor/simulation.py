@@ -1,7 +1,7 @@
 """A simulation: the state of all runs between rounds, what was measured, and nothing else.
 
-Everything that a round reads is in the trees and counters here, so a checkpoint is a dump of them and resuming is
-running straight on.
+Everything that a round reads is in the trees and counters here, so a checkpoint is a dump of them
+and resuming is running straight on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ class Simulation:
         participation: who takes part in a round.
         device: where to compute.
         dtype: of parameters, features and hyper-parameters.
-        eval_every: score the models before local training at every so many rounds, and after the last.
+        eval_every: score the models before local training at every so many rounds, and after the
+            last.
         points: "pre", "post" or both.
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
     """
@@ -203,7 +204,8 @@ class Simulation:
             "runs": len(self.runs),
         }
 
-    # ---- results ----------------------------------------------------------------------------------------
+    # ---- results
+    # ----------------------------------------------------------------------------------------
 
     def scores(self) -> dict[tuple[str, str], Scores]:
         """Return what was measured so far, by (point, split)."""
@@ -242,7 +244,8 @@ class Simulation:
         """Return a client's model as an ordinary module."""
         return self.task.with_params(self.params(client, run, point))
 
-    # ---- checkpoints ------------------------------------------------------------------------------------
+    # ---- checkpoints
+    # ------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tree], dict[str, Any], dict[str, Any]]:
         """Return all state: trees of tensors, nested arrays, and JSON-able values."""
@@ -251,7 +254,8 @@ class Simulation:
             trees["trained"] = self.trained.dump()
         arrays: dict[str, Any] = {
             "history": {
-                name: {k: np.stack(v) for k, v in book.items()} for name, book in self.history.items()
+                name: {k: np.stack(v) for k, v in book.items()}
+                for name, book in self.history.items()
             },
             "books": {name: np.stack(rows) for name, rows in self.books.items() if rows},
             "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self._post.items()},
@@ -274,7 +278,9 @@ class Simulation:
     def load(self, trees: dict[str, Tree], arrays: dict[str, Any], meta: dict[str, Any]) -> None:
         """Take a checkpoint back; the next ``step`` goes on as if nothing had happened."""
         device = self.rounds.arena.device
-        self.server = tree.map(lambda old, new: new.to(device, old.dtype), self.server, trees["server"])
+        self.server = tree.map(
+            lambda old, new: new.to(device, old.dtype), self.server, trees["server"]
+        )
         self.store.load(trees["clients"])
         if self.trained is not None:
             self.trained.load(trees["trained"])
@@ -296,6 +302,9 @@ class Simulation:
 
 
 def _merge(old: Tally, new: Tally) -> Tally:
-    """Take the new scores where there are any: a client that did not train still has its last model."""
+    """Take the new scores where there are any.
+
+    A client that did not train still has its last model.
+    """
     fresh = ~np.isnan(new.correct)
     return Tally(np.where(fresh, new.correct, old.correct), np.where(fresh, new.loss, old.loss))

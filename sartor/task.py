@@ -36,7 +36,7 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
 
 
 def given(scores: Tensor, y: Tensor) -> Tensor:
-    """Take the network's output as the loss of each sample, as for quadratics with known optimum."""
+    """Take the network's output as the loss of each sample, as for quadratics."""
     return scores.reshape(scores.shape[0])
 
 
@@ -80,8 +80,9 @@ class Task:
     def init(self, seed: int) -> Tree:
         """Draw the initial parameters of a seed.
 
-        Every submodule with ``reset_parameters`` is drawn anew (torch's own initialisation, on the CPU in
-        float32, so that device and dtype do not matter); parameters outside such modules keep their values.
+        Every submodule with ``reset_parameters`` is drawn anew (torch's own initialisation, on the
+        CPU in float32, so that device and dtype do not matter); parameters outside such modules
+        keep their values.
         """
         module = copy.deepcopy(self.module)
         word = int(rng.fold(rng.key(seed), "init")[0])
@@ -97,17 +98,20 @@ class Task:
         """Return the scores of a batch: (batch, classes)."""
         module = self._own_module()
         if self.compute is None:
-            return torch.func.functional_call(module, params, (x,))  # type: ignore[no-any-return]
+            return torch.func.functional_call(module, params, (x,))
         cast = {k: v.to(self.compute) for k, v in params.items()}
         x = x.to(self.compute) if x.is_floating_point() else x
         scores = torch.func.functional_call(module, cast, (x,))
-        return scores.to(next(iter(params.values())).dtype)  # type: ignore[no-any-return]
+        return scores.to(next(iter(params.values())).dtype)
 
     def _own_module(self) -> nn.Module:
-        """Return this thread's copy: a functional call swaps parameters in and out of the module it is given."""
+        """Return this thread's copy.
+
+        A functional call swaps parameters in and out of the module it is given.
+        """
         if not hasattr(self._copies, "module"):
             self._copies.module = copy.deepcopy(self.module)
-        return self._copies.module  # type: ignore[no-any-return]
+        return self._copies.module
 
     def losses(self, params: Tree, batch: Batch) -> Tensor:
         """Return the loss of each sample of a batch, padding included."""
@@ -134,7 +138,9 @@ class Task:
     def with_params(self, params: Tree) -> nn.Module:
         """Return an ordinary module that holds the given parameters, ready to use."""
         module = copy.deepcopy(self.module)
-        module.load_state_dict({k: v.detach().cpu().clone() for k, v in params.items()}, strict=False)
+        module.load_state_dict(
+            {k: v.detach().cpu().clone() for k, v in params.items()}, strict=False
+        )
         return module.requires_grad_(True)
 
 
@@ -158,13 +164,16 @@ _METER = _Meter()
 
 @contextmanager
 def metered() -> Iterator[Callable[[], tuple[int, int]]]:
-    """Count the losses computed inside: yields a function that returns (forward only, with gradient)."""
+    """Count the losses computed inside.
+
+    Yields a function that returns (forward only, with gradient).
+    """
     start = (_METER.forward, _METER.backward)
     yield lambda: (_METER.forward - start[0], _METER.backward - start[1])
 
 
 def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any]:
-    """Differentiate ``fn`` by its first argument, and book the task's losses inside as gradients."""
+    """Differentiate ``fn`` by its first argument, and book the losses inside as gradients."""
 
     def watched(*args: Any) -> Any:
         _METER.depth += 1
@@ -175,12 +184,15 @@ def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any
 
     if _METER.alone and not _METER.depth:
         return _plain_grad(watched, has_aux)
-    return torch.func.grad(watched, has_aux=has_aux)  # type: ignore[no-any-return]
+    return torch.func.grad(watched, has_aux=has_aux)
 
 
 @contextmanager
 def alone() -> Iterator[None]:
-    """Say that one lane is computed without vmap: plain autograd then gives the same gradient with less machinery."""
+    """Say that one lane is computed without vmap.
+
+    Plain autograd then gives the same gradient with less machinery.
+    """
     before, _METER.alone = _METER.alone, True
     try:
         yield

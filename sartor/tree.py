@@ -1,7 +1,7 @@
 """Arithmetic on trees: nested dicts of tensors, walked in the sorted order of their keys.
 
-A leaf's name is its path, joined by "/". Two trees that should match and do not end in one error that names
-the difference, never in silent broadcasting between the wrong leaves.
+A leaf's name is its path, joined by "/". Two trees that should match and do not end in one error
+that names the difference, never in silent broadcasting between the wrong leaves.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ def map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     if not isinstance(tree, dict):
         for other in rest:
             if isinstance(other, dict):
-                raise ContractError(f"Trees differ: expected a leaf, found the keys {sorted(other)}.")
+                raise ContractError(
+                    f"Trees differ: expected a leaf, found the keys {sorted(other)}."
+                )
         return fn(tree, *rest)
     for other in rest:
         if not isinstance(other, dict) or other.keys() != tree.keys():
@@ -57,22 +59,22 @@ def select(tree: Tree, keep: Callable[[str], bool]) -> Tree:
 
 def add(a: Tree, b: Tree) -> Tree:
     """Return a + b."""
-    return map(torch.add, a, b)  # type: ignore[no-any-return]
+    return map(torch.add, a, b)
 
 
 def sub(a: Tree, b: Tree) -> Tree:
     """Return a − b."""
-    return map(torch.sub, a, b)  # type: ignore[no-any-return]
+    return map(torch.sub, a, b)
 
 
 def scale(a: Tree, factor: float | Tensor) -> Tree:
     """Return factor · a."""
-    return map(lambda leaf: leaf * factor, a)  # type: ignore[no-any-return]
+    return map(lambda leaf: leaf * factor, a)
 
 
 def zeros_like(a: Tree) -> Tree:
     """Return a tree of zeros of the same shapes."""
-    return map(torch.zeros_like, a)  # type: ignore[no-any-return]
+    return map(torch.zeros_like, a)
 
 
 def dot(a: Tree, b: Tree) -> Tensor:
@@ -97,7 +99,7 @@ def where(mask: Tensor, a: Tree, b: Tree) -> Tree:
     def choose(x: Tensor, y: Tensor) -> Tensor:
         return torch.where(mask.reshape(mask.shape + (1,) * (x.dim() - mask.dim())), x, y)
 
-    return map(choose, a, b)  # type: ignore[no-any-return]
+    return map(choose, a, b)
 
 
 def stack(trees: list[Any], dim: int = 0) -> Any:

@@ -1,8 +1,8 @@
 """The laws that every method must honour, whatever it does.
 
-``check_method`` tries all of them on one case; ``tests/methods/test_laws.py`` does so for every entry of
-``sartor.methods.METHODS`` with its defaults, and for every line of ``VARIANTS``. A new method is covered as it
-is listed; a variant of it, or values that make it move, are one line here.
+``check_method`` tries all of them on one case; ``tests/methods/test_laws.py`` does so for every
+entry of ``sartor.methods.METHODS`` with its defaults, and for every line of ``VARIANTS``. A new
+method is covered as it is listed; a variant of it, or values that make it move, are one line here.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ def private_values_stay_home(case: Case) -> None:
 
 
 def bytes_are_those_of_the_trees(case: Case) -> None:
-    """The ledger holds the bytes of the letters and uploads of those who took part, counted by hand."""
+    """The ledger holds the bytes of the letters and uploads of the present, counted by hand."""
     task = net_task()
     method = case.build(task)
     book = {"common": 0, "own": 0, "up": 0}
@@ -222,7 +222,7 @@ def bytes_are_those_of_the_trees(case: Case) -> None:
 
 
 def gradients_are_counted(case: Case) -> None:
-    """Gradient evaluations in the ledger are the samples whose loss was differentiated, one by one."""
+    """Gradient evaluations are the samples whose loss was differentiated, one by one."""
     task = net_task()
     method = case.build(task)
     count = [0, 0]
@@ -343,7 +343,7 @@ def absent_uploads_do_not_matter(case: Case) -> None:
 
 
 def evaluation_changes_nothing(case: Case) -> None:
-    """Scoring the models often, rarely, before, after or on other splits leaves training as it is."""
+    """Scoring the models often, rarely, before or after leaves training as it is."""
     task = net_task()
     method = case.build(task)
     often = run(simulation(method, task, [federation()], hyper=case.hyper))

@@ -73,7 +73,7 @@ def test_rules_are_read_as_written(rule, wanted) -> None:
 )
 def test_rules_that_make_no_sense_are_refused(rule) -> None:
     """The message says what to use."""
-    with pytest.raises(ConfigError, match="at_least:0.6"):
+    with pytest.raises(ConfigError, match=r"at_least:0\.6"):
         Participation.parse(rule)
 
 

@@ -111,14 +111,16 @@ def simulation(
 ) -> Simulation:
     """Make a simulation that has not begun: one run per federation."""
     num = len(federations)
-    hypers = [dict(hyper)] * num if isinstance(hyper, Mapping) else list(hyper) or [{}] * num
+    hypers: list[Any] = (
+        [dict(hyper)] * num if isinstance(hyper, Mapping) else list(hyper) or [{}] * num
+    )
     runs = [
-        Run(seed=seed, hyper=dict(h))  # type: ignore[arg-type]
+        Run(seed=seed, hyper=dict(h))
         for seed, h in zip(seeds if seeds is not None else range(num), hypers, strict=True)
     ]
 
     def make(arena: Any) -> Any:
-        # A fixed number of lanes a block (here all of them), so that nothing depends on measured times.
+        # A fixed number of lanes a block, so that nothing depends on measured times.
         return Sequential(arena) if engine == "sequential" else Vectorised(arena, chunk or 1 << 20)
 
     return Simulation(

@@ -1,7 +1,7 @@
 """The data of all runs on one device: flat tensors, and for every client an index list per split.
 
-Runs may have different allocations of one data set (the features are then held once), or different data sets of
-one shape (the features are then concatenated). A batch for all lanes is one gather.
+Runs may have different allocations of one data set (the features are then held once), or different
+data sets of one shape (the features are then concatenated). A batch for all lanes is one gather.
 """
 
 from __future__ import annotations
@@ -48,14 +48,18 @@ class Arena:
     device: torch.device
 
 
-def build_arena(federations: Sequence[Federation], device: torch.device, dtype: torch.dtype) -> Arena:
+def build_arena(
+    federations: Sequence[Federation], device: torch.device, dtype: torch.dtype
+) -> Arena:
     """Put the federations of all runs (one each, often the same object) on a device."""
     first = federations[0]
     for r, fed in enumerate(federations):
         if fed.num_clients != first.num_clients or fed.x.shape[1:] != first.x.shape[1:]:
             raise FederationError(
-                f"Run {r} has {fed.num_clients} clients with features {tuple(fed.x.shape[1:])}, run 0 has "
-                f"{first.num_clients} with {tuple(first.x.shape[1:])}: the runs of one sweep need the same "
+                f"Run {r} has {fed.num_clients} clients with features {tuple(fed.x.shape[1:])}, "
+                "run 0 has "
+                f"{first.num_clients} with {tuple(first.x.shape[1:])}: the runs of one sweep need "
+                "the same "
                 "number of clients and the same shape; run them separately."
             )
     sources: dict[tuple[int, ...], int] = {}
@@ -101,5 +105,8 @@ def build_arena(federations: Sequence[Federation], device: torch.device, dtype: 
 
 
 def _source(fed: Federation) -> tuple[int, ...]:
-    """Identify the samples of a federation: features AND labels, since runs may differ in the labels alone."""
+    """Identify the samples of a federation.
+
+    Features AND labels, since runs may differ in the labels alone.
+    """
     return (fed.x.data_ptr(), fed.y.data_ptr(), len(fed.x), *fed.x.stride())

@@ -1,9 +1,10 @@
 """Convolutions for lanes: patches and one batched matrix product, instead of one group per client.
 
-Under ``vmap`` a convolution with its own kernel per client becomes a grouped one, for which GPU libraries launch a
-small kernel per client and change layouts back and forth. With few channels it is faster to write the patches out once
-(they serve the forward pass and the kernel's gradient) and to multiply all lanes in one batched product. The network
-of the user is not changed: ``LaneConvolutions`` catches its calls while a step is traced.
+Under ``vmap`` a convolution with its own kernel per client becomes a grouped one, for which GPU
+libraries launch a small kernel per client and change layouts back and forth. With few channels it
+is faster to write the patches out once (they serve the forward pass and the kernel's gradient) and
+to multiply all lanes in one batched product. The network of the user is not changed:
+``LaneConvolutions`` catches its calls while a step is traced.
 """
 
 from __future__ import annotations
@@ -63,7 +64,10 @@ class _Convolve(torch.autograd.Function):
 
 
 def _spread(grad: Tensor, weight: Tensor, size: tuple[int, int], stride: tuple[int, int]) -> Tensor:
-    """Return the gradient of the input: each output position spreads over its patch, and patches are summed."""
+    """Return the gradient of the input.
+
+    Each output position spreads over its patch, and patches are summed.
+    """
     flat = weight.reshape(weight.shape[0], -1).mT
     return F.fold(flat @ grad.flatten(2), size, tuple(weight.shape[2:]), stride=stride)
 

@@ -1,12 +1,16 @@
-"""The vectorised engine on CUDA: each step is captured once per lane width in a CUDA graph, and replayed.
+"""The vectorised engine on CUDA.
 
-A step has static shapes, no branch on data, and takes its randomness from keys that are inputs, so one capture serves
-all rounds. The step counter lives on the device; tables, letters and work trees are copied into fixed buffers.
+Each step is captured once per lane width in a CUDA graph, and replayed.
+
+A step has static shapes, no branch on data, and takes its randomness from keys that are inputs, so
+one capture serves all rounds. The step counter lives on the device; tables, letters and work trees
+are copied into fixed buffers.
 """
 
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -74,7 +78,9 @@ class _Captured:
 
     def holds(self, plan: Plan) -> bool:
         """Say whether the buffers are long enough for a plan."""
-        return plan.table.shape[2] <= self.table.shape[2] and plan.keys.shape[2] <= self.keys.shape[2]
+        return (
+            plan.table.shape[2] <= self.table.shape[2] and plan.keys.shape[2] <= self.keys.shape[2]
+        )
 
     def run(self, work: Tree, site: Site, plan: Plan, steps: Tensor) -> Tree:
         """Copy the inputs in, replay one graph per step, and return a copy of the outcome."""
@@ -101,7 +107,7 @@ class _Captured:
         slots = self.limit.shape[1]
         if slots <= _WIDTHS:
             return width, idle
-        rounded = -(-(-(-width * _WIDTHS // slots)) * slots // _WIDTHS)
+        rounded = math.ceil(math.ceil(width * _WIDTHS / slots) * slots / _WIDTHS)
         return rounded, idle or rounded > width
 
     def _advance(self, width: int, idle: bool) -> None:
@@ -134,7 +140,10 @@ class _Captured:
 
 @contextmanager
 def _no_collection() -> Iterator[None]:
-    """Keep the collector away: freeing a graph of an earlier simulation during a capture would spoil it."""
+    """Keep the collector away.
+
+    Freeing a graph of an earlier simulation during a capture would spoil it.
+    """
     gc.collect()
     gc.disable()
     try:

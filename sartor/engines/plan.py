@@ -1,8 +1,8 @@
 """The plan of a phase: which rows every lane sees at every step, drawn ahead of the work.
 
-Both engines read the same plan, so they see the same batches. An epoch is a keyed permutation of the client's
-own list; lanes of unequal size are packed without padding while the permutations are drawn, and only the table
-of steps is rectangular.
+Both engines read the same plan, so they see the same batches. An epoch is a keyed permutation of
+the client's own list; lanes of unequal size are packed without padding while the permutations are
+drawn, and only the table of steps is rectangular.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ class Plan:
     """Rows and keys of every lane and step of a phase.
 
     Attributes:
-        table: (runs, slots, period, columns) int64: per draw the positions in the features and the positions in
-            the client's own list (-1 is padding), then whether the batch ends a pass. Step s reads entry s mod period.
-        keys: (runs, slots, steps, 2) the key of every step; (runs, slots, steps, 0) if the phase is not random.
+        table: (runs, slots, period, columns) int64: per draw the positions in the features and the
+            positions in the client's own list (-1 is padding), then whether the batch ends a pass.
+            Step s reads entry s mod period.
+        keys: (runs, slots, steps, 2) the key of every step; (runs, slots, steps, 0) if the phase is
+            not random.
         steps: (runs, slots) how many steps each lane takes, on the host.
         samples: (runs, slots) how many real samples they hold, on the host.
         batch: rows a batch.
@@ -55,12 +57,12 @@ class Plan:
         return int(self.steps.max(initial=0))
 
     def widths(self) -> list[tuple[int, bool]]:
-        """Say for every step how many leading slots cover all active lanes, and whether some of them are idle."""
+        """Say per step how many leading slots cover all active lanes, and if some are idle."""
         slots = self.steps.shape[1]
         found = []
         for s in range(self.num_steps):
             active = self.steps > s
-            width = slots - int(np.argmax(active.any(0)[::-1]))
+            width = slots - int(np.argmax(np.asarray(active.any(0))[::-1]))
             found.append((width, not bool(active[:, :width].all())))
         return found
 
@@ -87,8 +89,8 @@ class Plan:
             mask = rows >= 0
             found.append(
                 Batch(
-                    x=arena.x.index_select(0, flat).reshape(lead + (size, *arena.x.shape[1:])),
-                    y=arena.y.index_select(0, flat).reshape(lead + (size, *arena.y.shape[1:])),
+                    x=arena.x.index_select(0, flat).reshape((*lead, size, *arena.x.shape[1:])),
+                    y=arena.y.index_select(0, flat).reshape((*lead, size, *arena.y.shape[1:])),
                     mask=mask,
                     rows=torch.where(mask, rows, self.capacity),
                     last=entry[..., -1] > 0,
@@ -98,7 +100,7 @@ class Plan:
 
 
 def num_steps(phase: Phase, sizes: np.ndarray) -> np.ndarray:
-    """Return the number of steps of clients with the given numbers of samples (phases of known length)."""
+    """Return how many steps clients with so many samples take (phases of known length)."""
     if phase.data == "none":
         per_epoch = np.ones_like(sizes)
     else:
@@ -130,8 +132,8 @@ def build_plan(
         phase: what kind of batches.
         arena: the data.
         cohort: (runs, slots) client ids.
-        keys: (runs, slots, 2) keys folded with seed, stage, round, client and stream; on the host, where folding a
-            few thousand keys costs less than launching its small kernels.
+        keys: (runs, slots, 2) keys folded with seed, stage, round, client and stream; on the host,
+            where folding a few thousand keys costs less than launching its small kernels.
         steps: (runs, slots) how many steps each lane takes; 0 for the absent.
     """
     runs, slots = cohort.shape
@@ -163,8 +165,15 @@ def build_plan(
             period = total_steps  # unequal passes do not repeat in step
     s = torch.arange(period, device=device)
     flat_keys = keys.reshape(-1, 2)
-    t = lambda a: torch.from_numpy(np.ascontiguousarray(a)).to(device)  # noqa: E731
-    lane_start, lane_used, lane_epoch = t(start)[:, None, None], t(used)[:, None], t(per_epoch)[:, None]
+
+    def t(array: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+    lane_start, lane_used, lane_epoch = (
+        t(start)[:, None, None],
+        t(used)[:, None],
+        t(per_epoch)[:, None],
+    )
     within = (s % lane_epoch)[:, :, None] * size + torch.arange(size, device=device)
     real = (within < lane_used[:, :, None]) & (s < t(lane_steps)[:, None])[:, :, None]
     columns = []
@@ -200,13 +209,13 @@ def build_plan(
 def _samples(used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: int) -> np.ndarray:
     """Count the real samples of the first ``steps`` batches."""
     a_pass = np.minimum(per_epoch * size, used)
-    return steps // per_epoch * a_pass + np.minimum(steps % per_epoch * size, used)
+    return np.asarray(steps // per_epoch * a_pass + np.minimum(steps % per_epoch * size, used))
 
 
 def _permutations(
     keys: np.ndarray, sizes: np.ndarray, epochs: np.ndarray, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane, packed one after the other.
+    """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane, packed.
 
     Returns:
         the packed permutations, and where each (lane, epoch) begins, lanes outermost.

@@ -1,7 +1,9 @@
-"""Max pooling over 2×2 blocks with whole-tensor operations: the library's own is a scalar loop on the CPU.
+"""Max pooling over 2×2 blocks with whole-tensor operations.
 
-It takes a third of a LeNet-5 step there. Of equal numbers the first in reading order gets the gradient, as in
-``max_pool2d``, so the numbers are the same.
+The library's own is a scalar loop on the CPU.
+
+It takes a third of a LeNet-5 step there. Of equal numbers the first in reading order gets the
+gradient, as in ``max_pool2d``, so the numbers are the same.
 """
 
 from __future__ import annotations
@@ -34,11 +36,15 @@ class _HalvingMax(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> Tensor:
-        """Give the gradient to the winner of each block; the sign of (maximum − first) is 0 or 1."""
+        """Give the gradient to the winner of each block.
+
+        The sign of (maximum − first) is 0 or 1.
+        """
         x, out, rows = ctx.saved_tensors
         low = (rows - x[..., ::2, :]).sign_()
         right = (out - rows[..., ::2]).sign_()
-        # Of equal columns the left one wins, unless its winner stands below and that of the right one above.
+        # Of equal columns the left one wins, unless its winner stands below and that of the right
+        # one above.
         equal = 1 - (rows[..., 1::2] - rows[..., ::2]).abs_().sign_()
         equal.mul_(low[..., ::2]).sub_(low[..., 1::2]).clamp_(min=0)
         right += equal
@@ -51,7 +57,10 @@ class _HalvingMax(torch.autograd.Function):
 
 
 class FastPooling(TorchFunctionMode):
-    """While active, send 2×2 max pooling of even images to the form above. For one lane at a time, without vmap."""
+    """While active, send 2×2 max pooling of even images to the form above.
+
+    For one lane at a time, without vmap.
+    """
 
     def __torch_function__(
         self,
@@ -79,4 +88,6 @@ def _fits(
     plain = padding in (0, (0, 0), [0, 0]) and dilation in (1, (1, 1), [1, 1])
     rows, columns = input.shape[-2:]
     even = rows % 2 == 0 and columns % 2 == 0 and rows * columns >= _LEAST
-    return bool(kernel_size in two and (stride in two or not stride) and plain and even and not ceil_mode)
+    return bool(
+        kernel_size in two and (stride in two or not stride) and plain and even and not ceil_mode
+    )

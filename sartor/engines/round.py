@@ -1,7 +1,7 @@
 """The order of one round and of one evaluation, written once for all engines.
 
-`docs/method-record.md` tells the same in words. An engine only says how a function is applied to all runs and all
-lanes, and how the steps of a phase are taken.
+`docs/method-record.md` tells the same in words. An engine only says how a function is applied to
+all runs and all lanes, and how the steps of a phase are taken.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ class Rounds:
         self._checked = False
         self._score_plans: dict[Any, Plan] = {}
 
-    # ---- what is read-only in a round -----------------------------------------------------------------
+    # ---- what is read-only in a round
+    # -----------------------------------------------------------------
 
     def hub(self, stage: str, round_index: int, cohort: np.ndarray, present: np.ndarray) -> Hub:
         """Collect what the server may read."""
@@ -151,7 +152,10 @@ class Rounds:
         )
 
     def keys(self, stage: str, round_index: int, cohort: np.ndarray) -> np.ndarray:
-        """Fold the keys of a cohort, (runs, slots, 2), on the host: few numbers, many small operations."""
+        """Fold the keys of a cohort, (runs, slots, 2), on the host.
+
+        Few numbers, many small operations.
+        """
         run_keys = rng.fold_host(self.base, stage, round_index)
         return rng.fold_host(run_keys[:, None, :], cohort)
 
@@ -174,7 +178,8 @@ class Rounds:
             mask=torch.arange(split.capacity, device=device) < sizes[:, :, None],
         )
 
-    # ---- state ------------------------------------------------------------------------------------------
+    # ---- state
+    # ------------------------------------------------------------------------------------------
 
     def init(self, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Draw the initial models of all runs and the server's first state."""
@@ -195,7 +200,8 @@ class Rounds:
         )
         return found
 
-    # ---- one round --------------------------------------------------------------------------------------
+    # ---- one round
+    # --------------------------------------------------------------------------------------
 
     def draw(self, method: Method, stage: str, round_index: int) -> tuple[np.ndarray, np.ndarray]:
         """Draw the cohort of a round, the clients with most local work first."""
@@ -203,7 +209,8 @@ class Rounds:
             cohort, present = self.everybody, np.ones_like(self.everybody, dtype=bool)
         else:
             drawn = [
-                self.participation.draw(seed, round_index, self.arena.num_clients) for seed in self.seeds
+                self.participation.draw(seed, round_index, self.arena.num_clients)
+                for seed in self.seeds
             ]
             cohort, present = np.stack([d[0] for d in drawn]), np.stack([d[1] for d in drawn])
         if method.one_by_one:
@@ -243,7 +250,15 @@ class Rounds:
         for first in range(0, slots, width):
             cut = slice(first, first + width)
             server = self._exchange(
-                method, server, store, stage, round_index, cohort[:, cut], present[:, cut], receipt, keep
+                method,
+                server,
+                store,
+                stage,
+                round_index,
+                cohort[:, cut],
+                present[:, cut],
+                receipt,
+                keep,
             )
         return server, receipt
 
@@ -275,7 +290,9 @@ class Rounds:
             here = _cut_site(site, block)
             state = store.gather(ids, block.run)
             work = self.engine.clients(method.begin, state, here)
-            work, costs = self._phases(method.phases, work, here, keys[block.cut], ids, there, block.run)
+            work, costs = self._phases(
+                method.phases, work, here, keys[block.cut], ids, there, block.run
+            )
             clock("train")
             if receipt.tally or keep is not None:
                 model = self.engine.clients(method.model, work, here)
@@ -296,7 +313,9 @@ class Rounds:
         done = self.engine.blocks(work_on, blocks)
         passed = clock("train")
         # Blocks may have run side by side: divide the wall time as their own clocks say.
-        busy = {name: sum(seconds[name] for _, _, seconds in done) for name in ("train", "evaluate")}
+        busy = {
+            name: sum(seconds[name] for _, _, seconds in done) for name in ("train", "evaluate")
+        }
         scoring = passed * busy["evaluate"] / max(sum(busy.values()), 1e-12)
         receipt.seconds["train"] -= scoring
         receipt.seconds["evaluate"] += scoring
@@ -313,8 +332,13 @@ class Rounds:
         clock("server")
         return server
 
-    def _tune(self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray) -> None:
-        """Let the engine time a few steps of the longest phase at several block sizes; nothing is kept."""
+    def _tune(
+        self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray
+    ) -> None:
+        """Let the engine time a few steps of the longest phase at several block sizes.
+
+        Nothing is kept.
+        """
         phase = max(method.phases, key=lambda p: p.epochs if p.steps is None else 1)
         sizes = self.arena.splits["train"].size
 
@@ -369,12 +393,16 @@ class Rounds:
             costs.forward += forward * samples.sum(1) // phase.draws
         return work, costs
 
-    # ---- evaluation -------------------------------------------------------------------------------------
+    # ---- evaluation
+    # -------------------------------------------------------------------------------------
 
     def evaluate(
         self, server: Tree, store: Store, round_index: int, splits: tuple[str, ...] = ("test",)
     ) -> dict[str, Tally]:
-        """Score what every client would use now: letters, ``begin``, ``adapt``, ``model``; nothing is kept."""
+        """Score what every client would use now: letters, ``begin``, ``adapt``, ``model``.
+
+        Nothing is kept.
+        """
         tallies = {split: self._blank() for split in splits}
 
         def score(ids: np.ndarray) -> None:
@@ -387,7 +415,7 @@ class Rounds:
         return tallies
 
     def client_blocks(self) -> list[np.ndarray]:
-        """Cut all clients into blocks of ids (runs, n) that fit the engine, the largest test sets first."""
+        """Cut all clients into blocks of ids (runs, n), the largest test sets first."""
         phases = self.method.adapt or (self._phase_once(self.method, "test"),)
         size = self.arena.splits["test"].size
         order = np.argsort(-size, axis=1, kind="stable")
@@ -397,7 +425,7 @@ class Rounds:
     def models(
         self, server: Tree, store: Store, round_index: int, ids: np.ndarray
     ) -> tuple[Site, Tree]:
-        """Return site and models of the clients ``ids`` (runs, n), as they are before local training."""
+        """Return site and models of the clients ``ids`` (runs, n) before local training."""
         method = self.method
         there = np.ones_like(ids, dtype=bool)
         hub = self.hub("evaluate", round_index, ids, there)
@@ -433,7 +461,10 @@ class Rounds:
         split: str,
         tally: Tally,
     ) -> None:
-        """Add up correct answers and losses of one model per lane; the model takes the place of a letter."""
+        """Add up correct answers and losses of one model per lane.
+
+        The model takes the place of a letter.
+        """
         phase = self._phase_once(method, split)
         arena = _cut_arena(self.arena, run, ids.shape[0])
         size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
@@ -464,9 +495,10 @@ class Rounds:
         cache = self.__dict__.setdefault("_phase_cache", {})
         if (id(method), split) not in cache:
             cache[id(method), split] = self._score_phase(method, split)
-        return cache[id(method), split]  # type: ignore[no-any-return]
+        return cache[id(method), split]
 
-    # ---- small parts ------------------------------------------------------------------------------------
+    # ---- small parts
+    # ------------------------------------------------------------------------------------
 
     def _blank(self) -> Tally:
         shape = (self.arena.num_runs, self.arena.num_clients)
@@ -475,7 +507,7 @@ class Rounds:
     def _blocks(
         self, phases: tuple[Phase, ...], shape: tuple[int, ...], lanes: int | None = None
     ) -> list[Block]:
-        """Cut (runs, slots) lanes into blocks of at most ``lanes`` (the engine's choice if None)."""
+        """Cut (runs, slots) into blocks of at most ``lanes`` (the engine's choice if None)."""
         runs, slots = shape
         most = max(1, lanes or self.engine.chunk(phases))
         num_slots = min(slots, most)
@@ -491,12 +523,16 @@ class Rounds:
         for name, _ in tree.items(upload):
             if any(method.private(part) for part in name.split("/")):
                 raise ContractError(
-                    f"Method {method.name!r} uploads the private leaf {name!r}; return it as client state "
+                    f"Method {method.name!r} uploads the private leaf {name!r}; return it as "
+                    "client state "
                     "from `finish` and keep it out of the upload."
                 )
 
     def _clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
-        """Return a stop-watch: each call books the time since the last one under a name, and returns it."""
+        """Return a stop-watch.
+
+        Each call books the time since the last one under a name, and returns it.
+        """
         last = [time.perf_counter()]
 
         def stop(name: str) -> float:
@@ -511,7 +547,7 @@ class Rounds:
 
 
 def _cut(value: Tree, run: int, runs: int) -> Tree:
-    return tree.narrow(value, 0, run, runs)  # type: ignore[no-any-return]
+    return tree.narrow(value, 0, run, runs)
 
 
 def _cut_site(site: Site, block: Block) -> Site:
@@ -535,4 +571,3 @@ def _cut_arena(arena: Arena, run: int, runs: int) -> Arena:
         for k, s in arena.splits.items()
     }
     return replace(arena, splits=splits, num_runs=runs)
-

@@ -45,11 +45,18 @@ class Sequential:
         found = []
         for r in range(self.arena.num_runs):
             found.append(
-                fn(*(Hub(*(_at(f, r) for f in a)) if isinstance(a, Hub) else _at(a, r) for a in args))
+                fn(
+                    *(
+                        Hub(*(_at(f, r) for f in a)) if isinstance(a, Hub) else _at(a, r)
+                        for a in args
+                    )
+                )
             )
         return tree.stack(found)
 
-    def addresses(self, fn: Callable[..., Any], server: Tree, cohort: torch.Tensor, hub: Hub) -> Any:
+    def addresses(
+        self, fn: Callable[..., Any], server: Tree, cohort: torch.Tensor, hub: Hub
+    ) -> Any:
         """Write the letter to each client of the cohort: (runs, slots, ...)."""
         found = []
         for r in range(cohort.shape[0]):
@@ -65,7 +72,9 @@ class Sequential:
         for r in range(site.index.shape[0]):
             slots = range(site.index.shape[1])
             rows.append(
-                tree.stack([fn(*(_at(t, r, k) for t in trees), _site_at(site, r, k)) for k in slots])
+                tree.stack(
+                    [fn(*(_at(t, r, k) for t in trees), _site_at(site, r, k)) for k in slots]
+                )
             )
         return tree.stack(rows)
 

@@ -1,7 +1,8 @@
 """Where the clients' kept states rest between rounds: in memory, or in memory-mapped files.
 
-Only the cohort's states are gathered to the device, so with mapped files memory grows with the cohort and not
-with the population. A mapped store starts empty: a client that never took part is made on the spot from its key.
+Only the cohort's states are gathered to the device, so with mapped files memory grows with the
+cohort and not with the population. A mapped store starts empty: a client that never took part is
+made on the spot from its key.
 """
 
 from __future__ import annotations
@@ -51,21 +52,26 @@ class Store:
         kind = torch.empty(0, dtype=dtype).numpy().dtype
         with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".state", delete=False) as file:
             path = file.name
-        return torch.from_numpy(np.memmap(path, dtype=kind, mode="w+", shape=shape)).view(leaf.dtype)
+        return torch.from_numpy(np.memmap(path, dtype=kind, mode="w+", shape=shape)).view(
+            leaf.dtype
+        )
 
     def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
-        """Return the states of a cohort of the runs ``run, run+1, ...``: (runs, slots, ...), on the device."""
+        """Return the states of a cohort of the runs ``run, run+1, ...``.
+
+        (runs, slots, ...), on the device.
+        """
         if not tree.leaves(self.table):
             return self.table
         index = self._index(cohort, run)
         if self.folder is None:
-            return tree.map(lambda leaf: leaf[index], self.table)  # type: ignore[no-any-return]
+            return tree.map(lambda leaf: leaf[index], self.table)
         block = slice(run, run + len(cohort))
         seen = self.touched[np.arange(run, block.stop)[:, None], cohort]
         full = np.zeros((self.shape[0], cohort.shape[1]), dtype=np.int64)
         full[block] = cohort
         if not seen.any():
-            return tree.map(lambda leaf: leaf[block], self.make(full))  # type: ignore[no-any-return]
+            return tree.map(lambda leaf: leaf[block], self.make(full))
         found: Tree = tree.map(lambda leaf: leaf[index].to(self.device), self.table)
         if seen.all():
             return found
@@ -94,10 +100,15 @@ class Store:
         return runs.to(home), torch.from_numpy(np.ascontiguousarray(cohort)).to(home)
 
     def dump(self) -> Tree:
-        """Return what a checkpoint must hold: the rows of clients that have trained, and which they are."""
+        """Return what a checkpoint must hold.
+
+        The rows of clients that have trained, and which they are.
+        """
         run, client = np.nonzero(self.touched)
         index = (torch.from_numpy(run), torch.from_numpy(client))
-        rows = tree.map(lambda leaf: leaf[index[0].to(leaf.device), index[1].to(leaf.device)], self.table)
+        rows = tree.map(
+            lambda leaf: leaf[index[0].to(leaf.device), index[1].to(leaf.device)], self.table
+        )
         return {"rows": rows, "touched": torch.from_numpy(self.touched.copy())}
 
     def load(self, state: Tree) -> None:

@@ -25,7 +25,10 @@ _MOST_ELEMENTS = 2**31 - 1  # offsets inside a lane are 32-bit
 
 
 def available(x: Tensor, weight: Tensor) -> bool:
-    """Say whether the kernels can convolve these: CUDA, float32 or bfloat16, one group, and Triton is there."""
+    """Say whether the kernels can convolve these.
+
+    CUDA, float32 or bfloat16, one group, and Triton is there.
+    """
     return (
         x.is_cuda
         and weight.is_cuda
@@ -36,7 +39,10 @@ def available(x: Tensor, weight: Tensor) -> bool:
         and x.shape[1] == weight.shape[1]
         and min(x.numel(), weight.numel()) > 0
         # An output is never larger than this: padding is at most half a kernel where it makes sense.
-        and x.shape[0] * weight.shape[0] * (x.shape[2] + weight.shape[2]) * (x.shape[3] + weight.shape[3])
+        and x.shape[0]
+        * weight.shape[0]
+        * (x.shape[2] + weight.shape[2])
+        * (x.shape[3] + weight.shape[3])
         < _MOST_ELEMENTS
         and x.numel() < _MOST_ELEMENTS
         and not torch.is_autocast_enabled("cuda")
@@ -232,7 +238,9 @@ def lane_conv_weight_grad(
 def _(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    return x.new_empty(*x.shape[:2], w.shape[1], *_outputs(x.shape[3:], w.shape[3:], stride, padding))
+    return x.new_empty(
+        *x.shape[:2], w.shape[1], *_outputs(x.shape[3:], w.shape[3:], stride, padding)
+    )
 
 
 @lane_conv_input_grad.register_fake
@@ -281,7 +289,10 @@ def _(info: Any, in_dims: Any, x: Any, g: Any, *rest: Any) -> Any:
 
 
 def _merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Join a mapped axis to the lanes; what is not mapped is repeated, without a copy where strides allow it."""
+    """Join a mapped axis to the lanes.
+
+    What is not mapped is repeated, without a copy where strides allow it.
+    """
     if tensor is None:
         return None
     if dim is None:
@@ -299,8 +310,7 @@ def _outputs(
     size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[int, int]:
     rows, columns = (
-        (n + 2 * p - k) // s + 1
-        for n, k, s, p in zip(size, kernel, stride, padding, strict=True)
+        (n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, kernel, stride, padding, strict=True)
     )
     return rows, columns
 
@@ -330,6 +340,7 @@ def _launch_forward(
             w.stride(0),
             0 if b is None else b.stride(0),
             positions,
+            shapes["C"] * shapes["KH"] * shapes["KW"],
             **shapes,
             HAS_BIAS=b is not None,
             BN=tall,
@@ -379,10 +390,10 @@ def _launch_weight_grad(
     x, g = _dense(x), _dense(g)
     patch = channels * kernel[0] * kernel[1]
     positions = batch * g.shape[3] * g.shape[4]
-    tall, wide = min(_power(patch + 1), 64), min(_power(outputs), 32)
+    tall, wide = min(_power(patch), 64), min(_power(outputs), 32)
     deep = 64
-    tiles = _ceil(patch + 1, tall) * _ceil(outputs, wide)
-    share, splits = _shares(positions, lanes * tiles, deep)
+    tiles = (_ceil(patch, tall) + 1) * _ceil(outputs, wide)
+    share, splits = _shares(positions, lanes * _ceil(patch, tall) * _ceil(outputs, wide), deep)
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
     to_bias = x.new_empty(lanes, outputs)
@@ -421,7 +432,10 @@ def _launch_weight_grad(
 
 
 def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int]:
-    """Choose a tile (positions, channels): 16 numbers a thread where there is work enough, else more tiles."""
+    """Choose a tile (positions, channels).
+
+    16 numbers a thread where there is work enough, else more tiles.
+    """
     tall = min(_power(channels), 64)
     wide = max(2048 // tall, 64)
     while wide > 64 and _ceil(positions, wide) * lanes * _ceil(channels, tall) < _PROGRAMS:
@@ -430,7 +444,10 @@ def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int]:
 
 
 def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
-    """Split a sum over positions: return positions a share (a multiple of ``deep``) and the number of shares."""
+    """Split a sum over positions.
+
+    Return positions a share (a multiple of ``deep``) and the number of shares.
+    """
     chunks = _ceil(positions, deep)
     wanted = min(_ceil(_PROGRAMS, programs), chunks, _MOST_SPLITS)
     share = _ceil(chunks, wanted)
@@ -452,7 +469,10 @@ def _shapes(
 
 
 def _dense(tensor: Tensor) -> Tensor:
-    """Make each lane contiguous; the step from lane to lane is free, so that a repeated operand is not copied."""
+    """Make each lane contiguous.
+
+    The step from lane to lane is free, so that a repeated operand is not copied.
+    """
     return tensor if tensor[0].is_contiguous() else tensor.contiguous()
 
 

@@ -1,10 +1,13 @@
 # mypy: ignore-errors
 """The Triton kernels behind ``triton_conv``: three implicit matrix products and one sum.
 
-Every kernel serves all lanes: program axis 1 is the lane. The products are laid out (channels, positions) so that
-neighbouring threads touch neighbouring positions, in loads and in stores. Shapes of an image are compile-time numbers
+Every kernel serves all lanes: program axis 1 is the lane. Tiles are laid out (positions, channels): where a
+tile has no contiguous axis that Triton can prove, it gives neighbouring threads neighbouring places of the first axis,
+and positions are the axis that is contiguous in memory. Shapes of an image are compile-time numbers
 (divisions become multiplications); batch, lanes and splits are not, so that a new lane width compiles nothing.
-Without Triton the module can be imported, and nothing in it can be called.
+What lies outside the tensors is read at the nearest place inside and met with a weight or a gradient of zero, or not
+stored: that spares most masks, which cost more than the products. Without Triton the module can be imported, and
+nothing in it can be called.
 """
 
 from __future__ import annotations
@@ -18,10 +21,12 @@ except ImportError:  # the caller asks first
 
 def _jit(*plain):
     """Compile with Triton where there is one; ``plain`` names the numbers not to specialise on."""
-    return triton.jit(do_not_specialize=list(plain)) if triton is not None else lambda kernel: kernel
+    return (
+        triton.jit(do_not_specialize=list(plain)) if triton is not None else lambda kernel: kernel
+    )
 
 
-@_jit("x_lane", "w_lane", "b_lane", "positions")
+@_jit("x_lane", "w_lane", "b_lane", "positions", "patch")
 def forward(
     x,
     w,
@@ -31,6 +36,7 @@ def forward(
     w_lane,
     b_lane,
     positions,
+    patch,
     C: tl.constexpr,
     H: tl.constexpr,
     W: tl.constexpr,
@@ -49,42 +55,53 @@ def forward(
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Convolve: BN output channels at BM output positions of one lane."""
+    """Convolve: BN output channels at BM output positions of one lane.
+
+    ``patch`` is K once more, as a number of run time. A loop of known length is unrolled, and the places of a patch
+    become constants: twice as fast while the instruction cache holds it.
+    """
     K: tl.constexpr = C * KH * KW
     lane = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(2) * BN + tl.arange(0, BN)
-    live = m < positions
-    image = m // (HO * WO)
-    at = m % (HO * WO)
+    here = tl.minimum(m, positions - 1)
+    image = here // (HO * WO)
+    at = here % (HO * WO)
     top = (at // WO) * SH - PH
     left = (at % WO) * SW - PW
-    corner = x + lane * x_lane + (image * (C * H * W) + top * W + left)
-    rows = w + lane * w_lane + o * K
-    acc = tl.zeros((BN, BM), dtype=tl.float32)
-    for start in range(0, K, BK):
+    corner = image * (C * H * W) + top * W + left
+    row = tl.minimum(o, O - 1) * K
+    x += lane * x_lane
+    w += lane * w_lane
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
+    if K <= 192:  # noqa: SIM108 (the two have different types)
+        end = K
+    else:
+        end = patch
+    for start in range(0, end, BK):
         k = start + tl.arange(0, BK)
-        c = k // (KH * KW)
+        if K % BK == 0:
+            weights = tl.load(w + (k[:, None] + row[None, :]))
+        else:
+            weights = tl.load(w + (k[:, None] + row[None, :]), mask=(k < K)[:, None], other=0.0)
+            k = tl.minimum(k, K - 1)
         i = (k % (KH * KW)) // KW
         j = k % KW
-        weights = tl.load(
-            rows[:, None] + k[None, :], mask=(o < O)[:, None] & (k < K)[None, :], other=0.0
-        )
-        seen = (k < K)[:, None] & live[None, :]
+        places = corner[:, None] + ((k // (KH * KW)) * (H * W) + i * W + j)[None, :]
         if PH > 0 or PW > 0:
-            y = i[:, None] + top[None, :]
-            z = j[:, None] + left[None, :]
-            seen = seen & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        values = tl.load(
-            corner[None, :] + (c * (H * W) + i * W + j)[:, None], mask=seen, other=0.0
-        )
-        acc = tl.dot(weights, values, acc, input_precision=PRECISION)
+            y = top[:, None] + i[None, :]
+            z = left[:, None] + j[None, :]
+            seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
+            values = tl.load(x + places, mask=seen, other=0.0)
+        else:
+            values = tl.load(x + places)
+        acc = tl.dot(values, weights, acc, input_precision=PRECISION)
     if HAS_BIAS:
         shift = tl.load(b + lane * b_lane + o, mask=o < O, other=0.0).to(tl.float32)
-        acc += shift[:, None]
-    first = out + lane * positions * O
-    into = first + (image * (O * HO * WO) + at)[None, :] + (o * (HO * WO))[:, None]
-    tl.store(into, acc.to(out.dtype.element_ty), mask=(o < O)[:, None] & live[None, :])
+        acc += shift[None, :]
+    out += lane * positions * O
+    into = out + ((image * (O * HO * WO) + at)[:, None] + (o * (HO * WO))[None, :])
+    tl.store(into, acc.to(out.dtype.element_ty), mask=(m < positions)[:, None] & (o < O)[None, :])
 
 
 @_jit("g_lane", "w_lane", "positions")
@@ -126,12 +143,15 @@ def input_grad(
     at = m % (H * W)
     down = at // W + PH
     right = at % W + PW
-    plane = g + lane * g_lane + image * (O * HO * WO)
-    kernel = w + lane * w_lane + c * (KH * KW)
-    acc = tl.zeros((BN, BM), dtype=tl.float32)
+    plane = image * (O * HO * WO)
+    kernel = tl.minimum(c, C - 1) * (KH * KW)
+    g += lane * g_lane
+    w += lane * w_lane
+    acc = tl.zeros((BM, BN), dtype=tl.float32)
     for step in range(0, KH * KW * BLOCKS):
         tap = step // BLOCKS
-        o = (step % BLOCKS) * BK + tl.arange(0, BK)
+        first = (step % BLOCKS) * BK
+        o = first + tl.arange(0, BK)
         y = down - tap // KW
         z = right - tap % KW
         seen = live & (y >= 0) & (z >= 0)
@@ -142,20 +162,20 @@ def input_grad(
             seen = seen & (z % SW == 0)
             z = z // SW
         seen = seen & (y < HO) & (z < WO)
-        weights = tl.load(
-            kernel[:, None] + (o * (C * KH * KW) + tap)[None, :],
-            mask=(c < C)[:, None] & (o < O)[None, :],
-            other=0.0,
-        )
-        values = tl.load(
-            (plane + y * WO + z)[None, :] + (o * (HO * WO))[:, None],
-            mask=(o < O)[:, None] & seen[None, :],
-            other=0.0,
-        )
-        acc = tl.dot(weights, values, acc, input_precision=PRECISION)
-    first = out + lane * positions * C
-    into = first + (image * (C * H * W) + at)[None, :] + (c * (H * W))[:, None]
-    tl.store(into, acc.to(out.dtype.element_ty), mask=(c < C)[:, None] & live[None, :])
+        taps = (o * (C * KH * KW) + tap)[:, None] + kernel[None, :]
+        # Addresses of positions plus constants per channel: the constants go into the instructions.
+        if O % BK == 0:
+            weights = tl.load(w + taps)
+            o = tl.arange(0, BK)
+        else:
+            weights = tl.load(w + taps, mask=(o < O)[:, None], other=0.0)
+            o = tl.minimum(tl.arange(0, BK), O - 1 - first)
+        places = g + (plane + first * (HO * WO) + y * WO + z)
+        values = tl.load(places[:, None] + (o * (HO * WO))[None, :], mask=seen[:, None], other=0.0)
+        acc = tl.dot(values, weights, acc, input_precision=PRECISION)
+    out += lane * positions * C
+    into = out + ((image * (C * H * W) + at)[:, None] + (c * (H * W))[None, :])
+    tl.store(into, acc.to(out.dtype.element_ty), mask=live[:, None] & (c < C)[None, :])
 
 
 @_jit("x_lane", "g_lane", "positions", "share", "splits")
@@ -187,45 +207,55 @@ def weight_grad(
 ):
     """Sum the outer products of patches and gradients over one share of the output positions of a lane.
 
-    The patch has one more entry, which is 1: its column is the gradient of the bias.
+    One more program sums the gradients themselves, for the bias: a column after those of the kernel. (Summed beside the
+    products, they would be put into shared memory in an order that makes the threads collide.)
     """
     K: tl.constexpr = C * KH * KW
-    TILES: tl.constexpr = (K + BK) // BK  # of K + 1 entries
+    TILES: tl.constexpr = (K + BK - 1) // BK
     split = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
-    k = (tl.program_id(2) % TILES) * BK + tl.arange(0, BK)
-    o = (tl.program_id(2) // TILES) * BN + tl.arange(0, BN)
-    c = k // (KH * KW)
-    i = (k % (KH * KW)) // KW
-    j = k % KW
-    tap = c * (H * W) + i * W + j
-    images = x + lane * x_lane
-    grads = g + lane * g_lane
+    tile = tl.program_id(2) % (TILES + 1)
+    o = (tl.program_id(2) // (TILES + 1)) * BN + tl.arange(0, BN)
+    channel = tl.minimum(o, O - 1) * (HO * WO)
+    x += lane * x_lane
+    g += lane * g_lane
+    partial += (lane * splits + split) * (O * (K + 1))
     end = tl.minimum((split + 1) * share, positions)
-    acc = tl.zeros((BK, BN), dtype=tl.float32)
-    for start in range(split * share, end, BM):
-        m = start + tl.arange(0, BM)
-        live = m < end
-        image = m // (HO * WO)
-        at = m % (HO * WO)
-        top = (at // WO) * SH - PH
-        left = (at % WO) * SW - PW
-        slopes = tl.load(
-            (grads + image * (O * HO * WO) + at)[None, :] + (o * (HO * WO))[:, None],
-            mask=(o < O)[:, None] & live[None, :],
-            other=0.0,
-        )
-        seen = (k < K)[:, None] & live[None, :]
-        if PH > 0 or PW > 0:
-            y = i[:, None] + top[None, :]
-            z = j[:, None] + left[None, :]
-            seen = seen & (y >= 0) & (y < H) & (z >= 0) & (z < W)
-        corner = images + (image * (C * H * W) + top * W + left)
-        values = tl.load(corner[None, :] + tap[:, None], mask=seen, other=0.0)
-        values = tl.where((k == K)[:, None], tl.full((BK, BM), 1.0, values.dtype), values)
-        acc = tl.dot(values, tl.trans(slopes), acc, input_precision=PRECISION)
-    into = partial + (lane * splits + split) * (O * (K + 1)) + k[:, None] + (o * (K + 1))[None, :]
-    tl.store(into, acc, mask=(k <= K)[:, None] & (o < O)[None, :])
+    if tile == TILES:
+        plain = tl.zeros((BM, BN), dtype=tl.float32)
+        for start in range(split * share, end, BM):
+            m = start + tl.arange(0, BM)
+            place = g + ((m // (HO * WO)) * (O * HO * WO) + m % (HO * WO))
+            slopes = tl.load(place[:, None] + channel[None, :], mask=(m < end)[:, None], other=0.0)
+            plain += slopes.to(tl.float32)
+        tl.store(partial + (o * (K + 1) + K), tl.sum(plain, axis=0), mask=o < O)
+    else:
+        k = tile * BK + tl.arange(0, BK)
+        inside = tl.minimum(k, K - 1)
+        i = (inside % (KH * KW)) // KW
+        j = inside % KW
+        tap = (inside // (KH * KW)) * (H * W) + i * W + j
+        acc = tl.zeros((BK, BN), dtype=tl.float32)
+        for start in range(split * share, end, BM):
+            m = start + tl.arange(0, BM)
+            here = tl.minimum(m, end - 1)
+            image = here // (HO * WO)
+            at = here % (HO * WO)
+            top = (at // WO) * SH - PH
+            left = (at % WO) * SW - PW
+            place = g + (image * (O * HO * WO) + at)
+            slopes = tl.load(place[:, None] + channel[None, :], mask=(m < end)[:, None], other=0.0)
+            places = (image * (C * H * W) + top * W + left)[:, None] + tap[None, :]
+            if PH > 0 or PW > 0:
+                y = top[:, None] + i[None, :]
+                z = left[:, None] + j[None, :]
+                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
+                values = tl.load(x + places, mask=seen, other=0.0)
+            else:
+                values = tl.load(x + places)
+            acc = tl.dot(tl.trans(values), slopes, acc, input_precision=PRECISION)
+        into = partial + (k[:, None] + (o * (K + 1))[None, :])
+        tl.store(into, acc, mask=(k < K)[:, None] & (o < O)[None, :])
 
 
 @_jit("splits")

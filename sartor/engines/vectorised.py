@@ -1,7 +1,7 @@
 """The vectorised engine: vmap over clients inside vmap over runs.
 
-Slots come sorted by their number of steps, so that at step s only the leading lanes that are still active are
-computed; lanes inside that width that are done are masked.
+Slots come sorted by their number of steps, so that at step s only the leading lanes that are still
+active are computed; lanes inside that width that are done are masked.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ class Vectorised:
         """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core."""
         if self.workers == 1 or len(blocks) == 1:
             return [work(block) for block in blocks]
-        with ThreadPoolExecutor(self.workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ThreadPoolExecutor(
+            self.workers, initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
             return list(pool.map(work, blocks))
 
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:

@@ -87,7 +87,10 @@ METHODS: dict[str, MethodEntry] = {
 
 
 def static_options(factory: Factory) -> dict[str, tuple[Any, Any]]:
-    """Read the static options of a factory off its signature: name -> (default, allowed values or type)."""
+    """Read the static options of a factory off its signature.
+
+    Name -> (default, allowed values or type).
+    """
     hints = typing.get_type_hints(factory)
     found = {}
     for name, parameter in inspect.signature(factory).parameters.items():
@@ -107,7 +110,9 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     faults = []
     for name, value in options.items():
         if name not in known:
-            faults.append(f"Unknown option {name!r} of method {_name(method)!r}{did_you_mean(name, known)}")
+            faults.append(
+                f"Unknown option {name!r} of method {_name(method)!r}{did_you_mean(name, known)}"
+            )
         elif not _fits(value, known[name][1]):
             faults.append(f"Option {name} must be {_say(known[name][1])}, got {value!r}.")
     if faults:
@@ -151,9 +156,12 @@ def _say(hint: Any) -> str:
         return "one of " + ", ".join(repr(v) for v in get_args(hint))
     if origin is types.UnionType or origin is typing.Union:
         return " or ".join(_say(part) for part in get_args(hint))
-    return {type(None): "nothing", bool: "true or false", int: "a whole number", float: "a number"}.get(
-        hint, getattr(hint, "__name__", str(hint))
-    )
+    return {
+        type(None): "nothing",
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+    }.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 __all__ = ["METHODS", "MethodEntry", "build", "find", "static_options"]

@@ -1,7 +1,9 @@
-"""FedAPA: each client receives its own mixture of all extractors; the server learns the mixture by gradient steps.
+"""FedAPA: each client receives its own mixture of all extractors.
 
-Sun, Sun, Pan, Fu, Guo, "FedAPA: Server-side Gradient-Based Adaptive Personalized Aggregation", IJCAI 2025
-(arXiv 2502.07456), Algorithm 1, Eq. (3)-(7).
+The server learns the mixture by gradient steps.
+
+Sun, Sun, Pan, Fu, Guo, "FedAPA: Server-side Gradient-Based Adaptive Personalized Aggregation",
+IJCAI 2025 (arXiv 2502.07456), Algorithm 1, Eq. (3)-(7).
 
 | symbol | here | meaning |
 |---|---|---|
@@ -13,10 +15,11 @@ Sun, Sun, Pan, Fu, Guo, "FedAPA: Server-side Gradient-Based Adaptive Personalize
 | η | mix_lr | the step on A |
 | μ | self_weight | the value of a_ii before normalising |
 
-Differs from the paper: Eq. (7) prints A_i ← A_i − η Θᵀ(θ_i − θ̄_i), which raises the distance ½‖Δθ_i‖² that the text
-says it lowers; the authors' code descends. `weight_step="descent"` (default) takes the plus sign, "as_printed" the
-minus; see `test_mix_step_lowers_the_proxy`. Preset `authors_code` has momentum 0.9 over the whole matrix, serves the
-clients of a round one after the other, and pins and normalises a row just before its next use.
+Differs from the paper: Eq. (7) prints A_i ← A_i − η Θᵀ(θ_i − θ̄_i), which raises the distance
+½‖Δθ_i‖² that the text says it lowers; the authors' code descends. `weight_step="descent"` (default)
+takes the plus sign, "as_printed" the minus; see `test_mix_step_lowers_the_proxy`. Preset
+`authors_code` has momentum 0.9 over the whole matrix, serves the clients of a round one after the
+other, and pins and normalises a row just before its next use.
 """
 
 from __future__ import annotations
@@ -54,8 +57,8 @@ def fedapa(
     Args:
         task: the network and its loss; its head stays private.
         local: local training, head and extractor together.
-        preset: `paper` (parallel, no server momentum, self weight 0.5) or `authors_code` (sequential, momentum
-            0.9, self weight 1).
+        preset: `paper` (parallel, no server momentum, self weight 0.5) or `authors_code`
+            (sequential, momentum 0.9, self weight 1).
         weight_step: the sign of Eq. (7).
         clip_weights: clip A to [0, 1].
         pin_weights: set a_ii to the self weight.
@@ -70,7 +73,8 @@ def fedapa(
     is_shared = task.is_body if share == "body" else (lambda leaf: True)
     if not any(is_shared(leaf) for leaf in task.leaf_names):
         raise ConfigError(
-            "FedAPA shares the body of the network and keeps its head, but all parameters of this network belong "
+            "FedAPA shares the body of the network and keeps its head, but all parameters of this "
+            "network belong "
             f"to the head {task.head!r}; use a network with a body (such as dnn), or share='all'."
         )
     sign = 1.0 if weight_step == "descent" else -1.0
@@ -100,7 +104,10 @@ def fedapa(
         return combine(row, server["bodies"])  # Eq. (5)
 
     def init_client(params: Tree, site: Site) -> Tree:
-        return {"head": tree.select(params, lambda leaf: not is_shared(leaf)), **local.start(params=params)}
+        return {
+            "head": tree.select(params, lambda leaf: not is_shared(leaf)),
+            **local.start(params=params),
+        }
 
     def begin(client: Tree, site: Site) -> Tree:
         return {"params": {**site.own, **client["head"]}, **local.kept(client)}
@@ -125,7 +132,8 @@ def fedapa(
             rows = settle(rows, hub.cohort, hub)
             mix = put_rows({"mix": server["mix"]}, hub.cohort, {"mix": rows}, hub.present)
             return {"bodies": bodies, **mix}
-        # One SGD over the whole matrix: the rows of absent clients move along their decayed buffer too.
+        # One SGD over the whole matrix: the rows of absent clients move along their decayed buffer
+        # too.
         used = put_rows({"mix": server["mix"]}, hub.cohort, {"mix": rows}, hub.present)["mix"]
         push = torch.zeros_like(used).index_copy(0, hub.cohort, slope)
         velocity = hub.hyper["mix_momentum"] * server["velocity"] + push
@@ -136,12 +144,18 @@ def fedapa(
         return {"bodies": bodies, **kept}
 
     def inspect(server: Tree, hub: Hub) -> Tree:
-        return {"mix": row_in_use(server, torch.arange(hub.sizes.shape[0], device=hub.sizes.device), hub)}
+        return {
+            "mix": row_in_use(
+                server, torch.arange(hub.sizes.shape[0], device=hub.sizes.device), hub
+            )
+        }
 
     hyper = {**local.hyper, "mix_lr": Hyper(0.01, 0.0, note="0 keeps every client alone")}
     if pin_weights:
         own = 1.0 if as_code else 0.5
-        hyper["self_weight"] = Hyper(own, 0.0, 1.0, note="the share a client keeps, before normalising")
+        hyper["self_weight"] = Hyper(
+            own, 0.0, 1.0, note="the share a client keeps, before normalising"
+        )
     if momentum:
         hyper["mix_momentum"] = Hyper(0.9, 0.0, 1.0, note="0 is a plain step on the mixing matrix")
     return Method(

@@ -1,8 +1,10 @@
-"""FedAvg: clients take a few steps from the common model and the server averages them. One model for all.
+"""FedAvg: clients take a few steps from the common model and the server averages them.
 
-McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS 2017.
-Step-size form: Chen et al. (arXiv 2103.01901), Algorithm 1 and Eq. (8). Over-relaxation ("AM"): pFedBreD
-(Shi et al., NeurIPS 2023), Algorithm 1 line 12.
+One model for all.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data", AISTATS
+2017. Step-size form: Chen et al. (arXiv 2103.01901), Algorithm 1 and Eq. (8). Over-relaxation
+("AM"): pFedBreD (Shi et al., NeurIPS 2023), Algorithm 1 line 12.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -13,8 +15,9 @@ Step-size form: Chen et al. (arXiv 2103.01901), Algorithm 1 and Eq. (8). Over-re
 | β | relax | over-relaxation of the new average (rules `normalized`, `uniform`); 1 is plain |
 
 Rules: `normalized` Σ_S n_i w_i / Σ_S n_i; `uniform` the plain mean over S; `chen`
-w − (m η_t/(N|S|)) Σ_S n_i (w − w_i); `p_weighted` the same with given p_i in place of n_i/N. With everybody present
-and η_t = β = 1 all agree for equal n_i. `chen` is unbiased over draws, though its weights do not sum to 1 in one draw.
+w − (m η_t/(N|S|)) Σ_S n_i (w − w_i); `p_weighted` the same with given p_i in place of n_i/N. With
+everybody present and η_t = β = 1 all agree for equal n_i. `chen` is unbiased over draws, though its
+weights do not sum to 1 in one draw.
 """
 
 from __future__ import annotations
@@ -53,7 +56,8 @@ def fedavg(
     """
     if client_weights is not None and rule != "p_weighted":
         raise ConfigError(
-            f"client_weights have no effect with rule={rule!r}; use rule='p_weighted', or leave them out."
+            f"client_weights have no effect with rule={rule!r}; use rule='p_weighted', or leave "
+            "them out."
         )
     averages = rule in ("normalized", "uniform")
 
@@ -83,7 +87,8 @@ def fedavg(
         elif client_weights is not None:
             if len(client_weights) != sizes.shape[0]:
                 raise ConfigError(
-                    f"client_weights has {len(client_weights)} values, but there are {sizes.shape[0]} clients; "
+                    f"client_weights has {len(client_weights)} values, but there are "
+                    f"{sizes.shape[0]} clients; "
                     "give one per client."
                 )
             p = sizes.new_tensor(client_weights)
@@ -131,21 +136,27 @@ def fedavg_ft(
     ft_steps: int | None = None,
     ft_pull: bool = False,
 ) -> Method:
-    """Build FedAvg followed by local fine-tuning: each client's copy of the global model trains on before it is used.
+    """Build FedAvg followed by local fine-tuning.
+
+    Each client's copy of the global model trains on before it is used.
 
     Args:
         task: the network and its loss.
         local: local training; fine-tuning uses the same batches, momentum and decay.
         rule: see ``fedavg``.
         client_weights: see ``fedavg``.
-        ft_epochs: epochs of fine-tuning; those of local training if None, none at all (plain FedAvg) if 0.
+        ft_epochs: epochs of fine-tuning; those of local training if None, none at all (plain
+            FedAvg) if 0.
         ft_steps: steps of fine-tuning; replaces epochs.
-        ft_pull: whether fine-tuning is pulled back to the global model, with strength ``ft_prox_strength``.
+        ft_pull: whether fine-tuning is pulled back to the global model, with strength
+            ``ft_prox_strength``.
     """
     base = replace(fedavg(task, local, rule=rule, client_weights=client_weights), name="fedavg-ft")
     for name, length in (("ft_epochs", ft_epochs), ("ft_steps", ft_steps)):
         if length is not None and length < 0:
-            raise ConfigError(f"{name} must be >= 0, got {length}; 0 is FedAvg without fine-tuning.")
+            raise ConfigError(
+                f"{name} must be >= 0, got {length}; 0 is FedAvg without fine-tuning."
+            )
     if ft_steps == 0 or (ft_steps is None and ft_epochs == 0):
         return base
     longer = replace(
@@ -163,8 +174,13 @@ def fedavg_ft(
             work["params"], site.common["params"]
         )
 
-    hyper = {**base.hyper, "ft_lr": Hyper(local.lr, 0.0, note="the step size of fine-tuning; 0 is FedAvg")}
+    hyper = {
+        **base.hyper,
+        "ft_lr": Hyper(local.lr, 0.0, note="the step size of fine-tuning; 0 is FedAvg"),
+    }
     if ft_pull:
-        hyper["ft_prox_strength"] = Hyper(0.1, 0.0, note="the pull of fine-tuning back to the global model")
+        hyper["ft_prox_strength"] = Hyper(
+            0.1, 0.0, note="the pull of fine-tuning back to the global model"
+        )
     tune = descend(objective, longer, name="fine-tune", lr="ft_lr")
     return replace(base, hyper=hyper, adapt=(tune,))

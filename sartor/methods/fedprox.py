@@ -1,7 +1,7 @@
 """One-stage FedProx: one model per client, one global model, and a pull of strength λ between them.
 
-Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Algorithm 1, Eq. (1), (8)-(12),
-(18), Theorem 2, Corollary 1. λ = 0 is LocalTrain, λ → ∞ is GlobalTrain.
+Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Algorithm 1,
+Eq. (1), (8)-(12), (18), Theorem 2, Corollary 1. λ = 0 is LocalTrain, λ → ∞ is GlobalTrain.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -13,11 +13,12 @@ Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.089
 | K | Local.steps | local steps a round |
 | L, μ | smoothness, strong_convexity | of the clients' losses |
 
-Differs from Li et al. 2020 and from public FedProx code, which restart every client from w_g: here a client starts
-from its own last model. Step sizes (`preset`): `paper_real` γ = 1/λ, so that w_g is the mean of the clients' models;
-`paper_synthetic` γ = 1/L_g, η = 1/(L+λ); `corollary1` γ = 1/(2 L_g), η = 1/(L+λ) and the smallest K that
-satisfies (12); `free` takes γ, η and K as given. L_g = λL/(λ+L). With λ_i, L_g is the largest over clients and K comes
-from the client that needs most (ours: the paper leaves it open).
+Differs from Li et al. 2020 and from public FedProx code, which restart every client from w_g: here
+a client starts from its own last model. Step sizes (`preset`): `paper_real` γ = 1/λ, so that w_g is
+the mean of the clients' models; `paper_synthetic` γ = 1/L_g, η = 1/(L+λ); `corollary1` γ = 1/(2
+L_g), η = 1/(L+λ) and the smallest K that satisfies (12); `free` takes γ, η and K as given. L_g =
+λL/(λ+L). With λ_i, L_g is the largest over clients and K comes from the client that needs most
+(ours: the paper leaves it open).
 """
 
 from __future__ import annotations
@@ -56,16 +57,22 @@ def fedprox(
         local: local training.
         preset: where the step sizes come from; see the module's docstring.
         weights: p_i = 1/m (the paper's) or n_i/N.
-        unbiased: under sampling, scale the cohort's sum by m/|S| instead of averaging over the cohort.
+        unbiased: under sampling, scale the cohort's sum by m/|S| instead of averaging over the
+            cohort.
         smoothness: L, for the presets that need it.
         strong_convexity: μ, for the preset that needs it.
     """
     derived = preset in ("paper_synthetic", "corollary1")
     if derived and not (smoothness and smoothness > 0):
-        raise ConfigError(f"preset={preset!r} needs smoothness=L > 0 of the loss, got {smoothness}.")
-    if preset == "corollary1" and not (strong_convexity and 0 < strong_convexity <= (smoothness or 0)):
         raise ConfigError(
-            f"preset='corollary1' needs 0 < strong_convexity <= smoothness, got {strong_convexity}; "
+            f"preset={preset!r} needs smoothness=L > 0 of the loss, got {smoothness}."
+        )
+    if preset == "corollary1" and not (
+        strong_convexity and 0 < strong_convexity <= (smoothness or 0)
+    ):
+        raise ConfigError(
+            "preset='corollary1' needs 0 < strong_convexity <= smoothness, got "
+            f"{strong_convexity}; "
             "add a ridge term (weight_decay) to make a convex loss strongly convex."
         )
     big, small = smoothness or 0.0, strong_convexity or 0.0
@@ -137,7 +144,9 @@ def fedprox(
             descend(
                 objective,
                 local,
-                lr=(lambda site: 1.0 / (big + site.hyper["prox_strength"])) if derived else "local_lr",
+                lr=(lambda site: 1.0 / (big + site.hyper["prox_strength"]))
+                if derived
+                else "local_lr",
                 steps=(lambda site: site.common["steps"]) if preset == "corollary1" else None,
             ),
         ),
@@ -147,7 +156,10 @@ def fedprox(
 
 
 def local_steps(prox_strength: Tensor, smoothness: float, strong_convexity: float) -> Tensor:
-    """Return the smallest K of condition (12) at Corollary 1's steps: ⌈ln(16(2 + 64λ²/μ²)) / ln((λ+L)/(L−μ))⌉."""
+    """Return the smallest K of condition (12) at Corollary 1's steps.
+
+    ⌈ln(16(2 + 64λ²/μ²)) / ln((λ+L)/(L−μ))⌉.
+    """
     lam = prox_strength.double()
     if smoothness == strong_convexity:
         return torch.ones_like(lam, dtype=torch.int64)
@@ -156,8 +168,12 @@ def local_steps(prox_strength: Tensor, smoothness: float, strong_convexity: floa
     return torch.ceil(need / rate - 1e-12).clamp(min=1).to(torch.int64)
 
 
-def corollary1(prox_strength: float, smoothness: float, strong_convexity: float) -> dict[str, float]:
-    """Return Corollary 1's numbers for one λ: local_lr, server_lr, num_local_steps, and Theorem 2's rate a round.
+def corollary1(
+    prox_strength: float, smoothness: float, strong_convexity: float
+) -> dict[str, float]:
+    """Return Corollary 1's numbers for one λ.
+
+    Local_lr, server_lr, num_local_steps, and Theorem 2's rate a round.
 
     >>> corollary1(2.0, 4.0, 1.0)["num_local_steps"]
     13

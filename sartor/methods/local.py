@@ -1,15 +1,19 @@
-"""LocalTrain: every client fits its own data and never talks to anybody. The floor all methods are measured from.
+"""LocalTrain: every client fits its own data and never talks to anybody.
 
-Folklore; `LocalTrain` in Yu et al., "The Effect of Personalization in FedProx" (arXiv 2410.08934), Eq. (2);
-`PureLocalTraining` in Chen et al., "Minimax Estimation for Personalized Federated Learning" (arXiv 2103.01901).
+The floor all methods are measured from.
+
+Folklore; `LocalTrain` in Yu et al., "The Effect of Personalization in FedProx" (arXiv 2410.08934),
+Eq. (2); `PureLocalTraining` in Chen et al., "Minimax Estimation for Personalized Federated
+Learning" (arXiv 2103.01901).
 
 | symbol | here | meaning |
 |---|---|---|
 | w_i | client["params"] | the client's model, kept for the whole run |
 | η | local_lr | the step of local training |
 
-Differs from public code: all clients train in every round by default, since there is no server that could sample
-them; ``participation="sampled"`` gives each client only its share of the compute, as other libraries do.
+Differs from public code: all clients train in every round by default, since there is no server that
+could sample them; ``participation="sampled"`` gives each client only its share of the compute, as
+other libraries do.
 """
 
 from __future__ import annotations

@@ -175,7 +175,7 @@ def test_a_method_that_uses_everything_is_the_same_on_all_engines() -> None:
 
 
 def test_a_method_that_uses_everything_is_counted_sample_by_sample() -> None:
-    """Also where lanes stop early, in batches of unequal size, and where a step has two gradients."""
+    """Also where lanes stop early, batches are unequal, and a step has two gradients."""
     task, count = net_task(), [0, 0]
     plain = Task.losses
 
@@ -199,7 +199,7 @@ def test_a_method_that_uses_everything_is_counted_sample_by_sample() -> None:
 
 
 def test_a_stopping_phase_stops_when_it_says() -> None:
-    """A lane takes exactly the steps until its own condition holds, far fewer than its passes allow."""
+    """A lane takes the steps until its own condition holds, and not one more."""
     task = net_task()
     seen: dict[int, int] = {}
     method = everything(task)
@@ -221,6 +221,37 @@ def test_a_phase_that_did_not_say_it_is_random_cannot_draw(engine: str) -> None:
     quiet = tuple(replace(p, random=False) for p in method.phases)
     with pytest.raises(ContractError, match="random=True"):
         _run(replace(method, phases=quiet), task, [federation()], engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["vectorised", "sequential"])
+def test_local_training_is_torchs_own_sgd_on_the_real_samples(engine: str) -> None:
+    """A plain loop with torch.optim.SGD over the unpadded batches ends at the same models."""
+    task = net_task()
+    local = Local(epochs=2, batch=4, lr=0.1, momentum=0.9, weight_decay=0.05)
+    method = build("local", task, local, {})
+    seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
+    (phase,) = method.phases
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        seen.setdefault(int(site.index), []).append((batch.x[batch.mask], batch.y[batch.mask]))
+        return phase.step(work, batch, site)
+
+    watched = replace(method, phases=(replace(phase, step=step),))
+    _run(watched, task, [federation()], engine="sequential", rounds=1)
+    found = outcome(_run(method, task, [federation()], engine=engine, rounds=1))
+    assert {len(x) for batches in seen.values() for x, _ in batches} >= {1, 2, 4}
+    for client, batches in seen.items():
+        module = task.with_params(task.init(0)).double()
+        sgd = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.05)
+        for x, y in batches:
+            sgd.zero_grad()
+            F.cross_entropy(module(x), y).backward()
+            sgd.step()
+        for name, leaf in module.named_parameters():
+            wanted = leaf.detach().numpy()
+            np.testing.assert_allclose(
+                found[f"client/params/{name}"][0, client], wanted, atol=1e-12
+            )
 
 
 # ---- controls: what holds the engines together must matter ---------------------------------------
@@ -341,12 +372,32 @@ def test_seeds_change_start_batches_and_cohorts() -> None:
 
 
 def test_letters_come_from_the_state_at_the_start_of_the_round() -> None:
-    """One upload of one client is what the ledger says it is, in both directions and in every round."""
+    """The ledger holds the size of the model, per participant, both ways, every round."""
     task = net_task()
     sim = _run(build("fedavg", task, LOCAL, {}), task, participation=2)
     one = sum(p.numel() for p in task.module.parameters()) * 8
     assert (sim.ledger().bytes_up == 2 * one).all()
     assert (sim.ledger().bytes_down == 2 * one).all()
+
+
+def test_measured_blocks_are_part_of_the_state() -> None:
+    """An engine that chooses its block of lanes by measuring goes on with the same choice."""
+    task = net_task()
+    method = build("fedavg", task, LOCAL, {})
+
+    def new() -> Any:
+        sim = simulation(method, task, two_allocations())
+        sim.engine.lanes = None
+        return sim
+
+    first = new()
+    first.step()
+    assert first.engine.lanes is not None
+    state = first.state()
+    second = new()
+    second.load(*state)
+    assert second.engine.lanes == first.engine.lanes
+    assert_same(outcome(run(second)), outcome(run(first)))
 
 
 # ---- arena ---------------------------------------------------------------------------------------
@@ -365,7 +416,7 @@ def _inspect(feds: list[Federation]) -> Iterator[tuple[Tensor, Tensor, Tensor, T
 
 
 def test_the_arena_holds_every_runs_own_samples() -> None:
-    """Same data, another allocation, other data, other labels on the same features, the same lists elsewhere."""
+    """Another allocation, other data, other labels on the same features, the same lists."""
     first, second = two_allocations()
     relabelled = replace(first, y=(first.y + 1) % 3)
     moved = replace(first, x=first.x + 100)
@@ -389,7 +440,7 @@ def test_runs_of_different_shape_are_refused() -> None:
 
 @pytest.mark.parametrize("mapped", [False, True])
 def test_a_store_keeps_the_present_and_forgets_the_absent(mapped: bool, tmp_path) -> None:
-    """What is put back is what is read; clients that never trained are new; a dump restores both."""
+    """What is put back is read; who never trained is new; a dump restores both."""
 
     def make(cohort: np.ndarray) -> Tree:
         lane = torch.from_numpy(cohort).double()

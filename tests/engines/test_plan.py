@@ -1,4 +1,4 @@
-"""The plan of a phase: each pass covers the client's samples once, whoever else is in the cohort."""
+"""The plan of a phase: each pass covers the client's samples once, whoever else is there."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_every_pass_covers_each_sample_once(sizes: list[int], kind: dict[str, An
 def test_samples_counted_are_samples_in_the_table(
     sizes: list[int], kind: dict[str, Any], steps: int
 ) -> None:
-    """The count of a lane, in whole passes or cut off after some steps, is what its batches hold."""
+    """The count of a lane, in whole passes or cut off early, is what its batches hold."""
     for plan in (_plan(sizes, kind), _plan(sizes, kind, steps=steps)):
         for lane in range(len(sizes)):
             lists = [_rows(plan, lane, d) for d in range(kind["draws"])]
@@ -109,7 +109,7 @@ def test_samples_counted_are_samples_in_the_table(
 
 @given(SIZES, KINDS)
 def test_batches_gather_the_clients_own_samples(sizes: list[int], kind: dict[str, Any]) -> None:
-    """Row r of a client is its r-th sample; padding is masked, points to the spare row, and ends are marked."""
+    """Row r of a client is its r-th sample; padding is masked; ends of passes are marked."""
     arena, plan = _arena(sizes), _plan(sizes, kind)
     split = arena.splits["train"]
     per_pass = plan.passes[0][0]
@@ -150,7 +150,7 @@ def test_a_lane_does_not_depend_on_the_others(
 
 
 def test_passes_draws_and_keys_differ() -> None:
-    """Epochs are shuffled anew, the draws of a step are independent, and every step has its own key."""
+    """Epochs are shuffled anew, draws are independent, and every step has its own key."""
     plan = _plan([16], {"batch": 4, "epochs": 2, "draws": 2, "random": True})
     first, second = _rows(plan, 0, 0), _rows(plan, 0, 1)
     assert first != second

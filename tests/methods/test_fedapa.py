@@ -83,7 +83,7 @@ PRINTED = {"weight_step": "as_printed"}
 )
 @pytest.mark.parametrize("lazy", [False, True])
 def test_the_worked_example_of_the_sheet(kind: dict, wanted: tuple, lazy: bool) -> None:
-    """Δ = (−0.1, 0.3), ΘᵀΔ = (−0.1, 0.1, 0.1), η = 0.5, in every variant, settled at once or when used."""
+    """Δ = (−0.1, 0.3), ΘᵀΔ = (−0.1, 0.1, 0.1), η = 0.5, in every variant, eager or lazy."""
     if lazy and kind.get("normalise_weights") is False and kind.get("pin_weights", True):
         pytest.skip("without normalising, a pinned row is shorter at its first use already")
     np.testing.assert_allclose(_step(**kind, server_momentum=lazy), wanted, atol=5e-5)
@@ -94,7 +94,7 @@ def _proxy(row: np.ndarray, theta: np.ndarray, new: np.ndarray) -> float:
 
 
 def test_the_proxy_of_the_worked_example() -> None:
-    """½‖Δ‖² = 0.05 falls to 0.03725 by descent and rises to 0.06725 as printed; the limit is η = 0.7307."""
+    """½‖Δ‖² = 0.05 falls to 0.03725 by descent and rises to 0.06725 as printed; η < 0.7307."""
     assert _proxy(np.array([1.0, 0, 0]), THETA, NEW) == pytest.approx(0.05)
     assert _proxy(_step(**RAW), THETA, NEW) == pytest.approx(0.03725)
     assert _proxy(_step(**RAW, **PRINTED), THETA, NEW) == pytest.approx(0.06725)
@@ -182,7 +182,7 @@ def test_one_client_is_plain_sgd(preset: str) -> None:
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize("preset", ["paper", "authors_code"])
 def test_no_step_on_the_weights_is_local_training(preset: str, keep: bool) -> None:
-    """η = 0: A stays the identity, and every participant trains alone (to the bit, if all train at once)."""
+    """η = 0: A stays the identity, and every participant trains alone."""
     local = replace(SGD, keep_optimiser=keep)
     apa = _net(hyper={"mix_lr": 0.0}, preset=preset, local=local)
     alone = _net("local", participation="sampled", local=local)
@@ -212,7 +212,7 @@ def test_a_common_start_gives_equal_weights_to_the_others() -> None:
 
 @pytest.mark.parametrize("schedule", ["parallel", "sequential"])
 def test_settling_at_once_or_when_used_is_the_same_without_momentum(schedule: str) -> None:
-    """Eager and lazy post-processing send the same mixtures, round after round, also to partial cohorts."""
+    """Eager and lazy post-processing send the same mixtures, also to partial cohorts."""
     eager = outcome(_net(hyper={"mix_lr": 0.5}, schedule=schedule))
     lazy = outcome(
         _net(hyper={"mix_lr": 0.5, "mix_momentum": 0.0}, schedule=schedule, server_momentum=True)
@@ -278,7 +278,7 @@ def _quadratic(
 @pytest.mark.parametrize("sign", ["descent", "as_printed"])
 @pytest.mark.parametrize("mu", [0.5, 1.0])
 def test_the_authors_code_is_a_plain_loop(sign: str, mu: float) -> None:
-    """Sequential service, one SGD with momentum 0.9 over the whole matrix, rows settled at their next use."""
+    """Clients in turn, one SGD with momentum over the whole matrix, rows settled when used."""
     draw = np.random.default_rng(3)
     centres, start = draw.normal(size=(4, 3)), draw.normal(size=3)
     theta, mix, velocity = np.tile(start, (4, 1)), np.eye(4), np.zeros((4, 4))
@@ -311,9 +311,7 @@ def test_the_authors_code_is_a_plain_loop(sign: str, mu: float) -> None:
 
 
 def test_two_clusters_find_each_other_by_descent_only() -> None:
-    """Two clusters of three: descent ends with all help from a client's own cluster, the printed sign with
-    all help from the other one and a far higher loss.
-    """
+    """Descent ends with help from the own cluster only, the printed sign from the other one."""
     draw = np.random.default_rng(0)
     centres = np.repeat(np.eye(20)[:2], 3, axis=0) + 0.05 * draw.normal(size=(6, 20))
     start = 0.01 * draw.normal(size=20)

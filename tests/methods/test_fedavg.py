@@ -50,7 +50,7 @@ def _weights(
 
 
 def test_rules_weigh_the_cohort_as_the_sheet_says() -> None:
-    """N = (10, 20, 30), cohort {2, 3}: normalized (0.4, 0.6); chen (0.5, 0.75), which sums to 1.25."""
+    """For n = (10, 20, 30) and {2, 3}: normalized (0.4, 0.6); chen (0.5, 0.75), sum 1.25."""
     np.testing.assert_allclose(_weights([1, 2], "normalized"), [0, 0.4, 0.6])
     np.testing.assert_allclose(_weights([1, 2], "chen"), [0, 0.5, 0.75])
     np.testing.assert_allclose(_weights([1, 2], "uniform"), [0, 0.5, 0.5])
@@ -72,7 +72,7 @@ def test_chen_is_unbiased_over_cohorts_and_normalized_is_not() -> None:
 
 
 def test_rules_agree_where_they_must() -> None:
-    """With everybody, normalized = chen; p_weighted with n_i/N is chen; with equal n_i all four agree."""
+    """With everybody, normalized = chen = p_weighted by n_i/N; with equal n_i all agree."""
     everybody = [0, 1, 2]
     np.testing.assert_allclose(_weights(everybody, "normalized"), _weights(everybody, "chen"))
     shares = tuple(n / 60 for n in SIZES)
@@ -133,7 +133,7 @@ def test_equal_data_is_one_client() -> None:
 
 @pytest.mark.parametrize(("steps", "wanted"), [(1, 30 / 7), (5, 3.767533), (160, 3.0)])
 def test_the_fixed_point_moves_with_the_local_work(steps: int, wanted: float) -> None:
-    """K local steps of 0.1 end at Σ q_i c_i/Σ q_i, q_i = 1 − (1 − 0.1 a_i)^K: 30/7 for one, 3 for many."""
+    """K local steps end at Σ q_i c_i/Σ q_i, q_i = 1 − (1 − η a_i)^K: 30/7 for 1, 3 for many."""
     local = Local(steps=steps, batch=None, lr=0.1)
     assert centre(q3("fedavg", local, rounds={1: 120, 5: 30, 160: 4}[steps])) == pytest.approx(
         wanted, abs=5e-7

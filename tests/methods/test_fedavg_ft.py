@@ -103,7 +103,7 @@ def test_a_negative_length_is_refused() -> None:
 
 
 def test_fine_tuning_is_near_the_better_of_its_two_ends() -> None:
-    """Appendix D of Chen et al., fewer repeats: accuracies near the sheet's, and FT never far below the best."""
+    """Appendix D of Chen et al., fewer repeats: FT is never far below the better end."""
     radii, repeats = (0.0, 4.0, 10.0, 20.0), 2
     feds = [logistic_radius(r, seed=s, test_samples=400)[0] for r in radii for s in range(repeats)]
     task = Task(Logistic(100))

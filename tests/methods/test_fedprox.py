@@ -87,7 +87,7 @@ def test_one_over_lambda_makes_the_server_the_mean() -> None:
 
 
 def test_the_solution_on_the_three_quadratics() -> None:
-    """λ = 2: w_g = 11/3 and w = (22/9, 10/3, 47/9); there Σ p_i ∇L_i(w_i) = 0 and w_g = Σ p_i w_i."""
+    """λ = 2: w_g = 11/3, w = (22/9, 10/3, 47/9); there Σ p_i ∇L_i(w_i) = 0, w_g = Σ p_i w_i."""
     sim = q3("fedprox", Local(batch=None), options=THEORY, hyper={"prox_strength": 2.0}, rounds=60)
     assert centre(sim) == pytest.approx(11 / 3, abs=1e-9)
     w = personal(sim)
@@ -122,7 +122,7 @@ def test_the_numbers_of_corollary_1() -> None:
 
 
 def test_the_smallest_number_of_steps_is_the_smallest() -> None:
-    """K satisfies (2 + 64 λ²/μ²)(1 − ημ_ℓ)^K ≤ (1 − γL_g)⁴ = 1/16, and K − 1 does not."""
+    """K satisfies (2 + 64 λ²/μ²)(1 − η(μ + λ))^K ≤ (1 − γL_g)⁴ = 1/16, and K − 1 does not."""
     for lam, big, small in itertools.product((0.1, 2.0, 50.0), (4.0, 30.0), (0.5, 1.0)):
         steps = int(local_steps(torch.tensor(lam), big, small))
         ratio = (big - small) / (lam + big)
@@ -141,7 +141,7 @@ def test_one_round_from_zero_has_the_sheets_numbers() -> None:
 
 
 def test_presets_take_their_steps_from_the_theory() -> None:
-    """One round from zero: γ = 1/(2 L_g) and K of (12); γ = 1/L_g; γ = 1/λ; η = 1/(L + λ) but for the last."""
+    """One round from zero with γ = 1/(2 L_g) and K of (12), with γ = 1/L_g, and with γ = 1/λ."""
     hyper, lam = {"prox_strength": 2.0}, 2.0
     prox = {"preset": "paper_synthetic", "smoothness": 4.0}
     cases = [
@@ -161,7 +161,7 @@ def test_presets_take_their_steps_from_the_theory() -> None:
 
 
 def test_the_measured_contraction_stays_below_the_theorems_rate() -> None:
-    """(w_g − w̃_g)² shrinks by 0.3906 a round (exact inner solves), below r = 0.84375, and never faster than r allows."""
+    """The squared error of w_g shrinks by 0.3906 a round, less than r = 0.84375 allows."""
     wide = []
     for t in range(1, 12):
         sim = q3(
@@ -212,7 +212,7 @@ def test_equal_clients_end_where_each_would_alone() -> None:
 
 
 def test_a_smaller_pull_costs_more_steps_and_fewer_rounds() -> None:
-    """As λ falls the bound on K grows and the rate shrinks; K over the progress of a round stays within bounds."""
+    """As λ falls the bound on K grows and the rate shrinks; K · rounds stays about the same."""
     found = [corollary1(lam, 40.0, 1.0) for lam in (0.1, 1.0, 10.0, 100.0)]
     steps = [f["num_local_steps_bound"] for f in found]
     rates = [f["rate"] for f in found]
@@ -238,7 +238,7 @@ def test_a_client_starts_from_its_own_last_model() -> None:
 
 
 def test_the_unbiased_rule_is_unbiased_over_cohorts() -> None:
-    """γ (m/|S|) Σ_S p_i g_i averages to γ Σ p_i g_i over all pairs; the mean over the cohort does not."""
+    """γ (m/|S|) Σ_S p_i g_i averages to γ Σ p_i g_i over all pairs."""
     task = quadratic_task(3)
     options = {"preset": "free", "weights": "samples"}
     one = torch.tensor(1.0, dtype=torch.float64)

@@ -57,7 +57,7 @@ def test_a_client_does_not_notice_the_others_data() -> None:
 
 
 def test_all_train_by_default_and_the_sampled_on_request() -> None:
-    """There is no server that could sample; the option gives each client only its share of the work."""
+    """There is no server that could sample; the option gives each client its share of work."""
     task = net_task()
     settings = {"participation": 2, "rounds": 4}
     everybody = run(simulation(build("local", task, SGD, {}), task, [federation()], **settings))

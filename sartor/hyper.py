@@ -30,6 +30,7 @@ class Hyper:
         high: the largest legal value.
         open_low: whether ``low`` itself is excluded.
         note: what the parameter does, and what its ends mean; shown in errors and listings.
+        server: whether the server alone uses it, so that a value per client has no meaning.
     """
 
     default: float
@@ -37,6 +38,7 @@ class Hyper:
     high: float = math.inf
     open_low: bool = False
     note: str = ""
+    server: bool = False
 
     def fault(self, name: str, value: float, where: str = "") -> str | None:
         """Return a sentence that says why ``value`` is illegal, or None."""
@@ -75,7 +77,12 @@ def stack_hypers(
         where = f" in run {r} of the sweep" if len(runs) > 1 else ""
         for name in specs.keys() & run.keys():
             value = run[name]
-            if isinstance(value, Sequence) and len(value) != num_clients:
+            if isinstance(value, Sequence) and specs[name].server:
+                faults.append(
+                    f"{name} belongs to the server, so it has one value for all clients{where}; "
+                    f"got {len(value)} values."
+                )
+            elif isinstance(value, Sequence) and len(value) != num_clients:
                 faults.append(
                     f"{name} has {len(value)} values{where}, but there are {num_clients} clients; "
                     "give one number, or one per client."

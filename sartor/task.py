@@ -137,7 +137,7 @@ class Task:
 
     def with_params(self, params: Tree) -> nn.Module:
         """Return an ordinary module that holds the given parameters, ready to use."""
-        module = copy.deepcopy(self.module)
+        module = copy.deepcopy(self.module).to(next(iter(params.values())).dtype)
         module.load_state_dict(
             {k: v.detach().cpu().clone() for k, v in params.items()}, strict=False
         )

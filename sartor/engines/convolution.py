@@ -17,6 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from sartor.engines.triton_conv import available, triton_conv2d
+
 _MOST_PATCH = 512  # the largest patch (channels × kernel) worth writing out
 
 
@@ -79,8 +81,13 @@ def lane_conv2d(
     stride: int | Sequence[int] = 1,
     padding: int | Sequence[int] = 0,
 ) -> Tensor:
-    """Convolve a batch: the same numbers as ``F.conv2d`` with one group and no dilation."""
+    """Convolve a batch: the same numbers as ``F.conv2d`` with one group and no dilation.
+
+    On a GPU with Triton its kernels do the work; the patches are the form for everything else.
+    """
     rows, columns = _pair(padding)
+    if available(x, weight):
+        return triton_conv2d(x, weight, bias, _pair(stride), (rows, columns))
     if rows or columns:
         x = F.pad(x, (columns, columns, rows, rows))
     out: Tensor = _Convolve.apply(x, weight, _pair(stride))[0]

@@ -1,9 +1,10 @@
 """Lane convolutions with Triton: one kernel per pass for all lanes, and no patches in memory.
 
-Three operators take tensors with one leading axis of lanes: the convolution, the gradient of its input, and the
-gradients of kernel and bias. Under ``vmap`` a mapped axis joins that axis, so that runs and clients become lanes of one
-launch. Each of the three is differentiated through the other two, to any order. Sums have a fixed order: the same call
-gives the same bits. Block sizes follow from the shapes by rule, since a search would break the capture of a graph.
+Three operators take tensors with one leading axis of lanes: the convolution, the gradient of its
+input, and the gradients of kernel and bias. Under ``vmap`` a mapped axis joins that axis, so that
+runs and clients become lanes of one launch. Each of the three is differentiated through the other
+two, to any order. Sums have a fixed order: the same call gives the same bits. Block sizes follow
+from the shapes by rule, since a search would break the capture of a graph.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def available(x: Tensor, weight: Tensor) -> bool:
         and weight.dim() == 4
         and x.shape[1] == weight.shape[1]
         and min(x.numel(), weight.numel()) > 0
-        # An output is never larger than this: padding is at most half a kernel where it makes sense.
+        # No output is larger than this while padding is at most half a kernel.
         and x.shape[0]
         * weight.shape[0]
         * (x.shape[2] + weight.shape[2])
@@ -83,7 +84,7 @@ def _kernels() -> Any:
     return triton_kernels
 
 
-# ---- one client: differentiable, to any order ---------------------------------------------------------------
+# ---- one client: differentiable, to any order ---------------------------------------------------
 
 
 class _Forward(torch.autograd.Function):
@@ -184,7 +185,7 @@ class _WeightGrad(torch.autograd.Function):
         return to_x, to_grad, None, None, None
 
 
-# ---- many lanes: the operators ------------------------------------------------------------------------------
+# ---- many lanes: the operators ------------------------------------------------------------------
 
 
 @torch.library.custom_op(
@@ -211,7 +212,7 @@ def lane_conv_input_grad(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> Tensor:
-    """Return the gradient of inputs of ``size`` (H, W) from that of the outputs, g (L, B, O, H', W')."""
+    """Return the gradient of inputs of ``size`` (H, W); g (L, B, O, H', W') is the outputs'."""
     return _launch_input_grad(g, w, size, stride, padding)
 
 
@@ -230,7 +231,7 @@ def lane_conv_weight_grad(
     stride: Sequence[int],
     padding: Sequence[int],
 ) -> tuple[Tensor, Tensor]:
-    """Return the gradients of kernels (L, O, C, kh, kw) and biases (L, O) from that of the outputs."""
+    """Return the gradients of kernels (L, O, C, kh, kw) and biases (L, O); g is the outputs'."""
     return _launch_weight_grad(x, g, kernel, stride, padding)
 
 
@@ -295,10 +296,7 @@ def _merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
     """
     if tensor is None:
         return None
-    if dim is None:
-        tensor = tensor.expand(size, *tensor.shape)
-    else:
-        tensor = tensor.movedim(dim, 0)
+    tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
     return tensor.flatten(0, 1)
 
 
@@ -315,7 +313,7 @@ def _outputs(
     return rows, columns
 
 
-# ---- launches -----------------------------------------------------------------------------------------------
+# ---- launches -----------------------------------------------------------------------------------
 
 
 def _launch_forward(
@@ -327,7 +325,7 @@ def _launch_forward(
     b = None if b is None else _dense(b)
     out = x.new_empty(lanes, batch, w.shape[1], rows, columns)
     positions = batch * rows * columns
-    wide, tall = _tile(w.shape[1], positions, lanes)
+    wide, tall, warps = _tile(w.shape[1], positions, lanes)
     grid = (_ceil(positions, wide), lanes, _ceil(w.shape[1], tall))
     shapes = _shapes(x, w.shape[1], w.shape[3:], stride, padding, (rows, columns))
     with torch.cuda.device_of(x):
@@ -347,7 +345,7 @@ def _launch_forward(
             BM=wide,
             BK=16,
             PRECISION=PRECISION,
-            num_warps=4,
+            num_warps=warps,
             num_stages=3,
         )
     return out
@@ -360,7 +358,7 @@ def _launch_input_grad(
     g, w = _dense(g), _dense(w)
     out = g.new_empty(lanes, batch, w.shape[2], *size)
     positions = batch * size[0] * size[1]
-    wide, tall = _tile(w.shape[2], positions, lanes)
+    wide, tall, warps = _tile(w.shape[2], positions, lanes)
     grid = (_ceil(positions, wide), lanes, _ceil(w.shape[2], tall))
     shapes = _shapes(out, w.shape[1], w.shape[3:], stride, padding, g.shape[3:])
     with torch.cuda.device_of(g):
@@ -376,7 +374,7 @@ def _launch_input_grad(
             BM=wide,
             BK=16,
             PRECISION=PRECISION,
-            num_warps=4,
+            num_warps=warps,
             num_stages=3,
         )
     return out
@@ -431,16 +429,23 @@ def _launch_weight_grad(
     return to_weight, to_bias
 
 
-def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int]:
-    """Choose a tile (positions, channels).
+def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
+    """Choose a tile (positions, channels) and its warps.
 
-    16 numbers a thread where there is work enough, else more tiles.
+    A thread that holds 16 sums spends most of its instructions on products. With too few such
+    tiles to fill the device, tiles are halved; and where that is still too few, more threads share
+    a tile, since then waiting is what takes the time.
     """
     tall = min(_power(channels), 64)
-    wide = max(2048 // tall, 64)
-    while wide > 64 and _ceil(positions, wide) * lanes * _ceil(channels, tall) < _PROGRAMS:
+    wide = full = max(2048 // tall, 64)
+
+    def programs() -> int:
+        return _ceil(positions, wide) * lanes * _ceil(channels, tall)
+
+    while wide > 64 and programs() < _PROGRAMS:
         wide //= 2
-    return wide, tall
+    enough = programs() >= _PROGRAMS
+    return wide, tall, 2 if enough and wide == full // 2 else 4
 
 
 def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
@@ -449,7 +454,8 @@ def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
     Return positions a share (a multiple of ``deep``) and the number of shares.
     """
     chunks = _ceil(positions, deep)
-    wanted = min(_ceil(_PROGRAMS, programs), chunks, _MOST_SPLITS)
+    # These programs have two warps, the others have four.
+    wanted = min(_ceil(2 * _PROGRAMS, programs), chunks, _MOST_SPLITS)
     share = _ceil(chunks, wanted)
     return share * deep, _ceil(chunks, share)
 

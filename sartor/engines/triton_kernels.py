@@ -1,13 +1,14 @@
 # mypy: ignore-errors
 """The Triton kernels behind ``triton_conv``: three implicit matrix products and one sum.
 
-Every kernel serves all lanes: program axis 1 is the lane. Tiles are laid out (positions, channels): where a
-tile has no contiguous axis that Triton can prove, it gives neighbouring threads neighbouring places of the first axis,
-and positions are the axis that is contiguous in memory. Shapes of an image are compile-time numbers
-(divisions become multiplications); batch, lanes and splits are not, so that a new lane width compiles nothing.
-What lies outside the tensors is read at the nearest place inside and met with a weight or a gradient of zero, or not
-stored: that spares most masks, which cost more than the products. Without Triton the module can be imported, and
-nothing in it can be called.
+Every kernel serves all lanes: program axis 1 is the lane. Tiles are laid out (positions, channels):
+where Triton can prove no axis of a tile contiguous, it gives neighbouring threads neighbouring
+places of the first axis, and positions are the axis that is contiguous in memory. Shapes of an
+image are compile-time numbers (divisions become multiplications); batch, lanes and splits are not,
+so that a new lane width compiles at most another tile. What lies outside the tensors is read at the
+nearest place inside and met with a weight or a gradient of zero, or not stored: that spares most
+masks, which cost more than the products. Without Triton the module can be imported, and nothing in
+it can be called.
 """
 
 from __future__ import annotations
@@ -57,8 +58,8 @@ def forward(
 ):
     """Convolve: BN output channels at BM output positions of one lane.
 
-    ``patch`` is K once more, as a number of run time. A loop of known length is unrolled, and the places of a patch
-    become constants: twice as fast while the instruction cache holds it.
+    ``patch`` is K once more, as a number of run time. A loop of known length is unrolled, and the
+    places of a patch become constants: half the instructions, while the cache holds them.
     """
     K: tl.constexpr = C * KH * KW
     lane = tl.program_id(1).to(tl.int64)
@@ -131,8 +132,8 @@ def input_grad(
 ):
     """Gather the gradient of BN input channels at BM input positions of one lane.
 
-    The loop goes over taps of the kernel, then over blocks of output channels: within one tap the mask depends on the
-    position alone, which leaves one addition per element loaded.
+    The loop goes over taps of the kernel, then over blocks of output channels: within one tap the
+    mask depends on the position alone, and elements cost no arithmetic of their own.
     """
     BLOCKS: tl.constexpr = (O + BK - 1) // BK
     lane = tl.program_id(1).to(tl.int64)
@@ -205,10 +206,11 @@ def weight_grad(
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Sum the outer products of patches and gradients over one share of the output positions of a lane.
+    """Sum the outer products of patches and gradients over one share of a lane's output positions.
 
-    One more program sums the gradients themselves, for the bias: a column after those of the kernel. (Summed beside the
-    products, they would be put into shared memory in an order that makes the threads collide.)
+    One more program sums the gradients themselves, for the bias: a column after those of the
+    kernel. (Summed beside the products, they would be put into shared memory in an order that
+    makes the threads collide.)
     """
     K: tl.constexpr = C * KH * KW
     TILES: tl.constexpr = (K + BK - 1) // BK

@@ -150,14 +150,19 @@ def fedapa(
             )
         }
 
-    hyper = {**local.hyper, "mix_lr": Hyper(0.01, 0.0, note="0 keeps every client alone")}
+    hyper = {
+        **local.hyper,
+        "mix_lr": Hyper(0.01, 0.0, note="0 keeps every client alone", server=True),
+    }
     if pin_weights:
         own = 1.0 if as_code else 0.5
         hyper["self_weight"] = Hyper(
-            own, 0.0, 1.0, note="the share a client keeps, before normalising"
+            own, 0.0, 1.0, note="the share a client keeps, before normalising", server=True
         )
     if momentum:
-        hyper["mix_momentum"] = Hyper(0.9, 0.0, 1.0, note="0 is a plain step on the mixing matrix")
+        hyper["mix_momentum"] = Hyper(
+            0.9, 0.0, 1.0, note="0 is a plain step on the mixing matrix", server=True
+        )
     return Method(
         name="fedapa",
         hyper=hyper,

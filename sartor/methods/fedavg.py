@@ -109,9 +109,9 @@ def fedavg(
         return {"params": tree.sub(old, weighted_sum(drift, step))}
 
     own = (
-        {"relax": Hyper(1.0, 0.0, note="1 is plain averaging, 2 is the AM trick")}
+        {"relax": Hyper(1.0, 0.0, note="1 is plain averaging, 2 is the AM trick", server=True)}
         if averages
-        else {"server_lr": Hyper(1.0, 0.0, note="1 is plain averaging")}
+        else {"server_lr": Hyper(1.0, 0.0, note="1 is plain averaging", server=True)}
     )
     return Method(
         name="fedavg",

@@ -132,7 +132,9 @@ def fedprox(
     if derived:
         del hyper["local_lr"]
     if preset == "free":
-        hyper["server_lr"] = Hyper(1.0, 0.0, note="1/prox_strength averages the clients' models")
+        hyper["server_lr"] = Hyper(
+            1.0, 0.0, note="1/prox_strength averages the clients' models", server=True
+        )
     return Method(
         name="fedprox",
         hyper=hyper,

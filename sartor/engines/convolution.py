@@ -32,36 +32,37 @@ def _patches(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Ten
 
 
 class _Convolve(torch.autograd.Function):
-    """Convolution without padding or bias, with its two gradients as matrix products."""
+    """Convolution without padding or bias, with its two gradients as matrix products.
+
+    The backward pass is made of differentiable operations on the inputs, so higher gradients are right too.
+    """
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, stride: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Return the output (batch, O, H', W') and the patches."""
+    def forward(x: Tensor, weight: Tensor, stride: tuple[int, int]) -> Tensor:
+        """Return the output (batch, O, H', W')."""
         kernel = (weight.shape[2], weight.shape[3])
-        patches = _patches(x, kernel, stride)
-        out = weight.reshape(weight.shape[0], -1) @ patches
+        out = weight.reshape(weight.shape[0], -1) @ _patches(x, kernel, stride)
         rows = (x.shape[2] - kernel[0]) // stride[0] + 1
-        return out.reshape(x.shape[0], weight.shape[0], rows, -1), patches
+        return out.reshape(x.shape[0], weight.shape[0], rows, -1)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        """Keep the patches and the kernel for the gradients."""
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        """Keep the inputs for the gradients."""
         x, weight, ctx.stride = inputs
-        ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(output[1], weight)
-        ctx.size = tuple(x.shape[2:])
+        ctx.save_for_backward(x, weight)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         """Return the gradients of input and kernel."""
-        patches, weight = ctx.saved_tensors
+        x, weight = ctx.saved_tensors
         to_x = to_weight = None
         if ctx.needs_input_grad[1]:
+            patches = _patches(x, (weight.shape[2], weight.shape[3]), ctx.stride)
             to_weight = (grad.flatten(2) @ patches.mT).sum(0).reshape(weight.shape)
         if ctx.needs_input_grad[0]:
-            to_x = _spread(grad, weight, ctx.size, ctx.stride)
+            to_x = _spread(grad, weight, (x.shape[2], x.shape[3]), ctx.stride)
         return to_x, to_weight, None
 
 
@@ -90,7 +91,7 @@ def lane_conv2d(
         return triton_conv2d(x, weight, bias, _pair(stride), (rows, columns))
     if rows or columns:
         x = F.pad(x, (columns, columns, rows, rows))
-    out: Tensor = _Convolve.apply(x, weight, _pair(stride))[0]
+    out: Tensor = _Convolve.apply(x, weight, _pair(stride))
     return out if bias is None else out + bias[:, None, None]
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -98,10 +98,12 @@ class Task:
         """Return the scores of a batch: (batch, classes)."""
         module = self._own_module()
         if self.compute is None:
-            return torch.func.functional_call(module, params, (x,))
+            with _METER.around():
+                return torch.func.functional_call(module, params, (x,))
         cast = {k: v.to(self.compute) for k, v in params.items()}
         x = x.to(self.compute) if x.is_floating_point() else x
-        scores = torch.func.functional_call(module, cast, (x,))
+        with _METER.around():
+            scores = torch.func.functional_call(module, cast, (x,))
         return scores.to(next(iter(params.values())).dtype)
 
     def _own_module(self) -> nn.Module:
@@ -148,6 +150,7 @@ class _Meter(threading.local):
     """Counts, per thread, the batches whose loss was computed, with and without a gradient."""
 
     alone = False
+    around: Callable[[], AbstractContextManager[Any]] = nullcontext
     depth = 0
     forward = 0
     backward = 0
@@ -188,16 +191,20 @@ def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any
 
 
 @contextmanager
-def alone() -> Iterator[None]:
+def alone(around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[None]:
     """Say that one lane is computed without vmap.
 
     Plain autograd then gives the same gradient with less machinery.
+
+    Args:
+        around: entered around every forward pass of the network.
     """
-    before, _METER.alone = _METER.alone, True
+    before = _METER.alone, _METER.around
+    _METER.alone, _METER.around = True, around
     try:
         yield
     finally:
-        _METER.alone = before
+        _METER.alone, _METER.around = before
 
 
 def _plain_grad(fn: Callable[..., Any], has_aux: bool) -> Callable[[Tree], Any]:

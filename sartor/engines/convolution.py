@@ -34,7 +34,7 @@ def _patches(x: Tensor, kernel: tuple[int, int], stride: tuple[int, int]) -> Ten
 class _Convolve(torch.autograd.Function):
     """Convolution without padding or bias, with its two gradients as matrix products.
 
-    The backward pass is made of differentiable operations on the inputs, so higher gradients are right too.
+    The backward pass is made of differentiable operations, so higher gradients are right too.
     """
 
     generate_vmap_rule = True

@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+_POOLING = (F.max_pool2d, torch.max_pool2d)
 _LEAST = 256  # pixels: smaller images are pooled faster by the library
 
 
@@ -69,9 +71,9 @@ class FastPooling(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Catch ``torch.max_pool2d`` and leave everything else as it is."""
+        """Catch max pooling and leave everything else as it is."""
         kwargs = kwargs or {}
-        if func is torch.max_pool2d and _fits(*args, **kwargs):
+        if func in _POOLING and _fits(*args, **kwargs):
             return _HalvingMax.apply(args[0])[0]
         return func(*args, **kwargs)
 
@@ -83,6 +85,7 @@ def _fits(
     padding: Any = 0,
     dilation: Any = 1,
     ceil_mode: bool = False,
+    return_indices: bool = False,
 ) -> bool:
     two = (2, (2, 2), [2, 2])
     plain = padding in (0, (0, 0), [0, 0]) and dilation in (1, (1, 1), [1, 1])

@@ -25,7 +25,7 @@ from sartor.method import Batch, Hub, Method, Phase, Site
 from sartor.task import Task
 from sartor.tree import Tree
 
-_TRIAL_STEPS = 2
+_TRIAL_STEPS = 4
 
 
 class Engine(Protocol):
@@ -33,6 +33,7 @@ class Engine(Protocol):
 
     calls: dict[str, tuple[int, int]]
     lanes: int | None
+    workers: int
 
     def tune(self, trial: Any, lanes: int, signature: Any) -> None:
         """Choose the number of lanes a block by measuring, if there is a choice."""
@@ -111,7 +112,7 @@ class Rounds:
         seeds: one per run.
         hyper: (runs,) or (runs, clients) per name.
         participation: who takes part.
-        eval_batch: test samples a step.
+        eval_batch: test samples a step; chosen for the device if None.
     """
 
     def __init__(
@@ -123,13 +124,14 @@ class Rounds:
         seeds: Sequence[int],
         hyper: dict[str, Tensor],
         participation: Participation,
-        eval_batch: int = 256,
+        eval_batch: int | None = None,
     ) -> None:
         self.method, self.task, self.arena, self.engine = method, task, arena, engine
         self.seeds = list(seeds)
         self.hyper = {k: v.to(arena.device) for k, v in hyper.items()}
         self.participation = participation
-        self.eval_batch = eval_batch
+        # On a CPU small batches waste less on padding; on a GPU few large steps are cheaper.
+        self.eval_batch = eval_batch or (64 if arena.device.type == "cpu" else 256)
         self.base = np.stack([rng.key(seed).numpy() for seed in self.seeds])
         self.sizes = torch.from_numpy(arena.splits["train"].size).to(arena.device)
         self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
@@ -342,8 +344,7 @@ class Rounds:
         phase = max(method.phases, key=lambda p: p.epochs if p.steps is None else 1)
         sizes = self.arena.splits["train"].size
 
-        def trial(lanes: int) -> float:
-            block = self._blocks(method.phases, cohort.shape, lanes)[0]
+        def prepare(block: Block) -> tuple[Tree, Site, Plan]:
             ids, here = cohort[block.cut], _cut_site(site, block)
             arena = _cut_arena(self.arena, block.run, block.runs)
             steps = np.where(np.take_along_axis(sizes[block.cut[0]], ids, 1) > 0, _TRIAL_STEPS, 0)
@@ -352,9 +353,22 @@ class Rounds:
             for earlier in method.phases[: method.phases.index(phase)]:
                 work = self.engine.clients(earlier.enter, work, here)
                 work = self.engine.clients(earlier.leave, work, here)
+            return work, here, plan
+
+        def trial(lanes: int) -> float:
+            """Predict the seconds of the whole phase in blocks of so many lanes."""
+            blocks = self._blocks(method.phases, cohort.shape, lanes)
+            ready = [prepare(block) for block in blocks[: self.engine.workers]]
             began = time.perf_counter()
-            self.engine.phase(phase, work, here, plan)
-            return (time.perf_counter() - began) / max(int(steps.sum()), 1)
+            self.engine.blocks(lambda one: self.engine.phase(phase, *one), ready)
+            passed = time.perf_counter() - began
+            taken = sum(int(plan.steps.sum()) for _, _, plan in ready)
+            # Blocks go to the first core that is free; the last to finish decides.
+            cores = [0] * self.engine.workers
+            for block in blocks:
+                local = np.take_along_axis(sizes[block.cut[0]], cohort[block.cut], 1)
+                cores[int(np.argmin(cores))] += int(local.sum())
+            return passed * len(ready) / max(taken, 1) * max(cores)
 
         shapes = tuple((n, tuple(p.shape)) for n, p in self.task.module.named_parameters())
         signature = (method.name, type(self.task.module), shapes, phase.batch, cohort.shape)

@@ -31,6 +31,7 @@ class Sequential:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.lanes: int | None = None
+        self.workers = 1
         self.calls: dict[str, tuple[int, int]] = {}
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:

@@ -18,7 +18,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PRECISION = "tf32x3"  # of float32 products: three tensor-core products, as exact as "ieee" and faster
+PRECISION = (
+    "tf32x3"  # of float32 products: three tensor-core products, as exact as "ieee" and faster
+)
 _PROGRAMS = 264  # what fills an H100 or H200: two programs for each of 132 multiprocessors
 _MOST_SPLITS = 64  # shares of the sum over positions; more would make the partial sums large
 _DTYPES = (torch.float32, torch.bfloat16)

@@ -6,9 +6,10 @@ active are computed; lanes inside that width that are done are masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.plan import Plan
 from sartor.engines.pooling import FastPooling
+from sartor.engines.traced import Traces, keep_freed_memory
 from sartor.engines.tuning import choose_chunk
 from sartor.method import Hub, Phase, Site
 from sartor.task import alone, metered
@@ -37,6 +39,9 @@ class Vectorised:
         self.arena = arena
         self.lanes = chunk
         self.workers = torch.get_num_threads() if arena.device.type == "cpu" else 1
+        self.traces = Traces()
+        if arena.device.type == "cpu":
+            keep_freed_memory()
         self.calls: dict[str, tuple[int, int]] = {}
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
@@ -64,12 +69,10 @@ class Vectorised:
 
     def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core."""
+        self.traces.prepare()
         if self.workers == 1 or len(blocks) == 1:
             return [work(block) for block in blocks]
-        with ThreadPoolExecutor(
-            self.workers, initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            return list(pool.map(work, blocks))
+        return list(_pool(self.workers).map(work, blocks))
 
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Run a phase on all lanes; returns the work and the number of steps each lane took."""
@@ -77,15 +80,11 @@ class Vectorised:
         work, taken = self.steps(phase, work, site, plan)
         return self.clients(phase.leave, work, site), taken
 
-    @contextmanager
-    def _single(self) -> Iterator[None]:
-        """On one lane: plain autograd, and on a CPU a faster pooling."""
-        with alone(), FastPooling() if self.arena.device.type == "cpu" else nullcontext():
-            yield
-
     def steps(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
-        step = over_lanes(phase.step, 2, single=self._single)
+        if plan.steps.size == 1:
+            return self._steps_alone(phase, work, site, plan)
+        step = over_lanes(phase.step, 2)
         device = self.arena.device
         steps = torch.from_numpy(plan.steps).to(device)
         taken = steps if phase.stop is None else torch.zeros_like(steps)
@@ -99,8 +98,9 @@ class Vectorised:
                 now, here, before = tree.narrow(now, 1, 0, width), narrow_site(site, width), width
             batch = plan.batches(self.arena, plan.table[:, :width, s % plan.table.shape[2]])
             with metered() as calls:
-                new = step(now, batch, here._replace(key=plan.keys[:, :width, s]))
-            self.calls[phase.name] = calls()
+                at = here._replace(key=plan.keys[:, :width, s])
+                new = self.traces.call(phase, step, now, batch, at)
+            self._count(phase, calls())
             if phase.stop is not None:
                 active = (s < steps[:, :width]) & ~done[:, :width]
                 now = tree.where(active, new, now)
@@ -114,12 +114,45 @@ class Vectorised:
                 now = new
         return tree.cat([now, *reversed(finished)], 1), taken
 
+    def _count(self, phase: Phase, calls: tuple[int, int]) -> None:
+        """Remember how many losses a step computes; a trace does not ask the task for them."""
+        if calls != (0, 0):
+            self.calls[phase.name] = calls
+
+    def _steps_alone(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+        """Take the steps of one lane without vmap, on plain autograd."""
+        now, here = _drop(_drop(work)), _drop_site(_drop(site))
+        pooling = FastPooling if self.arena.device.type == "cpu" else nullcontext
+        taken = 0
+
+        def step(*args: Any) -> Tree:
+            with alone(pooling):
+                return phase.step(*args)
+
+        for s in range(plan.num_steps):
+            batch = plan.batches(self.arena, plan.table[0, 0, s % plan.table.shape[2]])
+            at = here._replace(key=plan.keys[0, 0, s])
+            with metered() as calls:
+                now = self.traces.call(phase, step, now, batch, at)
+            self._count(phase, calls())
+            taken += 1
+            if phase.stop is not None and bool(phase.stop(now, here)):
+                break
+        return _lift(_lift(now)), torch.full((1, 1), taken, device=self.arena.device)
+
+
+@cache
+def _pool(workers: int) -> ThreadPoolExecutor:
+    """Return the threads that work on blocks, one core each; they stay, with their caches."""
+    return ThreadPoolExecutor(
+        workers, "sartor-block", initializer=torch.set_num_threads, initargs=(1,)
+    )
+
 
 def over_lanes(
     fn: Callable[..., Any],
     num_trees: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    single: Callable[[], AbstractContextManager[Any]] = nullcontext,
 ) -> Callable[..., Any]:
     """Map a client function over runs and clients: its arguments are trees, then the site.
 
@@ -127,15 +160,13 @@ def over_lanes(
         fn: the function of one client.
         num_trees: how many trees it takes.
         context: entered while the function is mapped over several lanes.
-        single: entered while it works on one lane, without vmap.
     """
     inner = vmap(fn, in_dims=(*(0,) * num_trees, PER_CLIENT))
 
     def mapped(*args: Any) -> Any:
         runs, slots = args[-1].index.shape
         if runs * slots == 1:
-            with single():
-                return _lift(_lift(fn(*(_drop_site(_drop(a)) for a in args))))
+            return _lift(_lift(fn(*(_drop_site(_drop(a)) for a in args))))
         with context():
             if runs == 1:
                 return _lift(inner(*(_drop(a) for a in args)))

@@ -55,8 +55,8 @@ WORKLOADS = {
     w.name: w
     for w in (
         Workload("lenet", "lenet5", 20, "dirichlet:0.1", 64, 2, 20, 0.05),
-        Workload("dnn", "dnn", 100, "dirichlet:0.5", 20, 1, 100, 0.05),
-        Workload("mclr", "mclr", 100, "dirichlet:0.5", 20, 1, 100, 0.05),
+        Workload("dnn", "dnn", 100, "iid", 20, 1, 100, 0.05),
+        Workload("mclr", "mclr", 100, "iid", 20, 1, 100, 0.05),
         Workload("many", "lenet5", 1000, "iid", 64, 2, 100, 0.05),
     )
 }

@@ -36,7 +36,7 @@ from sartor.task import Task, cross_entropy, given, never
 from sartor.tree import Tree
 
 if TYPE_CHECKING:
-    from sartor.runs import ComparisonFolder, RunFolder
+    from sartor.runs import RunFolder
 
 Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
 BASELINES = ("local", "fedavg", "fedavg-ft")
@@ -186,8 +186,10 @@ def fit(
     if out:
         from sartor.runs import RunFolder
 
-        folder = RunFolder.create(out, merged.config, overwrite=resume)
-        folder.write_result(merged)
+        def write() -> None:
+            RunFolder.create(out, merged.config, overwrite=resume).write_result(merged)
+
+        _save(write, Path(out))
     return merged
 
 
@@ -248,7 +250,7 @@ def compare(
     shared = {k: v for k, v in next(iter(results.values())).config.items() if k in _SHARED}
     comparison = Comparison(results, config={**shared, "methods": wanted})
     if folder is not None:
-        _save(lambda: folder.write_comparison(comparison), folder)
+        _save(lambda: folder.write_comparison(comparison), folder.path)
     return comparison
 
 
@@ -308,7 +310,9 @@ def _fit_lanes(
     baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
     result = _result(simulation, config, federations, baseline)
     if folder is not None:
-        _save(lambda: _write(folder, result, simulation), folder)
+        # The result is written last: a folder that has one is not gone on with.
+        _save(lambda: _write_models(folder, simulation), folder.path)
+        _save(lambda: folder.write_result(result), folder.path)
     return result
 
 
@@ -349,14 +353,14 @@ def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) 
                     lambda t=trees, a=arrays, m=meta: folder.write_checkpoint(  # type: ignore[misc]
                         simulation.round_index, t, a, m
                     ),
-                    folder,
+                    folder.path,
                 )
     finally:
         if settings.progress is not None:
             settings.progress.stop()
 
 
-def _save(write: Callable[[], object], folder: RunFolder | ComparisonFolder) -> None:
+def _save(write: Callable[[], object], path: Path) -> None:
     """Write to the run folder; if the disk is full or gone, warn and go on.
 
     The result is still in memory.
@@ -365,14 +369,13 @@ def _save(write: Callable[[], object], folder: RunFolder | ComparisonFolder) -> 
         write()
     except RunFolderError as error:
         warnings.warn(
-            f"{error} Training goes on and the result stays in memory, but {folder.path} is not "
+            f"{error} Training goes on and the result stays in memory, but {path} is not "
             "up to date.",
             stacklevel=4,
         )
 
 
-def _write(folder: RunFolder, result: Result, simulation: Simulation) -> None:
-    folder.write_result(result)
+def _write_models(folder: RunFolder, simulation: Simulation) -> None:
     names = simulation.federations[0].names
     if len(names) <= 1000:
         for run in range(len(simulation.runs)):

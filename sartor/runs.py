@@ -92,6 +92,8 @@ class _Folder:
         with naming(path, "create"):
             path.mkdir(parents=True, exist_ok=True)
         taken = [name for name in ("folder.json", *_FILES, *_FOLDERS) if (path / name).exists()]
+        if _cut_short(path, taken, config):
+            taken = []
         if taken and not overwrite:
             raise RunFolderError(
                 f"{path} already holds a run ({', '.join(taken[:3])}); continue it with "
@@ -420,6 +422,18 @@ def _clear(path: Path, inner: bool) -> None:
             _clear(folder, inner)
             with suppress(OSError):  # something of the user's is in it
                 folder.rmdir()
+
+
+def _cut_short(path: Path, taken: Collection[str], config: Mapping[str, Any]) -> bool:
+    """Say whether a folder with these same settings was being made here when its maker was killed.
+
+    Nothing but settings and environment is there then, and no folder.json.
+    """
+    if "config.json" not in taken or not {*taken} <= {"config.json", "environment.json"}:
+        return False
+    with suppress(RunFolderError):
+        return bool(read_json(path / "config.json") == jsonable(config))
+    return False
 
 
 def _differences(

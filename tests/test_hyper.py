@@ -85,5 +85,6 @@ def test_local_training_lists_all_its_faults() -> None:
 
 def test_a_server_parameter_has_one_value_for_all_clients() -> None:
     """A value per client of what the server alone uses is refused, not spread along an axis."""
+    specs = {"mix_lr": Hyper(0.1, server=True)}
     with pytest.raises(ConfigError, match="belongs to the server"):
-        stack_hypers({"mix_lr": Hyper(0.1, server=True)}, [{"mix_lr": [0.1, 0.2]}], 2, torch.float64)
+        stack_hypers(specs, [{"mix_lr": [0.1, 0.2]}], 2, torch.float64)

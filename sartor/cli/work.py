@@ -140,7 +140,10 @@ def train(
         raise lost
     comparison = Comparison(results, config=experiment.stored())
     if several is not None:
-        several.write_comparison(comparison)
+        try:
+            several.write_comparison(comparison)
+        except RunFolderError as error:  # the results are printed all the same
+            show.note(f"Warning: {error}")
     return comparison
 
 

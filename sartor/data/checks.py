@@ -14,6 +14,7 @@ from sartor.data.split import Bool, Int, Ragged
 from sartor.errors import FederationError
 
 OwnersOf = Callable[[Int], list[str]]
+_MANY_CLASSES = 10_000  # fewer need no sample each: a federation may hold a part of them
 _CHUNK = 65_536  # samples looked at together when a fault is searched, to bound memory
 
 
@@ -161,6 +162,17 @@ def label_faults(y: Tensor, num_classes: int, owners: OwnersOf) -> list[str]:
             "num_classes must exceed the largest."
         )
     return faults
+
+
+def class_faults(y: Tensor, classes: int) -> list[str]:
+    """Note labels that are hardly classes: ids or times would make a network of their size."""
+    if classes <= max(len(y), _MANY_CLASSES):
+        return []
+    return [
+        f"Labels go up to {classes - 1}, but there are only {len(y)} samples: are they classes 0, "
+        "1, ...? Name the column of the label with label= (--label); or number the classes from 0; "
+        "or, if there are that many, pass num_classes."
+    ]
 
 
 def ragged_faults(name: str, split: Ragged, clients: int, samples: int) -> list[str]:

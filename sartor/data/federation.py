@@ -24,6 +24,7 @@ from sartor.data.checks import (
     as_labels,
     as_mask,
     check_fractions,
+    class_faults,
     client_ids,
     empty_faults,
     feature_faults,
@@ -144,6 +145,7 @@ class Federation:
         if labels is not None:
             if num_classes is None:
                 classes = max(int(labels.max()) + 1 if len(labels) else 0, 1)
+                faults += class_faults(labels, classes)
             faults += label_faults(labels, classes, owners)
         raise_faults(faults)
         assert features is not None

@@ -74,7 +74,7 @@ class FastPooling(TorchFunctionMode):
         """Catch max pooling and leave everything else as it is."""
         kwargs = kwargs or {}
         if func in _POOLING and _fits(*args, **kwargs):
-            return _HalvingMax.apply(args[0])[0]
+            return _HalvingMax.apply(args[0] if args else kwargs["input"])[0]
         return func(*args, **kwargs)
 
 

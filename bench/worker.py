@@ -8,6 +8,7 @@ import resource
 import time
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,21 +66,30 @@ def sartor_rounds(
     )
     torch.manual_seed(seed)
     clock = Clock(device)
-    result = sartor.fit(
-        "fedavg",
-        federation,
-        model=models.MODELS[w.model](federation),
-        rounds=number,
-        seeds=seed,
-        local=sartor.Local(epochs=w.epochs, batch=w.batch, lr=w.lr),
-        participation=w.cohort if w.cohort < w.clients else 1.0,
-        engine=engine,
-        device=device,
-        points=("pre",),
-        progress=clock,
-    )
+    settings: dict[str, Any] = {
+        "model": models.MODELS[w.model](federation),
+        "seeds": seed,
+        "local": sartor.Local(epochs=w.epochs, batch=w.batch, lr=w.lr),
+        "participation": w.cohort if w.cohort < w.clients else 1.0,
+        "engine": engine,
+        "device": device,
+        "points": ("pre",),
+    }
+    result = sartor.fit("fedavg", federation, rounds=number, progress=clock, **settings)
     SPARE.update(result.ledger.seconds)
+    if engine == "auto":
+        # The same rounds with steps that only receive their batches: what of "train" is gathering.
+        idle = sartor.fit(_idle, federation, rounds=min(number, 4), **settings)
+        SPARE["gather"] = idle.ledger.seconds["train"]
     yield from clock.seen
+
+
+def _idle(task: Any, local: Any) -> Any:
+    """Build FedAvg whose local steps change nothing."""
+    from sartor.methods.fedavg import fedavg
+
+    method = fedavg(task, local)
+    return replace(method, phases=(replace(method.phases[0], step=lambda work, batch, site: work),))
 
 
 def contest(

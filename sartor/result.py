@@ -74,7 +74,9 @@ class Result:
         self.headline = headline
         self.runs = list(runs)
         self.clients = tuple(clients)
-        self.scores = dict(scores)
+        # In one order, whether they were measured in one go, resumed, or read from a file.
+        order = sorted(scores, key=lambda key: (key[0] != "pre", key))
+        self.scores = {key: scores[key] for key in order}
         self.ledger = ledger
         self.label_counts = label_counts
         self.diverged = list(diverged) if diverged is not None else [None] * len(self.runs)

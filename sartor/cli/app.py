@@ -96,12 +96,20 @@ def compare(
     target: Annotated[
         str, typer.Argument(metavar="METHODS|FILE", help="Methods with commas, or a file.")
     ],
+    baselines: Annotated[
+        bool, typer.Option(help="Put local, fedavg and fedavg-ft beside the methods.")
+    ] = True,
     json: Json = False,
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
     """Train several methods on one federation, side by side."""
     experiment = read_experiment(target, flags, many=True)
+    if baselines:
+        from sartor.fit import BASELINES
+
+        named = (*BASELINES, *experiment.methods)
+        experiment = experiment.model_copy(update={"methods": tuple(dict.fromkeys(named))})
     _compare(experiment, "compare", overwrite=overwrite, json=json)
 
 

@@ -106,7 +106,7 @@ def _read_all(files: Sequence[Path], label: str | None) -> tuple[dict[Path, _Tab
                     f"features of shape {table.x.shape} do not fit labels of shape {table.y.shape}"
                 )
             if len(table.y) == 0:
-                raise ValueError("it has no samples")
+                raise ValueError("it has no samples; give it some, or take the file away")
             tables[file] = table
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, csv.Error) as error:
             reason = str(error).strip('"').rstrip(".") or type(error).__name__

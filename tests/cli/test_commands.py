@@ -149,12 +149,12 @@ def test_a_file_and_flags_give_the_same_run(command: Any) -> None:
 def test_a_comparison_lists_every_method(command: Any) -> None:
     """Compare gives one object per method, a table with all, and a folder each."""
     words = ("local,fedprox", *TINY, "--set", "prox_strength=0.3", "--out", "c")
-    answer = command("compare", *words, "--json")
+    answer = command("compare", "--no-baselines", *words, "--json")
     assert answer.code == 0, answer.err
     assert [row["method"] for row in answer.json] == ["local", "fedprox"]
     assert answer.json[1]["hyper"]["prox_strength"] == 0.3
     assert [row["out"] for row in answer.json] == ["c/local", "c/fedprox"]
-    shown = command("compare", *words[:-1], "d")
+    shown = command("compare", "--no-baselines", *words[:-1], "d")
     assert shown.code == 0
     assert "clients hurt" in shown.out
     assert "fedprox" in shown.out
@@ -163,7 +163,9 @@ def test_a_comparison_lists_every_method(command: Any) -> None:
 def test_a_value_for_one_method_leaves_the_others_alone(command: Any) -> None:
     """METHOD.NAME sets a value for that method only, and wins over the plain name."""
     sets = ("--set", "local_lr=0.2", "--set", "fedavg.local_lr=0.05")
-    rows = command("compare", "local,fedavg", *TINY, *sets, "--json", "--out", "a").json
+    rows = command(
+        "compare", "local,fedavg", "--no-baselines", *TINY, *sets, "--json", "--out", "a"
+    ).json
     assert [row["hyper"]["local_lr"] for row in rows] == [0.2, 0.05]
 
 
@@ -314,7 +316,7 @@ class Stop:
         "run fedapa --momentum 0.9 --keep-optimiser",
         "run fedprox --sweep prox_strength=0.1,1 --seeds 2",
         "run fedapa --sweep weight_step=descent,as_printed",
-        "compare local,fedavg",
+        "compare local,fedavg --no-baselines",
     ],
 )
 def test_ctrl_c_then_resume_is_running_straight(
@@ -347,7 +349,16 @@ def test_a_finished_run_can_be_resumed(command: Any) -> None:
 
 def test_a_diverged_method_does_not_spoil_a_comparison(command: Any) -> None:
     """If one method diverges the others are still compared, and the loss is told."""
-    words = ("compare", "local,fedavg", *TINY, "--set", "fedavg.local_lr=1e38", "--out", "a")
+    words = (
+        "compare",
+        "local,fedavg",
+        "--no-baselines",
+        *TINY,
+        "--set",
+        "fedavg.local_lr=1e38",
+        "--out",
+        "a",
+    )
     answer = command(*words, "--json")
     assert answer.code == 0, answer.err
     assert [row["method"] for row in answer.json] == ["local"]
@@ -485,3 +496,9 @@ def test_the_demo_shows_four_methods(command: Any) -> None:
     columns = ("accuracy", "worst client", "clients hurt", "MB", "gradient evaluations", "seconds")
     for word in (*columns, "local", "fedavg", "fedprox", "fedapa", "demo/report.html"):
         assert word in answer.out
+
+
+def test_the_baselines_stand_beside_every_comparison(command) -> None:
+    """LocalTrain, FedAvg and FedAvg with fine-tuning are added unless they are left out."""
+    rows = command("compare", "fedprox", *TINY, "--json", "--out", "a").json
+    assert [row["method"] for row in rows] == ["local", "fedavg", "fedavg-ft", "fedprox"]

@@ -305,6 +305,22 @@ def test_a_sweep_over_options_that_cannot_be_joined_on_disk_is_joined_in_memory(
     assert Path("a/part-1/result.safetensors").exists()
 
 
+def test_mapped_states_without_room_are_refused_with_the_way_out(command: Any) -> None:
+    """Files for client states that cannot be made end the run before it begins."""
+
+    def refuse(*args: Any, **kwargs: Any) -> Any:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("sartor.engines.store.np.memmap", refuse)
+        code, _, err = command("run", "fedprox", *TINY, "--store", "mapped", "--out", "a")
+        with pytest.raises(RunFolderError, match=r"No space left.*store='memory'"):
+            sartor.fit("fedprox", federation(), store="mapped", **QUICK)
+    assert code == 2
+    assert "store='memory'" in err
+    assert not Path("a").exists()
+
+
 TINY = ("--data", "digits", "--clients", "4", "--partition", "iid", "--model", "dnn")
 TINY = (*TINY, "--rounds", "2", "--chunk", "4", "--json")
 

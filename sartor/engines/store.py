@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sartor import tree
+from sartor.errors import RunFolderError
 from sartor.tree import Tree
 
 Make = Callable[[np.ndarray], Tree]
@@ -43,8 +44,14 @@ class Store:
             self.table: Tree = make(np.tile(np.arange(clients), (runs, 1)))
             self.table = tree.map(lambda leaf: leaf.contiguous().clone(), self.table)
         else:
-            folder.mkdir(parents=True, exist_ok=True)
-            self.table = tree.map(self._mapped, first)
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+                self.table = tree.map(self._mapped, first)
+            except OSError as error:
+                raise RunFolderError(
+                    f"Cannot make files for client states in {folder}: {error}; free some space "
+                    "there, choose another folder with out=, or use store='memory'."
+                ) from error
 
     def _mapped(self, leaf: Tensor) -> Tensor:
         shape = (*self.shape, *leaf.shape[2:])

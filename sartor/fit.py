@@ -12,71 +12,50 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from sartor import methods, models
+from sartor import methods
 from sartor.cohort import Participation
 from sartor.comparison import Comparison
 from sartor.data.federation import Federation
 from sartor.engines import make_engine
-from sartor.errors import ConfigError, DivergedError, FederationError, RunFolderError, did_you_mean
+from sartor.errors import ConfigError, DivergedError, FederationError, RunFolderError
 from sartor.hyper import Value, stack_hypers
 from sartor.local import Local
-from sartor.method import Method
 from sartor.result import Result
-from sartor.scores import COUNTERS, Ledger, Run, Scores
+from sartor.scores import COUNTERS, Ledger, Scores
+from sartor.settings import (
+    COMPUTE,
+    DTYPES,
+    Federations,
+    Progress,
+    Settings,
+    federation_of,
+    list_runs,
+    make_task,
+    parse_choice,
+    parse_device,
+    parse_points,
+    parse_seeds,
+    parse_whole,
+    remembered,
+    resolved,
+    with_static_parts,
+)
 from sartor.simulation import Simulation
-from sartor.task import Task, cross_entropy, given, never
 from sartor.tree import Tree
 
 if TYPE_CHECKING:
     from sartor.runs import RunFolder
 
-Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
 BASELINES = ("local", "fedavg", "fedavg-ft")
 _SHARED = ("data", "rounds", "seeds", "local", "participation", "model", "device", "dtype")
-_DTYPES = {"float32": torch.float32, "float64": torch.float64}
-_COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
-
-
-class Progress(Protocol):
-    """What shows how far a long training is."""
-
-    def start(self, total_rounds: int, description: str) -> None:
-        """Begin; ``total_rounds`` rounds will follow."""
-
-    def update(self, round_index: int, info: dict[str, Any]) -> None:
-        """Show a round: accuracy, bytes so far, seconds of the round, number of runs."""
-
-    def stop(self) -> None:
-        """End, also after an error."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Everything that ``fit`` and ``compare`` share; see ``fit`` for the meaning of each."""
-
-    model: nn.Module | None
-    rounds: int
-    seeds: tuple[int, ...]
-    local: Local
-    participation: Participation
-    engine: str
-    chunk: int | None
-    device: torch.device
-    dtype: torch.dtype
-    compute: torch.dtype | None
-    store: str
-    eval_every: int
-    points: tuple[str, ...]
-    checkpoint_every: int
-    progress: Progress | None
 
 
 def fit(
@@ -149,19 +128,19 @@ def fit(
     """
     settings = Settings(
         model=model,
-        rounds=_whole("rounds", rounds),
-        seeds=_seeds(seeds),
+        rounds=parse_whole("rounds", rounds),
+        seeds=parse_seeds(seeds),
         local=local or Local(),
         participation=Participation.parse(participation),
         engine=engine,
-        chunk=None if chunk is None else _whole("chunk", chunk),
-        device=_device(device),
-        dtype=_choose("dtype", dtype, _DTYPES),
-        compute=None if compute is None else _choose("compute", compute, _COMPUTE),
-        store=_choose("store", store, {"memory": "memory", "mapped": "mapped"}),
-        eval_every=_whole("eval_every", eval_every),
-        points=_points(points),
-        checkpoint_every=_whole("checkpoint_every", checkpoint_every),
+        chunk=None if chunk is None else parse_whole("chunk", chunk),
+        device=parse_device(device),
+        dtype=parse_choice("dtype", dtype, DTYPES),
+        compute=None if compute is None else parse_choice("compute", compute, COMPUTE),
+        store=parse_choice("store", store, {"memory": "memory", "mapped": "mapped"}),
+        eval_every=parse_whole("eval_every", eval_every),
+        points=parse_points(points),
+        checkpoint_every=parse_whole("checkpoint_every", checkpoint_every),
         progress=progress,
     )
     factory = methods.find(method)
@@ -174,6 +153,8 @@ def fit(
     inner = {k: v for k, v in grid.items() if k not in static}
     results = []
     combinations = list(itertools.product(*outer.values()))
+    if out and len(combinations) > 1 and not resume and (Path(out) / "folder.json").exists():
+        raise RunFolderError(f"{out} already holds a run; choose another folder, or resume it.")
     for number, values in enumerate(combinations):
         chosen = {**(options or {}), **dict(zip(outer, values, strict=True))}
         part = Path(out) / f"part-{number}" if out and len(combinations) > 1 else out
@@ -223,7 +204,7 @@ def compare(
     wanted = list(dict.fromkeys(wanted))
     for name in wanted:
         methods.find(name)
-    federations = _remembered(federation)
+    federations = remembered(federation)
     folder = None
     if out is not None:
         from sartor.runs import ComparisonFolder
@@ -265,7 +246,7 @@ def _fit_lanes(
     resume: bool,
 ) -> Result:
     """Train all runs of one program in one pass."""
-    federations = {seed: _federation(federation, settings.seeds, seed) for seed in settings.seeds}
+    federations = {seed: federation_of(federation, settings.seeds, seed) for seed in settings.seeds}
     for seed, fed in federations.items():
         if not len(fed.test.rows):
             raise FederationError(
@@ -273,12 +254,12 @@ def _fit_lanes(
                 "hold some out, "
                 "for example with Federation.from_arrays(..., test=0.25)."
             )
-    local = _with_static_parts(settings.local, hyper, sweep)
+    local = with_static_parts(settings.local, hyper, sweep)
     task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
     record = methods.build(method, task, local, options)
     points = tuple(dict.fromkeys((*settings.points, record.headline)))
-    runs = _runs(record, options, hyper, sweep, settings.seeds)
-    config = _config(method, record, settings, local, task, options, hyper, sweep, federations)
+    runs = list_runs(record, options, hyper, sweep, settings.seeds)
+    config = resolved(method, record, settings, local, task, options, hyper, sweep, federations)
     # Everything that can be refused is refused before a folder is made.
     clients = federations[runs[0].seed].num_clients
     stack_hypers(record.hyper, [run.hyper for run in runs], clients, torch.float64)
@@ -444,92 +425,6 @@ def _merge(results: list[Result]) -> Result:
     )
 
 
-def _runs(
-    record: Method,
-    options: Mapping[str, Any],
-    hyper: Mapping[str, Value],
-    sweep: Mapping[str, Sequence[Value]],
-    seeds: Sequence[int],
-) -> list[Run]:
-    """List the runs: all combinations of the sweep, seeds fastest."""
-    defaults = {name: spec.default for name, spec in record.hyper.items()}
-    runs = []
-    for values in itertools.product(*sweep.values()):
-        chosen = {**defaults, **hyper, **dict(zip(sweep, values, strict=True))}
-        numbers = {k: _numbers(k, v) for k, v in chosen.items()}
-        runs += [Run(seed=seed, hyper=dict(numbers), options=dict(options)) for seed in seeds]
-    return runs
-
-
-def _numbers(name: str, value: Any) -> float | list[float]:
-    """Read a hyper-parameter: one number, or one per client (a list, an array or a tensor)."""
-    try:
-        array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        array = np.empty((0, 0))
-    if array.ndim > 1:
-        raise ConfigError(
-            f"{name} must be a number, or one number per client, got {value!r}; names of variants "
-            "and other "
-            "static settings go to options=."
-        )
-    found: float | list[float] = array.tolist()
-    return found
-
-
-def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
-    """Wrap the user's network, or the one that fits the data, with the loss that it says."""
-    network = model or models.default(federation)
-    head = getattr(network, "head", None)
-    head = head if isinstance(head, str) else None
-    models.check_module(network, head)
-    criterion = getattr(network, "criterion", None)
-    if criterion == "given":
-        return Task(network, head, given, never, compute)
-    return Task(network, head, cross_entropy, compute=compute)
-
-
-def _with_static_parts(
-    local: Local, hyper: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
-) -> Local:
-    """Switch momentum or weight decay on where a value for it is given."""
-    changes: dict[str, Any] = {}
-    for name in ("momentum", "weight_decay"):
-        values = sweep.get(name, (hyper[name],) if name in hyper else ())
-        numbers = [float(v) for v in values if isinstance(v, (int, float)) and v > 0]
-        if numbers and not getattr(local, name):
-            changes[name] = min(max(numbers), 1.0) if name == "momentum" else max(numbers)
-    return replace(local, **changes)
-
-
-def _federation(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:
-    if isinstance(federation, Federation):
-        return federation
-    if callable(federation):
-        return federation(seed)
-    if len(federation) != len(seeds):
-        raise ConfigError(
-            f"{len(federation)} federations for {len(seeds)} seeds; give one federation, one per "
-            "seed, "
-            "or a function from seed to federation."
-        )
-    return federation[list(seeds).index(seed)]
-
-
-def _remembered(federation: Federations) -> Federations:
-    """Make each seed's federation once, so that all methods of a comparison share it."""
-    if isinstance(federation, Federation) or not callable(federation):
-        return federation
-    made: dict[int, Federation] = {}
-
-    def make(seed: int) -> Federation:
-        if seed not in made:
-            made[seed] = federation(seed)
-        return made[seed]
-
-    return make
-
-
 def _lazily_local(
     federations: dict[int, Federation], settings: Settings, local: Local, hyper: Mapping[str, Value]
 ) -> Callable[[], Result]:
@@ -557,50 +452,6 @@ def _diverged(simulation: Simulation) -> DivergedError:
     )
 
 
-def _config(
-    method: str | methods.Factory,
-    record: Method,
-    settings: Settings,
-    local: Local,
-    task: Task,
-    options: Mapping[str, Any],
-    hyper: Mapping[str, Any],
-    sweep: Mapping[str, Any],
-    federations: dict[int, Federation],
-) -> dict[str, Any]:
-    """Return the resolved settings as JSON-able values."""
-    first = next(iter(federations.values()))
-    return {
-        "method": record.name,
-        "options": {k: v[0] for k, v in methods.static_options(methods.find(method)).items()}
-        | dict(options),
-        "hyper": {k: spec.default for k, spec in record.hyper.items()} | dict(hyper),
-        "sweep": {k: list(v) for k, v in sweep.items()},
-        "rounds": settings.rounds,
-        "seeds": list(settings.seeds),
-        "local": dict(vars(local)),
-        "participation": dict(vars(settings.participation)),
-        "model": {
-            "class": type(task.module).__name__,
-            "head": task.head,
-            "parameters": sum(p.numel() for p in task.module.parameters()),
-        },
-        "engine": settings.engine,
-        "chunk": settings.chunk,
-        "device": str(settings.device),
-        "dtype": str(settings.dtype).removeprefix("torch."),
-        "compute": None
-        if settings.compute is None
-        else str(settings.compute).removeprefix("torch."),
-        "store": settings.store,
-        "eval_every": settings.eval_every,
-        "points": list(settings.points),
-        "checkpoint_every": settings.checkpoint_every,
-        "data": first.describe(),
-        "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
-    }
-
-
 def _open(
     out: str | Path | None, config: dict[str, Any], resume: bool
 ) -> tuple[RunFolder | None, tuple[int, dict[str, Tree], dict[str, Any], dict[str, Any]] | None]:
@@ -615,43 +466,3 @@ def _open(
     folder = RunFolder.open(out)
     folder.check_config(config, ignore=("engine", "chunk", "device", "checkpoint_every", "data"))
     return folder, folder.read_checkpoint()
-
-
-def _device(name: str | torch.device) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"Unknown device {name!r}; use 'auto', 'cpu' or 'cuda'.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'."
-        )
-    return device
-
-
-def _seeds(seeds: Sequence[int] | int) -> tuple[int, ...]:
-    found = (seeds,) if isinstance(seeds, (int, np.integer)) else tuple(seeds)
-    whole = all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) for s in found)
-    if not found or not whole or len(set(found)) < len(found):
-        raise ConfigError(f"seeds must be one or several different whole numbers, got {seeds!r}.")
-    return tuple(int(s) for s in found)
-
-
-def _whole(name: str, value: int) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}.")
-    return value
-
-
-def _choose(name: str, value: str, known: Mapping[str, Any]) -> Any:
-    if value not in known:
-        raise ConfigError(f"Unknown {name} {value!r}{did_you_mean(str(value), known)}")
-    return known[value]
-
-
-def _points(points: Sequence[str]) -> tuple[str, ...]:
-    for point in points:
-        _choose("point", point, {"pre": 0, "post": 0})
-    return tuple(points)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sartor
-from sartor import Federation, Local, storage
+from sartor import Federation, Local
 from sartor.cli import main
 from sartor.engines import pooling, traced, tuning
 from sartor.engines.pooling import FastPooling
@@ -33,7 +33,7 @@ from sartor.engines.tuning import choose_chunk
 from sartor.errors import FederationError, RunFolderError
 from sartor.methods import build
 from sartor.report import write_report
-from sartor.runs import RunFolder
+from sartor.runs import RunFolder, storage
 from sartor.task import Task
 from tests.toys import Net, assert_same, federation, net_task, outcome, run, simulation
 

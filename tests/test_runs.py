@@ -16,9 +16,17 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sartor import archive, checkpoints, runs, storage
+from sartor import runs
 from sartor.errors import ConfigError, RunFolderError
-from sartor.runs import ComparisonFolder, RunFolder, open_folder, slug
+from sartor.runs import (
+    ComparisonFolder,
+    RunFolder,
+    archive,
+    checkpoints,
+    open_folder,
+    slug,
+    storage,
+)
 from tests.synthetic_results import make_comparison, make_result
 
 CONFIG = {"method": "fedapa", "rounds": 20, "hyper": {"local_lr": 0.05}, "seeds": (0, 1)}

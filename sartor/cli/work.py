@@ -172,7 +172,7 @@ def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) ->
     Raises:
         RunFolderError: it exists and is not empty, or cannot be made.
     """
-    from sartor.storage import write_json
+    from sartor.runs.storage import write_json
 
     stamp = time.strftime("%Y%m%d-%H%M%S")
     out = experiment.out or _free(Path("runs") / f"{stamp}-{name}")
@@ -222,7 +222,7 @@ def stored_experiment(out: Path) -> Experiment:
     Raises:
         RunFolderError: there is no experiment, or it cannot be read.
     """
-    from sartor.storage import read_json
+    from sartor.runs.storage import read_json
 
     path = out / EXPERIMENT_FILE
     if not path.is_file():

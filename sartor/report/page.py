@@ -17,8 +17,8 @@ from sartor.comparison import Comparison
 from sartor.report.figures import draw_all, series
 from sartor.report.words import summarise
 from sartor.result import POINT_WORDS, Result
+from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES
-from sartor.storage import naming, read_json, write_text
 from sartor.table import Table, jsonable
 
 MOST_ROWS = 2000

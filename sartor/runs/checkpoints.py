@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from sartor.errors import RunFolderError
-from sartor.storage import (
+from sartor.runs.storage import (
     FORMAT,
     LaterFormatError,
     check_format,

@@ -34,13 +34,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor import checkpoints
 from sartor._version import __version__
-from sartor.archive import csv_text, ledger_rows, metric_rows, pack_result, to_numpy, unpack_result
 from sartor.comparison import Comparison
 from sartor.errors import ConfigError, RunFolderError
 from sartor.result import Result
-from sartor.storage import (
+from sartor.runs import checkpoints
+from sartor.runs.archive import (
+    csv_text,
+    ledger_rows,
+    metric_rows,
+    pack_result,
+    to_numpy,
+    unpack_result,
+)
+from sartor.runs.storage import (
     FORMAT,
     check_format,
     naming,

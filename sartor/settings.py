@@ -1,0 +1,240 @@
+"""What ``fit`` and ``compare`` are given, checked and resolved."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from sartor import methods, models
+from sartor.cohort import Participation
+from sartor.data.federation import Federation
+from sartor.errors import ConfigError, did_you_mean
+from sartor.hyper import Value
+from sartor.local import Local
+from sartor.method import Method
+from sartor.scores import Run
+from sartor.task import Task, cross_entropy, given, never
+
+Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
+
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+
+
+COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+
+
+class Progress(Protocol):
+    """What shows how far a long training is."""
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin; ``total_rounds`` rounds will follow."""
+
+    def update(self, round_index: int, info: dict[str, Any]) -> None:
+        """Show a round: accuracy, bytes so far, seconds of the round, number of runs."""
+
+    def stop(self) -> None:
+        """End, also after an error."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that ``fit`` and ``compare`` share; see ``fit`` for the meaning of each."""
+
+    model: nn.Module | None
+    rounds: int
+    seeds: tuple[int, ...]
+    local: Local
+    participation: Participation
+    engine: str
+    chunk: int | None
+    device: torch.device
+    dtype: torch.dtype
+    compute: torch.dtype | None
+    store: str
+    eval_every: int
+    points: tuple[str, ...]
+    checkpoint_every: int
+    progress: Progress | None
+
+
+def list_runs(
+    record: Method,
+    options: Mapping[str, Any],
+    hyper: Mapping[str, Value],
+    sweep: Mapping[str, Sequence[Value]],
+    seeds: Sequence[int],
+) -> list[Run]:
+    """List the runs: all combinations of the sweep, seeds fastest."""
+    defaults = {name: spec.default for name, spec in record.hyper.items()}
+    runs = []
+    for values in itertools.product(*sweep.values()):
+        chosen = {**defaults, **hyper, **dict(zip(sweep, values, strict=True))}
+        numbers = {k: _numbers(k, v) for k, v in chosen.items()}
+        runs += [Run(seed=seed, hyper=dict(numbers), options=dict(options)) for seed in seeds]
+    return runs
+
+
+def _numbers(name: str, value: Any) -> float | list[float]:
+    """Read a hyper-parameter: one number, or one per client (a list, an array or a tensor)."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty((0, 0))
+    if array.ndim > 1:
+        raise ConfigError(
+            f"{name} must be a number, or one number per client, got {value!r}; names of variants "
+            "and other "
+            "static settings go to options=."
+        )
+    found: float | list[float] = array.tolist()
+    return found
+
+
+def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
+    """Wrap the user's network, or the one that fits the data, with the loss that it says."""
+    network = model or models.default(federation)
+    head = getattr(network, "head", None)
+    head = head if isinstance(head, str) else None
+    models.check_module(network, head)
+    criterion = getattr(network, "criterion", None)
+    if criterion == "given":
+        return Task(network, head, given, never, compute)
+    return Task(network, head, cross_entropy, compute=compute)
+
+
+def with_static_parts(
+    local: Local, hyper: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
+) -> Local:
+    """Switch momentum or weight decay on where a value for it is given."""
+    changes: dict[str, Any] = {}
+    for name in ("momentum", "weight_decay"):
+        values = sweep.get(name, (hyper[name],) if name in hyper else ())
+        numbers = [float(v) for v in values if isinstance(v, (int, float)) and v > 0]
+        if numbers and not getattr(local, name):
+            changes[name] = min(max(numbers), 1.0) if name == "momentum" else max(numbers)
+    return replace(local, **changes)
+
+
+def federation_of(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:
+    """Return the federation of a seed."""
+    if isinstance(federation, Federation):
+        return federation
+    if callable(federation):
+        return federation(seed)
+    if len(federation) != len(seeds):
+        raise ConfigError(
+            f"{len(federation)} federations for {len(seeds)} seeds; give one federation, one per "
+            "seed, "
+            "or a function from seed to federation."
+        )
+    return federation[list(seeds).index(seed)]
+
+
+def remembered(federation: Federations) -> Federations:
+    """Make each seed's federation once, so that all methods of a comparison share it."""
+    if isinstance(federation, Federation) or not callable(federation):
+        return federation
+    made: dict[int, Federation] = {}
+
+    def make(seed: int) -> Federation:
+        if seed not in made:
+            made[seed] = federation(seed)
+        return made[seed]
+
+    return make
+
+
+def resolved(
+    method: str | methods.Factory,
+    record: Method,
+    settings: Settings,
+    local: Local,
+    task: Task,
+    options: Mapping[str, Any],
+    hyper: Mapping[str, Any],
+    sweep: Mapping[str, Any],
+    federations: dict[int, Federation],
+) -> dict[str, Any]:
+    """Return the resolved settings as JSON-able values."""
+    first = next(iter(federations.values()))
+    return {
+        "method": record.name,
+        "options": {k: v[0] for k, v in methods.static_options(methods.find(method)).items()}
+        | dict(options),
+        "hyper": {k: spec.default for k, spec in record.hyper.items()} | dict(hyper),
+        "sweep": {k: list(v) for k, v in sweep.items()},
+        "rounds": settings.rounds,
+        "seeds": list(settings.seeds),
+        "local": dict(vars(local)),
+        "participation": dict(vars(settings.participation)),
+        "model": {
+            "class": type(task.module).__name__,
+            "head": task.head,
+            "parameters": sum(p.numel() for p in task.module.parameters()),
+        },
+        "engine": settings.engine,
+        "chunk": settings.chunk,
+        "device": str(settings.device),
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "compute": None
+        if settings.compute is None
+        else str(settings.compute).removeprefix("torch."),
+        "store": settings.store,
+        "eval_every": settings.eval_every,
+        "points": list(settings.points),
+        "checkpoint_every": settings.checkpoint_every,
+        "data": first.describe(),
+        "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
+    }
+
+
+def parse_device(name: str | torch.device) -> torch.device:
+    """Read "auto", "cpu" or "cuda"."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"Unknown device {name!r}; use 'auto', 'cpu' or 'cuda'.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'."
+        )
+    return device
+
+
+def parse_seeds(seeds: Sequence[int] | int) -> tuple[int, ...]:
+    """Read one seed or several different ones."""
+    found = (seeds,) if isinstance(seeds, (int, np.integer)) else tuple(seeds)
+    whole = all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) for s in found)
+    if not found or not whole or len(set(found)) < len(found):
+        raise ConfigError(f"seeds must be one or several different whole numbers, got {seeds!r}.")
+    return tuple(int(s) for s in found)
+
+
+def parse_whole(name: str, value: int) -> int:
+    """Refuse what is not a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}.")
+    return value
+
+
+def parse_choice(name: str, value: str, known: Mapping[str, Any]) -> Any:
+    """Return what a known word stands for."""
+    if value not in known:
+        raise ConfigError(f"Unknown {name} {value!r}{did_you_mean(str(value), known)}")
+    return known[value]
+
+
+def parse_points(points: Sequence[str]) -> tuple[str, ...]:
+    """Read the evaluation points."""
+    for point in points:
+        parse_choice("point", point, {"pre": 0, "post": 0})
+    return tuple(points)

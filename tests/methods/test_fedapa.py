@@ -87,7 +87,7 @@ def test_the_worked_example_of_the_sheet(kind: dict, wanted: tuple, lazy: bool) 
 
 
 def test_the_worked_example_without_normalising() -> None:
-    """The pinned row stays (0.5, 0.05, 0.05); eager only, as a lazy row is pinned before its use."""
+    """The pinned row stays (0.5, 0.05, 0.05); eager only: a lazy row is pinned before its use."""
     np.testing.assert_allclose(_step(normalise_weights=False), (0.5, 0.05, 0.05), atol=5e-5)
 
 

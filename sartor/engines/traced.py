@@ -17,7 +17,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from sartor import tree
 
-_WORTH_IT = 100  # uses after which a trace, had it been made at first, would have paid for itself
+_WORTH_IT = 50  # uses after which a trace, had it been made at first, would have paid for itself
 
 
 class Traces:

@@ -159,15 +159,15 @@ def over_lanes(
     Args:
         fn: the function of one client.
         num_trees: how many trees it takes.
-        context: entered while the function is mapped over several lanes.
+        context: entered while the function runs.
     """
     inner = vmap(fn, in_dims=(*(0,) * num_trees, PER_CLIENT))
 
     def mapped(*args: Any) -> Any:
         runs, slots = args[-1].index.shape
-        if runs * slots == 1:
-            return _lift(_lift(fn(*(_drop_site(_drop(a)) for a in args))))
         with context():
+            if runs * slots == 1:
+                return _lift(_lift(fn(*(_drop_site(_drop(a)) for a in args))))
             if runs == 1:
                 return _lift(inner(*(_drop(a) for a in args)))
             return vmap(inner)(*args)

@@ -135,7 +135,7 @@ class Rounds:
         self.base = np.stack([rng.key(seed).numpy() for seed in self.seeds])
         self.sizes = torch.from_numpy(arena.splits["train"].size).to(arena.device)
         self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
-        self._checked = False
+        self._score_phases: dict[tuple[int, str], Phase] = {}
         self._score_plans: dict[Any, Plan] = {}
 
     # ---- what is read-only in a round
@@ -506,10 +506,10 @@ class Rounds:
 
     def _phase_once(self, method: Method, split: str) -> Phase:
         """Make each scoring phase once, so that engines can recognise it."""
-        cache = self.__dict__.setdefault("_phase_cache", {})
-        if (id(method), split) not in cache:
-            cache[id(method), split] = self._score_phase(method, split)
-        return cache[id(method), split]
+        key = (id(method), split)
+        if key not in self._score_phases:
+            self._score_phases[key] = self._score_phase(method, split)
+        return self._score_phases[key]
 
     # ---- small parts
     # ------------------------------------------------------------------------------------

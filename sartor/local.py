@@ -103,10 +103,11 @@ def descend(
     *,
     name: str = "train",
     over: tuple[str, ...] = ("params",),
-    lr: str | dict[str, str] | Callable[[Site], Tensor] = "local_lr",
+    lr: str | dict[str, str] | Callable[[Tree, Site], Tensor] = "local_lr",
     steps: Callable[[Site], Tensor] | None = None,
     train: Callable[[str], bool] | None = None,
     aux: bool = False,
+    after: Callable[[Tree, Site], Tree] | None = None,
     data: str = "train",
 ) -> Phase:
     """Build the phase that descends an objective by SGD.
@@ -118,11 +119,12 @@ def descend(
         name: the phase's name and random stream. The main phase of every method is "train", so that
             all methods see the same batches and limit laws hold to the bit.
         over: the entries of ``work`` that are trained together.
-        lr: the hyper-parameter that holds the rate, or one per entry, or a function that computes
-            it.
+        lr: the hyper-parameter that holds the rate, or one per entry, or a function of work and
+            site that computes it.
         steps: the number of steps as data; replaces that of ``local``.
         train: a predicate on leaf names; the others stay as they are.
         aux: whether the objective also returns entries of work to store.
+        after: ``(work, site) -> work`` after every step, such as a projection.
         data: the split to train on.
     """
     is_trained = train or (lambda _: True)
@@ -154,10 +156,11 @@ def descend(
         new = {}
         for entry in over:
             name_or_fn = lr[entry] if isinstance(lr, dict) else lr
-            rate = site.hyper[name_or_fn] if isinstance(name_or_fn, str) else name_or_fn(site)
+            rate = site.hyper[name_or_fn] if isinstance(name_or_fn, str) else name_or_fn(work, site)
             moved = tree.map(_step_by(-rate), now[entry], slope[entry])
             new[entry] = {**work[entry], **moved}
-        return {**work, **changes, **new}
+        moved_on = {**work, **changes, **new}
+        return moved_on if after is None else after(moved_on, site)
 
     return Phase(
         name=name,

@@ -102,6 +102,9 @@ class Phase:
         batch: samples a batch; None is all at once.
         draws: independent batches a step.
         share: the share of the client's samples that is used, drawn anew in every round.
+        part: from where to where in the client's samples, in a random order that stays the same for
+            the whole run: (0, 0.5) and (0.5, 1) are two halves without a common sample.
+        fresh: whether every step draws its batch from all samples, instead of passing through them.
         shuffle: whether the order is drawn anew for every pass.
         drop_last: whether the last incomplete batch of a pass is dropped.
         random: whether ``step`` draws from ``site.key``; without it the key is left empty, and
@@ -120,6 +123,8 @@ class Phase:
     batch: int | None = 32
     draws: int = 1
     share: float = 1.0
+    part: tuple[float, float] = (0.0, 1.0)
+    fresh: bool = False
     shuffle: bool = True
     drop_last: bool = False
     random: bool = False
@@ -167,17 +172,23 @@ class Method:
         model: ``(work, site) -> model``: what the evaluator scores.
         predict: ``(model, x) -> scores``; the task's logits if None.
         adapt: phases on a copy, before scoring (fine-tuning at evaluation).
+        centre: ``(server, hub) -> parameters`` of the global model, where there is one; scored as
+            the point "global".
         private: a predicate on the names of model leaves that must never be uploaded.
         headline: the evaluation point of the headline figure: "pre" (after aggregation and
             download) or "post" (after local training).
-        everyone: whether all clients train in every round, whatever the participation rule
-            (LocalTrain).
+        everyone: whether all clients train and report in every round, whatever the participation
+            rule (LocalTrain).
+        train_all: whether all clients train in every round, while only the cohort reports (pFedMe).
         one_by_one: whether the clients of a round are served one after the other, so that later
             ones see the uploads of earlier ones.
         inspect: ``(server, hub) -> small tensors`` worth recording at evaluations, such as a mixing
             matrix.
+        connected: ``(server, hub) -> (slots,)`` true for the clients that exchange messages in this
+            round; the letters and uploads of the others are not sent, and must not matter.
         prologue: one round of everybody before round 0, on the same state trees.
-        epilogue: the same after the last round.
+        epilogue: the same after the last round. Evaluations before that run it on copies, so that
+            they score what would be used if training stopped there.
     """
 
     name: str
@@ -193,10 +204,13 @@ class Method:
     model: Callable[[Tree, Site], Tree] = _params
     predict: Callable[[Tree, Tensor], Tensor] | None = None
     adapt: tuple[Phase, ...] = ()
+    centre: Callable[[Tree, Hub], Tree] | None = None
     private: Callable[[str], bool] = _nothing_private
     headline: str = "pre"
     everyone: bool = False
+    train_all: bool = False
     one_by_one: bool = False
+    connected: Callable[[Tree, Hub], Tensor] | None = None
     inspect: Callable[[Tree, Hub], Tree] | None = None
     prologue: Method | None = field(default=None)
     epilogue: Method | None = field(default=None)

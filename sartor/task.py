@@ -190,6 +190,17 @@ def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any
     return torch.func.grad(watched, has_aux=has_aux)
 
 
+def hessian_product(fn: Callable[[Tree], Tensor], at: Tree, direction: Tree) -> Tree:
+    """Return ∇²fn(at) · direction, booked as one gradient, without forming the Hessian."""
+    before = _METER.alone, _METER.around
+    _METER.alone, _METER.around = False, nullcontext  # plain autograd has no forward mode inside
+    try:
+        product: Tree = torch.func.jvp(grad(fn), (at,), (direction,))[1]
+    finally:
+        _METER.alone, _METER.around = before
+    return product
+
+
 @contextmanager
 def alone(around: Callable[[], AbstractContextManager[Any]] = nullcontext) -> Iterator[None]:
     """Say that one lane is computed without vmap.

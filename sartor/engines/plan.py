@@ -104,15 +104,20 @@ def num_steps(phase: Phase, sizes: np.ndarray) -> np.ndarray:
     if phase.data == "none":
         per_epoch = np.ones_like(sizes)
     else:
-        used = np.ceil(phase.share * sizes - 1e-9).astype(np.int64)
-        per_epoch = _per_epoch(phase, used)
+        per_epoch = _per_epoch(phase, _used(phase, sizes)[2])
     if isinstance(phase.steps, int):
         return np.where(per_epoch > 0, phase.steps, 0)
     return phase.epochs * per_epoch
 
 
+def _used(phase: Phase, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return where the phase's part of every client begins, how long it is, and its share."""
+    first, end = (np.floor(edge * sizes + 1e-9).astype(np.int64) for edge in phase.part)
+    return first, end - first, np.ceil(phase.share * (end - first) - 1e-9).astype(np.int64)
+
+
 def _per_epoch(phase: Phase, sizes: np.ndarray) -> np.ndarray:
-    if phase.batch is None:
+    if phase.batch is None or phase.fresh:
         return (sizes > 0).astype(np.int64)
     if phase.drop_last:
         return np.where(sizes > 0, np.maximum(sizes // phase.batch, 1), 0)
@@ -125,6 +130,7 @@ def build_plan(
     cohort: np.ndarray,
     keys: np.ndarray,
     steps: np.ndarray,
+    part_keys: np.ndarray | None = None,
 ) -> Plan:
     """Draw the rows of every step.
 
@@ -135,6 +141,8 @@ def build_plan(
         keys: (runs, slots, 2) keys folded with seed, stage, round, client and stream; on the host,
             where folding a few thousand keys costs less than launching its small kernels.
         steps: (runs, slots) how many steps each lane takes; 0 for the absent.
+        part_keys: (runs, slots, 2) keys folded with seed and client only, for a phase on a part of
+            the data.
     """
     runs, slots = cohort.shape
     device = arena.device
@@ -151,7 +159,7 @@ def build_plan(
     split = arena.splits[phase.data]
     lane = (np.arange(runs)[:, None], cohort)
     start, full = split.start[lane].reshape(-1), split.size[lane].reshape(-1)
-    used = np.ceil(phase.share * full - 1e-9).astype(np.int64)
+    first, length, used = _used(phase, full)
     lane_steps = steps.reshape(-1)
     size = split.capacity if phase.batch is None else min(phase.batch, split.capacity)
     size = max(size, 1)
@@ -187,8 +195,13 @@ def build_plan(
             rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
         if phase.share < 1.0:
             once = np.ones_like(used)
-            chosen, offset = _permutations(rng.fold_host(flat_keys, "share", d), full, once, device)
+            share_keys = rng.fold_host(flat_keys, "share", d)
+            chosen, offset = _permutations(share_keys, length, once, device)
             rows = chosen[torch.where(real, offset[:, None, None] + rows, 0)]
+        if part_keys is not None:
+            once = np.ones_like(used)
+            part, offset = _permutations(part_keys.reshape(-1, 2), full, once, device)
+            rows = part[torch.where(real, (offset + t(first))[:, None, None] + rows, 0)]
         index = (lane_start + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
         columns += [split.rows[index], torch.where(real, rows, -1)]
     last = ((s + 1) % lane_epoch == 0)[:, :, None].to(torch.int64)

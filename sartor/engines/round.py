@@ -205,21 +205,33 @@ class Rounds:
     # ---- one round
     # --------------------------------------------------------------------------------------
 
-    def draw(self, method: Method, stage: str, round_index: int) -> tuple[np.ndarray, np.ndarray]:
-        """Draw the cohort of a round, the clients with most local work first."""
+    def draw(
+        self, method: Method, stage: str, round_index: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Draw the cohort of a round, the clients with most local work first.
+
+        Returns:
+            ids, who of them trains, and who reports: (runs, slots) each.
+        """
         if method.everyone or stage != "train":
-            cohort, present = self.everybody, np.ones_like(self.everybody, dtype=bool)
+            cohort, trains = self.everybody, np.ones_like(self.everybody, dtype=bool)
+            present = trains
         else:
             drawn = [
                 self.participation.draw(seed, round_index, self.arena.num_clients)
                 for seed in self.seeds
             ]
             cohort, present = np.stack([d[0] for d in drawn]), np.stack([d[1] for d in drawn])
+            trains = present
+            if method.train_all:
+                reports = np.zeros_like(self.everybody, dtype=bool)
+                np.put_along_axis(reports, cohort, present, 1)
+                cohort, present, trains = self.everybody, reports, np.ones_like(reports)
         if method.one_by_one:
-            return cohort, present
+            return cohort, trains, present
         size = np.take_along_axis(self.arena.splits["train"].size, cohort, 1)
-        order = np.argsort(-np.where(present, size, -1), axis=1, kind="stable")
-        return np.take_along_axis(cohort, order, 1), np.take_along_axis(present, order, 1)
+        order = np.argsort(-np.where(trains, size, -1), axis=1, kind="stable")
+        return tuple(np.take_along_axis(part, order, 1) for part in (cohort, trains, present))  # type: ignore[return-value]
 
     def train(
         self,
@@ -242,10 +254,10 @@ class Rounds:
         """
         other = {"prologue": self.method.prologue, "epilogue": self.method.epilogue}
         method = other.get(stage) or self.method
-        cohort, present = self.draw(method, stage, round_index)
+        cohort, trains, present = self.draw(method, stage, round_index)
         runs, slots = cohort.shape
         zero = np.zeros(runs, dtype=np.int64)
-        receipt = Receipt(present.sum(1), zero.copy(), zero.copy(), zero.copy(), zero.copy())
+        receipt = Receipt(trains.sum(1), zero.copy(), zero.copy(), zero.copy(), zero.copy())
         receipt.tally = {split: self._blank() for split in score}
         receipt.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
         width = 1 if method.one_by_one else slots
@@ -258,6 +270,7 @@ class Rounds:
                 stage,
                 round_index,
                 cohort[:, cut],
+                trains[:, cut],
                 present[:, cut],
                 receipt,
                 keep,
@@ -272,6 +285,7 @@ class Rounds:
         stage: str,
         round_index: int,
         cohort: np.ndarray,
+        trains: np.ndarray,
         present: np.ndarray,
         receipt: Receipt,
         keep: Store | None,
@@ -288,7 +302,7 @@ class Rounds:
         def work_on(block: Block) -> tuple[Tree, Costs, dict[str, float]]:
             seconds = {"train": 0.0, "evaluate": 0.0}
             clock = self._clock(seconds)
-            ids, there = cohort[block.cut], present[block.cut]
+            ids, there = cohort[block.cut], trains[block.cut]
             here = _cut_site(site, block)
             state = store.gather(ids, block.run)
             work = self.engine.clients(method.begin, state, here)
@@ -327,10 +341,13 @@ class Rounds:
             receipt.gradient_evaluations[block.cut[0]] += costs.backward
             receipt.forward_evaluations[block.cut[0]] += costs.forward
         uploads = tree.cat([tree.cat(row, 1) for row in rows.values()], 0)
+        talks = np.ones_like(present)
+        if method.connected is not None:
+            talks = self.engine.runs(method.connected, server, hub).cpu().numpy()
         server = self.engine.runs(method.aggregate, server, uploads, hub)
-        count = present.sum(1)
-        receipt.bytes_down += count * (tree.num_bytes(common, 1) + tree.num_bytes(own, 2))
-        receipt.bytes_up += count * tree.num_bytes(uploads, 2)
+        letters = tree.num_bytes(common, 1) + tree.num_bytes(own, 2)
+        receipt.bytes_down += (trains & talks).sum(1) * letters
+        receipt.bytes_up += (present & talks).sum(1) * tree.num_bytes(uploads, 2)
         clock("server")
         return server
 
@@ -348,7 +365,8 @@ class Rounds:
             ids, here = cohort[block.cut], _cut_site(site, block)
             arena = _cut_arena(self.arena, block.run, block.runs)
             steps = np.where(np.take_along_axis(sizes[block.cut[0]], ids, 1) > 0, _TRIAL_STEPS, 0)
-            plan = build_plan(phase, arena, ids, keys[block.cut], steps)
+            parts = self._part_keys(phase, ids, block.run)
+            plan = build_plan(phase, arena, ids, keys[block.cut], steps, parts)
             work = self.engine.clients(method.begin, store.gather(ids, block.run), here)
             for earlier in method.phases[: method.phases.index(phase)]:
                 work = self.engine.clients(earlier.enter, work, here)
@@ -397,7 +415,7 @@ class Rounds:
                 size = np.take_along_axis(where.size, ids, 1)
                 steps = num_steps(phase, size)
             steps = np.where(present, steps, 0)
-            plan = build_plan(phase, arena, ids, keys, steps)
+            plan = build_plan(phase, arena, ids, keys, steps, self._part_keys(phase, ids, run))
             work, taken = self.engine.phase(phase, work, site, plan)
             samples = plan.samples
             if phase.stop is not None:
@@ -406,6 +424,13 @@ class Rounds:
             costs.backward += backward * samples.sum(1) // phase.draws
             costs.forward += forward * samples.sum(1) // phase.draws
         return work, costs
+
+    def _part_keys(self, phase: Phase, ids: np.ndarray, run: int) -> np.ndarray | None:
+        """Fold the keys of the order that cuts a client's samples into parts."""
+        if phase.part == (0.0, 1.0):
+            return None
+        base = rng.fold_host(self.base[run : run + len(ids)], "part")
+        return rng.fold_host(base[:, None, :], ids)
 
     # ---- evaluation
     # -------------------------------------------------------------------------------------

@@ -31,12 +31,16 @@ class MethodEntry:
         summary: one line.
         citation: where it comes from.
         travels: what goes over the wire, per round and participant.
+        family: "baseline", "regularised" or "collaborative"; ``compare`` takes ``all-FAMILY``.
+        papers: in which of the papers that Sartor reproduces it appears; see :data:`PAPERS`.
     """
 
     factory: Factory
     summary: str
     citation: str
     travels: str
+    family: str = "own"
+    papers: tuple[str, ...] = ()
 
     @property
     def options(self) -> dict[str, tuple[Any, Any]]:
@@ -52,36 +56,54 @@ class MethodEntry:
         return self.factory(Task(head), Local()).hyper
 
 
+PAPERS = {
+    "Yu": "Yu, He, Sun, Xue, Li, The Effect of Personalization in FedProx, 2024 (two versions)",
+    "Chen": "Chen, Zheng, Long, Su, Minimax Estimation for Personalized FL, JMLR 2023",
+    "FedAPA": "Sun, Sun, Pan, Fu, Guo, FedAPA, IJCAI 2025",
+    "PRIOR": "Shi et al., PRIOR: Personalized Prior, NeurIPS 2023",
+}
+"""The papers that Sartor reproduces, by the short name of its lists."""
+
 METHODS: dict[str, MethodEntry] = {
     "local": MethodEntry(
         local,
         "every client alone; the floor",
         "folklore; LocalTrain of Yu et al. 2024, PureLocalTraining of Chen et al. 2021",
         "nothing",
+        "baseline",
+        ("Yu", "Chen"),
     ),
     "fedavg": MethodEntry(
         fedavg,
         "one model for all, averaged",
         "McMahan et al., AISTATS 2017",
         "model down, model up",
+        "baseline",
+        ("Yu", "Chen", "FedAPA", "PRIOR"),
     ),
     "fedavg-ft": MethodEntry(
         fedavg_ft,
         "FedAvg, then each client fine-tunes its copy",
         "folklore; Chen et al. 2021, section 3.3",
         "model down, model up",
+        "baseline",
+        ("Chen", "PRIOR"),
     ),
     "fedprox": MethodEntry(
         fedprox,
         "own models, pulled towards a global one with strength λ",
         "Yu et al., The Effect of Personalization in FedProx, 2024",
         "model down, gradient of the pull up",
+        "regularised",
+        ("Yu",),
     ),
     "fedapa": MethodEntry(
         fedapa,
         "own mixture of all extractors, learnt by the server; private head",
         "Sun et al., FedAPA, IJCAI 2025",
         "extractor down, extractor up",
+        "collaborative",
+        ("FedAPA",),
     ),
 }
 

@@ -146,7 +146,7 @@ def fedprox(
             descend(
                 objective,
                 local,
-                lr=(lambda site: 1.0 / (big + site.hyper["prox_strength"]))
+                lr=(lambda work, site: 1.0 / (big + site.hyper["prox_strength"]))
                 if derived
                 else "local_lr",
                 steps=(lambda site: site.common["steps"]) if preset == "corollary1" else None,

@@ -130,6 +130,9 @@ class Experiment(BaseModel):
     weight_decay: float | None = _key(None, "Weight decay of local SGD.", _TRAINING, "X", ge=0)
     keep_optimiser: bool = _key(False, "Keep momentum between rounds.", _SWITCHES, "")
     drop_last: bool = _key(False, "Leave out a last, smaller batch.", _SWITCHES, "")
+    finetune_steps: int | None = _key(
+        None, "Steps of fine-tuning before use; not for local.", _TRAINING, "K", ge=0
+    )
     participation: Annotated[int | float | str, BeforeValidator(parse_value)] = _key(
         1.0, "Per round: 0.5, 10, at_least:0.6.", _TRAINING, "P"
     )
@@ -143,6 +146,9 @@ class Experiment(BaseModel):
     chunk: int | None = _key(None, "Clients at once; else measured.", _ENGINE, "N", ge=1)
     store: str = _key("memory", "Where resting clients live: memory, mapped.", _ENGINE, "KIND")
 
+    points: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
+        ("pre", "post"), "Models to score: pre, post, global.", _OUTPUT, "A,B"
+    )
     eval_every: int = _key(1, "Rounds between evaluations.", _OUTPUT, "N", ge=1)
     checkpoint_every: int = _key(10, "Rounds between checkpoints.", _OUTPUT, "N", ge=1)
     out: Path | None = _key(None, "Run folder; else runs/TIME-NAME.", _OUTPUT, "FOLDER")

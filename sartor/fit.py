@@ -29,7 +29,7 @@ from sartor.errors import ConfigError, DivergedError, FederationError, RunFolder
 from sartor.hyper import Value, stack_hypers
 from sartor.local import Local
 from sartor.result import Result
-from sartor.scores import COUNTERS, Ledger, Scores
+from sartor.scores import COUNTERS, ONCE, Ledger, Scores
 from sartor.settings import (
     COMPUTE,
     DTYPES,
@@ -107,7 +107,8 @@ def fit(
         compute: dtype of forward and backward passes, such as "bfloat16", if not ``dtype``.
         store: "memory", or "mapped" for client states in memory-mapped files.
         eval_every: score the models every so many rounds, and after the last.
-        points: "pre" (after aggregation), "post" (after local training), or both.
+        points: "pre" (after aggregation), "post" (after local training), "global" (the global model
+            of methods that have one, on every client's data), or several.
         out: a run folder for checkpoints, metrics, models and the result.
         checkpoint_every: rounds between checkpoints, with ``out``.
         resume: go on from the last checkpoint in ``out``.
@@ -188,7 +189,7 @@ def compare(
     """Train several methods on the same allocations, seeds and settings.
 
     Args:
-        names: methods.
+        names: methods; "all", or "all-regularised" and the like, stand for a family.
         federation: see ``fit``.
         baselines: put LocalTrain, FedAvg and FedAvg + fine-tuning beside them.
         hyper: per method, values of hyper-parameters.
@@ -200,8 +201,7 @@ def compare(
     Returns:
         a Comparison: a table, and paired differences with their intervals.
     """
-    wanted = [*(BASELINES if baselines else ()), *names]
-    wanted = list(dict.fromkeys(wanted))
+    wanted = methods.expand([*(BASELINES if baselines else ()), *names])
     for name in wanted:
         methods.find(name)
     federations = remembered(federation)
@@ -405,7 +405,7 @@ def _merge(results: list[Result]) -> Result:
         name: [sum(parts) for parts in zip(*(r.ledger.seconds[name] for r in results), strict=True)]
         for name in first.ledger.seconds
     }
-    setup = np.concatenate([r.ledger.setup_bytes for r in results])
+    once = {c: np.concatenate([getattr(r.ledger, c) for r in results]) for c in ONCE}
     owner = [(r, k) for r in results for k in range(len(r.runs))]
     counts = [r.label_counts for r in results if r.label_counts is not None]
     return Result(
@@ -414,7 +414,7 @@ def _merge(results: list[Result]) -> Result:
         runs=[run for r in results for run in r.runs],
         clients=first.clients,
         scores=scores,
-        ledger=Ledger(**columns, seconds=seconds, setup_bytes=setup),
+        ledger=Ledger(**columns, seconds=seconds, **once),
         label_counts=np.concatenate(counts) if len(counts) == len(results) else None,
         diverged=[d for r in results for d in r.diverged],
         config=first.config,

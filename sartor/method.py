@@ -32,6 +32,8 @@ class Site(NamedTuple):
         index: who this client is, 0-d.
         num_samples: how many training samples it has, 0-d.
         mask: (capacity,), true for the real rows of its list of training samples.
+        reports: whether its upload is used in this round, 0-d; false only where all clients train
+            and some report.
     """
 
     hyper: Any
@@ -42,6 +44,7 @@ class Site(NamedTuple):
     index: Any
     num_samples: Any
     mask: Any
+    reports: Any
 
 
 class Hub(NamedTuple):
@@ -109,6 +112,7 @@ class Phase:
         drop_last: whether the last incomplete batch of a pass is dropped.
         random: whether ``step`` draws from ``site.key``; without it the key is left empty, and
             using it is an error.
+        when: ``(site) -> bool tensor``: whether this client takes the phase in this round at all.
         stop: ``(work, site) -> bool tensor``: this client is done.
         stream: names the random stream; the phase's name if empty.
     """
@@ -128,6 +132,7 @@ class Phase:
     shuffle: bool = True
     drop_last: bool = False
     random: bool = False
+    when: Callable[[Site], Tensor] | None = None
     stop: Callable[[Tree, Site], Tensor] | None = None
     stream: str = ""
 
@@ -214,6 +219,17 @@ class Method:
     inspect: Callable[[Tree, Hub], Tree] | None = None
     prologue: Method | None = field(default=None)
     epilogue: Method | None = field(default=None)
+
+
+def client_weights(hub: Hub, by: str = "samples") -> Tensor:
+    """Return p_i of all clients, (clients,), with sum 1.
+
+    Args:
+        hub: what the server may read.
+        by: "samples" for n_i/N, "uniform" for 1/m.
+    """
+    sizes: Tensor = hub.sizes.to(next(iter(hub.hyper.values())).dtype)
+    return sizes / sizes.sum() if by == "samples" else torch.ones_like(sizes) / sizes.shape[0]
 
 
 def weighted_mean(uploads: Tree, weights: Tensor, fallback: Tree) -> Tree:

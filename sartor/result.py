@@ -17,7 +17,7 @@ from torch import nn
 from sartor import metrics
 from sartor.errors import ConfigError, ContractError, RunFolderError, did_you_mean
 from sartor.metrics import Array
-from sartor.scores import COUNTERS, Ledger, Run, Scores
+from sartor.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.table import Table, format_cell, import_pandas, jsonable
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class Result:
         """Return rounds and pooled accuracies of a run; NaN from its divergence on.
 
         Args:
-            point: "pre" or "post"; the headline point by default.
+            point: "pre", "post" or "global"; the headline point by default.
             split: "test" or "val".
             run: index of the run.
         """
@@ -138,7 +138,7 @@ class Result:
         if seen is None or not isinstance(seen.get("round"), int):
             return np.full(rounds.shape, seen is None)
         # "pre" entry t precedes the local training of round t, "post" entry t follows it.
-        before = rounds < seen["round"] + ((point or self.headline) == "pre")
+        before = rounds < seen["round"] + ((point or self.headline) != "post")
         return np.asarray(before)
 
     def _each(self, function: Callable[[int], float]) -> Any:
@@ -219,8 +219,9 @@ class Result:
 
     @property
     def gradient_evaluations(self) -> Any:
-        """Pairs of a sample and a backward pass in all rounds."""
-        return self._each(lambda run: float(self.ledger.total("gradient_evaluations")[run]))
+        """Pairs of a sample and a backward pass in all rounds, one-off work included."""
+        totals = self.ledger.total("gradient_evaluations") + self.ledger.setup_gradients
+        return self._each(lambda run: float(totals[run]))
 
     @property
     def seconds(self) -> Any:
@@ -235,7 +236,7 @@ class Result:
         total = {name: int(self.ledger.total(name)[run]) for name in COUNTERS}
         points = {
             f"accuracy_{point}": self.curve(point, run=run)[1][-1]
-            for point in ("pre", "post")
+            for point in POINT_WORDS
             if (point, "test") in self.scores
         }
         return dict(
@@ -256,7 +257,9 @@ class Result:
                     "bytes_down": total["bytes_down"],
                     "bytes_setup": int(self.ledger.setup_bytes[run]),
                     "gradient_evaluations": total["gradient_evaluations"],
+                    "gradient_evaluations_setup": int(self.ledger.setup_gradients[run]),
                     "forward_evaluations": total["forward_evaluations"],
+                    "forward_evaluations_setup": int(self.ledger.setup_forward[run]),
                     "seconds": self.ledger.total_seconds / len(self.runs),
                     "seconds_all_runs": self.ledger.total_seconds,
                     "seed": chosen.seed,
@@ -310,9 +313,8 @@ class Result:
                 for key, s in self.scores.items()
             },
             ledger=Ledger(
-                **{name: np.asarray(getattr(ledger, name))[kept] for name in COUNTERS},
+                **{name: np.asarray(getattr(ledger, name))[kept] for name in (*COUNTERS, *ONCE)},
                 seconds={p: [share * t for t in times] for p, times in ledger.seconds.items()},
-                setup_bytes=np.asarray(ledger.setup_bytes)[kept],
             ),
             label_counts=None if self.label_counts is None else self.label_counts[kept],
             diverged=[self.diverged[run] for run in kept],
@@ -340,7 +342,7 @@ class Result:
         Args:
             run: index of a run; None for all of them (then with a column "run").
         """
-        points = [point for point in ("pre", "post") if (point, "test") in self.scores]
+        points = [point for point in POINT_WORDS if (point, "test") in self.scores]
         indices = self._indices(run)
         rows = []
         for index in indices:
@@ -508,7 +510,7 @@ class Result:
         Args:
             client: name or index.
             run: index of the run.
-            point: "pre" or "post"; the headline point by default.
+            point: "pre", "post" or "global"; the headline point by default.
         """
         index, (chosen,) = self.client_index(client), self._indices(run)
         if self._models is None:
@@ -540,5 +542,6 @@ class Result:
 POINT_WORDS = {
     "pre": "after aggregation, before local training",
     "post": "after local training, before aggregation",
+    "global": "the global model itself, after aggregation",
 }
-"""The two points of a round, in words."""
+"""The points at which models are scored, in words."""

@@ -78,6 +78,9 @@ COUNTERS = (
 )
 """The counters of a ledger, in the order of its table."""
 
+ONCE = ("setup_bytes", "setup_gradients", "setup_forward")
+"""What is spent once and not in a round."""
+
 
 @dataclass
 class Ledger:
@@ -91,7 +94,10 @@ class Ledger:
         forward_evaluations: (runs, rounds) samples in forward-only passes of the method itself.
         seconds: phase -> seconds of each round; a sweep trains all its runs in one pass, so that
             time belongs to all of them together. See :data:`PHASES`.
-        setup_bytes: (runs,) one-off traffic before round 0.
+        setup_bytes: (runs,) one-off traffic: before round 0, after the last, and the letters to
+            clients that adapt the model before they use it.
+        setup_gradients: (runs,) gradient evaluations of the same.
+        setup_forward: (runs,) forward-only evaluations of the same.
     """
 
     participants: Array
@@ -101,6 +107,8 @@ class Ledger:
     forward_evaluations: Array
     seconds: dict[str, list[float]]
     setup_bytes: Array
+    setup_gradients: Array
+    setup_forward: Array
 
     @property
     def num_rounds(self) -> int:
@@ -115,7 +123,7 @@ class Ledger:
         return float(sum(sum(times) for times in self.seconds.values()))
 
     def total(self, counter: str) -> Array:
-        """Return (runs,) the sum of a counter over the rounds."""
+        """Return (runs,) the sum of a counter over the rounds, without what is spent once."""
         return np.asarray(np.sum(getattr(self, counter), axis=1))
 
     def megabytes(self, run: int, point: str, rounds: list[int]) -> Array:
@@ -138,8 +146,9 @@ class Ledger:
             for name in COUNTERS
             if np.shape(getattr(self, name)) != shape
         ]
-        if np.shape(self.setup_bytes) != (runs,):
-            found.append(
-                f"ledger.setup_bytes has shape {np.shape(self.setup_bytes)}, expected ({runs},)"
-            )
+        found += [
+            f"ledger.{name} has shape {np.shape(getattr(self, name))}, expected ({runs},)"
+            for name in ONCE
+            if np.shape(getattr(self, name)) != (runs,)
+        ]
         return found

@@ -236,5 +236,5 @@ def parse_choice(name: str, value: str, known: Mapping[str, Any]) -> Any:
 def parse_points(points: Sequence[str]) -> tuple[str, ...]:
     """Read the evaluation points."""
     for point in points:
-        parse_choice("point", point, {"pre": 0, "post": 0})
+        parse_choice("point", point, {"pre": 0, "post": 0, "global": 0})
     return tuple(points)

@@ -18,12 +18,13 @@ from torch import nn
 from sartor import tree
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
-from sartor.engines.arena import build_arena
+from sartor.engines.arena import Arena, build_arena
 from sartor.engines.round import Engine, Receipt, Rounds, Tally
 from sartor.engines.store import Store
+from sartor.errors import ConfigError
 from sartor.hyper import Value, stack_hypers
 from sartor.method import Method
-from sartor.scores import COUNTERS, PHASES, Ledger, Run, Scores
+from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -43,7 +44,7 @@ class Simulation:
         dtype: of parameters, features and hyper-parameters.
         eval_every: score the models before local training at every so many rounds, and after the
             last.
-        points: "pre", "post" or both.
+        points: "pre", "post", "global" (for methods that have a global model).
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
     """
 
@@ -67,6 +68,7 @@ class Simulation:
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
         arena = build_arena(federations, device, dtype)
+        self._check_splits(arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
         hyper = stack_hypers(method.hyper, hypers, arena.num_clients, dtype)
         self.engine: Engine = engine(arena)
@@ -82,11 +84,12 @@ class Simulation:
         self.store = Store(make, *shape, device, store_folder and store_folder / "clients")
         self.trained = self._trained_models(shape, device, store_folder)
         self.round_index = 0
+        self.closed = False  # whether the epilogue is over
         self.history: dict[str, dict[str, list[np.ndarray]]] = {}
         self.when: dict[str, list[int]] = {}
         self.books: dict[str, list[np.ndarray]] = {name: [] for name in COUNTERS}
         self.seconds: dict[str, list[float]] = {name: [] for name in PHASES}
-        self.setup_bytes = np.zeros(arena.num_runs, dtype=np.int64)
+        self.once = {name: np.zeros(arena.num_runs, dtype=np.int64) for name in ONCE}
         self.diverged: list[dict[str, Any] | None] = [None] * arena.num_runs
         self.snapshots: list[dict[str, Any]] = []
         self._post: dict[str, Tally] = {}
@@ -103,6 +106,19 @@ class Simulation:
             return self.rounds.models(server, self.store, 0, cohort)[1]
 
         return Store(make, *shape, device, folder and folder / "models")
+
+    def _check_splits(self, arena: Arena) -> None:
+        """Refuse a method that needs held-out data where there is none."""
+        records = [self.method, self.method.prologue, self.method.epilogue]
+        phases = [p for r in records if r is not None for p in (*r.phases, *r.adapt)]
+        for phase in phases:
+            if phase.data in ("val", "test") and not arena.splits[phase.data].size.any():
+                words = {"val": "validation", "test": "test"}[phase.data]
+                raise ConfigError(
+                    f"{self.method.name} uses {words} data in its phase {phase.name!r}, but no "
+                    f"client has any; hold some out, for example with {phase.data}=0.2 when the "
+                    "federation is made."
+                )
 
     @property
     def finished(self) -> bool:
@@ -125,15 +141,18 @@ class Simulation:
         last = self.round_index == self.num_rounds
         if last and self.method.epilogue is not None:
             self._one_off("epilogue", seconds)
+            self.closed = True
         due = last or self.round_index % self.eval_every == 0
         for split in post:
             self._post[split] = _merge(self._post[split], receipt.tally[split])
         if due and post:
             self._record("post", t, {split: self._post[split] for split in post})
-        if due and "pre" in self.points:
-            self._evaluate(self.round_index, seconds)
         if due:
-            self._snapshot(self.round_index)
+            server, store = self._deployed(seconds)
+            if "pre" in self.points:
+                self._evaluate(server, store, seconds)
+            self._evaluate_centre(server, seconds)
+            self._snapshot(server)
         seconds["round"] = time.perf_counter() - began
         for name, value in seconds.items():
             self.seconds[name].append(value)
@@ -143,23 +162,55 @@ class Simulation:
         """Before round 0: the method's prologue, and the scores of the initial models."""
         if self.method.prologue is not None:
             self._one_off("prologue", seconds)
-        tallies = self._evaluate(0, seconds, record="pre" in self.points)
+        server, store = self._deployed(seconds)
+        tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
         self._post = {split: Tally(t.correct.copy(), t.loss.copy()) for split, t in tallies.items()}
-        self._snapshot(0)
+        self._evaluate_centre(server, seconds)
+        self._snapshot(server)
 
     def _one_off(self, stage: str, seconds: dict[str, float]) -> None:
         self.server, receipt = self.rounds.train(self.server, self.store, self.round_index, stage)
-        self.setup_bytes += receipt.bytes_down + receipt.bytes_up
+        self._book_once(receipt)
         for name, value in receipt.seconds.items():
             seconds[name] += value
 
-    def _evaluate(self, t: int, seconds: dict[str, float], record: bool = True) -> dict[str, Tally]:
+    def _book_once(self, receipt: Receipt) -> None:
+        self.once["setup_bytes"] += receipt.bytes_down + receipt.bytes_up
+        self.once["setup_gradients"] += receipt.gradient_evaluations
+        self.once["setup_forward"] += receipt.forward_evaluations
+
+    def _deployed(self, seconds: dict[str, float] | None = None) -> tuple[Tree, Store]:
+        """Return the states that would be used if training stopped now.
+
+        Before the end that takes the epilogue, on copies.
+        """
+        if self.method.epilogue is None or self.closed:
+            return self.server, self.store
         began = time.perf_counter()
-        tallies = self.rounds.evaluate(self.server, self.store, t, self.splits)
+        store = self.store.fork()
+        server, _ = self.rounds.train(self.server, store, self.round_index, "epilogue")
+        if seconds is not None:
+            seconds["evaluate"] += time.perf_counter() - began
+        return server, store
+
+    def _evaluate(
+        self, server: Tree, store: Store, seconds: dict[str, float], record: bool = True
+    ) -> dict[str, Tally]:
+        began, t = time.perf_counter(), self.round_index
+        tallies, receipt = self.rounds.evaluate(server, store, t, self.splits)
         if record:
             self._record("pre", t, tallies)
+        if self.method.adapt and t == self.num_rounds:
+            self._book_once(receipt)  # the adaptation whose models are used
         seconds["evaluate"] += time.perf_counter() - began
         return tallies
+
+    def _evaluate_centre(self, server: Tree, seconds: dict[str, float]) -> None:
+        if "global" not in self.points or self.method.centre is None:
+            return
+        began, t = time.perf_counter(), self.round_index
+        self._record("global", t, self.rounds.evaluate_centre(server, t, self.splits))
+        seconds["evaluate"] += time.perf_counter() - began
 
     def _record(self, point: str, t: int, tallies: dict[str, Tally]) -> None:
         self.when.setdefault(point, []).append(t)
@@ -180,12 +231,12 @@ class Simulation:
         for name, value in receipt.seconds.items():
             seconds[name] += value
 
-    def _snapshot(self, t: int) -> None:
+    def _snapshot(self, server: Tree) -> None:
         if self.method.inspect is None:
             return
-        everybody = self.rounds.everybody
+        everybody, t = self.rounds.everybody, self.round_index
         hub = self.rounds.hub("inspect", t, everybody, np.ones_like(everybody, dtype=bool))
-        seen = self.engine.runs(self.method.inspect, self.server, hub)
+        seen = self.engine.runs(self.method.inspect, server, hub)
         small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
         self.snapshots.append({"round": t, **small})
 
@@ -228,15 +279,21 @@ class Simulation:
             for name, rows in self.books.items()
         }
         seconds = {name: list(values) for name, values in self.seconds.items()}
-        return Ledger(**columns, seconds=seconds, setup_bytes=self.setup_bytes.copy())
+        return Ledger(**columns, seconds=seconds, **{k: v.copy() for k, v in self.once.items()})
 
     def params(self, client: int, run: int = 0, point: str | None = None) -> Tree:
         """Return the parameters that a client would use now, at an evaluation point."""
-        if (point or self.method.headline) == "post" and self.trained is not None:
-            model = self.trained.gather(np.full((len(self.runs), 1), client))
+        point = point or self.method.headline
+        ids = np.full((len(self.runs), 1), client)
+        if point == "global":
+            if self.method.centre is None:
+                raise ConfigError(f"{self.method.name} has no global model.")
+            centre = self.rounds.centre(self._deployed()[0], self.round_index)
+            return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
+        if point == "post" and self.trained is not None:
+            model = self.trained.gather(ids)
         else:
-            ids = np.full((len(self.runs), 1), client)
-            _, model = self.rounds.models(self.server, self.store, self.round_index, ids)
+            _, model, _ = self.rounds.models(*self._deployed(), self.round_index, ids)
         found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
         return found
 
@@ -259,7 +316,7 @@ class Simulation:
             },
             "books": {name: np.stack(rows) for name, rows in self.books.items() if rows},
             "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self._post.items()},
-            "setup_bytes": self.setup_bytes.copy(),
+            "once": {name: value.copy() for name, value in self.once.items()},
             "snapshots": {
                 f"{k:06d}": {name: value for name, value in snap.items() if name != "round"}
                 for k, snap in enumerate(self.snapshots)
@@ -270,6 +327,7 @@ class Simulation:
             "when": {k: list(v) for k, v in self.when.items()},
             "seconds": {k: list(v) for k, v in self.seconds.items()},
             "diverged": list(self.diverged),
+            "closed": self.closed,
             "lanes": self.engine.lanes,
             "snapshots": [snap["round"] for snap in self.snapshots],
         }
@@ -289,10 +347,11 @@ class Simulation:
         }
         self.books = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
         self._post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
-        self.setup_bytes = arrays["setup_bytes"].copy()
+        self.once = {name: value.copy() for name, value in arrays["once"].items()}
         self.round_index, self.when = meta["round"], {k: list(v) for k, v in meta["when"].items()}
         self.seconds = {k: list(v) for k, v in meta["seconds"].items()}
         self.diverged = list(meta["diverged"])
+        self.closed = meta["closed"]
         # The same blocks of lanes give the same numbers to the last bit.
         self.engine.lanes = self.engine.lanes or meta["lanes"]
         snaps = arrays.get("snapshots", {})

@@ -17,11 +17,15 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sartor import rng, tree
+from sartor.errors import ConfigError
 from sartor.method import Batch
 from sartor.tree import Tree
 
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """``(scores, labels) -> losses``, one per sample."""
+
+Predict = Callable[[Tree, Tensor], Tensor]
+"""``(model, x) -> scores``."""
 
 
 def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
@@ -96,38 +100,114 @@ class Task:
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Return the scores of a batch: (batch, classes)."""
-        module = self._own_module()
+        return self._call("whole", params, x)
+
+    def features(self, params: Tree, x: Tensor) -> Tensor:
+        """Return what the head receives: (batch, feature_dim).
+
+        Args:
+            params: of the whole network, or of its body.
+            x: inputs.
+        """
+        return self._call("body", {k: v for k, v in params.items() if self.is_body(k)}, x)
+
+    def classify(self, params: Tree, features: Tensor) -> Tensor:
+        """Return the scores that the head gives to features: (batch, classes).
+
+        ``classify(params, features(params, x))`` is ``logits(params, x)``.
+        """
+        skip = len(f"{self._linear_head()[0]}.")
+        head = {k[skip:]: v for k, v in params.items() if self.is_head(k)}
+        return self._call("head", head, features)
+
+    def represent(self, params: Tree, batch: Batch) -> Tensor:
+        """Return the features of a batch, and book the pass, as ``losses`` does.
+
+        A step books each pass over a batch once: by ``losses``, ``judge`` or this.
+        """
+        _METER.count()
+        return self.features(params, batch.x)
+
+    @property
+    def feature_dim(self) -> int:
+        """The number of features that the head receives."""
+        return self._linear_head()[1].in_features
+
+    @property
+    def num_classes(self) -> int:
+        """The number of scores that the head gives."""
+        return self._linear_head()[1].out_features
+
+    def _linear_head(self) -> tuple[str, nn.Linear]:
+        head = None if self.head is None else self.module.get_submodule(self.head)
+        if self.head is None or not isinstance(head, nn.Linear):
+            what = "not named" if head is None else f"a {type(head).__name__}"
+            raise ConfigError(
+                "This method splits the network into features and a linear head, but its head is "
+                f"{what}; set module.head to the name of its last nn.Linear, such as 'fc'."
+            )
+        if not any(self.is_body(leaf) for leaf in self.leaf_names):
+            raise ConfigError(
+                f"This method splits the network into features and a head, but {self.head!r} is "
+                "all there is; use a network with a body, such as dnn."
+            )
+        return self.head, head
+
+    def _call(self, part: str, params: Tree, x: Tensor) -> Tensor:
+        """Run the whole network, its body or its head, in the precision of computation."""
+        module = self._own_module(part)
         if self.compute is None:
             with _METER.around():
                 return torch.func.functional_call(module, params, (x,))
         cast = {k: v.to(self.compute) for k, v in params.items()}
         x = x.to(self.compute) if x.is_floating_point() else x
         with _METER.around():
-            scores = torch.func.functional_call(module, cast, (x,))
-        return scores.to(next(iter(params.values())).dtype)
+            found = torch.func.functional_call(module, cast, (x,))
+        return found.to(next(iter(params.values())).dtype)
 
-    def _own_module(self) -> nn.Module:
+    def _own_module(self, part: str) -> nn.Module:
         """Return this thread's copy.
 
         A functional call swaps parameters in and out of the module it is given.
         """
-        if not hasattr(self._copies, "module"):
-            self._copies.module = copy.deepcopy(self.module)
-        return self._copies.module
+        if not hasattr(self._copies, part):
+            module = copy.deepcopy(self.module)
+            if part != "whole":
+                name, head = self._linear_head()
+                owner, _, leaf = name.rpartition(".")
+                setattr(module.get_submodule(owner), leaf, nn.Identity())
+                module = copy.deepcopy(head) if part == "head" else module
+            setattr(self._copies, part, module)
+        found: nn.Module = getattr(self._copies, part)
+        return found
 
-    def losses(self, params: Tree, batch: Batch) -> Tensor:
-        """Return the loss of each sample of a batch, padding included."""
+    def losses(self, params: Tree, batch: Batch, predict: Predict | None = None) -> Tensor:
+        """Return the loss of each sample of a batch, padding included.
+
+        Args:
+            params: of the network, or a model that ``predict`` takes.
+            batch: the samples.
+            predict: ``(model, x) -> scores``; the network's logits if None.
+        """
         _METER.count()
-        return self.criterion(self.logits(params, batch.x), batch.y)
+        return self.criterion((predict or self.logits)(params, batch.x), batch.y)
+
+    def judge(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the sum of losses and the number of wrong answers on a batch, in one pass."""
+        _METER.count()
+        scores = self.logits(params, batch.x)
+        losses = self.criterion(scores, batch.y)
+        wrong = ~self.is_correct(scores, batch.y) & batch.mask
+        return (losses * batch.mask).sum(), wrong.sum().to(losses.dtype)
 
     def mean(self, values: Tensor, batch: Batch) -> Tensor:
         """Average over the real samples of a batch."""
         weight = batch.mask.to(values.dtype)
         return (values * weight).sum() / weight.sum().clamp(min=1.0)
 
-    def loss(self, params: Tree, batch: Batch) -> Tensor:
-        """Return the mean loss over the real samples of a batch."""
-        return self.mean(self.losses(params, batch), batch)
+    def loss(self, params: Tree, batch: Batch, predict: Predict | None = None) -> Tensor:
+        """Return the mean loss over the real samples of a batch; see ``losses``."""
+        return self.mean(self.losses(params, batch, predict), batch)
 
     def is_head(self, leaf: str) -> bool:
         """Say whether a leaf belongs to the head."""
@@ -193,9 +273,10 @@ def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any
 def hessian_product(fn: Callable[[Tree], Tensor], at: Tree, direction: Tree) -> Tree:
     """Return ∇²fn(at) · direction, booked as one gradient, without forming the Hessian."""
     before = _METER.alone, _METER.around
-    _METER.alone, _METER.around = False, nullcontext  # plain autograd has no forward mode inside
+    _METER.alone, _METER.around = False, nullcontext  # plain autograd cannot be nested
     try:
-        product: Tree = torch.func.jvp(grad(fn), (at,), (direction,))[1]
+        slope = grad(fn)
+        product: Tree = torch.func.grad(lambda p: tree.dot(slope(p), direction))(at)
     finally:
         _METER.alone, _METER.around = before
     return product

@@ -61,6 +61,7 @@ class Case:
 
 
 _CONVEX = {"smoothness": 2.0, "strong_convexity": 1.0}
+_UNIT = {"body.weight": 0.5, "body.bias": 1.0, "fc.weight": 1.0}
 VARIANTS: list[Case] = [
     Case("local", local=HEAVY),
     Case("local", {"participation": "sampled"}),
@@ -70,11 +71,62 @@ VARIANTS: list[Case] = [
     Case("fedavg", {"rule": "p_weighted", "client_weights": (0.1, 0.2, 0.3, 0.3, 0.1)}),
     Case("fedavg-ft", {"ft_steps": 3}, local=HEAVY),
     Case("fedavg-ft", {"ft_epochs": 1, "ft_pull": True}, {"ft_prox_strength": 0.5}),
+    Case("dichotomous", {"scope": "client", "score": "loss"}, local=HEAVY),
+    Case("dichotomous", {"select_on": "validation", "score": "loss"}),
+    Case("dichotomous", {"version": "threshold"}, {"heterogeneity": 0.32}),
+    Case("dichotomous", {"version": "threshold", "radius": "estimated", "fit_epochs": 40}),
+    Case("dichotomous", {"version": "sample_split", "select_on": "test", "score": "loss"}),
+    Case("dichotomous", {"version": "clustered", "fit_epochs": 3}),
+    Case("dichotomous", {"version": "clustered", "num_clusters": 2, "inside": "threshold"}),
     Case("fedprox", hyper={"prox_strength": 0.5}, local=HEAVY),
     Case("fedprox", {"preset": "free", "weights": "samples"}, {"server_lr": 0.7}),
     Case("fedprox", {"preset": "paper_real", "unbiased": True}, {"prox_strength": 0.5}),
     Case("fedprox", {"preset": "paper_synthetic", "smoothness": 2.0}),
     Case("fedprox", {"preset": "corollary1", **_CONVEX}, {"prox_strength": 0.5}),
+    Case("fedprox", {"lambda_rule": "v1"}, {"heterogeneity": 2.0}),
+    Case(
+        "fedprox",
+        {"lambda_rule": "v2", "preset": "paper_synthetic", **_CONVEX},
+        {"heterogeneity": 2.0},
+    ),
+    Case(
+        "fedprox",
+        {"lambda_rule": "shrinkage", "preset": "corollary1", "weights": "samples", **_CONVEX},
+        {"heterogeneity": 2.0, "noise": 3.0},
+    ),
+    Case("l2gd", {"gradient": "batch"}, {"average_probability": 0.4}),
+    Case("l2gd", {"longest_run": 2}, local=replace(SGD, weight_decay=0.1)),
+    Case("l2gd", {"participation": "sampled"}, {"average_probability": 0.6}),
+    Case("l2gd", {"preset": "paper", "smoothness": 2.0}, {"prox_strength": 1.0}),
+    Case("ditto", hyper={"prox_strength": 0.5}, local=HEAVY),
+    Case("ditto", {"personal_steps": 3, "rule": "chen"}, {"personal_lr": 0.1}, RESTART),
+    Case("ditto", {"choices": (1.0, 0.1, 2.0), "personal_epochs": 1}, local=RESTART),
+    Case("per-fedavg", {"mode": "hessian_free"}, {"difference": 0.5, "personal_lr": 0.3}),
+    Case("per-fedavg", {"mode": "exact", "preset": "prior"}, {"relax": 1.5}),
+    Case("per-fedavg", {"rule": "normalized", "personal_steps": 2}),
+    Case("fedprox-two-stage", {"weights": "samples", "final_steps": 3}, local=HEAVY),
+    Case("fedprox-two-stage", {"domain": "ball"}, {"domain_size": 1.0}, RESTART),
+    Case(
+        "fedprox-two-stage",
+        {"preset": "theory", "strong_convexity": 4.0, "growth": 0.5},
+        {"prox_strength": 3.0},
+    ),
+    Case(
+        "fedprox-two-stage",
+        {"preset": "theory", "strong_convexity": 4.0, "domain": "box", "project_global": True},
+        {"domain_size": 0.3},
+    ),
+    Case("pfedme", {"inner_start": "carry", "weights": "samples"}, {"relax": 1.5}),
+    Case("pfedme", {"train_all": False}, local=replace(RESTART, momentum=0.0)),
+    Case("pfedbred", {"strategy": "none", "inner_start": "theta"}, {"relax": 1.5}),
+    Case("pfedbred", {"strategy": "lg", "envelope": "exact"}, {"prior_lr": 0.3}),
+    Case("pfedbred", {"strategy": "meg", "train_all": False}, {"memory_lr": 0.5}),
+    Case("pfedbred", {"strategy": "mh-variant", "envelope": "exact"}, {"prior_lr": 0.3}),
+    Case("pfedbred", {"mode": "code"}, local=replace(RESTART, momentum=0.0)),
+    Case("pfedbred", {"covariance": {**_UNIT, "fc.bias": 2.0}, "strategy": "lg"}),
+    Case("pfedbred", {"family": "bernoulli"}, {"prior_width": 2.0}),
+    Case("pfedbred", {"family": "poisson", "strategy": "meg"}),
+    Case("pfedbred", {"family": "exponential", "envelope": "exact"}),
     Case("fedapa", hyper={"mix_lr": 0.5}, local=HEAVY),
     Case("fedapa", {"preset": "authors_code"}, {"mix_lr": 0.5, "self_weight": 0.4}),
     Case("fedapa", {"weight_step": "as_printed", "share": "all"}, {"mix_lr": 0.5}),
@@ -190,19 +242,25 @@ def bytes_are_those_of_the_trees(case: Case) -> None:
     def size(value: Any) -> int:
         return sum(leaf.numel() * leaf.element_size() for _, leaf in tree.items(value))
 
+    def talks(server: Any, hub: Any, there: Any) -> Any:
+        return there if method.connected is None else there & method.connected(server, hub)
+
+    def receives(server: Any, hub: Any) -> Any:
+        return talks(server, hub, hub.present | method.train_all)
+
     def broadcast(server: Any, hub: Any) -> Any:
         letter = method.broadcast(server, hub)
-        book["common"] += size(letter) * int(hub.present.sum())
+        book["common"] += size(letter) * int(receives(server, hub).sum())
         return letter
 
     def address(server: Any, index: Any, hub: Any) -> Any:
         letter = method.address(server, index, hub)
-        book["own"] += size(letter) * int(hub.present[hub.cohort == index].sum())
+        book["own"] += size(letter) * int(receives(server, hub)[hub.cohort == index].sum())
         return letter
 
     def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
         for k in range(len(hub.cohort)):
-            if hub.present[k]:
+            if talks(server, hub, hub.present)[k]:
                 book["up"] += size(tree.map(lambda leaf, k=k: leaf[k], uploads))
         return method.aggregate(server, uploads, hub)
 
@@ -212,39 +270,51 @@ def bytes_are_those_of_the_trees(case: Case) -> None:
     book.update(
         common=0, own=0, up=0
     )  # making the simulation may have written letters, which nobody was sent
+    if method.prologue is not None:
+        slow.server, _ = slow.rounds.train(slow.server, slow.store, 0, "prologue")
     for t in range(3):
         slow.server, _ = slow.rounds.train(slow.server, slow.store, t)
         fast.step()
     ledger = fast.ledger()
     assert ledger.bytes_down.sum() == book["common"] + book["own"]
     assert ledger.bytes_up.sum() == book["up"]
-    assert len(set(ledger.participants[0])) > 1 or method.everyone
+    assert len(set(ledger.participants[0])) > 1 or method.everyone or method.train_all
 
 
 def gradients_are_counted(case: Case) -> None:
-    """Gradient evaluations are the samples whose loss was differentiated, one by one."""
+    """Gradient evaluations are the samples whose loss was differentiated, one by one.
+
+    Those of a prologue, an epilogue and the last adaptation are booked apart.
+    """
     task = net_task()
     method = case.build(task)
     count = [0, 0]
-    plain = Task.losses
 
-    def losses(self: Task, params: Any, batch: Any) -> Any:
-        count[1 if task_module._METER.depth else 0] += int(batch.mask.sum())
-        return plain(self, params, batch)
+    def counted(plain: Any) -> Any:
+        def watched(self: Task, params: Any, batch: Any, *rest: Any) -> Any:
+            count[1 if task_module._METER.depth else 0] += int(batch.mask.sum())
+            return plain(self, params, batch, *rest)
+
+        return watched
 
     fast = simulation(method, task, [federation()], hyper=case.hyper)
     slow = simulation(method, task, [federation()], hyper=case.hyper, engine="sequential")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Task, "losses", losses)
-        for t in range(3):
-            slow.server, _ = slow.rounds.train(slow.server, slow.store, t)
+        patch.setattr(Task, "losses", counted(Task.losses))
+        patch.setattr(Task, "judge", counted(Task.judge))
+        stages = [(t, "train") for t in range(3)]
+        stages = [(0, "prologue")] * (method.prologue is not None) + stages
+        stages += [(3, "epilogue")] * (method.epilogue is not None)
+        for t, stage in stages:
+            slow.server, _ = slow.rounds.train(slow.server, slow.store, t, stage)
+        slow.rounds.evaluate(slow.server, slow.store, 3)
     ledger = run(fast).ledger()
-    assert ledger.gradient_evaluations.sum() == count[1] > 0
-    assert ledger.forward_evaluations.sum() == count[0]
+    assert ledger.gradient_evaluations.sum() + ledger.setup_gradients.sum() == count[1] > 0
+    assert ledger.forward_evaluations.sum() + ledger.setup_forward.sum() == count[0]
 
 
 def an_epoch_costs_its_samples(case: Case) -> None:
-    """A method whose only phase is E epochs of training evaluates E·n_i gradients on client i."""
+    """A method whose only phase is E epochs evaluates E·n_i gradients (times those of a step)."""
     task = net_task()
     local = replace(case.local, drop_last=False)
     method = case.build(task, local)
@@ -252,10 +322,10 @@ def an_epoch_costs_its_samples(case: Case) -> None:
     if phase is None or phase.steps is not None:
         return
     fed = federation()
-    ledger = run(
-        simulation(method, task, [fed], hyper=case.hyper, participation="all", rounds=1)
-    ).ledger()
-    assert ledger.gradient_evaluations[0, 0] == local.epochs * int(fed.train.sizes.sum())
+    sim = run(simulation(method, task, [fed], hyper=case.hyper, participation="all", rounds=1))
+    _, in_a_step = sim.engine.calls[phase.name]
+    wanted = in_a_step * local.epochs * int(fed.train.sizes.sum())
+    assert sim.ledger().gradient_evaluations[0, 0] == wanted
 
 
 # ---- purity --------------------------------------------------------------------------------------
@@ -446,15 +516,19 @@ def every_hyper_parameter_moves_the_result(case: Case) -> None:
     base = {k: case.hyper.get(k, spec.default) for k, spec in method.hyper.items()}
     if "mix_lr" in base:
         base["mix_lr"] = max(base["mix_lr"], 0.1)
-    rows = [base, *({**base, k: 0.5 * v if v else 0.3} for k, v in base.items())]
+    # Halved and doubled: a threshold may be crossed in one direction only.
+    less = ({**base, k: 0.5 * v if v else 0.3} for k, v in base.items())
+    more = ({**base, k: min(2.0 * v, method.hyper[k].high)} for k, v in base.items())
+    rows = [base, *less, *more]
     sim = run(
         simulation(
             method, task, [federation()] * len(rows), hyper=rows, seeds=[0] * len(rows), rounds=4
         )
     )
     loss = np.concatenate([s.loss for s in sim.scores().values()], axis=1)
-    for r, name in enumerate(base):
-        assert np.abs(loss[r + 1] - loss[0]).max() > 1e-7, name
+    for r, name in enumerate(base, start=1):
+        moved = [np.abs(loss[k] - loss[0]).max() for k in (r, r + len(base))]
+        assert max(moved) > 1e-7, name
 
 
 LAWS: dict[str, Callable[..., None]] = {

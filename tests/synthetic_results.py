@@ -76,6 +76,8 @@ def make_result(
             "evaluate": [0.02] * rounds,
         },
         setup_bytes=np.full(number, travels // 2, dtype=np.int64),
+        setup_gradients=np.full(number, 70, dtype=np.int64),
+        setup_forward=np.zeros(number, dtype=np.int64),
     )
     snapshots = []
     if mix if mix is not None else method == "fedapa":

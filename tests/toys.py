@@ -21,7 +21,7 @@ from sartor.hyper import Value
 from sartor.local import Local
 from sartor.method import Method
 from sartor.methods import build
-from sartor.scores import COUNTERS, Run
+from sartor.scores import COUNTERS, ONCE, Run
 from sartor.simulation import Simulation
 from sartor.task import Task, given, never
 
@@ -162,7 +162,7 @@ def outcome(sim: Simulation) -> dict[str, np.ndarray]:
     for (point, split), scores in sim.scores().items():
         found |= {f"{point}/{split}/correct": scores.correct, f"{point}/{split}/loss": scores.loss}
     ledger = sim.ledger()
-    found |= {name: getattr(ledger, name) for name in (*COUNTERS, "setup_bytes")}
+    found |= {name: getattr(ledger, name) for name in (*COUNTERS, *ONCE)}
     for k, snap in enumerate(sim.snapshots):
         found |= {f"snap/{k}/{name}": np.asarray(v) for name, v in snap.items()}
     return found

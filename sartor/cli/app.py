@@ -94,7 +94,10 @@ def run(
 @with_experiment_flags
 def compare(
     target: Annotated[
-        str, typer.Argument(metavar="METHODS|FILE", help="Methods with commas, or a file.")
+        str,
+        typer.Argument(
+            metavar="METHODS|FILE", help="Methods with commas, all-regularised, or a file."
+        ),
     ],
     baselines: Annotated[
         bool, typer.Option(help="Put local, fedavg and fedavg-ft beside the methods.")
@@ -105,11 +108,11 @@ def compare(
 ) -> None:
     """Train several methods on one federation, side by side."""
     experiment = read_experiment(target, flags, many=True)
-    if baselines:
-        from sartor.fit import BASELINES
+    from sartor.fit import BASELINES
+    from sartor.methods import expand
 
-        named = (*BASELINES, *experiment.methods)
-        experiment = experiment.model_copy(update={"methods": tuple(dict.fromkeys(named))})
+    named = expand((*(BASELINES if baselines else ()), *experiment.methods))
+    experiment = experiment.model_copy(update={"methods": tuple(named)})
     _compare(experiment, "compare", overwrite=overwrite, json=json)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 import typing
 from dataclasses import asdict
@@ -18,11 +19,17 @@ Answer = tuple[Any, list[Table]]
 
 
 def _method(name: str) -> dict[str, Any]:
-    from sartor.methods import METHODS
+    from sartor.methods import METHODS, PAPERS
+    from sartor.traffic import traffic
 
-    entry = METHODS[name]
+    entry, sent = METHODS[name], traffic(name)
     return {
         "name": name,
+        "family": entry.family,
+        "papers": [PAPERS[paper] for paper in entry.papers],
+        "models_down": round(sent.down, 4),
+        "models_up": round(sent.up, 4),
+        "models_once": round(sent.once, 4),
         "summary": entry.summary,
         "travels": entry.travels,
         "citation": entry.citation,
@@ -56,9 +63,39 @@ def list_methods() -> Answer:
     from sartor.methods import METHODS
 
     found = [_method(name) for name in METHODS]
-    rows = [[entry["name"], entry["summary"], entry["travels"]] for entry in found]
-    notes = {"one in full": "sartor methods NAME", "set one": "sartor run NAME --set KEY=VALUE"}
-    return found, [Table(["method", "what it does", "what travels"], rows, notes)]
+    tables = []
+    columns = ["what it does", "travels a round", "once", "from", "studied in"]
+    for family in dict.fromkeys(entry.family for entry in METHODS.values()):
+        rows = [
+            [
+                entry["name"],
+                entry["summary"],
+                f"{entry['models_down']:.2f} down, {entry['models_up']:.2f} up",
+                f"{entry['models_once']:.2f}",
+                _short(entry["citation"]),
+                ", ".join(METHODS[entry["name"]].papers),
+            ]
+            for entry in found
+            if entry["family"] == family
+        ]
+        tables.append(Table([family, *columns], rows))
+    tables[-1].notes.update(
+        {
+            "travels": "per client, in sizes of the model; measured, for 64 inputs, 100 hidden "
+            "units and 10 classes",
+            "a family": "sartor compare all-regularised",
+            "one in full": "sartor methods NAME",
+            "set one": "sartor run NAME --set KEY=VALUE",
+        }
+    )
+    return found, tables
+
+
+def _short(citation: str) -> str:
+    """The first author and the year of a citation."""
+    first = citation.split(";")[0]
+    year = re.search(r"\b(19|20)\d\d\b", first)
+    return f"{first.split(',')[0]} {year.group()}" if year else first.split(",")[0]
 
 
 def describe_method(name: str) -> Answer:
@@ -77,7 +114,14 @@ def describe_method(name: str) -> Answer:
         [
             ["does", entry["summary"]],
             ["travels", entry["travels"]],
+            [
+                "size",
+                f"{entry['models_down']:.2f} models down, {entry['models_up']:.2f} up a round; "
+                f"{entry['models_once']:.2f} once",
+            ],
+            ["family", entry["family"]],
             ["paper", entry["citation"]],
+            ["studied in", "; ".join(entry["papers"]) or "–"],
         ],
     )
     hyper = Table(

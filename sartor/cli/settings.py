@@ -76,13 +76,20 @@ def names_of(experiment: Experiment, method: str) -> set[str]:
     from sartor.task import Task
 
     options = METHODS[method].options
-    fixed = {k: v for k, v in _mine(experiment.set, method).items() if k in options}
+    fixed = {k: v for k, v in _chosen(experiment, method).items() if k in options}
     swept = {k: v for k, v in _mine(experiment.sweep, method).items() if k in options}
     names = {*options, *LOCAL_HYPER}
     for values in itertools.product(*swept.values()):
         chosen = fixed | dict(zip(swept, values, strict=True))
         names |= {*build_method(method, Task(nn.Linear(1, 1)), Local(), chosen).hyper}
     return names
+
+
+def _chosen(experiment: Experiment, method: str) -> dict[str, Any]:
+    """What ``set`` and the flags for it hold for one method."""
+    steps = experiment.finetune_steps
+    flags = {} if steps is None or method == "local" else {"finetune_steps": steps}
+    return flags | _mine(experiment.set, method)
 
 
 def _mine(table: dict[str, Any], method: str) -> dict[str, Any]:
@@ -100,7 +107,7 @@ def settings_of(experiment: Experiment, method: str) -> dict[str, dict[str, Any]
     from sartor.methods import METHODS
 
     known, options = names_of(experiment, method), METHODS[method].options
-    values = {k: v for k, v in _mine(experiment.set, method).items() if k in known}
+    values = {k: v for k, v in _chosen(experiment, method).items() if k in known}
     return {
         "hyper": {k: v for k, v in values.items() if k not in options},
         "options": {k: v for k, v in values.items() if k in options},

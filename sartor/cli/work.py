@@ -55,6 +55,7 @@ def fit_one(
         dtype=experiment.dtype,
         compute=experiment.compute,
         store=experiment.store,
+        points=experiment.points,
         eval_every=experiment.eval_every,
         checkpoint_every=experiment.checkpoint_every,
         out=out,

@@ -7,6 +7,7 @@ drawn, and only the table of steps is rectangular.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -112,7 +113,11 @@ def num_steps(phase: Phase, sizes: np.ndarray) -> np.ndarray:
 
 def _used(phase: Phase, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return where the phase's part of every client begins, how long it is, and its share."""
-    first, end = (np.floor(edge * sizes + 1e-9).astype(np.int64) for edge in phase.part)
+    # A part that is not empty by its edges has the first sample, however few there are.
+    first, end = (
+        np.clip(np.floor(edge * sizes + 1e-9).astype(np.int64), min(1, math.ceil(edge)), sizes)
+        for edge in phase.part
+    )
     return first, end - first, np.ceil(phase.share * (end - first) - 1e-9).astype(np.int64)
 
 
@@ -141,8 +146,8 @@ def build_plan(
         keys: (runs, slots, 2) keys folded with seed, stage, round, client and stream; on the host,
             where folding a few thousand keys costs less than launching its small kernels.
         steps: (runs, slots) how many steps each lane takes; 0 for the absent.
-        part_keys: (runs, slots, 2) keys folded with seed and client only, for a phase on a part of
-            the data.
+        part_keys: (runs, slots, 2) keys folded with the seed only, for a phase on a part of the
+            data.
     """
     runs, slots = cohort.shape
     device = arena.device

@@ -135,6 +135,7 @@ class Rounds:
         self.base = np.stack([rng.key(seed).numpy() for seed in self.seeds])
         self.sizes = torch.from_numpy(arena.splits["train"].size).to(arena.device)
         self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
+        self._plain = replace(method, predict=None)  # scores a global model by its logits
         self._score_phases: dict[tuple[int, str], Phase] = {}
         self._score_plans: dict[Any, Plan] = {}
 
@@ -178,6 +179,7 @@ class Rounds:
             index=hub.cohort,
             num_samples=sizes,
             mask=torch.arange(split.capacity, device=device) < sizes[:, :, None],
+            reports=hub.present,
         )
 
     # ---- state
@@ -415,6 +417,8 @@ class Rounds:
                 size = np.take_along_axis(where.size, ids, 1)
                 steps = num_steps(phase, size)
             steps = np.where(present, steps, 0)
+            if phase.when is not None:
+                steps = np.where(self.engine.clients(phase.when, site).cpu().numpy(), steps, 0)
             plan = build_plan(phase, arena, ids, keys, steps, self._part_keys(phase, ids, run))
             work, taken = self.engine.phase(phase, work, site, plan)
             samples = plan.samples
@@ -426,32 +430,67 @@ class Rounds:
         return work, costs
 
     def _part_keys(self, phase: Phase, ids: np.ndarray, run: int) -> np.ndarray | None:
-        """Fold the keys of the order that cuts a client's samples into parts."""
+        """Fold the keys of the order that cuts a client's samples into parts.
+
+        It depends on the run's seed alone, so that equal clients are cut alike.
+        """
         if phase.part == (0.0, 1.0):
             return None
         base = rng.fold_host(self.base[run : run + len(ids)], "part")
-        return rng.fold_host(base[:, None, :], ids)
+        return np.broadcast_to(base[:, None, :], (*ids.shape, 2))
 
     # ---- evaluation
     # -------------------------------------------------------------------------------------
 
     def evaluate(
         self, server: Tree, store: Store, round_index: int, splits: tuple[str, ...] = ("test",)
-    ) -> dict[str, Tally]:
+    ) -> tuple[dict[str, Tally], Receipt]:
         """Score what every client would use now: letters, ``begin``, ``adapt``, ``model``.
 
-        Nothing is kept.
+        Nothing is kept. The receipt says what letters and adaptation cost.
         """
         tallies = {split: self._blank() for split in splits}
 
-        def score(ids: np.ndarray) -> None:
-            site, model = self.models(server, store, round_index, ids)
+        def score(ids: np.ndarray) -> tuple[Costs, int]:
+            site, model, costs = self.models(server, store, round_index, ids)
             there = np.ones_like(ids, dtype=bool)
             for split, tally in tallies.items():
                 self._score(self.method, model, site, ids, there, 0, split, tally)
+            letters = tree.num_bytes(site.common, 1) + tree.num_bytes(site.own, 2)
+            return costs, letters * ids.shape[1]
+
+        zero = np.zeros(self.arena.num_runs, dtype=np.int64)
+        receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
+        for costs, letters in self.engine.blocks(score, self.client_blocks()):
+            receipt.bytes_down += letters
+            receipt.gradient_evaluations += costs.backward
+            receipt.forward_evaluations += costs.forward
+        return tallies, receipt
+
+    def evaluate_centre(
+        self, server: Tree, round_index: int, splits: tuple[str, ...] = ("test",)
+    ) -> dict[str, Tally]:
+        """Score the global model on every client's data."""
+        tallies = {split: self._blank() for split in splits}
+        centre = self.centre(server, round_index)
+
+        def score(ids: np.ndarray) -> None:
+            there = np.ones_like(ids, dtype=bool)
+            hub = self.hub("evaluate", round_index, ids, there)
+            site = self.site(hub, self.keys("evaluate", round_index, ids), {}, {})
+            model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
+            for split, tally in tallies.items():
+                self._score(self._plain, model, site, ids, there, 0, split, tally)
 
         self.engine.blocks(score, self.client_blocks())
         return tallies
+
+    def centre(self, server: Tree, round_index: int) -> Tree:
+        """Return the parameters of the global model: (runs, ...)."""
+        there = np.ones_like(self.everybody, dtype=bool)
+        hub = self.hub("evaluate", round_index, self.everybody, there)
+        found: Tree = self.engine.runs(self.method.centre, server, hub)
+        return found
 
     def client_blocks(self) -> list[np.ndarray]:
         """Cut all clients into blocks of ids (runs, n), the largest test sets first."""
@@ -463,8 +502,11 @@ class Rounds:
 
     def models(
         self, server: Tree, store: Store, round_index: int, ids: np.ndarray
-    ) -> tuple[Site, Tree]:
-        """Return site and models of the clients ``ids`` (runs, n) before local training."""
+    ) -> tuple[Site, Tree, Costs]:
+        """Return site and models of the clients ``ids`` (runs, n) before local training.
+
+        The costs are those of adaptation.
+        """
         method = self.method
         there = np.ones_like(ids, dtype=bool)
         hub = self.hub("evaluate", round_index, ids, there)
@@ -473,8 +515,8 @@ class Rounds:
         keys = self.keys("evaluate", round_index, ids)
         site = self.site(hub, keys, common, own)
         work = self.engine.clients(method.begin, store.gather(ids), site)
-        work, _ = self._phases(method.adapt, work, site, keys, ids, there, 0)
-        return site, self.engine.clients(method.model, work, site)
+        work, costs = self._phases(method.adapt, work, site, keys, ids, there, 0)
+        return site, self.engine.clients(method.model, work, site), costs
 
     def _score_phase(self, method: Method, split: str) -> Phase:
         predict = method.predict or self.task.logits

@@ -101,6 +101,10 @@ class Store:
 
         tree.map(put, self.table, states)
 
+    def fork(self) -> Store:
+        """Return a store in memory that begins as this one is; writing to it changes only it."""
+        return Store(self.gather, *self.shape, self.device)
+
     def _index(self, cohort: np.ndarray, run: int) -> tuple[Tensor, Tensor]:
         home = "cpu" if self.folder is not None else self.device
         runs = torch.arange(run, run + len(cohort))[:, None]

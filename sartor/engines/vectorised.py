@@ -27,7 +27,7 @@ from sartor.task import alone, metered
 from sartor.tree import Tree
 
 # The common letter and the round belong to the run: they are not copied per client.
-PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0)
+PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0, 0)
 _UNTUNED = 256  # lanes at once on a CPU before anything was measured
 _STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 

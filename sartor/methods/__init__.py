@@ -2,67 +2,26 @@
 
 from __future__ import annotations
 
-import inspect
-import types
-import typing
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from collections.abc import Sequence
+from typing import Any
 
+from sartor.compose import fine_tuned
 from sartor.errors import ConfigError, did_you_mean
-from sartor.hyper import Hyper
 from sartor.local import Local
 from sartor.method import Method
+from sartor.methods.dichotomous import dichotomous
+from sartor.methods.ditto import ditto
+from sartor.methods.entry import COMMON, PAPERS, Factory, MethodEntry, fits, say, static_options
 from sartor.methods.fedapa import fedapa
 from sartor.methods.fedavg import fedavg, fedavg_ft
 from sartor.methods.fedprox import fedprox
+from sartor.methods.fedprox_two_stage import fedprox_two_stage
+from sartor.methods.l2gd import l2gd
 from sartor.methods.local import local
+from sartor.methods.per_fedavg import per_fedavg
+from sartor.methods.pfedbred import pfedbred
+from sartor.methods.pfedme import pfedme
 from sartor.task import Task
-
-Factory = Callable[..., Method]
-
-
-@dataclass(frozen=True)
-class MethodEntry:
-    """A method as it is listed.
-
-    Attributes:
-        factory: ``(task, local, *, options) -> Method``.
-        summary: one line.
-        citation: where it comes from.
-        travels: what goes over the wire, per round and participant.
-        family: "baseline", "regularised" or "collaborative"; ``compare`` takes ``all-FAMILY``.
-        papers: in which of the papers that Sartor reproduces it appears; see :data:`PAPERS`.
-    """
-
-    factory: Factory
-    summary: str
-    citation: str
-    travels: str
-    family: str = "own"
-    papers: tuple[str, ...] = ()
-
-    @property
-    def options(self) -> dict[str, tuple[Any, Any]]:
-        """The static options: name -> (default, allowed values or type)."""
-        return static_options(self.factory)
-
-    @property
-    def hyper(self) -> dict[str, Hyper]:
-        """The sweepable hyper-parameters with default options and plain SGD."""
-        from torch import nn
-
-        head = nn.Linear(1, 1)
-        return self.factory(Task(head), Local()).hyper
-
-
-PAPERS = {
-    "Yu": "Yu, He, Sun, Xue, Li, The Effect of Personalization in FedProx, 2024 (two versions)",
-    "Chen": "Chen, Zheng, Long, Su, Minimax Estimation for Personalized FL, JMLR 2023",
-    "FedAPA": "Sun, Sun, Pan, Fu, Guo, FedAPA, IJCAI 2025",
-    "PRIOR": "Shi et al., PRIOR: Personalized Prior, NeurIPS 2023",
-}
-"""The papers that Sartor reproduces, by the short name of its lists."""
 
 METHODS: dict[str, MethodEntry] = {
     "local": MethodEntry(
@@ -97,28 +56,71 @@ METHODS: dict[str, MethodEntry] = {
         "regularised",
         ("Yu",),
     ),
+    "fedprox-two-stage": MethodEntry(
+        fedprox_two_stage,
+        "FedProx, and a last local stage around the final global model",
+        "Chen et al., Minimax Estimation for Personalized FL, JMLR 2023",
+        "model down, model up",
+        "regularised",
+        ("Chen",),
+    ),
+    "dichotomous": MethodEntry(
+        dichotomous,
+        "FedAvg or local, whichever does better on held-out samples",
+        "Chen et al., Minimax Estimation for Personalized FL, JMLR 2023, section 3.3",
+        "model down, model up; two scores up once",
+        "regularised",
+        ("Yu", "Chen"),
+    ),
+    "ditto": MethodEntry(
+        ditto,
+        "FedAvg, and beside it own models pulled towards its model",
+        "Li et al., Ditto, ICML 2021",
+        "model down, model up",
+        "regularised",
+        ("Yu", "PRIOR"),
+    ),
+    "per-fedavg": MethodEntry(
+        per_fedavg,
+        "a start from which one local step gives a good model",
+        "Fallah et al., NeurIPS 2020",
+        "model down, model up",
+        "regularised",
+        ("PRIOR",),
+    ),
+    "pfedme": MethodEntry(
+        pfedme,
+        "own proximal points; the global model follows them",
+        "T. Dinh et al., NeurIPS 2020",
+        "model down, model up",
+        "regularised",
+        ("Yu", "PRIOR"),
+    ),
+    "pfedbred": MethodEntry(
+        pfedbred,
+        "pFedMe around a centre of one's own, in Bregman distance",
+        "Shi et al., PRIOR, NeurIPS 2023",
+        "model down, model up",
+        "regularised",
+        ("PRIOR",),
+    ),
+    "l2gd": MethodEntry(
+        l2gd,
+        "a coin: local gradient steps, or a step towards the average",
+        "Hanzely, Richtárik, Federated Learning of a Mixture of Global and Local Models, 2020",
+        "average down, model up",
+        "regularised",
+        ("Yu", "Chen"),
+    ),
     "fedapa": MethodEntry(
         fedapa,
-        "own mixture of all extractors, learnt by the server; private head",
+        "own mixture of all extractors, learnt by the server",
         "Sun et al., FedAPA, IJCAI 2025",
         "extractor down, extractor up",
         "collaborative",
         ("FedAPA",),
     ),
 }
-
-
-def static_options(factory: Factory) -> dict[str, tuple[Any, Any]]:
-    """Read the static options of a factory off its signature.
-
-    Name -> (default, allowed values or type).
-    """
-    hints = typing.get_type_hints(factory)
-    found = {}
-    for name, parameter in inspect.signature(factory).parameters.items():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            found[name] = (parameter.default, hints.get(name, Any))
-    return found
 
 
 def build(method: str | Factory, task: Task, local: Local, options: dict[str, Any]) -> Method:
@@ -135,11 +137,16 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
             faults.append(
                 f"Unknown option {name!r} of method {_name(method)!r}{did_you_mean(name, known)}"
             )
-        elif not _fits(value, known[name][1]):
-            faults.append(f"Option {name} must be {_say(known[name][1])}, got {value!r}.")
+        elif not fits(value, known[name][1]):
+            faults.append(f"Option {name} must be {say(known[name][1])}, got {value!r}.")
     if faults:
         raise ConfigError("\n".join(faults))
-    return factory(task, local, **options)
+    own = {name: value for name, value in options.items() if name not in COMMON}
+    steps, epochs = options.get("finetune_steps"), options.get("finetune_epochs")
+    record = factory(task, local, **own)
+    if steps is None and epochs is None:
+        return record
+    return fine_tuned(record, task, local, steps=steps, epochs=epochs)
 
 
 def find(method: str | Factory) -> Factory:
@@ -151,39 +158,32 @@ def find(method: str | Factory) -> Factory:
     return METHODS[method].factory
 
 
+def expand(names: Sequence[str]) -> list[str]:
+    """Replace ``all`` and ``all-FAMILY`` by the methods they stand for; each once.
+
+    >>> expand(["local", "all-baseline"])
+    ['local', 'fedavg', 'fedavg-ft']
+    """
+    families = dict.fromkeys(entry.family for entry in METHODS.values())
+    groups = {f"all-{f}": [k for k, e in METHODS.items() if e.family == f] for f in families}
+    groups["all"] = list(METHODS)
+    for name in names:
+        if name.startswith("all") and name not in groups and name not in METHODS:
+            raise ConfigError(f"Unknown group of methods {name!r}{did_you_mean(name, groups)}")
+    return list(dict.fromkeys(one for name in names for one in groups.get(name, [name])))
+
+
 def _name(method: str | Factory) -> str:
     return method if isinstance(method, str) else getattr(method, "__name__", "method")
 
 
-def _fits(value: Any, hint: Any) -> bool:
-    if hint is Any:
-        return True
-    origin = get_origin(hint)
-    if origin is Literal:
-        return value in get_args(hint)
-    if origin is types.UnionType or origin is typing.Union:
-        return any(_fits(value, part) for part in get_args(hint))
-    if origin is tuple:
-        return isinstance(value, (tuple, list))
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    return isinstance(value, hint)
-
-
-def _say(hint: Any) -> str:
-    origin = get_origin(hint)
-    if origin is Literal:
-        return "one of " + ", ".join(repr(v) for v in get_args(hint))
-    if origin is types.UnionType or origin is typing.Union:
-        return " or ".join(_say(part) for part in get_args(hint))
-    return {
-        type(None): "nothing",
-        bool: "true or false",
-        int: "a whole number",
-        float: "a number",
-    }.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-__all__ = ["METHODS", "MethodEntry", "build", "find", "static_options"]
+__all__ = [
+    "COMMON",
+    "METHODS",
+    "PAPERS",
+    "MethodEntry",
+    "build",
+    "expand",
+    "find",
+    "static_options",
+]

@@ -25,14 +25,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from sartor import tree
+from sartor.compose import fine_tuned
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site, weighted_mean, weighted_sum
+from sartor.method import client_weights as shares
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -81,19 +82,14 @@ def fedavg(
 
     def weights(hub: Hub) -> Tensor:
         """Return p_i of the cohort, zero for the absent."""
-        sizes = hub.sizes.to(hub.hyper["local_lr"].dtype)
-        if rule in ("normalized", "chen"):
-            p = sizes / sizes.sum()
-        elif client_weights is not None:
-            if len(client_weights) != sizes.shape[0]:
+        p = shares(hub, "samples" if rule in ("normalized", "chen") else "uniform")
+        if client_weights is not None:
+            if len(client_weights) != p.shape[0]:
                 raise ConfigError(
                     f"client_weights has {len(client_weights)} values, but there are "
-                    f"{sizes.shape[0]} clients; "
-                    "give one per client."
+                    f"{p.shape[0]} clients; give one per client."
                 )
-            p = sizes.new_tensor(client_weights)
-        else:
-            p = torch.ones_like(sizes) / sizes.shape[0]
+            p = p.new_tensor(client_weights)
         return p[hub.cohort] * hub.present
 
     def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
@@ -123,6 +119,7 @@ def fedavg(
         phases=(descend(objective, local),),
         finish=finish,
         aggregate=aggregate,
+        centre=lambda server, hub: server["params"],
     )
 
 
@@ -152,35 +149,4 @@ def fedavg_ft(
             ``ft_prox_strength``.
     """
     base = replace(fedavg(task, local, rule=rule, client_weights=client_weights), name="fedavg-ft")
-    for name, length in (("ft_epochs", ft_epochs), ("ft_steps", ft_steps)):
-        if length is not None and length < 0:
-            raise ConfigError(
-                f"{name} must be >= 0, got {length}; 0 is FedAvg without fine-tuning."
-            )
-    if ft_steps == 0 or (ft_steps is None and ft_epochs == 0):
-        return base
-    longer = replace(
-        local,
-        epochs=ft_epochs or local.epochs,
-        steps=ft_steps or (None if ft_epochs else local.steps),
-        keep_optimiser=False,
-    )
-
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        loss = task.loss(work["params"], batch)
-        if not ft_pull:
-            return loss
-        return loss + 0.5 * site.hyper["ft_prox_strength"] * tree.sqdist(
-            work["params"], site.common["params"]
-        )
-
-    hyper = {
-        **base.hyper,
-        "ft_lr": Hyper(local.lr, 0.0, note="the step size of fine-tuning; 0 is FedAvg"),
-    }
-    if ft_pull:
-        hyper["ft_prox_strength"] = Hyper(
-            0.1, 0.0, note="the pull of fine-tuning back to the global model"
-        )
-    tune = descend(objective, longer, name="fine-tune", lr="ft_lr")
-    return replace(base, hyper=hyper, adapt=(tune,))
+    return fine_tuned(base, task, local, epochs=ft_epochs, steps=ft_steps, pull=ft_pull)

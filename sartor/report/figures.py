@@ -110,13 +110,13 @@ def draw_all(comparison: Comparison) -> list[Figure]:
 
 
 def accuracy_by_round(comparison: Comparison) -> Figure:
-    """Draw pooled test accuracy by round: headline point solid, the other dashed."""
+    """Draw pooled test accuracy by round: headline point solid, the others dashed or dotted."""
     axes, canvas = _axes(7.4, 3.7)
     several = False
     numbers = series(comparison)
     for name, result in comparison.items():
         colour, mark = _SERIES[numbers[name] - 1], _MARKS[numbers[name] - 1]
-        for point in ("post", "pre"):
+        for point in ("global", "post", "pre"):
             if (point, "test") not in result.scores:
                 continue
             main = point == result.headline
@@ -126,7 +126,7 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
                 x,
                 100 * mean,
                 color=colour,
-                linestyle="solid" if main else _DASH,
+                linestyle="solid" if main else "dotted" if point == "global" else _DASH,
                 linewidth=2.1 if main else 1.2,
                 alpha=1 if main else 0.75,
                 marker=mark if main else None,
@@ -154,8 +154,8 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
         "accuracy-by-round",
         "Accuracy by round",
         "Solid: the point at which each method is meant to be used "
-        f"({points}); thin dashes: the other point. Pre is after aggregation, post is after local "
-        f"training; compare like with like.{band}",
+        f"({points}); thin dashes: the other point; dots: the global model. Pre is after "
+        f"aggregation, post is after local training; compare like with like.{band}",
         f"Line chart of pooled test accuracy by round. {finals}.",
         _svg(canvas, "accuracy-by-round"),
     )

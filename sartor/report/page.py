@@ -122,7 +122,7 @@ def client_table(comparison: Comparison) -> Table:
     points = [
         (f"{name} {point}", result, point)
         for name, result in comparison.items()
-        for point in ("pre", "post")
+        for point in POINT_WORDS
         if (point, "test") in result.scores
     ]
     rows: list[list[Any]] = []
@@ -164,7 +164,8 @@ def ledger_table(comparison: Comparison) -> Table:
                 total["bytes_up"] / 1e6,
                 float(ledger.setup_bytes[0]) / 1e6,
                 (total["bytes_down"] + total["bytes_up"]) / trips / 1024,
-                total["gradient_evaluations"],
+                total["gradient_evaluations"] + float(ledger.setup_gradients[0]),
+                float(ledger.setup_gradients[0]),
                 total["forward_evaluations"],
                 *times,
             ]
@@ -177,6 +178,7 @@ def ledger_table(comparison: Comparison) -> Table:
         "MB once": "megabytes",
         "KiB a client and round": "megabytes",
         "gradient evaluations": "count",
+        "of them once": "count",
         "forward only": "count",
         **{f"ms {phase}": "count" for phase in phases},
     }

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from sartor.result import METRIC_COLUMNS, Result
-from sartor.scores import COUNTERS, Ledger, Run, Scores
+from sartor.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.table import jsonable
 
 
@@ -21,7 +21,7 @@ def pack_result(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
         f"{point}.{split}": {"correct": s.correct, "loss": s.loss, "count": s.count}
         for (point, split), s in result.scores.items()
     }
-    counters = {name: getattr(result.ledger, name) for name in (*COUNTERS, "setup_bytes")}
+    counters = {name: getattr(result.ledger, name) for name in (*COUNTERS, *ONCE)}
     pictures, plain = {}, []
     for position, snapshot in enumerate(result.snapshots):
         arrays = {k: v for k, v in snapshot.items() if isinstance(v, np.ndarray | Tensor)}
@@ -79,13 +79,13 @@ def ledger_rows(result: Result) -> list[list[Any]]:
     """Return the ledger with its header: counters per run and round, seconds of the pass."""
     ledger = result.ledger
     phases = list(ledger.seconds)
-    header = ["run", "round", *COUNTERS, "bytes_setup"]
+    header = ["run", "round", *COUNTERS, *ONCE]
     rows: list[list[Any]] = [[*header, *(f"seconds_{phase}" for phase in phases)]]
     for run in range(len(result.runs)):
         for t in range(ledger.num_rounds):
             counts = [int(getattr(ledger, name)[run][t]) for name in COUNTERS]
-            setup = int(ledger.setup_bytes[run]) if t == 0 else 0
-            rows.append([run, t, *counts, setup, *(_at(ledger.seconds[p], t) for p in phases)])
+            once = [int(getattr(ledger, name)[run]) if t == 0 else 0 for name in ONCE]
+            rows.append([run, t, *counts, *once, *(_at(ledger.seconds[p], t) for p in phases)])
     return rows
 
 

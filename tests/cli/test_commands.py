@@ -376,11 +376,59 @@ def test_methods_lists_what_there_is(command: Any) -> None:
     entries = {entry["name"]: entry for entry in answer.json}
     assert {"local", "fedavg", "fedprox", "fedapa"} <= entries.keys()
     for entry in entries.values():
-        assert entry.keys() == {"name", "summary", "travels", "citation", "hyper", "options"}
+        assert entry.keys() == {
+            "name",
+            "family",
+            "summary",
+            "travels",
+            "citation",
+            "papers",
+            "models_down",
+            "models_up",
+            "models_once",
+            "hyper",
+            "options",
+        }
         assert "local_lr" in entry["hyper"]
+        assert entry["family"] in ("baseline", "regularised", "collaborative")
+    sizes = [entries["local"], entries["fedavg"], entries["fedavg-ft"]]
+    assert [entry["models_down"] for entry in sizes] == [0, 1, 1]
+    assert [entry["models_once"] for entry in sizes] == [0, 0, 1]
+    assert 0.5 < entries["fedapa"]["models_up"] < 1  # the head stays at home
     assert set(entries["fedapa"]["options"]["preset"]["allowed"]) == {"paper", "authors_code"}
     assert all(name in command("methods").out for name in entries)
     assert "weight_step" in command("methods", "fedapa").out
+
+
+def test_a_family_of_methods_is_compared_by_its_name(command: Any) -> None:
+    """`all-baseline` stands for its members; a group that does not exist is named."""
+    answer = command("compare", "all-baseline", *TINY, "--no-baselines", "--out", "c", "--json")
+    assert answer.code == 0, answer.err
+    assert [row["method"] for row in answer.json] == ["local", "fedavg", "fedavg-ft"]
+    wrong = command("compare", "all-regularized", *TINY)
+    assert wrong.code == 2
+    assert "did you mean 'all-regularised'" in wrong.err
+
+
+def test_any_method_can_be_fine_tuned_by_a_flag(command: Any) -> None:
+    """`--finetune-steps` reaches every method but LocalTrain, and brings `ft_lr` with it."""
+    words = ("compare", "fedavg", *TINY, "--finetune-steps", "2", "--set", "ft_lr=0.2")
+    answer = command(*words, "--out", "tuned", "--json")
+    assert answer.code == 0, answer.err
+    rows = {row["method"]: row for row in answer.json}
+    assert rows["fedavg"]["options"] == {"finetune_steps": 2}
+    assert rows["fedavg"]["hyper"]["ft_lr"] == 0.2
+    assert rows["fedavg"]["gradient_evaluations_setup"] > 0
+    assert rows["local"]["options"] == {}
+
+
+def test_the_global_model_is_scored_on_request(command: Any) -> None:
+    """`--points pre,global` scores the global model too."""
+    answer = command("run", "ditto", *TINY, "--points", "pre,global", "--out", "g", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["accuracy_global"] != answer.json["accuracy_pre"]
+    assert "accuracy_post" not in answer.json
+    assert command("run", "ditto", *TINY, "--points", "middle").code == 2
 
 
 def test_data_lists_what_there_is(command: Any) -> None:

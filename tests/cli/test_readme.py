@@ -51,6 +51,9 @@ def test_the_example_method_is_complete() -> None:
 
 
 def test_the_table_names_every_method() -> None:
-    """The table of methods has a row for each method, and no other."""
-    rows = re.findall(r"^\| `([\w-]+)` \|", README.read_text(encoding="utf-8"), re.MULTILINE)
+    """The page of methods has a row for each method, the README its name, and neither any other."""
+    page = README.with_name("docs") / "methods.md"
+    rows = re.findall(r"^\| `([\w-]+)` \|", page.read_text(encoding="utf-8"), re.MULTILINE)
     assert rows == list(METHODS)
+    listed = re.findall(r"^- \*\*\w+:\*\*(.*?)\.$", README.read_text(encoding="utf-8"), re.M | re.S)
+    assert sorted(re.findall(r"`([\w-]+)`", " ".join(listed))) == sorted(METHODS)

@@ -179,11 +179,11 @@ def test_a_method_that_uses_everything_is_counted_sample_by_sample() -> None:
     task, count = net_task(), [0, 0]
     plain = Task.losses
 
-    def losses(self: Task, params: Any, batch: Any) -> Any:
+    def losses(self: Task, params: Any, batch: Any, *rest: Any) -> Any:
         from sartor.task import _METER
 
         count[1 if _METER.depth else 0] += int(batch.mask.sum())
-        return plain(self, params, batch)
+        return plain(self, params, batch, *rest)
 
     slow = simulation(everything(task), task, [federation()], engine="sequential")
     fast = simulation(everything(task), task, [federation()])

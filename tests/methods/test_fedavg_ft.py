@@ -98,7 +98,7 @@ def test_epochs_and_steps_are_those_of_local_training_by_default() -> None:
 
 def test_a_negative_length_is_refused() -> None:
     """It says what zero means."""
-    with pytest.raises(ConfigError, match="0 is FedAvg"):
+    with pytest.raises(ConfigError, match="0 leaves it out"):
         build("fedavg-ft", net_task(), SGD, {"ft_steps": -1})
 
 

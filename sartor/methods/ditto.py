@@ -1,0 +1,180 @@
+"""Ditto: FedAvg, and beside it one personal model per client that is pulled towards the global one.
+
+Li, Hu, Beirami, Smith, "Ditto: Fair and Robust Federated Learning Through Personalization", ICML
+2021 (arXiv 2012.04221), Algorithm 1. Used as a competitor by Yu et al. 2024 and Shi et al. 2023.
+
+| symbol | here | meaning |
+|---|---|---|
+| w_t | server["params"] | the global model: FedAvg's, whatever λ is |
+| v_k | client["personal"]["params"] | the personal model, kept between rounds, never sent |
+| λ, λ_k | prox_strength | the pull of v_k to the received w_t; one number, or one per client |
+| η_g | local_lr | the step of w |
+| η_l | personal_lr | the step of v |
+| r, s | Local, personal_epochs, personal_steps | how long w and v train in a round |
+| {λ} | choices | candidates among which each client chooses on its validation data |
+
+The paper's runs: λ = 1, or chosen from {0.1, 1, 2}; r = s = 2 steps of batch 16, both rates 0.05;
+10 clients drawn in proportion to n_k and averaged evenly (`rule="uniform"`).
+
+Both branches read the stream "train", so step j of v and step j of w see the same batch, as in the
+authors' code; w is then FedAvg's to the bit for every λ, and v_k at λ = 0 is LocalTrain's to the
+bit. Differs from the paper: momentum and weight decay, where local training has them, serve both
+branches, each with an optimiser of its own; the paper has neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Method, Phase, Site
+from sartor.methods.fedavg import Rule, fedavg
+from sartor.mixing import at
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+def ditto(
+    task: Task,
+    local: Local,
+    *,
+    rule: Rule = "normalized",
+    client_weights: tuple[float, ...] | None = None,
+    personal_epochs: int | None = None,
+    personal_steps: int | None = None,
+    choices: tuple[float, ...] = (),
+) -> Method:
+    """Build Ditto: min_v F_k(v) + (λ/2)‖v − w*‖² on each client, with w* the solution of FedAvg.
+
+    Args:
+        task: the network and its loss.
+        local: local training of the global branch, and of the personal one where nothing else is
+            said.
+        rule: how the server averages; see ``fedavg``.
+        client_weights: see ``fedavg``.
+        personal_epochs: passes of the personal branch; those of ``local`` if None.
+        personal_steps: steps of the personal branch; replaces epochs.
+        choices: values of λ; in every round a client trains one copy of v_k with each, and keeps
+            the copy of smallest validation loss (the first where there are no validation samples).
+            Takes the place of ``prox_strength``.
+    """
+    own = _personal_training(local, personal_epochs, personal_steps, choices)
+    base = fedavg(task, local, rule=rule, client_weights=client_weights)
+    tries = tuple(f"try{j}" for j in range(len(choices)))
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        personal = {"params": params, **own.start(params=params)}  # v_k = w_0
+        return {**base.init_client(params, site), "personal": personal}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        return {**base.begin(client, site), "personal": client["personal"]}
+
+    def objective(personal: Tree, batch: Batch, site: Site) -> Tensor:
+        """Return h_k(v; w_t); with candidates the sum over them, whose gradients stay apart."""
+        pulls = dict(zip(tries, choices, strict=True)) or {"params": site.hyper["prox_strength"]}
+        parts = [
+            task.loss(personal[v], batch)
+            + 0.5 * lam * tree.sqdist(personal[v], site.common["params"])
+            for v, lam in pulls.items()
+        ]
+        return torch.stack(parts).sum()
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, site)
+        return {**kept, "personal": work["personal"]}, upload
+
+    train_personal = descend(
+        objective, own, name="personal", over=tries or ("params",), lr="personal_lr"
+    )
+    branch = [replace(train_personal, stream="train")]
+    hyper = {
+        **base.hyper,
+        "personal_lr": Hyper(local.lr, 0.0, note="the step size of the personal model"),
+    }
+    if choices:
+        branch = [_spread(branch[0], tries), _choose(task, tries)]
+    else:
+        hyper["prox_strength"] = Hyper(
+            1.0, 0.0, note="the pull to the global model; 0 trains the personal model alone"
+        )
+    return replace(
+        base,
+        name="ditto",
+        hyper=hyper,
+        init_client=init_client,
+        begin=begin,
+        phases=(*(_inside("personal", phase) for phase in branch), *base.phases),
+        finish=finish,
+        model=lambda work, site: work["personal"]["params"],
+        centre=lambda server, hub: server["params"],
+        private=lambda leaf: leaf == "personal",
+    )
+
+
+def _personal_training(
+    local: Local, epochs: int | None, steps: int | None, choices: tuple[float, ...]
+) -> Local:
+    """Return the local training of the personal branch."""
+    faults = [
+        f"{name} must be >= 1, got {length}; leave it out to train as long as the global branch."
+        for name, length in (("personal_epochs", epochs), ("personal_steps", steps))
+        if length is not None and length < 1
+    ]
+    faults += [f"choices must be >= 0, got {lam:g}." for lam in choices if not lam >= 0]
+    if choices and local.keeps:
+        faults.append(
+            "choices and keep_optimiser do not go together: a choice among models has no one "
+            "momentum to keep; set keep_optimiser=False."
+        )
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return replace(
+        local,
+        epochs=epochs or local.epochs,
+        steps=steps or (None if epochs else local.steps),
+    )
+
+
+def _inside(entry: str, phase: Phase) -> Phase:
+    """Let a phase work on one entry of the work tree as if it were the whole."""
+    return replace(
+        phase,
+        step=lambda work, batch, site: {**work, entry: phase.step(work[entry], batch, site)},
+        enter=lambda work, site: {**work, entry: phase.enter(work[entry], site)},
+        leave=lambda work, site: {**work, entry: phase.leave(work[entry], site)},
+    )
+
+
+def _spread(phase: Phase, tries: tuple[str, ...]) -> Phase:
+    """Start every candidate of a phase from v_k."""
+    return replace(
+        phase,
+        enter=lambda work, site: phase.enter(
+            {**work, **dict.fromkeys(tries, work["params"])}, site
+        ),
+    )
+
+
+def _choose(task: Task, tries: tuple[str, ...]) -> Phase:
+    """Keep the candidate of smallest validation loss."""
+
+    def enter(work: Tree, site: Site) -> Tree:
+        first = tree.leaves(work["params"])[0]
+        return {**work, "losses": first.new_zeros(len(tries))}
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        sums = [torch.where(batch.mask, task.losses(work[v], batch), 0.0).sum() for v in tries]
+        return {**work, "losses": work["losses"] + torch.stack(sums)}
+
+    def leave(work: Tree, site: Site) -> Tree:
+        best = work["losses"].argmin()
+        table = tree.stack([work[v] for v in tries])
+        return {"params": tree.map(lambda leaf: at(leaf, best), table)}
+
+    return Phase("choose", step, enter, leave, data="val", batch=64, shuffle=False)

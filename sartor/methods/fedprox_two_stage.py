@@ -1,0 +1,225 @@
+"""Two-stage FedProx: stochastic steps on the average Moreau envelope, then a final local stage.
+
+Chen, Zheng, Long, Su, "Minimax Estimation for Personalized Federated Learning: An Alternative
+between FedAvg and Local Training?", JMLR 24(262), 2023 (arXiv 2103.01901), Eq. (20), Algorithm 2,
+Theorems 11 and 12. λ = 0 is LocalTrain. The one-stage method of Yu et al. 2024 is ``fedprox``.
+
+| symbol | here | meaning |
+|---|---|---|
+| λ, λ_i | prox_strength | the pull; one number, or one per client (ours) |
+| w_g, t | server["params"], hub.round | the global model, the round |
+| w_i | client["params"] | the client's model, kept between rounds: the warm start |
+| p_i, B_g | weights | a client's weight; B_g of m clients take part in a round |
+| η_{t,k}, k | local_lr or Eq. (26) | the local step, and its number, which restarts in every call |
+| η_t | server_lr or Eq. (26) | the server's step |
+| K_t, K_T | Local, growth; final_steps | SGD steps in a round of stage I, and in stage II |
+| B | Local.batch | samples a step, drawn anew without replacement in every step |
+| W, D | domain, domain_size | the set that local models are projected onto |
+| μ | strong_convexity | of the clients' losses |
+
+`preset="experiments"` (Appendix D) has constant steps; the paper's values are Local(steps=5,
+batch=16, lr=0.2), server_lr 0.8, T = 20, all clients, λ in {0, 0.44, 4}. `preset="theory"` has
+Eq. (26), (27): η_{t,k} = 1/((μ+λ)(k+1)), η_t = 2(μ+λ)/(λμ(t+1)).
+
+Differs from the paper: Algorithm 2 prints the branches of stage I the wrong way round ("if i ∈ C_t
+then keep, else train"); here the sampled clients train and push, as the server's line, Lemma 14 and
+stage II demand. The server stays put at λ = 0, where Eq. (26) is void; with λ_i the factor
+λμ/(μ+λ) in it becomes its mean Σ p_i λ_i μ/(μ+λ_i) (ours).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+def fedprox_two_stage(
+    task: Task,
+    local: Local,
+    *,
+    preset: Literal["experiments", "theory"] = "experiments",
+    strong_convexity: float | None = None,
+    weights: Literal["uniform", "samples"] = "uniform",
+    final_steps: int | None = None,
+    growth: float | None = None,
+    domain: Literal["none", "ball", "box"] = "none",
+    project_global: bool = False,
+) -> Method:
+    """Build two-stage FedProx: min Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²] over W.
+
+    Args:
+        task: the network and its loss.
+        local: local training; where it counts in epochs, K_t is as many steps as those would take.
+        preset: where the step sizes come from; see the module's docstring.
+        strong_convexity: μ, for the preset `theory`.
+        weights: p_i = 1/m or n_i/N.
+        final_steps: K_T; as many as in a round of stage I if None.
+        growth: C_1 of Eq. (26): K_t is at least C_1 max(λ², 1) t − 1; constant if None.
+        domain: W: everything, a ball around the origin, or a box; ``domain_size`` is its radius or
+            half its side.
+        project_global: project the global model too, as the objective asks and Algorithm 2 omits.
+    """
+    theory = preset == "theory"
+    _check(preset, strong_convexity, final_steps, growth, domain, project_global)
+    mu = strong_convexity or 0.0
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        return {"params": params}
+
+    def broadcast(server: Tree, hub: Hub) -> Tree:
+        return {"params": server["params"]}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return {"params": params, **local.start(params=params)}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        return client  # the warm start
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        pull = tree.sqdist(work["params"], site.common["params"])
+        return task.loss(work["params"], batch) + 0.5 * site.hyper["prox_strength"] * pull
+
+    def project(params: Tree, size: Tensor) -> Tree:
+        """Return P_W: the nearest point of W."""
+        if domain == "box":
+            return tree.map(lambda w: torch.minimum(torch.maximum(w, -size), size), params)
+        norm = tree.dot(params, params).sqrt()
+        outside = norm > size
+        factor = torch.where(outside, size / torch.where(outside, norm, 1.0), 1.0)
+        return tree.scale(params, factor)
+
+    def after(work: Tree, site: Site) -> Tree:
+        if domain != "none":
+            work = {**work, "params": project(work["params"], site.hyper["domain_size"])}
+        return {**work, "step": work["step"] + 1} if theory else work
+
+    def rate(work: Tree, site: Site) -> Tensor:
+        return 1.0 / ((mu + site.hyper["prox_strength"]) * (work["step"] + 1))  # Eq. (26), (27)
+
+    def num_steps(site: Site) -> Tensor:
+        """Return K_t."""
+        n = site.num_samples
+        batches = torch.ones_like(n)
+        if local.batch is not None:
+            full, part = n // local.batch, -(-n // local.batch)
+            batches = full.clamp(min=1) if local.drop_last else part
+        fixed = local.epochs * batches if local.steps is None else local.steps * torch.ones_like(n)
+        if growth is None:
+            return fixed
+        need = growth * site.hyper["prox_strength"].square().clamp(min=1.0) * site.round
+        return torch.maximum(fixed, need.ceil().to(n.dtype) - 1)
+
+    def soft_local_sgd(name: str, steps: int | None) -> Phase:
+        phase = descend(
+            objective,
+            replace(local, steps=steps),
+            name=name,
+            lr=rate if theory else "local_lr",
+            steps=None if steps else num_steps,
+            after=after,
+        )
+        phase = replace(phase, stream="train", fresh=True)
+        if not theory:
+            return phase
+        return replace(
+            phase,
+            enter=lambda work, site: phase.enter(
+                {**work, "step": torch.zeros_like(site.num_samples)}, site
+            ),
+            leave=lambda work, site: phase.leave(
+                {k: v for k, v in work.items() if k != "step"}, site
+            ),
+        )
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        return work, {"params": work["params"]}
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        lam = hub.hyper["prox_strength"].expand(hub.sizes.shape)
+        p = client_weights(hub, weights)
+        if theory:
+            envelope = (p * lam * mu / (lam + mu)).sum()  # λμ/(μ+λ)
+            moves = envelope > 0
+            eta = torch.where(moves, 2.0 / torch.where(moves, envelope, 1.0), 0.0) / (hub.round + 1)
+        else:
+            eta = hub.hyper["server_lr"]
+        unbias = hub.sizes.shape[0] / hub.present.sum().clamp(min=1)  # m/B_g
+        step = eta * unbias * (lam * p)[hub.cohort] * hub.present
+        drift = tree.map(lambda g, w: g - w, server["params"], uploads["params"])
+        new = tree.sub(server["params"], weighted_sum(drift, step))
+        return {"params": project(new, hub.hyper["domain_size"]) if project_global else new}
+
+    hyper = {
+        **local.hyper,
+        "prox_strength": Hyper(0.44, 0.0, note="use 0 for pure local training"),
+    }
+    if theory:
+        del hyper["local_lr"]
+    else:
+        hyper["server_lr"] = Hyper(
+            0.8, 0.0, note="1/prox_strength averages the clients' models", server=True
+        )
+    if domain != "none":
+        hyper["domain_size"] = Hyper(
+            10.0,
+            0.0,
+            open_low=True,
+            note="the radius or half side of the domain",
+            server=True,
+        )
+    stage1 = Method(
+        name="fedprox-two-stage",
+        hyper=hyper,
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        begin=begin,
+        phases=(soft_local_sgd("train", local.steps if growth is None else None),),
+        finish=finish,
+        aggregate=aggregate,
+        centre=lambda server, hub: server["params"],
+    )
+    stage2 = replace(
+        stage1,
+        phases=(soft_local_sgd("final", final_steps),),
+        finish=lambda client, work, site: (work, {}),
+        aggregate=lambda server, uploads, hub: server,
+    )
+    return replace(stage1, epilogue=stage2)
+
+
+def _check(
+    preset: str,
+    strong_convexity: float | None,
+    final_steps: int | None,
+    growth: float | None,
+    domain: str,
+    project_global: bool,
+) -> None:
+    """Refuse options that cannot be right together, all at once."""
+    faults = []
+    if preset == "theory" and not (strong_convexity and strong_convexity > 0):
+        faults.append(
+            f"preset='theory' needs strong_convexity=μ > 0 of the loss, got {strong_convexity}."
+        )
+    if preset != "theory" and strong_convexity is not None:
+        faults.append("strong_convexity has no effect with constant steps; use preset='theory'.")
+    if final_steps is not None and final_steps < 1:
+        faults.append(f"final_steps must be >= 1, got {final_steps}.")
+    if growth is not None and not growth > 0:
+        faults.append(f"growth must be > 0, got {growth:g}; leave it out for constant steps.")
+    if project_global and domain == "none":
+        faults.append("project_global needs a domain; use domain='ball' or 'box'.")
+    if faults:
+        raise ConfigError("\n".join(faults))

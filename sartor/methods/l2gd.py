@@ -1,0 +1,168 @@
+"""L2GD: a coin decides whether all clients take a local gradient step or a step to their average.
+
+Hanzely, Richtárik, "Federated Learning of a Mixture of Global and Local Models" (arXiv 2002.05516),
+Algorithm 1. It minimises (1/m) Σ [f_i(x_i) + (λ/2)‖x_i − x̄‖²], FedProx' objective with the global
+model minimised out.
+
+| symbol | here | meaning |
+|---|---|---|
+| x_i | client["params"] | the client's model, kept between rounds |
+| x̄ | server["params"] | the average of the clients' models at the last exchange |
+| α | m · local_lr | the paper's step; local_lr = α/m does not change with the number of clients |
+| λ | prox_strength | the pull towards the average |
+| p | average_probability | how often the coin says "average" (a one) |
+| L | smoothness | of f_i, for preset `paper` |
+| – | server["ones"], server["zeros"] | how long the two runs of the coming round are |
+
+A zero: x_i ← x_i − (local_lr/(1−p)) ∇f_i(x_i). A one: x_i ← x_i + c (x̄ − x_i), c = local_lr λ/p;
+c is capped at 1, full averaging. Ones leave x̄ as it is, so only a one after a zero costs an
+exchange: a round here is one exchange, a run of ones (in closed form) and the run of zeros after
+it. Models before local training are those after the ones. In the very first round there may be no
+ones. Rates: preset `paper` takes p = λ/(λ+L) and local_lr = 1/(2(λ+L)), so that c = 1/2; `free`
+takes both as given, stable for local_lr <= 1/(2 max{L/(1−p), λ/p}).
+
+Differs from the paper: a run of zeros longer than `longest_run` goes on in the next round, without
+ones in between, so that the coin stays fair; only models are exchanged once more than needed.
+With p = 0 every round is `longest_run` local steps. The lengths of the runs travel with x̄ (16
+bytes; the paper's clients share the coin's seed). `gradient="batch"` takes the mini-batches of
+local training, and `participation="sampled"` lets only the sampled clients move, towards the mean
+of those sampled last: heuristics of ours. Unlike public code, the first coin is as fair as the
+others, and a run of ones exchanges models once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import rng, tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Site, weighted_mean
+from sartor.task import Task
+from sartor.theory import proximal
+from sartor.tree import Tree
+
+ENDLESS = 2.0**53
+"""How long a run is that never ends: p = 0."""
+
+
+def l2gd(
+    task: Task,
+    local: Local,
+    *,
+    preset: Literal["free", "paper"] = "free",
+    gradient: Literal["full", "batch"] = "full",
+    participation: Literal["all", "sampled"] = "all",
+    longest_run: int = 100,
+    smoothness: float | None = None,
+) -> Method:
+    """Build L2GD: min (1/m) Σ [f_i(x_i) + (λ/2)‖x_i − x̄‖²].
+
+    Args:
+        task: the network and its loss.
+        local: local training; the coin replaces its number of steps.
+        preset: where p and the step come from; see the module's docstring.
+        gradient: the gradients of all samples (the paper's), or of local training's mini-batches.
+        participation: everybody in every round (the paper's), whatever the participation rule, or
+            only the sampled clients.
+        longest_run: the most local steps of a round.
+        smoothness: L, for preset `paper`.
+    """
+    if local.momentum:
+        raise ConfigError(
+            f"L2GD has no momentum, got momentum={local.momentum:g}: an average would not touch "
+            "it; leave momentum out."
+        )
+    if longest_run < 1:
+        raise ConfigError(f"longest_run must be >= 1, got {longest_run}.")
+    if preset == "paper" and not (smoothness and smoothness > 0):
+        raise ConfigError(f"preset='paper' needs smoothness=L > 0 of the loss, got {smoothness}.")
+    big = smoothness or 0.0
+
+    def rates(hyper: Tree) -> tuple[Tensor, Tensor]:
+        """Return η = α/m and p."""
+        if preset == "free":
+            return hyper["local_lr"], hyper["average_probability"]
+        lam: Tensor = hyper["prox_strength"]
+        return proximal.l2gd_lr(lam, big), proximal.average_probability(lam, big)
+
+    def runs(hub: Hub, least: int) -> tuple[Tensor, Tensor]:
+        """Draw the lengths of a run of ones, at least so many, and of the zeros after it."""
+        p = rates(hub.hyper)[1].double()
+        luck = rng.uniform(rng.fold(hub.key, "coins"), (2,), torch.float64).log().abs()
+        # The run goes on with probability p, or 1 − p, at each flip: the inverse of P(run > k).
+        fall = torch.stack((p.log(), torch.log1p(-p))).abs()
+        first = torch.stack((torch.full_like(p, least), torch.ones_like(p)))
+        ones, zeros = (first + torch.floor(luck / fall)).clamp(max=ENDLESS).long().unbind(0)
+        return ones, zeros
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        ones, zeros = runs(hub, 0)
+        return {"params": params, "ones": ones, "zeros": zeros}
+
+    def broadcast(server: Tree, hub: Hub) -> Tree:
+        return {**server, "zeros": server["zeros"].clamp(max=longest_run)}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return {"params": params}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        eta, p = rates(site.hyper)
+        some = torch.where(p > 0, p, torch.ones_like(p))
+        c = (eta * site.hyper["prox_strength"] / some).clamp(max=1.0)
+        way = 1.0 - (1.0 - c) ** site.common["ones"]  # each one leaves 1 − c of the distance
+        mean = site.common["params"]
+        return {"params": tree.map(lambda x, m: torch.lerp(x, m, way), client["params"], mean)}
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        return task.loss(work["params"], batch)
+
+    def step_size(work: Tree, site: Site) -> Tensor:
+        eta, p = rates(site.hyper)
+        return eta / (1.0 - p)
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        return work, {"params": work["params"]}
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        equal = hub.present.to(tree.leaves(server["params"])[0].dtype)
+        left = server["zeros"] - longest_run
+        ones, zeros = runs(hub, 1)
+        return {
+            "params": weighted_mean(uploads["params"], equal, server["params"]),
+            "ones": torch.where(left > 0, torch.zeros_like(ones), ones),
+            "zeros": torch.where(left > 0, left, zeros),
+        }
+
+    hyper = {
+        **local.hyper,
+        "prox_strength": Hyper(0.3, 0.0, note="0 never averages"),
+        "average_probability": Hyper(
+            0.1, 0.0, 0.999, note="0 is pure local training, and at 1 nobody would train"
+        ),
+    }
+    # One coin and one coefficient for all, or the average would move in a run of ones.
+    hyper = {k: replace(v, server=v.server or k != "weight_decay") for k, v in hyper.items()}
+    if preset == "paper":
+        del hyper["local_lr"], hyper["average_probability"]
+    work_plan = replace(local, batch=None) if gradient == "full" else local
+    return Method(
+        name="l2gd",
+        hyper=hyper,
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        begin=begin,
+        phases=(
+            descend(objective, work_plan, lr=step_size, steps=lambda site: site.common["zeros"]),
+        ),
+        finish=finish,
+        aggregate=aggregate,
+        centre=lambda server, hub: server["params"],
+        everyone=participation == "all",
+    )

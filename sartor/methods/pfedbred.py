@@ -1,0 +1,195 @@
+"""pFedBreD: pFedMe with a centre of its own for each client, and a Bregman divergence as distance.
+
+Shi et al., "PRIOR: Personalized Prior for Reactivating the Information Overlooked in Federated
+Learning", NeurIPS 2023, Algorithm 1, Eq. (12)-(14), (22), A.7.
+
+| symbol | here | meaning |
+|---|---|---|
+| θ_i | client["params"] | the personal model, which is scored; never sent |
+| w̄_i | client["memory"] | the last w_{i,R} of this client, before averaging; never sent |
+| w_{i,r} | work["local"] | the client's copy of the global model; sent after R steps |
+| μ_i | mu | the centre of the proximal solve: the mean of the personal prior |
+| λ | prox_strength | the strength of the prior; 15 to 60 in the paper |
+| α_m, α | local_lr, personal_lr | steps of w and of θ; 0.01 and 0.01 in the paper |
+| η_α, η | prior_lr, memory_lr | steps of μ along the gradient and the memory; 0.01 and 0.05 |
+| K, R | prox_steps, local.steps | proximal steps, mini-batches a round; 5 and 20 (batch 20) |
+| β | relax | the server's over-relaxation; 1 is plain, 2 is the trick "AM" |
+| c | prior_width | the width of the map from weights to means; see `sartor.bregman` |
+
+Strategies (14), with w = w_{i,r−1} and θ = θ_{i,r−1}: `none` μ = w (pFedMe); `lg`
+μ = w − η_α∇f(w); `meg` μ = w − η(w̄ − θ); `mh` both; `mh-variant` (22) takes the gradient at
+w − η_α∇f(w; D') on a batch D' of its own. Then θ ← K steps on f + λD_{g*}(·, μ), and
+w ← w − α_mλ∇²g*(μ)(μ − θ): the gradient (13) of the envelope with Dμ = I (A.7);
+`envelope="exact"` multiplies by [Dμ]ᵀ.
+
+`mode="code"` is the authors' program: `mh` is (22), and the stepped point w' = w − η_α∇f(…)
+replaces w in the step of w as well; `lg` has η_α = 0.05; a proximal solve starts at μ (lg), w (meg)
+or w' (mh); the server averages by samples. The paper says neither where a solve starts (ours: μ)
+nor which batch ∇f is taken on (ours: that of the proximal solve). Families other than the Gaussian
+take mirror steps, which stay inside the domain; w and μ are clipped into it. The mirror step moves
+a weight near 0 by about α c² times the slope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+from torch import Tensor
+
+from sartor import tree
+from sartor.bregman import KINDS, Gaussian, Separable, check_prior
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Method, Site
+from sartor.methods.pfedme import averaged, check_proximal, proximal_hyper, train_phase
+from sartor.task import Task, grad, hessian_product
+from sartor.tree import Tree
+
+Strategy = Literal["none", "lg", "meg", "mh", "mh-variant"]
+
+
+def pfedbred(
+    task: Task,
+    local: Local,
+    *,
+    strategy: Strategy = "mh",
+    mode: Literal["paper", "code"] = "paper",
+    family: Literal["gaussian", "bernoulli", "poisson", "exponential"] = "gaussian",
+    covariance: Any = None,
+    mapping: Literal["auto", "affine", "none"] = "auto",
+    envelope: Literal["first_order", "exact"] = "first_order",
+    prox_steps: int = 5,
+    inner_start: Literal["mu", "w", "theta"] | None = None,
+    weights: Literal["uniform", "samples"] | None = None,
+    train_all: bool = True,
+) -> Method:
+    """Build pFedBreD: min_w mean_i F_i(w), F_i(w) = min_θ f_i(θ) + λ D_{g*}(θ, μ_i(w)).
+
+    Args:
+        task: the network and its loss.
+        local: local training; one step is one mini-batch with its proximal solve.
+        strategy: how μ_i(w) is made; see the module's docstring.
+        mode: the paper's algorithm, or what the authors' program does.
+        family: the exponential family of the prior.
+        covariance: Σ of the Gaussian: per parameter a variance or a tensor of variances, or a
+            matrix over the flattened parameters in sorted order; the identity if None.
+        mapping: how weights enter the family: through an affine map of width `prior_width`, or as
+            means themselves ("none"); "auto" maps where the family is not Gaussian.
+        envelope: the gradient of the envelope, to first order or exact.
+        prox_steps: K.
+        inner_start: where a proximal solve starts; the mode's own if None.
+        weights: how the server averages; the mode's own if None.
+        train_all: whether all clients train in every round (the paper's), or the sampled ones only.
+    """
+    check_proximal("pfedbred", local, prox_steps)
+    as_code = mode == "code"
+    with_gradient = strategy in ("lg", "mh", "mh-variant")
+    with_memory = strategy in ("meg", "mh", "mh-variant")
+    twice = strategy == "mh-variant" or (as_code and strategy == "mh")
+    replaces = twice and as_code
+    own_start = "mu" if not as_code or strategy == "lg" else "w"
+    start = inner_start or own_start
+    affine = family != "gaussian" and mapping != "none"
+    if envelope == "exact" and as_code:
+        raise ConfigError(
+            "envelope='exact' is the gradient of the paper's objective, and mode='code' does not "
+            "step along it; use mode='paper', or envelope='first_order'."
+        )
+    sigma = check_prior(family, covariance, mapping, task.init(0))
+
+    def prior_of(work: Tree, site: Site) -> Gaussian | Separable:
+        if family == "gaussian":
+            return sigma.like(tree.leaves(work["local"])[0])
+        return Separable(KINDS[family], site.hyper["prior_width"] if affine else None)
+
+    def loss(params: Tree, batch: Batch, site: Site) -> Tensor:
+        """Return f_i; weight decay belongs to it."""
+        value = task.loss(params, batch)
+        if not local.weight_decay:
+            return value
+        return value + 0.5 * site.hyper["weight_decay"] * tree.dot(params, params)
+
+    def ahead(w: Tree, at: Tree, batch: Batch, site: Site) -> Tree:
+        """Return w − η_α∇f(at)."""
+        slope = grad(lambda p: loss(p, batch, site))(at)
+        return tree.map(lambda x, g: x - site.hyper["prior_lr"] * g, w, slope)
+
+    def solve(prior: Any, theta: Tree, mu: Tree, batch: Batch, site: Site) -> Tree:
+        """Take K steps down f + λD_{g*}(·, μ)."""
+        lam, alpha = site.hyper["prox_strength"], site.hyper["personal_lr"]
+
+        def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+            return task.loss(work["params"], batch) + lam * prior.divergence(work["params"], mu)
+
+        plain = descend(objective, local, lr="personal_lr")
+        for _ in range(prox_steps):
+            if family == "gaussian":
+                theta = plain.step({"params": theta}, batch, site)["params"]
+            else:
+                slope = grad(lambda p: loss(p, batch, site))(theta)
+                theta = prior.mirror_step(theta, mu, slope, alpha, lam)
+        return theta
+
+    def transposed(v: Tree, w: Tree, at: Tree, batch: Batch, other: Batch, site: Site) -> Tree:
+        """Return [Dμ]ᵀv = v − η_α(1 − η_α∇²f(w; D'))∇²f(at)v; without D', v − η_α∇²f(w)v."""
+        eta = site.hyper["prior_lr"]
+        bent = hessian_product(lambda p: loss(p, batch, site), at, v)
+        if twice:
+            again = hessian_product(lambda p: loss(p, other, site), w, bent)
+            bent = tree.map(lambda x, h: x - eta * h, bent, again)
+        return tree.map(lambda x, h: x - eta * h, v, bent)
+
+    def step(work: Tree, batches: Any, site: Site) -> Tree:
+        batch, other = batches if twice else (batches, batches)
+        prior = prior_of(work, site)
+        w = at = stepped = work["local"]
+        if with_gradient:
+            at = ahead(w, w, other, site) if twice else w
+            stepped = prior.project(ahead(w, at, batch, site))
+        mu = stepped
+        if with_memory:
+            eta = site.hyper["memory_lr"]
+            mu = tree.map(
+                lambda s, old, th: s - eta * (old - th), stepped, work["memory"], work["params"]
+            )
+            mu = prior.project(mu)
+        base = stepped if replaces else w
+        theta = solve(prior, {"mu": mu, "w": base, "theta": work["params"]}[start], mu, batch, site)
+        push = prior.curve(mu, tree.sub(mu, theta))
+        if envelope == "exact" and with_gradient:
+            push = transposed(push, w, at, batch, other, site)
+        rate = site.hyper["local_lr"] * site.hyper["prox_strength"]
+        moved = prior.project(tree.map(lambda x, g: x - rate * g, base, push))  # line 9
+        return {**work, "params": theta, "local": moved}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return {"params": params, "memory": params} if with_memory else {"params": params}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        work = {**client, "local": site.common["params"]}
+        return {k: prior_of(work, site).project(v) for k, v in work.items()}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        kept = {"memory": work["local"]} if with_memory else {}
+        return {"params": work["params"], **kept}, {"params": work["local"]}
+
+    hyper = proximal_hyper(local)
+    if with_gradient:
+        eta = 0.05 if as_code and strategy == "lg" else 0.01
+        hyper["prior_lr"] = Hyper(eta, 0.0, note="0 leaves the gradient out of the prior's mean")
+    if with_memory:
+        hyper["memory_lr"] = Hyper(0.05, 0.0, note="0 leaves the memory out of the prior's mean")
+    if affine:
+        hyper["prior_width"] = Hyper(1.0, 0.0, open_low=True, note="weights stay within about it")
+    return replace(
+        averaged(task, local, weights or ("samples" if as_code else "uniform")),
+        name="pfedbred",
+        hyper=hyper,
+        init_client=init_client,
+        begin=begin,
+        phases=(train_phase(step, local, lambda work, site: work, 2 if twice else 1),),
+        finish=finish,
+        train_all=train_all,
+    )

@@ -1,0 +1,155 @@
+"""pFedMe: minimise the mean Moreau envelope of the clients' losses; each keeps its proximal point.
+
+T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", NeurIPS 2020 (arXiv
+2006.08848), Algorithm 1.
+
+| symbol | here | meaning |
+|---|---|---|
+| θ_i | client["params"] | the personal model, which is scored; never sent |
+| w_{i,r} | work["local"] | the client's copy of the global model; sent after R steps |
+| λ | prox_strength | the pull of θ towards w; 15 to 30 in the paper |
+| K | prox_steps | gradient steps of the proximal solve, all on one batch; 5 |
+| α | personal_lr | their size; 0.01 to 0.1 in the paper; keep α(λ + L) < 2 |
+| η | local_lr | the step of w; 0.005 to 0.01 in the paper, with hundreds of rounds |
+| R | local.steps | mini-batches a round; 20 in the paper (batch 20) |
+| β | relax | the server's over-relaxation; 1 is plain, 2 is the "AM" of Shi et al. 2023 |
+
+All clients train in every round and a sample of them is averaged (`train_all`). The paper does not
+say where a proximal solve starts: ours starts at w_{i,r}; `inner_start="carry"` goes on from the
+last θ after the first batch of a round, as the authors' code does. That code also averages by
+samples (`weights="samples"`; the paper averages plainly), decays the weights in the proximal steps
+(`weight_decay=0.001` of local training, which acts on θ alone), and scores w_{i,R} in place of θ_i
+(ours does not).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Method, Phase, Site
+from sartor.methods.fedavg import fedavg
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+def pfedme(
+    task: Task,
+    local: Local,
+    *,
+    prox_steps: int = 5,
+    inner_start: Literal["w", "carry"] = "w",
+    weights: Literal["uniform", "samples"] = "uniform",
+    train_all: bool = True,
+) -> Method:
+    """Build pFedMe: min_w mean_i F_i(w), F_i(w) = min_θ f_i(θ) + (λ/2)‖θ − w‖².
+
+    Args:
+        task: the network and its loss.
+        local: local training; one step is one mini-batch with its proximal solve.
+        prox_steps: K.
+        inner_start: where a proximal solve starts: at w, or at the last θ ("carry").
+        weights: how the server averages: plainly (the paper's), or by numbers of samples.
+        train_all: whether all clients train in every round (the paper's), or the sampled ones only.
+    """
+    check_proximal("pfedme", local, prox_steps)
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return {"params": params}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        return {"params": client["params"], "local": site.common["params"]}
+
+    def enter(work: Tree, site: Site) -> Tree:
+        return {**work, "params": work["local"]} if inner_start == "carry" else work
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        lam = site.hyper["prox_strength"]
+        return task.loss(work["params"], batch) + 0.5 * lam * tree.sqdist(
+            work["params"], work["local"]
+        )
+
+    solve = descend(objective, local, lr="personal_lr")
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        if inner_start == "w":
+            work = {**work, "params": work["local"]}
+        for _ in range(prox_steps):
+            work = solve.step(work, batch, site)
+        rate = site.hyper["local_lr"] * site.hyper["prox_strength"]
+        moved = tree.map(lambda w, th: w - rate * (w - th), work["local"], work["params"])
+        return {**work, "local": moved}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        return {"params": work["params"]}, {"params": work["local"]}
+
+    return replace(
+        averaged(task, local, weights),
+        name="pfedme",
+        hyper=proximal_hyper(local),
+        init_client=init_client,
+        begin=begin,
+        phases=(train_phase(step, local, enter),),
+        finish=finish,
+        train_all=train_all,
+    )
+
+
+# ---- what pFedBreD shares ------------------------------------------------------------------------
+
+
+def averaged(task: Task, local: Local, weights: str) -> Method:
+    """Return FedAvg, whose server averages the uploaded w_i, plainly or by samples."""
+    return fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+
+
+def check_proximal(name: str, local: Local, prox_steps: int) -> None:
+    """Refuse what a proximal solve of K plain steps cannot honour."""
+    faults = []
+    if local.momentum:
+        faults.append(
+            f"{name} takes plain gradient steps, so it has no use for momentum={local.momentum:g}; "
+            "set momentum = 0."
+        )
+    if prox_steps < 1:
+        faults.append(f"prox_steps must be >= 1, got {prox_steps}; the paper takes 5.")
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def proximal_hyper(local: Local) -> dict[str, Hyper]:
+    """Return the hyper-parameters of a method that alternates proximal solves and steps of w."""
+    return {
+        **local.hyper,
+        "prox_strength": Hyper(15.0, 0.0, note="0 leaves the global model where it is"),
+        "personal_lr": Hyper(
+            0.05, 0.0, note="the step of the proximal solve; keep it below 2/(prox_strength + L)"
+        ),
+        "relax": Hyper(1.0, 0.0, note="1 is plain averaging, 2 is the AM trick", server=True),
+    }
+
+
+def train_phase(
+    step: Callable[[Tree, Batch, Site], Tree],
+    local: Local,
+    enter: Callable[[Tree, Site], Tree],
+    draws: int = 1,
+) -> Phase:
+    """Build the phase in which one step is one mini-batch with its proximal solve."""
+    return Phase(
+        name="train",
+        step=step,
+        enter=enter,
+        epochs=local.epochs,
+        steps=local.steps,
+        batch=local.batch,
+        drop_last=local.drop_last,
+        draws=draws,
+    )

@@ -1,0 +1,52 @@
+"""Class statistics of a client's features: sums, counts, and the means they make."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sartor.method import Batch, Phase, Site
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+def class_sums(
+    task: Task, *, name: str = "class sums", data: str = "train", batch: int | None = 64
+) -> Phase:
+    """Build the pass that adds up the features of every class under ``work["params"]``.
+
+    It leaves ``work["sums"]`` (classes, features) and ``work["counts"]`` (classes,).
+
+    Args:
+        task: the network; its head must be linear.
+        name: the phase's name.
+        data: the split to pass through, once and in order.
+        batch: samples a step.
+    """
+
+    def enter(work: Tree, site: Site) -> Tree:
+        like = next(iter(work["params"].values()))
+        sums = like.new_zeros((task.num_classes, task.feature_dim))
+        return {**work, "sums": sums, "counts": like.new_zeros(task.num_classes)}
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        found = task.represent(work["params"], batch)
+        member = F.one_hot(batch.y, task.num_classes).to(found.dtype) * batch.mask[:, None]
+        sums = work["sums"] + member.mT @ found
+        return {**work, "sums": sums, "counts": work["counts"] + member.sum(0)}
+
+    return Phase(name=name, step=step, enter=enter, data=data, batch=batch, shuffle=False)
+
+
+def class_means(sums: Tensor, counts: Tensor, fallback: Tensor | None = None) -> Tensor:
+    """Return the mean feature of every class (classes, features).
+
+    Args:
+        sums: (classes, features).
+        counts: (classes,).
+        fallback: what to take where a class has no samples; zeros if None.
+    """
+    means = sums / counts.clamp(min=1.0)[:, None]
+    other = torch.zeros_like(means) if fallback is None else fallback
+    return torch.where(counts[:, None] > 0, means, other)

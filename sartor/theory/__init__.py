@@ -1,0 +1,1 @@
+"""The theory as pure functions of numbers or of client data."""

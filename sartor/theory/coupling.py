@@ -1,0 +1,115 @@
+"""Rules for the pull λ between personal models and the global one, from heterogeneity and noise.
+
+Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Theorem 1, in
+its first version (``v1``) and in a later one (``v2``).
+
+| symbol | here | meaning |
+|---|---|---|
+| λ | (result) | the pull; ∞ is one model for all, 0 is every client alone |
+| R | heterogeneity | the largest distance of a client's best model from their mean |
+| ρ | noise | root of the mean squared gradient of one sample at its client's best model |
+| n, N, m | num_samples, total_samples, num_clients | samples a client, in all, clients |
+| L, μ, κ | smoothness, strong_convexity, L/μ | of the clients' losses |
+
+Every rule is a pure function of numbers or tensors that broadcast, so a value per client (R_i, ρ_i,
+n_i) gives λ_i (ours: the paper leaves λ_i open). ``v2`` only bounds λ, from below where clients are
+alike and from above where they are not; the bound itself is returned. Where clients are alike it is
+64κ²L and more, which is one model for all in practice. ``shrinkage`` is ours.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+Number = float | Tensor
+
+
+def v1(heterogeneity: Number, num_samples: Number, noise: Number = 2.0) -> Tensor:
+    """Return λ = ρ/(√n R) if R <= 1/√n, else ρ²/(n R²).
+
+    The paper's figures use it with ρ = 2.
+
+    >>> round(float(v1(0.5, 200)), 6)
+    0.08
+    """
+    r, n, rho = _tensors(heterogeneity, num_samples, noise)
+    return torch.where(r <= 1.0 / n.sqrt(), rho / (n.sqrt() * r), rho.square() / (n * r.square()))
+
+
+def v2(
+    heterogeneity: Number,
+    num_samples: Number,
+    total_samples: Number,
+    smoothness: float,
+    strong_convexity: float,
+    noise: Number = 2.0,
+) -> Tensor:
+    """Return λ of (82), max{64κ²L, max{2κ, 5}μQ} − μ, if R <= 1/√n, else ρ²/(n μ R²).
+
+    Q = (2L²R² + ρ²/n)/(L²R² + ρ²/N).
+
+    >>> round(float(v2(0.05, 200, 2000, smoothness=1.0, strong_convexity=0.1)), 6)
+    6399.9
+    """
+    r, n, total, rho = _tensors(heterogeneity, num_samples, total_samples, noise)
+    big, small, kappa = smoothness, strong_convexity, smoothness / strong_convexity
+    spread, var = (big * r).square(), rho.square()
+    q = (2.0 * spread + var / n) / (spread + var / total)
+    alike = (max(2.0 * kappa, 5.0) * small * q).clamp(min=64.0 * kappa**2 * big) - small
+    return torch.where(r <= 1.0 / n.sqrt(), alike, var / (n * small * r.square()))
+
+
+def shrinkage(
+    heterogeneity: Number,
+    num_samples: Number,
+    num_clients: int,
+    strong_convexity: float,
+    noise: Number = 2.0,
+) -> Tensor:
+    """Return λ = (1 − 1/m) ρ²/(n μ R²), whatever R.
+
+    On losses with Hessian μI it minimises the mean squared error of the personal models exactly:
+    a client then moves by V(1−1/m)/(R² + V(1−1/m)) towards the mean, V = ρ²/(μ²n), with R² the mean
+    squared distance.
+
+    >>> round(float(shrinkage(0.3, 50, 10, 1.0, noise=5**0.5)), 6)
+    1.0
+    """
+    r, n, rho = _tensors(heterogeneity, num_samples, noise)
+    return (1.0 - 1.0 / num_clients) * rho.square() / (n * strong_convexity * r.square())
+
+
+def by_rule(
+    rule: str,
+    heterogeneity: Tensor,
+    noise: Tensor,
+    sizes: Tensor,
+    smoothness: float,
+    strong_convexity: float,
+) -> Tensor:
+    """Return λ for every client of a federation, (clients,).
+
+    Args:
+        rule: "v1", "v2" or "shrinkage".
+        heterogeneity: R, 0-d or (clients,).
+        noise: ρ, 0-d or (clients,).
+        sizes: (clients,) numbers of training samples.
+        smoothness: L.
+        strong_convexity: μ.
+
+    Returns:
+        λ with n = N/m, the same for all; where R or ρ differs between clients, λ_i with n_i.
+    """
+    # A constant vector counts as one number: in a sweep, one row per client widens all rows.
+    unlike = (heterogeneity != heterogeneity.max()).any() | (noise != noise.max()).any()
+    n = torch.where(unlike, sizes.double(), sizes.double().mean())
+    if rule == "v1":
+        return v1(heterogeneity, n, noise)
+    if rule == "v2":
+        return v2(heterogeneity, n, sizes.sum(), smoothness, strong_convexity, noise)
+    return shrinkage(heterogeneity, n, sizes.shape[0], strong_convexity, noise)
+
+
+def _tensors(*values: Number) -> list[Tensor]:
+    return [torch.as_tensor(value, dtype=torch.float64) for value in values]

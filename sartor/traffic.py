@@ -1,0 +1,68 @@
+"""What a method sends, measured: one round of it on a toy federation, in sizes of the model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sartor import models, tree
+from sartor.cohort import Participation
+from sartor.data.federation import Federation
+from sartor.engines.sequential import Sequential
+from sartor.local import Local
+from sartor.methods import Factory, build
+from sartor.scores import Run
+from sartor.simulation import Simulation
+from sartor.task import Task
+
+_CLIENTS, _SAMPLES, _CLASSES = 3, 8, 10
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Bytes per client, divided by those of the model.
+
+    Attributes:
+        down: to a participant, in a round.
+        up: from a participant, in a round.
+        once: both ways, outside of the rounds.
+    """
+
+    down: float
+    up: float
+    once: float
+
+
+def traffic(method: str | Factory) -> Traffic:
+    """Run one round of a method on three clients with a small network and read the ledger.
+
+    >>> traffic("fedavg")
+    Traffic(down=1.0, up=1.0, once=0.0)
+    """
+    count = _CLIENTS * _SAMPLES
+    x = torch.linspace(-1.0, 1.0, count * 64).reshape(count, 64)
+    y = torch.arange(count) % _CLASSES
+    who = np.repeat([f"client {i}" for i in range(_CLIENTS)], _SAMPLES)
+    federation = Federation.from_arrays(x, y, client=who, test=0.25, val=0.25)
+    network = models.dnn(federation)
+    task = Task(network, network.head)
+    record = build(method, task, Local(steps=1, batch=4), {})
+    simulation = Simulation(
+        record,
+        task,
+        [federation],
+        [Run(seed=0)],
+        Sequential,
+        rounds=1,
+        participation=Participation(),
+        device=torch.device("cpu"),
+        dtype=torch.float32,
+        points=(record.headline,),
+    )
+    simulation.step()
+    ledger = simulation.ledger()
+    size = _CLIENTS * tree.num_bytes(task.init(0))
+    counted = (ledger.bytes_down.sum(), ledger.bytes_up.sum(), ledger.setup_bytes.sum())
+    return Traffic(*(float(number) / size for number in counted))

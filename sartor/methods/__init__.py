@@ -181,6 +181,7 @@ __all__ = [
     "COMMON",
     "METHODS",
     "PAPERS",
+    "Factory",
     "MethodEntry",
     "build",
     "expand",

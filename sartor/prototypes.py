@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sartor.method import Batch, Phase, Site
 from sartor.task import Task
@@ -32,11 +31,17 @@ def class_sums(
 
     def step(work: Tree, batch: Batch, site: Site) -> Tree:
         found = task.represent(work["params"], batch)
-        member = F.one_hot(batch.y, task.num_classes).to(found.dtype) * batch.mask[:, None]
+        member = members(task, batch, found.dtype)
         sums = work["sums"] + member.mT @ found
         return {**work, "sums": sums, "counts": work["counts"] + member.sum(0)}
 
     return Phase(name=name, step=step, enter=enter, data=data, batch=batch, shuffle=False)
+
+
+def members(task: Task, batch: Batch, dtype: torch.dtype) -> Tensor:
+    """Say which real sample belongs to which class: ones and zeros, (batch, classes)."""
+    classes = torch.arange(task.num_classes, device=batch.y.device)
+    return ((batch.y[:, None] == classes) & batch.mask[:, None]).to(dtype)
 
 
 def class_means(sums: Tensor, counts: Tensor, fallback: Tensor | None = None) -> Tensor:

@@ -8,7 +8,7 @@ from torch import nn
 
 from sartor.data import Federation, from_dataset
 from sartor.errors import ModelError
-from sartor.models import MODELS, check_module, default, dnn, lenet5, mclr
+from sartor.models import MODELS, check_module, default, dnn, lenet5, mclr, resnet8
 
 
 def size(module):
@@ -42,6 +42,26 @@ def test_lenet5_refuses_what_is_no_image(shape):
     """Flat samples and tiny images get an error that names another model."""
     with pytest.raises(ModelError, match=r"use mclr"):
         lenet5(input_shape=shape, num_classes=2)
+
+
+@pytest.mark.parametrize("side", [1, 8, 28, 33])
+def test_resnet8_normalises_by_groups_alone(side):
+    """Eight layers with weights on the longest path, nine GroupNorms, and images of any size."""
+    net = resnet8(input_shape=(3, side, side), num_classes=10)
+    norms = [m for m in net.modules() if isinstance(m, nn.GroupNorm)]
+    convs = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+    assert len(norms) == len(convs) == 9
+    assert sum(m.kernel_size == (3, 3) for m in convs) + 1 == 8
+    assert size(net) == 78_042
+    assert net(torch.randn(2, 3, side, side)).shape == (2, 10)
+
+
+def test_resnet8_scores_a_sample_by_itself_alone():
+    """What else is in the batch does not matter, as it would with BatchNorm."""
+    net, x = resnet8(input_shape=(1, 8, 8), num_classes=4), torch.randn(5, 1, 8, 8)
+    torch.testing.assert_close(net(x)[:1], net(x[:1]))
+    with pytest.raises(ModelError, match=r"resnet8 needs images.*\(64,\).*mclr"):
+        resnet8(input_shape=(64,), num_classes=4)
 
 
 @pytest.mark.parametrize("name", sorted(MODELS))

@@ -19,7 +19,12 @@ Differs from the paper: Eq. (7) prints A_i ← A_i − η Θᵀ(θ_i − θ̄_i)
 ½‖Δθ_i‖² that the text says it lowers; the authors' code descends. `weight_step="descent"` (default)
 takes the plus sign, "as_printed" the minus; see `test_mix_step_lowers_the_proxy`. Preset
 `authors_code` has momentum 0.9 over the whole matrix, serves the clients of a round one after the
-other, and pins and normalises a row just before its next use.
+other, and pins and normalises a row just before its next use. Table 3 leaves out steps: without
+clipping, self weight or normalising (`clip_weights`, `pin_weights`, `normalise_weights`; the
+authors' "without self weight" has the number of `self_weight=0`), and `share="all"` for the whole
+model. `sartor.theory.adaptive_mixing` has Theorem 1 and Corollary 1.
+
+A newcomer receives the plain mean of all extractors, and trains it with a head of its own.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
-from sartor.mixing import at, clip, combine, inner, normalise, pin_self, put_rows
+from sartor.mixing import clip, combine, inner, normalise, pin_self, put_rows
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -70,17 +75,23 @@ def fedapa(
     as_code = preset == "authors_code"
     one_by_one = (schedule or ("sequential" if as_code else "parallel")) == "sequential"
     momentum = as_code if server_momentum is None else server_momentum
-    is_shared = task.is_body if share == "body" else (lambda leaf: True)
+    sign = 1.0 if weight_step == "descent" else -1.0
+
+    def is_shared(leaf: str) -> bool:
+        return share == "all" or task.is_body(leaf)
+
+    def is_kept(leaf: str) -> bool:
+        return not is_shared(leaf)
+
     if not any(is_shared(leaf) for leaf in task.leaf_names):
         raise ConfigError(
             "FedAPA shares the body of the network and keeps its head, but all parameters of this "
-            "network belong "
-            f"to the head {task.head!r}; use a network with a body (such as dnn), or share='all'."
+            f"network belong to the head {task.head!r}; use a network with a body (such as dnn), "
+            "or share='all'."
         )
-    sign = 1.0 if weight_step == "descent" else -1.0
 
     def settle(rows: Tensor, own: Tensor, hub: Hub) -> Tensor:
-        """Pin the self weight and normalise (steps 6b, 6c)."""
+        """Pin the self weight and normalise."""
         if pin_weights:
             rows = pin_self(rows, own, hub.hyper["self_weight"])
         return normalise(rows, own) if normalise_weights else rows
@@ -93,21 +104,20 @@ def fedapa(
         server = {"bodies": table, "mix": mix}
         return {**server, "velocity": torch.zeros_like(mix)} if momentum else server
 
-    def row_in_use(server: Tree, ids: Tensor, hub: Hub) -> Tensor:
+    def rows_in_use(server: Tree, ids: Tensor, hub: Hub) -> Tensor:
         """Return the rows of A that clients are served with: (n, clients)."""
         rows: Tensor = server["mix"].index_select(0, ids)
         # Momentum moves rows between their uses, so they are settled when they are used.
         return settle(rows, ids, hub) if momentum else rows
 
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        row = at(row_in_use(server, index.reshape(1), hub), torch.zeros_like(index))
-        return combine(row, server["bodies"])  # Eq. (5)
+        return combine(rows_in_use(server, index.reshape(1), hub)[0], server["bodies"])  # Eq. (5)
+
+    def greet(server: Tree, hub: Hub) -> Tree:
+        return tree.map(lambda leaf: leaf.mean(0), server["bodies"])
 
     def init_client(params: Tree, site: Site) -> Tree:
-        return {
-            "head": tree.select(params, lambda leaf: not is_shared(leaf)),
-            **local.start(params=params),
-        }
+        return {"head": tree.select(params, is_kept), **local.start(params=params)}
 
     def begin(client: Tree, site: Site) -> Tree:
         return {"params": {**site.own, **client["head"]}, **local.kept(client)}
@@ -116,64 +126,54 @@ def fedapa(
         return task.loss(work["params"], batch)
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        head = tree.select(work["params"], lambda leaf: not is_shared(leaf))
-        return {"head": head, **local.kept(work)}, {"body": tree.select(work["params"], is_shared)}
+        state = {"head": tree.select(work["params"], is_kept), **local.kept(work)}
+        return state, {"body": tree.select(work["params"], is_shared)}
 
     def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        rows = row_in_use(server, hub.cohort, hub)
+        def put(mix: Tensor, rows: Tensor) -> Tensor:
+            found: Tensor = put_rows({"": mix}, hub.cohort, {"": rows}, hub.present)[""]
+            return found
+
+        rows = rows_in_use(server, hub.cohort, hub)
         delta = tree.sub(uploads["body"], combine(rows, server["bodies"]))  # Eq. (6)
         slope = sign * inner(server["bodies"], delta)  # ±ΘᵀΔθ_i
         slope = torch.where(hub.present[:, None], slope, torch.zeros_like(slope))
-        rate = hub.hyper["mix_lr"]
-        bodies = put_rows(server["bodies"], hub.cohort, uploads["body"], hub.present)
+        push = torch.zeros_like(server["mix"]).index_copy(0, hub.cohort, slope)
+        if momentum:  # one SGD over the whole matrix: it moves the rows of the others too
+            push = hub.hyper["mix_momentum"] * server["velocity"] + push
+        mix = put(server["mix"], rows) + hub.hyper["mix_lr"] * push  # Eq. (7)
+        mix = clip(mix) if clip_weights else mix
         if not momentum:
-            rows = rows + rate * slope  # Eq. (7)
-            rows = clip(rows) if clip_weights else rows
-            rows = settle(rows, hub.cohort, hub)
-            mix = put_rows({"mix": server["mix"]}, hub.cohort, {"mix": rows}, hub.present)
-            return {"bodies": bodies, **mix}
-        # One SGD over the whole matrix: the rows of absent clients move along their decayed buffer
-        # too.
-        used = put_rows({"mix": server["mix"]}, hub.cohort, {"mix": rows}, hub.present)["mix"]
-        push = torch.zeros_like(used).index_copy(0, hub.cohort, slope)
-        velocity = hub.hyper["mix_momentum"] * server["velocity"] + push
-        mix = used + rate * velocity
-        moved = {"mix": clip(mix) if clip_weights else mix, "velocity": velocity}
+            mix = put(mix, settle(mix.index_select(0, hub.cohort), hub.cohort, hub))
+        moved = {"mix": mix, "velocity": push} if momentum else {"mix": mix}
         somebody = hub.present.any()
-        kept = {k: torch.where(somebody, moved[k], server[k]) for k in moved}
-        return {"bodies": bodies, **kept}
+        moved = {k: torch.where(somebody, leaf, server[k]) for k, leaf in moved.items()}
+        bodies = put_rows(server["bodies"], hub.cohort, uploads["body"], hub.present)
+        return {"bodies": bodies, **moved}
 
     def inspect(server: Tree, hub: Hub) -> Tree:
-        return {
-            "mix": row_in_use(
-                server, torch.arange(hub.sizes.shape[0], device=hub.sizes.device), hub
-            )
-        }
+        everybody = torch.arange(hub.sizes.shape[0], device=hub.sizes.device)
+        return {"mix": rows_in_use(server, everybody, hub)}
 
-    hyper = {
-        **local.hyper,
+    note = "the share a client keeps, before normalising"
+    own = {
         "mix_lr": Hyper(0.01, 0.0, note="0 keeps every client alone", server=True),
+        "self_weight": Hyper(1.0 if as_code else 0.5, 0.0, 1.0, note=note, server=True),
+        "mix_momentum": Hyper(0.9, 0.0, 1.0, note="0 is a plain step on the matrix", server=True),
     }
-    if pin_weights:
-        own = 1.0 if as_code else 0.5
-        hyper["self_weight"] = Hyper(
-            own, 0.0, 1.0, note="the share a client keeps, before normalising", server=True
-        )
-    if momentum:
-        hyper["mix_momentum"] = Hyper(
-            0.9, 0.0, 1.0, note="0 is a plain step on the mixing matrix", server=True
-        )
+    unused = {"self_weight": not pin_weights, "mix_momentum": not momentum}
     return Method(
         name="fedapa",
-        hyper=hyper,
+        hyper={**local.hyper, **{k: v for k, v in own.items() if not unused.get(k)}},
         init_server=init_server,
         init_client=init_client,
         address=address,
+        greet=greet,
         begin=begin,
         phases=(descend(objective, local),),
         finish=finish,
         aggregate=aggregate,
-        private=lambda leaf: not is_shared(leaf) and leaf in task.leaf_names,
+        private=lambda leaf: is_kept(leaf) and leaf in task.leaf_names,
         headline="post",
         one_by_one=one_by_one,
         inspect=inspect,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sartor import mixing
+from sartor import mixing, tree
 from sartor.data.synthetic import Quadratic, quadratics
 from sartor.errors import ConfigError
 from sartor.local import Local
@@ -28,6 +28,7 @@ from tests.toys import (
     quadratic_task,
     run,
     simulation,
+    states,
     two_allocations,
 )
 
@@ -72,16 +73,19 @@ EXAMPLES = [
     ({}, (0.8333, 0.0833, 0.0833)),
     ({"self_weight": 1.0}, (0.9091, 0.0455, 0.0455)),
     ({"self_weight": 0.0}, (0, 0.5, 0.5)),
+    ({"self_weight": 0.3}, (0.75, 0.125, 0.125)),
+    ({"self_weight": 0.7}, (0.875, 0.0625, 0.0625)),
     ({"pin_weights": False}, (0.9048, 0.0476, 0.0476)),
     ({**RAW, **PRINTED}, (1.05, -0.05, -0.05)),
     (PRINTED, (1, 0, 0)),
+    ({"self_weight": 0.0, **PRINTED}, (1, 0, 0)),  # a row of zeros is the client alone
     ({"clip_weights": False, **PRINTED}, (1.25, -0.125, -0.125)),
 ]
 
 
 @pytest.mark.parametrize(("kind", "wanted"), EXAMPLES)
 @pytest.mark.parametrize("lazy", [False, True])
-def test_the_worked_example_of_the_sheet(kind: dict, wanted: tuple, lazy: bool) -> None:
+def test_the_worked_example_in_every_variant(kind: dict, wanted: tuple, lazy: bool) -> None:
     """Δ = (−0.1, 0.3), ΘᵀΔ = (−0.1, 0.1, 0.1), η = 0.5, in every variant, eager or lazy."""
     np.testing.assert_allclose(_step(**kind, server_momentum=lazy), wanted, atol=5e-5)
 
@@ -253,6 +257,66 @@ def test_only_the_extractor_travels() -> None:
         ledger = _net(share=share).ledger()
         assert (ledger.bytes_up == 8 * leaves * ledger.participants).all()
         assert (ledger.bytes_down == ledger.bytes_up).all()
+
+
+@pytest.mark.parametrize("share", ["body", "all"])
+def test_a_newcomer_receives_the_mean_of_all(share: str) -> None:
+    """Every client's last upload has the same weight; the letter looks like any other."""
+    task = net_task()
+    method = build("fedapa", task, SGD, {"share": share})
+    sim = run(simulation(method, task, [federation()], hyper={"mix_lr": 0.3}))
+    assert method.greet is not None
+    server = tree.map(lambda leaf: leaf[0], sim.server)
+    letter = method.greet(server, None)
+    usual = method.address(server, torch.tensor(1), None)
+    assert {k: v.shape for k, v in letter.items()} == {k: v.shape for k, v in usual.items()}
+    for name, leaf in letter.items():
+        table = server["bodies"][name].numpy()
+        assert np.abs(table - table[:1]).max() > 1e-3
+        np.testing.assert_allclose(leaf.numpy(), table.mean(0), rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("preset", ["paper", "authors_code"])
+def test_where_nobody_comes_nothing_moves(preset: str) -> None:
+    """A round without uploads leaves matrix, momentum and table, to the bit."""
+    task = net_task()
+    method = build("fedapa", task, SGD, {"preset": preset})
+    sim = run(simulation(method, task, [federation()], hyper={"mix_lr": 0.5}))
+    server = tree.map(lambda leaf: leaf[0], sim.server)
+    hub = Hub(
+        hyper={k: leaf[0] for k, leaf in sim.rounds.hyper.items()},
+        key=None,
+        round=None,
+        sizes=torch.ones(5, dtype=torch.int64),
+        cohort=torch.tensor([2]),
+        present=torch.tensor([False]),
+    )
+    uploads = {"body": tree.map(lambda leaf: leaf[2:3] + 1.0, server["bodies"])}
+    after = method.aggregate(server, uploads, hub)
+    assert after.keys() == server.keys()
+    for (name, new), (_, old) in zip(tree.items(after), tree.items(server), strict=True):
+        assert torch.equal(new, old), name
+
+
+@pytest.mark.parametrize("clip_weights", [True, False])
+def test_an_absent_client_keeps_its_row(clip_weights: bool) -> None:
+    """Without server momentum only the rows of participants move, in A and in the table."""
+    task = net_task()
+    method = build("fedapa", task, SGD, {"clip_weights": clip_weights})
+    sim = simulation(method, task, [federation()], hyper={"mix_lr": 0.5}, participation=2)
+    moved = 0
+    for _ in range(4):
+        old = states(sim)
+        sim.step()
+        new = states(sim)
+        mix, body = (
+            (new[name] != old[name])[0].reshape(5, -1).any(1)
+            for name in ("server/mix", "server/bodies/body.weight")
+        )
+        assert body.sum() == 2
+        assert not (mix & ~body).any()
+        moved += mix.sum()
+    assert moved > 2
 
 
 def test_a_network_without_a_body_is_refused() -> None:

@@ -1,0 +1,192 @@
+"""FedALA: FedAvg whose clients learn, element by element, how much of the global model to take.
+
+Zhang, Hua, Wang, Song, Xue, Ma, Guan, "FedALA: Adaptive Local Aggregation for Personalized
+Federated Learning", AAAI 2023 (arXiv 2212.01197). A competitor of Sun et al. 2025.
+
+| symbol | here | meaning |
+|---|---|---|
+| Θ | server["params"] | the global model: FedAvg's average |
+| Θ_i | client["top"] | the client's last trained model, of which only the top layers matter |
+| W_i | client["mix"] | the share of Θ in every element of the top layers, in [0, 1]; kept |
+| Θ̂_i | work["params"] | Θ below, Θ_i + (Θ − Θ_i)⊙W_i on top: where local training starts |
+| η | mix_lr | the step on W; 1 |
+| p | layers | how many top layers are mixed; 1 |
+| s | share | the share of the training data that W is learnt on; 0.8 |
+| threshold, window | calm, window | the first time, W is learnt until the last losses are calm |
+
+In a round the client takes gradient steps on W, one pass over its sample, and clips W to [0, 1].
+The first time it passes on until more than `window` losses (of the last batch of each pass) are
+there and the standard deviation of the last `window` is below `calm`, but at most `start_passes`
+times: 0.1 in the authors' code, 0.01 in its manual, where small values may never end. Layers count
+modules that own parameters, not tensors; 0 is FedAvg. The model is scored after W is learnt and
+before local training ("pre"), as the authors do; "post" is after local training.
+
+Differs from the authors' code: the sample is a random subset, not a slice of the stored order, and
+all samples where local training has full batches; a client that has not trained yet takes Θ itself;
+by default only participants learn W (`ala_for="all"` lets absent clients take their mixture of the
+new global model in every round, as that code does). W is that client's own, whichever worker serves
+it.
+
+A newcomer takes the global model as it is, trains on it, and has its own W from its second round
+on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Method, Phase, Site
+from sartor.methods.fedavg import fedavg
+from sartor.mixing import clip
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+def fedala(
+    task: Task,
+    local: Local,
+    *,
+    layers: int = 1,
+    share: float = 0.8,
+    calm: float = 0.1,
+    window: int = 10,
+    start_passes: int = 100,
+    ala_for: Literal["participants", "all"] = "participants",
+) -> Method:
+    """Build FedALA: min Σ p_i L_i(Θ_i), each Θ_i trained from a learnt mixture.
+
+    Args:
+        task: the network and its loss.
+        local: local training; W is learnt on batches of the same size, by plain steps.
+        layers: top layers that are mixed; the rest is taken from the global model.
+        share: the share of the training data that W is learnt on, drawn anew in every round.
+        calm: the standard deviation of losses below which the first learning ends.
+        window: the number of losses it looks at.
+        start_passes: the most passes of the first learning.
+        ala_for: who mixes the global model into its own in a round.
+    """
+    _check(layers, share, calm, window, start_passes)
+    top = _top_layers(task, layers)
+    base = replace(fedavg(task, local), name="fedala")
+    if not top:
+        return base
+    (train,) = base.phases
+
+    def own(params: Tree) -> Tree:
+        return tree.select(params, lambda leaf: leaf in top)
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        no = torch.zeros_like(site.index, dtype=torch.bool)
+        mine = {"top": own(params), "mix": tree.map(torch.ones_like, own(params))}
+        return {**base.init_client(params, site), **mine, "trained": no, "started": no.clone()}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        given = own(site.common["params"])
+        mine = tree.where(client["trained"], client["top"], given)
+        kept = {"mix": client["mix"], "started": client["started"]}
+        return {**base.begin(client, site), **kept, "top": mine}
+
+    def blend(work: Tree, site: Site) -> Tree:
+        """Return Θ̂_i; Θ itself to the bit where W is 1, Θ_i where it is 0."""
+        given = site.common["params"]
+        mixed = tree.map(torch.lerp, work["top"], own(given), work["mix"])
+        return {**given, **mixed}
+
+    def objective(work: Tree, batch: Batch, site: Site) -> tuple[Tensor, Tree]:
+        loss = task.loss(blend(work, site), batch)
+        moved = torch.cat((work["losses"][1:], loss.reshape(1)))
+        losses = torch.where(batch.last, moved, work["losses"])
+        return loss, {"losses": losses, "passes": work["passes"] + batch.last}
+
+    plain = replace(local, momentum=0.0, weight_decay=0.0, steps=None, drop_last=False)
+    learn = descend(
+        objective,
+        replace(plain, epochs=start_passes),
+        name="mix",
+        over=("mix",),
+        lr="mix_lr",
+        aux=True,
+        after=lambda work, site: {**work, "mix": tree.map(clip, work["mix"])},
+    )
+
+    def enter(work: Tree, site: Site) -> Tree:
+        given = own(site.common["params"])
+        equal = tree.map(lambda a, b: (a == b).all(), work["top"], given)
+        same = torch.stack(tree.leaves(equal)).all()
+        losses = tree.leaves(given)[0].new_zeros(window)
+        return {**work, "same": same, "losses": losses, "passes": torch.zeros_like(site.index)}
+
+    def stop(work: Tree, site: Site) -> Tensor:
+        spread = work["losses"].std(correction=0)
+        settled = (work["passes"] > window) & (spread < calm)
+        found: Tensor = work["same"] | torch.where(work["started"], work["passes"] > 0, settled)
+        return found
+
+    def leave(work: Tree, site: Site) -> Tree:
+        started = work["started"] | ((work["passes"] > 0) & ~work["same"])
+        drop = ("same", "losses", "passes")
+        rest = {k: v for k, v in work.items() if k not in drop}
+        return {**rest, "params": blend(work, site), "started": started}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, site)
+        mine = {"top": own(work["params"]), "mix": work["mix"], "started": work["started"]}
+        return {**kept, **mine, "trained": torch.ones_like(client["trained"])}, upload
+
+    mix = replace(
+        learn,
+        enter=enter,
+        leave=leave,
+        stop=stop,
+        share=1.0 if local.batch is None else share,
+        shuffle=False,
+        when=lambda site: site.round > 0,  # before that nobody has a model of its own
+    )
+    phases: tuple[Phase, ...] = (mix, train)
+    if ala_for == "all":
+        phases = (mix, replace(train, when=lambda site: site.reports))
+    note = "the step on the mixing weights; 0 is FedAvg"
+    return replace(
+        base,
+        hyper={**base.hyper, "mix_lr": Hyper(1.0, 0.0, note=note)},
+        init_client=init_client,
+        begin=begin,
+        phases=phases,
+        adapt=(mix,),
+        finish=finish,
+        train_all=ala_for == "all",
+        private=lambda leaf: leaf in ("mix", "top"),
+    )
+
+
+def _top_layers(task: Task, layers: int) -> frozenset[str]:
+    """Return the leaves of the last layers, where the head is the last of all."""
+    leaves = sorted(task.leaf_names, key=task.is_head)  # stable: the order of the network
+    owners = list(dict.fromkeys(leaf.rpartition(".")[0] for leaf in leaves))
+    chosen = owners[max(len(owners) - layers, 0) :]
+    return frozenset(leaf for leaf in leaves if leaf.rpartition(".")[0] in chosen)
+
+
+def _check(layers: int, share: float, calm: float, window: int, start_passes: int) -> None:
+    """Refuse what cannot be right."""
+    faults = []
+    if layers < 0:
+        faults.append(f"layers must be >= 0, got {layers}; 0 is FedAvg.")
+    if not 0 < share <= 1:
+        faults.append(f"share must be > 0 and <= 1, got {share:g}; 0.8 is the paper's.")
+    if not calm >= 0:
+        faults.append(f"calm must be >= 0, got {calm:g}; 0 takes all start_passes.")
+    if window < 2:
+        faults.append(f"window must be >= 2, got {window}; the paper's is 10.")
+    if start_passes < 1:
+        faults.append(f"start_passes must be >= 1, got {start_passes}.")
+    if faults:
+        raise ConfigError("\n".join(faults))

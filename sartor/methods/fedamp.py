@@ -1,0 +1,251 @@
+"""FedAMP: each client is pulled to its own mixture of all models, in which the near weigh most.
+
+Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized Cross-Silo Federated Learning on Non-IID
+Data", AAAI 2021 (arXiv 2007.03797). HeurFedAMP is its variant for deep networks. Competitors of Sun
+et al. 2025 and Shi et al. 2023.
+
+| symbol | here | meaning |
+|---|---|---|
+| w_i | client["params"] | the personal model: kept, uploaded and used |
+| W | server["models"] | the last upload of every client: a table over clients |
+| u_i | site.own | the cloud model of client i, Σ_j ξ_ij w_j |
+| ξ | inspect["mix"] | the mixture; rows sum to 1 |
+| σ | bandwidth, sharpness | FedAMP divides squared distances by it, HeurFedAMP multiplies cosines |
+| α_k | mix_lr | the server's step; with `decay_every`, times mix_decay every so many rounds |
+| λ | collaboration | the strength of collaboration (`scale="absolute"`) |
+| λ/α_k | prox_strength | the pull of w_i towards u_i |
+| ξ_ii | self_weight | what HeurFedAMP leaves to the client itself |
+
+FedAMP: ξ_ij = α_k A'(‖w_i − w_j‖²) with A'(x) = exp(−x/σ)/σ, and ξ_ii is the rest. HeurFedAMP: the
+others share 1 − ξ_ii in proportion to exp(σ cos(w_i, w_j)). Then w_i descends F_i(w) +
+(λ/2α_k)‖w − u_i‖². The paper lets α_k decay and σ depend on the data; one public code takes λ = 1,
+α = 10⁴ times 0.1 every 30 rounds, and for HeurFedAMP σ = 25, ξ_ii = 1/m.
+
+Differs from the paper: ξ_ii >= 0 asks for α <= σ/(m−1), and a good σ depends on the network, so by
+default (`scale="relative"`) σ is a multiple of the mean squared distance between two models,
+α_k = mix_weight·σ/(m−1), and the pull λ/α_k is given; `scale="absolute"` takes λ, α and σ as they
+are. Clients may be drawn: those that never reported are in nobody's mixture, receive the mean of
+the others, and start from it. In some public code the pull has no gradient, so that the method is
+LocalTrain; here it has one.
+
+A newcomer receives the mean of all models that were ever reported, and trains from it with a pull
+back to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Site
+from sartor.mixing import at, combine, inner, put_rows
+from sartor.task import Task
+from sartor.tree import Tree
+
+Start = Literal["own", "cloud"]
+Pool = Literal["stored", "participants"]
+
+
+def fedamp(
+    task: Task,
+    local: Local,
+    *,
+    scale: Literal["relative", "absolute"] = "relative",
+    start: Start = "own",
+    pool: Pool = "stored",
+    decay_every: int | None = None,
+) -> Method:
+    """Build FedAMP: min Σ F_i(w_i) + λ Σ_{i<j} A(‖w_i − w_j‖²), A(x) = 1 − exp(−x/σ).
+
+    Args:
+        task: the network and its loss.
+        local: local training of the pulled model.
+        scale: how λ, α and σ are given; see the module's docstring.
+        start: a round starts from the client's own last model, or from its cloud model.
+        pool: mix the last uploads of all clients, or only those of the last round's participants.
+        decay_every: multiply α_k by ``mix_decay`` every so many rounds; never if None.
+    """
+    relative = scale == "relative"
+
+    def others(models: Tree, mask: Tensor, hub: Hub, fade: Tensor) -> Tensor:
+        near = tree.map(lambda leaf: leaf - leaf.mean(0), models)  # keeps the digits of distances
+        gram = inner(near, near)
+        norm = gram.diagonal()
+        far = torch.where(mask, norm[:, None] + norm - 2.0 * gram, 0.0).clamp(min=0.0)
+        sigma = hub.hyper["bandwidth"]
+        if not relative:
+            return fade * hub.hyper["mix_lr"] * torch.exp(-far / sigma) / sigma
+        both = mask & mask.mT
+        mean = (far * both).sum() / both.sum().clamp(min=1)
+        sigma = sigma * torch.where(mean > 0, mean, torch.ones_like(mean))
+        share = fade * hub.hyper["mix_weight"] / mask.sum(1, keepdim=True).clamp(min=1)
+        return share * torch.exp(-far / sigma)
+
+    def pull(site: Site) -> Tensor:
+        if relative:
+            return site.hyper["prox_strength"]
+        return site.hyper["collaboration"] / site.hyper["mix_lr"]
+
+    sigma = Hyper(1.0, 0.0, open_low=True, note="small: nobody is near", server=True)
+    if relative:
+        note = "what all others weigh together if they are equal; 0 keeps every client alone"
+        hyper = {
+            "bandwidth": sigma,
+            "mix_weight": Hyper(0.5, 0.0, 1.0, note=note, server=True),
+            "prox_strength": _PULL,
+        }
+    else:
+        note = "the server's step; above bandwidth/(clients − 1) a client's own weight is negative"
+        hyper = {
+            "bandwidth": sigma,
+            "mix_lr": Hyper(0.05, 0.0, open_low=True, note=note, server=True),
+            "collaboration": Hyper(1.0, 0.0, note="0 keeps every client alone"),
+        }
+    return _attentive("fedamp", task, local, others, pull, hyper, start, pool, decay_every)
+
+
+def heur_fedamp(
+    task: Task,
+    local: Local,
+    *,
+    start: Start = "own",
+    pool: Pool = "stored",
+    decay_every: int | None = None,
+) -> Method:
+    """Build HeurFedAMP: FedAMP with the angle between models in place of their distance.
+
+    Args:
+        task: the network and its loss.
+        local: local training of the pulled model.
+        start: see ``fedamp``.
+        pool: see ``fedamp``.
+        decay_every: see ``fedamp``; the pull λ/α_k grows as α_k falls.
+    """
+
+    def others(models: Tree, mask: Tensor, hub: Hub, fade: Tensor) -> Tensor:
+        gram = inner(models, models)
+        norm = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
+        score = hub.hyper["sharpness"] * gram / (norm[:, None] * norm)
+        score = torch.where(mask, score, torch.finfo(gram.dtype).min)
+        return (1.0 - hub.hyper["self_weight"]) * torch.softmax(score, -1)
+
+    hyper = {
+        "sharpness": Hyper(25.0, 0.0, note="0 weighs all others alike", server=True),
+        "self_weight": Hyper(0.5, 0.0, 1.0, note="1 keeps every client alone", server=True),
+        "prox_strength": _PULL,
+    }
+
+    def pull(site: Site) -> Tensor:
+        found: Tensor = site.hyper["prox_strength"]
+        return found
+
+    return _attentive("heur-fedamp", task, local, others, pull, hyper, start, pool, decay_every)
+
+
+_PULL = Hyper(0.5, 0.0, note="the pull to the cloud model; 0 is local training")
+
+
+def _attentive(
+    name: str,
+    task: Task,
+    local: Local,
+    others: Callable[[Tree, Tensor, Hub, Tensor], Tensor],
+    pull: Callable[[Site], Tensor],
+    hyper: dict[str, Hyper],
+    start: Start,
+    pool: Pool,
+    decay_every: int | None,
+) -> Method:
+    """Build what both share.
+
+    ``others(models, mask, hub, α_k/α_0)`` returns ξ_ij where mask (i, j) holds, which says that j
+    is not i and stands in the pool, and anything elsewhere; ``pull(site)`` returns λ/α_0.
+    """
+    if decay_every is not None:
+        if decay_every < 1:
+            raise ConfigError(
+                f"decay_every must be >= 1, got {decay_every}; leave it out for none."
+            )
+        note = "what the server's step is multiplied by every so many rounds"
+        hyper = {**hyper, "mix_decay": Hyper(0.1, 0.0, 1.0, True, note, server=True)}
+
+    def fade(seen: Hub | Site) -> Tensor:
+        """Return α_k/α_0."""
+        if decay_every is None:
+            return torch.ones_like(seen.round, dtype=next(iter(seen.hyper.values())).dtype)
+        found: Tensor = seen.hyper["mix_decay"] ** (seen.round // decay_every)
+        return found
+
+    def mixture(server: Tree, hub: Hub) -> Tensor:
+        """Return ξ: (clients, clients)."""
+        there, known = server["pool"], server["known"]
+        eye = torch.eye(len(there), dtype=torch.bool, device=there.device)
+        mask = there & ~eye
+        found = torch.where(mask, others(server["models"], mask, hub, fade(hub)), 0.0)
+        even = known.to(found.dtype) / known.sum().clamp(min=1)
+        found = torch.where(known[:, None], found, even)  # who has no model yet gets the mean
+        return torch.where(eye, 1.0 - torch.where(eye, 0.0, found).sum(1, keepdim=True), found)
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        num = hub.sizes.shape[0]
+        none = torch.zeros_like(hub.sizes, dtype=torch.bool)
+        models = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), params)
+        return {"models": models, "known": none, "pool": none.clone()}
+
+    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
+        return combine(at(mixture(server, hub), index), server["models"])
+
+    def greet(server: Tree, hub: Hub) -> Tree:
+        known = server["known"] | ~server["known"].any()
+        weights = known.to(tree.leaves(server["models"])[0].dtype)
+        return combine(weights / weights.sum(), server["models"])
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        kept = local.start(params=params)
+        if start == "cloud":
+            return kept
+        return {"params": params, "fresh": torch.ones_like(site.index, dtype=torch.bool), **kept}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        if start == "cloud":
+            return {"params": site.own, **local.kept(client)}
+        params = tree.where(client["fresh"], site.own, client["params"])
+        return {"params": params, **local.kept(client)}
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        far = tree.sqdist(work["params"], site.own)
+        return task.loss(work["params"], batch) + 0.5 * pull(site) / fade(site) * far
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        upload = {"params": work["params"]}
+        if start == "cloud":
+            return local.kept(work), upload
+        return {**work, "fresh": torch.zeros_like(client["fresh"])}, upload
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        models = put_rows(server["models"], hub.cohort, uploads["params"], hub.present)
+        came = torch.zeros_like(server["known"]).index_copy(0, hub.cohort, hub.present)
+        known = server["known"] | came
+        return {"models": models, "known": known, "pool": known if pool == "stored" else came}
+
+    return Method(
+        name=name,
+        hyper={**local.hyper, **hyper},
+        init_server=init_server,
+        init_client=init_client,
+        address=address,
+        greet=greet,
+        begin=begin,
+        phases=(descend(objective, local),),
+        finish=finish,
+        aggregate=aggregate,
+        headline="post",
+        inspect=lambda server, hub: {"mix": mixture(server, hub)},
+    )

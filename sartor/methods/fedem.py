@@ -1,0 +1,167 @@
+"""FedEM: a few shared component models; each client mixes them with weights of its own.
+
+Marfoq, Neglia, Bellet, Kameni, Vidal, "Federated Multi-Task Learning under a Mixture of
+Distributions", NeurIPS 2021 (arXiv 2108.10252). A competitor of Shi et al. 2023. Not the FedEM of
+Dieuleveut et al. 2021.
+
+| symbol | here | meaning |
+|---|---|---|
+| θ_1 … θ_M | server["params"] | the components, on a leading axis of every leaf |
+| π_i | client["mixture"] | the client's weights of the components; never sent |
+| q_lm | work["posterior"] | how likely component m is to have made sample l; forgotten |
+| M | components | their number; 3 in the paper |
+| β | relax | over-relaxation of the average (Shi et al. 2023); 1 is plain |
+
+A round is one step of expectation-maximisation. E: q_l = softmax_m(log π_im − ℓ_m(x_l, y_l)) for
+every training sample, then π_i = mean_l q_l. M: each θ_m takes SGD steps on mean_l q_lm ℓ_m. The
+server averages every θ_m by numbers of samples. A client predicts with Σ_m π_im p_m(y|x): it mixes
+probabilities, not logits (for losses other than cross-entropy it mixes the outputs).
+
+The paper's runs: M = 3, one epoch, batch 128, lr 0.03 with decay, momentum 0.9 kept between rounds,
+weight decay 5e-4. Components must start apart, for equal ones stay equal: θ_1 is the network's own
+start, and the others are the same numbers in another order within each leaf (the authors draw anew;
+entries of a leaf are drawn alike, so an order is a draw). Differs from the authors' code: only the
+clients of a round are averaged.
+
+A newcomer downloads the components, takes the E-step on its training data, which sets its weights,
+and trains nothing; `refresh_weights=True` does that for every client before its model is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sartor import rng, tree
+from sartor.errors import ConfigError
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.methods.fedavg import fedavg
+from sartor.task import Task, cross_entropy
+from sartor.tree import Tree
+
+
+def fedem(
+    task: Task,
+    local: Local,
+    *,
+    components: int = 3,
+    weights: Literal["samples", "uniform"] = "samples",
+    refresh_weights: bool = False,
+) -> Method:
+    """Build FedEM: max Σ_i Σ_l log Σ_m π_im exp(−ℓ_m(x_l, y_l)).
+
+    Args:
+        task: the network and its loss, a negative log-likelihood.
+        local: the M-step, all components on the same batches.
+        components: M; 1 is FedAvg.
+        weights: how the server averages: by numbers of samples (the paper's), or evenly.
+        refresh_weights: whether every client takes the E-step anew before its model is used, under
+            the components it has just received.
+    """
+    if components < 1:
+        raise ConfigError(f"components must be >= 1, got {components}; 1 is FedAvg.")
+    base = fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        starts = [params]
+        for m in range(1, components):
+            starts.append({k: _shuffled(p, rng.fold(hub.key, k, m)) for k, p in params.items()})
+        return {"params": tree.stack(starts)}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        even = tree.leaves(params)[0].new_full((components,), 1.0 / components)
+        return {"mixture": even, **local.start(params=tree.stack([params] * components))}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        return {**base.begin(client, site), "mixture": client["mixture"]}
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        """Return Σ_m mean_l q_lm ℓ_m: the gradients of the components stay apart."""
+        q = work["posterior"].index_select(0, batch.rows)
+        parts = [
+            task.mean(q[:, m] * task.losses(component(work["params"], m), batch), batch)
+            for m in range(components)
+        ]
+        return torch.stack(parts).sum()
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, site)
+        return {**kept, "mixture": work["mixture"]}, upload
+
+    expect = _expectation(task, components)
+    return replace(
+        base,
+        name="fedem",
+        init_server=init_server,
+        init_client=init_client,
+        begin=begin,
+        phases=(expect, descend(objective, local)),
+        finish=finish,
+        # As logarithms, so that fine-tuning cannot make them negative.
+        model=lambda work, site: {"params": work["params"], "weights": work["mixture"].log()},
+        predict=lambda model, x: mixed_scores(task, model["params"], model["weights"], x),
+        adapt=(expect,) if refresh_weights else (),
+        centre=None,
+        private=lambda leaf: leaf in ("mixture", "posterior"),
+    )
+
+
+def _shuffled(leaf: Tensor, key: Tensor) -> Tensor:
+    """Return a leaf's entries in another order."""
+    order = rng.permutation(key, leaf.numel())
+    return leaf.reshape(-1).index_select(0, order).reshape(leaf.shape)
+
+
+def _expectation(task: Task, components: int) -> Phase:
+    """Build the E-step: a pass that fills ``posterior`` and then sets ``mixture``."""
+
+    def enter(work: Tree, site: Site) -> Tree:
+        # The spare row takes the padding.
+        blank = work["mixture"].new_zeros((site.mask.shape[0] + 1, components))
+        return {**work, "posterior": blank}
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        parts = [task.losses(component(work["params"], m), batch) for m in range(components)]
+        q = torch.softmax(work["mixture"].log() - torch.stack(parts, -1), -1)
+        q = torch.where(batch.mask[:, None], q, torch.zeros_like(q))
+        return {**work, "posterior": work["posterior"].index_copy(0, batch.rows, q)}
+
+    def leave(work: Tree, site: Site) -> Tree:
+        num = site.num_samples.to(work["mixture"].dtype)
+        mean = work["posterior"].sum(0) / num.clamp(min=1.0)
+        return {**work, "mixture": torch.where(num > 0, mean, work["mixture"])}
+
+    return Phase("expectation", step, enter, leave, batch=64, shuffle=False)
+
+
+# ---- what pFedBayes shares -----------------------------------------------------------------------
+
+
+def component(table: Tree, m: int) -> Tree:
+    """Take network m of a table of networks."""
+    found: Tree = tree.map(lambda leaf: leaf[m], table)
+    return found
+
+
+def mixed_scores(task: Task, table: Tree, log_weights: Tensor, x: Tensor) -> Tensor:
+    """Return the log of the networks' mean probabilities: log Σ_m w_m p_m(y|x).
+
+    For losses other than cross-entropy, the mean of their outputs.
+
+    Args:
+        task: the network and its loss.
+        table: leaves (networks, ...).
+        log_weights: (networks,), logarithms of weights, up to a constant.
+        x: inputs.
+    """
+    log_w = torch.log_softmax(log_weights, -1)
+    found = [task.logits(component(table, m), x) for m in range(log_w.shape[0])]
+    if task.criterion is not cross_entropy:
+        return torch.stack([log_w[m].exp() * out for m, out in enumerate(found)]).sum(0)
+    logs = [log_w[m] + F.log_softmax(out, -1) for m, out in enumerate(found)]
+    return torch.logsumexp(torch.stack(logs), 0)

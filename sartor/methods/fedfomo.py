@@ -1,0 +1,219 @@
+"""FedFomo: each client moves to the mixture of a few others' models that lowers its own loss most.
+
+Zhang, Sapra, Fidler, Yeung, Alvarez, "Personalized Federated Learning with First Order Model
+Optimization", ICLR 2021 (arXiv 2012.08565). A competitor of Shi et al. 2023 (Table 8).
+
+| symbol | here | meaning |
+|---|---|---|
+| θ_i | client["params"], server["models"] | the client's model, and the last upload of everybody |
+| θ_i^ref | client["reference"] | its model at the start of its previous local training |
+| K | picks | the models that a client compares, its own included; 5 or 10 in the authors' runs |
+| w̃_ij | work["raw"] | (L_i(θ_i^ref) − L_i(θ_j)) / ‖θ_j − θ_i^ref‖, own model first |
+| P | server["affinity"] | who helped whom: row i adds up w̃_i |
+| ε_0 | explore_start | how often a pick is random in round 0 (`explore`); authors' runs: 0.3 |
+| | explore_decay | what ε loses a round, 0.05: ε_t = max(ε_0 − 0.05 t, 0) |
+
+A round: the server sends client i the K − 1 others with the largest P_ij among those that uploaded
+in the last round; the client takes losses on its validation samples, sets w_ij = max(w̃_ij, 0) / Σ
+and θ_i ← Σ_j w_ij θ_j; that is the new reference, from which it trains. Before round 1 there is
+nobody to pick, so round 0 is local training. The point "pre" is θ_i after mixing, "post" after
+training.
+
+Differs from the authors' code: distances are Euclidean plus 1e-5 as in public re-implementations
+(`distance="l1"` is the code's default, "squared" what it calls l2); if nobody helps, the client
+keeps its model (`fallback="reference"` goes back, as the code does); P adds the raw w̃ as in the
+paper (`affinity="normalised"` divides by |Σ w̃|, as the code does); picks are not explored unless
+`explore`. The validation samples are a fixed part of every client's training samples, which it
+never trains on. Ties between picks are broken at random.
+
+A newcomer receives the models that have helped the others most, and mixes them by its own losses.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import rng, tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Phase, Site, weighted_sum
+from sartor.mixing import at, put_rows
+from sartor.task import Task
+from sartor.tree import Tree
+
+Distance = Literal["l2", "l1", "squared"]
+
+
+def fedfomo(
+    task: Task,
+    local: Local,
+    *,
+    picks: int = 5,
+    explore: bool = False,
+    available: Literal["last_round", "ever"] = "last_round",
+    select_on: Literal["holdout", "validation"] = "holdout",
+    val_share: float = 0.2,
+    distance: Distance = "l2",
+    fallback: Literal["current", "reference"] = "current",
+    affinity: Literal["raw", "normalised"] = "raw",
+) -> Method:
+    """Build FedFomo: first-order steps on every client's validation loss, then local training.
+
+    Args:
+        task: the network and its loss.
+        local: local training, on what is left of the client's training samples.
+        picks: K, the client's own model and K − 1 others; fewer if there are not so many.
+        explore: whether some picks are random, less often from round to round.
+        available: whose uploads may be picked: those of the last round, or everybody's last one.
+        select_on: the validation samples: a part of the training samples, or the federation's own.
+        val_share: how large that part is.
+        distance: how far a model is from the reference.
+        fallback: what a client takes whom no model helps: the model it has, or its reference.
+        affinity: what P adds up: w̃ as it is, or divided by |Σ w̃|.
+    """
+    if picks < 1 or not 0 < val_share < 1:
+        raise ConfigError(
+            f"fedfomo needs picks >= 1 and 0 < val_share < 1, got picks={picks} and "
+            f"val_share={val_share:g}; picks=5 and val_share=0.2 are the authors'."
+        )
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        num = hub.sizes.shape[0]
+        models = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), params)
+        like = tree.leaves(params)[0]
+        start = 0.1 * torch.eye(num, dtype=like.dtype, device=like.device)
+        return {"models": models, "affinity": start, "there": torch.zeros_like(hub.sizes) > 0}
+
+    def choose(scores: Tensor, there: Tensor, key: Tensor, hub: Hub) -> tuple[Tensor, Tensor]:
+        """Pick one after the other: ids, and whether there was somebody left to pick."""
+        num = len(scores)
+        order = rng.permutation(rng.fold(key, "ties"), num)  # the first of equals is a random one
+        left, scores = there.index_select(0, order), scores.index_select(0, order)
+        slots = torch.arange(num, device=key.device)
+        ids, found = [slots[:0]], [left[:0]]
+        for k in range(min(picks, num) - 1):
+            best = torch.where(left, scores, -torch.inf).argmax()
+            if explore:
+                luck = rng.uniform(rng.fold(key, k), (num + 1,), scores.dtype)
+                anyone = torch.where(left, luck[:num], -1.0).argmax()
+                best = torch.where(luck[num] < exploration(hub), anyone, best)
+            ids.append(order.index_select(0, best[None]))
+            found.append(left.index_select(0, best[None]))
+            left = left & (slots != best)
+        return torch.cat(ids), torch.cat(found)
+
+    def choose_for(server: Tree, index: Tensor, hub: Hub) -> tuple[Tensor, Tensor]:
+        row = at(server["affinity"], index)
+        others = torch.arange(len(row), device=row.device) != index
+        return choose(row, server["there"] & others, rng.fold(hub.key, "picks", index), hub)
+
+    def letter(server: Tree, ids: Tensor, found: Tensor) -> Tree:
+        rows = tree.map(lambda leaf: leaf.index_select(0, ids), server["models"])
+        return {"models": rows, "found": found}
+
+    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
+        return letter(server, *choose_for(server, index, hub))
+
+    def greet(server: Tree, hub: Hub) -> Tree:
+        helped = server["affinity"].sum(0) - server["affinity"].diagonal()
+        return letter(server, *choose(helped, server["there"], rng.fold(hub.key, "greet"), hub))
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return {"params": params, "reference": params, **local.start(params=params)}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        raw = tree.leaves(client["params"])[0].new_zeros(1 + len(site.own["found"]))
+        start = {"params": client["params"], "reference": client["reference"], "raw": raw}
+        return {**start, **local.kept(client)}
+
+    def rivals(work: Tree, site: Site) -> Tree:
+        """Return the models that are compared with the reference, the client's own first."""
+        rest = site.own["models"]
+        return tree.map(lambda own, more: torch.cat((own[None], more)), work["params"], rest)
+
+    def enter(work: Tree, site: Site) -> Tree:
+        return {**work, "sums": work["raw"].new_zeros(2 + len(work["raw"]))}
+
+    def compare(work: Tree, batch: Batch, site: Site) -> Tree:
+        table = rivals(work, site)
+        rows = [tree.map(lambda leaf, k=k: leaf[k], table) for k in range(len(work["raw"]))]
+        losses = [(task.losses(m, batch) * batch.mask).sum() for m in (work["reference"], *rows)]
+        return {**work, "sums": work["sums"] + torch.stack([batch.mask.sum(), *losses])}
+
+    def mix(work: Tree, site: Site) -> Tree:
+        sums, table, old = work["sums"], rivals(work, site), work["reference"]
+        gain = (sums[1] - sums[2:]) / sums[0].clamp(min=1.0)
+        raw = gain / _distances(table, old, distance)
+        found = torch.cat((raw.new_ones(1, dtype=torch.bool), site.own["found"]))
+        raw = torch.where(found & raw.isfinite(), raw, 0.0)  # a model that diverged helps nobody
+        total = raw.clamp(min=0.0).sum()
+        weights = raw.clamp(min=0.0) / torch.where(total > 0, total, 1.0)
+        alone = work["params"] if fallback == "current" else old
+        new = tree.where(total > 0, weighted_sum(table, weights), alone)
+        kept = {k: v for k, v in work.items() if k != "sums"}
+        return {**kept, "params": new, "reference": new, "raw": raw}
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        return task.loss(work["params"], batch)
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        state = {"params": work["params"], "reference": work["reference"], **local.kept(work)}
+        return state, {"params": work["params"], "raw": work["raw"]}
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        raw = uploads["raw"]
+        if affinity == "normalised":
+            raw = raw / raw.sum(1, keepdim=True).abs().clamp(min=1e-9)
+        # The picks of this round follow from the same key, so nobody has to report them.
+        picked, _ = torch.func.vmap(lambda i: choose_for(server, i, hub))(hub.cohort)
+        ids = torch.cat((hub.cohort[:, None], picked), 1)
+        rows = server["affinity"].index_select(0, hub.cohort).scatter_add(1, ids, raw)
+        tables = {"models": server["models"], "affinity": server["affinity"]}
+        new = {"models": uploads["params"], "affinity": rows}
+        came = torch.zeros_like(server["there"]).index_copy(0, hub.cohort, hub.present)
+        came = came | server["there"] if available == "ever" else came
+        return {**put_rows(tables, hub.cohort, new, hub.present), "there": came}
+
+    end = 1.0 if select_on == "validation" else 1.0 - val_share
+    take = Phase("mix", compare, enter, mix, batch=64, shuffle=False)
+    take = replace(take, data="val") if end == 1.0 else replace(take, part=(end, 1.0))
+    hyper = dict(local.hyper)
+    if explore:
+        note = "how often a pick is random in round 0"
+        hyper["explore_start"] = Hyper(0.3, 0.0, 1.0, note=note, server=True)
+        hyper["explore_decay"] = Hyper(0.05, 0.0, note="what it loses a round", server=True)
+    return Method(
+        name="fedfomo",
+        hyper=hyper,
+        init_server=init_server,
+        init_client=init_client,
+        address=address,
+        greet=greet,
+        begin=begin,
+        phases=(take, replace(descend(objective, local), part=(0.0, end))),
+        adapt=(take,),
+        finish=finish,
+        aggregate=aggregate,
+        private=lambda leaf: leaf == "reference",
+        headline="post",
+        inspect=lambda server, hub: {"affinity": server["affinity"]},
+    )
+
+
+def exploration(hub: Hub) -> Tensor:
+    """Return ε_t, the chance of a random pick in this round: max(ε_0 − decay · t, 0)."""
+    left: Tensor = hub.hyper["explore_start"] - hub.round * hub.hyper["explore_decay"]
+    return left.clamp(min=0.0)
+
+
+def _distances(table: Tree, reference: Tree, kind: Distance) -> Tensor:
+    """Return how far every row of a table is from the reference, (rows,), plus 1e-5."""
+    away = tree.map(lambda rows, ref: (rows - ref).reshape(len(rows), -1), table, reference)
+    size = torch.abs if kind == "l1" else torch.square
+    total = torch.stack([size(leaf).sum(1) for leaf in tree.leaves(away)]).sum(0)
+    return (total.sqrt() if kind == "l2" else total) + 1e-5

@@ -1,0 +1,128 @@
+"""FedGH: clients keep their extractors; the server trains one head on their class means.
+
+Yi, Wang, Liu, Shi, Yu, "FedGH: Heterogeneous Federated Learning with Generalized Global Header",
+ACM MM 2023 (arXiv 2303.13137).
+
+| symbol | here | meaning |
+|---|---|---|
+| φ_i | client["body"] | the client's extractor; never sent |
+| θ | server["head"] | the head; it replaces the local one at the start of a round |
+| r_{i,c} | upload["means"] | the client's mean feature of class c, after local training |
+| η_s | server_lr | the server's step; 0.01 in the paper |
+| b_s | server_batch | pairs (r_{i,c}, c) in a step of the server; 1 in the paper |
+| η | local_lr | the step of local training; 0.01 with momentum 0.9 in the paper |
+
+Each round the server passes once through the pairs of the clients that report, in an order drawn
+anew, and steps along the mean loss of b_s pairs: every pair has weight 1, however many samples it
+stands for. A newcomer joins the initial extractor with the current head, and trains both.
+
+Differs from the paper: r_{i,c} is the mean over samples (the authors average the means of
+mini-batches), there is no clipping of gradients, and θ starts as the head of the common initial
+model. b_s is by default the batch of local training, and η_s is larger for it: there are fewer
+steps. The authors' code steps along with the client's parameters and so never moves the head; ours
+moves it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from sartor import rng, tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local
+from sartor.method import Batch, Hub, Method, Site
+from sartor.methods.local import local as local_train
+from sartor.prototypes import class_means, class_sums
+from sartor.task import Task, grad
+from sartor.tree import Tree
+
+
+def fedgh(
+    task: Task,
+    local: Local,
+    *,
+    server_batch: int | None = None,
+    server_epochs: int = 1,
+) -> Method:
+    """Build FedGH.
+
+    Args:
+        task: the network and its loss; its head is linear.
+        local: local training of the whole network.
+        server_batch: pairs in a step of the server; as many as local training has samples in a
+            step if None.
+        server_epochs: passes through the pairs a round.
+    """
+    faults = [
+        f"{name} must be >= 1, got {value}."
+        for name, value in (("server_batch", server_batch), ("server_epochs", server_epochs))
+        if value is not None and value < 1
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        _ = task.num_classes  # says what is wrong with a network without a linear head
+        return {"head": tree.select(params, task.is_head)}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return {"body": tree.select(params, task.is_body), **local.start(params=params)}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        return {"params": {**client["body"], **site.common["head"]}, **local.kept(client)}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        body = tree.select(work["params"], task.is_body)
+        means = class_means(work["sums"], work["counts"])
+        held = (work["counts"] > 0).to(means.dtype)
+        return {"body": body, **local.kept(work)}, {"means": means, "held": held}
+
+    def order(held: Tensor, epoch: int, hub: Hub) -> Tensor:
+        """Shuffle the pairs (slots · classes,), those that exist before those that do not."""
+        key = rng.fold(hub.key, "pairs", epoch)
+        classes = torch.arange(held.shape[1], device=held.device)
+        words = rng.fold(key, hub.cohort[:, None], classes[None, :])[..., 0]
+        late = (~held).to(words.dtype) << 32
+        return torch.sort((words + late).reshape(-1), dim=0, stable=True).indices
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        held = (uploads["held"] > 0) & hub.present[:, None]
+        means = torch.where(held[..., None], uploads["means"], 0.0)
+        label = torch.arange(held.shape[1], device=held.device).expand(held.shape)
+        head, rate = server["head"], hub.hyper["server_lr"]
+        size = server_batch or local.batch or held.numel()
+        for epoch in range(server_epochs):
+            pick = order(held, epoch, hub)
+            x, y, mask = (
+                part.index_select(0, pick).split(size)
+                for part in (means.flatten(0, 1), label.reshape(-1), held.reshape(-1))
+            )
+            for pairs in zip(x, y, mask, strict=True):
+                head = descended(head, Batch(*pairs, rows=None, last=None), rate)
+        return {"head": head}
+
+    def descended(head: Tree, batch: Batch, rate: Tensor) -> Tree:
+        def loss(at: Tree) -> Tensor:
+            return task.mean(task.criterion(task.classify(at, batch.x), batch.y), batch)
+
+        return tree.map(lambda w, g: w - rate * g, head, grad(loss)(head))
+
+    base = local_train(task, local, participation="sampled")
+    note = "the server's step on the head; 0 leaves it as it is"
+    return replace(
+        base,
+        name="fedgh",
+        hyper={**base.hyper, "server_lr": Hyper(0.3, 0.0, note=note, server=True)},
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=lambda server, hub: server,
+        begin=begin,
+        phases=(*base.phases, class_sums(task, name="class means")),
+        finish=finish,
+        aggregate=aggregate,
+        private=lambda leaf: leaf in task.leaf_names,
+    )

@@ -1,0 +1,178 @@
+"""FedProto: clients keep their models and share the mean feature of every class.
+
+Tan, Long, Liu, Zhou, Lu, Jiang, Zhang, "FedProto: Federated Prototype Learning across Heterogeneous
+Clients", AAAI 2022 (arXiv 2105.00243).
+
+| symbol | here | meaning |
+|---|---|---|
+| θ_i | client["params"] | the client's own model, trained on and on; never sent |
+| P_{i,c}, n_{i,c} | upload | the client's mean feature of class c, and its number of samples |
+| P̄_c | server["prototypes"] | the global prototypes; ``seen`` marks the classes that have one |
+| λ | proto_strength | the pull of features to P̄; 1 (MNIST, FEMNIST), 0.1 (CIFAR-10) in the paper |
+| η | local_lr | the step of local training; 0.01 with momentum 0.5 in the paper |
+
+A client minimises the mean loss plus λ/(bD) Σ_l ‖f(x_l) − P̄_{y_l}‖² over a batch of b samples; a
+sample whose class has no prototype counts in b alone. Answers are nearest prototypes. As
+2 P̄_c·z − ‖P̄_c‖² is −‖z − P̄_c‖² up to a number that all classes share, the model that is used is
+an ordinary network: the client's extractor and a head made of prototypes. A class without one is
+never answered; before any exist, the client's head answers. A newcomer trains the initial model
+towards the prototypes it receives, and answers with those.
+
+Differs from the paper: its pull is a distance between class means, and its printed average has
+weights that sum to 1/|N_c|; ours are those of the authors' code (plain means; `average="count"`
+weighs by n_{i,c}). A class that nobody brings keeps its prototype (`absent="drop"` is the authors'
+way), prototypes come from a pass after training (`prototypes="running"`: from the last epoch, while
+the model moves, as in the authors' code), and all clients begin with one model (`start="own"`: with
+shuffled copies of its leaves).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import rng
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Site
+from sartor.methods.local import local as local_train
+from sartor.prototypes import class_means, class_sums, members
+from sartor.task import Task
+from sartor.tree import Tree
+
+_GAP = 10.0  # how far a class without prototype is scored below the average of the others
+
+
+def fedproto(
+    task: Task,
+    local: Local,
+    *,
+    answer: Literal["nearest", "nearest_own", "head"] = "nearest",
+    average: Literal["uniform", "count"] = "uniform",
+    prototypes: Literal["after", "running"] = "after",
+    absent: Literal["keep", "drop"] = "keep",
+    start: Literal["common", "own"] = "common",
+) -> Method:
+    """Build FedProto.
+
+    Args:
+        task: the network and its loss; its head is linear and has a bias.
+        local: local training of the whole network.
+        answer: by the nearest prototype, by the nearest one of a class that the client had in its
+            last training, or by the client's own head.
+        average: clients that have a class count alike, or by their samples of it.
+        prototypes: taken by a pass after training, or from the features of its last epoch.
+        absent: what becomes of a prototype in a round in which nobody has the class.
+        start: one initial model for all, or one of the same values in an order of its own.
+    """
+    if task.head is not None and f"{task.head}.bias" not in task.leaf_names:
+        raise ConfigError(
+            f"fedproto makes a head of the prototypes, but {task.head!r} has no bias for it; build "
+            "it with bias=True."
+        )
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        like = next(iter(params.values()))
+        empty = like.new_zeros((task.num_classes, task.feature_dim))
+        return {"prototypes": empty, "seen": like.new_zeros(task.num_classes).bool()}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        if start == "own":
+            params = {k: _shuffled(v, rng.fold(site.key, k)) for k, v in params.items()}
+        held = next(iter(params.values())).new_ones(task.num_classes).bool()
+        return {"params": params, "held": held, **local.start(params=params)}
+
+    def enter(work: Tree, site: Site) -> Tree:
+        work = {**sums.enter(work, site), "ended": torch.zeros_like(site.reports)}
+        return train.enter(work, site)
+
+    def objective(work: Tree, batch: Batch, site: Site) -> tuple[Tensor, Tree]:
+        z = task.represent(work["params"], batch)
+        fit = task.mean(task.criterion(task.classify(work["params"], z), batch.y), batch)
+        gap = (z - site.common["prototypes"].index_select(0, batch.y)).square().mean(-1)
+        gap = gap * site.common["seen"].index_select(0, batch.y)
+        loss = fit + site.hyper["proto_strength"] * task.mean(gap, batch)
+        if prototypes == "after":
+            return loss, {}
+        member, again = members(task, batch, z.dtype), ~work["ended"]
+        return loss, {
+            "sums": work["sums"] * again + member.mT @ z,
+            "counts": work["counts"] * again + member.sum(0),
+            "ended": batch.last,
+        }
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        counts = work["counts"]
+        kept = {"params": work["params"], "held": counts > 0, **local.kept(work)}
+        return kept, {"prototypes": class_means(work["sums"], counts), "counts": counts}
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        counts = torch.where(hub.present[:, None], uploads["counts"], 0.0)
+        weights = counts if average == "count" else (counts > 0).to(counts.dtype)
+        brought = torch.where(weights[..., None] > 0, uploads["prototypes"], 0.0)
+        total, seen = weights.sum(0), (counts > 0).any(0)
+        new = (weights[..., None] * brought).sum(0)
+        if absent == "drop":
+            somebody = hub.present.any()
+            return {
+                "prototypes": torch.where(somebody, class_means(new, total), server["prototypes"]),
+                "seen": torch.where(somebody, seen, server["seen"]),
+            }
+        return {
+            "prototypes": class_means(new, total, server["prototypes"]),
+            "seen": server["seen"] | seen,
+        }
+
+    def model(work: Tree, site: Site) -> Tree:
+        params, seen = work["params"], site.common["seen"]
+        if answer == "head":
+            return params
+        if answer == "nearest_own":
+            seen = seen & (work["counts"] > 0 if "counts" in work else work["held"])
+        head = nearest(site.common["prototypes"], seen)
+        some = seen.any()
+        new = {f"{task.head}.{k}": v for k, v in head.items()}
+        return {k: torch.where(some, new[k], v) if k in new else v for k, v in params.items()}
+
+    train, sums = descend(objective, local, aux=True), class_sums(task, name="prototypes")
+    phases = (train, sums) if prototypes == "after" else (replace(train, enter=enter),)
+    note = "the pull of features to the prototypes; 0 is local training"
+    return replace(
+        local_train(task, local, participation="sampled"),
+        name="fedproto",
+        hyper={**local.hyper, "proto_strength": Hyper(1.0, 0.0, note=note)},
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=lambda server, hub: server,
+        phases=phases,
+        finish=finish,
+        aggregate=aggregate,
+        model=model,
+        private=lambda leaf: leaf in task.leaf_names,
+    )
+
+
+def nearest(prototypes: Tensor, usable: Tensor) -> dict[str, Tensor]:
+    """Make the linear head whose largest score is that of the nearest usable prototype.
+
+    The others stand ten below the average of the usable ones, and so below the largest.
+
+    Args:
+        prototypes: (classes, features).
+        usable: (classes,) whether a class may be answered.
+    """
+    weight, bias = 2.0 * prototypes, -prototypes.square().sum(-1)
+    share = usable.to(bias.dtype) / usable.sum().clamp(min=1)
+    return {
+        "weight": torch.where(usable[:, None], weight, share @ weight),
+        "bias": torch.where(usable, bias, share @ bias - _GAP),
+    }
+
+
+def _shuffled(leaf: Tensor, key: Tensor) -> Tensor:
+    order = rng.permutation(key, leaf.numel())
+    return leaf.reshape(-1).index_select(0, order).reshape(leaf.shape)

@@ -1,0 +1,100 @@
+"""MOON: FedAvg that draws a client's features to the global model's and off its own last ones.
+
+Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021 (arXiv 2103.16257), Algorithm 1.
+
+| symbol | here | meaning |
+|---|---|---|
+| w^t | server["params"] | the global model |
+| w_i^{t-1} | client["previous"] | the body of the client's last local model |
+| z, z_glob, z_prev | features | of the model in training, the received one and the last one |
+| μ | contrast_strength | the weight of the contrastive loss; 0 is FedAvg; tuned from 0.001 to 10 |
+| τ | temperature | of the contrastive loss; 0.5 in the paper |
+| η | local_lr | the step; 0.01 there, momentum 0.9, decay 1e-5, batch 64, 10 epochs |
+
+ℓ_con = −log [e^{cos(z, z_glob)/τ} / (e^{cos(z, z_glob)/τ} + e^{cos(z, z_prev)/τ})], with z_glob and
+z_prev constants. A client that takes part for the first time has no last model, and no such loss.
+Features are what the head receives: the paper's projection (two layers, 256 outputs, under the
+classifier) is the end of the body of a network that has it. The paper scores the global model (the
+point "global"); the personal model here is that after local training. Default μ = 1 (the authors'
+parser; 5 in their CIFAR-10 runs).
+
+A newcomer receives the global model and trains it on its own data; as it has no last model, that
+is plain local training.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from sartor import tree
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Method, Site
+from sartor.methods.fedavg import Rule, fedavg
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+def moon(task: Task, local: Local, *, rule: Rule = "normalized") -> Method:
+    """Build MOON: FedAvg with the local objective L_i(w) + μ ℓ_con(w; w^t, w_i^{t-1}).
+
+    Args:
+        task: the network and its loss; its head must be linear.
+        local: local training.
+        rule: how the server averages; see ``fedavg``.
+    """
+    base = fedavg(task, local, rule=rule)
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        never = next(iter(params.values())).new_zeros(())
+        previous = tree.select(params, task.is_body)
+        return {**base.init_client(params, site), "previous": previous, "has_previous": never}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        last = {k: client[k] for k in ("previous", "has_previous")}
+        return {**base.begin(client, site), **last}
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        features = task.represent(work["params"], batch)
+        losses = task.criterion(task.classify(work["params"], features), batch.y)
+        apart = contrast(features, work["towards"], work["away"], site.hyper["temperature"])
+        weight = site.hyper["contrast_strength"] * work["has_previous"]
+        return task.mean(losses, batch) + weight * task.mean(apart, batch)
+
+    train = descend(objective, local)
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        # Outside the objective: two passes without a gradient, and booked as such.
+        towards = task.represent(site.common["params"], batch)
+        away = task.represent(work["previous"], batch)
+        new = train.step({**work, "towards": towards, "away": away}, batch, site)
+        return {k: v for k, v in new.items() if k not in ("towards", "away")}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, site)
+        last = tree.select(work["params"], task.is_body)
+        return {**kept, "previous": last, "has_previous": work["has_previous"] * 0 + 1}, upload
+
+    return replace(
+        base,
+        name="moon",
+        hyper={
+            **base.hyper,
+            "contrast_strength": Hyper(1.0, 0.0, note="the contrastive loss; 0 is FedAvg"),
+            "temperature": Hyper(0.5, 0.0, open_low=True, note="of the contrastive loss"),
+        },
+        init_client=init_client,
+        begin=begin,
+        phases=(replace(train, step=step),),
+        finish=finish,
+        headline="post",
+    )
+
+
+def contrast(features: Tensor, towards: Tensor, away: Tensor, temperature: Tensor) -> Tensor:
+    """Return ℓ_con of each sample: −log σ((cos(z, z_glob) − cos(z, z_prev))/τ)."""
+    gap = F.cosine_similarity(features, towards) - F.cosine_similarity(features, away)
+    return -F.logsigmoid(gap / temperature)

@@ -1,0 +1,153 @@
+"""Networks of which some leaves are shared and the others stay at home: what several methods need.
+
+FedPer, FedRep, FedBABU, LG-FedAvg and FedBN are FedAvg on the shared leaves; they differ in which
+leaves those are, and in which are trained when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError, did_you_mean
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.methods.fedavg import fedavg
+from sartor.task import Task
+from sartor.tree import Tree
+
+Leaves = Callable[[str], bool]
+"""A predicate on the names of leaves."""
+
+Average = Literal["normalized", "uniform"]
+"""How the server averages: by numbers of samples, or plainly."""
+
+
+def partly_shared(
+    task: Task,
+    local: Local,
+    is_shared: Leaves,
+    *,
+    name: str,
+    rule: Average = "normalized",
+    by_head: bool = False,
+) -> Method:
+    """Build FedAvg on the shared leaves, while each client keeps the others for itself.
+
+    All leaves are trained together; a method with another order replaces the phases. If all leaves
+    are shared this is FedAvg to the bit, and if none is, LocalTrain in the client's own rounds.
+
+    Args:
+        task: the network and its loss.
+        local: local training.
+        is_shared: which leaves travel.
+        name: of the method.
+        rule: how the server averages.
+        by_head: whether the split is that into head and body, so that a network without one of
+            them is refused when a simulation is made.
+    """
+    base = fedavg(task, local, rule=rule)
+
+    def is_private(leaf: str) -> bool:
+        return leaf in task.leaf_names and not is_shared(leaf)
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        if by_head:
+            _check_head(name, task)
+        return base.init_server(tree.select(params, is_shared), hub)
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return {"private": tree.select(params, is_private), **local.start(params=params)}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        return {"params": {**site.common["params"], **client["private"]}, **local.kept(client)}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        private = tree.select(work["params"], is_private)
+        shared = tree.select(work["params"], is_shared)
+        return {"private": private, **local.kept(work)}, {"params": shared}
+
+    return replace(
+        base,
+        name=name,
+        init_server=init_server,
+        init_client=init_client,
+        begin=begin,
+        finish=finish,
+        centre=None,
+        private=is_private,
+    )
+
+
+def train_part(
+    task: Task, local: Local, part: Leaves, *, name: str = "train", lr: str = "local_lr"
+) -> Phase:
+    """Build the phase that trains some leaves of ``work["params"]`` while the others rest.
+
+    Momentum that is kept between rounds belongs to the leaves: that of the others rests too.
+
+    Args:
+        task: the network and its loss.
+        local: local training.
+        part: which leaves are trained.
+        name: the phase's name and random stream.
+        lr: the hyper-parameter that holds the rate.
+    """
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        return task.loss(work["params"], batch)
+
+    phase = descend(objective, local, name=name, lr=lr, train=part)
+    if not local.keeps:
+        return phase
+
+    def enter(work: Tree, site: Site) -> Tree:
+        all_of_it = work["velocity"]["params"]
+        moving = {"velocity": {"params": tree.select(all_of_it, part)}}
+        return phase.enter({**work, **moving, "resting": all_of_it}, site)
+
+    def leave(work: Tree, site: Site) -> Tree:
+        work = dict(phase.leave(work, site))
+        velocity = {"params": {**work.pop("resting"), **work["velocity"]["params"]}}
+        return {**work, "velocity": velocity}
+
+    return replace(phase, enter=enter, leave=leave)
+
+
+def layers(task: Task, names: tuple[str, ...]) -> Leaves:
+    """Return the predicate of the leaves that belong to the named submodules, at any depth.
+
+    Args:
+        task: the network.
+        names: dotted names of submodules or of single leaves.
+
+    Raises:
+        ConfigError: for a name that the network does not have.
+    """
+    known = [name for name, _ in task.module.named_modules() if name] + list(task.leaf_names)
+    faults = [
+        f"The network has no layer {name!r}{did_you_mean(name, known)}"
+        for name in names
+        if name not in known
+    ]
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return lambda leaf: any(leaf == name or leaf.startswith(f"{name}.") for name in names)
+
+
+def _check_head(name: str, task: Task) -> None:
+    """Refuse a network that is not made of a body and a head."""
+    if not any(task.is_head(leaf) for leaf in task.leaf_names):
+        raise ConfigError(
+            f"{name} treats the body and the head of the network apart, but no head is named; set "
+            "module.head to the name of the last layer, such as 'fc'."
+        )
+    if not any(task.is_body(leaf) for leaf in task.leaf_names):
+        raise ConfigError(
+            f"{name} treats the body and the head of the network apart, but all its parameters "
+            f"belong to the head {task.head!r}; use a network with a body, such as dnn."
+        )

@@ -1,0 +1,226 @@
+"""pFedHN: a hypernetwork on the server turns an embedding of each client into its model.
+
+Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hypernetworks", ICML 2021
+(arXiv 2103.04628). `share="body"` is pFedHN-PC: the head stays private.
+
+| symbol | here | meaning |
+|---|---|---|
+| φ | server["weights"]["net"] | the hypernetwork; it never travels |
+| v_i | server["weights"]["embed"] | the embeddings: a table over clients |
+| θ_i = h(v_i; φ) | site.own | the generated parameters, sent to client i |
+| θ̃_i | upload | the same after local training |
+| ω_i | client["head"] | the private head (`share="body"`) |
+| α | server_lr | the step on φ; that on v is embed_lr_ratio · α |
+
+The server descends ½‖θ̃_i − h(v_i; φ)‖² with θ̃_i fixed, whose gradient is the pull-back of start
+minus end: Algorithm 1 prints the other sign, the authors' code does not. One SGD with momentum and
+decay moves φ and all embeddings, also those of absent clients; the norm of its gradient is clipped.
+
+The authors' values: server_lr 0.01 (0.05 with private heads), momentum 0.9, decay 1e-3, clip 50,
+embedding 1 + n/4, three hidden layers of 100, 5000 rounds of one client, 50 local steps of batch
+64, local_lr 0.005, momentum 0.9 and weight decay 5e-5, an optimiser made anew. Differs: their
+clients clip gradients at norm 50 too, ours do not. With `keep_optimiser` the momentum of a private
+head survives the round, as theirs does; what was generated starts without momentum.
+A newcomer receives the model that the mean embedding generates; a private head starts anew.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sartor import rng, tree
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Site
+from sartor.mixing import at
+from sartor.task import Task
+from sartor.tree import Tree
+
+
+def pfedhn(
+    task: Task,
+    local: Local,
+    *,
+    share: Literal["all", "body"] = "all",
+    hypernetwork: Literal["mlp", "linear", "table"] = "mlp",
+    hn_update: Literal["sequential", "mean"] = "sequential",
+    evaluate: Literal["generated", "after_local"] = "generated",
+    embedding: int | None = None,
+    hidden: int = 100,
+    hidden_layers: int = 3,
+    server_clip: float | None = 50.0,
+) -> Method:
+    """Build pFedHN: min over φ and v of the mean of L_i(h(v_i; φ)).
+
+    Args:
+        task: the network and its loss.
+        local: local training.
+        share: generate the whole model, or all but the head, which then stays private (pFedHN-PC).
+        hypernetwork: `mlp`; `linear`, θ = Φv; or `table`, one free vector per client.
+        hn_update: a server step after each client, so that later ones see it, or one step per round
+            along the mean gradient.
+        evaluate: whether generated models are used as they are, or after local training.
+        embedding: the length of v; 1 + clients // 4 if None.
+        hidden: the width of the hypernetwork.
+        hidden_layers: how many layers of that width follow its first.
+        server_clip: the largest norm of the server's gradient; None does not clip.
+    """
+    _check(embedding, hidden, hidden_layers, server_clip)
+    is_shared = task.is_body if share == "body" else (lambda leaf: True)
+    leaves = dict(task.module.named_parameters())
+    shapes = {k: leaves[k].shape for k in sorted(leaves) if is_shared(k)}
+    if not shapes:
+        raise ConfigError(
+            "pFedHN with share='body' generates the body of the network, but all parameters of "
+            f"this network belong to the head {task.head!r}; use share='all'."
+        )
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        num, like = hub.sizes.shape[0], tree.leaves(params)[0]
+        if hypernetwork == "table":
+            flat = torch.cat([params[k].reshape(-1) for k in shapes])
+            weights = {"net": {}, "embed": flat.expand(num, -1).clone()}
+        else:
+            size = embedding or 1 + num // 4
+            key = rng.fold(hub.key, "hypernetwork")
+            embed = rng.normal(rng.fold(key, "embed"), (num, size), like.dtype)
+            layers = 0 if hypernetwork == "linear" else hidden_layers + 1
+            net = {}
+            for j in range(layers):
+                net[f"layer{j}"] = linear(rng.fold(key, j), hidden if j else size, hidden, like)
+            for name, shape in shapes.items():
+                width = hidden if layers else size
+                out = linear(rng.fold(key, name), width, math.prod(shape), like)
+                net[f"to {name}"] = out if layers else {"weight": out["weight"]}
+            weights = {"net": net, "embed": embed}
+        return {"weights": weights, "velocity": tree.zeros_like(weights)}
+
+    def generate(net: Tree, v: Tensor) -> Tree:
+        """Return h(v; φ) for embeddings (..., e): leaves (..., *shape)."""
+        if hypernetwork == "table":
+            sizes = [math.prod(shape) for shape in shapes.values()]
+            parts = dict(zip(shapes, v.split(sizes, dim=-1), strict=True))
+        else:
+            if hypernetwork == "mlp":
+                v = F.linear(v, net["layer0"]["weight"], net["layer0"]["bias"])
+                for j in range(1, hidden_layers + 1):
+                    layer = net[f"layer{j}"]
+                    v = F.linear(torch.relu(v), layer["weight"], layer["bias"])
+            ends = {k: net[f"to {k}"] for k in shapes}
+            parts = {k: F.linear(v, end["weight"], end.get("bias")) for k, end in ends.items()}
+        return {k: part.reshape(*v.shape[:-1], *shapes[k]) for k, part in parts.items()}
+
+    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
+        weights = server["weights"]
+        return generate(weights["net"], at(weights["embed"], index))
+
+    def greet(server: Tree, hub: Hub) -> Tree:
+        weights = server["weights"]
+        return generate(weights["net"], weights["embed"].mean(0))
+
+    def is_own(leaf: str) -> bool:
+        return leaf not in shapes
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        head = tree.select(params, is_own)
+        return {"head": head, **local.start(params=head)} if head else {}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        work = {"params": {**site.own, **client.get("head", {})}}
+        if local.keeps:  # what was generated has no past; a private head has
+            old = client["velocity"]["params"] if client else {}
+            work["velocity"] = {"params": {**tree.zeros_like(site.own), **old}}
+        return work
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        return task.loss(work["params"], batch)
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        upload = tree.select(work["params"], lambda leaf: leaf in shapes)
+        if not client:
+            return {}, upload
+        kept = {"head": tree.select(work["params"], is_own)}
+        if local.keeps:
+            kept["velocity"] = {"params": tree.select(work["velocity"]["params"], is_own)}
+        return kept, upload
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        num = hub.present.sum().clamp(min=1)
+
+        def proxy(weights: Tree) -> Tensor:
+            """Return the mean of ½‖θ̃_i − h(v_i; φ)‖² over those who reported."""
+            rows = weights["embed"].index_select(0, hub.cohort)
+            apart = tree.sub(generate(weights["net"], rows), uploads)
+            apart = tree.where(hub.present, apart, tree.zeros_like(apart))
+            return 0.5 * tree.dot(apart, apart) / num
+
+        old = server["weights"]
+        slope = torch.func.grad(proxy)(old)
+        if server_clip is not None:
+            norm = tree.dot(slope, slope).sqrt()
+            slope = tree.scale(slope, (server_clip / (norm + 1e-6)).clamp(max=1.0))
+        decay, momentum = hub.hyper["server_decay"], hub.hyper["server_momentum"]
+        push = tree.map(
+            lambda g, w, v: momentum * v + g + decay * w, slope, old, server["velocity"]
+        )
+        rate = hub.hyper["server_lr"]
+        new = {
+            "net": tree.map(lambda w, v: w - rate * v, old["net"], push["net"]),
+            "embed": old["embed"] - hub.hyper["embed_lr_ratio"] * rate * push["embed"],
+        }
+        moved = {"weights": new, "velocity": push}
+        return tree.map(lambda a, b: torch.where(hub.present.any(), a, b), moved, server)
+
+    own = {
+        "server_lr": Hyper(0.01, 0.0, note="the step on the hypernetwork", server=True),
+        "embed_lr_ratio": Hyper(
+            1.0, 0.0, note="the step on the embeddings, in units of server_lr", server=True
+        ),
+        "server_momentum": Hyper(0.9, 0.0, 1.0, note="0 is a plain step", server=True),
+        "server_decay": Hyper(1e-3, 0.0, note="the hypernetwork's weight decay", server=True),
+    }
+    return Method(
+        name="pfedhn",
+        hyper={**local.hyper, **own},
+        init_server=init_server,
+        init_client=init_client,
+        address=address,
+        greet=greet,
+        begin=begin,
+        phases=(descend(objective, local),),
+        finish=finish,
+        aggregate=aggregate,
+        private=lambda leaf: leaf in leaves and leaf not in shapes,
+        headline="pre" if evaluate == "generated" else "post",
+        one_by_one=hn_update == "sequential",
+    )
+
+
+def linear(key: Tensor, inputs: int, outputs: int, like: Tensor) -> Tree:
+    """Draw a linear layer as torch does: weight and bias uniform in ±1/√inputs."""
+    bound = 1.0 / math.sqrt(inputs)
+    shapes = {"weight": (outputs, inputs), "bias": (outputs,)}
+    return {
+        k: bound * (2.0 * rng.uniform(rng.fold(key, k), shape, like.dtype) - 1.0)
+        for k, shape in shapes.items()
+    }
+
+
+def _check(embedding: int | None, hidden: int, layers: int, clip: float | None) -> None:
+    faults = []
+    if embedding is not None and embedding < 1:
+        faults.append(f"embedding must be >= 1, got {embedding}; leave it out for 1 + clients/4.")
+    if hidden < 1:
+        faults.append(f"hidden must be >= 1, got {hidden}; the paper takes 100.")
+    if layers < 0:
+        faults.append(f"hidden_layers must be >= 0, got {layers}; the paper takes 3.")
+    if clip is not None and not clip > 0:
+        faults.append(f"server_clip must be > 0, got {clip:g}; None does not clip.")
+    if faults:
+        raise ConfigError("\n".join(faults))

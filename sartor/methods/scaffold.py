@@ -1,0 +1,164 @@
+"""SCAFFOLD: FedAvg whose local steps are corrected for the drift of clients towards their own data.
+
+One model for all.
+
+Karimireddy, Kale, Mohri, Reddi, Stich, Suresh, "SCAFFOLD: Stochastic Controlled Averaging for
+Federated Learning", ICML 2020 (arXiv 1910.06378), Algorithm 1.
+
+| symbol | here | meaning |
+|---|---|---|
+| x | server["params"] | the global model |
+| c | server["control"] | the mean of the clients' controls |
+| c_i | client["control"] | the client's control: its gradient when it last trained; starts at 0 |
+| y_i | work["params"] | the local model |
+| K | work["count"] | the steps really made in the round |
+| η_l | local_lr | the step of y_i |
+| η_g | server_lr | the server's step; 1 in the paper |
+
+A local step is y ← y − η_l(∇f_i(y) − c_i + c). Then c_i⁺ = c_i − c + (x − y)/(K η_l) (option II of
+the paper, `control="steps"`), or ∇f_i(x) on all samples (option I, "gradient", one more pass). The
+server: x ← x + η_g mean_S(y_i − x) and c ← c + (1/m) Σ_S (c_i⁺ − c_i), with m the number of ALL
+clients. With `weights="samples"` n_i takes the place of 1 in both.
+
+Differs from the paper: y_i travels in place of y_i − x, which is as long. The paper has neither
+momentum nor decay. With them, option II is what it stands for, the mean gradient of the local
+steps: with buffers v and momentum μ it is ((1 − μ)(x − y)/η_l + μ(v_K − v_0))/K, and the decay
+belongs to the gradient.
+
+A newcomer uses the global model as it is; where it trains, its control starts at 0.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.hyper import Hyper
+from sartor.local import Local, descend
+from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
+from sartor.methods.fedavg import fedavg
+from sartor.task import Task, grad
+from sartor.tree import Tree
+
+
+def scaffold(
+    task: Task,
+    local: Local,
+    *,
+    control: Literal["steps", "gradient"] = "steps",
+    weights: Literal["uniform", "samples"] = "uniform",
+) -> Method:
+    """Build SCAFFOLD: min_x Σ p_i f_i(x).
+
+    Args:
+        task: the network and its loss.
+        local: local training.
+        control: how a client renews its control: from the steps it made (option II), or by a pass
+            over its samples at the received model (option I).
+        weights: how the server weighs clients: evenly (the paper's), or by numbers of samples.
+    """
+    base = fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+    by_steps = control == "steps"
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        return {"params": params, "control": tree.zeros_like(params)}
+
+    def broadcast(server: Tree, hub: Hub) -> Tree:
+        return {"params": server["params"], "control": server["control"]}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return {**base.init_client(params, site), "control": tree.zeros_like(params)}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        count = tree.leaves(client["control"])[0].new_zeros(())
+        own = {"control": client["control"], "renewed": client["control"], "count": count}
+        return {**base.begin(client, site), **own}
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        """Return f_i(y) + ⟨c − c_i, y⟩, whose gradient is the corrected one."""
+        correction = tree.sub(site.common["control"], work["control"])
+        return task.loss(work["params"], batch) + tree.dot(correction, work["params"])
+
+    train = descend(objective, local)
+
+    def enter(work: Tree, site: Site) -> Tree:
+        work = train.enter(work, site)
+        return {**work, "before": work["velocity"]} if local.momentum else work
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        return {**train.step(work, batch, site), "count": work["count"] + 1.0}
+
+    def leave(work: Tree, site: Site) -> Tree:
+        """Renew the control by option II."""
+        rate = site.hyper["local_lr"]
+        total = tree.map(lambda x, y: (x - y) / rate, site.common["params"], work["params"])
+        if local.momentum:
+            mu, change = site.hyper["momentum"], tree.sub(work["velocity"], work["before"])
+            total = tree.map(lambda d, v: (1.0 - mu) * d + mu * v, total, change["params"])
+        num = work["count"].clamp(min=1.0)
+        renewed = tree.map(
+            lambda own, c, d: torch.where(work["count"] > 0, own - c + d / num, own),
+            work["control"],
+            site.common["control"],
+            total,
+        )
+        return {**train.leave(work, site), "renewed": renewed}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, site)
+        change = tree.sub(work["renewed"], client["control"])
+        return {**kept, "control": work["renewed"]}, {**upload, "change": change}
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        hyper = {**hub.hyper, "relax": hub.hyper["server_lr"]}
+        moved = base.aggregate(server, uploads, hub._replace(hyper=hyper))
+        share = client_weights(hub, weights)[hub.cohort] * hub.present
+        change = weighted_sum(uploads["change"], share)
+        return {**moved, "control": tree.add(server["control"], change)}
+
+    phases = [replace(train, enter=enter, step=step, leave=leave) if by_steps else train]
+    rate = Hyper(
+        local.lr, 0.0, open_low=by_steps, note="the step of local training, which is divided by"
+    )
+    return replace(
+        base,
+        name="scaffold",
+        hyper={
+            **local.hyper,
+            **({"local_lr": rate} if by_steps else {}),
+            "server_lr": Hyper(1.0, 0.0, note="1 is plain averaging", server=True),
+        },
+        init_server=init_server,
+        init_client=init_client,
+        broadcast=broadcast,
+        begin=begin,
+        phases=tuple(phases if by_steps else [_full_gradient(task, local), *phases]),
+        finish=finish,
+        aggregate=aggregate,
+        private=lambda leaf: leaf in ("control", "renewed"),
+    )
+
+
+def _full_gradient(task: Task, local: Local) -> Phase:
+    """Build the pass that renews the control by option I: ∇f_i(x), with the decay of training."""
+
+    def enter(work: Tree, site: Site) -> Tree:
+        return {**work, "renewed": tree.zeros_like(work["params"])}
+
+    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+        share = batch.mask.sum() / site.num_samples
+        slope = grad(lambda params: share * task.loss(params, batch))(work["params"])
+        return {**work, "renewed": tree.add(work["renewed"], slope)}
+
+    def leave(work: Tree, site: Site) -> Tree:
+        if not local.weight_decay:
+            return work
+        decay = site.hyper["weight_decay"]
+        found = tree.map(lambda g, p: g + decay * p, work["renewed"], work["params"])
+        return {**work, "renewed": found}
+
+    return Phase("control", step, enter, leave, batch=64, shuffle=False)

@@ -1,0 +1,186 @@
+"""Methods that share a part of the network: FedPer, LG-FedAvg, FedBN, FedRep, FedBABU."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from sartor.errors import ConfigError
+from sartor.local import Local
+from sartor.method import Batch
+from sartor.methods import build
+from sartor.methods.partial import layers
+from sartor.models import lenet5
+from sartor.task import Task
+from tests.toys import Net, federation, net_task, outcome, run, simulation, states
+
+SGD = Local(epochs=2, batch=3, lr=0.2)
+KEPT = replace(SGD, lr=0.05, momentum=0.9, weight_decay=0.01, keep_optimiser=True)
+GD = Local(steps=1, batch=None, lr=0.3)
+NAMES = ("fedper", "fedrep", "fedbabu", "lg-fedavg", "fedbn")
+BOTH = ("body", "fc")
+
+
+def _net(name: str, local: Local = SGD, options: dict | None = None, **settings: Any):
+    task = net_task()
+    method = build(name, task, local, options or {})
+    fed = settings.pop("fed", None) or federation()
+    return run(simulation(method, task, [fed], **settings))
+
+
+def full_batch(fed: Any, client: int) -> Batch:
+    """Return all training samples of a client."""
+    rows = fed.train.of(client)
+    return Batch(fed.x[rows], fed.y[rows], torch.ones(len(rows)).bool(), None, None)
+
+
+@pytest.mark.parametrize("local", [SGD, KEPT], ids=["plain", "kept"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fedper", {"private": ()}), ("lg-fedavg", {"shared": BOTH}), ("fedbn", {})],
+)
+def test_sharing_everything_is_fedavg(name: str, options: dict, local: Local) -> None:
+    """Without private leaves: FedAvg's states, scores and bytes, to the bit."""
+    wanted, found = outcome(_net("fedavg", local)), outcome(_net(name, local, options))
+    assert sorted(found) == sorted(wanted)
+    for key, leaf in wanted.items():
+        np.testing.assert_array_equal(found[key], leaf, err_msg=key)
+
+
+@pytest.mark.parametrize("local", [SGD, KEPT], ids=["plain", "kept"])
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("fedper", {"private": BOTH}), ("lg-fedavg", {"shared": ()}), ("fedbn", {"private": BOTH})],
+)
+def test_sharing_nothing_is_local_training(name: str, options: dict, local: Local) -> None:
+    """Without shared leaves: LocalTrain in the client's own rounds, to the bit, and no bytes."""
+    wanted = outcome(_net("local", local, {"participation": "sampled"}))
+    found = outcome(_net(name, local, options))
+    for key, leaf in wanted.items():
+        mine = key.replace("client/params", "client/private")
+        np.testing.assert_array_equal(found[mine], leaf, err_msg=key)
+    assert found["bytes_up"].sum() == found["bytes_down"].sum() == 0
+
+
+@pytest.mark.parametrize("name", ["fedper", "lg-fedavg"])
+def test_one_client_is_plain_sgd(name: str) -> None:
+    """A federation of one trains as if there were no server."""
+    fed = federation(sizes=(9,))
+    wanted = outcome(_net("local", KEPT, fed=fed, participation="all"))
+    found = outcome(_net(name, KEPT, fed=fed, participation="all"))
+    for key in ("pre/test/loss", "post/test/loss"):
+        np.testing.assert_array_equal(found[key], wanted[key])
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
+def test_a_client_not_drawn_keeps_its_private_part(name: str) -> None:
+    """Its private leaves stay at the common start, bit by bit; those of the drawn move."""
+    sim = _net(name, participation=2, rounds=1)
+    start = net_task().init(0)
+    drawn = sim.store.gather(sim.rounds.everybody)["private"]
+    assert drawn
+    for leaf, values in drawn.items():
+        still = [torch.equal(row, start[leaf].double()) for row in values[0]]
+        assert sorted(still) == [False, False, True, True, True], leaf
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_private_part_never_travels(name: str) -> None:
+    """Letters and uploads hold the shared leaves alone; the two parts make up the network."""
+    task = net_task()
+    method = build(name, task, SGD, {"private": ("body",)} if name == "fedbn" else {})
+    shared = {"fc"} if name in ("lg-fedavg", "fedbn") else {"body"}
+    sent = []
+
+    def finish(client: Any, work: Any, site: Any) -> Any:
+        kept, upload = method.finish(client, work, site)
+        sent.append((upload, site.common))
+        return kept, upload
+
+    run(
+        simulation(
+            replace(method, finish=finish), task, [federation()], engine="sequential", rounds=1
+        )
+    )
+    for trees in sent:
+        for letter in trees:
+            assert list(letter) == ["params"]
+            assert {leaf.split(".")[0] for leaf in letter["params"]} == shared
+    assert {leaf for leaf in task.leaf_names if not method.private(leaf)} == {
+        leaf for leaf in task.leaf_names if leaf.split(".")[0] in shared
+    }
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "lg-fedavg"])
+def test_clients_agree_on_the_shared_part_alone(name: str) -> None:
+    """After download everybody has the same shared leaves, and private ones of its own."""
+    sim = _net(name, participation="all")
+    models = [sim.params(i, point="pre") for i in range(5)]
+    for leaf in models[0]:
+        same = all(torch.equal(m[leaf], models[0][leaf]) for m in models)
+        assert same == (not sim.method.private(leaf)), leaf
+
+
+@pytest.mark.parametrize("rule", ["normalized", "uniform"])
+@pytest.mark.parametrize("name", ["fedper", "lg-fedavg"])
+def test_one_full_step_is_gradient_descent_on_the_objective(name: str, rule: str) -> None:
+    """The shared part moves by −η Σ p_i ∇L_i, a private part by −η ∇L_i."""
+    task, fed = net_task(), federation()
+    sim = _net(name, GD, {"rule": rule}, rounds=1, participation="all")
+    start = {k: v.double() for k, v in task.init(0).items()}
+    slopes = [torch.func.grad(task.loss)(start, full_batch(fed, i)) for i in range(len(fed.names))]
+    p = fed.train.sizes.double() / fed.train.sizes.sum() if rule == "normalized" else [0.2] * 5
+    for i, own in enumerate(slopes):
+        for leaf, value in sim.params(i, point="pre").items():
+            mean = sum(float(w) * s[leaf] for w, s in zip(p, slopes, strict=True))
+            slope = own[leaf] if sim.method.private(leaf) else mean
+            torch.testing.assert_close(value, start[leaf] - 0.3 * slope, rtol=0, atol=1e-12)
+
+
+def test_the_uplinks_of_fedper_and_its_mirror_add_up_to_fedavgs() -> None:
+    """LG-FedAvg shares exactly what FedPer keeps: by default the head, not the first layers."""
+    books = {name: _net(name).ledger() for name in ("fedper", "lg-fedavg", "fedavg")}
+    for way in ("bytes_up", "bytes_down"):
+        one, other, whole = (getattr(books[k], way) for k in ("fedper", "lg-fedavg", "fedavg"))
+        np.testing.assert_array_equal(one + other, whole)
+        assert one.min() > other.max() > 0
+    assert build("lg-fedavg", net_task(), SGD, {}).private("body.weight")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_without_momentum_kept_no_optimiser_is_stored(name: str) -> None:
+    """A new optimiser in every round leaves the private part as the only state."""
+    found = states(_net(name, replace(KEPT, keep_optimiser=False)))
+    assert {k.split("/")[1] for k in found if k.startswith("client/")} <= {"private"}
+
+
+def test_layers_are_found_by_their_whole_name() -> None:
+    """'fc' is neither 'fc1' nor 'fc2'; a submodule brings its leaves, and a leaf is one."""
+    task = Task(lenet5(input_shape=(1, 8, 8), num_classes=3), head="fc")
+    pick = lambda *names: set(filter(layers(task, names), task.leaf_names))  # noqa: E731
+    assert pick("fc") == {"fc.weight", "fc.bias"}
+    assert pick("fc2.bias", "conv1") == {"fc2.bias", "conv1.weight", "conv1.bias"}
+    assert pick() == set()
+    assert build("fedper", task, SGD, {"private": ("fc2", "fc")}).private("fc2.weight")
+    with pytest.raises(ConfigError, match=r"no layer 'fc3'; did you mean 'fc") as caught:
+        build("fedper", task, SGD, {"private": ("fc3", "zz")})
+    assert "no layer 'zz'; known: " in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["fedper", "fedrep", "fedbabu", "lg-fedavg"])
+@pytest.mark.parametrize(
+    ("task", "words"),
+    [
+        (Task(Net()), "no head is named; set module.head"),
+        (Task(nn.Sequential(nn.Linear(4, 3)), head="0"), "belong to the head '0'; use a network"),
+    ],
+)
+def test_a_network_without_body_or_head_is_refused(name: str, task: Task, words: str) -> None:
+    """The error says which part is missing and how to mend it, before any training."""
+    with pytest.raises(ConfigError, match=f"^{name} treats.*{words}"):
+        simulation(build(name, task, SGD, {}), task, [federation()])

@@ -21,6 +21,8 @@ from sartor.errors import ContractError
 from sartor.local import Local
 from sartor.method import Method, Phase, Site
 from sartor.methods import METHODS, Factory, build
+from sartor.runs.archive import to_numpy
+from sartor.runs.storage import read_state, write_state
 from sartor.task import Task
 from tests.toys import (
     assert_same,
@@ -423,8 +425,8 @@ def evaluation_changes_nothing(case: Case) -> None:
     assert_same(states(run(rare)), states(often))
 
 
-def stop_and_resume_is_straight(case: Case) -> None:
-    """A simulation loaded from a state goes on to the same numbers, to the bit."""
+def stop_and_resume_is_straight(case: Case, folder: Any) -> None:
+    """A simulation loaded from a state on disk goes on to the same numbers, to the bit."""
     task, feds = net_task(), two_allocations()
 
     def new() -> Any:
@@ -435,8 +437,10 @@ def stop_and_resume_is_straight(case: Case) -> None:
     straight.step()
     state = straight.state()
     run(straight)
+    write_state(folder / "state", {"trees": state[0], "arrays": state[1]}, state[2])
+    read, meta = read_state(folder / "state")
     resumed = new()
-    resumed.load(*state)
+    resumed.load(read["trees"], to_numpy(read["arrays"]), meta)
     assert resumed.round_index == 2
     assert_same(outcome(run(resumed)), outcome(straight))
     again = straight  # one that has gone on too far can go back
@@ -555,6 +559,9 @@ LAWS: dict[str, Callable[..., None]] = {
 }
 
 
+NEEDS_FOLDER = ("a_mapped_store_is_a_store", "stop_and_resume_is_straight")
+
+
 def check_method(
     case: Case | str | Factory, folder: Any, laws: tuple[str, ...] = tuple(LAWS)
 ) -> None:
@@ -567,4 +574,4 @@ def check_method(
     """
     case = case if isinstance(case, Case) else Case(case)
     for name in laws:
-        LAWS[name](case, *((folder,) if name == "a_mapped_store_is_a_store" else ()))
+        LAWS[name](case, *((folder,) if name in NEEDS_FOLDER else ()))

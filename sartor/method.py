@@ -174,6 +174,8 @@ class Method:
         init_client: ``(params, site) -> client``: kept between rounds, never sent.
         broadcast: ``(server, hub) -> common``: the same letter for all.
         address: ``(server, i, hub) -> own``: the letter to client i (0-d integer tensor).
+        greet: ``(server, hub) -> own``: the letter to a client that the server does not know, which
+            joins after training; needed where there is ``address``.
         model: ``(work, site) -> model``: what the evaluator scores.
         predict: ``(model, x) -> scores``; the task's logits if None.
         adapt: phases on a copy, before scoring (fine-tuning at evaluation).
@@ -206,6 +208,7 @@ class Method:
     init_client: Callable[[Tree, Site], Tree] = _no_client_state
     broadcast: Callable[[Tree, Hub], Tree] = _nothing_from_server
     address: Callable[[Tree, Tensor, Hub], Tree] = _nothing_for_one
+    greet: Callable[[Tree, Hub], Tree] | None = None
     model: Callable[[Tree, Site], Tree] = _params
     predict: Callable[[Tree, Tensor], Tensor] | None = None
     adapt: tuple[Phase, ...] = ()
@@ -219,6 +222,11 @@ class Method:
     inspect: Callable[[Tree, Hub], Tree] | None = None
     prologue: Method | None = field(default=None)
     epilogue: Method | None = field(default=None)
+
+
+def has_own_letters(method: Method) -> bool:
+    """Say whether the method writes a letter to each client."""
+    return method.address is not _nothing_for_one
 
 
 def client_weights(hub: Hub, by: str = "samples") -> Tensor:

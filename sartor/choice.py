@@ -65,6 +65,12 @@ def best_of(
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
         return {**whole.address(server, index, hub), "choice": at(server["choice"], index)}
 
+    def greet(server: Tree, hub: Hub) -> Tree:
+        """Choose for a newcomer what most clients use."""
+        numbers = torch.arange(len(parts), device=server["choice"].device)
+        votes = (server["choice"][:, None] == numbers).sum(0)
+        return {**(whole.greet(server, hub) if whole.greet else {}), "choice": votes.argmax()}
+
     def begin(client: Tree, site: Site) -> Tree:
         choice = client["choice"] if scope == "client" else site.own["choice"]
         return {**whole.begin(client, site), "choice": choice}
@@ -116,6 +122,7 @@ def best_of(
         init_server=init_server,
         init_client=init_client,
         address=address,
+        greet=greet if whole.greet is not None else None,
         begin=begin,
         finish=finish,
         aggregate=lambda server, uploads, hub: {**server, **whole.aggregate(server, uploads, hub)},

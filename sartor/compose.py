@@ -16,7 +16,7 @@ from sartor import tree
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.method import Batch, Hub, Method, Phase, Site, has_own_letters
 from sartor.mixing import at
 from sartor.task import Task
 from sartor.tree import Tree
@@ -150,6 +150,9 @@ def side_by_side(name: str, **parts: Method) -> Method:
             kept[slot] = tree.where(site.reports, new, client[slot]) if skipped else new
         return kept, sent
 
+    def greet(server: Tree, hub: Hub) -> Tree:
+        return {k: m.greet(server[k], hub) if m.greet else {} for k, m in parts.items()}
+
     return Method(
         name=name,
         hyper={k: v for m in parts.values() for k, v in m.hyper.items()},
@@ -157,6 +160,7 @@ def side_by_side(name: str, **parts: Method) -> Method:
         init_client=lambda params, site: {k: m.init_client(params, site) for k, m in parts.items()},
         broadcast=lambda server, hub: {k: m.broadcast(server[k], hub) for k, m in parts.items()},
         address=lambda server, i, hub: {k: m.address(server[k], i, hub) for k, m in parts.items()},
+        greet=greet if all(m.greet or not has_own_letters(m) for m in parts.values()) else None,
         begin=lambda client, site: {k: m.begin(client[k], view(site, k)) for k, m in parts.items()},
         phases=tuple(on_slot(p, k) for k, m in parts.items() for p in m.phases),
         finish=finish,

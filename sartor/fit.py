@@ -81,6 +81,7 @@ def fit(
     out: str | Path | None = None,
     checkpoint_every: int = 10,
     resume: bool = False,
+    reopen: bool = False,
     progress: Progress | None = None,
 ) -> Result:
     """Train a model for every client of a federation.
@@ -112,6 +113,8 @@ def fit(
         out: a run folder for checkpoints, metrics, models and the result.
         checkpoint_every: rounds between checkpoints, with ``out``.
         resume: go on from the last checkpoint in ``out``.
+        reopen: with ``resume``, load a finished run with its server instead of its tables alone, so
+            that newcomers can join.
         progress: shows how far it is.
 
     Returns:
@@ -160,7 +163,9 @@ def fit(
         chosen = {**(options or {}), **dict(zip(outer, values, strict=True))}
         part = Path(out) / f"part-{number}" if out and len(combinations) > 1 else out
         results.append(
-            _fit_lanes(method, federation, settings, chosen, hyper or {}, inner, part, resume)
+            _fit_lanes(
+                method, federation, settings, chosen, hyper or {}, inner, part, resume, reopen
+            )
         )
     if len(results) == 1:
         return results[0]
@@ -244,6 +249,7 @@ def _fit_lanes(
     sweep: Mapping[str, Sequence[Value]],
     out: str | Path | None,
     resume: bool,
+    reopen: bool = False,
 ) -> Result:
     """Train all runs of one program in one pass."""
     federations = {seed: federation_of(federation, settings.seeds, seed) for seed in settings.seeds}
@@ -264,7 +270,7 @@ def _fit_lanes(
     clients = federations[runs[0].seed].num_clients
     stack_hypers(record.hyper, [run.hyper for run in runs], clients, torch.float64)
     folder, checkpoint = _open(out, config, resume)
-    if folder is not None and resume and folder.has_result:
+    if folder is not None and resume and folder.has_result and not reopen:
         return folder.read_result()
     where = _scratch(folder) if settings.store == "mapped" else None
     simulation = Simulation(
@@ -289,8 +295,8 @@ def _fit_lanes(
     if len(runs) == 1 and simulation.diverged[0] is not None:
         raise _diverged(simulation)
     baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
-    result = _result(simulation, config, federations, baseline)
-    if folder is not None:
+    result = simulation.result(config, baseline)
+    if folder is not None and not (reopen and folder.has_result):
         # The result is written last: a folder that has one is not gone on with.
         _save(lambda: _write_models(folder, simulation), folder.path)
         _save(lambda: folder.write_result(result), folder.path)
@@ -364,29 +370,6 @@ def _write_models(folder: RunFolder, simulation: Simulation) -> None:
             folder.write_models(names, trees, run)
 
 
-def _result(
-    simulation: Simulation,
-    config: dict[str, Any],
-    federations: dict[int, Federation],
-    baseline: Callable[[], Result] | None,
-) -> Result:
-    counts = [federations[run.seed].label_counts("train").numpy() for run in simulation.runs]
-    return Result(
-        method=simulation.method.name,
-        headline=simulation.method.headline,
-        runs=simulation.runs,
-        clients=simulation.federations[0].names,
-        scores=simulation.scores(),
-        ledger=simulation.ledger(),
-        label_counts=np.stack(counts),
-        diverged=simulation.diverged,
-        snapshots=simulation.snapshots,
-        config=config,
-        models=simulation.network,
-        baseline=baseline,
-    )
-
-
 def _merge(results: list[Result]) -> Result:
     """Join the parts of a sweep over static options: the runs of all, one after the other."""
     first = results[0]
@@ -422,6 +405,9 @@ def _merge(results: list[Result]) -> Result:
             client, run=owner[run][1], point=point
         ),
         baseline=lambda: first.baseline(),
+        newcomers=lambda data, run=0, **settings: owner[run][0].onboard(
+            data, run=owner[run][1], **settings
+        ),
     )
 
 

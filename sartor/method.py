@@ -224,6 +224,11 @@ class Method:
     epilogue: Method | None = field(default=None)
 
 
+def has_own_letters(method: Method) -> bool:
+    """Say whether the method writes a letter to each client."""
+    return method.address is not _nothing_for_one
+
+
 def client_weights(hub: Hub, by: str = "samples") -> Tensor:
     """Return p_i of all clients, (clients,), with sum 1.
 

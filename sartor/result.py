@@ -23,6 +23,8 @@ from sartor.table import Table, format_cell, import_pandas, jsonable
 if TYPE_CHECKING:
     import pandas
 
+    from sartor.data.federation import Federation
+
 __all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
 ModelMaker = Callable[[int, int, str], nn.Module]
@@ -69,6 +71,7 @@ class Result:
         config: Mapping[str, Any] | None = None,
         models: ModelMaker | None = None,
         baseline: Callable[[], Result] | None = None,
+        newcomers: Callable[..., Result] | None = None,
     ) -> None:
         self.method = method
         self.headline = headline
@@ -85,6 +88,7 @@ class Result:
         self._models = models
         self._baseline = baseline
         self._baseline_result: Result | None = None
+        self._newcomers = newcomers
         self._check()
 
     def _check(self) -> None:
@@ -301,7 +305,7 @@ class Result:
         """
         kept = [index for run in runs for index in self._indices(run)]
         ledger = self.ledger
-        models = self._models
+        models, join = self._models, self._newcomers
         share = len(kept) / len(self.runs)
         chosen = Result(
             method=self.method,
@@ -325,6 +329,9 @@ class Result:
             config=self.config,
             models=None if models is None else lambda c, r, point: models(c, kept[r], point),
             baseline=self._baseline,
+            newcomers=None
+            if join is None
+            else lambda data, run=0, **settings: join(data, run=kept[run], **settings),
         )
         chosen._baseline_result = self._baseline_result
         return chosen
@@ -520,6 +527,36 @@ class Result:
                 "your_model.load_state_dict(...)."
             )
         return self._models(index, chosen, point or self.headline)
+
+    def onboard(
+        self,
+        newcomers: Federation | tuple[Any, Any],
+        *,
+        rounds: int = 5,
+        finetune_epochs: int = 0,
+        run: int = 0,
+        test: float = 0.25,
+    ) -> Result:
+        """Give clients that join after training their models, by the method's own rule.
+
+        Nobody else's model changes. See ``sartor.onboard``.
+
+        Args:
+            newcomers: a federation of newcomers, or the pair (x, y) of one.
+            rounds: rounds of the method's local work; 0 takes what the server sends.
+            finetune_epochs: passes of plain fine-tuning after that.
+            run: index of the run.
+            test: the share held out for testing, if ``newcomers`` is a pair.
+        """
+        if self._newcomers is None:
+            raise RunFolderError(
+                "This result was read from a file and has no server to ask; use sartor onboard "
+                "with its run folder."
+            )
+        (chosen,) = self._indices(run)
+        return self._newcomers(
+            newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=chosen, test=test
+        )
 
     def __repr__(self) -> str:
         """Return method, accuracy, worst client and cost in one line."""

@@ -7,7 +7,7 @@ and resuming is running straight on.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from sartor.engines.store import Store
 from sartor.errors import ConfigError
 from sartor.hyper import Value, stack_hypers
 from sartor.method import Method
+from sartor.result import Result
 from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
 from sartor.task import Task
 from sartor.tree import Tree
@@ -71,6 +72,7 @@ class Simulation:
         self._check_splits(arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
         hyper = stack_hypers(method.hyper, hypers, arena.num_clients, dtype)
+        self.make_engine, self.dtype = engine, dtype
         self.engine: Engine = engine(arena)
         seeds = [run.seed for run in runs]
         self.rounds = Rounds(method, task, arena, self.engine, seeds, hyper, participation)
@@ -148,7 +150,7 @@ class Simulation:
         if due and post:
             self._record("post", t, {split: self._post[split] for split in post})
         if due:
-            server, store = self._deployed(seconds)
+            server, store = self.deployed(seconds)
             if "pre" in self.points:
                 self._evaluate(server, store, seconds)
             self._evaluate_centre(server, seconds)
@@ -162,7 +164,7 @@ class Simulation:
         """Before round 0: the method's prologue, and the scores of the initial models."""
         if self.method.prologue is not None:
             self._one_off("prologue", seconds)
-        server, store = self._deployed(seconds)
+        server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
         self._post = {split: Tally(t.correct.copy(), t.loss.copy()) for split, t in tallies.items()}
         self._evaluate_centre(server, seconds)
@@ -179,7 +181,7 @@ class Simulation:
         self.once["setup_gradients"] += receipt.gradient_evaluations
         self.once["setup_forward"] += receipt.forward_evaluations
 
-    def _deployed(self, seconds: dict[str, float] | None = None) -> tuple[Tree, Store]:
+    def deployed(self, seconds: dict[str, float] | None = None) -> tuple[Tree, Store]:
         """Return the states that would be used if training stopped now.
 
         Before the end that takes the epilogue, on copies.
@@ -255,6 +257,10 @@ class Simulation:
             "runs": len(self.runs),
         }
 
+    def score_start(self) -> None:
+        """Score the models of a simulation without rounds."""
+        self._start(dict.fromkeys(PHASES, 0.0))
+
     # ---- results
     # ----------------------------------------------------------------------------------------
 
@@ -288,18 +294,50 @@ class Simulation:
         if point == "global":
             if self.method.centre is None:
                 raise ConfigError(f"{self.method.name} has no global model.")
-            centre = self.rounds.centre(self._deployed()[0], self.round_index)
+            centre = self.rounds.centre(self.deployed()[0], self.round_index)
             return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
         if point == "post" and self.trained is not None:
             model = self.trained.gather(ids)
         else:
-            _, model, _ = self.rounds.models(*self._deployed(), self.round_index, ids)
+            _, model, _ = self.rounds.models(*self.deployed(), self.round_index, ids)
         found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
         return found
 
     def network(self, client: int, run: int = 0, point: str | None = None) -> nn.Module:
         """Return a client's model as an ordinary module."""
         return self.task.with_params(self.params(client, run, point))
+
+    def result(
+        self, config: Mapping[str, Any], baseline: Callable[[], Result] | None = None
+    ) -> Result:
+        """Return everything that was measured, with the models and a way in for newcomers.
+
+        Args:
+            config: the resolved settings.
+            baseline: trains LocalTrain on the same allocations, when asked.
+        """
+
+        def newcomers(data: Any, **settings: Any) -> Result:
+            from sartor.onboard import onboard
+
+            return onboard(self, data, **settings)
+
+        counts = [fed.label_counts("train").numpy() for fed in self.federations]
+        return Result(
+            method=self.method.name,
+            headline=self.method.headline,
+            runs=self.runs,
+            clients=self.federations[0].names,
+            scores=self.scores(),
+            ledger=self.ledger(),
+            label_counts=np.stack(counts),
+            diverged=self.diverged,
+            snapshots=self.snapshots,
+            config=config,
+            models=self.network,
+            baseline=baseline,
+            newcomers=newcomers,
+        )
 
     # ---- checkpoints
     # ------------------------------------------------------------------------------------

@@ -124,6 +124,50 @@ def resume(folder: Folder, json: Json = False) -> None:
 
 
 @app.command()
+def onboard(
+    folder: Folder,
+    data: Annotated[
+        Path, typer.Argument(metavar="DATA", help="Newcomers: a folder with a file for each.")
+    ],
+    method: Annotated[
+        str | None, typer.Option(help="Which method, of several.", metavar="NAME")
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of the method's local work.", metavar="T", min=0)
+    ] = 5,
+    finetune_epochs: Annotated[
+        int, typer.Option(help="Passes of plain fine-tuning after that.", metavar="E", min=0)
+    ] = 0,
+    run: Annotated[int, typer.Option(help="Which run of a sweep.", metavar="R", min=0)] = 0,
+    label: Annotated[
+        str | None, typer.Option(help="The column that holds the label.", metavar="NAME")
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; else FOLDER/newcomers.", metavar="FOLDER")
+    ] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Give clients that join after training their models, by the method's own rule."""
+    found, place = work.take_in(
+        folder,
+        data,
+        reporter(plain=json),
+        method=method,
+        run=run,
+        rounds=rounds,
+        finetune_epochs=finetune_epochs,
+        label=label,
+        out=out,
+        overwrite=overwrite,
+    )
+    show.table(found.per_client(run=0), quiet=json)
+    show.places(("Models", place), quiet=json)
+    if json:
+        show.json_line({**found.summary(), "out": str(place)})
+
+
+@app.command()
 def report(folder: Folder, json: Json = False) -> None:
     """Write report.html for a run folder: one page, offline."""
     path = _write_report(folder)

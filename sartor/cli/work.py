@@ -13,7 +13,7 @@ from sartor.cli import show
 from sartor.cli.progress import Reporter
 from sartor.cli.settings import check_names, federation_of, local_of, model_of, settings_of
 from sartor.config import Experiment, build
-from sartor.errors import DivergedError, PFLError, RunFolderError
+from sartor.errors import ConfigError, DivergedError, PFLError, RunFolderError, did_you_mean
 
 if TYPE_CHECKING:
     from sartor.comparison import Comparison
@@ -36,6 +36,7 @@ def fit_one(
     progress: Reporter,
     *,
     resume: bool,
+    reopen: bool = False,
 ) -> Result:
     """Train one method of the experiment in one call: all seeds and all values of the sweep."""
     import sartor
@@ -60,6 +61,7 @@ def fit_one(
         checkpoint_every=experiment.checkpoint_every,
         out=out,
         resume=resume,
+        reopen=reopen,
         progress=progress,
         hyper=settings["hyper"],
         options=settings["options"],
@@ -102,6 +104,51 @@ def go_on(out: Path, progress: Reporter) -> tuple[Experiment, Comparison]:
     check_names(experiment)
     federations = federation_of(experiment)
     return experiment, train(experiment, out, progress, federations, resume=True)
+
+
+def take_in(
+    folder: Path,
+    data: Path,
+    progress: Reporter,
+    *,
+    method: str | None,
+    run: int,
+    rounds: int,
+    finetune_epochs: int,
+    label: str | None,
+    out: Path | None,
+    overwrite: bool,
+) -> tuple[Result, Path]:
+    """Give newcomers their models by a trained run, and write them down.
+
+    Returns:
+        The newcomers' result, and the folder with their models.
+    """
+    from sartor.data.federation import Federation
+    from sartor.runs import RunFolder
+
+    experiment = stored_experiment(folder)
+    names = experiment.methods
+    if method is None and len(names) > 1:
+        raise ConfigError(f"{folder} holds {', '.join(names)}; choose one with --method.")
+    if method is not None and method not in names:
+        raise ConfigError(f"{folder} does not hold {method!r}{did_you_mean(method, names)}")
+    chosen = method or experiment.method
+    inner = folder_of(experiment, chosen, folder)
+    place = out or inner / "newcomers"
+    if (place / "folder.json").exists() and not overwrite:
+        raise RunFolderError(f"{place} exists; use another --out, or --overwrite to replace it.")
+    federations = federation_of(experiment)
+    trained = fit_one(experiment, chosen, federations, inner, progress, resume=True, reopen=True)
+    newcomers = Federation.from_folder(data, label=label)
+    found = trained.onboard(newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=run)
+    saved = RunFolder.create(place, found.config, overwrite=overwrite)
+    trees = [
+        {k: v.detach() for k, v in found.model(name).named_parameters()} for name in found.clients
+    ]
+    saved.write_models(found.clients, trees, 0)
+    saved.write_result(found)
+    return found, place
 
 
 def train(

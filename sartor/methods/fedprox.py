@@ -21,6 +21,8 @@ L_g), η = 1/(L+λ) and the smallest K that satisfies (12); `free` takes γ, η 
 (ours: the paper leaves it open). λ itself is given, or follows from R and ρ by a rule of
 `sartor.theory.coupling` (`lambda_rule`) with n = N/m; values of R or ρ that differ between clients
 give λ_i, with n_i (ours). `v2` gives a λ in the thousands where R <= 1/√n: derive η from it.
+
+A newcomer starts at the global model and takes rounds with the pull; its λ is the mean of the λ_i.
 """
 
 from __future__ import annotations
@@ -90,6 +92,9 @@ def fedprox(
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
         return {} if lambda_rule == "given" else {"prox_strength": at(pull(hub), index)}
 
+    def greet(server: Tree, hub: Hub) -> Tree:
+        return {} if lambda_rule == "given" else {"prox_strength": pull(hub).mean()}
+
     def init_server(params: Tree, hub: Hub) -> Tree:
         return {"params": params}
 
@@ -156,6 +161,7 @@ def fedprox(
         init_client=init_client,
         broadcast=broadcast,
         address=address,
+        greet=greet,
         begin=begin,
         phases=(
             descend(

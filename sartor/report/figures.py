@@ -97,6 +97,12 @@ def series(comparison: Comparison) -> dict[str, int]:
     return {name: found.get(name, 1) for name in comparison}
 
 
+def _mark(comparison: Comparison, name: str) -> str:
+    """Return the marker of a method; where colours repeat, markers differ."""
+    position = list(comparison).index(name)
+    return _MARKS[(position + position // (len(_SERIES) - 1)) % len(_MARKS)]
+
+
 def draw_all(comparison: Comparison) -> list[Figure]:
     """Return every figure that the recorded numbers allow."""
     made = [
@@ -115,7 +121,7 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
     several = False
     numbers = series(comparison)
     for name, result in comparison.items():
-        colour, mark = _SERIES[numbers[name] - 1], _MARKS[numbers[name] - 1]
+        colour, mark = _SERIES[numbers[name] - 1], _mark(comparison, name)
         for point in ("global", "post", "pre"):
             if (point, "test") not in result.scores:
                 continue
@@ -211,7 +217,7 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     drawn, silent = [], []
     numbers = series(comparison)
     for name, result in comparison.items():
-        colour, mark = _SERIES[numbers[name] - 1], _MARKS[numbers[name] - 1]
+        colour, mark = _SERIES[numbers[name] - 1], _mark(comparison, name)
         x, mean, _, _ = _mean_curve(result, result.headline)
         travelled = np.mean(
             [result.ledger.megabytes(run, result.headline, x) for run in range(len(result.runs))],

@@ -177,6 +177,7 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
             f"{below} of {len(best.result.clients)} clients have fewer than {metrics.FLOOR} test "
             "samples and are left out of the worst client."
         )
+    found += _unequal_work(rows, best)
     settings = max(Counter(row.result.method for row in rows).values())
     if settings > 1:
         found.append(
@@ -184,6 +185,21 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
             "flattered by the choice."
         )
     return found + _diverged(rows)
+
+
+def _unequal_work(rows: list[_Row], best: _Row) -> list[str]:
+    """Point out that the best method computed much more than another."""
+
+    def work(row: _Row) -> float:
+        return float(np.atleast_1d(row.result.gradient_evaluations)[row.runs].mean())
+
+    least = min(rows, key=work)
+    if not work(least) or work(best) < 2 * work(least):
+        return []
+    return [
+        f"{best.name} takes {work(best) / work(least):,.1f} times the gradient evaluations of "
+        f"{least.name}: part of its lead may be work rather than method."
+    ]
 
 
 def _mixed_points(rows: list[_Row]) -> list[str]:

@@ -213,9 +213,21 @@ def check_format(found: Any, path: Path) -> None:
         )
 
 
+def _apart(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Give tensors that share memory memory of their own, as the file format wants it."""
+    seen: set[int] = set()
+    found = {}
+    for name, leaf in leaves.items():
+        home = leaf.untyped_storage().data_ptr()
+        found[name] = leaf.clone() if home in seen else leaf
+        seen.add(home)
+    return found
+
+
 def write_state(path: Path, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """Write a nested dict of tensors or arrays and a JSON-able dict into one file, atomically."""
     leaves, empty = flatten(trees)
+    leaves = _apart(leaves)
     header = json.dumps({"format": FORMAT, "empty": empty, "meta": meta}, default=jsonable)
     replace_file(path, lambda temporary: save_file(leaves, temporary, metadata={_HEADER: header}))
 

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import sartor
@@ -182,7 +183,8 @@ def test_the_help_fits_a_screen(command: Any) -> None:
     answer = command("--help")
     assert answer.code == 0
     assert len(answer.out.strip().splitlines()) <= 24
-    for name in ("demo", "run", "compare", "resume", "report", "methods", "data", "--version"):
+    names = ("demo", "run", "compare", "resume", "onboard", "report", "methods", "data")
+    for name in (*names, "--version"):
         assert name in answer.out
 
 
@@ -429,6 +431,37 @@ def test_the_global_model_is_scored_on_request(command: Any) -> None:
     assert answer.json["accuracy_global"] != answer.json["accuracy_pre"]
     assert "accuracy_post" not in answer.json
     assert command("run", "ditto", *TINY, "--points", "middle").code == 2
+
+
+def hospital(folder: str, names: tuple[str, ...], seed: int) -> None:
+    """Write one file per client: two inputs, and whether their sum is positive."""
+    draw = np.random.default_rng(seed)
+    Path(folder).mkdir()
+    for name in names:
+        x = draw.normal(size=(40, 2)).astype(np.float32)
+        np.savez(Path(folder) / f"{name}.npz", x=x, y=(x.sum(1) > 0).astype(np.int64))
+
+
+def test_newcomers_get_models_from_a_run_folder(command: Any) -> None:
+    """Sartor onboard loads the trained server and writes the newcomers' models."""
+    hospital("known", ("a", "b", "c"), 0)
+    hospital("new", ("d", "e"), 1)
+    words = ("compare", "fedavg,ditto", "--data", "./known", "--rounds", "3", "--lr", "0.5")
+    assert command(*words, "--no-baselines", "--out", "run").code == 0
+    before = (Path("run/ditto") / "result.safetensors").read_bytes()
+    many = command("onboard", "run", "new")
+    assert many.code == 2
+    assert "choose one with --method" in many.err
+    answer = command("onboard", "run", "new", "--method", "ditto", "--rounds", "2", "--json")
+    assert answer.code == 0, answer.err
+    assert answer.json["clients"] == 2
+    assert answer.json["accuracy"] > 0.7
+    assert answer.json["bytes_up"] == 0
+    assert list(Path("run/ditto/newcomers/models").rglob("*.safetensors"))
+    assert (Path("run/ditto") / "result.safetensors").read_bytes() == before
+    again = command("onboard", "run", "new", "--method", "ditto")
+    assert again.code == 2
+    assert "--overwrite" in again.err
 
 
 def test_data_lists_what_there_is(command: Any) -> None:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from sartor.methods import METHODS
-from tests.laws import CASES, LAWS, Case, check_method
+from tests.laws import CASES, FOR_VARIANTS, LAWS, Case, check_method
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-@pytest.mark.parametrize("law", LAWS)
+def pairs() -> list[Any]:
+    """Return every law with every case; some laws of variants are slow tests."""
+    return [
+        pytest.param(
+            law,
+            case,
+            id=f"{law}-{case}",
+            marks=[] if case.is_default or law in FOR_VARIANTS else pytest.mark.slow,
+        )
+        for law in LAWS
+        for case in CASES
+    ]
+
+
+@pytest.mark.parametrize(("law", "case"), pairs())
 def test_law(law: str, case: Case, tmp_path: Path) -> None:
     check_method(case, tmp_path, (law,))
 
@@ -19,3 +33,4 @@ def test_law(law: str, case: Case, tmp_path: Path) -> None:
 def test_all_methods_are_covered() -> None:
     """A method that is listed is a method that is checked."""
     assert {case.method for case in CASES} == set(METHODS)
+    assert set(FOR_VARIANTS) <= set(LAWS)

@@ -297,3 +297,13 @@ def test_a_browser_opens_the_page(tmp_path):
     )
     assert "CONSOLE" not in done.stderr
     assert "fedapa is the most accurate" in done.stdout
+
+
+def test_a_lead_that_was_bought_with_work_is_pointed_out() -> None:
+    """A method with many times the gradient evaluations of another is said to have them."""
+    local, other = make_result("local"), make_result("fedapa")
+    fair = summarise(Comparison({"local": local, "fedapa": other}))
+    assert not any("gradient evaluations of" in text for text in fair.caveats)
+    other.ledger.gradient_evaluations = other.ledger.gradient_evaluations * 10
+    unfair = summarise(Comparison({"local": local, "fedapa": other}))
+    assert any("times the gradient evaluations of local" in text for text in unfair.caveats)

@@ -26,7 +26,7 @@ from sartor.hyper import Value, stack_hypers
 from sartor.method import Method
 from sartor.result import Result
 from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
-from sartor.task import Task
+from sartor.task import Predictor, Task
 from sartor.tree import Tree
 
 
@@ -305,7 +305,10 @@ class Simulation:
 
     def network(self, client: int, run: int = 0, point: str | None = None) -> nn.Module:
         """Return a client's model as an ordinary module."""
-        return self.task.with_params(self.params(client, run, point))
+        params, predict = self.params(client, run, point), self.method.predict
+        if predict is None or point == "global":
+            return self.task.with_params(params)
+        return Predictor(params, predict)
 
     def result(
         self, config: Mapping[str, Any], baseline: Callable[[], Result] | None = None

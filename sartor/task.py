@@ -226,6 +226,39 @@ class Task:
         return module.requires_grad_(True)
 
 
+class Predictor(nn.Module):
+    """A model that is more than one set of parameters of the network, as an ordinary module.
+
+    Args:
+        model: a tree of tensors; its leaves become parameters (buffers, if they are not real).
+        predict: ``(model, x) -> scores``.
+    """
+
+    def __init__(self, model: Tree, predict: Predict) -> None:
+        super().__init__()
+        self.predict = predict
+        self.paths: dict[str, str] = {}
+        for path, leaf in tree.items(model):
+            name = path.replace("/", "__").replace(".", "__")
+            self.paths[path] = name
+            value = leaf.detach().cpu().clone()
+            if value.is_floating_point():
+                self.register_parameter(name, nn.Parameter(value))
+            else:
+                self.register_buffer(name, value)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the scores of a batch."""
+        model: Tree = {}
+        for path, name in self.paths.items():
+            *above, last = path.split("/")
+            place = model
+            for key in above:
+                place = place.setdefault(key, {})
+            place[last] = getattr(self, name)
+        return self.predict(model, x)
+
+
 class _Meter(threading.local):
     """Counts, per thread, the batches whose loss was computed, with and without a gradient."""
 

@@ -344,6 +344,7 @@ def gradients_are_counted(case: Case) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Task, "losses", counted(Task.losses))
         patch.setattr(Task, "judge", counted(Task.judge))
+        patch.setattr(Task, "represent", counted(Task.represent))
         stages = [(t, "train") for t in range(3)]
         stages = [(0, "prologue")] * (method.prologue is not None) + stages
         stages += [(3, "epilogue")] * (method.epilogue is not None)
@@ -502,13 +503,19 @@ def dtype_survives(case: Case) -> None:
 # ---- symmetry ------------------------------------------------------------------------------------
 
 
+def _tells_clients_apart(method: Method, case: Case) -> bool:
+    """Say whether order of service, given weights or noise of their own tell clients apart."""
+    noisy = any(phase.random for phase in method.phases)
+    return method.one_by_one or "client_weights" in case.options or noisy
+
+
 def permuting_clients_permutes_the_result(case: Case) -> None:
     """Clients in another order give the same models in that order (full batches: no randomness)."""
     task = net_task()
     local = replace(case.local, batch=None, drop_last=False)
     method = case.build(task, local)
-    if method.one_by_one or "client_weights" in case.options:
-        return  # the order of service, or of the weights, is part of the method
+    if _tells_clients_apart(method, case):
+        return
     fed, order = federation(), [3, 0, 4, 2, 1]
     other = replace(
         fed,
@@ -531,7 +538,7 @@ def equal_clients_stay_equal(case: Case) -> None:
     """Clients with the same data (and full batches) always have the same model."""
     task = net_task()
     method = case.build(task, replace(case.local, batch=None, drop_last=False))
-    if method.one_by_one or "client_weights" in case.options:
+    if _tells_clients_apart(method, case):
         return
     one = federation(sizes=(9,))
     same = replace(

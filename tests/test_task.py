@@ -117,3 +117,19 @@ def test_a_quadratic_has_no_head() -> None:
     """The toy of the limits is refused by methods that split the network."""
     with pytest.raises(ConfigError, match="linear head"):
         quadratic_task().features({}, torch.zeros(1, 1))
+
+
+def test_a_mixture_is_a_module_too() -> None:
+    """FedEM's model of a client is an ordinary module that gives the scores of the evaluator."""
+    task, fed = net_task(), federation()
+    method = build("fedem", task, Local(epochs=1, batch=4, lr=0.2), {})
+    sim = run(simulation(method, task, [fed], participation="all"))
+    module = sim.network(2)
+    x, y = fed.x[fed.test.of(2)], fed.y[fed.test.of(2)]
+    scores = module(x)
+    assert int((scores.argmax(-1) == y).sum()) == sim.scores()["pre", "test"].correct[0, -1, 2]
+    again = sim.network(2)
+    again.load_state_dict(module.state_dict())
+    assert torch.equal(again(x), scores)
+    scores.sum().backward()
+    assert all(p.grad is not None for p in module.parameters())

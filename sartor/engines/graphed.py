@@ -120,7 +120,7 @@ class _Captured:
         new = self.step(now, batch, narrow_site(self.site, width)._replace(key=key))
         if idle:
             new = tree.where(self.counter < self.limit[:, :width], new, now)
-        _copy(tree.leaves(now), tree.leaves(new))
+        _settle(tree.leaves(now), tree.leaves(new))
         self.counter += 1
 
     def _capture(self, width: int, idle: bool) -> torch.cuda.CUDAGraph:
@@ -163,6 +163,22 @@ def _leaves(value: Any) -> list[Tensor]:
 def _copy(into: list[Tensor], values: list[Tensor]) -> None:
     if into:
         torch._foreach_copy_(into, values)
+
+
+def _settle(now: list[Tensor], new: list[Tensor]) -> None:
+    """Write the outcome of a step into the buffers that it was computed from.
+
+    Leaves that the step handed through stay; one that moved to another name is copied first, as its
+    own buffer may be written before it is read.
+    """
+    homes = {leaf.untyped_storage().data_ptr() for leaf in now}
+    into, values = [], []
+    for old, leaf in zip(now, new, strict=True):
+        if leaf.data_ptr() == old.data_ptr():
+            continue
+        into.append(old)
+        values.append(leaf.clone() if leaf.untyped_storage().data_ptr() in homes else leaf)
+    _copy(into, values)
 
 
 def _signature(value: Any) -> Any:

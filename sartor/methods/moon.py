@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -96,5 +97,13 @@ def moon(task: Task, local: Local, *, rule: Rule = "normalized") -> Method:
 
 def contrast(features: Tensor, towards: Tensor, away: Tensor, temperature: Tensor) -> Tensor:
     """Return ℓ_con of each sample: −log σ((cos(z, z_glob) − cos(z, z_prev))/τ)."""
-    gap = F.cosine_similarity(features, towards) - F.cosine_similarity(features, away)
+    unit = _unit(features)
+    gap = (unit * (_unit(towards) - _unit(away))).sum(-1)
     return -F.logsigmoid(gap / temperature)
+
+
+def _unit(features: Tensor) -> Tensor:
+    """Return vectors of length 1, and zero where there is none."""
+    square = features.square().sum(-1, keepdim=True)
+    some = square > 0
+    return torch.where(some, features / torch.where(some, square, 1.0).sqrt(), 0.0 * features)

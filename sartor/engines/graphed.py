@@ -23,7 +23,7 @@ from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.convolution import LaneConvolutions
 from sartor.engines.plan import Plan
-from sartor.engines.vectorised import Vectorised, narrow_site, over_lanes
+from sartor.engines.vectorised import STOP_EVERY, Vectorised, narrow_site, over_lanes
 from sartor.method import Phase, Site
 from sartor.task import metered
 from sartor.tree import Tree
@@ -41,14 +41,15 @@ class Graphed(Vectorised):
 
     def steps(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Take the steps of a phase by replaying graphs."""
-        if phase.stop is not None or plan.num_steps == 0:
+        if plan.num_steps == 0:
             return super().steps(phase, work, site, plan)
         key = (id(phase), _signature(work), tuple(_signature(field) for field in site), plan.batch)
         known = self._captured.get(key)
         if known is None or not known.holds(plan):
             known = self._captured[key] = _Captured(self, phase, work, site, plan)
         taken = torch.from_numpy(plan.steps).to(self.arena.device)
-        return known.run(work, site, plan, taken), taken
+        found = known.run(work, site, plan, taken)
+        return found, taken if phase.stop is None else known.taken.clone()
 
     @property
     def pool(self) -> Any:
@@ -73,8 +74,11 @@ class _Captured:
         self.limit = torch.zeros(plan.steps.shape, dtype=torch.int64, device=device)
         self.counter = torch.zeros(1, dtype=torch.int64, device=device)
         self.period = torch.ones(1, dtype=torch.int64, device=device)
+        self.taken = torch.zeros_like(self.limit)
+        self.done = torch.zeros_like(self.limit, dtype=torch.bool)
         self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
         self.step = over_lanes(phase.step, 2, LaneConvolutions)
+        self.stop = None if phase.stop is None else over_lanes(phase.stop, 1)
 
     def holds(self, plan: Plan) -> bool:
         """Say whether the buffers are long enough for a plan."""
@@ -97,8 +101,13 @@ class _Captured:
         self.limit.copy_(steps)
         self.counter.zero_()
         self.period.fill_(plan.table.shape[2])
-        for kind in schedule:
+        self.taken.zero_()
+        self.done.zero_()
+        for s, kind in enumerate(schedule, 1):
             self.graphs[kind].replay()
+            asks = self.stop is not None and s % STOP_EVERY == 0
+            if asks and bool((self.done | (self.limit <= s)).all()):
+                break
         found: Tree = tree.map(torch.clone, self.work)
         return found
 
@@ -117,10 +126,17 @@ class _Captured:
         key = self.keys[:, :width].index_select(2, self.counter)[:, :, 0]
         batch = self.plan.batches(self.engine.arena, entry)
         now = tree.narrow(self.work, 1, 0, width)
-        new = self.step(now, batch, narrow_site(self.site, width)._replace(key=key))
-        if idle:
-            new = tree.where(self.counter < self.limit[:, :width], new, now)
+        here = narrow_site(self.site, width)
+        new = self.step(now, batch, here._replace(key=key))
+        active = self.counter < self.limit[:, :width]
+        if self.stop is not None:
+            active = active & ~self.done[:, :width]
+            self.taken[:, :width] += active
+        if idle or self.stop is not None:
+            new = tree.where(active, new, now)
         _settle(tree.leaves(now), tree.leaves(new))
+        if self.stop is not None:
+            self.done[:, :width] |= self.stop(now, here)
         self.counter += 1
 
     def _capture(self, width: int, idle: bool) -> torch.cuda.CUDAGraph:

@@ -29,7 +29,7 @@ from sartor.tree import Tree
 # The common letter and the round belong to the run: they are not copied per client.
 PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0, 0)
 _UNTUNED = 256  # lanes at once on a CPU before anything was measured
-_STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
+STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 
 
 class Vectorised:
@@ -106,7 +106,7 @@ class Vectorised:
                 now = tree.where(active, new, now)
                 taken[:, :width] += active
                 done[:, :width] |= self.clients(phase.stop, now, here)
-                if s % _STOP_EVERY == _STOP_EVERY - 1 and bool((done | (steps <= s + 1)).all()):
+                if s % STOP_EVERY == STOP_EVERY - 1 and bool((done | (steps <= s + 1)).all()):
                     break
             elif idle:
                 now = tree.where(s < steps[:, :width], new, now)

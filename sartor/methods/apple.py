@@ -65,7 +65,8 @@ def apple(
         local: local training of the own core and the relations together.
         start: where p_i begins: at n_j/n, at 1/M, or with the own core alone.
         start_cores: one start for all cores, or another one for every client.
-        core_rate: whether the own core's step is multiplied by the number of clients.
+        core_rate: whether the own core's step is multiplied by the number of clients (and, with
+            momentum μ, by 1 − μ).
         shape: how the pull to p_0 fades.
         max_clients: room for relations that every client keeps; at least the number of clients.
     """
@@ -126,6 +127,10 @@ def apple(
         rate = site.hyper["local_lr"]
         if core_rate == "times_clients":
             rate = rate * len(site.common["share"])
+            if local.momentum:
+                rate = rate * (
+                    1.0 - site.hyper["momentum"]
+                )  # momentum lengthens steps by 1/(1 − μ)
         return train.step(work, batch, site._replace(hyper={**site.hyper, "core_lr": rate}))
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
@@ -138,7 +143,9 @@ def apple(
         name="apple",
         hyper={
             **local.hyper,
-            "relation_lr": Hyper(0.01, 0.0, note="the step of the relations; 0 keeps them"),
+            "relation_lr": Hyper(
+                0.01 * (1.0 - local.momentum), 0.0, note="the step of the relations; 0 keeps them"
+            ),
             "pull": Hyper(0.1, 0.0, note="the early pull of the relations to n_j/n"),
             "pull_rounds": Hyper(5.0, 0.0, note="the rounds until the pull is gone"),
         },

@@ -149,7 +149,7 @@ def heur_fedamp(
     return _attentive("heur-fedamp", task, local, others, pull, hyper, start, pool, decay_every)
 
 
-_PULL = Hyper(0.5, 0.0, note="the pull to the cloud model; 0 is local training")
+_PULL = Hyper(0.03, 0.0, note="the pull to the cloud model; 0 is local training")
 
 
 def _attentive(

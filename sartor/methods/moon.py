@@ -28,7 +28,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sartor import tree
 from sartor.hyper import Hyper
@@ -99,7 +98,7 @@ def contrast(features: Tensor, towards: Tensor, away: Tensor, temperature: Tenso
     """Return ℓ_con of each sample: −log σ((cos(z, z_glob) − cos(z, z_prev))/τ)."""
     unit = _unit(features)
     gap = (unit * (_unit(towards) - _unit(away))).sum(-1)
-    return -F.logsigmoid(gap / temperature)
+    return torch.logaddexp(torch.zeros_like(gap), -gap / temperature)
 
 
 def _unit(features: Tensor) -> Tensor:

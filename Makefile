@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint format tests bench clean
+.PHONY: help demo test lint format tests slow bench clean
 
 help:
 	@echo "make demo    four methods side by side on real digits, with a report (under a minute)"
 	@echo "make test    lint, format check, types, tests"
-	@echo "make bench   seconds a round: Sartor against a plain loop"
+	@echo "make slow    the tests that make test leaves out"
+	@echo "make bench   seconds a round: Sartor against a plain loop, every method against FedAvg"
 	@echo "make lint    ruff, format check and mypy alone"
 	@echo "make format  let ruff mend what it can"
 	@echo "make clean   remove .venv and caches (run folders stay)"
@@ -40,6 +41,10 @@ test: lint tests
 
 bench: $(STAMP)
 	@$(BIN)/python -m bench $(BENCH)
+	@$(BIN)/python -m bench.methods
+
+slow: $(STAMP)
+	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q -m "slow and not gpu"
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

@@ -112,7 +112,9 @@ class Experiment(BaseModel):
     label: str | None = _key(None, "Folders: the column that holds the label.", _DATA, "NAME")
     data_dir: Path | None = _key(None, "Where data sets lie (else SARTOR_DATA).", _DATA, "FOLDER")
 
-    model: str | None = _key(None, "mclr, dnn, lenet5, resnet8; else one that fits.", _TRAINING, "NAME")
+    model: str | None = _key(
+        None, "mclr, dnn, lenet5, resnet8; else one that fits.", _TRAINING, "NAME"
+    )
     rounds: int = _key(20, "Communication rounds.", _TRAINING, "T", ge=1)
     seed: int = _key(0, "First seed: allocation, start, batches.", _TRAINING, "S", ge=0)
     seeds: int = _key(1, "Repeat with seeds S, S+1, ..., S+K-1.", _TRAINING, "K", ge=1)

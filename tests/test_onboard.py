@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 from typing import Any
 
 import numpy as np
@@ -53,6 +55,13 @@ def test_a_method_with_own_letters_has_one_for_strangers(name: str) -> None:
     """``greet`` writes the letter that ``address`` cannot, with the same leaves."""
     method = build(name, net_task(), SGD, {})
     assert not has_own_letters(method) or method.greet is not None
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_states_its_rule_for_newcomers(name: str) -> None:
+    """The file of a method says in words how a client that joins later gets its model."""
+    text = inspect.getmodule(METHODS[name].factory).__doc__  # type: ignore[union-attr]
+    assert re.search(r"\bA\s+newcomer", text or "")
 
 
 def test_a_newcomer_of_fedavg_gets_the_global_model() -> None:

@@ -22,6 +22,9 @@ group, by `inside`; a client alone keeps its own model.
 Ours, where the papers are silent: held-out samples come from the training data (a share
 `val_share`, drawn at random), so that test data stay clean; `select_on="test"` is there to
 reproduce the optimistic table of Yu et al. Clusters: the papers discuss them and give no algorithm.
+
+A newcomer uses what most clients use: the common model, or one that it trains alone. With clusters
+there is no rule for it, as it belongs to none.
 """
 
 from __future__ import annotations

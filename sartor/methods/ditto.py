@@ -20,6 +20,8 @@ Both branches read the stream "train", so step j of v and step j of w see the sa
 authors' code; w is then FedAvg's to the bit for every λ, and v_k at λ = 0 is LocalTrain's to the
 bit. Differs from the paper: momentum and weight decay, where local training has them, serve both
 branches, each with an optimiser of its own; the paper has neither.
+
+A newcomer begins its personal model at the global one, and trains it with the pull.
 """
 
 from __future__ import annotations

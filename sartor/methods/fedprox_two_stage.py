@@ -25,6 +25,8 @@ Differs from the paper: Algorithm 2 prints the branches of stage I the wrong way
 then keep, else train"); here the sampled clients train and push, as the server's line, Lemma 14 and
 stage II demand. The server stays put at λ = 0, where Eq. (26) is void; with λ_i the factor
 λμ/(μ+λ) in it becomes its mean Σ p_i λ_i μ/(μ+λ_i) (ours).
+
+A newcomer starts at the global model and takes rounds around it, and the last stage after them.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ bytes; the paper's clients share the coin's seed). `gradient="batch"` takes the 
 local training, and `participation="sampled"` lets only the sampled clients move, towards the mean
 of those sampled last: heuristics of ours. Unlike public code, the first coin is as fair as the
 others, and a run of ones exchanges models once.
+
+A newcomer starts at the average and takes its gradient steps; it does not move the average.
 """
 
 from __future__ import annotations

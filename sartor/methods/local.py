@@ -14,6 +14,8 @@ Learning" (arXiv 2103.01901).
 Differs from public code: all clients train in every round by default, since there is no server that
 could sample them; ``participation="sampled"`` gives each client only its share of the compute, as
 other libraries do.
+
+A newcomer trains alone, from the common start.
 """
 
 from __future__ import annotations

@@ -22,6 +22,8 @@ The paper's runs: α = 0.01, β = 0.001, τ = 10, batch 40, uniform weights, one
 personalisation. `preset="prior"` personalises as Shi et al. 2023 do: a step with the rate of
 training, then one with the personal rate (both 0.01); their "+FT" is one more, `personal_steps=2`.
 D' is what FedAvg would see, so at α = 0 the method is FedAvg to the bit.
+
+A newcomer takes the common start and personalises it like everybody else.
 """
 
 from __future__ import annotations

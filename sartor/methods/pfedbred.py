@@ -28,6 +28,8 @@ or w' (mh); the server averages by samples. The paper says neither where a solve
 nor which batch ∇f is taken on (ours: that of the proximal solve). Families other than the Gaussian
 take mirror steps, which stay inside the domain; w and μ are clipped into it. The mirror step moves
 a weight near 0 by about α c² times the slope.
+
+A newcomer takes the global model for θ, w and the memory, and trains from there.
 """
 
 from __future__ import annotations

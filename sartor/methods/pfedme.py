@@ -20,6 +20,8 @@ last θ after the first batch of a round, as the authors' code does. That code a
 samples (`weights="samples"`; the paper averages plainly), decays the weights in the proximal steps
 (`weight_decay=0.001` of local training, which acts on θ alone), and scores w_{i,R} in place of θ_i
 (ours does not).
+
+A newcomer takes the global model for θ and w, and finds its proximal point when it trains.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from sartor.engines import pooling, traced, tuning
 from sartor.engines.pooling import FastPooling
 from sartor.engines.tuning import choose_chunk
 from sartor.errors import FederationError, RunFolderError
-from sartor.methods import build
+from sartor.methods import METHODS, build
 from sartor.report import write_report
 from sartor.runs import RunFolder, storage
 from sartor.task import Task
@@ -553,6 +553,36 @@ def test_a_traced_step_is_the_step_to_the_bit(name: str, net: str, chunk: int) -
     assert len(fast.engine.traces._ready) >= 2  # of training, and of scoring
     assert_same(outcome(fast), outcome(plain))
     assert (fast.ledger().gradient_evaluations > 0).all()
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_survives_tracing(name: str) -> None:
+    """A run long enough for traces, one client at a time, gives the numbers of a run without."""
+    task, local = net_task(), Local(epochs=1, batch=4, lr=0.1)
+    found = []
+    for worth in (2, 10**9):
+        sim = simulation(build(name, task, local, {}), task, [federation()], chunk=1, rounds=2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(traced, "_WORTH_IT", worth)
+            found.append(outcome(run(sim)))
+    assert sim.engine.traces._ready == {}
+    assert_same(found[0], found[1], atol=1e-12)
+
+
+def test_a_step_that_cannot_be_traced_goes_on_as_it_is() -> None:
+    """A value taken out of a tensor stops the trace and not the run."""
+
+    def step(work: dict[str, Tensor], factor: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"a": work["a"] * factor["f"].item()}
+
+    traces, owner = traced.Traces(), object()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traced, "_WORTH_IT", 2)
+        for k in range(5):
+            found = traces.call(owner, step, {"a": torch.ones(2)}, {"f": torch.tensor(float(k))})
+            traces.prepare()
+            assert found["a"].tolist() == [float(k)] * 2
+    assert not traces._ready
 
 
 def test_traces_take_over_the_calls() -> None:

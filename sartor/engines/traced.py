@@ -52,7 +52,10 @@ class Traces:
         """Make the traces that have been asked for."""
         while self._wanted:
             key, (step, (owner, args)) = self._wanted.popitem()
-            traced = make_fx(step)(*args)
+            try:
+                traced = make_fx(step)(*args)
+            except RuntimeError:  # an operation that cannot be traced: the step goes on as it is
+                continue
             self._ready[key] = _Kept(owner, traced)
 
 

@@ -32,7 +32,6 @@ from dataclasses import replace
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sartor import simplex, tree
 from sartor.errors import ConfigError
@@ -40,7 +39,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
 from sartor.mixing import at, combine, normalise, put_rows
-from sartor.prototypes import class_means, class_sums
+from sartor.prototypes import class_means, class_sums, members
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -178,7 +177,7 @@ def _statistics(task: Task) -> Phase:
 
     def step(work: Tree, batch: Batch, site: Site) -> Tree:
         found = task.represent(work["params"], batch)
-        member = F.one_hot(batch.y, task.num_classes).to(found.dtype) * batch.mask[:, None]
+        member = members(task, batch, found.dtype)
         return {
             **work,
             "sums": work["sums"] + member.mT @ found,

@@ -32,13 +32,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sartor import tree
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Method, Phase, Site
 from sartor.methods.fedavg import Rule, fedavg
+from sartor.prototypes import members
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -109,7 +109,7 @@ def class_counts(task: Task) -> Phase:
         return {**work, "counts": like.new_zeros(task.num_classes)}
 
     def step(work: Tree, batch: Batch, site: Site) -> Tree:
-        member = F.one_hot(batch.y, task.num_classes) * batch.mask[:, None]
+        member = members(task, batch, work["counts"].dtype)
         return {**work, "counts": work["counts"] + member.sum(0)}
 
     return Phase("class counts", step, enter, batch=256, shuffle=False)

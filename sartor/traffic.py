@@ -10,6 +10,7 @@ import torch
 from sartor import models, tree
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
+from sartor.engines.round import Receipt
 from sartor.engines.sequential import Sequential
 from sartor.local import Local
 from sartor.methods import Factory, build
@@ -48,8 +49,23 @@ def traffic(method: str | Factory) -> Traffic:
     federation = Federation.from_arrays(x, y, client=who, test=0.25, val=0.25)
     network = models.dnn(federation)
     task = Task(network, network.head)
+    simulation = _simulation(method, task, federation)
+    simulation.step()
+    ledger = simulation.ledger()
+    size = _CLIENTS * tree.num_bytes(task.init(0))
+    counted = (ledger.bytes_down.sum(), ledger.bytes_up.sum(), ledger.setup_bytes.sum())
+    return Traffic(*(float(number) / size for number in counted))
+
+
+def one_round(method: str | Factory, task: Task, federation: Federation) -> Receipt:
+    """Run one round of everybody, without scoring, and return what it cost."""
+    simulation = _simulation(method, task, federation)
+    return simulation.rounds.train(simulation.server, simulation.store, 0)[1]
+
+
+def _simulation(method: str | Factory, task: Task, federation: Federation) -> Simulation:
     record = build(method, task, Local(steps=1, batch=4), {})
-    simulation = Simulation(
+    return Simulation(
         record,
         task,
         [federation],
@@ -61,8 +77,3 @@ def traffic(method: str | Factory) -> Traffic:
         dtype=torch.float32,
         points=(record.headline,),
     )
-    simulation.step()
-    ledger = simulation.ledger()
-    size = _CLIENTS * tree.num_bytes(task.init(0))
-    counted = (ledger.bytes_down.sum(), ledger.bytes_up.sum(), ledger.setup_bytes.sum())
-    return Traffic(*(float(number) / size for number in counted))

@@ -7,15 +7,10 @@ import pytest
 import torch
 
 from sartor import models
-from sartor.cohort import Participation
 from sartor.data.federation import Federation
-from sartor.engines.sequential import Sequential
-from sartor.local import Local
-from sartor.methods import METHODS, build
-from sartor.scores import Run
-from sartor.simulation import Simulation
+from sartor.methods import METHODS
 from sartor.task import Task
-from sartor.traffic import traffic
+from sartor.traffic import one_round, traffic
 
 KIB = {
     "fedavg": 484.42,
@@ -38,21 +33,7 @@ def test_bytes_on_cifar10_are_those_of_table_2(name: str) -> None:
     who = np.repeat([f"c{i:02d}" for i in range(clients)], samples)
     fed = Federation.from_arrays(x, torch.arange(len(x)) % 10, client=who, test=0.34)
     network = models.lenet5(fed)
-    task = Task(network, network.head)
-    method = build(name, task, Local(steps=1, batch=2), {})
-    sim = Simulation(
-        method,
-        task,
-        [fed],
-        [Run(seed=0)],
-        Sequential,
-        rounds=1,
-        participation=Participation(),
-        device=torch.device("cpu"),
-        dtype=torch.float32,
-        points=(method.headline,),
-    )
-    _, receipt = sim.rounds.train(sim.server, sim.store, 0)
+    receipt = one_round(name, Task(network, network.head), fed)
     kib = (receipt.bytes_down + receipt.bytes_up)[0] / clients / 1024
     assert kib == pytest.approx(KIB[name], abs=0.06)
 

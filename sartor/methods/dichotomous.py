@@ -23,6 +23,9 @@ Ours, where the papers are silent: held-out samples come from the training data 
 `val_share`, drawn at random), so that test data stay clean; `select_on="test"` is there to
 reproduce the optimistic table of Yu et al. Clusters: the papers discuss them and give no algorithm.
 
+Bytes: a client that is known to train alone is sent nothing but the choice itself, which is not
+booked then; with every other letter it is, as eight bytes.
+
 A newcomer uses what most clients use: the common model, or one that it trains alone. With clusters
 there is no rule for it, as it belongs to none.
 """

@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from sartor import tree
 from sartor.data.federation import Federation
 from sartor.errors import ConfigError
 from sartor.local import Local
@@ -82,6 +83,23 @@ def test_the_threshold_deploys_one_of_the_two_runs_to_the_bit(
         assert books.bytes_up.tolist() == theirs.bytes_up.tolist()
         extra = books.bytes_down - theirs.bytes_down  # the choice itself travels with each letter
         assert extra.tolist() == (8 * theirs.participants).tolist()
+
+
+def test_letters_that_are_not_sent_do_not_matter() -> None:
+    """Where everybody trains alone, no model is booked, and a broken one would change nothing."""
+    task, fed = net_task(), federation()
+    method = build("dichotomous", task, SGD, {"version": "threshold"})
+
+    def broken(server: Any, hub: Any) -> Any:
+        return tree.map(lambda leaf: leaf * torch.nan, method.broadcast(server, hub))
+
+    hyper = {"heterogeneity": 1e9}
+    wanted = run(simulation(method, task, [fed], hyper=hyper))
+    found = run(simulation(replace(method, broadcast=broken), task, [fed], hyper=hyper))
+    np.testing.assert_array_equal(
+        found.scores()["pre", "test"].loss, wanted.scores()["pre", "test"].loss
+    )
+    assert wanted.ledger().bytes_down.sum() == 0
 
 
 def test_the_threshold_moves_with_its_scale() -> None:

@@ -1,0 +1,146 @@
+"""From the clients' samples to heterogeneity, noise and the error that each λ would leave.
+
+What leaves a client is stated with every quantity; samples never do. All functions take any number
+of federations at once (leading axes), so that a study of thousands runs as lanes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor.theory import random_effects
+from sartor.theory.heterogeneity import Heterogeneity, from_fits
+from sartor.theory.linear_models import Clients, Fits, fit_each
+from sartor.theory.noise import Noise, calibrated, noise_of
+from sartor.theory.random_effects import Effects, Risks, best_pull, default_pulls, risks
+
+Target = Literal["loss", "parameters"]
+
+ENOUGH = 5.0
+"""Samples that a client needs for every parameter that its fit uses."""
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What the adviser knows of a federation before training, the federated way.
+
+    A client sends ŵ_i, and the variance and curvature of its coordinates (three messages of the
+    model's size), and the numbers n_i, ρ̂_i², μ_i, L_i and tr(H_i⁻¹G_i), once; for the standard
+    error of R̂ it receives w̄ and sends two numbers more.
+
+    Attributes:
+        sizes: (..., clients) n_i.
+        weights: (..., clients) p_i.
+        fits: every client alone.
+        noise: chance error of the fits.
+        heterogeneity: R̂² (R1) with its errors, and distances.
+        effects: τ², by restricted likelihood.
+        pulls: (pulls,) values of λ, from 0 (alone) to ∞ (one model for all).
+        risks: expected errors at these, per client and coordinate.
+        curvature: (..., clients, p) h_ij.
+        pull: (...) the λ of smallest expected mean error.
+        own_pull: (..., clients) λ_i, each client's best answer to the others' λ.
+    """
+
+    sizes: Tensor
+    weights: Tensor
+    fits: Fits
+    noise: Noise
+    heterogeneity: Heterogeneity
+    effects: Effects
+    pulls: Tensor
+    risks: Risks
+    curvature: Tensor
+    pull: Tensor
+    own_pull: Tensor
+
+    def errors(self, target: Target) -> Tensor:
+        """Return the expected error of every client at every λ, (..., pulls, clients)."""
+        by = self.curvature / 2.0 if target == "loss" else None
+        return self.risks.total(self.effects.tau2, by)
+
+
+def estimate(
+    clients: Clients,
+    weights: Tensor,
+    *,
+    target: Target = "loss",
+    draws: int = 20,
+    seed: int = 0,
+    pulls: Tensor | None = None,
+) -> Estimates:
+    """Fit every client alone and say what λ will do.
+
+    Args:
+        clients: the samples.
+        weights: (..., clients) p_i, of sum 1.
+        target: what λ shall make small: the clients' mean excess loss, or the mean squared error of
+            their parameters.
+        draws: drawings that calibrate the noise of logistic and softmax fits; 0 leaves it out.
+        seed: of the drawings.
+        pulls: values of λ to try; a fine grid if None.
+    """
+    bias_reduced = clients.family == "logistic" and not clients.ridge
+    fits = fit_each(clients, bias_reduced=bias_reduced)
+    noise = noise_of(clients, fits.w)
+    if draws:
+        noise = calibrated(
+            clients, fits.w, noise, bias_reduced=bias_reduced, draws=draws, seed=seed
+        )
+    each = noise.each
+    variance = torch.maximum(each, 1e-9 * each.flatten(-2).amax(-1)[..., None, None] + 1e-300)
+    curvature = noise.curvature
+    found = random_effects.effects(fits.w, variance)
+    tried = default_pulls(curvature) if pulls is None else pulls
+    expected = risks(tried, variance, curvature, weights)
+    by = curvature / 2.0 if target == "loss" else None
+    mean = (weights[..., None, :] * expected.total(found.tau2, by)).sum(-1)
+    own = expected.total(found.own, by).transpose(-1, -2)
+    return Estimates(
+        sizes=clients.sizes,
+        weights=weights,
+        fits=fits,
+        noise=noise,
+        heterogeneity=from_fits(fits.w, weights, noise.covariance),
+        effects=found,
+        pulls=tried,
+        risks=expected,
+        curvature=curvature,
+        pull=best_pull(tried, mean),
+        own_pull=best_pull(tried, own),
+    )
+
+
+def doubts(clients: Clients, fits: Fits, noise: Noise) -> list[list[str]]:
+    """List for one federation, per client, why its estimates cannot be trusted; empty if they can.
+
+    Args:
+        clients: (clients, samples, d).
+        fits: of these.
+        noise: of these fits.
+    """
+    found: list[list[str]] = []
+    sizes = clients.sizes.tolist()
+    for i, n in enumerate(sizes):
+        reasons = []
+        if clients.family != "linear" and len(torch.unique(clients.y[i][clients.mask[i]])) < 2:
+            reasons.append("has samples of one class only")
+        if bool(fits.separable[i]):
+            reasons.append("has classes that a linear model separates without an error")
+        elif not bool(fits.converged[i]):
+            reasons.append(
+                f"has a fit that did not converge (gradient {float(fits.gradient[i]):.1e})"
+            )
+        if n < ENOUGH * float(noise.used[i]):
+            reasons.append(
+                f"has {n:.0f} samples for {float(noise.used[i]):.0f} parameters (at least "
+                f"{ENOUGH * float(noise.used[i]):.0f} are needed)"
+            )
+        if not bool(torch.isfinite(noise.total[i])):
+            reasons.append("has features that leave its model undetermined")
+        found.append(reasons)
+    return found

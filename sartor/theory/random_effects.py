@@ -1,0 +1,152 @@
+"""How large the error of every client's model will be at each λ, before anything is trained.
+
+The clients' best models are taken as draws around a common centre, w_i* = c + u_i, with variance τ²
+in every coordinate, and a fit as ŵ_i = w_i* + noise with variance v_ij. Losses are quadratic with
+curvature h_ij, so that the models of one-stage FedProx are averages of the fits, and their errors
+are known in closed form, coordinate by coordinate:
+
+w̃_i = (1 − a_i) ŵ_i + a_i Σ_k b_k ŵ_k, with a_i = λ_i/(h_i + λ_i), b_k ∝ p_k h_k λ_k/(h_k + λ_k),
+E(w̃_i − w_i*)² = Σ_k m_ik² v_k + τ² Σ_k (m_ik − δ_ik)², m_ik = (1 − a_i) δ_ik + a_i b_k.
+
+λ = 0 is every client alone, λ = ∞ the minimiser of Σ p_i L_i. For equal clients the λ of smallest
+error is φ/(nτ²), with φ = 1 where the model is true (v = φ/(nh)): the rule ``shrinkage`` with
+ρ²/μ replaced by tr(H⁻¹G). A client sends its fit, its v and its h: three messages of the model's
+size. The method is ours; the papers leave the estimation of R open.
+
+| symbol | here | meaning |
+|---|---|---|
+| τ² | tau2 | variance of the clients' best models, in each coordinate |
+| R² | p τ² (1 − 1/m) | what it says of the heterogeneity, for equal weights |
+| v_ij | variance | of the fits; (..., clients, p) |
+| h_ij | curvature | 1/(H_i⁻¹)_jj; v_ij = φ_i/(n_i h_ij) where the model is true |
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+
+class Effects(NamedTuple):
+    """What the fits say of τ².
+
+    Attributes:
+        tau2: (...) the posterior mean; what an expected error that is linear in τ² needs.
+        likeliest: (...) the value of largest restricted likelihood; may be 0.
+        own: (..., clients) τ_i², where a client's own distance may differ from the others'.
+        grid: (..., values) the values of τ² that were tried, the first of them 0.
+        weight: (..., values) their posterior weights, of sum 1.
+    """
+
+    tau2: Tensor
+    likeliest: Tensor
+    own: Tensor
+    grid: Tensor
+    weight: Tensor
+
+
+def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.0) -> Effects:
+    """Estimate τ² from fits and their variances, by restricted likelihood over all coordinates.
+
+    Coordinates with little noise count for more, which makes it much less noisy than R̂² where the
+    clients are alike; correlations between coordinates are not used. The prior is flat in log τ²
+    on a grid that reaches from 1e-4 of the noise to the largest squared distance, and 0.
+
+    Args:
+        w: (..., clients, p) fits.
+        variance: (..., clients, p) v_ij > 0.
+        values: points of the grid.
+        spread: s.d. of log τ_i² around log τ², the prior of the clients' own values.
+    """
+    noise = variance.flatten(-2).median(-1).values
+    gaps2 = (w - w.mean(-2, keepdim=True)).square()
+    low = 1e-4 * noise
+    high = 10.0 * (gaps2.flatten(-2).amax(-1) + noise)
+    steps = torch.linspace(0.0, 1.0, values - 1, dtype=w.dtype)
+    grid = low[..., None] * (high / low)[..., None] ** steps
+    grid = torch.cat((torch.zeros_like(grid[..., :1]), grid), -1)
+    total = variance[..., None] + grid[..., None, None, :]
+    precision = 1.0 / total
+    whole = precision.sum(-3, keepdim=True)
+    centre = (precision * w[..., None]).sum(-3, keepdim=True) / whole
+    each = -0.5 * (total.log() + precision * (w[..., None] - centre).square()).sum(-2)
+    joint = each.sum(-2) - 0.5 * whole.log().sum((-3, -2))
+    weight = torch.softmax(joint, -1)
+    tau2 = (weight * grid).sum(-1)
+    near = (grid[..., 1:].log() - tau2.clamp(min=1e-300).log()[..., None]) / spread
+    own = torch.softmax(each[..., 1:] - 0.5 * near.square()[..., None, :], -1)
+    return Effects(
+        tau2=tau2,
+        likeliest=grid.gather(-1, joint.argmax(-1, keepdim=True))[..., 0],
+        own=(own * grid[..., None, 1:]).sum(-1),
+        grid=grid,
+        weight=weight,
+    )
+
+
+class Risks(NamedTuple):
+    """The two parts of the clients' expected squared errors; the whole is noise + τ² · apart.
+
+    Attributes:
+        noise: (..., pulls, clients, p) from the samples.
+        apart: (..., pulls, clients, p) per unit of τ², from the clients' differences.
+    """
+
+    noise: Tensor
+    apart: Tensor
+
+    def total(self, tau2: Tensor, by: Tensor | None = None) -> Tensor:
+        """Return expected squared errors (..., pulls, clients).
+
+        Args:
+            tau2: (...) or, with a value per client, (..., clients).
+            by: (..., clients, p) weights of the coordinates; h/2 gives excess losses.
+        """
+        per_client = tau2.ndim == self.noise.ndim - 2
+        wide = tau2[..., None, :, None] if per_client else tau2[..., None, None, None]
+        found = self.noise + wide * self.apart
+        return (found if by is None else found * by[..., None, :, :]).sum(-1)
+
+
+def risks(pulls: Tensor, variance: Tensor, curvature: Tensor, weights: Tensor) -> Risks:
+    """Return the expected errors of all clients at every λ.
+
+    Args:
+        pulls: (pulls,) values of λ from 0 to ∞, or (..., pulls, clients) values of λ_i.
+        variance: (..., clients, p) v_ij.
+        curvature: (..., clients, p) h_ij.
+        weights: (..., clients) p_i, of sum 1.
+    """
+    lam = pulls[:, None, None] if pulls.ndim == 1 else pulls[..., None]
+    v, h = variance[..., None, :, :], curvature[..., None, :, :]
+    share = weights[..., None, :, None]
+    own = 1.0 / (1.0 + h / lam)  # a_i
+    force = share / (1.0 / h + 1.0 / lam)
+    force = torch.where(force.sum(-2, keepdim=True) > 0, force, share.expand_as(force))
+    given = force / force.sum(-2, keepdim=True)  # b_k
+    shared = (given.square() * v).sum(-2, keepdim=True)
+    many = given.square().sum(-2, keepdim=True)
+    kept = 1.0 - own
+    noise = kept.square() * v + 2.0 * kept * own * given * v + own.square() * shared
+    apart = own.square() * (1.0 - 2.0 * given + many)
+    return Risks(noise, apart)
+
+
+def best_pull(pulls: Tensor, error: Tensor) -> Tensor:
+    """Return the λ of smallest error: (...) for errors (..., pulls)."""
+    return pulls[error.argmin(-1)]
+
+
+def default_pulls(curvature: Tensor, number: int = 121) -> Tensor:
+    """Return 0, λ from 1e-5 of the smallest curvature to 1e4 of the largest, and ∞.
+
+    >>> len(default_pulls(torch.ones(3, 2), 20))
+    20
+    """
+    low, high = 1e-5 * float(curvature.min()), 1e4 * float(curvature.max())
+    inner = torch.logspace(math.log10(low), math.log10(high), number - 2, dtype=torch.float64)
+    ends = torch.tensor([0.0, math.inf], dtype=torch.float64)
+    return torch.cat((ends[:1], inner, ends[1:]))

@@ -96,10 +96,10 @@ def test_lemma_5_holds_in_the_mean_over_draws() -> None:
 
 
 def test_lemma_5_in_numbers() -> None:
-    """Weights (¼, ¾), n = (10, 90): √(Σp²/n) = 1/√80; ρ = √5, L = 2, R = 1, μ = ½: (1/4 + 2)·4."""
+    """Weights (¼, ¾), n = (10, 90): √(Σp²/n) = 1/√80; ρ = √5, L = ½, R = 4, μ = ½: (1/4 + 2)·4."""
     weights, sizes = torch.tensor([0.25, 0.75], dtype=torch.float64), torch.tensor([10, 90])
     fits = torch.tensor([[3.0, 4.0], [0.0, 1.0]], dtype=torch.float64)
-    given = (torch.zeros(2, dtype=torch.float64), weights, sizes, 1.0, 2.0, 0.5)
+    given = (torch.zeros(2, dtype=torch.float64), weights, sizes, 4.0, 0.5, 0.5)
     found = lemmas.lemma_5(fits, *given, 5**0.5)
     assert float(found.left) == pytest.approx(3.0)
     assert float(found.right) == pytest.approx(9.0)

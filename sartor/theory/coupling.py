@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-Number = float | Tensor
+from sartor.theory.quantities import Number, tensors
 
 
 def v1(heterogeneity: Number, num_samples: Number, noise: Number = 2.0) -> Tensor:
@@ -33,7 +33,7 @@ def v1(heterogeneity: Number, num_samples: Number, noise: Number = 2.0) -> Tenso
     >>> round(float(v1(0.5, 200)), 6)
     0.08
     """
-    r, n, rho = _tensors(heterogeneity, num_samples, noise)
+    r, n, rho = tensors(heterogeneity, num_samples, noise)
     return torch.where(r <= 1.0 / n.sqrt(), rho / (n.sqrt() * r), rho.square() / (n * r.square()))
 
 
@@ -41,8 +41,8 @@ def v2(
     heterogeneity: Number,
     num_samples: Number,
     total_samples: Number,
-    smoothness: float,
-    strong_convexity: float,
+    smoothness: Number,
+    strong_convexity: Number,
     noise: Number = 2.0,
 ) -> Tensor:
     """Return λ of (82), max{64κ²L, max{2κ, 5}μQ} − μ, if R <= 1/√n, else ρ²/(n μ R²).
@@ -52,12 +52,31 @@ def v2(
     >>> round(float(v2(0.05, 200, 2000, smoothness=1.0, strong_convexity=0.1)), 6)
     6399.9
     """
-    r, n, total, rho = _tensors(heterogeneity, num_samples, total_samples, noise)
-    big, small, kappa = smoothness, strong_convexity, smoothness / strong_convexity
-    spread, var = (big * r).square(), rho.square()
+    r, n, rho = tensors(heterogeneity, num_samples, noise)
+    terms = v2_terms(heterogeneity, num_samples, total_samples, smoothness, strong_convexity, noise)
+    alike = torch.maximum(*terms) - strong_convexity
+    apart = rho.square() / (n * strong_convexity * r.square())
+    return torch.where(r <= 1.0 / n.sqrt(), alike, apart)
+
+
+def v2_terms(
+    heterogeneity: Number,
+    num_samples: Number,
+    total_samples: Number,
+    smoothness: Number,
+    strong_convexity: Number,
+    noise: Number = 2.0,
+) -> tuple[Tensor, Tensor]:
+    """Return what (82) takes the larger of, 64κ²L and max{2κ, 5}μQ; λ + μ must not be below it.
+
+    >>> [round(float(x), 4) for x in v2_terms(0.05, 200, 2000, 1.0, 0.1)]
+    [6400.0, 11.1111]
+    """
+    r, n, total, rho = tensors(heterogeneity, num_samples, total_samples, noise)
+    big, small = tensors(smoothness, strong_convexity)
+    kappa, spread, var = big / small, (big * r).square(), rho.square()
     q = (2.0 * spread + var / n) / (spread + var / total)
-    alike = (max(2.0 * kappa, 5.0) * small * q).clamp(min=64.0 * kappa**2 * big) - small
-    return torch.where(r <= 1.0 / n.sqrt(), alike, var / (n * small * r.square()))
+    return 64.0 * kappa.square() * big, (2.0 * kappa).clamp(min=5.0) * small * q
 
 
 def shrinkage(
@@ -76,7 +95,7 @@ def shrinkage(
     >>> round(float(shrinkage(0.3, 50, 10, 1.0, noise=5**0.5)), 6)
     1.0
     """
-    r, n, rho = _tensors(heterogeneity, num_samples, noise)
+    r, n, rho = tensors(heterogeneity, num_samples, noise)
     return (1.0 - 1.0 / num_clients) * rho.square() / (n * strong_convexity * r.square())
 
 
@@ -109,7 +128,3 @@ def by_rule(
     if rule == "v2":
         return v2(heterogeneity, n, sizes.sum(), smoothness, strong_convexity, noise)
     return shrinkage(heterogeneity, n, sizes.shape[0], strong_convexity, noise)
-
-
-def _tensors(*values: Number) -> list[Tensor]:
-    return [torch.as_tensor(value, dtype=torch.float64) for value in values]

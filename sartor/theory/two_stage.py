@@ -2,7 +2,11 @@
 
 Chen, Zheng, Long, Su, JMLR 24(262), 2023 (arXiv 2103.01901): Theorems 11 and 12, Eq. (26), (27),
 Lemma 15 with Eq. (38). The constants C depend on μ, β, D and the largest loss alone and are not
-given there; they are arguments with default 1.
+given there; they are arguments with default 1. Lemmas 14, 15, 18 and Proposition 16, which have no
+such constant, bound how far the models are from the minimisers. The statistical side of both
+theorems is in ``two_stage_risk``.
+
+Differs from the paper: Proposition 16 prints t + 1 for T + 1.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from sartor.errors import ConfigError
+from sartor.theory.quantities import check_clients
 
 
 class Schedule(NamedTuple):
@@ -84,7 +88,7 @@ def explicit_local_steps(
     """
     lam, mu = prox_strength, strong_convexity
     reach = (smoothness * diameter) ** 2
-    least = min(reach, 2.0 * lam * loss_bound, (lam * diameter) ** 2)
+    least = envelope_gradient2(lam, smoothness, diameter, loss_bound)
     return _at_least((4 * round_index + 20) * lam**2 * reach / (mu**2 * least) - 1.0)
 
 
@@ -120,11 +124,7 @@ def sufficient_schedule(
     """
     lam, m = prox_strength, len(sizes)
     p = [1.0 / m] * m if weights is None else list(weights)
-    if len(p) != m or abs(sum(p) - 1.0) > 1e-9 or min(p) <= 0 or min(sizes) < 1:
-        raise ConfigError(
-            "weights must be one positive number per client with sum 1, and sizes >= 1; got "
-            f"{len(p)} weights with sum {sum(p):g} for {m} clients."
-        )
+    check_clients(p, sizes)
     pull = lam * max(lam, 1.0)
     pairs = list(zip(p, sizes, strict=True))
     if error == "average":
@@ -137,6 +137,89 @@ def sufficient_schedule(
     return Schedule(
         _at_least(rounds_constant * rounds), _at_least(final_constant * (lam + 1.0) ** 2 * final)
     )
+
+
+# ---- how far from the minimisers -----------------------------------------------------------------
+
+
+def envelope_gradient2(
+    prox_strength: float, smoothness: float, diameter: float, loss_bound: float
+) -> float:
+    """Return Lemma 18's bound on ‖∇F_i(w)‖² over W, min(β²D², 2λB, λ²D²).
+
+    The first needs a minimiser of L_i inside W.
+
+    >>> envelope_gradient2(0.5, 2.0, 2.0, 9.0)
+    1.0
+    """
+    lam = prox_strength
+    return min((smoothness * diameter) ** 2, 2.0 * lam * loss_bound, (lam * diameter) ** 2)
+
+
+def inner_error2(
+    num_steps: int, smoothness: float, strong_convexity: float, diameter: float
+) -> float:
+    """Return Lemma 14's bound 8β²D²/(μ²(k+1)) on E‖w_{t,k} − prox_i(w_g,t)‖² after k steps.
+
+    >>> inner_error2(7, 2.0, 1.0, 1.0)
+    4.0
+    """
+    return 8.0 * (smoothness * diameter / strong_convexity) ** 2 / (num_steps + 1)
+
+
+def outer_error2(
+    round_index: int,
+    prox_strength: float,
+    weights: Sequence[float],
+    *,
+    smoothness: float,
+    strong_convexity: float,
+    diameter: float,
+    loss_bound: float,
+) -> float:
+    """Return Lemma 15's bound on E‖w_g,t − w̃_g‖², where every K_τ satisfies Eq. (38).
+
+    12 (λ+μ)² m‖p‖² min(β²D², 2λB, λ²D²)/(λ²μ²(t+1)), with the arguments of
+    ``explicit_local_steps`` and weights p_i.
+
+    >>> outer_error2(
+    ...     5, 1.0, [0.5, 0.5], smoothness=1.0, strong_convexity=1.0, diameter=1.0, loss_bound=1.0
+    ... )
+    8.0
+    """
+    lam, mu = prox_strength, strong_convexity
+    least = envelope_gradient2(lam, smoothness, diameter, loss_bound)
+    balance = len(weights) * sum(p * p for p in weights)
+    return 12.0 * ((lam + mu) / (lam * mu)) ** 2 * balance * least / (round_index + 1)
+
+
+def objective_error(
+    num_rounds: int,
+    num_final_steps: int,
+    prox_strength: float,
+    weights: Sequence[float],
+    *,
+    smoothness: float,
+    strong_convexity: float,
+    diameter: float,
+    loss_bound: float,
+) -> float:
+    """Return Proposition 16's bound on E_OPT, the objective at the output less its minimum.
+
+    (β+λ)/2 times Lemma 14's bound at K_T steps, and λ/2 times Lemma 15's after T rounds:
+    4(β+λ)β²D²/(μ²(K_T+1)) + 6(λ+μ)² m‖p‖² min(β²D², 2λB, λ²D²)/(λμ²(T+1)).
+    """
+    inner = inner_error2(num_final_steps, smoothness, strong_convexity, diameter)
+    outer = outer_error2(
+        num_rounds,
+        prox_strength,
+        weights,
+        smoothness=smoothness,
+        strong_convexity=strong_convexity,
+        diameter=diameter,
+        loss_bound=loss_bound,
+    )
+    return (smoothness + prox_strength) / 2.0 * inner + prox_strength / 2.0 * outer
 
 
 def _at_least(bound: float) -> int:

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from sartor.errors import ConfigError
 from sartor.theory.two_stage import (
+    envelope_gradient2,
     explicit_local_steps,
+    inner_error2,
     local_rate,
+    objective_error,
+    outer_error2,
     server_rate,
     sufficient_local_steps,
     sufficient_schedule,
@@ -84,3 +89,78 @@ def test_impossible_weights_are_refused(sizes: list, weights: list | None) -> No
     """Weights are positive and sum to one; clients have samples."""
     with pytest.raises(ConfigError, match="sum 1"):
         sufficient_schedule(1.0, sizes, weights)
+
+
+# ---- how far from the minimisers -----------------------------------------------------------------
+
+BALL = {"smoothness": 2.0, "strong_convexity": 0.5, "diameter": 2.0, "loss_bound": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("lam", "wanted"),
+    [(0.1, 0.04), (1.0, 4.0), (2.0 - 1e-9, 16.0), (9.0, 16.0)],
+)
+def test_the_bound_on_the_envelopes_gradient(lam: float, wanted: float) -> None:
+    """Lemma 18 with β = 2, D = 2, B = 4: λ²D² = 0.04 and 4, then β²D² = 16; 2λB if B is small."""
+    assert envelope_gradient2(lam, 2.0, 2.0, 4.0) == pytest.approx(wanted)
+    assert envelope_gradient2(9.0, 2.0, 2.0, 0.5) == pytest.approx(9.0)
+
+
+def test_lemma_18_holds_and_is_nearly_reached() -> None:
+    """For β/2 (w − c)² the gradient of the envelope is λβ/(λ+β) (w − c), with |w − c| <= D."""
+    beta, wide = 2.0, 2.0
+    for lam in (1e-3, 0.1, 1.0, 10.0, 1e4):
+        exact = (lam * beta / (lam + beta) * wide) ** 2
+        bound = envelope_gradient2(lam, beta, wide, beta / 2 * wide**2)
+        assert exact <= bound
+        if lam in (1e-3, 1e4):
+            assert exact > 0.99 * bound
+
+
+def test_the_lemmas_in_numbers() -> None:
+    """Lemma 14: 8 · 16/(k+1) · 4; Lemma 15 and Proposition 16 with m‖p‖² = 2 (1/16 + 9/16)."""
+    assert inner_error2(15, 2.0, 0.5, 2.0) == pytest.approx(8 * 16 * 4 / 16)
+    p = [0.25, 0.75]
+    outer = outer_error2(9, 1.0, p, **BALL)
+    assert outer == pytest.approx(12 * 2.25 * 1.25 * 4.0 / 0.25 / 10)
+    found = objective_error(9, 15, 1.0, p, **BALL)
+    assert found == pytest.approx(3 / 2 * 32 + outer / 2)
+    # As printed: 4(β+λ)β²D²/(μ²(K+1)) + 6(λ+μ)²m‖p‖²·4/(λμ²(T+1)).
+    assert found == pytest.approx(4 * 3 * 16 / 0.25 / 16 + 6 * 2.25 * 1.25 * 4 / 0.25 / 10)
+
+
+def test_lemmas_14_and_15_hold_for_a_run() -> None:
+    """Three clients with losses a/2 (w − z)², a in [½, 2], in the unit disc; 400 runs at once.
+
+    Every local step takes one record; the server steps and K_t are those of the lemmas.
+    """
+    draw = torch.Generator().manual_seed(2)
+    lam, runs, records = 1.0, 400, 12
+    a = 0.5 + 1.5 * torch.rand(3, records, 1, dtype=torch.float64, generator=draw)
+    z = torch.randn(3, records, 2, dtype=torch.float64, generator=draw)
+    z = 0.7 * z / z.norm(dim=2, keepdim=True).clamp(min=1.0)
+    mean, centre = a.mean(1), (a * z).mean(1) / a.mean(1)  # L_i = mean/2 ‖w − centre‖² + const
+    kind = {"smoothness": 2.0, "strong_convexity": 0.5, "diameter": 2.0, "loss_bound": 4.0}
+
+    def prox(shared: torch.Tensor) -> torch.Tensor:
+        return (mean * centre + lam * shared[:, None]) / (mean + lam)
+
+    bend = (lam * mean / (lam + mean)).mean(0)
+    best = (lam * mean / (lam + mean) * centre).mean(0) / bend
+    shared = torch.ones(runs, 2, dtype=torch.float64) / 2**0.5
+    own = shared[:, None].expand(runs, 3, 2).clone()
+    who = torch.arange(3)
+    for t in range(4):
+        steps = explicit_local_steps(t, lam, **kind)
+        for k in range(steps):
+            pick = torch.randint(records, (runs, 3), generator=draw)
+            slope = a[who, pick] * (own - z[who, pick]) + lam * (own - shared[:, None])
+            own = own - local_rate(k, lam, 0.5) * slope
+            own = own / own.norm(dim=2, keepdim=True).clamp(min=1.0)
+            if k + 1 in (1, 4, 32, steps):
+                error = (own - prox(shared)).square().sum(2).mean(0).max()
+                assert float(error) <= inner_error2(k + 1, 2.0, 0.5, 2.0)
+        error = (shared - best).square().sum(1).mean()
+        assert float(error) <= outer_error2(t, lam, [1 / 3] * 3, **kind)
+        move = (shared[:, None] - own).mean(1)
+        shared = shared - lam * server_rate(t, lam, 0.5) * move

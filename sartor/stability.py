@@ -280,14 +280,35 @@ def _compare(
 
 
 def _bytes_per_run(simulation: Simulation) -> int:
-    """Estimate the memory of one run: kept states three times over, uploads, letters and masks."""
+    """Estimate the memory of one run: states and models, then batches, activations and plans."""
     stores = [simulation.store, *([simulation.trained] if simulation.trained else [])]
-    kept = sum(
-        tree.num_bytes(tree_of) for tree_of in (simulation.server, *(s.table for s in stores))
-    )
-    arena, size = simulation.rounds.arena, simulation.dtype.itemsize
-    weights = sum(p.numel() for p in simulation.task.module.parameters()) * size
-    return (
-        3 * (kept + arena.num_clients * weights)
-        + arena.num_clients * arena.splits["train"].capacity
-    )
+    kept = sum(tree.num_bytes(part) for part in (simulation.server, *(s.table for s in stores)))
+    arena, module = simulation.rounds.arena, simulation.task.module
+    weights = sum(p.numel() for p in module.parameters()) * simulation.dtype.itemsize
+    phases = simulation.method.phases
+    capacity = arena.splits["train"].capacity
+    batch = max((min(p.batch or capacity, capacity) for p in phases), default=0)
+    passes = max((p.epochs if p.steps is None else 1 for p in phases), default=0)
+    sample = arena.x[:1].numel() * arena.x.element_size()
+    inside = 2 * _activations(module, arena.x[:1].cpu()) * simulation.dtype.itemsize
+    lane = 3 * weights + batch * (2 * sample + inside) + 48 * capacity * passes
+    return 3 * kept + arena.num_clients * lane
+
+
+def _activations(module: nn.Module, sample: Tensor) -> int:
+    """Count the numbers that the parts of a network give for one sample."""
+    seen: list[int] = []
+
+    def count(part: nn.Module, given: Any, found: Any) -> None:
+        seen.append((found[0] if isinstance(found, tuple) else found).numel())
+
+    parts = [part for part in module.modules() if not list(part.children())]
+    hooks = [part.register_forward_hook(count) for part in parts]
+    try:
+        with torch.no_grad():
+            kind = next(module.parameters()).dtype
+            module(sample.to(kind) if sample.is_floating_point() else sample)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return sum(seen)

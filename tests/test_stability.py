@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -337,13 +339,14 @@ def test_lanes_share_the_data() -> None:
 
 def test_draws_follow_their_keys() -> None:
     """The same seed draws the same; more draws, or fewer clients, change no draw that is left."""
-    fed = federation(sizes=(40, 7, 4, 9, 5))
+    fed = federation(sizes=(40, 40, 4, 9, 5))
     pool = find_pool(fed, "test", sartor.methods.build("fedavg", net_task(), SGD, {}))
     all_of = draw(fed, pool, range(5), 30, seed=3)
     again, fewer = draw(fed, pool, range(5), 30, seed=3), draw(fed, pool, [3, 0], 8, seed=3)
     for part, same, some in zip(all_of, again, fewer, strict=True):
         assert (part == same).all()
         assert (part.reshape(5, 30)[[3, 0], :8] == some.reshape(2, 8)).all()
+    assert (all_of.record[:30] != all_of.record[30:60]).any()  # equal clients, draws of their own
     other = draw(fed, pool, range(5), 30, seed=4)
     assert (other.record != all_of.record).any()
     assert (other.row != all_of.row).any()
@@ -468,3 +471,16 @@ def test_what_cannot_be_measured_is_refused() -> None:
     wild: Any = {"model": Parabola(3), "rounds": 3, "local": Local(lr=1e200), **EXACT}
     with pytest.raises(DivergedError, match="smaller local_lr"):
         stability("fedavg", hot, replacements=swap, **wild)
+
+
+def test_the_examples_of_the_documentation_run(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every Python block of docs/stability.md; FedAvg is steadier than LocalTrain there."""
+    page = (Path(__file__).parents[1] / "docs" / "stability.md").read_text("utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        exec(block, {})
+    shown = capsys.readouterr().out
+    largest = [float(line) for line in shown.splitlines() if re.fullmatch(r"[\d.]+", line)]
+    assert largest[0] > largest[1] > 0
+    assert re.findall(r"tensor\(([\d.]+)\)", shown) == ["0.1000", "0.0200", "0.0360"]

@@ -484,3 +484,12 @@ def test_the_examples_of_the_documentation_run(capsys: pytest.CaptureFixture[str
     largest = [float(line) for line in shown.splitlines() if re.fullmatch(r"[\d.]+", line)]
     assert largest[0] > largest[1] > 0
     assert re.findall(r"tensor\(([\d.]+)\)", shown) == ["0.1000", "0.0200", "0.0360"]
+
+
+def test_the_models_compared_are_those_that_are_used() -> None:
+    """FedAPA's are taken after local training: those of one round are LocalTrain's."""
+    common: Any = {"model": Net(), "local": SGD, "rounds": 1, "replacements": 2, **EXACT}
+    mixed, alone = (stability(name, federation(), **common) for name in ("fedapa", "local"))
+    np.testing.assert_allclose(mixed.distance, alone.distance, rtol=1e-12)
+    averaged = stability("fedavg", federation(), **common)  # after aggregation
+    assert (averaged.distance < alone.distance).all()

@@ -45,8 +45,10 @@ class Simulation:
         dtype: of parameters, features and hyper-parameters.
         eval_every: score the models before local training at every so many rounds, and after the
             last.
-        points: "pre", "post", "global" (for methods that have a global model).
+        points: "pre", "post", "global" (for methods that have a global model); none, to score
+            nothing.
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
+        arena: the data of all runs where they are not simply those of the federations.
     """
 
     def __init__(
@@ -64,11 +66,12 @@ class Simulation:
         eval_every: int = 1,
         points: tuple[str, ...] = ("pre", "post"),
         store_folder: Path | None = None,
+        arena: Arena | None = None,
     ) -> None:
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
-        arena = build_arena(federations, device, dtype)
+        arena = arena or build_arena(federations, device, dtype)
         self._check_splits(arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
         hyper = stack_hypers(method.hyper, hypers, arena.num_clients, dtype)
@@ -149,7 +152,7 @@ class Simulation:
             self._post[split] = _merge(self._post[split], receipt.tally[split])
         if due and post:
             self._record("post", t, {split: self._post[split] for split in post})
-        if due:
+        if due and self.points:
             server, store = self.deployed(seconds)
             if "pre" in self.points:
                 self._evaluate(server, store, seconds)
@@ -164,6 +167,8 @@ class Simulation:
         """Before round 0: the method's prologue, and the scores of the initial models."""
         if self.method.prologue is not None:
             self._one_off("prologue", seconds)
+        if not self.points:
+            return
         server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
         self._post = {split: Tally(t.correct.copy(), t.loss.copy()) for split, t in tallies.items()}
@@ -296,12 +301,15 @@ class Simulation:
                 raise ConfigError(f"{self.method.name} has no global model.")
             centre = self.rounds.centre(self.deployed()[0], self.round_index)
             return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
-        if point == "post" and self.trained is not None:
-            model = self.trained.gather(ids)
-        else:
-            _, model, _ = self.rounds.models(*self.deployed(), self.round_index, ids)
+        model = self.models(ids, point)
         found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
         return found
+
+    def models(self, ids: np.ndarray, point: str | None = None) -> Tree:
+        """Return what the clients ``ids`` (runs, n) would use now: (runs, n, ...)."""
+        if (point or self.method.headline) == "post" and self.trained is not None:
+            return self.trained.gather(ids)
+        return self.rounds.models(*self.deployed(), self.round_index, ids)[1]
 
     def network(self, client: int, run: int = 0, point: str | None = None) -> nn.Module:
         """Return a client's model as an ordinary module."""

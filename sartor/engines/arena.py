@@ -7,7 +7,7 @@ data sets of one shape (the features are then concatenated). A batch for all lan
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -102,6 +102,42 @@ def build_arena(
         num_clients=first.num_clients,
         device=device,
     )
+
+
+def with_replacements(
+    arena: Arena, client: np.ndarray, record: np.ndarray, row: np.ndarray
+) -> Arena:
+    """Make an arena of many runs from that of one: each changes one training record at most.
+
+    Features and labels stay shared, and so do the lists of all other clients: a run costs the list
+    of the one client that it changes.
+
+    Args:
+        arena: of one run.
+        client: (runs,) whose list is changed; -1 changes nothing.
+        record: (runs,) the position in that client's own list.
+        row: (runs,) the position in the features of what takes its place.
+    """
+    runs = len(client)
+    splits = {
+        name: replace(split, start=split.start.repeat(runs, 0), size=split.size.repeat(runs, 0))
+        for name, split in arena.splits.items()
+    }
+    train = splits["train"]
+    old = train.rows.cpu().numpy()
+    parts, filled = [old], len(old)
+    for run, (i, j, new) in enumerate(zip(client, record, row, strict=True)):
+        if i < 0:
+            continue
+        first, size = int(train.start[run, i]), int(train.size[run, i])
+        changed = old[first : first + size].copy()
+        changed[j] = new
+        parts.append(changed)
+        train.start[run, i] = filled
+        filled += size
+    rows = torch.from_numpy(np.concatenate(parts)).to(arena.device)
+    splits["train"] = replace(train, rows=rows)
+    return replace(arena, splits=splits, num_runs=runs)
 
 
 def _source(fed: Federation) -> tuple[int, ...]:

@@ -1,0 +1,270 @@
+"""How far one record can move a client's model and its losses: bounds, and a shortcut.
+
+Chen, Zheng, Long, Su, JMLR 24(262), 2023 (arXiv 2103.01901): Definition 5 (federated stability),
+Theorems 4 and 6, Proposition 21, Lemmas 24 to 28. An algorithm has stability γ_i if replacing any
+one record of client i by any other changes its loss at any z by γ_i at most.
+
+| symbol | here | meaning |
+|---|---|---|
+| γ_i | (result) | the stability of client i |
+| s | distance | ‖ŵ_i(S) − ŵ_i(S′)‖, S′ with the record z_ij replaced by z′ |
+| β, μ | smoothness, strong_convexity | of the loss of a sample, and of a client's mean loss |
+| ‖ℓ‖∞ | loss_bound | the largest loss; losses are >= 0 |
+| n_i, p_i | num_samples, weight | samples and weight of client i |
+| λ | prox_strength | the pull of FedProx |
+| ε_g, ε_i | global_error, local_error | ‖ŵ_g − w̃_g‖ and ‖ŵ_i − prox_i(ŵ_g)‖, of inexact solving |
+| H_k | hessians[k] | ∇²L_k at ŵ_k |
+
+Differs from the paper: the bound of LocalTrain is Theorem 6 with m = 1. Err_i of Proposition 21 is
+printed with (β+λ)/(μ+λ) beside ε_g and with the factor 8β²; Lemma 25 (ζ_i = (β+λ)ε_i, where the
+printed δ also lack their squares) puts it beside ε_i, and β E² of (58) has one β. Err_i here is
+√(2β‖ℓ‖∞) E + β E² itself, without the last estimates of the proof. The shortcuts are ours: first
+order in 1/n_i, exact for losses whose Hessian is the same at every sample.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from sartor.errors import ConfigError
+
+# ---- bounds on γ_i -------------------------------------------------------------------------------
+
+
+def local_bound(
+    num_samples: float, *, smoothness: float, strong_convexity: float, loss_bound: float
+) -> float:
+    """Return 32 β‖ℓ‖∞/(μ n_i), LocalTrain's; needs n_i >= 4β/μ.
+
+    >>> local_bound(10, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0)
+    6.4
+    """
+    return fedavg_bound(
+        num_samples,
+        1.0,
+        smoothness=smoothness,
+        strong_convexity=strong_convexity,
+        loss_bound=loss_bound,
+    )
+
+
+def fedavg_bound(
+    num_samples: float,
+    weight: float,
+    *,
+    smoothness: float,
+    strong_convexity: float,
+    loss_bound: float,
+) -> float:
+    """Return 32 β‖ℓ‖∞ p_i/(μ n_i), that of the minimiser of Σ p_k L_k; needs n_i >= 4β p_i/μ.
+
+    >>> fedavg_bound(10, 0.2, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0)
+    1.28
+    """
+    _check(smoothness, strong_convexity, loss_bound, weight)
+    _enough(num_samples, 4.0 * smoothness * weight / strong_convexity, "4βp_i/μ")
+    return 32.0 * smoothness * loss_bound * weight / (strong_convexity * num_samples)
+
+
+def fedprox_bound(
+    num_samples: float,
+    weight: float,
+    prox_strength: float,
+    *,
+    smoothness: float,
+    strong_convexity: float,
+    loss_bound: float,
+    global_error: float = 0.0,
+    local_error: float = 0.0,
+) -> float:
+    """Return 160 β‖ℓ‖∞/(n_i(μ+λ)) + Err_i; needs n_i >= 4β/μ and p_i λ <= μ/16, Eq. (48).
+
+    Err_i = √(2β‖ℓ‖∞) E + β E², see ``fedprox_error``; the conditions must hold for every client,
+    not only for this one.
+
+    >>> fedprox_bound(10, 0.2, 0.25, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0)
+    25.6
+    """
+    lam, mu = prox_strength, strong_convexity
+    _check(smoothness, mu, loss_bound, weight)
+    _enough(num_samples, 4.0 * smoothness / mu, "4β/μ")
+    if not 0.0 <= lam * weight <= mu / 16.0 * (1.0 + 1e-12):
+        raise ConfigError(
+            f"This bound needs 0 <= p_i λ <= μ/16 = {mu / 16.0:g}, got {weight:g} · {lam:g} = "
+            f"{lam * weight:g}; lower prox_strength, or use the shortcut `fedprox_shift`, which "
+            "has no such condition."
+        )
+    far = fedprox_error(
+        weight,
+        lam,
+        smoothness=smoothness,
+        strong_convexity=mu,
+        global_error=global_error,
+        local_error=local_error,
+    )
+    exact = 160.0 * smoothness * loss_bound / (num_samples * (mu + lam))
+    return exact + math.sqrt(2.0 * smoothness * loss_bound) * far + smoothness * far**2
+
+
+def fedprox_error(
+    weight: float,
+    prox_strength: float,
+    *,
+    smoothness: float,
+    strong_convexity: float,
+    global_error: float,
+    local_error: float,
+) -> float:
+    """Return E of Eq. (59): what inexact solving adds to s, at most.
+
+    E = ε_i (8q + 2√q + 32 p_i λ/μ) + 8 ε_g λ (2/μ + 1/√(μ(μ+λ))), q = (β+λ)/(μ+λ).
+
+    >>> fedprox_error(
+    ...     0.5, 0.0, smoothness=1.0, strong_convexity=1.0, global_error=1.0, local_error=0.1
+    ... )
+    1.0
+    """
+    lam, mu = prox_strength, strong_convexity
+    q = (smoothness + lam) / (mu + lam)
+    own = 8.0 * q + 2.0 * math.sqrt(q) + 32.0 * weight * lam / mu
+    centre = 8.0 * lam * (2.0 / mu + 1.0 / math.sqrt(mu * (mu + lam)))
+    return local_error * own + global_error * centre
+
+
+def loss_change(distance: Tensor | float, *, smoothness: float, loss_bound: float) -> Tensor:
+    """Return √(2β‖ℓ‖∞) s + (β/2) s², Lemma 26: how far a loss can change when a model moves by s.
+
+    >>> round(loss_change(0.1, smoothness=1.0, loss_bound=2.0).item(), 6)
+    0.205
+    """
+    s = torch.as_tensor(distance, dtype=torch.float64)
+    return math.sqrt(2.0 * smoothness * loss_bound) * s + 0.5 * smoothness * s.square()
+
+
+def _check(smoothness: float, strong_convexity: float, loss_bound: float, weight: float) -> None:
+    faults = []
+    if not 0.0 < strong_convexity <= smoothness:
+        faults.append(
+            f"0 < strong_convexity <= smoothness is needed, got {strong_convexity:g} and "
+            f"{smoothness:g}; add a ridge term (weight_decay) to make a convex loss strongly convex"
+        )
+    if not loss_bound > 0.0:
+        faults.append(f"loss_bound must be > 0, got {loss_bound:g}; it is the largest loss")
+    if not 0.0 < weight <= 1.0:
+        faults.append(f"weight must be > 0 and <= 1, got {weight:g}; it is p_i, with sum 1")
+    if faults:
+        raise ConfigError("; ".join(faults) + ".")
+
+
+def _enough(num_samples: float, least: float, words: str) -> None:
+    if num_samples < least * (1.0 - 1e-12):
+        raise ConfigError(
+            f"This bound needs n_i >= {words} = {least:g} samples, got {num_samples:g}; "
+            "take more samples, or raise strong_convexity by a ridge term."
+        )
+
+
+# ---- the shortcut for convex losses --------------------------------------------------------------
+
+
+def local_shift(
+    hessian: Tensor,
+    old: Tensor,
+    new: Tensor,
+    num_samples: int,
+    prox_strength: float = 0.0,
+) -> Tensor:
+    """Return ŵ_i(S′) − ŵ_i(S) ≈ (H_i + λI)^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i, LocalTrain's at λ = 0.
+
+    At λ > 0 it is that of FedProx with w_g held where it is; ``fedprox_shift`` lets it move.
+
+    Args:
+        hessian: (d, d) H_i at ŵ_i(S), the ridge included.
+        old: (..., d) gradients ∇ℓ(z_ij) at ŵ_i(S).
+        new: (..., d) gradients ∇ℓ(z′); broadcasts with ``old``, so that (j, 1, d) and (1, k, d)
+            give all pairs.
+        num_samples: n_i.
+        prox_strength: λ.
+
+    Returns:
+        (..., d); its norm over the last axis is s.
+    """
+    pulled = hessian + prox_strength * _eye(hessian)
+    return _solve(pulled, (old - new) / num_samples)
+
+
+def fedavg_shift(
+    hessians: Tensor,
+    weights: Tensor,
+    client: int,
+    old: Tensor,
+    new: Tensor,
+    num_samples: int,
+) -> Tensor:
+    """Return the shift p_i H̄^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i of the minimiser of Σ p_k L_k.
+
+    Args:
+        hessians: (clients, d, d) at the common model; H̄ = Σ p_k H_k.
+        weights: (clients,) p.
+        client: i.
+        old: (..., d), see ``local_shift``; gradients at the common model.
+        new: (..., d).
+        num_samples: n_i.
+    """
+    mean = torch.einsum("k,kab->ab", weights, hessians)
+    return _solve(mean, weights[client] * (old - new) / num_samples)
+
+
+def fedprox_shift(
+    hessians: Tensor,
+    weights: Tensor,
+    prox_strength: float | Tensor,
+    client: int,
+    old: Tensor,
+    new: Tensor,
+    num_samples: int,
+) -> Tensor:
+    """Return the shift of w_i in min Σ p_k [L_k(w_k) + (λ_k/2)‖w_k − w_g‖²], where w_g moves too.
+
+    With M_k = (H_k + λ_k I)^{-1}, G = Σ p_k λ_k M_k H_k and δ = (∇ℓ(z_ij) − ∇ℓ(z′))/n_i, the
+    stationarity of all w_k and of w_g gives (ours)
+
+        w_g moves by p_i λ_i G^{-1} M_i δ,  and w_i by M_i (δ + λ_i · that).
+
+    For H_k = I it is δ (1 + λ p_i)/(1 + λ): LocalTrain's δ at λ = 0, FedAvg's p_i δ at λ = ∞.
+
+    Args:
+        hessians: (clients, d, d), each H_k at its ŵ_k.
+        weights: (clients,) p.
+        prox_strength: λ >= 0, one number or (clients,).
+        client: i.
+        old: (..., d), see ``local_shift``; gradients at ŵ_i.
+        new: (..., d).
+        num_samples: n_i.
+    """
+    lam = torch.as_tensor(prox_strength, dtype=hessians.dtype).expand(len(hessians))
+    if bool((lam < 0).any()):
+        raise ConfigError(f"prox_strength must be >= 0, got {lam.tolist()}.")
+    if not bool((lam > 0).any()):
+        return local_shift(hessians[client], old, new, num_samples)
+    pulled = hessians + lam[:, None, None] * _eye(hessians)
+    share = (
+        weights * lam / lam.max()
+    )  # G up to a factor that cancels, so that a large λ is harmless
+    centre = torch.einsum("k,kab->ab", share, torch.linalg.solve(pulled, hessians))
+    alone = _solve(pulled[client], (old - new) / num_samples)
+    moved = share[client] * _solve(centre, alone)
+    return alone + lam[client] * _solve(pulled[client], moved)
+
+
+def _eye(like: Tensor) -> Tensor:
+    return torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)
+
+
+def _solve(matrix: Tensor, right: Tensor) -> Tensor:
+    """Solve for vectors on the last axis of ``right``, whatever stands before it."""
+    flat = torch.linalg.solve(matrix, right.reshape(-1, right.shape[-1]).T)
+    return flat.T.reshape(right.shape)

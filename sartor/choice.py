@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import tree
+from sartor import tree, wire
 from sartor.compose import side_by_side
 from sartor.method import Batch, Hub, Method, Phase, Site
 from sartor.mixing import at
@@ -129,5 +129,12 @@ def best_of(
         model=model,
         inspect=lambda server, hub: {k: server[k] for k in ("choice", "group", "errors")},
     )
-    last = replace(method, phases=(scored,), finish=report, aggregate=decide, connected=None)
+    last = replace(
+        method,
+        phases=(scored,),
+        finish=report,
+        aggregate=decide,
+        connected=None,
+        sparse=wire.letters_of(whole.sparse),
+    )
     return replace(method, epilogue=last)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor import tree
+from sartor import tree, wire
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
@@ -172,6 +172,11 @@ def side_by_side(name: str, **parts: Method) -> Method:
         everyone=all(m.everyone for m in parts.values()),
         train_all=mixed,
         connected=(lambda server, hub: hub.present) if mixed else None,
+        sparse={
+            leaf: marks
+            for k, m in parts.items()
+            for leaf, marks in wire.moved(m.sparse, {w: f"{w}/{k}" for w in wire.MESSAGES}).items()
+        },
     )
 
 
@@ -229,4 +234,5 @@ def within_groups(method: Method) -> Method:
         aggregate=aggregate,
         model=lambda work, site: method.model(work, view(site)),
         centre=None,
+        sparse=wire.moved(method.sparse, {"common": "own", "upload": "upload"}),
     )

@@ -8,7 +8,7 @@ it is; the files in `sartor/methods/` are examples. Every function must be pure,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -192,7 +192,11 @@ class Method:
         inspect: ``(server, hub) -> small tensors`` worth recording at evaluations, such as a mixing
             matrix.
         connected: ``(server, hub) -> (slots,)`` true for the clients that exchange messages in this
-            round; the letters and uploads of the others are not sent, and must not matter.
+            round; the letters and uploads of the others are not sent, and must not matter: for
+            ``aggregate`` they are not present.
+        sparse: from a leaf of a message to the leaf of the same message that marks which of its
+            rows travel, such as ``{"upload/means": "upload/held"}``; the receiver reads zeros in
+            the others, and only those that travel are booked. See `sartor/wire.py`.
         prologue: one round of everybody before round 0, on the same state trees.
         epilogue: the same after the last round. Evaluations before that run it on copies, so that
             they score what would be used if training stopped there.
@@ -219,6 +223,7 @@ class Method:
     train_all: bool = False
     one_by_one: bool = False
     connected: Callable[[Tree, Hub], Tensor] | None = None
+    sparse: Mapping[str, str] = field(default_factory=dict)
     inspect: Callable[[Tree, Hub], Tree] | None = None
     prologue: Method | None = field(default=None)
     epilogue: Method | None = field(default=None)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sartor import tree
+from sartor import tree, wire
 from sartor.cohort import Participation
 from sartor.compose import fine_tuned
 from sartor.data.federation import Federation
@@ -166,6 +166,7 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
             private=lambda leaf: False,
             inspect=None,
             connected=None,
+            sparse=wire.letters_of(given.sparse),
             everyone=True,
             train_all=False,
             one_by_one=False,

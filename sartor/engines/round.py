@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor import rng, tree
+from sartor import rng, tree, wire
 from sartor.cohort import Participation
 from sartor.engines.arena import Arena
 from sartor.engines.plan import Plan, build_plan, num_steps
@@ -182,6 +182,21 @@ class Rounds:
             reports=hub.present,
         )
 
+    def letters(self, method: Method, server: Tree, hub: Hub) -> tuple[Tree, Tree]:
+        """Write the letters of a round, as they arrive: (runs, ...) and (runs, slots, ...)."""
+        common = self.engine.runs(method.broadcast, server, hub)
+        own = self.engine.addresses(method.address, server, hub.cohort, hub)
+        return (
+            wire.received(common, wire.marks_of(method.sparse, "common")),
+            wire.received(own, wire.marks_of(method.sparse, "own")),
+        )
+
+    def _letter_bytes(self, method: Method, site: Site) -> np.ndarray:
+        """Count the bytes of both letters to each client: (runs, slots), or one for all."""
+        common = wire.num_bytes(site.common, wire.marks_of(method.sparse, "common"), 1)
+        own = wire.num_bytes(site.own, wire.marks_of(method.sparse, "own"), 2)
+        return common[..., None] + own
+
     # ---- state
     # ------------------------------------------------------------------------------------------
 
@@ -295,10 +310,8 @@ class Rounds:
         """Letters out, local work, uploads in, aggregation."""
         clock = self._clock(receipt.seconds)
         hub = self.hub(stage, round_index, cohort, present)
-        common = self.engine.runs(method.broadcast, server, hub)
-        own = self.engine.addresses(method.address, server, hub.cohort, hub)
         keys = self.keys(stage, round_index, cohort)
-        site = self.site(hub, keys, common, own)
+        site = self.site(hub, keys, *self.letters(method, server, hub))
         clock("server")
 
         def work_on(block: Block) -> tuple[Tree, Costs, dict[str, float]]:
@@ -343,13 +356,15 @@ class Rounds:
             receipt.gradient_evaluations[block.cut[0]] += costs.backward
             receipt.forward_evaluations[block.cut[0]] += costs.forward
         uploads = tree.cat([tree.cat(row, 1) for row in rows.values()], 0)
+        marks = wire.marks_of(method.sparse, "upload")
+        uploads = wire.received(uploads, marks)
         talks = np.ones_like(present)
         if method.connected is not None:
-            talks = self.engine.runs(method.connected, server, hub).cpu().numpy()
+            heard = self.engine.runs(method.connected, server, hub)
+            hub, talks = hub._replace(present=hub.present & heard), heard.cpu().numpy()
         server = self.engine.runs(method.aggregate, server, uploads, hub)
-        letters = tree.num_bytes(common, 1) + tree.num_bytes(own, 2)
-        receipt.bytes_down += (trains & talks).sum(1) * letters
-        receipt.bytes_up += (present & talks).sum(1) * tree.num_bytes(uploads, 2)
+        receipt.bytes_down += ((trains & talks) * self._letter_bytes(method, site)).sum(1)
+        receipt.bytes_up += ((present & talks) * wire.num_bytes(uploads, marks, 2)).sum(1)
         clock("server")
         return server
 
@@ -451,13 +466,13 @@ class Rounds:
         """
         tallies = {split: self._blank() for split in splits}
 
-        def score(ids: np.ndarray) -> tuple[Costs, int]:
+        def score(ids: np.ndarray) -> tuple[Costs, np.ndarray]:
             site, model, costs = self.models(server, store, round_index, ids)
             there = np.ones_like(ids, dtype=bool)
             for split, tally in tallies.items():
                 self._score(self.method, model, site, ids, there, 0, split, tally)
-            letters = tree.num_bytes(site.common, 1) + tree.num_bytes(site.own, 2)
-            return costs, letters * ids.shape[1]
+            letters = there * self._letter_bytes(self.method, site)
+            return costs, letters.sum(1)
 
         zero = np.zeros(self.arena.num_runs, dtype=np.int64)
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
@@ -510,10 +525,8 @@ class Rounds:
         method = self.method
         there = np.ones_like(ids, dtype=bool)
         hub = self.hub("evaluate", round_index, ids, there)
-        common = self.engine.runs(method.broadcast, server, hub)
-        own = self.engine.addresses(method.address, server, hub.cohort, hub)
         keys = self.keys("evaluate", round_index, ids)
-        site = self.site(hub, keys, common, own)
+        site = self.site(hub, keys, *self.letters(method, server, hub))
         work = self.engine.clients(method.begin, store.gather(ids), site)
         work, costs = self._phases(method.adapt, work, site, keys, ids, there, 0)
         return site, self.engine.clients(method.model, work, site), costs

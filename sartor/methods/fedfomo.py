@@ -197,6 +197,7 @@ def fedfomo(
         begin=begin,
         phases=(take, replace(descend(objective, local), part=(0.0, end))),
         adapt=(take,),
+        sparse={f"own/models/{k}": "own/found" for k in task.leaf_names},
         finish=finish,
         aggregate=aggregate,
         private=lambda leaf: leaf == "reference",

@@ -14,7 +14,8 @@ ACM MM 2023 (arXiv 2303.13137).
 
 Each round the server passes once through the pairs of the clients that report, in an order drawn
 anew, and steps along the mean loss of b_s pairs: every pair has weight 1, however many samples it
-stands for. A newcomer joins the initial extractor with the current head, and trains both.
+stands for. A newcomer joins the initial extractor with the current head, and trains both. Only
+means that exist are uploaded: C_i·D numbers for a client with C_i classes, and a bit per class.
 
 Differs from the paper: r_{i,c} is the mean over samples (the authors average the means of
 mini-batches), there is no clipping of gradients, and θ starts as the head of the common initial
@@ -78,8 +79,8 @@ def fedgh(
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
         body = tree.select(work["params"], task.is_body)
         means = class_means(work["sums"], work["counts"])
-        held = (work["counts"] > 0).to(means.dtype)
-        return {"body": body, **local.kept(work)}, {"means": means, "held": held}
+        sent = {"means": means, "held": work["counts"] > 0}
+        return {"body": body, **local.kept(work)}, sent
 
     def order(held: Tensor, epoch: int, hub: Hub) -> Tensor:
         """Shuffle the pairs (slots · classes,), those that exist before those that do not."""
@@ -90,7 +91,7 @@ def fedgh(
         return torch.sort((words + late).reshape(-1), dim=0, stable=True).indices
 
     def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        held = (uploads["held"] > 0) & hub.present[:, None]
+        held = uploads["held"] & hub.present[:, None]
         means = torch.where(held[..., None], uploads["means"], 0.0)
         label = torch.arange(held.shape[1], device=held.device).expand(held.shape)
         head, rate = server["head"], hub.hyper["server_lr"]
@@ -125,4 +126,5 @@ def fedgh(
         finish=finish,
         aggregate=aggregate,
         private=lambda leaf: leaf in task.leaf_names,
+        sparse={"upload/means": "upload/held"},
     )

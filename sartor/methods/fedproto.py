@@ -16,7 +16,8 @@ sample whose class has no prototype counts in b alone. Answers are nearest proto
 2 P̄_c·z − ‖P̄_c‖² is −‖z − P̄_c‖² up to a number that all classes share, the model that is used is
 an ordinary network: the client's extractor and a head made of prototypes. A class without one is
 never answered; before any exist, the client's head answers. A newcomer trains the initial model
-towards the prototypes it receives, and answers with those.
+towards the prototypes it receives, and answers with those. Only prototypes that exist travel, with
+their counts: (C_i + C)·D + C_i numbers and 2⌈C/8⌉ bytes of marks, C_i being the client's classes.
 
 Differs from the paper: its pull is a distance between class means, and its printed average has
 weights that sum to 1/|N_c|; ours are those of the authors' code (plain means; `average="count"`
@@ -153,6 +154,7 @@ def fedproto(
         aggregate=aggregate,
         model=model,
         private=lambda leaf: leaf in task.leaf_names,
+        sparse={"common/prototypes": "common/seen", "upload/prototypes": "upload/counts"},
     )
 
 

@@ -21,8 +21,9 @@ codes take η_h = 0.005, at which the weights hardly leave 1/M in tens of rounds
 normalised output is 1e-3 or less. Our default is 100. The paper mixes for all clients at once;
 `schedule="sequential"` serves them one after the other, as public codes do. All θ_j start equal,
 and so do all hypernetworks; with `start="even"` (default) the first weights are equal too, with
-"drawn" outputs are U(0, 1) for every client, as in public codes. A retained layer is the server's
-copy of the client's own, so it is booked as sent. A newcomer receives the plain mean of all models.
+"drawn" outputs are U(0, 1) for every client, as in public codes. A retained layer stays at home and
+travels in neither direction (one byte a layer says which do), so others go on mixing the copy of it
+that was sent last. A newcomer receives the plain mean of all models.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ def pfedla(
         table = {"models": params, "nets": net}
         return tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), table)
 
-    def mixture(net: Tree, index: Tensor) -> Tensor:
-        """Return α_i of one client: (layers, clients)."""
+    def mixture(net: Tree, index: Tensor) -> tuple[Tensor, Tensor]:
+        """Return α_i of one client, (layers, clients), and which layers are sent, (layers,)."""
         found = net["embed"]
         for j in range(3):
             layer = net[f"layer{j}"]
@@ -114,16 +115,16 @@ def pfedla(
         own = index.expand(len(blocks))
         mix = normalise(rows, own)
         if not retained:
-            return mix
+            return mix, torch.ones_like(own, dtype=torch.bool)
         # The K rows of largest self weight become one-hot, and so have no gradient.
         at_home = mix.index_select(-1, index.reshape(1))[:, 0].detach()
         coarse = (1e6 * at_home).round()  # rounding errors do not choose among equals
         rank = torch.argsort(torch.argsort(coarse, dim=0, descending=True, stable=True), dim=0)
         alone = (torch.arange(mix.shape[-1], device=mix.device) == index).to(mix.dtype)
-        return torch.where((rank < retained)[:, None], alone, mix)
+        return torch.where((rank < retained)[:, None], alone, mix), rank >= retained
 
-    def mixtures(nets: Tree, ids: Tensor) -> Tensor:
-        found: Tensor = torch.func.vmap(mixture)(nets, ids)
+    def mixtures(nets: Tree, ids: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = torch.func.vmap(mixture)(nets, ids)
         return found
 
     def mixed(mix: Tensor, models: Tree) -> Tree:
@@ -136,29 +137,50 @@ def pfedla(
 
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
         ids = index.reshape(1)
-        found = mixed(mixtures(chosen(server, ids), ids), server["models"])
-        return tree.map(lambda leaf: leaf[0], found)
+        mix, sent = mixtures(chosen(server, ids), ids)
+        found = tree.map(lambda leaf: leaf[0], mixed(mix, server["models"]))
+        return enclose(found, dict(zip(blocks, sent[0].unbind(), strict=True)))
 
     def greet(server: Tree, hub: Hub) -> Tree:
-        found: Tree = tree.map(lambda leaf: leaf.mean(0), server["models"])
-        return found
+        found = tree.map(lambda leaf: leaf.mean(0), server["models"])
+        yes = tree.leaves(found)[0].new_ones((), dtype=torch.bool)
+        return enclose(found, dict.fromkeys(blocks, yes))
+
+    def enclose(params: Tree, sent: Tree) -> Tree:
+        """Make a message of a model: with marks of its layers, if some stay at home."""
+        return {"params": params, "sent": sent} if retained else params
+
+    def join(sent: Tree, there: Tree, here: Tree) -> Tree:
+        """Take the layers that were sent from there, and the others from here."""
+        return {k: tree.where(sent[owner[k]], {k: v}, {k: here[k]})[k] for k, v in there.items()}
 
     def init_client(params: Tree, site: Site) -> Tree:
-        return local.start(params=params)
+        return {**({"params": params} if retained else {}), **local.start(params=params)}
 
     def begin(client: Tree, site: Site) -> Tree:
-        return {"params": site.own, **local.kept(client)}
+        params = site.own
+        if retained:
+            params = join(site.own["sent"], site.own["params"], client["params"])
+        return {"params": params, **local.kept(client)}
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
         return task.loss(work["params"], batch)
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        return local.kept(work), work["params"]
+        if not retained:
+            return local.kept(work), work["params"]
+        kept = {"params": work["params"], **local.kept(work)}
+        return kept, enclose(work["params"], site.own["sent"])
 
     def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        trained = uploads
+        if retained:
+            old = tree.map(lambda leaf: leaf.index_select(0, hub.cohort), server["models"])
+            trained = join(uploads["sent"], uploads["params"], old)
+
         def proxy(nets: Tree) -> Tensor:
             """Return Σ ½‖Δθ_i‖² over those who reported; each hypernetwork has its own term."""
-            apart = tree.sub(mixed(mixtures(nets, hub.cohort), server["models"]), uploads)
+            apart = tree.sub(mixed(mixtures(nets, hub.cohort)[0], server["models"]), trained)
             apart = tree.where(hub.present, apart, tree.zeros_like(apart))
             return 0.5 * tree.dot(apart, apart)
 
@@ -166,13 +188,18 @@ def pfedla(
         slope = torch.func.grad(proxy)(nets)
         rate = sign * hub.hyper["mix_lr"]
         moved = tree.map(lambda w, g: w - rate * g, nets, slope)
-        new = {"models": uploads, "nets": moved}
+        new = {"models": trained, "nets": moved}
         return put_rows(server, hub.cohort, new, hub.present)
 
     def inspect(server: Tree, hub: Hub) -> Tree:
         everybody = torch.arange(hub.sizes.shape[0], device=hub.sizes.device)
-        return {"mix": mixtures(server["nets"], everybody)}
+        return {"mix": mixtures(server["nets"], everybody)[0]}
 
+    sparse = {
+        f"{message}/params/{k}": f"{message}/sent/{owner[k]}"
+        for message in ("own", "upload")
+        for k in task.leaf_names
+    }
     return Method(
         name="pfedla",
         hyper={
@@ -189,5 +216,6 @@ def pfedla(
         aggregate=aggregate,
         headline="pre" if evaluate == "mixed" else "post",
         one_by_one=schedule == "sequential",
+        sparse=sparse if retained else {},
         inspect=inspect,
     )

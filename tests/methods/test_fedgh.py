@@ -68,7 +68,7 @@ def _zero(task: Task = TWO) -> dict[str, Any]:
 def _pairs(slots: int, classes: int = 2, dim: int = 2) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(1)
     means = torch.randn(slots, classes, dim, generator=draw).double()
-    return {"means": means, "held": torch.ones(slots, classes).double()}
+    return {"means": means, "held": torch.ones(slots, classes).bool()}
 
 
 def _by_hand(head: dict[str, Tensor], batches: list[list[tuple[Tensor, int]]], rate: float) -> Any:
@@ -95,7 +95,7 @@ def test_one_pair_has_the_known_numbers() -> None:
     method = build("fedgh", TWO, SGD, {})
     uploads = {
         "means": torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]).double(),
-        "held": torch.tensor([[1.0, 0.0]]).double(),
+        "held": torch.tensor([[True, False]]),
     }
     head = method.aggregate(_zero(), uploads, _hub(1.0))["head"]
     assert head["fc.weight"].tolist() == [[0.5, 0.0], [-0.5, 0.0]]
@@ -108,7 +108,7 @@ def test_the_pass_is_sgd_over_the_pairs_in_some_order(size: int | None, epochs: 
 
     The result is that of one of the orders, and different keys take different ones.
     """
-    uploads = {**_pairs(3), "held": torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]).double()}
+    uploads = {**_pairs(3), "held": torch.tensor([[1, 0], [0, 1], [1, 1]]).bool()}
     there = torch.tensor([True, True, False])
     uploads["means"][2] = torch.nan  # the third client is absent
     uploads = {k: torch.cat([v, v[:1]]) for k, v in uploads.items()}  # and a fourth is like it
@@ -303,11 +303,14 @@ def test_twice_the_samples_change_nothing_on_the_server() -> None:
 
 @pytest.mark.parametrize("inputs", [4, 9])
 def test_traffic_does_not_depend_on_the_extractor(inputs: int) -> None:
-    """Up C(D + 1) numbers, down C(D + 1); a leaf of the model is stopped on its way out."""
+    """Up C_i·D numbers and a byte of marks, down C(D + 1); a leaf of the model is stopped."""
     task = Task(Net(inputs=inputs), head="fc")
     method, fed = build("fedgh", task, SGD, {}), federation(shape=(inputs,))
     book = run(simulation(method, task, [fed], rounds=1, participation="all")).ledger()
-    assert book.bytes_up.tolist() == book.bytes_down.tolist() == [[5 * 8 * 3 * 6]]
+    held = sum(len(fed.y[rows].unique()) for rows in map(fed.train.of, range(5)))
+    assert held < 15
+    assert book.bytes_up.tolist() == [[8 * 5 * held + 5]]
+    assert book.bytes_down.tolist() == [[5 * 8 * 3 * 6]]
     assert book.forward_evaluations.tolist() == [[27]]
     for leaf in task.leaf_names:
         leaky = replace(method, finish=lambda c, w, s, leaf=leaf: (c, {leaf: w["params"][leaf]}))

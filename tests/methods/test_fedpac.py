@@ -283,7 +283,7 @@ def test_a_class_without_a_centroid_is_aligned_with_the_own_mean() -> None:
     hyper = {"local_lr": 0.1, "align_strength": 2.0}
     site = Site(**dict.fromkeys(Site._fields))._replace(
         hyper={k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()},
-        common={"centroids": common, "seen": torch.tensor([1.0, 0.0, 1.0])},
+        common={"centroids": common, "seen": torch.tensor([True, False, True])},
     )
     batch = Batch(x, y, torch.ones(6, dtype=torch.bool), None, None)
     found = phase.step({"params": params, "means": own}, batch, site)["params"]
@@ -322,7 +322,7 @@ def test_centroids_are_weighted_by_counts_and_remembered() -> None:
         "body": body,
         "heads": tree.select(table, TASK.is_head),
         "centroids": torch.full((3, 5), 7.0, dtype=torch.float64),
-        "seen": torch.tensor([0.0, 1.0, 0.0], dtype=torch.float64),
+        "seen": torch.tensor([False, True, False]),
     }
     uploads = {
         "body": tree.select(table, TASK.is_body),
@@ -336,7 +336,7 @@ def test_centroids_are_weighted_by_counts_and_remembered() -> None:
     np.testing.assert_allclose(after["centroids"][0], 0.8 * means[0, 0] + 0.2 * means[1, 0])
     np.testing.assert_allclose(after["centroids"][1], means[1, 1])
     assert (after["centroids"][2] == 7.0).all()
-    assert after["seen"].tolist() == [1.0, 1.0, 0.0]
+    assert after["seen"].tolist() == [True, True, False]
     nobody = _aggregate(server, uploads, [False] * 3)
     for name, leaf in tree.items(server):
         assert torch.equal(dict(tree.items(nobody))[name], leaf), name
@@ -369,10 +369,15 @@ def test_an_absent_client_keeps_its_head() -> None:
 
 
 def test_the_bytes_of_a_round() -> None:
-    """Down |θ| + CD + C; up |θ| + 2CD + C + 1: classes 3, features 5, |θ| = 43."""
-    ledger = _sim(feds=two_allocations()).ledger()
-    assert (ledger.bytes_down == 8 * (43 + 15 + 3) * ledger.participants).all()
-    assert (ledger.bytes_up == 8 * (43 + 30 + 3 + 1) * ledger.participants).all()
+    """Down |θ| + CD; up |θ| + 2C_i·D + C_i + 1; a byte of marks: C = 3, D = 5, |θ| = 43."""
+    feds = two_allocations()
+    ledger = _sim(feds=feds, participation="all").ledger()
+    assert (ledger.bytes_down[:, 0] == 5 * (8 * 43 + 1)).all()  # there are no centroids yet
+    assert (ledger.bytes_down[:, 1:] == 5 * (8 * (43 + 15) + 1)).all()
+    for found, fed in zip(ledger.bytes_up, feds, strict=True):
+        held = sum(len(fed.y[rows].unique()) for rows in map(fed.train.of, range(5)))
+        assert held < 15
+        assert (found == 5 * (8 * (43 + 1) + 1) + 8 * 11 * held).all()
 
 
 def test_the_extra_passes_are_booked() -> None:

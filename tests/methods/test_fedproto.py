@@ -321,12 +321,15 @@ def test_nearest_own_answers_with_the_classes_of_the_client() -> None:
 
 @pytest.mark.parametrize("hidden", [5, 9])
 def test_only_prototypes_and_counts_travel(hidden: int) -> None:
-    """Up C·D + C numbers, down C·D and a mask, whatever the network; a model leaf is stopped."""
+    """Up C_i(D + 1) numbers, down those that exist, and a byte of marks; a leaf is stopped."""
     task = Task(Net(hidden=hidden), head="fc")
     method = build("fedproto", task, SGD, {})
-    sim = run(simulation(method, task, [federation()], rounds=1, participation="all"))
-    assert sim.ledger().bytes_up.tolist() == [[5 * 8 * (3 * hidden + 3)]]
-    assert sim.ledger().bytes_down.tolist() == [[5 * (8 * 3 * hidden + 3)]]
+    fed = federation()
+    sim = run(simulation(method, task, [fed], rounds=2, participation="all"))
+    held = sum(len(fed.y[rows].unique()) for rows in map(fed.train.of, range(5)))
+    assert held < 15
+    assert sim.ledger().bytes_up.tolist() == [[8 * held * (hidden + 1) + 5] * 2]
+    assert sim.ledger().bytes_down.tolist() == [[5, 5 * (8 * 3 * hidden + 1)]]  # none, then all
     assert sorted(sim.server) == ["prototypes", "seen"]
     for leaf in task.leaf_names:
         leaky = replace(method, finish=lambda c, w, s, leaf=leaf: (c, {leaf: w["params"][leaf]}))

@@ -11,7 +11,7 @@ import torch
 from sartor import tree
 from sartor.errors import ConfigError
 from sartor.local import Local
-from sartor.method import Hub
+from sartor.method import Hub, Site
 from sartor.methods import build
 from sartor.mixing import inner
 from tests.toys import federation, net_task, outcome, quadratic_task, run, simulation
@@ -253,14 +253,34 @@ def test_the_layers_of_largest_self_weight_are_retained_without_a_step() -> None
     for i in range(4):
         mix = _alpha(tree.map(lambda leaf, i=i: leaf[i], server["nets"]), i)
         kept = int(mix[:, i].argmax())
-        for name, leaf in _letter(method, server, i).items():
+        letter = _letter(method, server, i)
+        assert [bool(letter["sent"][b]) for b in ("body", "fc")] == [kept != 0, kept != 1]
+        for name, leaf in letter["params"].items():
             row = 0 if name.startswith("body") else 1
-            own = server["models"][name][i]
-            mixed = torch.tensordot(mix[row], server["models"][name], dims=1)
-            torch.testing.assert_close(leaf, own if row == kept else mixed)
-        after = method.aggregate(server, _upload(server), _hub(4, [i]))
+            if row != kept:
+                mixed = torch.tensordot(mix[row], server["models"][name], dims=1)
+                torch.testing.assert_close(leaf, mixed)
+        sent = {b: mark[None] for b, mark in letter["sent"].items()}
+        upload = _upload(server)
+        after = method.aggregate(server, {"params": upload, "sent": sent}, _hub(4, [i]))
         moved = (after["nets"]["out"]["bias"] != server["nets"]["out"]["bias"])[i].any(-1)
         assert moved.tolist() == [kept != 0, kept != 1]
+        for name, table in after["models"].items():
+            stays = (0 if name.startswith("body") else 1) == kept
+            wanted = server["models"][name][i] if stays else upload[name][0]
+            assert torch.equal(table[i], wanted)
+
+
+def test_a_client_retains_what_it_trained_last() -> None:
+    """A layer that is not sent is the client's own; the others are those of the letter."""
+    method, server = _start(retained=1)
+    draw = torch.Generator().manual_seed(3)
+    mine = {k: torch.randn(v.shape[1:], generator=draw) for k, v in server["models"].items()}
+    letter = _letter(method, server, 2)
+    site = Site(**dict.fromkeys(Site._fields))._replace(own=letter)
+    for name, leaf in method.begin({"params": mine}, site)["params"].items():
+        sent = bool(letter["sent"][name.split(".")[0]])
+        assert torch.equal(leaf, letter["params"][name] if sent else mine[name].double())
 
 
 def test_retaining_none_is_pfedla() -> None:
@@ -287,6 +307,32 @@ def test_whole_models_travel() -> None:
     ledger = _net().ledger()
     assert (ledger.bytes_up == 8 * 43 * ledger.participants).all()
     assert (ledger.bytes_down == ledger.bytes_up).all()
+
+
+@pytest.mark.parametrize("layers", ["blocks", "tensors"])
+@pytest.mark.parametrize("retained", [1, 2])
+def test_retained_layers_do_not_travel(layers: str, retained: int) -> None:
+    """HeurpFedLA: K layers less in either direction, and a byte of marks a layer."""
+    sizes = {"blocks": [25, 18], "tensors": [20, 5, 15, 3]}[layers]
+    ledger = _net(layers=layers, retained=retained, start="drawn").ledger()
+    most = 8 * (43 - sum(sorted(sizes)[:retained])) + len(sizes)
+    least = 8 * (43 - sum(sorted(sizes)[-retained:])) + len(sizes)
+    assert (ledger.bytes_up == ledger.bytes_down).all()
+    assert (ledger.bytes_up <= most * ledger.participants).all()
+    assert (ledger.bytes_up >= least * ledger.participants).all()
+    everything = _net(layers=layers, retained=len(sizes)).ledger()
+    assert (everything.bytes_up == len(sizes) * everything.participants).all()
+
+
+@pytest.mark.parametrize("retained", [0, 1])
+def test_a_newcomer_has_a_letter_of_that_form(retained: int) -> None:
+    """Whatever stays at home elsewhere, a newcomer has no layer of its own yet."""
+    method, server = _start(retained=retained)
+    letter, other = (
+        dict(tree.items(m)) for m in (method.greet(server, None), _letter(method, server, 0))
+    )
+    assert {k: v.shape for k, v in letter.items()} == {k: v.shape for k, v in other.items()}
+    assert all(v.all() for k, v in letter.items() if k.startswith("sent"))
 
 
 def test_a_newcomer_receives_the_plain_mean() -> None:

@@ -22,7 +22,6 @@ from sartor.theory.linear_models import Clients, fit_coupled, fit_each, fit_pool
 RADII = (0.0, 0.15, 0.3, 0.6, 1.0, 1.5, 2.5, 3.5, 5.0)
 PULLS = torch.logspace(-3.5, 2.0, 25, dtype=torch.float64)
 CLIENTS, SAMPLES, DIM = 10, 200, 10
-BLOCK = 25  # federations at once
 
 
 def draw(radius: float, repeats: int) -> tuple[Clients, torch.Tensor]:
@@ -32,10 +31,9 @@ def draw(radius: float, repeats: int) -> tuple[Clients, torch.Tensor]:
         logistic("theory", spread=spread, clients=CLIENTS, samples=SAMPLES, dim=DIM, seed=seed)
         for seed in range(repeats)
     ]
-    rows = [fed.train.rows for fed, _ in made]
-    shape = (CLIENTS, SAMPLES)
-    x = torch.stack([f.x[r].double().reshape(*shape, DIM) for (f, _), r in zip(made, rows)])
-    y = torch.stack([f.y[r].double().reshape(shape) for (f, _), r in zip(made, rows)])
+    shape = (repeats, CLIENTS, SAMPLES)
+    x = torch.cat([fed.x[fed.train.rows] for fed, _ in made]).double().reshape(*shape, DIM)
+    y = torch.cat([fed.y[fed.train.rows] for fed, _ in made]).double().reshape(shape)
     mask = torch.ones(y.shape, dtype=torch.bool)
     return Clients(x, y, mask, "logistic"), torch.stack([truth.w for _, truth in made])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sartor import methods, models
 from sartor._version import __version__
+from sartor.adviser import Advice, advise
 from sartor.comparison import Comparison
 from sartor.data.federation import Federation
 from sartor.fit import compare, fit
@@ -11,11 +12,13 @@ from sartor.local import Local
 from sartor.result import Result
 
 __all__ = [
+    "Advice",
     "Comparison",
     "Federation",
     "Local",
     "Result",
     "__version__",
+    "advise",
     "compare",
     "fit",
     "methods",

@@ -1,0 +1,245 @@
+"""The answer: should we federate, how much should each client personalise, what will it cost?"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from sartor.adviser.plan import Plan, Strategy
+from sartor.table import Table, jsonable
+
+Basis = Literal["theory", "trial"]
+
+METHODS = {"local": "local", "global": "fedavg", "personalised": "fedprox"}
+"""The method of the library that carries a strategy out."""
+
+
+@dataclass(frozen=True)
+class Client:
+    """What the adviser says of one client.
+
+    Attributes:
+        name: of the client.
+        samples: n_i.
+        distance: how far its best model is estimated to lie from the mean of all, √max(d̂_i², 0);
+            NaN where it could not be estimated.
+        noise: √t̂_i, the expected distance of its own fit from its best model.
+        prox_strength: λ_i.
+        alone: expected loss above the best possible if it trains alone (theory), or its validation
+            loss (trial).
+        one_model: the same with one model for all.
+        advised: the same with the recommendation.
+    """
+
+    name: str
+    samples: int
+    distance: float
+    noise: float
+    prox_strength: float
+    alone: float
+    one_model: float
+    advised: float
+
+    @property
+    def gain(self) -> float:
+        """How much loss the recommendation saves against training alone."""
+        return self.alone - self.advised
+
+    @property
+    def hurt_by_one_model(self) -> bool:
+        """Whether a single global model is expected to be worse than training alone."""
+        return self.one_model > self.alone
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What ``advise`` found.
+
+    Attributes:
+        basis: "theory" (estimates from the clients' fits) or "trial" (λ by training).
+        strategy: "local", "global" or "personalised".
+        reason: the regime, in one sentence.
+        prox_strength: λ of the recommendation; 0 for local, ∞ for global.
+        clients: one entry per client.
+        pulls: values of λ from 0 to ∞.
+        errors: mean error at these: expected excess loss (theory) or validation loss (trial).
+        rules: λ by each rule, name -> value; empty for a trial.
+        constants: n, m, N, L, μ, ρ, and R with its standard errors, by name.
+        plan: steps and predicted cost; None for a trial that trains nobody together.
+        model: what was fitted, in words.
+        doubts: why the theory was not used, or how far it can be trusted.
+        ways_out: how to mend the doubts.
+        settings: what a run needs to carry the recommendation out.
+        subject: what verification trains; not part of the JSON.
+    """
+
+    basis: Basis
+    strategy: Strategy
+    reason: str
+    prox_strength: float
+    clients: list[Client]
+    pulls: list[float]
+    errors: list[float]
+    rules: dict[str, float]
+    constants: dict[str, float]
+    plan: Plan | None
+    model: str
+    doubts: list[str] = field(default_factory=list)
+    ways_out: list[str] = field(default_factory=list)
+    settings: dict[str, Any] = field(default_factory=dict)
+    subject: Any = field(default=None, repr=False, compare=False)
+
+    @property
+    def method(self) -> str:
+        """The library's method that carries the recommendation out."""
+        return METHODS[self.strategy]
+
+    @property
+    def hurt(self) -> list[str]:
+        """The clients that a single global model is expected to hurt."""
+        return [client.name for client in self.clients if client.hurt_by_one_model]
+
+    def error_at(self, pull: float) -> float:
+        """Return the mean error at the tried λ nearest to a value."""
+        tried = np.asarray(self.pulls)
+        if math.isinf(pull) or pull == 0.0:
+            return self.errors[-1 if pull else 0]
+        inner = tried[1:-1]
+        return self.errors[1 + int(np.abs(np.log(inner / pull)).argmin())]
+
+    def table(self) -> Table:
+        """Return one row per client: size, distance, λ_i, expected errors and gain."""
+        what = "excess loss" if self.basis == "theory" else "validation loss"
+        columns = [
+            "client",
+            "samples",
+            "distance",
+            "noise",
+            "lambda_i",
+            "alone",
+            "one model",
+            "advised",
+            "gain",
+            "one model hurts",
+        ]
+        rows = [
+            [
+                c.name,
+                c.samples,
+                c.distance,
+                c.noise,
+                c.prox_strength,
+                c.alone,
+                c.one_model,
+                c.advised,
+                c.gain,
+                "yes" if c.hurt_by_one_model else "no",
+            ]
+            for c in self.clients
+        ]
+        if self.basis == "trial":  # weights of a network cannot be compared
+            keep = [k for k, name in enumerate(columns) if name not in ("distance", "noise")]
+            columns = [columns[k] for k in keep]
+            rows = [[row[k] for k in keep] for row in rows]
+        return Table(columns, rows, title=f"Expected {what} of every client")
+
+    def costs(self) -> Table:
+        """Return the steps and the predicted cost, a row each."""
+        if self.plan is None:
+            return Table(["quantity", "value"], [], title="Cost")
+        p = self.plan
+        rows: list[list[Any]] = [
+            ["local steps a round K", p.num_local_steps],
+            ["local step size η", p.local_lr],
+        ]
+        if p.strategy == "personalised":
+            rows.append(["server step size γ", p.server_lr])
+        rows += [
+            ["rounds, predicted", p.rounds],
+            ["rounds, guaranteed", p.guaranteed_rounds],
+            ["megabytes, both ways", p.bytes_total / 1e6],
+            ["gradient evaluations", p.gradients],
+        ]
+        return Table(["quantity", "value"], rows, title="Steps and cost")
+
+    def summary(self) -> str:
+        """Return the answer in a few lines."""
+        what = {
+            "local": "Do not federate: every client trains alone.",
+            "global": "Federate, with one model for all (fedavg).",
+            "personalised": f"Federate, and personalise with λ = {self.prox_strength:.3g} "
+            "(fedprox).",
+        }[self.strategy]
+        ends = f"{self.errors[0]:.4g} alone, {self.errors[-1]:.4g} with one model"
+        kind = "excess loss" if self.basis == "theory" else "validation loss"
+        lines = [
+            what,
+            self.reason,
+            f"Expected mean {kind}: {self.error_at(self.prox_strength):.4g} "
+            f"({ends}; {self.model}).",
+        ]
+        if self.plan is not None and self.plan.strategy != "local":
+            p = self.plan
+            lines.append(
+                f"Cost: about {p.rounds} rounds, {p.bytes_total / 1e6:.2f} MB and "
+                f"{p.gradients:,} gradient evaluations."
+            )
+        hurt = self.hurt
+        if hurt:
+            names = ", ".join(hurt[:5]) + (" …" if len(hurt) > 5 else "")
+            lines.append(
+                f"One model for all would hurt {len(hurt)} of {len(self.clients)} clients: {names}."
+            )
+        else:
+            lines.append("One model for all would hurt nobody.")
+        lines += [f"Note: {doubt}" for doubt in self.doubts]
+        lines += [f"Way out: {way}" for way in self.ways_out]
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-able values; ∞ is the string "inf"."""
+        plan = None if self.plan is None else vars(self.plan)
+        found = {
+            "basis": self.basis,
+            "strategy": self.strategy,
+            "method": self.method,
+            "reason": self.reason,
+            "prox_strength": self.prox_strength,
+            "model": self.model,
+            "constants": self.constants,
+            "rules": self.rules,
+            "plan": plan,
+            "pulls": self.pulls,
+            "errors": self.errors,
+            "clients": [
+                {**vars(c), "gain": c.gain, "hurt_by_one_model": c.hurt_by_one_model}
+                for c in self.clients
+            ],
+            "doubts": self.doubts,
+            "ways_out": self.ways_out,
+            "settings": self.settings,
+        }
+        result: dict[str, Any] = jsonable(_spelled(found))
+        return result
+
+    def __str__(self) -> str:
+        """Return the summary."""
+        return self.summary()
+
+    def verify(self, **settings: Any) -> Any:
+        """Train the recommendation, everybody alone, and one model; see ``adviser.verify``."""
+        from sartor.adviser.verification import verify
+
+        return verify(self, **settings)
+
+
+def _spelled(value: Any) -> Any:
+    """Spell infinities, which JSON has not."""
+    if isinstance(value, dict):
+        return {k: _spelled(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_spelled(v) for v in value]
+    return "inf" if isinstance(value, float) and math.isinf(value) else value

@@ -1,0 +1,327 @@
+"""Afterwards: the recommendation, everybody alone and one model for all, trained and compared."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from sartor import methods, tree
+from sartor.adviser.advice import METHODS
+from sartor.cohort import Participation
+from sartor.data.federation import Federation
+from sartor.engines import make_engine
+from sartor.errors import FederationError
+from sartor.fit import fit
+from sartor.local import Local
+from sartor.result import Result
+from sartor.settings import Progress, list_runs, make_task
+from sartor.simulation import Simulation
+from sartor.table import Table, jsonable
+from sartor.tree import Tree
+
+if TYPE_CHECKING:
+    from sartor.adviser.advice import Advice
+    from sartor.adviser.advise import Subject
+
+PATIENCE = 3000
+"""Rounds of verification at most."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One strategy, trained.
+
+    Attributes:
+        strategy: "advised", "local" or "global".
+        method: of the library.
+        expected: the adviser's mean error: excess loss (theory) or validation loss (trial).
+        loss: mean test loss.
+        accuracy: share of right answers on test data; NaN for regression.
+        worse: mean test loss above that of the advised strategy.
+        standard_error: of that difference, paired over test samples.
+        rounds: of training.
+        megabytes: sent, both ways.
+        gradients: gradient evaluations.
+    """
+
+    strategy: str
+    method: str
+    expected: float
+    loss: float
+    accuracy: float
+    worse: float
+    standard_error: float
+    rounds: int
+    megabytes: float
+    gradients: int
+
+
+@dataclass(frozen=True)
+class Verification:
+    """Predicted beside measured.
+
+    Attributes:
+        rows: advised, local and global; an advised end stands twice.
+        holds: the advised strategy's test loss is at most one standard error above the better end.
+        predicted_rounds: rounds to the stated accuracy; None for a trial.
+        measured_rounds: when the global model was that near; None if not reached or not measured.
+        hurt_predicted: clients that one model was expected to hurt.
+        hurt_measured: clients whose test loss with one model is above that of training alone.
+        notes: what limits the comparison.
+    """
+
+    rows: list[Row]
+    holds: bool
+    predicted_rounds: int | None
+    measured_rounds: int | None
+    hurt_predicted: list[str]
+    hurt_measured: list[str]
+    notes: list[str]
+
+    def table(self) -> Table:
+        """Return predicted beside measured, a row per strategy."""
+        columns = ["strategy", "method", "expected", "test loss", "above advised", "± s.e."]
+        columns += ["accuracy %", "rounds", "MB", "gradients"]
+        rows = [
+            [
+                r.strategy,
+                r.method,
+                r.expected,
+                r.loss,
+                r.worse,
+                r.standard_error,
+                100.0 * r.accuracy,
+                r.rounds,
+                r.megabytes,
+                r.gradients,
+            ]
+            for r in self.rows
+        ]
+        return Table(columns, rows, title="Predicted and measured")
+
+    def summary(self) -> str:
+        """Return the outcome in a few lines."""
+        end = min(self.rows[1:], key=lambda row: row.loss)
+        first = self.rows[0]
+        said = "holds" if self.holds else "does NOT hold"
+        lines = [
+            f"The recommendation {said}: its test loss is {first.loss:.4g}, that of the better end "
+            f"({end.strategy}) {end.loss:.4g}, a difference of {-end.worse:+.2g} with standard "
+            f"error {end.standard_error:.2g}."
+        ]
+        if self.predicted_rounds is not None:
+            found = self.measured_rounds
+            lines.append(
+                f"Rounds to the stated accuracy: {self.predicted_rounds} predicted, "
+                + (f"{found} measured." if found is not None else "not reached.")
+            )
+        both = set(self.hurt_predicted) & set(self.hurt_measured)
+        lines.append(
+            f"Hurt by one model: {len(self.hurt_predicted)} clients expected, "
+            f"{len(self.hurt_measured)} measured, {len(both)} of them the same."
+        )
+        return "\n".join([*lines, *(f"Note: {note}" for note in self.notes)])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as JSON-able values."""
+        values = {**vars(self), "rows": [vars(row) for row in self.rows]}
+        found: dict[str, Any] = jsonable(values)
+        return found
+
+    def __str__(self) -> str:
+        """Return the summary."""
+        return self.summary()
+
+
+def verify(advice: Advice, *, progress: Progress | None = None) -> Verification:
+    """Train the recommendation, LocalTrain and GlobalTrain, and put predicted beside measured.
+
+    For the theory all three take full gradients with the steps of their plans, from zero, and are
+    compared on test data; for a trial all three train as the trial did, on all training data.
+
+    Args:
+        advice: what ``advise`` returned.
+        progress: shows how far it is.
+    """
+    about: Subject = advice.subject
+    if not len(about.federation.test.rows):
+        raise FederationError(
+            "There are no test samples to verify the advice on; hold some out, for example with "
+            "Federation.from_arrays(..., test=0.25)."
+        )
+    run = _by_plan if advice.basis == "theory" else _by_training
+    return run(advice, about, progress)
+
+
+def _by_training(advice: Advice, about: Subject, progress: Progress | None) -> Verification:
+    """Train as the trial did, on all training data."""
+    strategies: list[str] = list(dict.fromkeys(("local", "global", advice.strategy)))
+    results = {
+        name: fit(
+            METHODS[name],
+            about.federation,
+            model=about.model,
+            local=about.local,
+            rounds=about.rounds,
+            hyper={"prox_strength": advice.prox_strength} if name == "personalised" else {},
+            seeds=about.seed,
+            device=about.device,
+            eval_every=about.rounds,
+            progress=progress,
+        )
+        for name in strategies
+    }
+    return _compare(advice, about, results, None, [])
+
+
+def _by_plan(advice: Advice, about: Subject, progress: Progress | None) -> Verification:
+    """Train with the steps of the plans, and watch the distance from the exact solution."""
+    plan, seen = advice.plan, about.view
+    assert plan is not None
+    assert seen is not None
+    notes: list[str] = []
+    reached: int | None = None
+    results: dict[str, Result] = {}
+    for name in dict.fromkeys(("local", "global", advice.strategy)):
+        steps = about.plans[name]
+        rounds, inner = min(steps.rounds, PATIENCE), steps.num_local_steps
+        if rounds < steps.rounds:
+            notes.append(f"{name} was stopped after {rounds} of {steps.rounds} rounds.")
+        if name == "local":  # nobody waits for anybody: many steps a round save bookkeeping
+            inner = math.ceil(rounds / 50)
+            rounds = math.ceil(rounds / inner)
+        local = Local(steps=inner, batch=None, lr=steps.local_lr, weight_decay=seen.ridge)
+        personal = name == "personalised"
+        centre = None if name == "local" else seen.tree(about.centres[name])
+        results[name], distances = _watched(
+            METHODS[name],
+            about.federation,
+            seen.network(),
+            local,
+            rounds,
+            {"prox_strength": advice.prox_strength} if personal else {},
+            advice.settings.get("options", {}) if personal else {},
+            centre,
+            progress,
+        )
+        if name == advice.strategy and distances:
+            near = [t for t, d in enumerate(distances, start=1) if d <= plan.accuracy]
+            reached = near[0] if near else None
+    return _compare(advice, about, results, reached, notes)
+
+
+def _watched(
+    method: str,
+    federation: Federation,
+    network: nn.Module,
+    local: Local,
+    rounds: int,
+    hyper: dict[str, float],
+    options: dict[str, Any],
+    centre: Tree | None,
+    progress: Progress | None,
+) -> tuple[Result, list[float]]:
+    """Train one method in float64; return it, and the global model's distances after each round."""
+    task = make_task(network, federation, None)
+    record = methods.build(method, task, local, options)
+    (run,) = list_runs(record, options, hyper, {}, [0])
+    simulation = Simulation(
+        record,
+        task,
+        [federation],
+        [run],
+        lambda arena: make_engine("auto", arena, None, task),
+        rounds=rounds,
+        participation=Participation(),
+        device=torch.device("cpu"),
+        dtype=torch.float64,
+        eval_every=rounds,
+        points=(record.headline,),
+    )
+    distances = []
+    if progress is not None:
+        progress.start(rounds, method)
+    try:
+        while not simulation.finished:
+            info = simulation.step()
+            if centre is not None:
+                now = tree.map(lambda leaf: leaf[0], simulation.server["params"])
+                distances.append(float(tree.sqdist(now, centre)))
+            if progress is not None:
+                progress.update(simulation.round_index - 1, info)
+    finally:
+        if progress is not None:
+            progress.stop()
+    return simulation.result({}, None), distances
+
+
+def _compare(
+    advice: Advice,
+    about: Subject,
+    results: dict[str, Result],
+    reached: int | None,
+    notes: list[str],
+) -> Verification:
+    judged = {name: _judge(result, about.federation) for name, result in results.items()}
+    chosen = judged[advice.strategy][0]
+    expected = {"local": advice.errors[0], "global": advice.errors[-1]}
+    rows = []
+    for label, name in (("advised", advice.strategy), ("local", "local"), ("global", "global")):
+        losses, right = judged[name]
+        apart = losses - chosen
+        result = results[name]
+        rows.append(
+            Row(
+                strategy=label,
+                method=METHODS[name],
+                expected=expected.get(name, advice.error_at(advice.prox_strength)),
+                loss=float(losses.mean()),
+                accuracy=float(right.mean()) if about.federation.num_classes else math.nan,
+                worse=float(apart.mean()),
+                standard_error=float(apart.std(ddof=1) / math.sqrt(len(apart))),
+                rounds=len(result.ledger.bytes_up[0]),
+                megabytes=float(result.megabytes),
+                gradients=int(result.gradient_evaluations),
+            )
+        )
+    end = min(rows[1:], key=lambda row: row.loss)
+    owner = about.federation.test.owner.numpy()
+    people = range(about.federation.num_clients)
+    gap = judged["global"][0] - judged["local"][0]
+    hurt = [
+        about.federation.names[i]
+        for i in people
+        if (owner == i).any() and float(gap[owner == i].mean()) > 0
+    ]
+    theory = advice.basis == "theory" and advice.plan is not None and advice.strategy != "local"
+    return Verification(
+        rows=rows,
+        holds=-end.worse <= end.standard_error,
+        predicted_rounds=advice.plan.rounds if theory and advice.plan else None,
+        measured_rounds=reached,
+        hurt_predicted=advice.hurt,
+        hurt_measured=hurt,
+        notes=notes,
+    )
+
+
+def _judge(result: Result, federation: Federation) -> tuple[np.ndarray, np.ndarray]:
+    """Return the loss of every test sample under its client's model, and whether it is right."""
+    task = make_task(result.model(0), federation, None)
+    losses, right = [], []
+    with torch.no_grad():
+        for client in range(federation.num_clients):
+            rows = federation.test.of(client)
+            if not len(rows):
+                continue
+            network = result.model(client)
+            like = next(network.parameters()).dtype
+            scores = network(federation.x[rows].to(like))
+            losses.append(task.criterion(scores, federation.y[rows]).double())
+            right.append(task.is_correct(scores, federation.y[rows]))
+    return torch.cat(losses).numpy(), torch.cat(right).numpy()

@@ -19,7 +19,7 @@ from sartor.hyper import Value
 from sartor.local import Local
 from sartor.method import Method
 from sartor.scores import Run
-from sartor.task import Task, cross_entropy, given, never
+from sartor.task import Task, cross_entropy, given, never, squared_error
 
 Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
 
@@ -106,6 +106,8 @@ def make_task(model: nn.Module | None, federation: Federation, compute: torch.dt
     criterion = getattr(network, "criterion", None)
     if criterion == "given":
         return Task(network, head, given, never, compute)
+    if not federation.num_classes:
+        return Task(network, head, squared_error, never, compute)
     return Task(network, head, cross_entropy, compute=compute)
 
 

@@ -78,7 +78,7 @@ def advise(
         budget_mb: megabytes that may be sent, both ways, all clients.
         budget_rounds: communication rounds at most.
         accuracy: squared distance to the solution to reach; 1% of the statistical error if None.
-        local: local training of a trial.
+        local: local training of a trial; for a convex model 5 epochs of step 0.1 if None.
         rounds: rounds of a trial.
         draws: drawings that calibrate the noise of the fits.
         seed: of draws and trials.
@@ -125,7 +125,7 @@ def advise(
         network, used = shown.network(), shown.federation
         words = f"{shown.family} regression on {shown.kept}, trained by SGD"
         if local is None:
-            training = Local(weight_decay=ridge)
+            training = Local(epochs=5, lr=0.1, weight_decay=ridge)
     trial = try_pulls(
         used,
         model=network,

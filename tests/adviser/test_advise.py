@@ -1,0 +1,265 @@
+"""The adviser end to end, on federations whose truth is known, and on what it must refuse."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sartor
+from sartor.adviser.trial import with_validation
+from sartor.data.synthetic import logistic
+from sartor.errors import ConfigError, FederationError
+
+
+def synthetic(spread: float, **settings: Any) -> sartor.Federation:
+    options = {"clients": 8, "samples": 200, "dim": 4, "test_samples": 200, **settings}
+    return logistic(spread=spread, **options)[0]
+
+
+@pytest.fixture(scope="module")
+def alike() -> sartor.Advice:
+    return sartor.advise(synthetic(0.0), features="raw")
+
+
+@pytest.fixture(scope="module")
+def between() -> sartor.Advice:
+    return sartor.advise(synthetic(0.4), features="raw")
+
+
+@pytest.fixture(scope="module")
+def apart() -> sartor.Advice:
+    return sartor.advise(synthetic(20.0, samples=400), features="raw")
+
+
+def test_the_strategy_follows_the_heterogeneity(
+    alike: sartor.Advice, between: sartor.Advice, apart: sartor.Advice
+) -> None:
+    assert (alike.strategy, alike.prox_strength) == ("global", math.inf)
+    assert between.strategy == "personalised"
+    assert 0.0 < between.prox_strength < math.inf
+    assert apart.strategy in ("local", "personalised")
+    assert apart.prox_strength < between.prox_strength
+    assert [advice.basis for advice in (alike, between, apart)] == ["theory"] * 3
+
+
+def test_who_is_hurt_by_one_model(alike: sartor.Advice, apart: sartor.Advice) -> None:
+    assert alike.hurt == []
+    assert len(apart.hurt) == 8
+
+
+def test_the_chosen_error_is_below_both_ends(between: sartor.Advice) -> None:
+    chosen = between.error_at(between.prox_strength)
+    assert chosen < min(between.errors[0], between.errors[-1])
+    assert chosen == pytest.approx(min(between.errors), rel=1e-9)
+
+
+def test_training_alone_costs_what_theory_says(between: sartor.Advice) -> None:
+    """The excess loss of a well-specified fit is p/(2n)."""
+    assert between.errors[0] == pytest.approx(4 / (2 * 200), rel=0.15)
+
+
+def test_gain_and_table(between: sartor.Advice) -> None:
+    assert all(client.gain == client.alone - client.advised for client in between.clients)
+    table = between.table()
+    assert len(table) == 8
+    assert table.column("samples") == [200] * 8
+
+
+def test_everything_is_strict_json(alike: sartor.Advice, between: sartor.Advice) -> None:
+    for advice in (alike, between):
+        text = json.dumps(advice.to_dict(), allow_nan=False)
+        assert json.loads(text)["strategy"] == advice.strategy
+    assert alike.to_dict()["prox_strength"] == "inf"
+
+
+def test_rules_are_those_of_the_theory(between: sartor.Advice) -> None:
+    from sartor.theory import coupling
+
+    found, radius = between.constants, math.sqrt(between.constants["R2"])
+    assert between.rules["v1 (ρ = 2)"] == pytest.approx(float(coupling.v1(radius, 200)))
+    assert between.rules["shrinkage"] == pytest.approx(
+        float(coupling.shrinkage(radius, 200, 8, found["mu"], found["rho"]))
+    )
+
+
+def test_verification_agrees() -> None:
+    fed = synthetic(0.25, clients=12, dim=10, samples=150, test_samples=1500)
+    checked = sartor.advise(fed, features="raw").verify()
+    assert checked.holds
+    assert checked.measured_rounds is not None
+    assert checked.measured_rounds <= (checked.predicted_rounds or 0) <= 2 * checked.measured_rounds
+    gaps = {row.strategy: row.worse for row in checked.rows}
+    assert gaps["advised"] == 0.0
+    assert gaps["local"] > 0
+    expected = {row.strategy: row.expected for row in checked.rows}
+    predicted = expected["local"] - expected["advised"]
+    assert 0.5 * predicted < gaps["local"] < 2.0 * predicted
+    json.dumps(checked.to_dict(), allow_nan=False)
+
+
+def test_a_budget_makes_the_pull_smaller(between: sartor.Advice) -> None:
+    assert between.plan is not None
+    tight = sartor.advise(synthetic(0.4), features="raw", budget_rounds=between.plan.rounds // 6)
+    assert tight.prox_strength < between.prox_strength
+    assert "budget" in tight.doubts[0]
+    per_round = between.plan.bytes_total / between.plan.rounds
+    same = sartor.advise(
+        synthetic(0.4), features="raw", budget_mb=per_round * (between.plan.rounds // 6) / 1e6
+    )
+    assert same.prox_strength == tight.prox_strength
+
+
+def test_advice_does_not_depend_on_the_order_of_clients() -> None:
+    fed = synthetic(0.4)
+    x, y = fed.x.numpy(), fed.y.numpy()
+    owner, test = np.empty(len(x), dtype=int), np.zeros(len(x), dtype=bool)
+    owner[fed.train.rows], owner[fed.test.rows] = fed.train.owner, fed.test.owner
+    test[fed.test.rows] = True
+    ways = []
+    for label in (lambda i: i, lambda i: 7 - i):
+        moved = sartor.Federation.from_arrays(x, y, client=label(owner), test=test)
+        ways.append(sartor.advise(moved, features="raw", draws=0))
+    assert ways[0].prox_strength == pytest.approx(ways[1].prox_strength)
+    assert ways[0].constants["R2"] == pytest.approx(ways[1].constants["R2"])
+
+
+# ---- trials --------------------------------------------------------------------------------------
+
+
+def skewed(clients: int = 6, samples: int = 30, seed: int = 0) -> sartor.Federation:
+    """Clients with two of three classes each: softmax fits do not exist."""
+    rng = np.random.default_rng(seed)
+    owner = np.repeat(np.arange(clients), samples)
+    y = (owner + rng.integers(0, 2, len(owner))) % 3
+    x = rng.normal(size=(len(owner), 5)) + 1.5 * np.eye(3, 5)[y]
+    return sartor.Federation.from_arrays(x.astype("float32"), y, client=owner, test=0.3)
+
+
+@pytest.fixture(scope="module")
+def trial() -> sartor.Advice:
+    return sartor.advise(skewed(), rounds=4)
+
+
+def test_where_the_theory_fails_training_decides(trial: sartor.Advice) -> None:
+    assert trial.basis == "trial"
+    assert "theory does not hold" in trial.doubts[0]
+    assert any("ridge" in way for way in trial.ways_out)
+    assert trial.pulls[0] == 0.0
+    assert trial.pulls[-1] == math.inf
+    assert trial.error_at(trial.prox_strength) == min(trial.errors)
+
+
+def test_a_trial_is_the_sweep_it_says(trial: sartor.Advice) -> None:
+    """One λ of the pass equals a run of its own."""
+    about = trial.subject
+    held = with_validation(about.federation)
+    position = 3
+    alone = sartor.fit(
+        "fedprox",
+        held,
+        model=about.model,
+        local=about.local,
+        rounds=4,
+        hyper={"prox_strength": trial.pulls[position]},
+    )
+    scores = alone.scores[(alone.headline, "val")]
+    mean = scores.loss[0, -1].sum() / scores.count[0].sum()
+    assert trial.errors[position] == pytest.approx(mean, rel=1e-4)
+
+
+def test_a_network_is_judged_by_training() -> None:
+    fed = skewed()
+    advice = sartor.advise(fed, model=sartor.models.dnn(fed), rounds=3)
+    assert advice.basis == "trial"
+    assert advice.doubts == []
+    checked = advice.verify()
+    assert {row.strategy for row in checked.rows} == {"advised", "local", "global"}
+    assert checked.predicted_rounds is None
+
+
+def test_validation_data_is_held_out_of_training_once() -> None:
+    fed = skewed()
+    held = with_validation(fed)
+    assert (held.train.sizes + held.val.sizes).tolist() == fed.train.sizes.tolist()
+    for client in range(6):
+        both = torch.cat((held.train.of(client), held.val.of(client))).sort().values
+        assert torch.equal(both, fed.train.of(client).sort().values)
+    assert with_validation(held) is held
+
+
+# ---- refusals ------------------------------------------------------------------------------------
+
+
+def test_one_client_is_told_to_train_alone() -> None:
+    fed = sartor.Federation.from_arrays(np.eye(8), np.arange(8) % 2, client=np.zeros(8, int))
+    with pytest.raises(FederationError, match=r"two clients.*train alone"):
+        sartor.advise(fed)
+
+
+def test_two_clients_are_advised_with_caution() -> None:
+    advice = sartor.advise(synthetic(0.4, clients=2), features="raw")
+    assert any("two clients" in doubt for doubt in advice.doubts)
+
+
+def test_theory_that_does_not_hold_can_be_refused() -> None:
+    with pytest.raises(FederationError, match=r"(?s)does not hold.*Way out"):
+        sartor.advise(skewed(), basis="theory")
+
+
+def test_constant_features_are_refused() -> None:
+    fed = sartor.Federation.from_arrays(
+        np.ones((40, 3)), np.arange(40) % 2, client=np.arange(40) % 4
+    )
+    with pytest.raises(FederationError, match="No feature varies"):
+        sartor.advise(fed)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        ({"budget_mb": -1.0}, "budget_mb must be positive"),
+        ({"budget_rounds": 0}, "budget_rounds must be positive"),
+        ({"ridge": -0.1}, "ridge must be >= 0"),
+        ({"features": "pca:0"}, "whole K from 1"),
+        ({"features": "fourier"}, "'raw', 'scaled' or 'pca:K'"),
+        ({"basis": "guess"}, "basis must be"),
+        ({"draws": 1}, "draws must be"),
+    ],
+)
+def test_values_that_cannot_be_right(wrong: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        sartor.advise(synthetic(0.1), **wrong)
+
+
+def test_theory_and_a_network_do_not_go_together() -> None:
+    fed = skewed()
+    with pytest.raises(ConfigError, match="convex"):
+        sartor.advise(fed, model=sartor.models.dnn(fed), basis="theory")
+
+
+def test_too_many_parameters_are_refused_with_a_way_out() -> None:
+    rng = np.random.default_rng(0)
+    fed = sartor.Federation.from_arrays(
+        rng.normal(size=(40, 1500)), np.arange(40) % 2, client=np.arange(40) % 4
+    )
+    with pytest.raises(ConfigError, match="pca:"):
+        sartor.advise(fed)
+
+
+def test_regression_is_advised_too() -> None:
+    rng = np.random.default_rng(1)
+    owner = np.repeat(np.arange(6), 60)
+    w = rng.normal(size=(6, 3))
+    x = rng.normal(size=(360, 3))
+    y = (x * w[owner]).sum(1) + 0.5 * rng.normal(size=360)
+    fed = sartor.Federation.from_arrays(x, y, client=owner, num_classes=0)
+    advice = sartor.advise(fed, features="raw")
+    assert advice.basis == "theory"
+    assert advice.strategy in ("local", "personalised")
+    assert len(advice.hurt) >= 5
+    assert advice.verify().holds

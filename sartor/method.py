@@ -112,7 +112,9 @@ class Phase:
         drop_last: whether the last incomplete batch of a pass is dropped.
         random: whether ``step`` draws from ``site.key``; without it the key is left empty, and
             using it is an error.
-        when: ``(site) -> bool tensor``: whether this client takes the phase in this round at all.
+        when: ``(work, site) -> bool tensor``: whether this client takes the phase in this round at
+            all; asked before ``enter``. Who does not is entered and left without a step, and costs
+            nothing more.
         stop: ``(work, site) -> bool tensor``: this client is done.
         stream: names the random stream; the phase's name if empty.
     """
@@ -132,7 +134,7 @@ class Phase:
     shuffle: bool = True
     drop_last: bool = False
     random: bool = False
-    when: Callable[[Site], Tensor] | None = None
+    when: Callable[[Tree, Site], Tensor] | None = None
     stop: Callable[[Tree, Site], Tensor] | None = None
     stream: str = ""
 

@@ -356,11 +356,11 @@ class Rounds:
     def _tune(
         self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray
     ) -> None:
-        """Let the engine time a few steps of the longest phase at several block sizes.
+        """Let the engine time a few steps of the main phase at several block sizes.
 
         Nothing is kept.
         """
-        phase = max(method.phases, key=lambda p: p.epochs if p.steps is None else 1)
+        phase = max(method.phases, key=_planned)
         sizes = self.arena.splits["train"].size
 
         def prepare(block: Block) -> tuple[Tree, Site, Plan]:
@@ -418,9 +418,27 @@ class Rounds:
                 steps = num_steps(phase, size)
             steps = np.where(present, steps, 0)
             if phase.when is not None:
-                steps = np.where(self.engine.clients(phase.when, site).cpu().numpy(), steps, 0)
-            plan = build_plan(phase, arena, ids, keys, steps, self._part_keys(phase, ids, run))
-            work, taken = self.engine.phase(phase, work, site, plan)
+                takes = self.engine.clients(phase.when, work, site).cpu().numpy()
+                steps = np.where(takes, steps, 0)
+            if not steps.any():  # nobody takes it: no batches, no steps
+                work = self.engine.clients(phase.enter, work, site)
+                work = self.engine.clients(phase.leave, work, site)
+                continue
+            order = np.argsort(steps == 0, axis=1, kind="stable")
+            if phase.when is None or (order[:, 1:] > order[:, :-1]).all():
+                plan = build_plan(phase, arena, ids, keys, steps, self._part_keys(phase, ids, run))
+                work, taken = self.engine.phase(phase, work, site, plan)
+            else:  # those who take it come first, so that no step is computed for the others
+                who, there = (np.take_along_axis(v, order, 1) for v in (ids, steps))
+                their = np.take_along_axis(keys, order[:, :, None], 1)
+                plan = build_plan(phase, arena, who, their, there, self._part_keys(phase, who, run))
+                pick, back = (
+                    torch.from_numpy(v).to(self.arena.device) for v in (order, order.argsort(1))
+                )
+                moved, taken = self.engine.phase(
+                    phase, _reorder(work, pick), _reorder_site(site, pick), plan
+                )
+                work = _reorder(moved, back)
             samples = plan.samples
             if phase.stop is not None:
                 samples = plan.samples_in(np.asarray(taken.cpu()))
@@ -642,6 +660,24 @@ def _cut_site(site: Site, block: Block) -> Site:
             for f, v in zip(Site._fields, site, strict=True)
         }
     )
+
+
+def _planned(phase: Phase) -> tuple[bool, int]:
+    """Rank phases by what they are sure to cost: first those that nobody leaves out or ends."""
+    return phase.when is None and phase.stop is None, phase.epochs if phase.steps is None else 1
+
+
+def _reorder(value: Tree, order: Tensor) -> Tree:
+    """Put the slots of every run into another order."""
+    lane = torch.arange(len(order), device=order.device)[:, None]
+    found: Tree = tree.map(lambda leaf: leaf[lane, order], value)
+    return found
+
+
+def _reorder_site(site: Site, order: Tensor) -> Site:
+    by_run = {"common", "round"}
+    fields = zip(Site._fields, site, strict=True)
+    return Site(**{f: v if f in by_run else _reorder(v, order) for f, v in fields})
 
 
 def _cut_arena(arena: Arena, run: int, runs: int) -> Arena:

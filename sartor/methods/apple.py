@@ -124,14 +124,15 @@ def apple(
     train = descend(objective, local, over=("core", "relation"), lr=rates)
 
     def step(work: Tree, batch: Batch, site: Site) -> Tree:
-        rate = site.hyper["local_lr"]
+        rate = local.rate(site)
         if core_rate == "times_clients":
             rate = rate * len(site.common["share"])
             if local.momentum:
                 rate = rate * (
                     1.0 - site.hyper["momentum"]
                 )  # momentum lengthens steps by 1/(1 − μ)
-        return train.step(work, batch, site._replace(hyper={**site.hyper, "core_lr": rate}))
+        rates = {"core_lr": rate, "relation_lr": site.hyper["relation_lr"] * local.fade(site)}
+        return train.step(work, batch, site._replace(hyper={**site.hyper, **rates}))
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
         return {"relation": work["relation"], **local.kept(work)}, {"core": work["core"]}

@@ -116,7 +116,7 @@ def fedala(
         losses = torch.where(batch.last, moved, work["losses"])
         return loss, {"losses": losses, "passes": work["passes"] + batch.last}
 
-    plain = replace(local, momentum=0.0, weight_decay=0.0, steps=None, drop_last=False)
+    plain = replace(local.plain, steps=None, drop_last=False)
 
     def learn(name: str, passes: int) -> Phase:
         first = name == "mix-start"

@@ -150,6 +150,7 @@ VARIANTS: list[Case] = [
     Case("fedphp", {"transfer": "mmd_fixed", "progress": "rounds"}, local=RESTART),
     Case("apple", {"shape": "cosine", "core_rate": "plain"}, {"pull": 0.5}, local=HEAVY),
     Case("apple", {"start": "uniform"}, {"relation_lr": 0.05}, local=RESTART),
+    Case("apple", {"budget": 2, "max_clients": 7, "start_cores": "own"}, local=HEAVY),
     Case("fedfomo", {"distance": "l1", "fallback": "reference"}, local=HEAVY),
     Case("fedfomo", {"select_on": "validation", "affinity": "normalised", "available": "ever"}),
     Case("fedper", local=HEAVY),

@@ -86,9 +86,14 @@ def fine_tuned(
         hyper["ft_prox_strength"] = Hyper(
             0.1, 0.0, note="the pull of fine-tuning back to where it began"
         )
+    warm = method.warmup
+    if warm is not None:
+        first = fine_tuned(warm.method, task, local, epochs=epochs, steps=steps, pull=pull)
+        warm = replace(warm, method=first)
     return replace(
         method,
         hyper=hyper,
+        warmup=warm,
         adapt=(*method.adapt, replace(tune, enter=enter)),
         model=model,
         headline="pre",

@@ -198,6 +198,7 @@ class Method:
         prologue: one round of everybody before round 0, on the same state trees.
         epilogue: the same after the last round. Evaluations before that run it on copies, so that
             they score what would be used if training stopped there.
+        warmup: another record for the first rounds, on the same state trees.
     """
 
     name: str
@@ -224,6 +225,23 @@ class Method:
     inspect: Callable[[Tree, Hub], Tree] | None = None
     prologue: Method | None = field(default=None)
     epilogue: Method | None = field(default=None)
+    warmup: Warmup | None = field(default=None)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """The first rounds of a method, when they are those of another one.
+
+    Attributes:
+        rounds: how many; they count as rounds of the run, and are drawn and booked as such.
+        method: the record that is trained, and scored, until then; its trees are the method's.
+        handover: one round of everybody after the last of them, without phases, which gives the
+            clients what they go on with; its bytes are booked in that round.
+    """
+
+    rounds: int
+    method: Method
+    handover: Method
 
 
 def has_own_letters(method: Method) -> bool:

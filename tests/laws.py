@@ -158,6 +158,7 @@ VARIANTS: list[Case] = [
     Case("fedrep", {"head_epochs": 1, "final_head_epochs": 2}, local=RESTART),
     Case("fedbabu", {"ft_steps": 3, "ft_part": "head"}, local=HEAVY),
     Case("lg-fedavg", local=HEAVY),
+    Case("lg-fedavg", {"warmup_rounds": 1}, local=HEAVY),
     Case("fedrod", {"personal_start": "zero"}, {"balance": 0.7}, HEAVY),
     Case("moon", hyper={"contrast_strength": 5.0}, local=HEAVY),
     Case("fedbn", {"private": ("body",)}, local=HEAVY),

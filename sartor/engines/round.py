@@ -207,6 +207,11 @@ class Rounds:
     # ---- one round
     # --------------------------------------------------------------------------------------
 
+    def record(self, round_index: int) -> Method:
+        """Return the method of a round (or of an evaluation before it): first the warm-up's."""
+        warm = self.method.warmup
+        return self.method if warm is None or round_index >= warm.rounds else warm.method
+
     def draw(
         self, method: Method, stage: str, round_index: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -250,12 +255,15 @@ class Rounds:
             server: the server's state.
             store: the clients' states; changed in place.
             round_index: the round.
-            stage: "train", "prologue" or "epilogue".
+            stage: "train", "prologue", "epilogue" or "handover".
             score: the splits on which the models are scored right after local training.
             keep: a store for the models after local training, if they are to be kept.
         """
         other = {"prologue": self.method.prologue, "epilogue": self.method.epilogue}
-        method = other.get(stage) or self.method
+        warm = self.method.warmup
+        if warm is not None:
+            other["handover"] = warm.handover
+        method = other.get(stage) or self.record(round_index)
         cohort, trains, present = self.draw(method, stage, round_index)
         runs, slots = cohort.shape
         zero = np.zeros(runs, dtype=np.int64)
@@ -277,6 +285,10 @@ class Rounds:
                 receipt,
                 keep,
             )
+        if warm is not None and stage == "train" and round_index == warm.rounds - 1:
+            server, given = self.train(server, store, round_index, "handover")
+            receipt.bytes_down += given.bytes_down
+            receipt.bytes_up += given.bytes_up
         return server, receipt
 
     def _exchange(
@@ -468,12 +480,13 @@ class Rounds:
         Nothing is kept. The receipt says what letters and adaptation cost.
         """
         tallies = {split: self._blank() for split in splits}
+        method = self.record(round_index)
 
         def score(ids: np.ndarray) -> tuple[Costs, int]:
             site, model, costs = self.models(server, store, round_index, ids)
             there = np.ones_like(ids, dtype=bool)
             for split, tally in tallies.items():
-                self._score(self.method, model, site, ids, there, 0, split, tally)
+                self._score(method, model, site, ids, there, 0, split, tally)
             letters = tree.num_bytes(site.common, 1) + tree.num_bytes(site.own, 2)
             return costs, letters * ids.shape[1]
 
@@ -525,7 +538,7 @@ class Rounds:
 
         The costs are those of adaptation.
         """
-        method = self.method
+        method = self.record(round_index)
         there = np.ones_like(ids, dtype=bool)
         hub = self.hub("evaluate", round_index, ids, there)
         common = self.engine.runs(method.broadcast, server, hub)

@@ -509,7 +509,8 @@ def dtype_survives(case: Case) -> None:
 def _tells_clients_apart(method: Method, case: Case) -> bool:
     """Say whether order of service, given weights or noise of their own tell clients apart."""
     noisy = any(phase.random for phase in method.phases)
-    return method.one_by_one or "client_weights" in case.options or noisy
+    given = {"client_weights", "budget"} & case.options.keys()  # a budget draws its downloads
+    return method.one_by_one or bool(given) or noisy
 
 
 def permuting_clients_permutes_the_result(case: Case) -> None:

@@ -67,6 +67,8 @@ def apple(
     core_rate: Literal["times_clients", "plain"] = "times_clients",
     shape: Shape = "exponential",
     budget: int | None = None,
+    choice_base: float = 1.5,
+    choice_growth: float = 1.0,
     max_clients: int = 256,
 ) -> Method:
     """Build APPLE: min over (w_i^C, p_i) of L_i(Σ_j p_ij w_j^C) + λ(r)(μ/2)‖p_i − p_0‖².
@@ -80,11 +82,18 @@ def apple(
             momentum μ, by 1 − μ).
         shape: how the pull to p_0 fades.
         budget: the other cores that a client downloads a round; None is all, its own included.
+        choice_base: the least base b of the draw of downloads; 1 draws evenly.
+        choice_growth: how fast the base grows: b = max(choice_base, choice_growth·r·K/M).
         max_clients: room for relations (with a budget, for copies of cores) that every client
             keeps; at least the number of clients.
     """
     if budget is not None and budget < 1:
         raise ConfigError(f"budget must be >= 1 core a round, got {budget}; None sends all cores.")
+    if not (choice_base > 0 and choice_growth >= 0):
+        raise ConfigError(
+            "choice_base must be > 0 and choice_growth >= 0, got "
+            f"{choice_base:g} and {choice_growth:g}; the authors' are 1.5 and 1."
+        )
     limited = budget is not None
 
     def init_server(params: Tree, hub: Hub) -> Tree:
@@ -175,8 +184,7 @@ def apple(
         """Draw the cores to download next, (K,): those never got first, then ∝ b^|p_ij|."""
         p, num = relations(work, site).abs().double(), len(site.common["share"])
         share = len(site.own["ids"]) / num
-        growth = site.hyper["choice_growth"] * (site.round + 1) * share
-        base = torch.maximum(site.hyper["choice_base"], growth).double()
+        base = (choice_growth * share * (site.round + 1).double()).clamp(min=choice_base)
         # The K largest of ln(weight) + Gumbel noise are a draw without replacement.
         luck = rng.uniform(rng.fold(site.key, "downloads"), (num,), torch.float64)
         noise = -torch.log(-torch.log(luck))
@@ -195,17 +203,10 @@ def apple(
         wish = {"wish": put_rows(server["wish"], hub.cohort, uploads["wish"], hub.present)}
         return {"cores": cores, **wish}
 
-    hyper = {}
-    if limited:
-        note = "the least base b of the draw of downloads; 1 draws evenly while it is the base"
-        hyper["choice_base"] = Hyper(1.5, 1.0, note=note)
-        note = "how fast the base grows with the rounds; 0 keeps choice_base"
-        hyper["choice_growth"] = Hyper(1.0, 0.0, note=note)
     method = Method(
         name="apple",
         hyper={
             **local.hyper,
-            **hyper,
             "relation_lr": Hyper(
                 0.01 * (1.0 - local.momentum), 0.0, note="the step of the relations; 0 keeps them"
             ),

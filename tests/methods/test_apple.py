@@ -339,15 +339,15 @@ def test_copies_are_renewed_by_downloads_alone_and_unseen_cores_come_first() -> 
     assert len({tuple(ids[:4]) for ids in asked}) > 1
 
 
-def _asks(p: Any, budget: int, round_index: int = 0, num: int = 4000, **hyper: float) -> np.ndarray:
+def _asks(
+    p: Any, budget: int, round_index: int = 0, num: int = 4000, **options: float
+) -> np.ndarray:
     """Draw the next downloads of client 0 with relations p, all cores got: (num, budget)."""
     size = len(p)
-    options = {"start": "uniform", "max_clients": size, "budget": budget}
-    method = build("apple", quadratic_task(1), Local(), options)
-    numbers = {"choice_base": 1.5, "choice_growth": 1.0, **hyper}
+    fixed = {"start": "uniform", "max_clients": size, "budget": budget}
+    method = build("apple", quadratic_task(1), Local(), {**fixed, **options})
     zeros = torch.zeros(size, 1, dtype=torch.float64)
     site = Site(**dict.fromkeys(Site._fields))._replace(
-        hyper={k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()},
         common={"share": torch.full((size,), 1 / size, dtype=torch.float64)},
         own={"ids": torch.arange(budget)},
         round=torch.tensor(round_index),
@@ -408,7 +408,15 @@ def test_with_its_own_core_alone_a_budget_does_not_matter() -> None:
         np.testing.assert_allclose(found[name], wanted[name], atol=1e-12)
 
 
-def test_a_budget_of_nothing_is_refused() -> None:
-    """Zero cores is a mistake; None is all."""
-    with pytest.raises(ConfigError, match="budget must be >= 1 core a round, got 0"):
-        build("apple", net_task(), SGD, {"budget": 0})
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"budget": 0}, "budget must be >= 1 core a round, got 0"),
+        ({"budget": 1, "choice_base": 0.0}, "choice_base must be > 0"),
+        ({"budget": 1, "choice_growth": -1.0}, "got 1.5 and -1"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(options: dict, words: str) -> None:
+    """Zero cores is a mistake (None is all), and a base must be positive."""
+    with pytest.raises(ConfigError, match=words):
+        build("apple", net_task(), SGD, options)

@@ -370,7 +370,13 @@ def _asks(
 
 @pytest.mark.parametrize(
     ("base", "growth", "round_index", "b"),
-    [(3.0, 0.0, 9, 3.0), (1.5, 1.0, 0, 1.5), (1.5, 2.0, 9, 5.0), (1.0, 0.0, 9, 1.0)],
+    [
+        (3.0, 0.0, 9, 3.0),
+        (1.5, 1.0, 0, 1.5),
+        (1.5, 2.0, 9, 5.0),
+        (1.5, 16.0, 0, 4.0),
+        (1.0, 0.0, 9, 1.0),
+    ],
 )
 def test_downloads_are_drawn_by_the_size_of_relations(
     base: float, growth: float, round_index: int, b: float

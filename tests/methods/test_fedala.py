@@ -271,6 +271,21 @@ def test_only_the_first_learning_is_planned_at_length(engine: str) -> None:
     assert {*planned} == {"mix", "mix-start"}
 
 
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("own", [[1.0], [0.5]], ids=["same", "apart"])
+def test_who_takes_which_learning(started: bool, own: list) -> None:
+    """Equal models are not mixed; others take one pass, or the long first one if not started."""
+    method = build("fedala", quadratic_task(), Local(batch=None), {})
+    site = Site(**dict.fromkeys(Site._fields))._replace(
+        common={"params": {"w": _t([1.0])}}, index=torch.tensor(0)
+    )
+    flags = {"trained": torch.tensor(True), "started": torch.tensor(started)}
+    work = method.begin({**method.init_client({"w": _t(own)}, site), **flags}, site)
+    taken = [bool(phase.when(work, site)) for phase in method.adapt]
+    apart = own != [1.0]
+    assert taken == [apart and started, apart and not started]
+
+
 def test_one_pass_has_the_batches_of_the_first_of_many() -> None:
     """Both phases draw their sample from one stream, so a started client sees the same rows."""
     task, fed = net_task(), federation()

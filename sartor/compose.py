@@ -86,9 +86,14 @@ def fine_tuned(
         hyper["ft_prox_strength"] = Hyper(
             0.1, 0.0, note="the pull of fine-tuning back to where it began"
         )
+    warm = method.warmup
+    if warm is not None:
+        first = fine_tuned(warm.method, task, local, epochs=epochs, steps=steps, pull=pull)
+        warm = replace(warm, method=first)
     return replace(
         method,
         hyper=hyper,
+        warmup=warm,
         adapt=(*method.adapt, replace(tune, enter=enter)),
         model=model,
         headline="pre",
@@ -123,10 +128,10 @@ def side_by_side(name: str, **parts: Method) -> Method:
         def edge(fn: Callable[[Tree, Site], Tree]) -> Callable[[Tree, Site], Tree]:
             return lambda work, site: {**work, slot: fn(work[slot], view(site, slot))}
 
-        def when(site: Site) -> Tensor:
+        def when(work: Tree, site: Site) -> Tensor:
             taken = torch.ones_like(site.reports)
             if phase.when is not None:
-                taken = taken & phase.when(view(site, slot))
+                taken = taken & phase.when(work[slot], view(site, slot))
             return taken & site.reports if mixed and not parts[slot].everyone else taken
 
         steps, stop = phase.steps, phase.stop
@@ -216,11 +221,15 @@ def within_groups(method: Method) -> Method:
         return {"rows": rows, "group": server["group"]}
 
     def on_view(phase: Phase) -> Phase:
+        steps, when, stop = phase.steps, phase.when, phase.stop
         return replace(
             phase,
             step=lambda work, batch, site: phase.step(work, batch, view(site)),
             enter=lambda work, site: phase.enter(work, view(site)),
             leave=lambda work, site: phase.leave(work, view(site)),
+            steps=(lambda site: steps(view(site))) if callable(steps) else steps,
+            when=(lambda work, site: when(work, view(site))) if when else None,
+            stop=(lambda work, site: stop(work, view(site))) if stop else None,
         )
 
     return replace(

@@ -130,6 +130,10 @@ class Experiment(BaseModel):
     batch: int | None = _key(32, "Local batch size.", _TRAINING, "B", ge=1)
     momentum: float | None = _key(None, "Momentum of local SGD.", _TRAINING, "X", ge=0, lt=1)
     weight_decay: float | None = _key(None, "Weight decay of local SGD.", _TRAINING, "X", ge=0)
+    clip_norm: float | None = _key(None, "Longest gradient of local SGD.", _TRAINING, "X", ge=0)
+    lr_decay: float | None = _key(
+        None, "What is left of lr after a round.", _TRAINING, "X", gt=0, le=1
+    )
     keep_optimiser: bool = _key(False, "Keep momentum between rounds.", _SWITCHES, "")
     drop_last: bool = _key(False, "Leave out a last, smaller batch.", _SWITCHES, "")
     finetune_steps: int | None = _key(
@@ -310,7 +314,8 @@ def _double(values: Mapping[str, Any]) -> list[str]:
         for name in tables.get("set", {})
         if name in tables.get("sweep", {})
     ]
-    for key, name in (("lr", "local_lr"), ("momentum",) * 2, ("weight_decay",) * 2):
+    same = ("momentum", "weight_decay", "clip_norm", "lr_decay")
+    for key, name in (("lr", "local_lr"), *zip(same, same, strict=True)):
         faults += [
             f"{key} and {table} {name} say the same thing; keep one of them"
             for table, entries in tables.items()

@@ -1,14 +1,23 @@
 """Local training: mini-batch SGD with momentum and weight decay, written once for every method.
 
 ``Local`` holds what is static about it (how long, which batches, whether the optimiser survives the
-round); the real numbers (rate, momentum, decay) are sweepable hyper-parameters. ``descend`` turns
-an objective into a phase: the objective is written once, and its gradient is derived.
+round); the real numbers (rate, momentum, decay, clipping) are sweepable hyper-parameters.
+``descend`` turns an objective into a phase: the objective is written once, and its gradient is
+derived.
+
+| symbol | here | meaning |
+|---|---|---|
+| g | slope | the gradient of the objective |
+| C | clip_norm | g ← g · min(1, C/‖g‖), ‖·‖ over all trained leaves of an entry of work; 0 is off |
+| d | weight_decay | g ← g + d·w |
+| m, v | momentum, velocity | v ← m·v + g |
+| η_0, δ | local_lr, lr_decay | w ← w − η_t·v with η_t = η_0·δ^t in round t; δ = 1 is constant |
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -35,6 +44,11 @@ class Local:
         lr: default of the hyper-parameter ``local_lr``.
         momentum: default of the hyper-parameter ``momentum``; 0 leaves momentum out.
         weight_decay: default of the hyper-parameter ``weight_decay``; 0 leaves it out.
+        clip_norm: default of the hyper-parameter ``clip_norm``, the longest gradient of a step
+            before decay and momentum; 0 leaves clipping out. Models that are trained together are
+            clipped apart.
+        lr_decay: default of the hyper-parameter ``lr_decay``: what is left of ``local_lr`` after a
+            round; 1 leaves it out.
         keep_optimiser: whether momentum survives the round (else it starts at zero in every round).
         drop_last: whether the last incomplete batch of an epoch is dropped. A client with fewer
             samples than one batch still trains on the one batch it has.
@@ -48,6 +62,8 @@ class Local:
     weight_decay: float = 0.0
     keep_optimiser: bool = False
     drop_last: bool = False
+    clip_norm: float = 0.0
+    lr_decay: float = 1.0
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right."""
@@ -60,7 +76,13 @@ class Local:
             )
             if value is not None and (not isinstance(value, int) or value < 1)
         ]
-        specs = {"lr": LR, "momentum": MOMENTUM, "weight_decay": DECAY}
+        specs = {
+            "lr": LR,
+            "momentum": MOMENTUM,
+            "weight_decay": DECAY,
+            "clip_norm": CLIP,
+            "lr_decay": FADE,
+        }
         faults += [f for k, spec in specs.items() if (f := spec.fault(k, float(getattr(self, k))))]
         if faults:
             raise ConfigError("\n".join(faults))
@@ -73,7 +95,51 @@ class Local:
             found["momentum"] = Hyper(self.momentum, 0.0, 1.0, note=MOMENTUM.note)
         if self.weight_decay:
             found["weight_decay"] = Hyper(self.weight_decay, 0.0, note=DECAY.note)
+        if self.clip_norm:
+            found["clip_norm"] = Hyper(self.clip_norm, 0.0, note=CLIP.note)
+        if self.lr_decay != 1.0:
+            found["lr_decay"] = Hyper(self.lr_decay, 0.0, 1.0, open_low=True, note=FADE.note)
         return found
+
+    def without_rate(self, owner: str) -> dict[str, Hyper]:
+        """Return the hyper-parameters for a method that computes its own step size.
+
+        Raises:
+            ConfigError: ``lr_decay`` is on, and there is no ``local_lr`` that it could act on.
+        """
+        if self.lr_decay != 1.0:
+            raise ConfigError(
+                f"{owner} computes its own step size, so lr_decay has nothing to act on; leave "
+                "lr_decay out, or take a preset with a local_lr."
+            )
+        return {name: spec for name, spec in self.hyper.items() if name != "local_lr"}
+
+    @property
+    def plain(self) -> Local:
+        """The same batches with plain steps, for what is learnt beside the model."""
+        return replace(
+            self, momentum=0.0, weight_decay=0.0, clip_norm=0.0, lr_decay=1.0, keep_optimiser=False
+        )
+
+    def fade(self, site: Site) -> Tensor | float:
+        """Return δ^t, what the decay has left of the rate in this round."""
+        left: Tensor | float = 1.0
+        if self.lr_decay != 1.0:
+            left = site.hyper["lr_decay"] ** site.round
+        return left
+
+    def rate(self, site: Site) -> Tensor:
+        """Return η_t = η_0 δ^t."""
+        rate: Tensor = site.hyper["local_lr"]
+        return rate if self.lr_decay == 1.0 else rate * self.fade(site)
+
+    def clipped(self, slope: Tree, site: Site) -> Tree:
+        """Return g · min(1, C/‖g‖), with the norm over all leaves; g itself to the bit if short."""
+        if not self.clip_norm:
+            return slope
+        limit = site.hyper["clip_norm"]
+        norm = tree.dot(slope, slope).sqrt()
+        return tree.scale(slope, torch.where(limit > 0, limit / torch.maximum(norm, limit), 1.0))
 
     @property
     def keeps(self) -> bool:
@@ -95,6 +161,10 @@ class Local:
 LR = Hyper(0.01, 0.0, note="the step size of local training")
 MOMENTUM = Hyper(0.0, 0.0, 1.0, note="the share of the last update that is kept")
 DECAY = Hyper(0.0, 0.0, note="the pull of local training towards zero")
+CLIP = Hyper(0.0, 0.0, note="the longest gradient of local training; 0 does not clip")
+FADE = Hyper(
+    1.0, 0.0, 1.0, open_low=True, note="what is left of local_lr after a round; 1 keeps it"
+)
 
 
 def descend(
@@ -120,7 +190,7 @@ def descend(
             all methods see the same batches and limit laws hold to the bit.
         over: the entries of ``work`` that are trained together.
         lr: the hyper-parameter that holds the rate, or one per entry, or a function of work and
-            site that computes it.
+            site that computes it. ``lr_decay`` acts on ``local_lr`` alone.
         steps: the number of steps as data; replaces that of ``local``.
         train: a predicate on leaf names; the others stay as they are.
         aux: whether the objective also returns entries of work to store.
@@ -146,6 +216,8 @@ def descend(
 
         now = trained(work)
         slope, changes = grad(loss, has_aux=True)(now) if aux else (grad(loss)(now), {})
+        if local.clip_norm:
+            slope = {entry: local.clipped(slope[entry], site) for entry in over}
         if local.weight_decay:
             decay = site.hyper["weight_decay"]
             slope = tree.map(lambda g, p: torch.addcmul(g, p, decay), slope, now)
@@ -156,7 +228,12 @@ def descend(
         new = {}
         for entry in over:
             name_or_fn = lr[entry] if isinstance(lr, dict) else lr
-            rate = site.hyper[name_or_fn] if isinstance(name_or_fn, str) else name_or_fn(work, site)
+            if name_or_fn == "local_lr":
+                rate = local.rate(site)
+            elif isinstance(name_or_fn, str):
+                rate = site.hyper[name_or_fn]
+            else:
+                rate = name_or_fn(work, site)
             moved = tree.map(_step_by(-rate), now[entry], slope[entry])
             new[entry] = {**work[entry], **moved}
         moved_on = {**work, **changes, **new}

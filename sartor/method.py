@@ -112,7 +112,9 @@ class Phase:
         drop_last: whether the last incomplete batch of a pass is dropped.
         random: whether ``step`` draws from ``site.key``; without it the key is left empty, and
             using it is an error.
-        when: ``(site) -> bool tensor``: whether this client takes the phase in this round at all.
+        when: ``(work, site) -> bool tensor``: whether this client takes the phase in this round at
+            all; asked before ``enter``. Who does not is entered and left without a step, and costs
+            nothing more.
         stop: ``(work, site) -> bool tensor``: this client is done.
         stream: names the random stream; the phase's name if empty.
     """
@@ -132,7 +134,7 @@ class Phase:
     shuffle: bool = True
     drop_last: bool = False
     random: bool = False
-    when: Callable[[Site], Tensor] | None = None
+    when: Callable[[Tree, Site], Tensor] | None = None
     stop: Callable[[Tree, Site], Tensor] | None = None
     stream: str = ""
 
@@ -200,6 +202,7 @@ class Method:
         prologue: one round of everybody before round 0, on the same state trees.
         epilogue: the same after the last round. Evaluations before that run it on copies, so that
             they score what would be used if training stopped there.
+        warmup: another record for the first rounds, on the same state trees.
     """
 
     name: str
@@ -227,6 +230,23 @@ class Method:
     inspect: Callable[[Tree, Hub], Tree] | None = None
     prologue: Method | None = field(default=None)
     epilogue: Method | None = field(default=None)
+    warmup: Warmup | None = field(default=None)
+
+
+@dataclass(frozen=True)
+class Warmup:
+    """The first rounds of a method, when they are those of another one.
+
+    Attributes:
+        rounds: how many; they count as rounds of the run, and are drawn and booked as such.
+        method: the record that is trained, and scored, until then; its trees are the method's.
+        handover: one round of everybody after the last of them, without phases, which gives the
+            clients what they go on with; its bytes are booked in that round.
+    """
+
+    rounds: int
+    method: Method
+    handover: Method
 
 
 def has_own_letters(method: Method) -> bool:

@@ -172,6 +172,7 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
             one_by_one=False,
             prologue=None,
             epilogue=None,
+            warmup=None,
         )
 
     last = method.epilogue

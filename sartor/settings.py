@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -114,14 +115,27 @@ def make_task(model: nn.Module | None, federation: Federation, compute: torch.dt
 def with_static_parts(
     local: Local, hyper: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
 ) -> Local:
-    """Switch momentum or weight decay on where a value for it is given."""
+    """Switch momentum, weight decay, clipping or the decay of the rate on where a value is given.
+
+    The value itself is checked, and used, as that of any hyper-parameter.
+    """
     changes: dict[str, Any] = {}
     for name in ("momentum", "weight_decay"):
-        values = sweep.get(name, (hyper[name],) if name in hyper else ())
-        numbers = [float(v) for v in values if isinstance(v, (int, float)) and v > 0]
+        numbers = [v for v in _given(name, hyper, sweep) if v > 0]
         if numbers and not getattr(local, name):
             changes[name] = min(max(numbers), 1.0) if name == "momentum" else max(numbers)
+    if not local.clip_norm and _given("clip_norm", hyper, sweep):
+        changes["clip_norm"] = 1.0
+    if local.lr_decay == 1.0 and _given("lr_decay", hyper, sweep):
+        changes["lr_decay"] = 0.5
     return replace(local, **changes)
+
+
+def _given(name: str, hyper: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[float]:
+    """Return every finite number that is given for a hyper-parameter, those per client too."""
+    values = sweep.get(name, (hyper[name],) if name in hyper else ())
+    flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
+    return [float(v) for v in flat if isinstance(v, (int, float)) and math.isfinite(v)]
 
 
 def federation_of(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:

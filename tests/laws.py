@@ -150,6 +150,7 @@ VARIANTS: list[Case] = [
     Case("fedphp", {"transfer": "mmd_fixed", "progress": "rounds"}, local=RESTART),
     Case("apple", {"shape": "cosine", "core_rate": "plain"}, {"pull": 0.5}, local=HEAVY),
     Case("apple", {"start": "uniform"}, {"relation_lr": 0.05}, local=RESTART),
+    Case("apple", {"budget": 2, "max_clients": 7, "start_cores": "own"}, local=HEAVY),
     Case("fedfomo", {"distance": "l1", "fallback": "reference"}, local=HEAVY),
     Case("fedfomo", {"select_on": "validation", "affinity": "normalised", "available": "ever"}),
     Case("fedper", local=HEAVY),
@@ -157,6 +158,7 @@ VARIANTS: list[Case] = [
     Case("fedrep", {"head_epochs": 1, "final_head_epochs": 2}, local=RESTART),
     Case("fedbabu", {"ft_steps": 3, "ft_part": "head"}, local=HEAVY),
     Case("lg-fedavg", local=HEAVY),
+    Case("lg-fedavg", {"warmup_rounds": 1}, local=HEAVY),
     Case("fedrod", {"personal_start": "zero"}, {"balance": 0.7}, HEAVY),
     Case("moon", hyper={"contrast_strength": 5.0}, local=HEAVY),
     Case("fedbn", {"private": ("body",)}, local=HEAVY),
@@ -601,7 +603,8 @@ def dtype_survives(case: Case) -> None:
 def _tells_clients_apart(method: Method, case: Case) -> bool:
     """Say whether order of service, given weights or noise of their own tell clients apart."""
     noisy = any(phase.random for phase in method.phases)
-    return method.one_by_one or "client_weights" in case.options or noisy
+    given = {"client_weights", "budget"} & case.options.keys()  # a budget draws its downloads
+    return method.one_by_one or bool(given) or noisy
 
 
 def permuting_clients_permutes_the_result(case: Case) -> None:

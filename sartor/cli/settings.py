@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sartor.data.federation import Federation
     from sartor.local import Local
 
-LOCAL_HYPER = ("local_lr", "momentum", "weight_decay")
+LOCAL_HYPER = ("local_lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
 """Hyper-parameters of local training: every method has them."""
 
 
@@ -119,7 +119,7 @@ def local_of(experiment: Experiment) -> Local:
     """Return how a client trains in a round; what is not given keeps the library's default."""
     from sartor.local import Local
 
-    keys = ("epochs", "steps", "batch", "lr", "momentum", "weight_decay")
+    keys = ("epochs", "steps", "batch", "lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
     return Local(**_given(experiment, *keys, "keep_optimiser", "drop_last"))
 
 

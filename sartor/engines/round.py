@@ -222,6 +222,11 @@ class Rounds:
     # ---- one round
     # --------------------------------------------------------------------------------------
 
+    def record(self, round_index: int) -> Method:
+        """Return the method of a round (or of an evaluation before it): first the warm-up's."""
+        warm = self.method.warmup
+        return self.method if warm is None or round_index >= warm.rounds else warm.method
+
     def draw(
         self, method: Method, stage: str, round_index: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -265,12 +270,15 @@ class Rounds:
             server: the server's state.
             store: the clients' states; changed in place.
             round_index: the round.
-            stage: "train", "prologue" or "epilogue".
+            stage: "train", "prologue", "epilogue" or "handover".
             score: the splits on which the models are scored right after local training.
             keep: a store for the models after local training, if they are to be kept.
         """
         other = {"prologue": self.method.prologue, "epilogue": self.method.epilogue}
-        method = other.get(stage) or self.method
+        warm = self.method.warmup
+        if warm is not None:
+            other["handover"] = warm.handover
+        method = other.get(stage) or self.record(round_index)
         cohort, trains, present = self.draw(method, stage, round_index)
         runs, slots = cohort.shape
         zero = np.zeros(runs, dtype=np.int64)
@@ -292,6 +300,10 @@ class Rounds:
                 receipt,
                 keep,
             )
+        if warm is not None and stage == "train" and round_index == warm.rounds - 1:
+            server, given = self.train(server, store, round_index, "handover")
+            receipt.bytes_down += given.bytes_down
+            receipt.bytes_up += given.bytes_up
         return server, receipt
 
     def _exchange(
@@ -371,11 +383,11 @@ class Rounds:
     def _tune(
         self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray
     ) -> None:
-        """Let the engine time a few steps of the longest phase at several block sizes.
+        """Let the engine time a few steps of the main phase at several block sizes.
 
         Nothing is kept.
         """
-        phase = max(method.phases, key=lambda p: p.epochs if p.steps is None else 1)
+        phase = max(method.phases, key=_planned)
         sizes = self.arena.splits["train"].size
 
         def prepare(block: Block) -> tuple[Tree, Site, Plan]:
@@ -433,9 +445,27 @@ class Rounds:
                 steps = num_steps(phase, size)
             steps = np.where(present, steps, 0)
             if phase.when is not None:
-                steps = np.where(self.engine.clients(phase.when, site).cpu().numpy(), steps, 0)
-            plan = build_plan(phase, arena, ids, keys, steps, self._part_keys(phase, ids, run))
-            work, taken = self.engine.phase(phase, work, site, plan)
+                takes = self.engine.clients(phase.when, work, site).cpu().numpy()
+                steps = np.where(takes, steps, 0)
+            if not steps.any():  # nobody takes it: no batches, no steps
+                work = self.engine.clients(phase.enter, work, site)
+                work = self.engine.clients(phase.leave, work, site)
+                continue
+            order = np.argsort(steps == 0, axis=1, kind="stable")
+            if phase.when is None or (order[:, 1:] > order[:, :-1]).all():
+                plan = build_plan(phase, arena, ids, keys, steps, self._part_keys(phase, ids, run))
+                work, taken = self.engine.phase(phase, work, site, plan)
+            else:  # those who take it come first, so that no step is computed for the others
+                who, there = (np.take_along_axis(v, order, 1) for v in (ids, steps))
+                their = np.take_along_axis(keys, order[:, :, None], 1)
+                plan = build_plan(phase, arena, who, their, there, self._part_keys(phase, who, run))
+                pick, back = (
+                    torch.from_numpy(v).to(self.arena.device) for v in (order, order.argsort(1))
+                )
+                moved, taken = self.engine.phase(
+                    phase, _reorder(work, pick), _reorder_site(site, pick), plan
+                )
+                work = _reorder(moved, back)
             samples = plan.samples
             if phase.stop is not None:
                 samples = plan.samples_in(np.asarray(taken.cpu()))
@@ -465,13 +495,14 @@ class Rounds:
         Nothing is kept. The receipt says what letters and adaptation cost.
         """
         tallies = {split: self._blank() for split in splits}
+        method = self.record(round_index)
 
         def score(ids: np.ndarray) -> tuple[Costs, np.ndarray]:
             site, model, costs = self.models(server, store, round_index, ids)
             there = np.ones_like(ids, dtype=bool)
             for split, tally in tallies.items():
-                self._score(self.method, model, site, ids, there, 0, split, tally)
-            letters = there * self._letter_bytes(self.method, site)
+                self._score(method, model, site, ids, there, 0, split, tally)
+            letters = there * self._letter_bytes(method, site)
             return costs, letters.sum(1)
 
         zero = np.zeros(self.arena.num_runs, dtype=np.int64)
@@ -522,7 +553,7 @@ class Rounds:
 
         The costs are those of adaptation.
         """
-        method = self.method
+        method = self.record(round_index)
         there = np.ones_like(ids, dtype=bool)
         hub = self.hub("evaluate", round_index, ids, there)
         keys = self.keys("evaluate", round_index, ids)
@@ -655,6 +686,24 @@ def _cut_site(site: Site, block: Block) -> Site:
             for f, v in zip(Site._fields, site, strict=True)
         }
     )
+
+
+def _planned(phase: Phase) -> tuple[bool, int]:
+    """Rank phases by what they are sure to cost: first those that nobody leaves out or ends."""
+    return phase.when is None and phase.stop is None, phase.epochs if phase.steps is None else 1
+
+
+def _reorder(value: Tree, order: Tensor) -> Tree:
+    """Put the slots of every run into another order."""
+    lane = torch.arange(len(order), device=order.device)[:, None]
+    found: Tree = tree.map(lambda leaf: leaf[lane, order], value)
+    return found
+
+
+def _reorder_site(site: Site, order: Tensor) -> Site:
+    by_run = {"common", "round"}
+    fields = zip(Site._fields, site, strict=True)
+    return Site(**{f: v if f in by_run else _reorder(v, order) for f, v in fields})
 
 
 def _cut_arena(arena: Arena, run: int, runs: int) -> Arena:

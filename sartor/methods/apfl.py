@@ -95,7 +95,7 @@ def apfl(
         return {**kept, "personal": work["personal"], "mix": work["mix"]}, upload
 
     train = descend(objective, local, over=("params", "personal"))
-    plain = replace(local, steps=1, momentum=0.0, weight_decay=0.0)
+    plain = replace(local.plain, steps=1)
     turn = descend(of_share, plain, name="mix", over=("mix",), lr="share_lr", after=clipped)
 
     def both(work: Tree, batch: Batch, site: Site) -> Tree:

@@ -13,6 +13,8 @@ Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated
 | η_2 | relation_lr | the step of p_i; 0.001, with momentum 0.9, in the authors' runs |
 | μ | pull | the strength of the pull; 0.1 in the authors' runs |
 | L | pull_rounds | the rounds with a pull: 0.1 of all in the authors' runs, 16 of 160 |
+| K | budget | cores that a client downloads a round; all if None |
+| b | choice_base, choice_growth | max(1.5, rK/M): cores are drawn with probability ∝ b^|p_ij| |
 | λ(r) | fade | cosine (cos(πr/L) + 1)/2 or exponential 0.001^(r/L) for r < L, then 0 |
 
 p_i is on no simplex and never normalised. A step moves the own core by −η_1 p_ii g and every p_ij
@@ -22,9 +24,17 @@ Differs from the authors' code: its penalty has no ½ (halve their μ), and its 
 unequal networks (`start_cores="own"`: here every leaf of the common start in an order of its own).
 As p_ii is near 1/M, a core hardly moves: `core_rate="times_clients"` (the default) steps with
 M·η_1, as a public re-implementation does; "plain" is the paper's. Weight decay of local training
-pulls a core to 0 and p_i to where it began. There is no download budget: everybody gets all cores.
+pulls a core to 0 and p_i to where it began.
+
+With a budget K a client keeps its own core and a copy of every other, asks for K of them with its
+upload, and gets them in its next round; copies that were not renewed still enter w_i^P. First it
+asks for those it never got (in a random order), then without replacement with probability
+∝ b^|p_ij| (the authors' code never marks a core as got, and so draws evenly for ever). Its copies
+begin at the common start, or with `start_cores="own"` at a download of all cores before round 0.
+The room for them is max_clients models a client. K = M − 1 gives the numbers without a budget.
 
 A newcomer has no core among the others yet: it mixes theirs by p_0, and training teaches it p_i.
+With a budget there is no rule for it.
 """
 
 from __future__ import annotations
@@ -56,6 +66,9 @@ def apple(
     start_cores: Literal["common", "own"] = "common",
     core_rate: Literal["times_clients", "plain"] = "times_clients",
     shape: Shape = "exponential",
+    budget: int | None = None,
+    choice_base: float = 1.5,
+    choice_growth: float = 1.0,
     max_clients: int = 256,
 ) -> Method:
     """Build APPLE: min over (w_i^C, p_i) of L_i(Σ_j p_ij w_j^C) + λ(r)(μ/2)‖p_i − p_0‖².
@@ -68,8 +81,20 @@ def apple(
         core_rate: whether the own core's step is multiplied by the number of clients (and, with
             momentum μ, by 1 − μ).
         shape: how the pull to p_0 fades.
-        max_clients: room for relations that every client keeps; at least the number of clients.
+        budget: the other cores that a client downloads a round; None is all, its own included.
+        choice_base: the least base b of the draw of downloads; 1 draws evenly.
+        choice_growth: how fast the base grows: b = max(choice_base, choice_growth·r·K/M).
+        max_clients: room for relations (with a budget, for copies of cores) that every client
+            keeps; at least the number of clients.
     """
+    if budget is not None and budget < 1:
+        raise ConfigError(f"budget must be >= 1 core a round, got {budget}; None sends all cores.")
+    if not (choice_base > 0 and choice_growth >= 0):
+        raise ConfigError(
+            "choice_base must be > 0 and choice_growth >= 0, got "
+            f"{choice_base:g} and {choice_growth:g}; the authors' are 1.5 and 1."
+        )
+    limited = budget is not None
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         num = hub.sizes.shape[0]
@@ -79,20 +104,40 @@ def apple(
                 f"set max_clients={num}."
             )
         cores = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), params)
-        return {"cores": _shuffled(cores, hub) if start_cores == "own" else cores}
+        server = {"cores": _shuffled(cores, hub) if start_cores == "own" else cores}
+        if budget is None:
+            return server
+        luck = rng.uniform(rng.fold(hub.key, "downloads"), (num, num), torch.float64)
+        luck = luck - 2.0 * torch.eye(num, dtype=luck.dtype, device=luck.device)
+        return {**server, "wish": luck.topk(min(budget, num - 1)).indices}
 
     def broadcast(server: Tree, hub: Hub) -> Tree:
-        return {"cores": server["cores"], "share": client_weights(hub)}
+        share = {"share": client_weights(hub)}
+        return share if limited else {"cores": server["cores"], **share}
+
+    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
+        ids = at(server["wish"], index)
+        return {"ids": ids, "cores": tree.map(lambda t: t.index_select(0, ids), server["cores"])}
 
     def init_client(params: Tree, site: Site) -> Tree:
         relation = {"shift": tree.leaves(params)[0].new_zeros(max_clients)}
-        return {"relation": relation, **local.start(core=params, relation=relation)}
+        client = {"relation": relation, **local.start(core=params, relation=relation)}
+        if not limited:
+            return client
+        copies = tree.map(lambda leaf: leaf.expand(max_clients, *leaf.shape).clone(), params)
+        got = relation["shift"] > 0
+        return {**client, "core": params, "copies": copies, "got": got}
 
     def is_own(site: Site) -> Tensor:
         """Mark the client's own entry, (clients,); none for a client outside the table."""
         return torch.arange(len(site.common["share"]), device=site.index.device) == site.index
 
     def begin(client: Tree, site: Site) -> Tree:
+        if limited:
+            ids, new = site.own["ids"], site.own["cores"]
+            copies = tree.map(lambda old, row: old.index_copy(0, ids, row), client["copies"], new)
+            got = client["got"].index_fill(0, ids, True)
+            return {**client, "copies": copies, "got": got}
         cores = site.common["cores"]
         mine = site.index.clamp(max=len(site.common["share"]) - 1)
         core = tree.map(lambda leaf: at(leaf, mine), cores)
@@ -111,7 +156,8 @@ def apple(
     def model(work: Tree, site: Site) -> Tree:
         p, own = relations(work, site), is_own(site)
         # The table stays in the common letter and enters as a product: no copy for every client.
-        others = combine(torch.where(own, 0.0, p), site.common["cores"])
+        cores = tree.narrow(work["copies"], 0, 0, len(p)) if limited else site.common["cores"]
+        others = combine(torch.where(own, 0.0, p), cores)
         weight = torch.where(own, p, 0.0).sum()
         return tree.map(lambda rest, core: rest + weight * core, others, work["core"])
 
@@ -124,22 +170,40 @@ def apple(
     train = descend(objective, local, over=("core", "relation"), lr=rates)
 
     def step(work: Tree, batch: Batch, site: Site) -> Tree:
-        rate = site.hyper["local_lr"]
+        rate = local.rate(site)
         if core_rate == "times_clients":
             rate = rate * len(site.common["share"])
             if local.momentum:
                 rate = rate * (
                     1.0 - site.hyper["momentum"]
                 )  # momentum lengthens steps by 1/(1 − μ)
-        return train.step(work, batch, site._replace(hyper={**site.hyper, "core_lr": rate}))
+        rates = {"core_lr": rate, "relation_lr": site.hyper["relation_lr"] * local.fade(site)}
+        return train.step(work, batch, site._replace(hyper={**site.hyper, **rates}))
+
+    def choose(work: Tree, site: Site) -> Tensor:
+        """Draw the cores to download next, (K,): those never got first, then ∝ b^|p_ij|."""
+        p, num = relations(work, site).abs().double(), len(site.common["share"])
+        share = len(site.own["ids"]) / num
+        base = (choice_growth * share * (site.round + 1).double()).clamp(min=choice_base)
+        # The K largest of ln(weight) + Gumbel noise are a draw without replacement.
+        luck = rng.uniform(rng.fold(site.key, "downloads"), (num,), torch.float64)
+        noise = -torch.log(-torch.log(luck))
+        score = torch.where(work["got"][:num], p * base.log() + noise, noise + 1e9)
+        return torch.where(is_own(site), -torch.inf, score).topk(len(site.own["ids"])).indices
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        if limited:
+            return {k: work[k] for k in client}, {"core": work["core"], "wish": choose(work, site)}
         return {"relation": work["relation"], **local.kept(work)}, {"core": work["core"]}
 
     def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        return {"cores": put_rows(server["cores"], hub.cohort, uploads["core"], hub.present)}
+        cores = put_rows(server["cores"], hub.cohort, uploads["core"], hub.present)
+        if not limited:
+            return {"cores": cores}
+        wish = {"wish": put_rows(server["wish"], hub.cohort, uploads["wish"], hub.present)}
+        return {"cores": cores, **wish}
 
-    return Method(
+    method = Method(
         name="apple",
         hyper={
             **local.hyper,
@@ -157,9 +221,30 @@ def apple(
         finish=finish,
         aggregate=aggregate,
         model=model,
-        private=lambda leaf: leaf in ("relation", "shift"),
+        private=lambda leaf: leaf in ("relation", "shift", "copies", "got"),
         headline="post",
     )
+    if not limited:
+        return method
+    if start_cores == "common":
+        return replace(method, address=address)
+
+    def take_all(client: Tree, site: Site) -> Tree:
+        cores, num = site.common["cores"], len(site.common["share"])
+        copies = tree.map(lambda old, t: torch.cat((t, old[num:])), client["copies"], cores)
+        core = tree.map(lambda leaf: at(leaf, site.index), cores)
+        got = client["got"] | (torch.arange(max_clients, device=site.index.device) < num)
+        return {**client, "copies": copies, "core": core, "got": got}
+
+    first = replace(
+        method,
+        broadcast=lambda server, hub: {"cores": server["cores"], "share": client_weights(hub)},
+        begin=take_all,
+        phases=(),
+        finish=lambda client, work, site: (work, {}),
+        aggregate=lambda server, uploads, hub: server,
+    )
+    return replace(method, address=address, prologue=first)
 
 
 def fade(round_index: Tensor, length: Tensor, shape: Shape) -> Tensor:

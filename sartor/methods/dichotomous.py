@@ -110,10 +110,10 @@ def dichotomous(
         """Leave out what is known not to be used: decided before training, or alone in a group."""
         of_fedavg, before = phase.name.startswith("fedavg"), phase.when
 
-        def when(site: Site) -> Tensor:
+        def when(work: Tree, site: Site) -> Tensor:
             alone = site.own["choice"] == 1
             needed = ~alone if of_fedavg else alone | torch.full_like(alone, not by_radius)
-            return needed if before is None else needed & before(site)
+            return needed if before is None else needed & before(work, site)
 
         return replace(phase, when=when)
 

@@ -14,12 +14,13 @@ Federated Learning", AAAI 2023 (arXiv 2212.01197). A competitor of Sun et al. 20
 | s | share | the share of the training data that W is learnt on; 0.8 |
 | threshold, window | calm, window | the first time, W is learnt until the last losses are calm |
 
-In a round the client takes gradient steps on W, one pass over its sample, and clips W to [0, 1].
-The first time it passes on until more than `window` losses (of the last batch of each pass) are
-there and the standard deviation of the last `window` is below `calm`, but at most `start_passes`
-times: 0.1 in the authors' code, 0.01 in its manual, where small values may never end. Layers count
-modules that own parameters, not tensors; 0 is FedAvg. The model is scored after W is learnt and
-before local training ("pre"), as the authors do; "post" is after local training.
+In a round the client takes gradient steps on W, one pass over its sample, and clips W to [0, 1]
+("mix"). The first time ("mix-start", on the batches of the same stream) it passes on until more
+than `window` losses (of the last batch of each pass) are there and the standard deviation of the
+last `window` is below `calm`, but at most `start_passes` times: 0.1 in the authors' code, 0.01 in
+its manual, where small values may never end. Layers count modules that own parameters, not tensors;
+0 is FedAvg. The model is scored after W is learnt and before local training ("pre"), as the authors
+do; "post" is after local training.
 
 Differs from the authors' code: the sample is a random subset, not a slice of the stored order, and
 all samples where local training has full batches; a client that has not trained yet takes Θ itself;
@@ -100,40 +101,51 @@ def fedala(
         mixed = tree.map(torch.lerp, work["top"], own(given), work["mix"])
         return {**given, **mixed}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> tuple[Tensor, Tree]:
-        loss = task.loss(blend(work, site), batch)
+    def differs(work: Tree, site: Site) -> Tensor:
+        """Say whether there is anything to mix."""
+        given = own(site.common["params"])
+        apart = tree.map(lambda a, b: (a != b).any(), work["top"], given)
+        return torch.stack(tree.leaves(apart)).any()
+
+    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        return task.loss(blend(work, site), batch)
+
+    def watched(work: Tree, batch: Batch, site: Site) -> tuple[Tensor, Tree]:
+        loss = objective(work, batch, site)
         moved = torch.cat((work["losses"][1:], loss.reshape(1)))
         losses = torch.where(batch.last, moved, work["losses"])
         return loss, {"losses": losses, "passes": work["passes"] + batch.last}
 
-    plain = replace(local, momentum=0.0, weight_decay=0.0, steps=None, drop_last=False)
-    learn = descend(
-        objective,
-        replace(plain, epochs=start_passes),
-        name="mix",
-        over=("mix",),
-        lr="mix_lr",
-        aux=True,
-        after=lambda work, site: {**work, "mix": tree.map(clip, work["mix"])},
-    )
+    plain = replace(local.plain, steps=None, drop_last=False)
+
+    def learn(name: str, passes: int) -> Phase:
+        first = name == "mix-start"
+        phase = descend(
+            watched if first else objective,
+            replace(plain, epochs=passes),
+            name=name,
+            over=("mix",),
+            lr="mix_lr",
+            aux=first,
+            after=lambda work, site: {**work, "mix": tree.map(clip, work["mix"])},
+        )
+        sampled = 1.0 if local.batch is None else share
+        # Plain steps leave the momentum of training alone.
+        return replace(
+            phase, stream="mix", share=sampled, shuffle=False, leave=lambda work, site: work
+        )
 
     def enter(work: Tree, site: Site) -> Tree:
-        given = own(site.common["params"])
-        equal = tree.map(lambda a, b: (a == b).all(), work["top"], given)
-        same = torch.stack(tree.leaves(equal)).all()
-        losses = tree.leaves(given)[0].new_zeros(window)
-        return {**work, "same": same, "losses": losses, "passes": torch.zeros_like(site.index)}
+        losses = tree.leaves(work["top"])[0].new_zeros(window)
+        return {**work, "losses": losses, "passes": torch.zeros_like(site.index)}
 
     def stop(work: Tree, site: Site) -> Tensor:
-        spread = work["losses"].std(correction=0)
-        settled = (work["passes"] > window) & (spread < calm)
-        found: Tensor = work["same"] | torch.where(work["started"], work["passes"] > 0, settled)
+        found: Tensor = (work["passes"] > window) & (work["losses"].std(correction=0) < calm)
         return found
 
     def leave(work: Tree, site: Site) -> Tree:
-        started = work["started"] | ((work["passes"] > 0) & ~work["same"])
-        drop = ("same", "losses", "passes")
-        rest = {k: v for k, v in work.items() if k not in drop}
+        rest = {k: v for k, v in work.items() if k not in ("losses", "passes")}
+        started = work["started"] | (work["passes"] > 0)
         return {**rest, "params": blend(work, site), "started": started}
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
@@ -141,18 +153,19 @@ def fedala(
         mine = {"top": own(work["params"]), "mix": work["mix"], "started": work["started"]}
         return {**kept, **mine, "trained": torch.ones_like(client["trained"])}, upload
 
-    mix = replace(
-        learn,
-        enter=enter,
-        leave=leave,
-        stop=stop,
-        share=1.0 if local.batch is None else share,
-        shuffle=False,
-        when=lambda site: site.round > 0,  # before that nobody has a model of its own
+    mixing = (
+        replace(learn("mix", 1), when=lambda work, site: work["started"] & differs(work, site)),
+        replace(
+            learn("mix-start", start_passes),
+            enter=enter,
+            leave=leave,
+            stop=stop,
+            when=lambda work, site: ~work["started"] & differs(work, site),
+        ),
     )
-    phases: tuple[Phase, ...] = (mix, train)
+    phases: tuple[Phase, ...] = (*mixing, train)
     if ala_for == "all":
-        phases = (mix, replace(train, when=lambda site: site.reports))
+        phases = (*mixing, replace(train, when=lambda work, site: site.reports))
     note = "the step on the mixing weights; 0 is FedAvg"
     return replace(
         base,
@@ -160,7 +173,7 @@ def fedala(
         init_client=init_client,
         begin=begin,
         phases=phases,
-        adapt=(mix,),
+        adapt=mixing,
         finish=finish,
         train_all=ala_for == "all",
         private=lambda leaf: leaf in ("mix", "top"),

@@ -147,9 +147,8 @@ def fedprox(
             ),
             "noise": Hyper(2.0, 0.0, note="ρ, the size of one sample's gradient; the paper's is 2"),
         }
-    hyper = {**local.hyper, **coupled}
-    if derived:
-        del hyper["local_lr"]
+    own = local.without_rate(f"fedprox with preset={preset!r}") if derived else local.hyper
+    hyper = {**own, **coupled}
     if preset == "free":
         hyper["server_lr"] = Hyper(
             1.0, 0.0, note="1/prox_strength averages the clients' models", server=True

@@ -163,12 +163,14 @@ def fedprox_two_stage(
         return {"params": project(new, hub.hyper["domain_size"]) if project_global else new}
 
     hyper = {
-        **local.hyper,
+        **(
+            local.without_rate(f"fedprox-two-stage with preset={preset!r}")
+            if theory
+            else local.hyper
+        ),
         "prox_strength": Hyper(0.44, 0.0, note="use 0 for pure local training"),
     }
-    if theory:
-        del hyper["local_lr"]
-    else:
+    if not theory:
         hyper["server_lr"] = Hyper(
             0.8, 0.0, note="1/prox_strength averages the clients' models", server=True
         )

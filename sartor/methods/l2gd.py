@@ -86,16 +86,24 @@ def l2gd(
         raise ConfigError(f"preset='paper' needs smoothness=L > 0 of the loss, got {smoothness}.")
     big = smoothness or 0.0
 
-    def rates(hyper: Tree) -> tuple[Tensor, Tensor]:
+    def probability(hyper: Tree) -> Tensor:
+        """Return p."""
+        found: Tensor = (
+            hyper["average_probability"]
+            if preset == "free"
+            else proximal.average_probability(hyper["prox_strength"], big)
+        )
+        return found
+
+    def rates(site: Site) -> tuple[Tensor, Tensor]:
         """Return η = α/m and p."""
-        if preset == "free":
-            return hyper["local_lr"], hyper["average_probability"]
-        lam: Tensor = hyper["prox_strength"]
-        return proximal.l2gd_lr(lam, big), proximal.average_probability(lam, big)
+        derived = preset == "paper"
+        eta = proximal.l2gd_lr(site.hyper["prox_strength"], big) if derived else local.rate(site)
+        return eta, probability(site.hyper)
 
     def runs(hub: Hub, least: int) -> tuple[Tensor, Tensor]:
         """Draw the lengths of a run of ones, at least so many, and of the zeros after it."""
-        p = rates(hub.hyper)[1].double()
+        p = probability(hub.hyper).double()
         luck = rng.uniform(rng.fold(hub.key, "coins"), (2,), torch.float64).log().abs()
         # The run goes on with probability p, or 1 − p, at each flip: the inverse of P(run > k).
         fall = torch.stack((p.log(), torch.log1p(-p))).abs()
@@ -114,7 +122,7 @@ def l2gd(
         return {"params": params}
 
     def begin(client: Tree, site: Site) -> Tree:
-        eta, p = rates(site.hyper)
+        eta, p = rates(site)
         some = torch.where(p > 0, p, torch.ones_like(p))
         c = (eta * site.hyper["prox_strength"] / some).clamp(max=1.0)
         way = 1.0 - (1.0 - c) ** site.common["ones"]  # each one leaves 1 − c of the distance
@@ -125,7 +133,7 @@ def l2gd(
         return task.loss(work["params"], batch)
 
     def step_size(work: Tree, site: Site) -> Tensor:
-        eta, p = rates(site.hyper)
+        eta, p = rates(site)
         return eta / (1.0 - p)
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
@@ -142,16 +150,17 @@ def l2gd(
         }
 
     hyper = {
-        **local.hyper,
+        **(local.hyper if preset == "free" else local.without_rate("l2gd with preset='paper'")),
         "prox_strength": Hyper(0.3, 0.0, note="0 never averages"),
         "average_probability": Hyper(
             0.1, 0.0, 0.999, note="0 is pure local training, and at 1 nobody would train"
         ),
     }
     # One coin and one coefficient for all, or the average would move in a run of ones.
-    hyper = {k: replace(v, server=v.server or k != "weight_decay") for k, v in hyper.items()}
+    own = ("weight_decay", "clip_norm")
+    hyper = {k: replace(v, server=v.server or k not in own) for k, v in hyper.items()}
     if preset == "paper":
-        del hyper["local_lr"], hyper["average_probability"]
+        del hyper["average_probability"]
     work_plan = replace(local, batch=None) if gradient == "full" else local
     return Method(
         name="l2gd",

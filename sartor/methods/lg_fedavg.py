@@ -13,9 +13,11 @@ Federated Learning with Local and Global Representations", 2020 (arXiv 2001.0152
 
 It is FedPer with the two parts exchanged: on the same split, what the two upload adds up to what
 FedAvg uploads. The authors' code averages plainly (`rule="uniform"`), has momentum 0.5, and starts
-from a model that FedAvg trained for hundreds of rounds. Differs from it: the start is random, so
-that hidden units of two clients agree only as far as the common start makes them; and the last
-model of a client is used, not the one with the best test accuracy so far.
+from a model that FedAvg trained for hundreds of rounds: the first `warmup_rounds` of a run are
+FedAvg's, with whole models on the wire, and after the last of them every client is sent the lower
+layers to go on with. Without them the start is random, so that hidden units of two clients agree
+only as far as the common start makes them. Differs from the authors' code: the last model of a
+client is used, not the one with the best test accuracy so far.
 
 A newcomer receives the top layers, sets the initial lower layers under them, and trains both on
 its own data as in any round (the paper lets all clients' models vote instead, for which their lower
@@ -24,10 +26,16 @@ layers would have to travel).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from sartor import tree
+from sartor.errors import ConfigError
 from sartor.local import Local
-from sartor.method import Method
+from sartor.method import Hub, Method, Site, Warmup
+from sartor.methods.fedavg import fedavg
 from sartor.methods.partial import Average, layers, partly_shared
 from sartor.task import Task
+from sartor.tree import Tree
 
 
 def lg_fedavg(
@@ -36,6 +44,7 @@ def lg_fedavg(
     *,
     shared: tuple[str, ...] | None = None,
     rule: Average = "normalized",
+    warmup_rounds: int = 0,
 ) -> Method:
     """Build LG-FedAvg: min over θ_g and all θ_l,i of Σ p_i L_i(θ_l,i, θ_g).
 
@@ -45,6 +54,65 @@ def lg_fedavg(
         shared: names of the submodules (or leaves) that are averaged; the head if None. With all of
             them the method is FedAvg, without any LocalTrain.
         rule: how the server averages; see ``fedavg``.
+        warmup_rounds: how many of the first rounds are FedAvg's, of the whole network.
     """
+    if warmup_rounds < 0:
+        raise ConfigError(f"warmup_rounds must be >= 0, got {warmup_rounds}; 0 leaves them out.")
     travels = task.is_head if shared is None else layers(task, shared)
-    return partly_shared(task, local, travels, name="lg-fedavg", rule=rule, by_head=shared is None)
+    method = partly_shared(
+        task, local, travels, name="lg-fedavg", rule=rule, by_head=shared is None
+    )
+    return _warmed_up(method, fedavg(task, local, rule=rule), warmup_rounds, local)
+
+
+def _warmed_up(method: Method, whole: Method, rounds: int, local: Local) -> Method:
+    """Let FedAvg have the first rounds, and every client its lower layers after them.
+
+    The server keeps FedAvg's lower layers beside the top ones: server["below"].
+    """
+    if rounds == 0:
+        return method
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        below = tree.select(params, method.private)
+        return {**method.init_server(params, hub), "below": below}
+
+    def full(server: Tree) -> Tree:
+        return {"params": {**server["params"], **server["below"]}}
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        new = whole.aggregate(full(server), uploads, hub)["params"]
+        top = {k: v for k, v in new.items() if not method.private(k)}
+        return {"params": top, "below": tree.select(new, method.private)}
+
+    def begin(client: Tree, site: Site) -> Tree:
+        return {"params": site.common["params"], **local.kept(client)}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        return {**client, **local.kept(work)}, {"params": work["params"]}
+
+    first = replace(
+        whole,
+        broadcast=lambda server, hub: full(server),
+        begin=begin,
+        finish=finish,
+        aggregate=aggregate,
+    )
+    handover = replace(
+        first,
+        broadcast=lambda server, hub: {"below": server["below"]},
+        begin=lambda client, site: client,
+        phases=(),
+        finish=lambda client, work, site: ({**client, "private": site.common["below"]}, {}),
+        aggregate=lambda server, uploads, hub: server,
+    )
+    return replace(
+        method,
+        init_server=init_server,
+        broadcast=lambda server, hub: {"params": server["params"]},
+        aggregate=lambda server, uploads, hub: {
+            **server,
+            **method.aggregate({"params": server["params"]}, uploads, hub),
+        },
+        warmup=Warmup(rounds, first, handover),
+    )

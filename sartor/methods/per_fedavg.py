@@ -96,7 +96,7 @@ def per_fedavg(
         d = slope(tried, outer)
         if mode != "first_order":
             d = tree.map(lambda g, h: g - alpha * h, d, curve(w, d, batches[2], site))
-        rate = -site.hyper["local_lr"]
+        rate, d = -local.rate(site), local.clipped(d, site)
         return {"params": tree.map(lambda p, g: p.addcmul(g, rate), w, d)}
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:

@@ -130,7 +130,7 @@ def pfedbred(
             if family == "gaussian":
                 theta = plain.step({"params": theta}, batch, site)["params"]
             else:
-                slope = grad(lambda p: loss(p, batch, site))(theta)
+                slope = local.clipped(grad(lambda p: loss(p, batch, site))(theta), site)
                 theta = prior.mirror_step(theta, mu, slope, alpha, lam)
         return theta
 
@@ -162,7 +162,7 @@ def pfedbred(
         push = prior.curve(mu, tree.sub(mu, theta))
         if envelope == "exact" and with_gradient:
             push = transposed(push, w, at, batch, other, site)
-        rate = site.hyper["local_lr"] * site.hyper["prox_strength"]
+        rate = local.rate(site) * site.hyper["prox_strength"]
         moved = prior.project(tree.map(lambda x, g: x - rate * g, base, push))  # line 9
         return {**work, "params": theta, "local": moved}
 

@@ -18,9 +18,9 @@ decay moves φ and all embeddings, also those of absent clients; the norm of its
 
 The authors' values: server_lr 0.01 (0.05 with private heads), momentum 0.9, decay 1e-3, clip 50,
 embedding 1 + n/4, three hidden layers of 100, 5000 rounds of one client, 50 local steps of batch
-64, local_lr 0.005, momentum 0.9 and weight decay 5e-5, an optimiser made anew. Differs: their
-clients clip gradients at norm 50 too, ours do not. With `keep_optimiser` the momentum of a private
-head survives the round, as theirs does; what was generated starts without momentum.
+64, local_lr 0.005, momentum 0.9 and weight decay 5e-5, an optimiser made anew. Their clients clip
+gradients at norm 50 too (`clip_norm=50` of local training). With `keep_optimiser` the momentum of a
+private head survives the round, as theirs does; what was generated starts without momentum.
 A newcomer receives the model that the mean embedding generates; a private head starts anew.
 """
 

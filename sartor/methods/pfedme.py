@@ -85,7 +85,7 @@ def pfedme(
             work = {**work, "params": work["local"]}
         for _ in range(prox_steps):
             work = solve.step(work, batch, site)
-        rate = site.hyper["local_lr"] * site.hyper["prox_strength"]
+        rate = local.rate(site) * site.hyper["prox_strength"]
         moved = tree.map(lambda w, th: w - rate * (w - th), work["local"], work["params"])
         return {**work, "local": moved}
 

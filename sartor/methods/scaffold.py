@@ -94,7 +94,7 @@ def scaffold(
 
     def leave(work: Tree, site: Site) -> Tree:
         """Renew the control by option II."""
-        rate = site.hyper["local_lr"]
+        rate = local.rate(site)
         total = tree.map(lambda x, y: (x - y) / rate, site.common["params"], work["params"])
         if local.momentum:
             mu, change = site.hyper["momentum"], tree.sub(work["velocity"], work["before"])

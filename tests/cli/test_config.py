@@ -11,8 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sartor.cli.settings import check_names, local_of
 from sartor.config import Experiment, build, keys, parse_pairs, parse_value, read_file
 from sartor.errors import ConfigError
+from sartor.local import Local
 
 
 def toml(values: dict[str, Any]) -> str:
@@ -238,3 +240,31 @@ def test_an_experiment_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         made.rounds = 0  # type: ignore[misc]
     assert isinstance(made, Experiment)
+
+
+def test_flags_of_local_training_reach_it() -> None:
+    """Clipping and the decay of the rate, as words, are those of ``Local``; 0 and 1 are off."""
+    words = {"methods": "fedavg", "clip_norm": "0.5", "lr_decay": "0.9", "momentum": "0.8"}
+    found = local_of(build({}, flags=words))
+    assert (found.clip_norm, found.lr_decay, found.momentum) == (0.5, 0.9, 0.8)
+    assert local_of(build({}, flags={"methods": "fedavg"})) == Local()
+    off = build({}, flags={"methods": "fedavg", "clip_norm": "0", "lr_decay": "1"})
+    assert local_of(off) == Local()
+    swept = build({"method": "fedavg", "sweep": {"lr_decay": [0.9, 1.0]}, "set": {"clip_norm": 1}})
+    check_names(swept)
+
+
+@pytest.mark.parametrize(
+    ("values", "part"),
+    [
+        ({"clip_norm": -1}, "clip_norm should be greater than or equal to 0, got -1"),
+        ({"lr_decay": 0}, "lr_decay should be greater than 0, got 0"),
+        ({"lr_decay": 1.5}, "lr_decay should be less than or equal to 1, got 1.5"),
+        ({"lr_decay": 0.9, "set": {"lr_decay": 0.5}}, "lr_decay and set lr_decay say the same"),
+        ({"clip_norm": 1, "sweep": {"clip_norm": [1]}}, "clip_norm and sweep clip_norm say"),
+    ],
+)
+def test_faults_of_local_training_are_named(values: dict[str, Any], part: str) -> None:
+    """The same checks as for momentum and weight decay."""
+    with pytest.raises(ConfigError, match=part):
+        build({"method": "fedavg", **values})

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from sartor import tree
+from sartor.compose import within_groups
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
@@ -107,7 +108,8 @@ def test_a_phase_that_is_left_out_costs_and_changes_nothing() -> None:
     task, fed = net_task(), federation()
     plain = build("local", task, SGD, {})
     some = replace(
-        plain, phases=tuple(replace(p, when=lambda site: site.index < 2) for p in plain.phases)
+        plain,
+        phases=tuple(replace(p, when=lambda work, site: site.index < 2) for p in plain.phases),
     )
     for engine in ("sequential", "vectorised"):
         sim = run(simulation(some, task, [fed], engine=engine, rounds=2))
@@ -118,6 +120,83 @@ def test_a_phase_that_is_left_out_costs_and_changes_nothing() -> None:
             for name, leaf in sim.params(client).items():
                 torch.testing.assert_close(leaf, wanted[name].double(), rtol=0, atol=1e-14)
         assert sim.ledger().gradient_evaluations[0, 0] == 2 * int(fed.train.sizes[:2].sum())
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_a_phase_may_ask_the_work_and_is_taken_by_those_alone(
+    engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``when`` sees the work before ``enter``; the others are not stepped, planned or mixed up."""
+    task, fed = net_task(), federation()
+    base = counting()
+
+    def step(work: Any, batch: Any, site: Any) -> Any:
+        return {**work, "sum": work["sum"] + batch.rows.sum() + 100 * site.index}
+
+    odd = Phase(
+        name="odd",
+        step=step,
+        enter=lambda work, site: {**work, "rounds": work["rounds"] + 0},
+        when=lambda work, site: work["turn"] & (work["rounds"] < 2),
+        batch=None,
+    )
+    method = replace(
+        base,
+        init_client=lambda params, site: {
+            "rounds": torch.zeros_like(site.index),
+            "sum": torch.zeros_like(site.index),
+        },
+        begin=lambda client, site: {
+            **client,
+            "params": site.common["params"],
+            "turn": (site.index == 1) | (site.index == 4),
+        },
+        phases=(odd,),
+        finish=lambda client, work, site: (
+            {"rounds": work["rounds"] + 1, "sum": work["sum"]},
+            {"one": torch.ones_like(site.index)},
+        ),
+    )
+    sim = simulation(method, task, [fed, fed], engine=engine, rounds=3, participation="all")
+    widths: list[Any] = []
+    before = sim.rounds.engine.phase
+
+    def watched(phase: Any, work: Any, site: Any, plan: Any) -> Any:
+        if phase.name == "odd":
+            widths.append(plan.widths())
+        return before(phase, work, site, plan)
+
+    monkeypatch.setattr(sim.rounds.engine, "phase", watched)
+    run(sim)
+    assert widths == [[(2, False)], [(2, False)]]  # two lanes a run; the third round plans nothing
+    sizes, capacity = fed.train.sizes, int(fed.train.sizes.max())
+    wanted = [0] * 5
+    for i in (1, 4):
+        n = int(sizes[i])
+        wanted[i] = 2 * (n * (n - 1) // 2 + (capacity - n) * capacity + 100 * i)
+    assert sim.store.gather(sim.rounds.everybody)["sum"].tolist() == [wanted, wanted]
+
+
+def test_who_takes_a_phase_in_a_group_sees_the_letter_of_the_group() -> None:
+    """``within_groups`` hands ``when``, ``steps`` and ``stop`` the letter that the method wrote."""
+    task, fed = net_task(), federation()
+    plain = build("fedavg", task, SGD, {})
+
+    def ask(site: Any) -> torch.Tensor:
+        return site.common["params"]["fc.bias"].isfinite().all()
+
+    asking = tuple(
+        replace(
+            p,
+            when=lambda work, site: ask(site),
+            steps=lambda site: 3 * ask(site).long(),
+            stop=lambda work, site: ask(site),
+        )
+        for p in plain.phases
+    )
+    method = within_groups(replace(plain, phases=asking))
+    ledger = run(simulation(method, task, [fed], rounds=1, participation="all")).ledger()
+    assert ledger.gradient_evaluations[0, 0] == np.minimum(fed.train.sizes.numpy(), 4).sum()
 
 
 def counting() -> Method:

@@ -286,3 +286,143 @@ def test_the_room_for_relations_does_not_matter() -> None:
     """Room for 5 or for 256 clients: the same numbers."""
     found, wanted = outcome(_net(max_clients=5)), outcome(_net())
     np.testing.assert_array_equal(found["post/test/loss"], wanted["post/test/loss"])
+
+
+# ---- a download budget ---------------------------------------------------------------------------
+
+ROOM = {"max_clients": 6}
+
+
+@pytest.mark.parametrize("start_cores", ["common", "own"])
+def test_a_budget_for_all_others_is_no_budget(start_cores: str) -> None:
+    """K = M − 1: the same cores, relations and scores; the own core is not sent down again."""
+    options = {**ROOM, "start_cores": start_cores}
+    plain, limited = (outcome(_net(local=KEPT, **options, **more)) for more in ({}, {"budget": 4}))
+    for name, value in plain.items():
+        if name.startswith(("server/", "client/", "pre/", "post/")):
+            np.testing.assert_allclose(limited[name], value, atol=1e-12, err_msg=name)
+    model = SIZE * 8
+    trained = limited["participants"]
+    share, ids = 5 * 8, 4 * 8
+    np.testing.assert_array_equal(plain["bytes_down"], trained * (5 * model + share))
+    np.testing.assert_array_equal(limited["bytes_down"], trained * (4 * model + share + ids))
+    np.testing.assert_array_equal(limited["bytes_up"], trained * (model + ids))
+    once = 5 * (5 * model + share) if start_cores == "own" else 0
+    assert limited["setup_bytes"].tolist() == [once] * 2
+
+
+def test_copies_are_renewed_by_downloads_alone_and_unseen_cores_come_first() -> None:
+    """A copy is the core of the round it was got in; the first M − 1 of K = 1 are all others."""
+    task = net_task()
+    method = build("apple", task, SGD, {**ROOM, "budget": 1})
+    sim = simulation(method, task, [federation()], participation="all", rounds=7)
+    start = task.init(0)["fc.weight"].double()
+    mine = {(i, j): start for i in range(5) for j in range(5)}
+    asked: list[list[int]] = [[] for _ in range(5)]
+    for t in range(7):
+        cores, wish = sim.server["cores"]["fc.weight"][0].clone(), sim.server["wish"][0]
+        for i in range(5):
+            asked[i].append(int(wish[i, 0]))
+            mine[i, asked[i][-1]] = cores[asked[i][-1]]
+        sim.server, _ = sim.rounds.train(sim.server, sim.store, t)
+        kept = sim.store.gather(sim.rounds.everybody)
+        for i in range(5):
+            others = [j for j in range(5) if j != i]
+            for j in others:
+                assert torch.equal(kept["copies"]["fc.weight"][0, i, j], mine[i, j])
+            assert torch.equal(
+                kept["core"]["fc.weight"][0, i], sim.server["cores"]["fc.weight"][0, i]
+            )
+    for i, ids in enumerate(asked):
+        assert sorted(ids[:4]) == [j for j in range(5) if j != i]
+        assert i not in ids
+    assert len({tuple(ids[:4]) for ids in asked}) > 1
+
+
+def _asks(
+    p: Any, budget: int, round_index: int = 0, num: int = 4000, **options: float
+) -> np.ndarray:
+    """Draw the next downloads of client 0 with relations p, all cores got: (num, budget)."""
+    size = len(p)
+    fixed = {"start": "uniform", "max_clients": size, "budget": budget}
+    method = build("apple", quadratic_task(1), Local(), {**fixed, **options})
+    zeros = torch.zeros(size, 1, dtype=torch.float64)
+    site = Site(**dict.fromkeys(Site._fields))._replace(
+        common={"share": torch.full((size,), 1 / size, dtype=torch.float64)},
+        own={"ids": torch.arange(budget)},
+        round=torch.tensor(round_index),
+        index=torch.tensor(0),
+    )
+    work = {
+        "core": {"w": zeros[0]},
+        "copies": {"w": zeros},
+        "got": torch.ones(size, dtype=torch.bool),
+        "relation": {"shift": torch.tensor(p, dtype=torch.float64) - 1 / size},
+    }
+
+    def one(key: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = method.finish(work, work, site._replace(key=key))[1]["wish"]
+        return found
+
+    keys = torch.stack((torch.arange(num), torch.zeros(num, dtype=torch.int64)), 1)
+    return torch.func.vmap(one)(keys).numpy()
+
+
+@pytest.mark.parametrize(
+    ("base", "growth", "round_index", "b"),
+    [
+        (3.0, 0.0, 9, 3.0),
+        (1.5, 1.0, 0, 1.5),
+        (1.5, 2.0, 9, 5.0),
+        (1.5, 16.0, 0, 4.0),
+        (1.0, 0.0, 9, 1.0),
+    ],
+)
+def test_downloads_are_drawn_by_the_size_of_relations(
+    base: float, growth: float, round_index: int, b: float
+) -> None:
+    """P(j) ∝ b^|p_ij|, b = max(base, growth·r·K/M) with r the next round; the own core never."""
+    p = [5.0, 0.0, -1.0, 0.5]
+    ids = _asks(p, 1, round_index, choice_base=base, choice_growth=growth)[:, 0]
+    weight = b ** np.abs(p[1:])
+    wanted = weight / weight.sum()
+    found = np.bincount(ids, minlength=4) / len(ids)
+    assert found[0] == 0
+    np.testing.assert_allclose(found[1:], wanted, atol=4 * 0.5 / len(ids) ** 0.5)
+
+
+def test_several_downloads_are_drawn_without_replacement() -> None:
+    """Pairs have the probabilities of two draws in turn: w_a/W · w_b/(W − w_a)."""
+    p = [0.0, 0.0, 1.0, 2.0]
+    ids = _asks(p, 2, choice_base=3.0, choice_growth=0.0)
+    assert (ids[:, 0] != ids[:, 1]).all()
+    w = 3.0 ** np.array(p)
+    total = w[1:].sum()
+    for a in (1, 2, 3):
+        for c in {1, 2, 3} - {a}:
+            wanted = w[a] / total * w[c] / (total - w[a])
+            found = ((ids[:, 0] == a) & (ids[:, 1] == c)).mean()
+            assert found == pytest.approx(wanted, abs=4 * 0.5 / len(ids) ** 0.5)
+
+
+def test_with_its_own_core_alone_a_budget_does_not_matter() -> None:
+    """η_2 = 0 and p_i = e_i: LocalTrain, however stale the copies are."""
+    options = {**ROOM, "start": "self", "core_rate": "plain", "budget": 1}
+    found = outcome(_net(hyper=FIXED, **options))
+    wanted = outcome(_net("local", participation="sampled"))
+    for name in ("pre/test/loss", "post/test/loss"):
+        np.testing.assert_allclose(found[name], wanted[name], atol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"budget": 0}, "budget must be >= 1 core a round, got 0"),
+        ({"budget": 1, "choice_base": 0.0}, "choice_base must be > 0"),
+        ({"budget": 1, "choice_growth": -1.0}, "got 1.5 and -1"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(options: dict, words: str) -> None:
+    """Zero cores is a mistake (None is all), and a base must be positive."""
+    with pytest.raises(ConfigError, match=words):
+        build("apple", net_task(), SGD, options)

@@ -56,7 +56,7 @@ def _learn(own: Any, common: Any, centre: Any, steps: int, eta: float = 1.0) -> 
     )
     client = method.init_client({"w": _t(own)}, site)
     work = method.begin({**client, "trained": torch.tensor(True)}, site)
-    phase = method.phases[0]
+    phase = method.phases[1]
     work = phase.enter(work, site)
     sample = _t([[*np.ones(dim), *centre]])
     batch = Batch(sample, torch.zeros(1).long(), torch.ones(1).bool(), None, torch.tensor(True))
@@ -116,13 +116,16 @@ def test_only_the_top_is_mixed() -> None:
     method = build("fedala", task, SGD, {})
     seen = []
 
+    mix, first, train = method.phases
+
     def leave(work: Any, site: Site) -> Any:
         before = dict(site.common["params"])
-        found = method.phases[0].leave(work, site)
-        seen.append((found["params"], before, work["top"], bool(work["same"])))
+        found = first.leave(work, site)
+        same = all(torch.equal(leaf, before[k]) for k, leaf in work["top"].items())
+        seen.append((found["params"], before, work["top"], same))
         return found
 
-    watched = replace(method, phases=(replace(method.phases[0], leave=leave), *method.phases[1:]))
+    watched = replace(method, phases=(mix, replace(first, leave=leave), train))
     sim = simulation(watched, task, [federation()], engine="sequential", points=("post",))
     run(sim)
     moved = 0
@@ -239,6 +242,80 @@ def test_the_first_learning_is_long_and_the_later_ones_one_pass() -> None:
     assert _passes(calm=1e9, start_passes=3) == [0, 3, 1, 1]
 
 
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_only_the_first_learning_is_planned_at_length(engine: str) -> None:
+    """Started clients plan one pass; those without a model of their own plan none."""
+    task, fed = net_task(), federation()
+    sim = simulation(build("fedala", task, SGD, {}), task, [fed], engine=engine, participation=3)
+    plans: list[tuple[str, list[int]]] = []
+    before = sim.rounds.engine.phase
+
+    def watched(phase: Any, work: Any, site: Any, plan: Any) -> Any:
+        if phase.name.startswith("mix"):
+            passes = -(-plan.steps // plan.passes[0])
+            plans.append((phase.name, sorted(int(k) for k in passes.ravel() if k)))
+        return before(phase, work, site, plan)
+
+    sim.rounds.engine.phase = watched
+    planned = []
+    for t in range(6):
+        plans.clear()
+        before_round = states(sim)
+        there = sim.rounds.draw(sim.method, "train", t)[0][0]
+        started, trained = (before_round[f"client/{k}"][0][there] for k in ("started", "trained"))
+        sim.server, _ = sim.rounds.train(sim.server, sim.store, t)
+        wanted = {"mix": [1] * int(started.sum())}
+        wanted["mix-start"] = [100] * int((trained & ~started).sum())
+        assert plans == [(k, v) for k, v in wanted.items() if v]
+        planned += [name for name, _ in plans]
+    assert {*planned} == {"mix", "mix-start"}
+
+
+@pytest.mark.parametrize("started", [False, True])
+@pytest.mark.parametrize("own", [[1.0], [0.5]], ids=["same", "apart"])
+def test_who_takes_which_learning(started: bool, own: list) -> None:
+    """Equal models are not mixed; others take one pass, or the long first one if not started."""
+    method = build("fedala", quadratic_task(), Local(batch=None), {})
+    site = Site(**dict.fromkeys(Site._fields))._replace(
+        common={"params": {"w": _t([1.0])}}, index=torch.tensor(0)
+    )
+    flags = {"trained": torch.tensor(True), "started": torch.tensor(started)}
+    work = method.begin({**method.init_client({"w": _t(own)}, site), **flags}, site)
+    taken = [bool(phase.when(work, site)) for phase in method.adapt]
+    apart = own != [1.0]
+    assert taken == [apart and started, apart and not started]
+
+
+def test_one_pass_has_the_batches_of_the_first_of_many() -> None:
+    """Both phases draw their sample from one stream, so a started client sees the same rows."""
+    task, fed = net_task(), federation()
+    method = build("fedala", task, SGD, {"window": 2, "calm": 1e9})
+    seen: dict[str, list[Any]] = {"mix": [], "mix-start": []}
+
+    def looking(phase: Any, taken: bool) -> Any:
+        def step(work: Any, batch: Any, site: Site) -> Any:
+            seen[phase.name].append((int(site.index), batch.rows.tolist()))
+            return phase.step(work, batch, site)
+
+        return replace(phase, step=step, when=lambda work, site: site.index >= 5 * (not taken))
+
+    for name in seen:
+        mixing = tuple(looking(p, p.name == name) for p in method.phases[:2])
+        sim = simulation(
+            replace(method, phases=mixing), task, [fed], engine="sequential", participation="all"
+        )
+        sim.rounds.train(sim.server, sim.store, 1)
+    first: dict[int, list[Any]] = {}
+    for client, rows in seen["mix"]:
+        first.setdefault(client, []).append(rows)
+    again: dict[int, list[Any]] = {}
+    for client, rows in seen["mix-start"]:
+        again.setdefault(client, []).append(rows)
+    assert sorted(first) == [0, 1, 2, 3, 4]
+    for client, rows in first.items():
+        assert again[client] == rows * 3  # window + 1 passes
+
+
 def test_only_the_last_batch_of_a_pass_is_recorded() -> None:
     """Batches inside a pass add no loss and no pass; the last one adds its own, before its step."""
     method = build("fedala", quadratic_task(), Local(batch=None), {"window": 3})
@@ -246,7 +323,7 @@ def test_only_the_last_batch_of_a_pass_is_recorded() -> None:
         hyper={"mix_lr": _t(0.1)}, common={"params": {"w": _t([1.0])}}, index=torch.tensor(0)
     )
     client = {**method.init_client({"w": _t([0.0])}, site), "trained": torch.tensor(True)}
-    phase = method.phases[0]
+    phase = method.phases[1]
     work = phase.enter(method.begin(client, site), site)
     for c, last, passes, losses in (
         (0.0, False, 0, [0.0, 0.0, 0.0]),  # W goes from 1 to 0.9

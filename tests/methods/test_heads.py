@@ -184,3 +184,75 @@ def test_a_network_without_body_or_head_is_refused(name: str, task: Task, words:
     """The error says which part is missing and how to mend it, before any training."""
     with pytest.raises(ConfigError, match=f"^{name} treats.*{words}"):
         simulation(build(name, task, SGD, {}), task, [federation()])
+
+
+# ---- the warm-up of LG-FedAvg --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("local", [SGD, KEPT], ids=["plain", "kept"])
+@pytest.mark.parametrize(
+    "options", [{"warmup_rounds": 9}, {"warmup_rounds": 2, "shared": BOTH}], ids=["long", "all"]
+)
+def test_a_warm_up_is_fedavg(local: Local, options: dict) -> None:
+    """Rounds of the warm-up, and a top that is everything: FedAvg's models, scores and bytes."""
+    wanted, found = outcome(_net("fedavg", local)), outcome(_net("lg-fedavg", local, options))
+    for key, leaf in wanted.items():
+        mine = key
+        if key.startswith("server/params/") and key not in found:
+            mine = key.replace("/params/", "/below/")
+        np.testing.assert_array_equal(found[mine], leaf, err_msg=key)
+
+
+def test_no_warm_up_is_the_method_itself() -> None:
+    """Zero rounds: the same states and bytes, to the bit."""
+    wanted, found = (outcome(_net("lg-fedavg", KEPT, o)) for o in ({}, {"warmup_rounds": 0}))
+    assert sorted(found) == sorted(wanted)
+    for key, leaf in wanted.items():
+        np.testing.assert_array_equal(found[key], leaf, err_msg=key)
+
+
+def test_after_the_warm_up_everybody_goes_on_from_fedavgs_model() -> None:
+    """All clients, also those not drawn, have FedAvg's lower layers; then they part, and its stay.
+
+    The top layers go on being averaged, and FedAvg's lower ones are left as they were.
+    """
+    settings: dict[str, Any] = {"participation": 2}
+    common = _net("fedavg", KEPT, rounds=2, **settings).server["params"]
+    for rounds in (2, 3):
+        sim = _net("lg-fedavg", KEPT, {"warmup_rounds": 2}, rounds=rounds, **settings)
+        private = sim.store.gather(sim.rounds.everybody)["private"]
+        for leaf, rows in private.items():
+            same = [torch.equal(row, common[leaf][0]) for row in rows[0]]
+            assert sum(same) == (5 if rounds == 2 else 3), leaf
+            assert torch.equal(sim.server["below"][leaf], common[leaf])
+        moved = not torch.equal(sim.server["params"]["fc.weight"], common["fc.weight"])
+        assert moved == (rounds == 3)
+        if rounds == 2:
+            for i in range(5):
+                for leaf, value in sim.params(i).items():
+                    assert torch.equal(value, common[leaf][0]), leaf
+
+
+def test_bytes_of_the_warm_up_are_counted_round_by_round() -> None:
+    """Whole models first, lower layers to everybody after them, then the top alone."""
+    ledger = _net("lg-fedavg", SGD, {"warmup_rounds": 2}, participation=3, rounds=4).ledger()
+    top, below = (5 * 3 + 3) * 8, (4 * 5 + 5) * 8
+    whole = top + below
+    assert ledger.bytes_up[0].tolist() == [3 * whole] * 2 + [3 * top] * 2
+    assert ledger.bytes_down[0].tolist() == [3 * whole, 3 * whole + 5 * below, 3 * top, 3 * top]
+    assert ledger.participants[0].tolist() == [3] * 4
+    assert ledger.setup_bytes.tolist() == [0]
+
+
+def test_a_warm_up_is_fine_tuned_as_the_rest() -> None:
+    """``finetune_steps`` reaches the scores of the warm-up: FedAvg, fine-tuned."""
+    options = {"finetune_steps": 2}
+    wanted = outcome(_net("fedavg", SGD, options))
+    found = outcome(_net("lg-fedavg", SGD, {**options, "warmup_rounds": 9}))
+    np.testing.assert_array_equal(found["pre/test/loss"], wanted["pre/test/loss"])
+
+
+def test_a_negative_warm_up_is_refused() -> None:
+    """There is nothing before the beginning."""
+    with pytest.raises(ConfigError, match="warmup_rounds must be >= 0, got -1"):
+        build("lg-fedavg", net_task(), SGD, {"warmup_rounds": -1})

@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from sartor import tree
 from sartor.cohort import Participation
@@ -21,7 +20,7 @@ from sartor.compose import fine_tuned
 from sartor.data.federation import Federation
 from sartor.errors import ConfigError
 from sartor.local import Local
-from sartor.method import Hub, Method, Phase, Site, has_own_letters
+from sartor.method import Hub, Method, Phase, Site, has_own_letters, newcomer
 from sartor.result import Result
 from sartor.scores import Run
 from sartor.simulation import Simulation
@@ -121,7 +120,6 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
         )
     common = method.broadcast(server, hub)
     own = method.greet(server, hub) if method.greet is not None else {}
-    centre = method.centre(server, hub) if method.centre is not None else None
 
     def view(site: Site) -> Site:
         """Number newcomers after the known clients, and go on counting rounds."""
@@ -148,12 +146,11 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
         return lambda client, work, site: (given.finish(client, work, view(site))[0], {})
 
     def meets(given: Method) -> Method:
+        look = given.inspect_client
         return replace(
             given,
             init_server=lambda params, hub: server,
-            init_client=lambda params, site: given.init_client(
-                params if centre is None else tree.map(torch.clone, centre), view(site)
-            ),
+            init_client=lambda params, site: newcomer(method, params, view(site), server, hub),
             broadcast=lambda server, hub: common,
             address=lambda server, index, hub: own,
             begin=seen(given.begin),
@@ -165,13 +162,14 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
             centre=None,
             private=lambda leaf: False,
             inspect=None,
+            inspect_client=None if look is None else seen(look),
+            join=None,
             connected=None,
             everyone=True,
             train_all=False,
             one_by_one=False,
             prologue=None,
-            epilogue=None,
+            epilogue=None if given.epilogue is None else meets(given.epilogue),
         )
 
-    last = method.epilogue
-    return replace(meets(method), epilogue=None if last is None else meets(last))
+    return meets(method)

@@ -17,7 +17,7 @@ from sartor.data.federation import Federation
 from sartor.errors import ConfigError, did_you_mean
 from sartor.hyper import Value
 from sartor.local import Local
-from sartor.method import Method
+from sartor.method import Method, endings
 from sartor.scores import Run
 from sartor.task import Task, cross_entropy, given, never
 
@@ -120,6 +120,28 @@ def with_static_parts(
         if numbers and not getattr(local, name):
             changes[name] = min(max(numbers), 1.0) if name == "momentum" else max(numbers)
     return replace(local, **changes)
+
+
+def with_held_out(
+    method: str | methods.Factory,
+    task: Task,
+    local: Local,
+    options: dict[str, Any],
+    federations: Sequence[Federation],
+) -> dict[str, Any]:
+    """Say which samples decide under ``do_no_harm``, where that is left open.
+
+    The validation data, if every client of every federation has some and the method does not use
+    them itself; else a part of the training data.
+    """
+    if not options.get("do_no_harm") or options.get("harm_on", "auto") != "auto":
+        return options
+    own = {k: v for k, v in options.items() if k not in ("do_no_harm", "harm_share", "harm_on")}
+    record = methods.build(method, task, local, own)
+    records = [r for r in (record, record.prologue, *endings(record)) if r is not None]
+    used = any(p.data == "val" for r in records for p in (*r.phases, *r.adapt))
+    given = all(bool((federation.val.sizes > 0).all()) for federation in federations)
+    return {**options, "harm_on": "validation" if given and not used else "holdout"}
 
 
 def federation_of(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:

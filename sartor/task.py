@@ -192,10 +192,15 @@ class Task:
         _METER.count()
         return self.criterion((predict or self.logits)(params, batch.x), batch.y)
 
-    def judge(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum of losses and the number of wrong answers on a batch, in one pass."""
+    def judge(
+        self, params: Tree, batch: Batch, predict: Predict | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of losses and the number of wrong answers on a batch, in one pass.
+
+        The arguments are those of ``losses``.
+        """
         _METER.count()
-        scores = self.logits(params, batch.x)
+        scores = (predict or self.logits)(params, batch.x)
         losses = self.criterion(scores, batch.y)
         wrong = ~self.is_correct(scores, batch.y) & batch.mask
         return (losses * batch.mask).sum(), wrong.sum().to(losses.dtype)

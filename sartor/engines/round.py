@@ -20,8 +20,7 @@ from sartor.cohort import Participation
 from sartor.engines.arena import Arena
 from sartor.engines.plan import Plan, build_plan, num_steps
 from sartor.engines.store import Store
-from sartor.errors import ContractError
-from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.method import Batch, Hub, Method, Phase, Site, check_private
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -228,7 +227,13 @@ class Rounds:
             if method.train_all:
                 reports = np.zeros_like(self.everybody, dtype=bool)
                 np.put_along_axis(reports, cohort, present, 1)
-                cohort, present, trains = self.everybody, reports, np.ones_like(reports)
+                everybody = self.everybody
+                if method.one_by_one:  # those drawn are served first, in the order of the draw
+                    turn = np.full_like(everybody, everybody.shape[1])
+                    np.put_along_axis(turn, cohort, np.arange(cohort.shape[1])[None], 1)
+                    everybody = np.argsort(turn, axis=1, kind="stable")
+                    reports = np.take_along_axis(reports, everybody, 1)
+                cohort, present, trains = everybody, reports, np.ones_like(reports)
         if method.one_by_one:
             return cohort, trains, present
         size = np.take_along_axis(self.arena.splits["train"].size, cohort, 1)
@@ -243,6 +248,7 @@ class Rounds:
         stage: str = "train",
         score: tuple[str, ...] = (),
         keep: Store | None = None,
+        record: Method | None = None,
     ) -> tuple[Tree, Receipt]:
         """Run one round.
 
@@ -253,9 +259,9 @@ class Rounds:
             stage: "train", "prologue" or "epilogue".
             score: the splits on which the models are scored right after local training.
             keep: a store for the models after local training, if they are to be kept.
+            record: the record to run, if not the method itself: its prologue, or an epilogue.
         """
-        other = {"prologue": self.method.prologue, "epilogue": self.method.epilogue}
-        method = other.get(stage) or self.method
+        method = record or self.method
         cohort, trains, present = self.draw(method, stage, round_index)
         runs, slots = cohort.shape
         zero = np.zeros(runs, dtype=np.int64)
@@ -294,6 +300,7 @@ class Rounds:
     ) -> Tree:
         """Letters out, local work, uploads in, aggregation."""
         clock = self._clock(receipt.seconds)
+        stage = method.stage or stage
         hub = self.hub(stage, round_index, cohort, present)
         common = self.engine.runs(method.broadcast, server, hub)
         own = self.engine.addresses(method.address, server, hub.cohort, hub)
@@ -320,7 +327,7 @@ class Rounds:
                     self._score(method, model, here, ids, there, block.run, split, tally)
                 clock("evaluate")
             state, upload = self.engine.clients(method.finish, state, work, here)
-            self._check_private(method, upload)
+            check_private(method, upload)
             store.scatter(ids, state, there, block.run)
             clock("train")
             return upload, costs, seconds
@@ -343,13 +350,13 @@ class Rounds:
             receipt.gradient_evaluations[block.cut[0]] += costs.backward
             receipt.forward_evaluations[block.cut[0]] += costs.forward
         uploads = tree.cat([tree.cat(row, 1) for row in rows.values()], 0)
-        talks = np.ones_like(present)
+        talks = None
         if method.connected is not None:
-            talks = self.engine.runs(method.connected, server, hub).cpu().numpy()
+            talks = self.engine.runs(method.connected, server, hub)
         server = self.engine.runs(method.aggregate, server, uploads, hub)
-        letters = tree.num_bytes(common, 1) + tree.num_bytes(own, 2)
-        receipt.bytes_down += (trains & talks).sum(1) * letters
-        receipt.bytes_up += (present & talks).sum(1) * tree.num_bytes(uploads, 2)
+        down, up = _sent(talks, common, own, uploads, trains, present)
+        receipt.bytes_down += down
+        receipt.bytes_up += up
         clock("server")
         return server
 
@@ -492,6 +499,23 @@ class Rounds:
         found: Tree = self.engine.runs(self.method.centre, server, hub)
         return found
 
+    def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
+        """Return what the method shows of every client's kept state: (runs, clients, ...)."""
+        look = self.method.inspect_client
+        if look is None:
+            return {}
+        found: dict[str, np.ndarray] = {}
+        for ids in self.client_blocks():
+            hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool))
+            site = self.site(hub, self.keys("inspect", round_index, ids), {}, {})
+            seen = self.engine.clients(look, store.gather(ids), site)
+            for name, leaf in tree.items(seen):
+                rows = leaf.float().cpu().numpy()
+                shape = (*self.everybody.shape, *rows.shape[2:])
+                table = found.setdefault(name, np.zeros(shape, dtype=np.float32))
+                table[np.arange(len(ids))[:, None], ids] = rows
+        return found
+
     def client_blocks(self) -> list[np.ndarray]:
         """Cut all clients into blocks of ids (runs, n), the largest test sets first."""
         phases = self.method.adapt or (self._phase_once(self.method, "test"),)
@@ -599,16 +623,6 @@ class Rounds:
             for slot in range(0, slots, num_slots)
         ]
 
-    def _check_private(self, method: Method, upload: Tree) -> None:
-        """Law 7: private leaves never travel; checked by leaf name, in this one place."""
-        for name, _ in tree.items(upload):
-            if any(method.private(part) for part in name.split("/")):
-                raise ContractError(
-                    f"Method {method.name!r} uploads the private leaf {name!r}; return it as "
-                    "client state "
-                    "from `finish` and keep it out of the upload."
-                )
-
     def _clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
         """Return a stop-watch.
 
@@ -625,6 +639,40 @@ class Rounds:
             return passed
 
         return stop
+
+
+def _sent(
+    talks: Any, common: Tree, own: Tree, uploads: Tree, trains: np.ndarray, present: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count the bytes of letters and of uploads, per run, by who exchanges messages.
+
+    Args:
+        talks: None for all, what ``connected`` returned, or one of these per slot of the trees.
+        common: the letter to all, (runs, ...).
+        own: the letters to each, (runs, slots, ...).
+        uploads: (runs, slots, ...).
+        trains: (runs, slots) who was written to, unless ``talks`` says less.
+        present: (runs, slots) who reported.
+    """
+    if isinstance(talks, dict):
+        slots = sorted({*common, *own, *uploads})
+        parts = [
+            _sent(talks.get(k), *(_slot(t, k) for t in (common, own, uploads)), trains, present)
+            for k in slots
+        ]
+        zero = np.zeros(len(trains), dtype=np.int64)
+        return sum((d for d, _ in parts), zero), sum((u for _, u in parts), zero)
+    if talks is not None:
+        who = talks.cpu().numpy()
+        trains, present = (trains & who, present & who) if who.ndim == 2 else (who[:, 0], who[:, 1])
+    letters = tree.num_bytes(common, 1) + tree.num_bytes(own, 2)
+    return trains.sum(1) * letters, present.sum(1) * tree.num_bytes(uploads, 2)
+
+
+def _slot(letter: Tree, key: str) -> Tree:
+    """Return one entry of a letter as a tree: its branch, its only leaf, or nothing."""
+    found = letter.get(key, {})
+    return found if isinstance(found, dict) else {key: found}
 
 
 def _cut(value: Tree, run: int, runs: int) -> Tree:

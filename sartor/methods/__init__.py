@@ -7,6 +7,7 @@ from typing import Any
 
 from sartor.compose import fine_tuned
 from sartor.errors import ConfigError, did_you_mean
+from sartor.harm import do_no_harm
 from sartor.local import Local
 from sartor.method import Method
 from sartor.methods.apfl import apfl
@@ -342,9 +343,15 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     own = {name: value for name, value in options.items() if name not in COMMON}
     steps, epochs = options.get("finetune_steps"), options.get("finetune_epochs")
     record = factory(task, local, **own)
-    if steps is None and epochs is None:
+    if steps is not None or epochs is not None:
+        record = fine_tuned(record, task, local, steps=steps, epochs=epochs)
+    harm = {name: options[name] for name in ("harm_share", "harm_on") if name in options}
+    if not options.get("do_no_harm"):
+        if harm:
+            raise ConfigError(f"{' and '.join(harm)} have no effect without do_no_harm=true.")
         return record
-    return fine_tuned(record, task, local, steps=steps, epochs=epochs)
+    on = "validation" if harm.get("harm_on") == "validation" else "holdout"
+    return do_no_harm(record, task, local, on=on, share=float(harm.get("harm_share", 0.2)))
 
 
 def find(method: str | Factory) -> Factory:

@@ -66,6 +66,7 @@ def summarise(comparison: Comparison) -> Words:
     subject = best if best.name != comparison.reference else None
     if subject is not None and reference is not None:
         _say_gain(words, comparison, subject, reference)
+    _say_choice(words, best, rows)
     _say_cost(words, best)
     words.caveats = _caveats(rows, best)
     if reference is None:
@@ -120,7 +121,7 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
         words.tiles.append(("Clients hurt", f"0 of {total}", "worse off than alone"))
         return
     run, client = np.unravel_index(int(np.nanargmin(gains)), gains.shape)
-    shown = f"{counts.mean:.1f}".removesuffix(".0")
+    shown = _few(counts.mean)
     number = shown if len(best.runs) == 1 else f"on average {shown}"
     verb = "is" if number == "1" else "are"
     words.findings.append(
@@ -129,6 +130,29 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
         f"{best.result.clients[client]}."
     )
     words.tiles.append(("Clients hurt", f"{shown} of {total}", "worse off than alone"))
+
+
+def _say_choice(words: Words, best: _Row, rows: list[_Row]) -> None:
+    """Say what the clients ended with, where each kept the best of several models."""
+    for row in rows:
+        found = [ended for run in row.runs if (ended := row.result.ended_with(run))]
+        if not found:
+            continue
+        mean = {w: sum(e.count(w) for e in found) / len(found) for w in row.result.choices}
+        counts = ", ".join(f"{word} {_few(number)}" for word, number in mean.items())
+        average = "on average " if len(found) > 1 else ""
+        words.findings.append(
+            f"Under {row.label} every client kept the model that does best on its held-out "
+            f"samples: {average}{counts} of {len(found[0])} clients."
+        )
+        if row is best:
+            first = row.result.choices[0]
+            left = len(found[0]) - mean[first]
+            words.tiles.append(("Left " + first, f"{_few(left)} of {len(found[0])}", "clients"))
+
+
+def _few(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
 
 
 def _say_cost(words: Words, best: _Row) -> None:

@@ -55,19 +55,18 @@ def best_of(
         score: the share of wrong answers, or the mean loss.
         held_out: from where to where in the training data, for ``select_on="holdout"``.
         batch: samples a step of scoring.
-        margin: for ``scope="client"`` and ``score="loss"``: the hyper-parameter that says by how
-            many standard errors a loss must lie below that of the first method, see
-            :func:`beyond_noise`; None takes the lowest.
+        margin: for ``scope="client"``: the hyper-parameter that says by how many standard errors a
+            score must lie below that of the first method, see :func:`beyond_noise`; None takes the
+            lowest.
         announce: whether the server's table ``choice`` goes out with every letter.
         instead: for some of the parts a method that trains beside them, is not scored, and whose
             model is used where that part is chosen; such as the same on all samples.
         parts: the methods. What each client uses is one set of parameters if all of their models
             are; otherwise all models and the number of the one in use.
     """
-    if margin is not None and (scope, score) != ("client", "loss"):
-        raise ConfigError(
-            f"A margin needs scope='client' and score='loss', got {scope!r} and {score!r}."
-        )
+    if margin is not None and scope != "client":
+        raise ConfigError(f"A margin is each client's own: it needs scope='client', got {scope!r}.")
+    criterion = task.is_wrong if score == "error" else task.criterion
     others = {f"{slot}_used": m for slot, m in (instead or {}).items()}
     trained = {**parts, **others}
     whole = side_by_side(name, **trained)
@@ -131,7 +130,7 @@ def best_of(
     def look(work: Tree, batch: Batch, site: Site) -> Tree:
         found = whole.model(work, site)
         if margin is not None:
-            rows = [task.losses(found[k], batch, m.predict) for k, m in parts.items()]
+            rows = [task.losses(found[k], batch, m.predict, criterion) for k, m in parts.items()]
             return {**work, "sums": work["sums"] + paired_sums(torch.stack(rows), batch.mask)}
         judged = [
             task.judge(found[k], batch, m.predict)[score == "error"] for k, m in parts.items()

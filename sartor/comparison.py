@@ -107,11 +107,9 @@ class Comparison(Mapping[str, Result]):
                 if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
                     values = ", ".join(format_cell(v, "percent") for v in accuracy.values)
                     notes[f"{label}, accuracy of each run"] = values
-                for i in indices:
-                    told = result.ended_with_words(i)
-                    if told is not None:
-                        which = f", seed {result.runs[i].seed}" if len(indices) > 1 else ""
-                        notes[f"{label}{which} ended with"] = told
+                told = result.ended_with_words(*indices)
+                if told is not None:
+                    notes[f"{label} ended with"] = told
                 lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
                 if lost:
                     first = lost[0]

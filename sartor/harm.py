@@ -21,6 +21,9 @@ client's own on all of its samples. It is not scored, and used by those who stay
 end exactly where LocalTrain would have left them. The model that it stands for saw fewer samples,
 so the comparison leans a little towards the others; a larger c leans back.
 
+Losses and answers can disagree: a global model that is still young is often right more often than
+the client's own, and less sure of it. ``score="error"`` compares wrong answers in place of losses.
+
 What it costs: the gradients and bytes of FedAvg and the gradients of LocalTrain on top of the
 method's own (FedAvg is trained anew even beside a method that contains it), and of LocalTrain on
 all samples where some are held out; one more letter to every client after the last round; one
@@ -34,14 +37,14 @@ A newcomer gets all three models by their own rules and decides in the same way.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from sartor import tree
 from sartor.beside import kept_after_training, on_share
-from sartor.choice import best_of
+from sartor.choice import Score, best_of
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local
@@ -57,7 +60,13 @@ MARGIN = "harm_margin"
 
 
 def do_no_harm(
-    method: Method, task: Task, local: Local, *, on: HeldOut = "holdout", share: float = 0.2
+    method: Method,
+    task: Task,
+    local: Local,
+    *,
+    on: HeldOut = "holdout",
+    share: float = 0.2,
+    score: Score = "loss",
 ) -> Method:
     """Let every client end with the best of alone, global and personalised.
 
@@ -67,6 +76,7 @@ def do_no_harm(
         local: local training of the other parts.
         on: which samples decide: a part of the training data, or the federation's validation data.
         share: the part of the training data that decides, for ``on="holdout"``.
+        score: what is compared on them: losses, or wrong answers (0 or 1).
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(
@@ -84,17 +94,20 @@ def do_no_harm(
         parts["global"] = _in_turn(parts["global"])
     trained = {k: kept_after_training(m) if m.headline == "post" else m for k, m in parts.items()}
     end = 1.0 - share
+    judged: dict[str, Any] = {
+        k: on_share(m, end) if on == "holdout" else m for k, m in trained.items()
+    }
     whole = best_of(
         method.name,
         task,
         scope="client",
         select_on=on,
-        score="loss",
+        score=score,
         held_out=(end, 1.0),
         margin=MARGIN,
         announce=False,
         instead={"alone": parts["alone"]} if on == "holdout" else {},
-        **{k: on_share(m, end) if on == "holdout" else m for k, m in trained.items()},
+        **judged,
     )
 
     def inspect(server: Tree, hub: Hub) -> Tree:

@@ -20,13 +20,15 @@ from sartor.compose import fine_tuned
 from sartor.data.federation import Federation
 from sartor.errors import ConfigError
 from sartor.local import Local
-from sartor.method import Hub, Method, Phase, Site, has_own_letters, newcomer
+from sartor.method import Hub, Method, Phase, Site, endings, has_own_letters, newcomer
 from sartor.result import Result
 from sartor.scores import Run
 from sartor.simulation import Simulation
 from sartor.tree import Tree
 
 Data = Federation | tuple[Any, Any]
+VAL = 0.2
+"""The share of a newcomer's samples that is held out where its method decides by such."""
 
 
 def onboard(
@@ -52,8 +54,10 @@ def onboard(
     Returns:
         a Result whose clients are the newcomers: models, and scores on their test samples.
     """
-    federation = _federation(newcomers, test, simulation.federations[run])
     record = newcomer_record(simulation, run)
+    federation = _federation(
+        newcomers, test, simulation.federations[run], _needs_validation(record)
+    )
     if finetune_epochs:
         record = fine_tuned(record, simulation.task, Local(), epochs=finetune_epochs)
     if not rounds:
@@ -81,12 +85,18 @@ def onboard(
     return again.result({"newcomers of": simulation.method.name, "rounds": rounds})
 
 
-def _federation(newcomers: Data, test: float, known: Federation) -> Federation:
+def _needs_validation(record: Method) -> bool:
+    phases = [p for r in (record, *endings(record)) for p in (*r.phases, *r.adapt)]
+    return any(phase.data == "val" for phase in phases)
+
+
+def _federation(newcomers: Data, test: float, known: Federation, validate: bool) -> Federation:
     """Return the newcomers as a federation whose samples look like those that trained."""
     if not isinstance(newcomers, Federation):
         x, y = newcomers
         names = np.full(len(y), "newcomer")
-        newcomers = Federation.from_arrays(x, y, client=names, test=test)
+        val = VAL if validate else 0.0
+        newcomers = Federation.from_arrays(x, y, client=names, test=test, val=val)
     faults = []
     if newcomers.input_shape != known.input_shape:
         faults.append(

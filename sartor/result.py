@@ -250,13 +250,18 @@ class Result:
         numbers = np.asarray(last)[run].astype(int)
         return None if (numbers < 0).any() else [self.choices[k] for k in numbers]
 
-    def ended_with_words(self, run: int = 0) -> str | None:
-        """Return how many clients ended with what: "alone 3, global 5 of 8 clients", or None."""
-        found = self.ended_with(run)
-        if found is None:
+    def ended_with_words(self, *runs: int) -> str | None:
+        """Return how many clients ended with what: "alone 3, global 5 of 8 clients", or None.
+
+        Args:
+            runs: indices of runs, of which the mean is told; the first by default.
+        """
+        found = [ended for run in runs or (0,) if (ended := self.ended_with(run)) is not None]
+        if not found:
             return None
-        counts = ", ".join(f"{word} {found.count(word)}" for word in self.choices)
-        return f"{counts} of {len(found)} clients"
+        mean = {word: sum(e.count(word) for e in found) / len(found) for word in self.choices}
+        counts = ", ".join(f"{w} {f'{n:.1f}'.removesuffix('.0')}" for w, n in mean.items())
+        return f"{'on average ' * (len(found) > 1)}{counts} of {len(self.clients)} clients"
 
     # --- summaries ------------------------------------------------------------------------------
 
@@ -461,12 +466,10 @@ class Result:
         ended = {index: self.ended_with(index) for index in indices}
         chose = any(ended.values())
         rows: list[list[Any]] = []
-        notes: dict[str, Any] = {}
+        told = self.ended_with_words(*indices)
         gained: list[tuple[float, float]] = []
         for index in indices:
-            words, told = ended[index], self.ended_with_words(index)
-            if told is not None:
-                notes[f"run {index} ended with" if len(indices) > 1 else "ended with"] = told
+            words = ended[index]
             alone = reference.client_accuracy(run=partner[index])
             federated = self.client_accuracy(run=index)
             count = self._scores().count[index]
@@ -486,7 +489,7 @@ class Result:
                 "minimum gain": gains.minimum,
                 "fraction hurt": gains.fraction_hurt,
                 "clients hurt": gains.hurt,
-                **notes,
+                **({} if told is None else {"ended with": told}),
             },
             formats={"alone": "percent", "federated": "percent", "gain": "points"},
             title=f"{self.method}: gain over training alone",

@@ -136,7 +136,7 @@ def with_held_out(
     """
     if not options.get("do_no_harm") or options.get("harm_on", "auto") != "auto":
         return options
-    own = {k: v for k, v in options.items() if k not in ("do_no_harm", "harm_share", "harm_on")}
+    own = {k: v for k, v in options.items() if k != "do_no_harm" and not k.startswith("harm_")}
     record = methods.build(method, task, local, own)
     records = [r for r in (record, record.prologue, *endings(record)) if r is not None]
     used = any(p.data == "val" for r in records for p in (*r.phases, *r.adapt))

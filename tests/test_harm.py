@@ -25,10 +25,9 @@ from tests.toys import assert_same, federation, net_task, outcome, run, simulati
 
 SIZES = (12, 17, 14, 19, 15)
 ON_VAL = {"do_no_harm": True, "harm_on": "validation"}
-SOME = (
-    "fedprox", "ditto", "apfl", "fedper", "fedproto", "fedapa", "fedem", "dichotomous",
-    "fedprox-two-stage", "pfedbayes", "l2gd", "pfedme", "dbe", "fedbabu", "fedfomo",
-)  # fmt: skip
+FEW = ("apfl", "fedapa", "fedem", "dichotomous", "fedprox-two-stage")
+MORE = ("fedprox", "ditto", "fedper", "fedproto", "pfedbayes", "l2gd", "pfedme", "dbe", "fedbabu")
+SOME = [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in (*MORE, "fedfomo"))]
 
 
 def protected(name: str, local: Local = SGD, **settings: Any) -> Any:
@@ -63,7 +62,7 @@ def test_the_rule_on_worked_numbers() -> None:
 
 def test_of_those_that_pass_the_lowest_loss_wins() -> None:
     """A lower loss that is too noisy does not count; a tie stays alone."""
-    sure, noisy = [3.0, 3.1, 2.9, 3.0], [-9.0, 7.0, -9.0, 7.0]
+    sure, noisy = [3.0, 3.1, 2.9, 3.0], [-12.0, 12.0, -10.0, 12.0]
     alone = [4.0] * 4
     assert verdict(alone, sure, noisy)[0] == 1
     assert verdict(alone, sure, noisy, margin=0.0)[0] == 2
@@ -88,11 +87,21 @@ def test_padding_counts_for_nothing_and_nan_as_huge() -> None:
     assert float(verdict(nan, [1.0] * 3)[1]["loss"][0]) == pytest.approx(HUGE)
 
 
+def test_wrong_answers_can_decide_in_place_of_losses() -> None:
+    """The recorded scores are then shares of wrong answers on the validation samples."""
+    sim = protected("fedprox", options={"harm_score": "error"}, points=("pre",))
+    kept = sim.snapshots[-1]["held_out_loss"][0]
+    scores = sim.scores()["pre", "val"]
+    used = np.take_along_axis(kept, sim.snapshots[-1]["choice"][0][:, None].astype(int), 1)[:, 0]
+    wrong = 1 - scores.correct[0, -1] / scores.count[0]
+    np.testing.assert_allclose(used, wrong, rtol=0, atol=1e-6)
+
+
 # ---- limits --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("on", ["validation", "holdout"])
-@pytest.mark.parametrize("name", ["fedprox", "fedem", "fedapa"])
+@pytest.mark.parametrize("name", ["fedem", "fedapa"])
 def test_a_huge_margin_leaves_everybody_alone_to_the_bit(name: str, on: str) -> None:
     """What is used is LocalTrain's model on all training data, also where some are held out."""
     sim = protected(name, options={"harm_on": on}, hyper={"harm_margin": 1e9}, points=("pre",))
@@ -128,17 +137,18 @@ def linear() -> torch.nn.Module:
 
 
 GD = Local(steps=5, batch=None, lr=0.5)
+QUICK: dict[str, Any] = {"model": linear(), "local": GD, "chunk": 64, "points": ("pre",)}
 
 
 def test_tiny_equal_clients_leave_and_a_flipped_one_stays() -> None:
     """Eight samples each are too few alone; who has the opposite labels is not drawn in."""
     fed = logistic(8, 12, flipped=1)
-    result = sartor.fit("fedprox", fed, model=linear(), rounds=15, local=GD, do_no_harm=True)
+    result = sartor.fit("fedavg", fed, rounds=15, eval_every=15, **QUICK, do_no_harm=True)
     ended = result.ended_with()
     assert ended is not None
     assert ended[-1] == "alone"
     assert sum(word != "alone" for word in ended[:-1]) >= 9
-    plain = sartor.fit("fedavg", fed, model=linear(), rounds=15, local=GD)
+    plain = sartor.fit("fedavg", fed, rounds=15, eval_every=15, **QUICK)
     hurt = plain.gain().notes["clients hurt"]
     assert hurt >= 1
     assert result.gain(plain.baseline()).notes["clients hurt"] <= hurt
@@ -153,7 +163,7 @@ def test_nobody_does_worse_than_alone_on_the_samples_that_decide() -> None:
         rows = torch.cat([fed.split(s).of(i) for s in ("train", "val", "test")])
         y[rows] = (fed.x[rows] @ torch.from_numpy(draw.normal(size=8)) > 0).long()
     fed = replace(fed, y=y)
-    settings: dict[str, Any] = {"model": linear(), "rounds": 10, "local": GD, "dtype": "float64"}
+    settings: dict[str, Any] = {**QUICK, "rounds": 10, "dtype": "float64"}
     alone = sartor.fit("local", fed, **settings).scores["pre", "val"].loss[0]
     free = sartor.fit("fedavg", fed, **settings).scores["pre", "val"].loss[0, -1]
     assert (free > alone[-1]).sum() >= 3
@@ -197,14 +207,12 @@ def test_models_used_after_training_are_kept(name: str) -> None:
         )
 
 
-@pytest.mark.parametrize("name", [*SOME, "scaffold", "fedprox-two-stage", "pfedhn"])
+@pytest.mark.parametrize("name", ["ditto", "fedem", "l2gd", "dbe", "scaffold"])
 def test_a_share_of_the_data_is_a_federation_without_the_rest(name: str) -> None:
     """With full batches, training on a share equals training where the rest does not exist."""
     task, fed = net_task(), federation(sizes=SIZES, val=2)
     local = Local(steps=2, batch=None, lr=0.2)
     record = build(name, task, local, {})
-    if any(phase.random or phase.fresh for phase in record.phases):
-        pytest.skip("draws its own noise or batches")
     seen: dict[int, set[int]] = {}
 
     def watch(phase: Any) -> Any:
@@ -263,11 +271,11 @@ def test_held_out_samples_take_no_part_in_training() -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case("fedprox", {"do_no_harm": True}),
+        pytest.param(Case("fedprox", {"do_no_harm": True}), marks=pytest.mark.slow),
         Case("fedem", {"do_no_harm": True, "components": 2}),
-        Case("fedapa", ON_VAL),
-        Case("dichotomous", ON_VAL),
-        Case("pfedhn", ON_VAL),
+        pytest.param(Case("fedapa", ON_VAL), marks=pytest.mark.slow),
+        pytest.param(Case("dichotomous", ON_VAL), marks=pytest.mark.slow),
+        pytest.param(Case("pfedhn", ON_VAL), marks=pytest.mark.slow),
     ],
     ids=str,
 )
@@ -294,13 +302,13 @@ def test_engines_make_the_same_choice() -> None:
     for one, other in (sims[:2], sims[2:]):
         assert_same(outcome(one), outcome(other), atol=1e-6)  # snapshots are float32
         np.testing.assert_array_equal(one.snapshots[-1]["choice"], other.snapshots[-1]["choice"])
-        assert one.snapshots[-1]["choice"].max() == 2
+        assert one.snapshots[-1]["choice"].max() > 0
 
 
 def test_a_sweep_of_the_margin_is_the_single_runs() -> None:
     """One pass over three margins gives what three passes give."""
     fed = logistic(8, 6, flipped=1, val=20)
-    settings: dict[str, Any] = {"model": linear(), "rounds": 4, "local": GD, "dtype": "float64"}
+    settings: dict[str, Any] = {**QUICK, "rounds": 4, "dtype": "float64", "eval_every": 4}
     margins = [0.0, 1.0, 1e6]
     swept = sartor.fit("fedprox", fed, do_no_harm=True, sweep={"harm_margin": margins}, **settings)
     ended = []
@@ -318,7 +326,7 @@ def test_a_sweep_of_the_margin_is_the_single_runs() -> None:
 
 
 @pytest.mark.parametrize("participation", ["all", "at_least:0.6"])
-@pytest.mark.parametrize("name", ["fedprox", "pfedme", "l2gd", "fedbabu", "fedprox-two-stage"])
+@pytest.mark.parametrize("name", ["pfedme", "l2gd", "fedbabu", "fedprox-two-stage"])
 def test_the_ledger_is_the_sum_of_the_parts_and_the_scoring(name: str, participation: str) -> None:
     """Gradients and bytes are the parts' own; scoring adds forward passes and one letter each."""
     task, fed = net_task(), federation(sizes=SIZES)
@@ -346,8 +354,7 @@ def test_resuming_and_the_run_folder(tmp_path: Path) -> None:
     """A run that was stopped goes on to the same choice, and the folder tells it again."""
     fed = logistic(8, 6, val=20)
     settings: dict[str, Any] = {
-        "model": linear(),
-        "local": GD,
+        **QUICK,
         "do_no_harm": True,
         "checkpoint_every": 2,
     }
@@ -376,7 +383,7 @@ def test_resuming_and_the_run_folder(tmp_path: Path) -> None:
 def test_the_choice_is_told_in_tables_words_and_json() -> None:
     """A column for each client, a sentence for all, and both in the summary."""
     fed = logistic(8, 6, flipped=1)
-    result = sartor.fit("fedprox", fed, model=linear(), rounds=8, local=GD, do_no_harm=True)
+    result = sartor.fit("fedprox", fed, rounds=8, eval_every=8, **QUICK, do_no_harm=True)
     ended = result.ended_with()
     assert ended is not None
     for table in (result.gain(), result.per_client()):
@@ -387,7 +394,7 @@ def test_the_choice_is_told_in_tables_words_and_json() -> None:
     summary = result.summary()
     assert summary["ended_with"]["alone"] == ended.count("alone")
     assert summary["ended_with_by_client"] == dict(zip(result.clients, ended, strict=True))
-    plain = sartor.fit("fedprox", fed, model=linear(), rounds=1, local=GD)
+    plain = sartor.fit("fedprox", fed, rounds=1, **QUICK)
     assert plain.ended_with() is None
     assert "ended with" not in plain.gain().columns
     assert "ended_with" not in plain.summary()
@@ -439,9 +446,10 @@ def test_served_one_by_one_fedavg_is_still_fedavg(participation: str) -> None:
 def test_the_samples_that_decide() -> None:
     """Validation data where every client has some and the method leaves them alone."""
     fed = logistic(8, 4, val=10)
-    settings: dict[str, Any] = {"model": linear(), "rounds": 1, "local": GD, "do_no_harm": True}
+    settings: dict[str, Any] = {**QUICK, "rounds": 1, "do_no_harm": True}
     assert sartor.fit("ditto", fed, **settings).runs[0].options["harm_on"] == "validation"
-    assert sartor.fit("fedfomo", fed, **settings).runs[0].options["harm_on"] == "holdout"
+    uses_them = sartor.fit("fedfomo", fed, options={"select_on": "validation"}, **settings)
+    assert uses_them.runs[0].options["harm_on"] == "holdout"
     bare = replace(fed, val=Ragged.from_lists([fed.val.of(i)[:0] for i in range(4)]))
     assert sartor.fit("ditto", bare, **settings).runs[0].options["harm_on"] == "holdout"
     with pytest.raises(ConfigError, match="harm_share must be between 0 and 1"):
@@ -451,24 +459,29 @@ def test_the_samples_that_decide() -> None:
 
 
 def test_newcomers_decide_for_themselves() -> None:
-    """One that is like the others takes their model; one with opposite labels stays alone."""
-    fed = logistic(8, 12, val=0)
-    result = sartor.fit("fedprox", fed, model=linear(), rounds=15, local=GD, do_no_harm=True)
-    for flipped, alone in ((0, False), (1, True)):
-        new = logistic(60, 1, flipped=flipped, val=0)
-        joined = result.onboard(new, rounds=5)
+    """Those that are like the others take their model; those with opposite labels do not."""
+    fed = logistic(8, 12)
+    result = sartor.fit("fedavg", fed, rounds=15, eval_every=15, **QUICK, do_no_harm=True)
+    new = logistic(8, 6)
+    for flipped, least, most in ((0, 4, 6), (6, 0, 1)):
+        joined = result.onboard(logistic(8, 6, flipped=flipped), rounds=5)
         ended = joined.ended_with()
         assert ended is not None
-        assert (ended == ["alone"]) is alone
-    start = result.onboard(new, rounds=0)
-    assert start.ended_with() is not None
+        assert least <= ended.count("global") <= most
+    assert result.onboard(new, rounds=0).ended_with() is not None
+    pair = (new.x.numpy(), new.y.numpy())  # samples to decide by are held out of a pair
+    assert result.onboard(pair, rounds=1).ended_with() is not None
 
 
 def test_a_comparison_protects_all_but_local() -> None:
     """LocalTrain stays the floor that the others are measured from."""
     fed = logistic(8, 4)
     found = sartor.compare(
-        ["ditto"], fed, model=linear(), rounds=2, local=GD, do_no_harm=True, points=("pre",)
+        ["ditto"],
+        fed,
+        rounds=2,
+        **QUICK,
+        do_no_harm=True,
     )
     assert [r.choices != () for r in found.values()] == [False, True, True, True]
     assert "ditto ended with" in found.table().notes
@@ -477,8 +490,6 @@ def test_a_comparison_protects_all_but_local() -> None:
 def test_with_and_without_in_one_sweep() -> None:
     """A sweep of the switch keeps what those ended with who had a choice."""
     fed = logistic(8, 4)
-    found = sartor.fit(
-        "ditto", fed, model=linear(), rounds=2, local=GD, sweep={"do_no_harm": [False, True]}
-    )
+    found = sartor.fit("ditto", fed, rounds=2, **QUICK, sweep={"do_no_harm": [False, True]})
     assert found.ended_with(0) is None
     assert found.ended_with(1) is not None

@@ -259,9 +259,10 @@ class Rounds:
             stage: "train", "prologue" or "epilogue".
             score: the splits on which the models are scored right after local training.
             keep: a store for the models after local training, if they are to be kept.
-            record: the record to run, if not the method itself: its prologue, or an epilogue.
+            record: the record to run, if not that of the stage (an epilogue's own epilogue).
         """
-        method = record or self.method
+        other = {"prologue": self.method.prologue, "epilogue": self.method.epilogue}
+        method = record or other.get(stage) or self.method
         cohort, trains, present = self.draw(method, stage, round_index)
         runs, slots = cohort.shape
         zero = np.zeros(runs, dtype=np.int64)
@@ -655,18 +656,18 @@ def _sent(
         present: (runs, slots) who reported.
     """
     if isinstance(talks, dict):
-        slots = sorted({*common, *own, *uploads})
-        parts = [
-            _sent(talks.get(k), *(_slot(t, k) for t in (common, own, uploads)), trains, present)
-            for k in slots
-        ]
+        letters = (common, own, uploads)
+        parts = []
+        for key in sorted({*common, *own, *uploads}):
+            inner = [_slot(letter, key) for letter in letters]
+            parts.append(_sent(talks.get(key), inner[0], inner[1], inner[2], trains, present))
         zero = np.zeros(len(trains), dtype=np.int64)
         return sum((d for d, _ in parts), zero), sum((u for _, u in parts), zero)
     if talks is not None:
         who = talks.cpu().numpy()
         trains, present = (trains & who, present & who) if who.ndim == 2 else (who[:, 0], who[:, 1])
-    letters = tree.num_bytes(common, 1) + tree.num_bytes(own, 2)
-    return trains.sum(1) * letters, present.sum(1) * tree.num_bytes(uploads, 2)
+    down = tree.num_bytes(common, 1) + tree.num_bytes(own, 2)
+    return trains.sum(1) * down, present.sum(1) * tree.num_bytes(uploads, 2)
 
 
 def _slot(letter: Tree, key: str) -> Tree:

@@ -64,6 +64,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "finetune_epochs": (None, int | None),
     "do_no_harm": (False, bool),
     "harm_share": (0.2, float),
+    "harm_score": ("loss", Literal["loss", "error"]),
     "harm_on": ("auto", Literal["auto", "holdout", "validation"]),
 }
 """Static options of every method.

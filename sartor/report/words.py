@@ -66,7 +66,8 @@ def summarise(comparison: Comparison) -> Words:
     subject = best if best.name != comparison.reference else None
     if subject is not None and reference is not None:
         _say_gain(words, comparison, subject, reference)
-    _say_choice(words, best, rows)
+    if "alone" in best.result.choices:
+        _say_choice(words, best)
     _say_cost(words, best)
     words.caveats = _caveats(rows, best)
     if reference is None:
@@ -132,23 +133,19 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
     words.tiles.append(("Clients hurt", f"{shown} of {total}", "worse off than alone"))
 
 
-def _say_choice(words: Words, best: _Row, rows: list[_Row]) -> None:
+def _say_choice(words: Words, best: _Row) -> None:
     """Say what the clients ended with, where each kept the best of several models."""
-    for row in rows:
-        found = [ended for run in row.runs if (ended := row.result.ended_with(run))]
-        if not found:
-            continue
-        mean = {w: sum(e.count(w) for e in found) / len(found) for w in row.result.choices}
-        counts = ", ".join(f"{word} {_few(number)}" for word, number in mean.items())
-        average = "on average " if len(found) > 1 else ""
-        words.findings.append(
-            f"Under {row.label} every client kept the model that does best on its held-out "
-            f"samples: {average}{counts} of {len(found[0])} clients."
-        )
-        if row is best:
-            first = row.result.choices[0]
-            left = len(found[0]) - mean[first]
-            words.tiles.append(("Left " + first, f"{_few(left)} of {len(found[0])}", "clients"))
+    told = best.result.ended_with_words(*best.runs)
+    if told is None:
+        return
+    words.findings.append(
+        "Every client kept the model that does best on its held-out samples, beyond their noise: "
+        f"{told}. The table of clients says which."
+    )
+    found = [ended for run in best.runs if (ended := best.result.ended_with(run))]
+    joined = sum(len(ended) - ended.count("alone") for ended in found) / len(found)
+    total = len(best.result.clients)
+    words.tiles.append(("Joined", f"{_few(joined)} of {total}", "do better than alone"))
 
 
 def _few(number: float) -> str:

@@ -193,6 +193,18 @@ def test_every_part_trains_as_if_it_were_alone_to_the_bit(name: str) -> None:
             np.testing.assert_array_equal(found[f"{where}/{slot}/{leaf}"], value, err_msg=key)
 
 
+def test_clients_outside_the_cohort_keep_their_states() -> None:
+    """Who is not drawn trains alone only; its other states and kept models stay as they are."""
+    task, fed = net_task(), federation(sizes=SIZES)
+    found = states(protected("fedapa", points=("pre",)))
+    record = kept_after_training(build("fedapa", task, SGD, {}))
+    for key, value in states(run(simulation(record, task, [fed]))).items():
+        where, leaf = key.split("/", 1)
+        np.testing.assert_allclose(
+            found[f"{where}/personalised/{leaf}"], value, rtol=0, atol=1e-12, err_msg=key
+        )
+
+
 @pytest.mark.parametrize("name", ["fedapa", "moon"])
 def test_models_used_after_training_are_kept(name: str) -> None:
     """The kept model is the one that the method alone would use, also of sampled clients."""

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from sartor import tree, wire
-from sartor.compose import side_by_side
-from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.beside import side_by_side
+from sartor.errors import ConfigError
+from sartor.method import Batch, Hub, Method, Phase, Site, newcomer
 from sartor.mixing import at
 from sartor.task import Task
 from sartor.theory.heterogeneity import shares
@@ -19,6 +20,8 @@ from sartor.tree import Tree
 Scope = Literal["system", "client"]
 SelectOn = Literal["holdout", "validation", "test"]
 Score = Literal["error", "loss"]
+HUGE = 1e30
+"""Stands for a loss that is not a number."""
 
 
 def best_of(
@@ -30,6 +33,9 @@ def best_of(
     score: Score = "error",
     held_out: tuple[float, float] = (0.8, 1.0),
     batch: int | None = 64,
+    margin: str | None = None,
+    announce: bool = True,
+    instead: dict[str, Method] | None = None,
     **parts: Method,
 ) -> Method:
     """Train several methods side by side and use the one with the lowest held-out score.
@@ -49,9 +55,23 @@ def best_of(
         score: the share of wrong answers, or the mean loss.
         held_out: from where to where in the training data, for ``select_on="holdout"``.
         batch: samples a step of scoring.
-        parts: the methods, whose models must be parameters of the same network.
+        margin: for ``scope="client"``: the hyper-parameter that says by how many standard errors a
+            score must lie below that of the first method, see :func:`beyond_noise`; None takes the
+            lowest.
+        announce: whether the server's table ``choice`` goes out with every letter.
+        instead: for some of the parts a method that trains beside them, is not scored, and whose
+            model is used where that part is chosen; such as the same on all samples.
+        parts: the methods. What each client uses is one set of parameters if all of their models
+            are; otherwise all models and the number of the one in use.
     """
-    whole = side_by_side(name, **parts)
+    if margin is not None and scope != "client":
+        raise ConfigError(f"A margin is each client's own: it needs scope='client', got {scope!r}.")
+    criterion = task.is_wrong if score == "error" else task.criterion
+    others = {f"{slot}_used": m for slot, m in (instead or {}).items()}
+    trained = {**parts, **others}
+    whole = side_by_side(name, **trained)
+    used = {k: f"{k}_used" if f"{k}_used" in others else k for k in parts}
+    plain = all(m.predict is None for m in trained.values())
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         zero = torch.zeros_like(hub.sizes)
@@ -59,17 +79,31 @@ def best_of(
         start = {"choice": zero, "group": zero, "errors": errors}
         return {**whole.init_server(params, hub), **start}
 
+    def undecided(params: Tree, site: Site) -> Tree:
+        """Return the entries of a client's state that hold its choice, before it is made."""
+        number = torch.zeros_like(site.index)
+        if margin is None:
+            return {"choice": number}
+        zero = tree.leaves(params)[0].new_zeros(len(parts))
+        return {"choice": number, "held_out": {"loss": zero, "error": zero, "count": zero[0]}}
+
     def init_client(params: Tree, site: Site) -> Tree:
-        return {**whole.init_client(params, site), "choice": torch.zeros_like(site.index)}
+        return {**whole.init_client(params, site), **undecided(params, site)}
+
+    def join(params: Tree, site: Site, server: Tree, hub: Hub) -> Tree:
+        known = {k: server[k] for k in trained}
+        return {**newcomer(whole, params, site, known, hub), **undecided(params, site)}
 
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        return {**whole.address(server, index, hub), "choice": at(server["choice"], index)}
+        letter = whole.address(server, index, hub)
+        return {**letter, "choice": at(server["choice"], index)} if announce else letter
 
     def greet(server: Tree, hub: Hub) -> Tree:
         """Choose for a newcomer what most clients use."""
         numbers = torch.arange(len(parts), device=server["choice"].device)
         votes = (server["choice"][:, None] == numbers).sum(0)
-        return {**(whole.greet(server, hub) if whole.greet else {}), "choice": votes.argmax()}
+        letter = whole.greet(server, hub) if whole.greet else {}
+        return {**letter, "choice": votes.argmax()} if announce else letter
 
     def begin(client: Tree, site: Site) -> Tree:
         choice = client["choice"] if scope == "client" else site.own["choice"]
@@ -77,19 +111,38 @@ def best_of(
 
     def model(work: Tree, site: Site) -> Tree:
         found = whole.model(work, site)
-        models = [found[slot] for slot in parts]
+        models = [found[slot] for slot in used.values()]
+        if not plain:
+            return {"choice": work["choice"], "models": dict(zip(parts, models, strict=True))}
         return tree.map(lambda *leaves: at(torch.stack(leaves), work["choice"]), *models)
+
+    def predict(model: Tree, x: Tensor) -> Tensor:
+        scores = [
+            (trained[slot].predict or task.logits)(model["models"][k], x)
+            for k, slot in used.items()
+        ]
+        return at(torch.stack(scores), model["choice"])
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
         kept, sent = whole.finish(client, work, site)
-        return {**kept, "choice": client["choice"]}, sent
+        return {**kept, **{k: v for k, v in client.items() if k not in trained}}, sent
 
     def look(work: Tree, batch: Batch, site: Site) -> Tree:
         found = whole.model(work, site)
-        judged = [task.judge(found[slot], batch)[score == "error"] for slot in parts]
+        if margin is not None:
+            rows = [task.losses(found[k], batch, m.predict, criterion) for k, m in parts.items()]
+            return {**work, "sums": work["sums"] + paired_sums(torch.stack(rows), batch.mask)}
+        judged = [
+            task.judge(found[k], batch, m.predict)[score == "error"] for k, m in parts.items()
+        ]
         return {**work, "sums": work["sums"] + torch.stack([*judged, batch.mask.sum()])}
 
     def report(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        if margin is not None:
+            choice, held_out = beyond_noise(work["sums"], site.hyper[margin])
+            like = client["held_out"]["count"]
+            rounded = tree.map(lambda leaf: leaf.to(like.dtype), held_out)
+            return {**client, "choice": choice, "held_out": rounded}, {}
         choice = work["sums"][:-1].argmin()
         return {**client, "choice": choice}, {} if scope == "client" else {"sums": work["sums"]}
 
@@ -106,7 +159,14 @@ def best_of(
 
     def enter(work: Tree, site: Site) -> Tree:
         zero = tree.leaves(whole.model(work, site))[0].reshape(-1)[0] * 0.0
+        if margin is not None:
+            nothing = torch.zeros_like(zero, dtype=torch.float64)
+            return {**work, "sums": nothing.expand(4, len(parts))}
         return {**work, "sums": torch.stack([zero] * (len(parts) + 1))}
+
+    def inspect_client(client: Tree, site: Site) -> Tree:
+        held_out = client.get("held_out", {})
+        return {"choice": client["choice"], **{f"held_out_{k}": v for k, v in held_out.items()}}
 
     scored = Phase(
         name="compare",
@@ -121,20 +181,98 @@ def best_of(
         whole,
         init_server=init_server,
         init_client=init_client,
+        join=join,
         address=address,
         greet=greet if whole.greet is not None else None,
         begin=begin,
         finish=finish,
         aggregate=lambda server, uploads, hub: {**server, **whole.aggregate(server, uploads, hub)},
         model=model,
+        predict=None if plain else predict,
         inspect=lambda server, hub: {k: server[k] for k in ("choice", "group", "errors")},
+        inspect_client=inspect_client if scope == "client" else None,
+        choices=tuple(parts),
     )
     last = replace(
         method,
-        phases=(scored,),
+        phases=(*whole.adapt, scored),
+        adapt=(),
         finish=report,
         aggregate=decide,
         connected=None,
         sparse=wire.letters_of(whole.sparse),
+        one_by_one=False,
+        prologue=None,
+        epilogue=None,
+        stage="evaluate" if whole.adapt else "",
     )
-    return replace(method, epilogue=last)
+    return replace(
+        method,
+        prologue=_with_rest(whole.prologue, tuple(trained)),
+        epilogue=_with_rest(whole.epilogue, tuple(trained), last),
+    )
+
+
+def _with_rest(
+    record: Method | None, slots: tuple[str, ...], follow: Method | None = None
+) -> Method | None:
+    """Let an extra round of the methods leave all other entries of the trees as they are."""
+    if record is None:
+        return follow
+
+    def rest(state: Tree) -> Tree:
+        return {k: v for k, v in state.items() if k not in slots}
+
+    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+        kept, sent = record.finish(client, work, site)
+        return {**rest(client), **kept}, sent
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        return {**rest(server), **record.aggregate(server, uploads, hub)}
+
+    return replace(
+        record,
+        finish=finish,
+        aggregate=aggregate,
+        epilogue=_with_rest(record.epilogue, slots, follow),
+    )
+
+
+def paired_sums(losses: Tensor, mask: Tensor) -> Tensor:
+    """Return Σ ℓ_k, Σ d_k, Σ d_k² and n over the real samples of a batch: (4, methods).
+
+    d_k = ℓ_0 − ℓ_k is what method k gains on a sample over the first. A loss that is not a number
+    counts as very large.
+
+    Args:
+        losses: (methods, batch).
+        mask: (batch,) true for real samples.
+    """
+    real = losses.double().nan_to_num(nan=HUGE, posinf=HUGE).clamp(max=HUGE)
+    gain = real[:1] - real
+    rows = torch.stack((real, gain, gain.square(), torch.ones_like(real)))
+    return torch.where(mask, rows, torch.zeros_like(rows)).sum(-1)
+
+
+def beyond_noise(sums: Tensor, margin: Tensor) -> tuple[Tensor, Tree]:
+    """Choose the method with the lowest loss among those that beat the first beyond its noise.
+
+    Method k passes if d̄_k > margin · s_k/√n, where d̄_k and s_k are mean and sample standard
+    deviation of the paired gains. With nobody passing, or fewer than two samples, it is the first.
+
+    Args:
+        sums: (4, methods), see :func:`paired_sums`.
+        margin: in standard errors; 0 takes the lowest loss, ties to the first.
+
+    Returns:
+        the number of the method, and mean losses and standard errors (methods,) with the count.
+    """
+    total, gain, square, count = sums.unbind(0)
+    num = count.clamp(min=1.0)
+    mean = gain / num
+    spread = (square - num * mean.square()).clamp(min=0.0) / (num - 1.0).clamp(min=1.0)
+    error = (spread / num).sqrt()
+    passes = (mean > margin * error) & (count >= 2.0)
+    ranked = torch.where(passes, total / num, torch.full_like(total, torch.inf))
+    choice = torch.where(passes.any(), ranked.argmin(), torch.zeros_like(ranked.argmin()))
+    return choice, {"loss": total / num, "error": error, "count": count[0]}

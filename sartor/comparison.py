@@ -107,6 +107,9 @@ class Comparison(Mapping[str, Result]):
                 if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
                     values = ", ".join(format_cell(v, "percent") for v in accuracy.values)
                     notes[f"{label}, accuracy of each run"] = values
+                told = result.ended_with_words(*indices)
+                if told is not None:
+                    notes[f"{label} ended with"] = told
                 lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
                 if lost:
                     first = lost[0]

@@ -1,13 +1,11 @@
-"""Methods made of methods: fine-tuned, side by side, or inside groups of clients.
+"""Methods made of methods: fine-tuned, or inside groups of clients; `beside.py` has the rest.
 
 Each function takes records and returns a record; none knows what the methods do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,7 +14,7 @@ from sartor import tree, wire
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site, has_own_letters
+from sartor.method import Batch, Hub, Method, Phase, Site
 from sartor.mixing import at
 from sartor.task import Task
 from sartor.tree import Tree
@@ -104,85 +102,6 @@ def _is_real(value: Tree | Tensor) -> bool:
     if isinstance(value, dict):
         return all(leaf.is_floating_point() for leaf in tree.leaves(value))
     return value.is_floating_point()
-
-
-def side_by_side(name: str, **parts: Method) -> Method:
-    """Run several methods at once on the same clients, each as if it were alone.
-
-    Every tree has one slot per method. If some of them train everybody and others a cohort, all
-    clients train, and those outside the cohort leave the phases of the latter out.
-
-    Args:
-        name: the name of the whole.
-        parts: the methods, by slot. Hyper-parameters of one name are one.
-    """
-    mixed = len({m.everyone for m in parts.values()}) > 1
-
-    def view(site: Site, slot: str) -> Site:
-        return site._replace(common=site.common[slot], own=site.own[slot])
-
-    def on_slot(phase: Phase, slot: str) -> Phase:
-        def step(work: Tree, batch: Any, site: Site) -> Tree:
-            return {**work, slot: phase.step(work[slot], batch, view(site, slot))}
-
-        def edge(fn: Callable[[Tree, Site], Tree]) -> Callable[[Tree, Site], Tree]:
-            return lambda work, site: {**work, slot: fn(work[slot], view(site, slot))}
-
-        def when(work: Tree, site: Site) -> Tensor:
-            taken = torch.ones_like(site.reports)
-            if phase.when is not None:
-                taken = taken & phase.when(work[slot], view(site, slot))
-            return taken & site.reports if mixed and not parts[slot].everyone else taken
-
-        steps, stop = phase.steps, phase.stop
-        return replace(
-            phase,
-            name=f"{slot}: {phase.name}",
-            stream=phase.stream or phase.name,
-            step=step,
-            enter=edge(phase.enter),
-            leave=edge(phase.leave),
-            steps=(lambda site: steps(view(site, slot))) if callable(steps) else steps,
-            stop=(lambda work, site: stop(work[slot], view(site, slot))) if stop else None,
-            when=when if mixed or phase.when is not None else None,
-        )
-
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, sent = {}, {}
-        for slot, m in parts.items():
-            new, sent[slot] = m.finish(client[slot], work[slot], view(site, slot))
-            skipped = mixed and not m.everyone
-            kept[slot] = tree.where(site.reports, new, client[slot]) if skipped else new
-        return kept, sent
-
-    def greet(server: Tree, hub: Hub) -> Tree:
-        return {k: m.greet(server[k], hub) if m.greet else {} for k, m in parts.items()}
-
-    return Method(
-        name=name,
-        hyper={k: v for m in parts.values() for k, v in m.hyper.items()},
-        init_server=lambda params, hub: {k: m.init_server(params, hub) for k, m in parts.items()},
-        init_client=lambda params, site: {k: m.init_client(params, site) for k, m in parts.items()},
-        broadcast=lambda server, hub: {k: m.broadcast(server[k], hub) for k, m in parts.items()},
-        address=lambda server, i, hub: {k: m.address(server[k], i, hub) for k, m in parts.items()},
-        greet=greet if all(m.greet or not has_own_letters(m) for m in parts.values()) else None,
-        begin=lambda client, site: {k: m.begin(client[k], view(site, k)) for k, m in parts.items()},
-        phases=tuple(on_slot(p, k) for k, m in parts.items() for p in m.phases),
-        finish=finish,
-        aggregate=lambda server, uploads, hub: {
-            k: m.aggregate(server[k], uploads[k], hub) for k, m in parts.items()
-        },
-        model=lambda work, site: {k: m.model(work[k], view(site, k)) for k, m in parts.items()},
-        private=lambda leaf: all(m.private(leaf) for m in parts.values()),
-        everyone=all(m.everyone for m in parts.values()),
-        train_all=mixed,
-        connected=(lambda server, hub: hub.present) if mixed else None,
-        sparse={
-            leaf: marks
-            for k, m in parts.items()
-            for leaf, marks in wire.moved(m.sparse, {w: f"{w}/{k}" for w in wire.MESSAGES}).items()
-        },
-    )
 
 
 def within_groups(method: Method) -> Method:

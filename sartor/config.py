@@ -139,6 +139,9 @@ class Experiment(BaseModel):
     finetune_steps: int | None = _key(
         None, "Steps of fine-tuning before use; not for local.", _TRAINING, "K", ge=0
     )
+    do_no_harm: bool = _key(
+        False, "Best of alone, global, personalised for each client; not for local.", _SWITCHES, ""
+    )
     participation: Annotated[int | float | str, BeforeValidator(parse_value)] = _key(
         1.0, "Per round: 0.5, 10, at_least:0.6.", _TRAINING, "P"
     )

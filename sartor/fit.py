@@ -46,6 +46,7 @@ from sartor.settings import (
     parse_whole,
     remembered,
     resolved,
+    with_held_out,
     with_static_parts,
 )
 from sartor.simulation import Simulation
@@ -70,6 +71,7 @@ def fit(
     options: Mapping[str, Any] | None = None,
     local: Local | None = None,
     participation: Participation | str | float = 1.0,
+    do_no_harm: bool = False,
     engine: str = "auto",
     chunk: int | None = None,
     device: str | torch.device = "auto",
@@ -99,6 +101,10 @@ def fit(
         options: static options of the method.
         local: local training: epochs or steps, batch, rate, momentum.
         participation: 1.0 (all), a fraction, a number of clients, or "at_least:0.6".
+        do_no_harm: let every client end with the best of {trained alone, FedAvg's model, the
+            method's model} by its held-out loss, staying alone unless another is better by
+            ``harm_margin`` standard errors (a hyper-parameter, 1 by default). The same as the
+            option of that name; see ``sartor.harm`` for what it costs.
 
     Other Args:
         engine: "auto", "vectorised" or "sequential" (the reference: one client at a time, slow).
@@ -149,6 +155,8 @@ def fit(
     )
     factory = methods.find(method)
     static = methods.static_options(factory)
+    if do_no_harm:
+        options = {**(options or {}), "do_no_harm": True}
     grid = {**(sweep or {})}
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
@@ -187,6 +195,7 @@ def compare(
     baselines: bool = True,
     hyper: Mapping[str, Mapping[str, Value]] | None = None,
     options: Mapping[str, Mapping[str, Any]] | None = None,
+    do_no_harm: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
     **settings: Any,
@@ -199,6 +208,7 @@ def compare(
         baselines: put LocalTrain, FedAvg and FedAvg + fine-tuning beside them.
         hyper: per method, values of hyper-parameters.
         options: per method, static options.
+        do_no_harm: see ``fit``; for all methods but LocalTrain, which they are measured from.
         out: a folder with one run folder per method.
         resume: go on where an earlier call with the same ``out`` stopped.
         settings: everything else that ``fit`` takes.
@@ -225,6 +235,7 @@ def compare(
                 federations,
                 hyper=(hyper or {}).get(name),
                 options=(options or {}).get(name),
+                do_no_harm=do_no_harm and name != "local",
                 out=None if folder is None else folder.run_path(name),
                 resume=resume,
                 **settings,
@@ -262,8 +273,11 @@ def _fit_lanes(
             )
     local = with_static_parts(settings.local, hyper, sweep)
     task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
+    options = with_held_out(method, task, local, options, list(federations.values()))
     record = methods.build(method, task, local, options)
     points = tuple(dict.fromkeys((*settings.points, record.headline)))
+    if options.get("do_no_harm"):  # the choice follows the last round: there is no "post" model
+        points = tuple(point for point in points if point != "post")
     runs = list_runs(record, options, hyper, sweep, settings.seeds)
     config = resolved(method, record, settings, local, task, options, hyper, sweep, federations)
     # Everything that can be refused is refused before a folder is made.
@@ -400,6 +414,8 @@ def _merge(results: list[Result]) -> Result:
         ledger=Ledger(**columns, seconds=seconds, **once),
         label_counts=np.concatenate(counts) if len(counts) == len(results) else None,
         diverged=[d for r in results for d in r.diverged],
+        snapshots=_last_choices(results),
+        choices=next((r.choices for r in results if r.choices), ()),
         config=first.config,
         models=lambda client, run, point: owner[run][0].model(
             client, run=owner[run][1], point=point
@@ -409,6 +425,19 @@ def _merge(results: list[Result]) -> Result:
             data, run=owner[run][1], **settings
         ),
     )
+
+
+def _last_choices(results: list[Result]) -> list[dict[str, Any]]:
+    """Join what the clients of each part ended with; −1 where a part leaves them no choice."""
+    if len({r.choices for r in results if r.choices}) != 1:
+        return []
+    rows = [
+        np.asarray(r.snapshots[-1]["choice"])
+        if r.choices
+        else np.full((len(r.runs), len(r.clients)), -1.0, dtype=np.float32)
+        for r in results
+    ]
+    return [{"round": results[0].ledger.num_rounds, "choice": np.concatenate(rows)}]
 
 
 def _lazily_local(

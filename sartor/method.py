@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sartor import tree
+from sartor.errors import ContractError
 from sartor.hyper import Hyper
 from sartor.tree import Tree
 
@@ -193,15 +194,26 @@ class Method:
             ones see the uploads of earlier ones.
         inspect: ``(server, hub) -> small tensors`` worth recording at evaluations, such as a mixing
             matrix.
+        inspect_client: ``(client, site) -> small tensors``, the same of every client's kept state;
+            recorded beside the scores and never sent.
+        choices: what the numbers in the inspected table ``choice`` stand for, where each client
+            ends with one of several models.
+        join: ``(params, site, server, hub) -> client``: the kept state of a client that joins after
+            training; if None, ``init_client`` from the global model where there is one, else from
+            the common start.
         connected: ``(server, hub) -> (slots,)`` true for the clients that exchange messages in this
             round; the letters and uploads of the others are not sent, and must not matter: for
-            ``aggregate`` they are not present.
+            ``aggregate`` they are not present. Or (2, slots): who is written to, and who uploads.
+            Or one of these per slot of the trees, for methods made of methods.
         sparse: from a leaf of a message to the leaf of the same message that marks which of its
             rows travel, such as ``{"upload/means": "upload/held"}``; the receiver reads zeros in
             the others, and only those that travel are booked. See `sartor/wire.py`.
         prologue: one round of everybody before round 0, on the same state trees.
         epilogue: the same after the last round. Evaluations before that run it on copies, so that
-            they score what would be used if training stopped there.
+            they score what would be used if training stopped there. It may have an ``epilogue`` of
+            its own, which follows it.
+        stage: for an epilogue: "evaluate" if it draws what the next evaluation draws, so that it
+            sees the very models that will be used.
         warmup: another record for the first rounds, on the same state trees.
     """
 
@@ -225,11 +237,15 @@ class Method:
     everyone: bool = False
     train_all: bool = False
     one_by_one: bool = False
-    connected: Callable[[Tree, Hub], Tensor] | None = None
+    connected: Callable[[Tree, Hub], Any] | None = None
     sparse: Mapping[str, str] = field(default_factory=dict)
     inspect: Callable[[Tree, Hub], Tree] | None = None
+    inspect_client: Callable[[Tree, Site], Tree] | None = None
+    choices: tuple[str, ...] = ()
+    join: Callable[[Tree, Site, Tree, Hub], Tree] | None = None
     prologue: Method | None = field(default=None)
     epilogue: Method | None = field(default=None)
+    stage: str = ""
     warmup: Warmup | None = field(default=None)
 
 
@@ -252,6 +268,46 @@ class Warmup:
 def has_own_letters(method: Method) -> bool:
     """Say whether the method writes a letter to each client."""
     return method.address is not _nothing_for_one
+
+
+def endings(method: Method) -> list[Method]:
+    """List the rounds of everybody that follow the last one: the epilogue, its epilogue, ..."""
+    found = []
+    last = method.epilogue
+    while last is not None:
+        found.append(last)
+        last = last.epilogue
+    return found
+
+
+def newcomer(method: Method, params: Tree, site: Site, server: Tree, hub: Hub) -> Tree:
+    """Make the kept state of a client that joins after training.
+
+    Args:
+        method: the method.
+        params: the common initial model.
+        site: the newcomer.
+        server: the state of the trained server.
+        hub: what the server may read.
+    """
+    if method.join is not None:
+        return method.join(params, site, server, hub)
+    start = params if method.centre is None else method.centre(server, hub)
+    return method.init_client(tree.map(torch.clone, start), site)
+
+
+def check_private(method: Method, upload: Tree) -> None:
+    """Refuse an upload that holds a leaf which the method calls private.
+
+    Raises:
+        ContractError: naming the leaf.
+    """
+    for name, _ in tree.items(upload):
+        if any(method.private(part) for part in name.split("/")):
+            raise ContractError(
+                f"Method {method.name!r} uploads the private leaf {name!r}; return it as client "
+                "state from `finish` and keep it out of the upload."
+            )
 
 
 def client_weights(hub: Hub, by: str = "samples") -> Tensor:

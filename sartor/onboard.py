@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from sartor import tree, wire
 from sartor.cohort import Participation
@@ -21,13 +20,15 @@ from sartor.compose import fine_tuned
 from sartor.data.federation import Federation
 from sartor.errors import ConfigError
 from sartor.local import Local
-from sartor.method import Hub, Method, Phase, Site, has_own_letters
+from sartor.method import Hub, Method, Phase, Site, endings, has_own_letters, newcomer
 from sartor.result import Result
 from sartor.scores import Run
 from sartor.simulation import Simulation
 from sartor.tree import Tree
 
 Data = Federation | tuple[Any, Any]
+VAL = 0.2
+"""The share of a newcomer's samples that is held out where its method decides by such."""
 
 
 def onboard(
@@ -53,8 +54,10 @@ def onboard(
     Returns:
         a Result whose clients are the newcomers: models, and scores on their test samples.
     """
-    federation = _federation(newcomers, test, simulation.federations[run])
     record = newcomer_record(simulation, run)
+    federation = _federation(
+        newcomers, test, simulation.federations[run], _needs_validation(record)
+    )
     if finetune_epochs:
         record = fine_tuned(record, simulation.task, Local(), epochs=finetune_epochs)
     if not rounds:
@@ -82,12 +85,18 @@ def onboard(
     return again.result({"newcomers of": simulation.method.name, "rounds": rounds})
 
 
-def _federation(newcomers: Data, test: float, known: Federation) -> Federation:
+def _needs_validation(record: Method) -> bool:
+    phases = [p for r in (record, *endings(record)) for p in (*r.phases, *r.adapt)]
+    return any(phase.data == "val" for phase in phases)
+
+
+def _federation(newcomers: Data, test: float, known: Federation, validate: bool) -> Federation:
     """Return the newcomers as a federation whose samples look like those that trained."""
     if not isinstance(newcomers, Federation):
         x, y = newcomers
         names = np.full(len(y), "newcomer")
-        newcomers = Federation.from_arrays(x, y, client=names, test=test)
+        val = VAL if validate else 0.0
+        newcomers = Federation.from_arrays(x, y, client=names, test=test, val=val)
     faults = []
     if newcomers.input_shape != known.input_shape:
         faults.append(
@@ -121,7 +130,6 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
         )
     common = method.broadcast(server, hub)
     own = method.greet(server, hub) if method.greet is not None else {}
-    centre = method.centre(server, hub) if method.centre is not None else None
 
     def view(site: Site) -> Site:
         """Number newcomers after the known clients, and go on counting rounds."""
@@ -148,12 +156,11 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
         return lambda client, work, site: (given.finish(client, work, view(site))[0], {})
 
     def meets(given: Method) -> Method:
+        look = given.inspect_client
         return replace(
             given,
             init_server=lambda params, hub: server,
-            init_client=lambda params, site: given.init_client(
-                params if centre is None else tree.map(torch.clone, centre), view(site)
-            ),
+            init_client=lambda params, site: newcomer(method, params, view(site), server, hub),
             broadcast=lambda server, hub: common,
             address=lambda server, index, hub: own,
             begin=seen(given.begin),
@@ -165,15 +172,16 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
             centre=None,
             private=lambda leaf: False,
             inspect=None,
+            inspect_client=None if look is None else seen(look),
+            join=None,
             connected=None,
             sparse=wire.letters_of(given.sparse),
             everyone=True,
             train_all=False,
             one_by_one=False,
             prologue=None,
-            epilogue=None,
+            epilogue=None if given.epilogue is None else meets(given.epilogue),
             warmup=None,
         )
 
-    last = method.epilogue
-    return replace(meets(method), epilogue=None if last is None else meets(last))
+    return meets(method)

@@ -51,6 +51,8 @@ class Result:
         label_counts: (runs, clients, classes) training samples per class, or None.
         diverged: per run None, or ``{"round": ..., "client": ...}``.
         snapshots: ``{"round": t, "mix": (runs, M, M)}`` and the like, for pictures.
+        choices: the names behind the numbers of the snapshots' table ``choice``, where each client
+            ends with one of several models.
         config: the resolved settings.
         models: (client index, run, point) -> a network ready to use, or None.
         baseline: makes the LocalTrain result on the same allocations when first asked for.
@@ -68,6 +70,7 @@ class Result:
         label_counts: Array | None = None,
         diverged: Sequence[dict[str, Any] | None] | None = None,
         snapshots: Sequence[dict[str, Any]] = (),
+        choices: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
         models: ModelMaker | None = None,
         baseline: Callable[[], Result] | None = None,
@@ -84,6 +87,7 @@ class Result:
         self.label_counts = label_counts
         self.diverged = list(diverged) if diverged is not None else [None] * len(self.runs)
         self.snapshots = list(snapshots)
+        self.choices = tuple(choices)
         self.config = dict(config or {})
         self._models = models
         self._baseline = baseline
@@ -232,12 +236,48 @@ class Result:
         """Wall time of the rounds; the runs of a sweep train together and share it equally."""
         return self._each(lambda run: self.ledger.total_seconds / len(self.runs))
 
+    def ended_with(self, run: int = 0) -> list[str] | None:
+        """Return what every client ended with, in words, or None if there was no choice.
+
+        With ``do_no_harm`` the words are "alone", "global" and "personalised".
+
+        Args:
+            run: index of the run.
+        """
+        last = next((s["choice"] for s in reversed(self.snapshots) if "choice" in s), None)
+        if not self.choices or last is None:
+            return None
+        numbers = np.asarray(last)[run].astype(int)
+        return None if (numbers < 0).any() else [self.choices[k] for k in numbers]
+
+    def ended_with_words(self, *runs: int) -> str | None:
+        """Return how many clients ended with what: "alone 3, global 5 of 8 clients", or None.
+
+        Args:
+            runs: indices of runs, of which the mean is told; the first by default.
+        """
+        found = [ended for run in runs or (0,) if (ended := self.ended_with(run)) is not None]
+        if not found:
+            return None
+        mean = {word: sum(e.count(word) for e in found) / len(found) for word in self.choices}
+        counts = ", ".join(f"{w} {f'{n:.1f}'.removesuffix('.0')}" for w, n in mean.items())
+        return f"{'on average ' * (len(found) > 1)}{counts} of {len(self.clients)} clients"
+
     # --- summaries ------------------------------------------------------------------------------
 
     def summary(self, run: int = 0) -> dict[str, Any]:
         """Return the numbers of one run as a JSON-able dict; what does not exist is None."""
         worst, chosen = self._worst(run), self.runs[run]
         total = {name: int(self.ledger.total(name)[run]) for name in COUNTERS}
+        ended = self.ended_with(run)
+        told = (
+            {}
+            if ended is None
+            else {
+                "ended_with": {word: ended.count(word) for word in self.choices},
+                "ended_with_by_client": dict(zip(self.clients, ended, strict=True)),
+            }
+        )
         points = {
             f"accuracy_{point}": self.curve(point, run=run)[1][-1]
             for point in POINT_WORDS
@@ -272,6 +312,7 @@ class Result:
                     "rounds": self.ledger.num_rounds,
                     "clients": len(self.clients),
                     "diverged": self.diverged[run],
+                    **told,
                 }
             )
         )
@@ -326,6 +367,7 @@ class Result:
                 {k: v[kept] if np.ndim(v) > 0 else v for k, v in snapshot.items()}
                 for snapshot in self.snapshots
             ],
+            choices=self.choices,
             config=self.config,
             models=None if models is None else lambda c, r, point: models(c, kept[r], point),
             baseline=self._baseline,
@@ -351,8 +393,10 @@ class Result:
         """
         points = [point for point in POINT_WORDS if (point, "test") in self.scores]
         indices = self._indices(run)
+        chose = any(self.ended_with(index) for index in indices)
         rows = []
         for index in indices:
+            words = self.ended_with(index)
             count = self._scores().count[index]
             at = {point: self.client_accuracy(point, index) for point in points}
             fine = self.diverged[index] is None
@@ -368,10 +412,11 @@ class Result:
                         int(count[client]),
                         *(float(at[point][client]) for point in points),
                         float(loss[client]) if fine else None,
+                        *([words[client] if words else None] if chose else []),
                     ]
                 )
         columns = ["client", "train samples", "classes", "test samples"]
-        columns += [f"accuracy {point}" for point in points] + ["loss"]
+        columns += [f"accuracy {point}" for point in points] + ["loss"] + ["ended with"] * chose
         return Table(
             ["run", *columns] if len(indices) > 1 else columns,
             rows,
@@ -409,6 +454,7 @@ class Result:
         """Return for each client its accuracy alone, federated, and the gain.
 
         The notes hold ``mean gain``, ``minimum gain``, ``fraction hurt`` and ``clients hurt``.
+        Where each client ended with one of several models, a column says with which.
 
         Args:
             baseline: the LocalTrain result on the same seeds; made on demand by default.
@@ -417,17 +463,24 @@ class Result:
         reference = baseline if baseline is not None else self.baseline()
         partner = self.partners(reference)
         indices = self._indices(run)
+        ended = {index: self.ended_with(index) for index in indices}
+        chose = any(ended.values())
         rows: list[list[Any]] = []
+        told = self.ended_with_words(*indices)
+        gained: list[tuple[float, float]] = []
         for index in indices:
+            words = ended[index]
             alone = reference.client_accuracy(run=partner[index])
             federated = self.client_accuracy(run=index)
             count = self._scores().count[index]
             for client, name in enumerate(self.clients):
                 a, f = float(alone[client]), float(federated[client])
                 row = [name, int(count[client]), a, f, f - a]
+                row += [words[client] if words else None] * chose
                 rows.append([index, *row] if len(indices) > 1 else row)
-        gains = metrics.gain([row[-2] for row in rows], [row[-3] for row in rows])
-        columns = ["client", "test samples", "alone", "federated", "gain"]
+                gained.append((f, a))
+        gains = metrics.gain([f for f, _ in gained], [a for _, a in gained])
+        columns = ["client", "test samples", "alone", "federated", "gain"] + ["ended with"] * chose
         return Table(
             ["run", *columns] if len(indices) > 1 else columns,
             rows,
@@ -436,6 +489,7 @@ class Result:
                 "minimum gain": gains.minimum,
                 "fraction hurt": gains.fraction_hurt,
                 "clients hurt": gains.hurt,
+                **({} if told is None else {"ended with": told}),
             },
             formats={"alone": "percent", "federated": "percent", "gain": "points"},
             title=f"{self.method}: gain over training alone",

@@ -18,7 +18,7 @@ from sartor.data.federation import Federation
 from sartor.errors import ConfigError, did_you_mean
 from sartor.hyper import Value
 from sartor.local import Local
-from sartor.method import Method
+from sartor.method import Method, endings
 from sartor.scores import Run
 from sartor.task import Task, cross_entropy, given, never, squared_error
 
@@ -136,6 +136,28 @@ def _given(name: str, hyper: Mapping[str, Any], sweep: Mapping[str, Sequence[Any
     values = sweep.get(name, (hyper[name],) if name in hyper else ())
     flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
     return [float(v) for v in flat if isinstance(v, (int, float)) and math.isfinite(v)]
+
+
+def with_held_out(
+    method: str | methods.Factory,
+    task: Task,
+    local: Local,
+    options: dict[str, Any],
+    federations: Sequence[Federation],
+) -> dict[str, Any]:
+    """Say which samples decide under ``do_no_harm``, where that is left open.
+
+    The validation data, if every client of every federation has some and the method does not use
+    them itself; else a part of the training data.
+    """
+    if not options.get("do_no_harm") or options.get("harm_on", "auto") != "auto":
+        return options
+    own = {k: v for k, v in options.items() if k != "do_no_harm" and not k.startswith("harm_")}
+    record = methods.build(method, task, local, own)
+    records = [r for r in (record, record.prologue, *endings(record)) if r is not None]
+    used = any(p.data == "val" for r in records for p in (*r.phases, *r.adapt))
+    given = all(bool((federation.val.sizes > 0).all()) for federation in federations)
+    return {**options, "harm_on": "validation" if given and not used else "holdout"}
 
 
 def federation_of(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:

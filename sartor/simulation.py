@@ -23,7 +23,7 @@ from sartor.engines.round import Engine, Receipt, Rounds, Tally
 from sartor.engines.store import Store
 from sartor.errors import ConfigError
 from sartor.hyper import Value, stack_hypers
-from sartor.method import Method
+from sartor.method import Method, endings
 from sartor.result import Result
 from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
 from sartor.task import Predictor, Task
@@ -114,7 +114,7 @@ class Simulation:
 
     def _check_splits(self, arena: Arena) -> None:
         """Refuse a method that needs held-out data where there is none."""
-        records = [self.method, self.method.prologue, self.method.epilogue]
+        records = [self.method, self.method.prologue, *endings(self.method)]
         phases = [p for r in records if r is not None for p in (*r.phases, *r.adapt)]
         for phase in phases:
             if phase.data in ("val", "test") and not arena.splits[phase.data].size.any():
@@ -145,7 +145,8 @@ class Simulation:
         self.round_index = t + 1
         last = self.round_index == self.num_rounds
         if last and self.method.epilogue is not None:
-            self._one_off("epilogue", seconds)
+            for ending in endings(self.method):
+                self._one_off("epilogue", ending, seconds)
             self.closed = True
         due = last or self.round_index % self.eval_every == 0
         for split in post:
@@ -157,7 +158,7 @@ class Simulation:
             if "pre" in self.points:
                 self._evaluate(server, store, seconds)
             self._evaluate_centre(server, seconds)
-            self._snapshot(server)
+            self._snapshot(server, store)
         seconds["round"] = time.perf_counter() - began
         for name, value in seconds.items():
             self.seconds[name].append(value)
@@ -166,17 +167,19 @@ class Simulation:
     def _start(self, seconds: dict[str, float]) -> None:
         """Before round 0: the method's prologue, and the scores of the initial models."""
         if self.method.prologue is not None:
-            self._one_off("prologue", seconds)
+            self._one_off("prologue", self.method.prologue, seconds)
         if not self.points:
             return
         server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
         self._post = {split: Tally(t.correct.copy(), t.loss.copy()) for split, t in tallies.items()}
         self._evaluate_centre(server, seconds)
-        self._snapshot(server)
+        self._snapshot(server, store)
 
-    def _one_off(self, stage: str, seconds: dict[str, float]) -> None:
-        self.server, receipt = self.rounds.train(self.server, self.store, self.round_index, stage)
+    def _one_off(self, stage: str, record: Method, seconds: dict[str, float]) -> None:
+        self.server, receipt = self.rounds.train(
+            self.server, self.store, self.round_index, stage, record=record
+        )
         self._book_once(receipt)
         for name, value in receipt.seconds.items():
             seconds[name] += value
@@ -194,8 +197,11 @@ class Simulation:
         if self.method.epilogue is None or self.closed:
             return self.server, self.store
         began = time.perf_counter()
-        store = self.store.fork()
-        server, _ = self.rounds.train(self.server, store, self.round_index, "epilogue")
+        store, server = self.store.fork(), self.server
+        for ending in endings(self.method):
+            server, _ = self.rounds.train(
+                server, store, self.round_index, "epilogue", record=ending
+            )
         if seconds is not None:
             seconds["evaluate"] += time.perf_counter() - began
         return server, store
@@ -207,7 +213,8 @@ class Simulation:
         tallies, receipt = self.rounds.evaluate(server, store, t, self.splits)
         if record:
             self._record("pre", t, tallies)
-        if self.method.adapt and t == self.num_rounds:
+        seen = any(ending.stage == "evaluate" for ending in endings(self.method))
+        if self.method.adapt and t == self.num_rounds and not seen:
             self._book_once(receipt)  # the adaptation whose models are used
         seconds["evaluate"] += time.perf_counter() - began
         return tallies
@@ -238,13 +245,16 @@ class Simulation:
         for name, value in receipt.seconds.items():
             seconds[name] += value
 
-    def _snapshot(self, server: Tree) -> None:
-        if self.method.inspect is None:
+    def _snapshot(self, server: Tree, store: Store) -> None:
+        if self.method.inspect is None and self.method.inspect_client is None:
             return
         everybody, t = self.rounds.everybody, self.round_index
-        hub = self.rounds.hub("inspect", t, everybody, np.ones_like(everybody, dtype=bool))
-        seen = self.engine.runs(self.method.inspect, server, hub)
-        small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
+        small: dict[str, np.ndarray] = {}
+        if self.method.inspect is not None:
+            hub = self.rounds.hub("inspect", t, everybody, np.ones_like(everybody, dtype=bool))
+            seen = self.engine.runs(self.method.inspect, server, hub)
+            small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
+        small |= self.rounds.inspect_clients(store, t)
         self.snapshots.append({"round": t, **small})
 
     def _info(self) -> dict[str, Any]:
@@ -344,6 +354,7 @@ class Simulation:
             label_counts=np.stack(counts),
             diverged=self.diverged,
             snapshots=self.snapshots,
+            choices=self.method.choices,
             config=config,
             models=self.network,
             baseline=baseline,

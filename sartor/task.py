@@ -181,21 +181,37 @@ class Task:
         found: nn.Module = getattr(self._copies, part)
         return found
 
-    def losses(self, params: Tree, batch: Batch, predict: Predict | None = None) -> Tensor:
+    def losses(
+        self,
+        params: Tree,
+        batch: Batch,
+        predict: Predict | None = None,
+        criterion: Criterion | None = None,
+    ) -> Tensor:
         """Return the loss of each sample of a batch, padding included.
 
         Args:
             params: of the network, or a model that ``predict`` takes.
             batch: the samples.
             predict: ``(model, x) -> scores``; the network's logits if None.
+            criterion: what to compute of scores and labels, if not the task's loss.
         """
         _METER.count()
-        return self.criterion((predict or self.logits)(params, batch.x), batch.y)
+        return (criterion or self.criterion)((predict or self.logits)(params, batch.x), batch.y)
 
-    def judge(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the sum of losses and the number of wrong answers on a batch, in one pass."""
+    def is_wrong(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Return 1 for each answer that does not count as correct, else 0: a criterion."""
+        return (~self.is_correct(scores, y)).to(scores.dtype)
+
+    def judge(
+        self, params: Tree, batch: Batch, predict: Predict | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return the sum of losses and the number of wrong answers on a batch, in one pass.
+
+        The arguments are those of ``losses``.
+        """
         _METER.count()
-        scores = self.logits(params, batch.x)
+        scores = (predict or self.logits)(params, batch.x)
         losses = self.criterion(scores, batch.y)
         wrong = ~self.is_correct(scores, batch.y) & batch.mask
         return (losses * batch.mask).sum(), wrong.sum().to(losses.dtype)

@@ -23,6 +23,7 @@ Payload in bytes, without headers:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
@@ -124,6 +125,71 @@ def num_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
         return np.full(shape, dense, dtype=np.int64)
     counted: np.ndarray = torch.stack(rows).sum(0).cpu().numpy()
     return counted + dense
+
+
+def heard(talks: Any, present: Tensor) -> Tensor:
+    """Return who is present for ``aggregate``: those whose upload is sent.
+
+    Args:
+        talks: what ``connected`` returned, with the axis of runs first; one of these per slot is
+            left to the method that is made of methods.
+        present: (runs, slots).
+    """
+    if isinstance(talks, dict):
+        return present
+    return present & (talks[:, 1] if talks.dim() == 3 else talks)
+
+
+def sent(
+    messages: Mapping[str, Tree],
+    sparse: Mapping[str, str],
+    talks: Any,
+    trains: np.ndarray,
+    present: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count the bytes of letters and of uploads, per run, by who exchanges messages.
+
+    Args:
+        messages: "common" (runs, ...), "own" and "upload" (runs, slots, ...).
+        sparse: as the method declares it.
+        talks: None for all, what ``connected`` returned, or one of these per slot of the trees.
+        trains: (runs, slots) who is written to, unless ``talks`` says less.
+        present: (runs, slots) who reports.
+    """
+    if isinstance(talks, dict):
+        down = up = np.zeros(len(trains), dtype=np.int64)
+        for slot in sorted({key for message in messages.values() for key in message}):
+            inner = {name: _slot(message, slot) for name, message in messages.items()}
+            marks = _inside(sparse, slot)
+            more = sent(inner, marks, talks.get(slot), trains, present)
+            down, up = down + more[0], up + more[1]
+        return down, up
+    if talks is not None:
+        who = talks.cpu().numpy()
+        trains, present = (trains & who, present & who) if who.ndim == 2 else (who[:, 0], who[:, 1])
+    count = {
+        name: num_bytes(messages[name], marks_of(sparse, name), 1 if name == "common" else 2)
+        for name in MESSAGES
+    }
+    letters = count["common"][..., None] + count["own"]
+    return (trains * letters).sum(1), (present * count["upload"]).sum(1)
+
+
+def _slot(message: Tree, slot: str) -> Tree:
+    """Return one entry of a message as a tree: its branch, its only leaf, or nothing."""
+    found = message.get(slot, {})
+    return found if isinstance(found, dict) else {slot: found}
+
+
+def _inside(sparse: Mapping[str, str], slot: str) -> dict[str, str]:
+    """Return what is declared about the branch of one slot."""
+    found = {}
+    for leaf, marks in sparse.items():
+        message, _, rest = leaf.partition("/")
+        if rest.startswith(f"{slot}/"):
+            skip = len(message) + len(slot) + 2
+            found[f"{message}/{leaf[skip:]}"] = f"{message}/{marks[skip:]}"
+    return found
 
 
 def _row_bytes(leaf: Tensor, axes: int) -> int:

@@ -20,7 +20,7 @@ from sartor import task as task_module
 from sartor import tree
 from sartor.errors import ContractError
 from sartor.local import Local
-from sartor.method import Method, Phase, Site
+from sartor.method import Method, Phase, Site, endings
 from sartor.methods import METHODS, Factory, build
 from sartor.runs.archive import to_numpy
 from sartor.runs.storage import read_state, write_state
@@ -442,11 +442,11 @@ def gradients_are_counted(case: Case) -> None:
         patch.setattr(Task, "losses", counted(Task.losses))
         patch.setattr(Task, "judge", counted(Task.judge))
         patch.setattr(Task, "represent", counted(Task.represent))
-        stages = [(t, "train") for t in range(3)]
-        stages = [(0, "prologue")] * (method.prologue is not None) + stages
-        stages += [(3, "epilogue")] * (method.epilogue is not None)
-        for t, stage in stages:
-            slow.server, _ = slow.rounds.train(slow.server, slow.store, t, stage)
+        stages: list[Any] = [(t, "train", None) for t in range(3)]
+        stages = [(0, "prologue", None)] * (method.prologue is not None) + stages
+        stages += [(3, "epilogue", ending) for ending in endings(method)]
+        for t, stage, record in stages:
+            slow.server, _ = slow.rounds.train(slow.server, slow.store, t, stage, record=record)
         slow.rounds.evaluate(slow.server, slow.store, 3)
     ledger = run(fast).ledger()
     assert ledger.gradient_evaluations.sum() + ledger.setup_gradients.sum() == count[1] > 0

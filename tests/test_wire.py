@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from sartor import tree, wire
-from sartor.compose import side_by_side, within_groups
+from sartor.beside import side_by_side
+from sartor.compose import within_groups
 from sartor.errors import ContractError
 from sartor.local import Local
 from sartor.methods import build

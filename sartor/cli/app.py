@@ -28,6 +28,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+MOST_CLIENTS = 40
+"""Rows of a table of clients on the screen; the report has them all."""
+
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable last line on stdout.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run folder.")]
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder.")]
@@ -246,6 +249,9 @@ def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: boo
     except (PFLError, OSError, ImportError) as error:  # the results are worth more than the page
         show.note(f"Warning: no report was written: {error}")
     show.table(results.table(), quiet=json)
+    for table in _endings(results):
+        show.say(quiet=json)
+        show.table(table, quiet=json)
     show.places(*places, quiet=json)
     if json:
         rows = [
@@ -253,6 +259,17 @@ def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: boo
             for row in results.summaries()
         ]
         show.json_line(rows[0] if experiment.is_single else rows)
+
+
+def _endings(results: Comparison) -> list[Table]:
+    """Return a table of the clients of every method that let them choose, if they are few."""
+    found = []
+    for result in results.values():
+        if result.ended_with() is None or len(result.clients) > MOST_CLIENTS:
+            continue
+        alone = None if results.reference is None else results[results.reference]
+        found.append(result.per_client(run=0) if alone is None else result.gain(alone, run=0))
+    return found
 
 
 def _write_report(out: Path) -> Path:

@@ -88,8 +88,9 @@ def names_of(experiment: Experiment, method: str) -> set[str]:
 def _chosen(experiment: Experiment, method: str) -> dict[str, Any]:
     """What ``set`` and the flags for it hold for one method."""
     steps = experiment.finetune_steps
-    flags = {} if steps is None or method == "local" else {"finetune_steps": steps}
-    return flags | _mine(experiment.set, method)
+    flags: dict[str, Any] = {} if steps is None else {"finetune_steps": steps}
+    flags |= {"do_no_harm": True} if experiment.do_no_harm else {}
+    return ({} if method == "local" else flags) | _mine(experiment.set, method)
 
 
 def _mine(table: dict[str, Any], method: str) -> dict[str, Any]:

@@ -140,7 +140,9 @@ def take_in(
         raise RunFolderError(f"{place} exists; use another --out, or --overwrite to replace it.")
     federations = federation_of(experiment)
     trained = fit_one(experiment, chosen, federations, inner, progress, resume=True, reopen=True)
-    newcomers = Federation.from_folder(data, label=label)
+    # Who decides by validation data must have some, as the known clients did.
+    val = experiment.val if experiment.do_no_harm else 0.0
+    newcomers = Federation.from_folder(data, label=label, val=val)
     found = trained.onboard(newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=run)
     saved = RunFolder.create(place, found.config, overwrite=overwrite)
     trees = [

@@ -20,8 +20,7 @@ from sartor.cohort import Participation
 from sartor.engines.arena import Arena
 from sartor.engines.plan import Plan, build_plan, num_steps
 from sartor.engines.store import Store
-from sartor.errors import ContractError
-from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.method import Batch, Hub, Method, Phase, Site, check_private
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -248,7 +247,13 @@ class Rounds:
             if method.train_all:
                 reports = np.zeros_like(self.everybody, dtype=bool)
                 np.put_along_axis(reports, cohort, present, 1)
-                cohort, present, trains = self.everybody, reports, np.ones_like(reports)
+                everybody = self.everybody
+                if method.one_by_one:  # those drawn are served first, in the order of the draw
+                    turn = np.full_like(everybody, everybody.shape[1])
+                    np.put_along_axis(turn, cohort, np.arange(cohort.shape[1])[None], 1)
+                    everybody = np.argsort(turn, axis=1, kind="stable")
+                    reports = np.take_along_axis(reports, everybody, 1)
+                cohort, present, trains = everybody, reports, np.ones_like(reports)
         if method.one_by_one:
             return cohort, trains, present
         size = np.take_along_axis(self.arena.splits["train"].size, cohort, 1)
@@ -263,6 +268,7 @@ class Rounds:
         stage: str = "train",
         score: tuple[str, ...] = (),
         keep: Store | None = None,
+        record: Method | None = None,
     ) -> tuple[Tree, Receipt]:
         """Run one round.
 
@@ -273,12 +279,13 @@ class Rounds:
             stage: "train", "prologue", "epilogue" or "handover".
             score: the splits on which the models are scored right after local training.
             keep: a store for the models after local training, if they are to be kept.
+            record: the record to run, if not that of the stage (an epilogue's own epilogue).
         """
         other = {"prologue": self.method.prologue, "epilogue": self.method.epilogue}
         warm = self.method.warmup
         if warm is not None:
             other["handover"] = warm.handover
-        method = other.get(stage) or self.record(round_index)
+        method = record or other.get(stage) or self.record(round_index)
         cohort, trains, present = self.draw(method, stage, round_index)
         runs, slots = cohort.shape
         zero = np.zeros(runs, dtype=np.int64)
@@ -321,6 +328,7 @@ class Rounds:
     ) -> Tree:
         """Letters out, local work, uploads in, aggregation."""
         clock = self._clock(receipt.seconds)
+        stage = method.stage or stage
         hub = self.hub(stage, round_index, cohort, present)
         keys = self.keys(stage, round_index, cohort)
         site = self.site(hub, keys, *self.letters(method, server, hub))
@@ -345,7 +353,7 @@ class Rounds:
                     self._score(method, model, here, ids, there, block.run, split, tally)
                 clock("evaluate")
             state, upload = self.engine.clients(method.finish, state, work, here)
-            self._check_private(method, upload)
+            check_private(method, upload)
             store.scatter(ids, state, there, block.run)
             clock("train")
             return upload, costs, seconds
@@ -370,13 +378,15 @@ class Rounds:
         uploads = tree.cat([tree.cat(row, 1) for row in rows.values()], 0)
         marks = wire.marks_of(method.sparse, "upload")
         uploads = wire.received(uploads, marks)
-        talks = np.ones_like(present)
+        talks = None
         if method.connected is not None:
-            heard = self.engine.runs(method.connected, server, hub)
-            hub, talks = hub._replace(present=hub.present & heard), heard.cpu().numpy()
+            talks = self.engine.runs(method.connected, server, hub)
+            hub = hub._replace(present=wire.heard(talks, hub.present))
         server = self.engine.runs(method.aggregate, server, uploads, hub)
-        receipt.bytes_down += ((trains & talks) * self._letter_bytes(method, site)).sum(1)
-        receipt.bytes_up += ((present & talks) * wire.num_bytes(uploads, marks, 2)).sum(1)
+        messages = {"common": site.common, "own": site.own, "upload": uploads}
+        down, up = wire.sent(messages, method.sparse, talks, trains, present)
+        receipt.bytes_down += down
+        receipt.bytes_up += up
         clock("server")
         return server
 
@@ -538,6 +548,23 @@ class Rounds:
         found: Tree = self.engine.runs(self.method.centre, server, hub)
         return found
 
+    def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
+        """Return what the method shows of every client's kept state: (runs, clients, ...)."""
+        look = self.method.inspect_client
+        if look is None:
+            return {}
+        found: dict[str, np.ndarray] = {}
+        for ids in self.client_blocks():
+            hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool))
+            site = self.site(hub, self.keys("inspect", round_index, ids), {}, {})
+            seen = self.engine.clients(look, store.gather(ids), site)
+            for name, leaf in tree.items(seen):
+                rows = leaf.float().cpu().numpy()
+                shape = (*self.everybody.shape, *rows.shape[2:])
+                table = found.setdefault(name, np.zeros(shape, dtype=np.float32))
+                table[np.arange(len(ids))[:, None], ids] = rows
+        return found
+
     def client_blocks(self) -> list[np.ndarray]:
         """Cut all clients into blocks of ids (runs, n), the largest test sets first."""
         phases = self.method.adapt or (self._phase_once(self.method, "test"),)
@@ -642,16 +669,6 @@ class Rounds:
             for run in range(0, runs, num_runs)
             for slot in range(0, slots, num_slots)
         ]
-
-    def _check_private(self, method: Method, upload: Tree) -> None:
-        """Law 7: private leaves never travel; checked by leaf name, in this one place."""
-        for name, _ in tree.items(upload):
-            if any(method.private(part) for part in name.split("/")):
-                raise ContractError(
-                    f"Method {method.name!r} uploads the private leaf {name!r}; return it as "
-                    "client state "
-                    "from `finish` and keep it out of the upload."
-                )
 
     def _clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
         """Return a stop-watch.

@@ -7,6 +7,7 @@ from typing import Any
 
 from sartor.compose import fine_tuned
 from sartor.errors import ConfigError, did_you_mean
+from sartor.harm import HeldOut, do_no_harm
 from sartor.local import Local
 from sartor.method import Method
 from sartor.methods.apfl import apfl
@@ -342,9 +343,16 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     own = {name: value for name, value in options.items() if name not in COMMON}
     steps, epochs = options.get("finetune_steps"), options.get("finetune_epochs")
     record = factory(task, local, **own)
-    if steps is None and epochs is None:
-        return record
-    return fine_tuned(record, task, local, steps=steps, epochs=epochs)
+    if steps is not None or epochs is not None:
+        record = fine_tuned(record, task, local, steps=steps, epochs=epochs)
+    harm = {name: v for name, v in options.items() if name.startswith("harm_")}
+    if options.get("do_no_harm"):
+        on: HeldOut = "validation" if harm.get("harm_on") == "validation" else "holdout"
+        share, score = float(harm.get("harm_share", 0.2)), harm.get("harm_score", "loss")
+        return do_no_harm(record, task, local, on=on, share=share, score=score)
+    if harm:
+        raise ConfigError(f"{' and '.join(harm)} have no effect without do_no_harm=true.")
+    return record
 
 
 def find(method: str | Factory) -> Factory:

@@ -62,8 +62,16 @@ class MethodEntry:
 COMMON: dict[str, tuple[Any, Any]] = {
     "finetune_steps": (None, int | None),
     "finetune_epochs": (None, int | None),
+    "do_no_harm": (False, bool),
+    "harm_share": (0.2, float),
+    "harm_score": ("loss", Literal["loss", "error"]),
+    "harm_on": ("auto", Literal["auto", "holdout", "validation"]),
 }
-"""Static options of every method: how long each client fine-tunes its model before it is used."""
+"""Static options of every method.
+
+How long each client fine-tunes its model before it is used; whether it ends with the best of alone,
+global and personalised, and by which samples (`sartor/harm.py`).
+"""
 
 
 def static_options(factory: Factory) -> dict[str, tuple[Any, Any]]:

@@ -125,15 +125,18 @@ def client_table(comparison: Comparison) -> Table:
         for point in POINT_WORDS
         if (point, "test") in result.scores
     ]
+    chose = {name: r for name, r in comparison.items() if any(map(r.ended_with, chosen))}
     rows: list[list[Any]] = []
     for run in chosen:
+        ended = [result.ended_with(run) for result in chose.values()]
         accuracy = [result.client_accuracy(point, run) for _, result, point in points]
         count = first.scores[first.headline, "test"].count[run]
         for client, name in enumerate(first.clients):
             labels = None if first.label_counts is None else first.label_counts[run][client]
             data = (None, None) if labels is None else (int(labels.sum()), int((labels > 0).sum()))
             values = [float(column[client]) for column in accuracy]
-            rows.append([*([run] * several), name, *data, int(count[client]), *values])
+            words = [column[client] if column else None for column in ended]
+            rows.append([*([run] * several), name, *data, int(count[client]), *values, *words])
     notes = {}
     if len(rows) > MOST_ROWS:
         notes["shown"] = f"the first {MOST_ROWS} of {len(rows)} rows; metrics.csv has them all"
@@ -141,7 +144,8 @@ def client_table(comparison: Comparison) -> Table:
         notes["shown"] = "run 0; metrics.csv has the others"
     names = [label for label, _, _ in points]
     percent = dict.fromkeys(names, "percent")
-    return Table([*columns, *names], rows[:MOST_ROWS], notes=notes, formats=percent)
+    ends = [f"{name} ended with" for name in chose]
+    return Table([*columns, *names, *ends], rows[:MOST_ROWS], notes=notes, formats=percent)
 
 
 def ledger_table(comparison: Comparison) -> Table:

@@ -66,6 +66,8 @@ def summarise(comparison: Comparison) -> Words:
     subject = best if best.name != comparison.reference else None
     if subject is not None and reference is not None:
         _say_gain(words, comparison, subject, reference)
+    if "alone" in best.result.choices:
+        _say_choice(words, best)
     _say_cost(words, best)
     words.caveats = _caveats(rows, best)
     if reference is None:
@@ -120,7 +122,7 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
         words.tiles.append(("Clients hurt", f"0 of {total}", "worse off than alone"))
         return
     run, client = np.unravel_index(int(np.nanargmin(gains)), gains.shape)
-    shown = f"{counts.mean:.1f}".removesuffix(".0")
+    shown = _few(counts.mean)
     number = shown if len(best.runs) == 1 else f"on average {shown}"
     verb = "is" if number == "1" else "are"
     words.findings.append(
@@ -129,6 +131,25 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
         f"{best.result.clients[client]}."
     )
     words.tiles.append(("Clients hurt", f"{shown} of {total}", "worse off than alone"))
+
+
+def _say_choice(words: Words, best: _Row) -> None:
+    """Say what the clients ended with, where each kept the best of several models."""
+    told = best.result.ended_with_words(*best.runs)
+    if told is None:
+        return
+    words.findings.append(
+        "Every client kept the model that does best on its held-out samples, beyond their noise: "
+        f"{told}. The table of clients says which."
+    )
+    found = [ended for run in best.runs if (ended := best.result.ended_with(run))]
+    joined = sum(len(ended) - ended.count("alone") for ended in found) / len(found)
+    total = len(best.result.clients)
+    words.tiles.append(("Joined", f"{_few(joined)} of {total}", "do better than alone"))
+
+
+def _few(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
 
 
 def _say_cost(words: Words, best: _Row) -> None:

@@ -39,6 +39,7 @@ def pack_result(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
         "seconds": result.ledger.seconds,
         "diverged": result.diverged,
         "snapshots": plain,
+        "choices": list(result.choices),
         "config": result.config,
     }
     return tree, jsonable(meta)
@@ -64,6 +65,7 @@ def unpack_result(tree: Mapping[str, Any], meta: Mapping[str, Any]) -> Result:
             {**plain, **tree["snapshots"].get(str(position), {})}
             for position, plain in enumerate(meta["snapshots"])
         ],
+        choices=meta.get("choices", ()),
         config=meta["config"],
     )
 

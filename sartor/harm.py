@@ -1,0 +1,176 @@
+"""Do no harm: every client ends with the best of training alone, the global and its own model.
+
+Three methods train side by side, each exactly as it would by itself: LocalTrain ("alone"), FedAvg
+("global": its model before local training) and the method in question ("personalised"). After the
+last round every client scores the three models on samples that none of them trained on, and keeps
+the one it trained alone unless another is better beyond its noise.
+
+| symbol | here | meaning |
+|---|---|---|
+| ℓ_k(z) | losses | the loss of model k on the held-out sample z |
+| d_k(z) | paired_sums | ℓ_alone(z) − ℓ_k(z), what model k gains on z |
+| d̄_k, s_k | beyond_noise | their mean and standard deviation over the n held-out samples |
+| c | harm_margin | model k passes if d̄_k > c · s_k/√n; of those, the lowest loss wins |
+
+c = 0 takes the lowest held-out loss; a huge c leaves everybody alone. With n < 2 a client stays
+alone. Pairing matters: hard samples are hard for all three models, and that cancels in d_k.
+
+The samples that decide are the federation's validation data, or a share of 0.2 of every client's
+training data. In the latter case none of the three trains on them, and a fourth model does: the
+client's own on all of its samples. It is not scored, and used by those who stay alone, so that they
+end exactly where LocalTrain would have left them. The model that it stands for saw fewer samples,
+so the comparison leans a little towards the others; a larger c leans back.
+
+Losses and answers can disagree: a global model that is still young is often right more often than
+the client's own, and less sure of it. ``score="error"`` compares wrong answers in place of losses.
+
+What it costs: the gradients and bytes of FedAvg and the gradients of LocalTrain on top of the
+method's own (FedAvg is trained anew even beside a method that contains it), and of LocalTrain on
+all samples where some are held out; one more letter to every client after the last round; one
+forward pass of each of the three models over the held-out samples; and for the global and the
+personalised model those samples themselves, where they come from the training data. The choice is
+the client's own: no message says it.
+
+A newcomer gets all three models by their own rules and decides in the same way.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.beside import kept_after_training, on_share
+from sartor.choice import Score, best_of
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local
+from sartor.method import Hub, Method, weighted_sum
+from sartor.method import client_weights as shares
+from sartor.methods.fedavg import fedavg
+from sartor.methods.local import local as local_train
+from sartor.task import Task
+from sartor.tree import Tree
+
+HeldOut = Literal["holdout", "validation"]
+MARGIN = "harm_margin"
+
+
+def do_no_harm(
+    method: Method,
+    task: Task,
+    local: Local,
+    *,
+    on: HeldOut = "holdout",
+    share: float = 0.2,
+    score: Score = "loss",
+) -> Method:
+    """Let every client end with the best of alone, global and personalised.
+
+    Args:
+        method: the method in question. LocalTrain or FedAvg is its own part and leaves two.
+        task: the network and its loss.
+        local: local training of the other parts.
+        on: which samples decide: a part of the training data, or the federation's validation data.
+        share: the part of the training data that decides, for ``on="holdout"``.
+        score: what is compared on them: losses, or wrong answers (0 or 1).
+    """
+    if not 0.0 < share < 1.0:
+        raise ConfigError(
+            f"harm_share must be between 0 and 1, got {share}; 0.2 holds out a fifth of every "
+            "client's training samples."
+        )
+    known = method.name if not method.adapt else ""
+    parts = {
+        "alone": method if known == "local" else local_train(task, local),
+        "global": method if known == "fedavg" else _plain_fedavg(task, local),
+    }
+    if known not in ("local", "fedavg"):
+        parts["personalised"] = method
+    if method.one_by_one:
+        parts["global"] = _in_turn(parts["global"])
+    trained = {k: kept_after_training(m) if m.headline == "post" else m for k, m in parts.items()}
+    end = 1.0 - share
+    judged: dict[str, Any] = {
+        k: on_share(m, end) if on == "holdout" else m for k, m in trained.items()
+    }
+    whole = best_of(
+        method.name,
+        task,
+        scope="client",
+        select_on=on,
+        score=score,
+        held_out=(end, 1.0),
+        margin=MARGIN,
+        announce=False,
+        instead={"alone": parts["alone"]} if on == "holdout" else {},
+        **judged,
+    )
+
+    def inspect(server: Tree, hub: Hub) -> Tree:
+        """Show what the method shows; what would be mistaken for the choice gets another name."""
+        if method.inspect is None or "personalised" not in parts:
+            return {}
+        seen = method.inspect(server["personalised"], hub)
+        return {f"inner_{k}" if k == "choice" else k: v for k, v in seen.items()}
+
+    note = "how many standard errors better than alone a model must be; 0 takes the lowest loss"
+    centre = trained["global"].centre
+    return replace(
+        whole,
+        hyper={**whole.hyper, MARGIN: Hyper(1.0, 0.0, note=note)},
+        inspect=inspect,
+        centre=None if centre is None else lambda server, hub: centre(server["global"], hub),
+    )
+
+
+def _plain_fedavg(task: Task, local: Local) -> Method:
+    """Build FedAvg that takes no notice of the method's over-relaxation."""
+    base = fedavg(task, local)
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        one = torch.ones_like(next(iter(hub.hyper.values())).reshape(-1)[0])
+        return base.aggregate(server, uploads, hub._replace(hyper={**hub.hyper, "relax": one}))
+
+    return replace(base, hyper=local.hyper, aggregate=aggregate)
+
+
+def _in_turn(common: Method) -> Method:
+    """Let FedAvg be served client by client: it averages what it got when the next round begins.
+
+    Args:
+        common: FedAvg, with the weights n_i/N.
+    """
+
+    def init_server(params: Tree, hub: Hub) -> Tree:
+        none = tree.leaves(params)[0].reshape(-1)[0] * 0.0
+        start = {"sum": tree.zeros_like(params), "weight": none, "last": hub.round - 1}
+        return {**common.init_server(params, hub), **start}
+
+    def average(server: Tree, hub: Hub) -> Tree:
+        due = (hub.round > server["last"]) & (server["weight"] > 0)
+        weight = torch.where(server["weight"] > 0, server["weight"], 1.0)
+        mean = tree.map(lambda leaf: leaf / weight, server["sum"])
+        return tree.map(lambda new, old: torch.where(due, new, old), mean, server["params"])
+
+    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+        fresh = hub.round > server["last"]
+        p: Tensor = shares(hub)[hub.cohort] * hub.present
+        more = weighted_sum(uploads["params"], p)
+        return {
+            "params": average(server, hub),
+            "sum": tree.map(lambda s, m: torch.where(fresh, m, s + m), server["sum"], more),
+            "weight": torch.where(fresh, p.sum(), server["weight"] + p.sum()),
+            "last": hub.round,
+        }
+
+    return replace(
+        common,
+        init_server=init_server,
+        broadcast=lambda server, hub: {"params": average(server, hub)},
+        aggregate=aggregate,
+        centre=average,
+    )

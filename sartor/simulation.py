@@ -46,6 +46,8 @@ class Simulation:
         eval_every: score the models before local training at every so many rounds, and after the
             last.
         points: "pre", "post", "global" (for methods that have a global model).
+        eval_start: score the initial models too; False leaves that out, for long sweeps of which
+            only the end is wanted. The point "post" needs them.
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
     """
 
@@ -63,11 +65,13 @@ class Simulation:
         dtype: torch.dtype,
         eval_every: int = 1,
         points: tuple[str, ...] = ("pre", "post"),
+        eval_start: bool = True,
         store_folder: Path | None = None,
     ) -> None:
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
+        self.eval_start = eval_start or "post" in points
         arena = build_arena(federations, device, dtype)
         self._check_splits(arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
@@ -164,6 +168,8 @@ class Simulation:
         """Before round 0: the method's prologue, and the scores of the initial models."""
         if self.method.prologue is not None:
             self._one_off("prologue", seconds)
+        if not self.eval_start:
+            return
         server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
         self._post = {split: Tally(t.correct.copy(), t.loss.copy()) for split, t in tallies.items()}

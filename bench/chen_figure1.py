@@ -26,7 +26,7 @@ from bench import load
 from sartor import methods
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
-from sartor.data.synthetic import Logistic, logistic_radii
+from sartor.data.synthetic import Logistic, logistic_loss, logistic_radii
 from sartor.engines import make_engine
 from sartor.local import Local
 from sartor.scores import Run
@@ -57,7 +57,7 @@ def train(one: dict[str, Any], made: list[list[Federation]], dim: int, chunk: in
     Runs that differ in λ or R alone are neighbours with one seed: they see the same batches, which
     are then drawn once.
     """
-    task = Task(Logistic(dim))
+    task = Task(Logistic(dim), criterion=logistic_loss)
     record = methods.build(one["method"], task, Local(**one["local"]), one.get("options", {}))
     sweep: dict[str, list[float]] = one.get("sweep", {})
     grid = [dict(zip(sweep, values, strict=True)) for values in product(*sweep.values())]

@@ -181,6 +181,16 @@ class Logistic(nn.Module):
         return torch.stack([torch.zeros_like(score), score], dim=-1)
 
 
+def logistic_loss(scores: Tensor, y: Tensor) -> Tensor:
+    """Return −log σ(±(s_1 − s_0)) of each sample, + where y = 1.
+
+    The cross-entropy of two classes with half the operations, for many small lanes: ``Task(...,
+    criterion=logistic_loss)``.
+    """
+    margin = scores[..., 1] - scores[..., 0]
+    return -nn.functional.logsigmoid((2 * y - 1) * margin)
+
+
 def logistic(
     mode: str = "theory",
     *,

@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sartor import tree
@@ -59,7 +61,7 @@ class Traces:
         while self._wanted:
             key, (step, (owner, args)) = self._wanted.popitem()
             try:
-                traced = make_fx(step)(*args)
+                traced = _cleared(make_fx(step)(*args))
             except RuntimeError:  # an operation that cannot be traced: the step goes on as it is
                 continue
             self._ready[key] = _Kept(owner, traced)
@@ -70,11 +72,23 @@ class Traces:
 class _Kept:
     """A trace, and the phase whose identity is its key."""
 
-    def __init__(self, owner: Any, traced: Callable[..., Any]) -> None:
-        self.owner, self.traced = owner, traced
+    def __init__(self, owner: Any, traced: GraphModule) -> None:
+        self.owner, self.traced = owner, traced.forward
 
     def __call__(self, *args: Any) -> Any:
         return self.traced(*args)
+
+
+def _cleared(traced: GraphModule) -> GraphModule:
+    """Take out operations whose result nobody reads, and permutations that change nothing."""
+    for node in list(traced.graph.nodes):
+        if node.target is torch.ops.aten.permute.default:
+            source, order = node.args
+            if list(order) == list(range(len(order))):
+                node.replace_all_uses_with(source)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced
 
 
 def _signature(value: Any) -> Any:

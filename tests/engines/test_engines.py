@@ -439,8 +439,8 @@ def test_runs_that_differ_in_labels_alone_train_as_if_alone(engine: str) -> None
     """Each run of the sweep sees its own labels on the shared features."""
     task = net_task()
     method = build("fedavg", task, LOCAL, {})
-    first = federation()
-    feds = [first, replace(first, y=(first.y + 1) % 3)]
+    first, other = federation(), federation(5)
+    feds = [fed for one in (first, other) for fed in (one, replace(one, y=(one.y + 1) % 3))]
     both = _run(method, task, feds, engine=engine).scores()["pre", "test"]
     for r, fed in enumerate(feds):
         alone = simulation(method, task, [fed], engine=engine, seeds=[r])

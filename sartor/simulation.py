@@ -47,6 +47,8 @@ class Simulation:
             last.
         points: "pre", "post", "global" (for methods that have a global model); none, to score
             nothing.
+        eval_start: score the initial models too; False leaves that out, for long sweeps of which
+            only the end is wanted. The point "post" needs them.
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
         arena: the data of all runs where they are not simply those of the federations.
     """
@@ -65,6 +67,7 @@ class Simulation:
         dtype: torch.dtype,
         eval_every: int = 1,
         points: tuple[str, ...] = ("pre", "post"),
+        eval_start: bool = True,
         store_folder: Path | None = None,
         arena: Arena | None = None,
     ) -> None:
@@ -72,6 +75,7 @@ class Simulation:
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
         arena = arena or build_arena(federations, device, dtype)
+        self.eval_start = bool(points) and (eval_start or "post" in points)
         self._check_splits(arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
         hyper = stack_hypers(method.hyper, hypers, arena.num_clients, dtype)
@@ -168,7 +172,7 @@ class Simulation:
         """Before round 0: the method's prologue, and the scores of the initial models."""
         if self.method.prologue is not None:
             self._one_off("prologue", self.method.prologue, seconds)
-        if not self.points:
+        if not self.eval_start:
             return
         server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)

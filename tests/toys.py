@@ -107,6 +107,7 @@ def simulation(
     dtype: torch.dtype = torch.float64,
     eval_every: int = 1,
     points: tuple[str, ...] = ("pre", "post"),
+    eval_start: bool = True,
     folder: Path | None = None,
 ) -> Simulation:
     """Make a simulation that has not begun: one run per federation."""
@@ -135,6 +136,7 @@ def simulation(
         dtype=dtype,
         eval_every=eval_every,
         points=points,
+        eval_start=eval_start,
         store_folder=folder,
     )
 

@@ -1,7 +1,8 @@
 """The data of all runs on one device: flat tensors, and for every client an index list per split.
 
-Runs may have different allocations of one data set (the features are then held once), or different
-data sets of one shape (the features are then concatenated). A batch for all lanes is one gather.
+Runs may have different allocations or different labels of one set of features (it is then held
+once), or different data sets of one shape (they are then concatenated). A batch for all lanes is
+one gather.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class Split:
     """The index lists of one split.
 
     Attributes:
-        rows: (total,) positions in the features, on the device.
+        rows: (total,) numbers of samples, on the device.
         start: (runs, clients) where a client's list starts in ``rows``, on the host.
         size: (runs, clients) how long it is, on the host.
         capacity: the longest list of all.
@@ -38,7 +39,18 @@ class Split:
 
 @dataclass(frozen=True)
 class Arena:
-    """Features, labels and splits of all runs."""
+    """Features, labels and splits of all runs.
+
+    Attributes:
+        x: (rows, ...) features.
+        y: (samples, ...) labels.
+        splits: the index lists of every split.
+        num_runs: the number of runs.
+        num_clients: the number of clients of each.
+        device: where all that is.
+        row: (samples,) where the features of a sample are in ``x``; None if sample and row are the
+            same number, as they are unless runs differ in their labels alone.
+    """
 
     x: Tensor
     y: Tensor
@@ -46,6 +58,7 @@ class Arena:
     num_runs: int
     num_clients: int
     device: torch.device
+    row: Tensor | None = None
 
 
 def build_arena(
@@ -62,16 +75,17 @@ def build_arena(
                 "the same "
                 "number of clients and the same shape; run them separately."
             )
-    sources: dict[tuple[int, ...], int] = {}
-    parts: list[Federation] = []
-    total = 0
-    for fed in federations:
-        if _source(fed) not in sources:
-            sources[_source(fed)] = total
-            total += len(fed.x)
-            parts.append(fed)
-    x = parts[0].x if len(parts) == 1 else torch.cat([p.x for p in parts])
-    y = parts[0].y if len(parts) == 1 else torch.cat([p.y for p in parts])
+    features = {_features(fed): fed.x for fed in federations}
+    samples = {_samples(fed): fed for fed in federations}
+    row_of = _starts(features)
+    sources = _starts({key: fed.y for key, fed in samples.items()})
+    x = _joined(list(features.values()), device, dtype)
+    y = _joined([fed.y for fed in samples.values()], device, dtype)
+    row = None
+    if len(features) < len(samples):
+        row = torch.cat(
+            [torch.arange(len(f.x)) + row_of[_features(f)] for f in samples.values()]
+        ).to(device)
     splits = {}
     for name in SPLITS:
         seen: dict[tuple[int, int], int] = {}
@@ -81,7 +95,7 @@ def build_arena(
         filled = 0
         for r, fed in enumerate(federations):
             lists = getattr(fed, name)
-            shift = sources[_source(fed)]
+            shift = sources[_samples(fed)]
             known = (id(lists), shift)
             if known not in seen:
                 seen[known] = filled
@@ -93,14 +107,14 @@ def build_arena(
         if not len(flat):
             flat = torch.zeros(1, dtype=torch.int64, device=device)
         splits[name] = Split(flat, start, size, int(size.max(initial=0)))
-    floating = x.is_floating_point()
     return Arena(
-        x=x.to(device=device, dtype=dtype if floating else x.dtype),
-        y=y.to(device=device, dtype=dtype if y.is_floating_point() else y.dtype),
+        x=x,
+        y=y,
         splits=splits,
         num_runs=len(federations),
         num_clients=first.num_clients,
         device=device,
+        row=row,
     )
 
 
@@ -140,9 +154,28 @@ def with_replacements(
     return replace(arena, splits=splits, num_runs=runs)
 
 
-def _source(fed: Federation) -> tuple[int, ...]:
-    """Identify the samples of a federation.
+def _features(fed: Federation) -> tuple[int, ...]:
+    """Identify the features of a federation."""
+    return (fed.x.data_ptr(), len(fed.x), *fed.x.stride())
 
-    Features AND labels, since runs may differ in the labels alone.
-    """
-    return (fed.x.data_ptr(), fed.y.data_ptr(), len(fed.x), *fed.x.stride())
+
+def _samples(fed: Federation) -> tuple[int, ...]:
+    """Identify the samples of a federation: features AND labels."""
+    return (fed.y.data_ptr(), *_features(fed))
+
+
+def _starts(parts: dict[tuple[int, ...], Tensor]) -> dict[tuple[int, ...], int]:
+    """Say where each part begins when all are put end to end."""
+    starts, total = {}, 0
+    for key, part in parts.items():
+        starts[key] = total
+        total += len(part)
+    return starts
+
+
+def _joined(parts: list[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Put parts end to end on the device; real numbers get the given type, before they are many."""
+    kinds = {part.dtype for part in parts}
+    target = dtype if any(kind.is_floating_point for kind in kinds) else None
+    moved = [part.to(device=device, dtype=target or part.dtype) for part in parts]
+    return moved[0] if len(moved) == 1 else torch.cat(moved)

@@ -24,7 +24,7 @@ class Plan:
     """Rows and keys of every lane and step of a phase.
 
     Attributes:
-        table: (runs, slots, period, columns) int64: per draw the positions in the features and the
+        table: (runs, slots, period, columns) int64: per draw the numbers of the samples and their
             positions in the client's own list (-1 is padding), then whether the batch ends a pass.
             Step s reads entry s mod period.
         keys: (runs, slots, steps, 2) the key of every step; (runs, slots, steps, 0) if the phase is
@@ -87,10 +87,11 @@ class Plan:
             index = entry[..., 2 * d * size : (2 * d + 1) * size]
             rows = entry[..., (2 * d + 1) * size : (2 * d + 2) * size]
             flat = index.reshape(-1)
+            row = flat if arena.row is None else arena.row.index_select(0, flat)
             mask = rows >= 0
             found.append(
                 Batch(
-                    x=arena.x.index_select(0, flat).reshape((*lead, size, *arena.x.shape[1:])),
+                    x=arena.x.index_select(0, row).reshape((*lead, size, *arena.x.shape[1:])),
                     y=arena.y.index_select(0, flat).reshape((*lead, size, *arena.y.shape[1:])),
                     mask=mask,
                     rows=torch.where(mask, rows, self.capacity),
@@ -194,19 +195,19 @@ def build_plan(
         rows = within
         if shuffle:
             draw_keys = rng.fold_host(flat_keys, "shuffle", d)
-            order, offset = _permutations(draw_keys, used, epochs, device)
-            base = t(np.cumsum(epochs) - epochs)[:, None] + s // lane_epoch
-            where = offset[base.clamp(max=len(offset) - 1)][:, :, None] + within
+            order, offset, base = _permutations(draw_keys, used, epochs, device)
+            number = (base[:, None] + s // lane_epoch).clamp(max=len(offset) - 1)
+            where = offset[number][:, :, None] + within
             rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
         if phase.share < 1.0:
             once = np.ones_like(used)
             share_keys = rng.fold_host(flat_keys, "share", d)
-            chosen, offset = _permutations(share_keys, length, once, device)
-            rows = chosen[torch.where(real, offset[:, None, None] + rows, 0)]
+            chosen, offset, base = _permutations(share_keys, length, once, device)
+            rows = chosen[torch.where(real, offset[base][:, None, None] + rows, 0)]
         if part_keys is not None:
             once = np.ones_like(used)
-            part, offset = _permutations(part_keys.reshape(-1, 2), full, once, device)
-            rows = part[torch.where(real, (offset + t(first))[:, None, None] + rows, 0)]
+            part, offset, base = _permutations(part_keys.reshape(-1, 2), full, once, device)
+            rows = part[torch.where(real, (offset[base] + t(first))[:, None, None] + rows, 0)]
         index = (lane_start + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
         columns += [split.rows[index], torch.where(real, rows, -1)]
     last = ((s + 1) % lane_epoch == 0)[:, :, None].to(torch.int64)
@@ -232,12 +233,18 @@ def _samples(used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: i
 
 def _permutations(
     keys: np.ndarray, sizes: np.ndarray, epochs: np.ndarray, device: torch.device
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane, packed.
 
+    Lanes with the same key, such as the runs of a sweep with one seed, share what they draw.
+
     Returns:
-        the packed permutations, and where each (lane, epoch) begins, lanes outermost.
+        the packed permutations; where each (different lane, epoch) begins, lanes outermost; and
+        the number of every lane's first one among those.
     """
+    first, same = _different(keys, sizes, epochs)
+    keys, sizes, epochs = keys[first], sizes[first], epochs[first]
+    base = torch.from_numpy((np.cumsum(epochs) - epochs)[same]).to(device)
     lanes = np.repeat(np.arange(len(sizes)), epochs)
     epoch = np.arange(len(lanes)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
     size = sizes[lanes]
@@ -256,4 +263,16 @@ def _permutations(
     value = (segment[:, None] << 32) + words
     value = torch.where(position < size_d[segment][:, None], value, torch.iinfo(torch.int64).max)
     order = torch.sort(value.reshape(-1), dim=0, stable=True).indices[:total]
-    return position.reshape(-1)[order], offset
+    return position.reshape(-1)[order], offset, base
+
+
+def _different(
+    keys: np.ndarray, sizes: np.ndarray, epochs: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return one lane for every different draw, and for every lane the number of its draw."""
+    words = (keys[:, 0] << 32) | keys[:, 1]
+    _, first, same = np.unique(words, return_index=True, return_inverse=True)
+    alike = [np.array_equal(part[first][same], part) for part in (sizes, epochs)]
+    if len(first) == len(keys) or not all(alike):
+        return np.arange(len(keys)), np.arange(len(keys))
+    return first, same

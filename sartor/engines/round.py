@@ -141,33 +141,41 @@ class Rounds:
     # ---- what is read-only in a round
     # -----------------------------------------------------------------
 
-    def hub(self, stage: str, round_index: int, cohort: np.ndarray, present: np.ndarray) -> Hub:
-        """Collect what the server may read."""
-        device = self.arena.device
+    def hub(
+        self,
+        stage: str,
+        round_index: int,
+        cohort: np.ndarray,
+        present: np.ndarray,
+        run: int = 0,
+    ) -> Hub:
+        """Collect what the server of the cohort's runs, ``run`` and those after it, may read."""
+        device, runs = self.arena.device, slice(run, run + len(cohort))
+        key = rng.fold_host(self.base[runs], stage, round_index)
         return Hub(
-            hyper=self.hyper,
-            key=torch.from_numpy(rng.fold_host(self.base, stage, round_index)).to(device),
-            round=torch.full((self.arena.num_runs,), round_index, device=device),
-            sizes=self.sizes,
+            hyper={name: value[runs] for name, value in self.hyper.items()},
+            key=torch.from_numpy(key).to(device),
+            round=torch.full((len(cohort),), round_index, device=device),
+            sizes=self.sizes[runs],
             cohort=torch.from_numpy(cohort).to(device),
             present=torch.from_numpy(present).to(device),
         )
 
-    def keys(self, stage: str, round_index: int, cohort: np.ndarray) -> np.ndarray:
+    def keys(self, stage: str, round_index: int, cohort: np.ndarray, run: int = 0) -> np.ndarray:
         """Fold the keys of a cohort, (runs, slots, 2), on the host.
 
         Few numbers, many small operations.
         """
-        run_keys = rng.fold_host(self.base, stage, round_index)
+        run_keys = rng.fold_host(self.base[run : run + len(cohort)], stage, round_index)
         return rng.fold_host(run_keys[:, None, :], cohort)
 
     def site(self, hub: Hub, keys: np.ndarray, common: Tree, own: Tree) -> Site:
         """Collect what the clients of the hub's cohort may read: (runs, slots, ...)."""
         device, split = self.arena.device, self.arena.splits["train"]
-        sizes = self.sizes.gather(1, hub.cohort)
+        sizes = hub.sizes.gather(1, hub.cohort)
         wide = {
             k: v.gather(1, hub.cohort) if v.dim() == 2 else v[:, None].expand(hub.cohort.shape)
-            for k, v in self.hyper.items()
+            for k, v in hub.hyper.items()
         }
         return Site(
             hyper=wide,
@@ -507,20 +515,25 @@ class Rounds:
         tallies = {split: self._blank() for split in splits}
         method = self.record(round_index)
 
-        def score(ids: np.ndarray) -> tuple[Costs, np.ndarray]:
-            site, model, costs = self.models(server, store, round_index, ids)
+        def score(block: tuple[int, np.ndarray]) -> tuple[Costs, np.ndarray]:
+            run, ids = block
+            mine = _cut(server, run, len(ids))
+            site, model, costs = self.models(mine, store, round_index, ids, run)
             there = np.ones_like(ids, dtype=bool)
             for split, tally in tallies.items():
-                self._score(method, model, site, ids, there, 0, split, tally)
+                self._score(method, model, site, ids, there, run, split, tally)
             letters = there * self._letter_bytes(method, site)
             return costs, letters.sum(1)
 
         zero = np.zeros(self.arena.num_runs, dtype=np.int64)
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
-        for costs, letters in self.engine.blocks(score, self.client_blocks()):
-            receipt.bytes_down += letters
-            receipt.gradient_evaluations += costs.backward
-            receipt.forward_evaluations += costs.forward
+        blocks = self.client_blocks()
+        found = self.engine.blocks(score, blocks)
+        for (run, ids), (costs, letters) in zip(blocks, found, strict=True):
+            runs = slice(run, run + len(ids))
+            receipt.bytes_down[runs] += letters
+            receipt.gradient_evaluations[runs] += costs.backward
+            receipt.forward_evaluations[runs] += costs.forward
         return tallies, receipt
 
     def evaluate_centre(
@@ -530,13 +543,15 @@ class Rounds:
         tallies = {split: self._blank() for split in splits}
         centre = self.centre(server, round_index)
 
-        def score(ids: np.ndarray) -> None:
+        def score(block: tuple[int, np.ndarray]) -> None:
+            run, ids = block
             there = np.ones_like(ids, dtype=bool)
-            hub = self.hub("evaluate", round_index, ids, there)
-            site = self.site(hub, self.keys("evaluate", round_index, ids), {}, {})
-            model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
+            hub = self.hub("evaluate", round_index, ids, there, run)
+            site = self.site(hub, self.keys("evaluate", round_index, ids, run), {}, {})
+            mine = _cut(centre, run, len(ids))
+            model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), mine)
             for split, tally in tallies.items():
-                self._score(self._plain, model, site, ids, there, 0, split, tally)
+                self._score(self._plain, model, site, ids, there, run, split, tally)
 
         self.engine.blocks(score, self.client_blocks())
         return tallies
@@ -554,39 +569,49 @@ class Rounds:
         if look is None:
             return {}
         found: dict[str, np.ndarray] = {}
-        for ids in self.client_blocks():
-            hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool))
-            site = self.site(hub, self.keys("inspect", round_index, ids), {}, {})
-            seen = self.engine.clients(look, store.gather(ids), site)
+        for run, ids in self.client_blocks():
+            hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool), run)
+            site = self.site(hub, self.keys("inspect", round_index, ids, run), {}, {})
+            seen = self.engine.clients(look, store.gather(ids, run), site)
             for name, leaf in tree.items(seen):
                 rows = leaf.float().cpu().numpy()
                 shape = (*self.everybody.shape, *rows.shape[2:])
                 table = found.setdefault(name, np.zeros(shape, dtype=np.float32))
-                table[np.arange(len(ids))[:, None], ids] = rows
+                table[run + np.arange(len(ids))[:, None], ids] = rows
         return found
 
-    def client_blocks(self) -> list[np.ndarray]:
-        """Cut all clients into blocks of ids (runs, n), the largest test sets first."""
+    def client_blocks(self) -> list[tuple[int, np.ndarray]]:
+        """Cut all clients into blocks, the largest test sets of every run first.
+
+        Returns:
+            of every block the first run, and the ids (runs, n) of its clients.
+        """
         phases = self.method.adapt or (self._phase_once(self.method, "test"),)
         size = self.arena.splits["test"].size
         order = np.argsort(-size, axis=1, kind="stable")
-        width = max(1, min(self.engine.chunk(phases) // self.arena.num_runs, 4096))
-        return [order[:, k : k + width] for k in range(0, order.shape[1], width)]
+        most = self.engine.chunk(phases)
+        width = max(1, min(most // len(order), 4096))
+        return [
+            (run, order[run : run + most, slot : slot + width])
+            for run in range(0, len(order), most)
+            for slot in range(0, order.shape[1], width)
+        ]
 
     def models(
-        self, server: Tree, store: Store, round_index: int, ids: np.ndarray
+        self, server: Tree, store: Store, round_index: int, ids: np.ndarray, run: int = 0
     ) -> tuple[Site, Tree, Costs]:
         """Return site and models of the clients ``ids`` (runs, n) before local training.
 
-        The costs are those of adaptation.
+        The runs are ``run`` and those after it, and the server is theirs. The costs are those of
+        adaptation.
         """
         method = self.record(round_index)
         there = np.ones_like(ids, dtype=bool)
-        hub = self.hub("evaluate", round_index, ids, there)
-        keys = self.keys("evaluate", round_index, ids)
+        hub = self.hub("evaluate", round_index, ids, there, run)
+        keys = self.keys("evaluate", round_index, ids, run)
         site = self.site(hub, keys, *self.letters(method, server, hub))
-        work = self.engine.clients(method.begin, store.gather(ids), site)
-        work, costs = self._phases(method.adapt, work, site, keys, ids, there, 0)
+        work = self.engine.clients(method.begin, store.gather(ids, run), site)
+        work, costs = self._phases(method.adapt, work, site, keys, ids, there, run)
         return site, self.engine.clients(method.model, work, site), costs
 
     def _score_phase(self, method: Method, split: str) -> Phase:

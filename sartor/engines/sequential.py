@@ -42,9 +42,9 @@ class Sequential:
         """Have nothing to choose."""
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Apply a server function to each run: every argument has the runs on axis 0."""
+        """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
         found = []
-        for r in range(self.arena.num_runs):
+        for r in range(len(args[-1].round)):
             found.append(
                 fn(
                     *(

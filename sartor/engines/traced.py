@@ -1,4 +1,4 @@
-"""Steps without machinery: a mapped step that is used often is traced once into plain operations.
+"""Steps without machinery: a mapped function used often is traced once into plain operations.
 
 ``vmap`` and ``grad`` cost about half a millisecond of Python a call, more than the arithmetic of a
 small network. The trace is the same list of operations on stacked tensors, so the numbers are the
@@ -12,7 +12,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sartor import tree
@@ -31,42 +33,62 @@ class Traces:
         self._uses: dict[Any, int] = {}
         self._wanted: dict[Any, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
         self._ready: dict[Any, Callable[..., Any]] = {}
+        self._counted = False
 
     def call(self, owner: Any, step: Callable[..., Any], *args: Any) -> Any:
-        """Call a mapped step, or its trace if there is one for arguments of these shapes.
+        """Call a mapped function, or its trace if there is one for arguments of these shapes.
 
         Args:
-            owner: what the step belongs to; kept alive, so that its identity stays its own.
-            step: the mapped step.
+            owner: what the function belongs to; kept alive, so that its identity stays its own.
+            step: the mapped function, such as a step.
             args: trees, batches and the site.
         """
         key = (id(owner), *(_signature(a) for a in args))
         if key in self._ready:
             return self._ready[key](*args)
+        self._counted = True
         uses = self._uses[key] = self._uses.get(key, 0) + 1
         if uses == _WORTH_IT:
             self._wanted[key] = (step, (owner, args))
         return step(*args)
 
-    def prepare(self) -> None:
-        """Make the traces that have been asked for."""
+    def prepare(self) -> bool:
+        """Make the traces that have been asked for.
+
+        Returns:
+            whether there were calls without a trace since the last time.
+        """
         while self._wanted:
             key, (step, (owner, args)) = self._wanted.popitem()
             try:
-                traced = make_fx(step)(*args)
+                traced = _cleared(make_fx(step)(*args))
             except RuntimeError:  # an operation that cannot be traced: the step goes on as it is
                 continue
             self._ready[key] = _Kept(owner, traced)
+        counted, self._counted = self._counted, False
+        return counted
 
 
 class _Kept:
     """A trace, and the phase whose identity is its key."""
 
-    def __init__(self, owner: Any, traced: Callable[..., Any]) -> None:
-        self.owner, self.traced = owner, traced
+    def __init__(self, owner: Any, traced: GraphModule) -> None:
+        self.owner, self.traced = owner, traced.forward
 
     def __call__(self, *args: Any) -> Any:
         return self.traced(*args)
+
+
+def _cleared(traced: GraphModule) -> GraphModule:
+    """Take out operations whose result nobody reads, and permutations that change nothing."""
+    for node in list(traced.graph.nodes):
+        if node.target is torch.ops.aten.permute.default:
+            source, order = node.args
+            if list(order) == list(range(len(order))):
+                node.replace_all_uses_with(source)
+    traced.graph.eliminate_dead_code()
+    traced.recompile()
+    return traced
 
 
 def _signature(value: Any) -> Any:

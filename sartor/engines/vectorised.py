@@ -54,7 +54,7 @@ class Vectorised:
             self.lanes = choose_chunk(trial, lanes, self.workers, signature)
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Apply a server function to each run: every argument has the runs on axis 0."""
+        """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
         if self.arena.num_runs == 1:
             return _lift(fn(*(_drop(a) for a in args)))
         return vmap(fn)(*args)
@@ -65,14 +65,27 @@ class Vectorised:
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the site."""
-        return over_lanes(fn, len(args) - 1)(*args)
+        mapped = over_lanes(fn, len(args) - 1)
+        if self.arena.device.type != "cpu":
+            return mapped(*args)
+        return self.traces.call(fn, mapped, *args)
 
     def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core."""
-        self.traces.prepare()
-        if self.workers == 1 or len(blocks) == 1:
-            return [work(block) for block in blocks]
-        return list(_pool(self.workers).map(work, blocks))
+        done: list[Any] = []
+        wave = self.workers
+        while len(done) < len(blocks):
+            # As long as blocks count towards traces they come in waves, each twice as long as the
+            # last, so that the first blocks of a long list make the traces of the others.
+            learning = self.traces.prepare() or not done
+            rest = blocks[len(done) :]
+            now = rest[:wave] if learning and len(rest) > 2 * wave else rest
+            if self.workers == 1 or len(now) == 1:
+                done += [work(block) for block in now]
+            else:
+                done += _pool(self.workers).map(work, now)
+            wave *= 2
+        return done
 
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Run a phase on all lanes; returns the work and the number of steps each lane took."""

@@ -9,9 +9,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sartor.data.synthetic import Logistic, Quadratic, logistic, logistic_radius, quadratics
+from sartor.data.synthetic import (
+    Logistic,
+    Quadratic,
+    logistic,
+    logistic_loss,
+    logistic_radii,
+    logistic_radius,
+    quadratics,
+)
 from sartor.errors import ConfigError, FederationError
 from sartor.models import check_module
+from sartor.task import cross_entropy
 
 positive = st.floats(0.1, 10)
 problems = st.integers(1, 4).flatmap(
@@ -158,6 +167,31 @@ def test_true_models_lie_at_the_radius_and_lean_against_the_common_one(radius, s
     assert torch.allclose(away.norm(dim=1), torch.full((5,), radius).double(), atol=1e-9)
     assert float((away * flat.w).sum(1).max()) <= 1e-9
     assert flat.heterogeneity == pytest.approx(0, abs=1e-12)
+
+
+@given(st.lists(st.tuples(st.floats(-60, 60), st.floats(-60, 60), st.booleans()), min_size=1))
+def test_the_logistic_loss_is_the_cross_entropy_of_two_classes(rows):
+    """Values and gradients agree, also where one class is all but certain."""
+    scores = torch.tensor([row[:2] for row in rows], dtype=torch.float64, requires_grad=True)
+    y = torch.tensor([int(row[2]) for row in rows])
+    found, wanted = logistic_loss(scores, y), cross_entropy(scores, y)
+    assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-13)
+    slopes = [torch.autograd.grad(loss.sum(), scores)[0] for loss in (found, wanted)]
+    assert torch.allclose(*slopes, rtol=1e-12, atol=1e-13)
+
+
+def test_several_radii_are_those_of_each_alone_and_hold_the_features_once():
+    """Only the labels depend on the radius."""
+    radii = (0.0, 3.0, 20.0)
+    made = logistic_radii(radii, samples=20, test_samples=30, dim=7, seed=2)
+    for radius, (fed, truth) in zip(radii, made, strict=True):
+        alone, alone_truth = logistic_radius(radius, samples=20, test_samples=30, dim=7, seed=2)
+        assert torch.equal(fed.x, alone.x)
+        assert torch.equal(fed.y, alone.y)
+        assert torch.equal(truth.w, alone_truth.w)
+        assert fed.info == alone.info
+        assert fed.x is made[0][0].x
+    assert not torch.equal(made[0][0].y, made[2][0].y)
 
 
 @pytest.mark.parametrize(

@@ -412,7 +412,8 @@ def _inspect(feds: list[Federation]) -> Iterator[tuple[Tensor, Tensor, Tensor, T
             for i in range(fed.num_clients):
                 own = lists.rows[lists.start[r, i] : lists.start[r, i] + lists.size[r, i]]
                 rows = fed.split(split).of(i)
-                yield arena.x[own], arena.y[own], fed.x[rows], fed.y[rows]
+                x = arena.x[own if arena.row is None else arena.row[own]]
+                yield x, arena.y[own], fed.x[rows], fed.y[rows]
 
 
 def test_the_arena_holds_every_runs_own_samples() -> None:
@@ -427,6 +428,76 @@ def test_the_arena_holds_every_runs_own_samples() -> None:
         assert torch.equal(y, wanted_y)
     arena = build_arena([first, second, first], CPU, torch.float64)
     assert arena.x is first.x  # allocations of one set of samples hold it once
+    assert arena.row is None
+    arena = build_arena([first, relabelled, second], CPU, torch.float64)
+    assert arena.x is first.x  # so do runs that differ in the labels alone
+    assert len(arena.y) == 2 * len(first.y)
+
+
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_runs_that_differ_in_labels_alone_train_as_if_alone(engine: str) -> None:
+    """Each run of the sweep sees its own labels on the shared features."""
+    task = net_task()
+    method = build("fedavg", task, LOCAL, {})
+    first, other = federation(), federation(5)
+    feds = [fed for one in (first, other) for fed in (one, replace(one, y=(one.y + 1) % 3))]
+    both = _run(method, task, feds, engine=engine).scores()["pre", "test"]
+    for r, fed in enumerate(feds):
+        alone = simulation(method, task, [fed], engine=engine, seeds=[r])
+        single = run(alone).scores()["pre", "test"]
+        np.testing.assert_allclose(both.loss[r], single.loss[0], atol=1e-11)
+    assert not np.allclose(both.loss[0, 0], both.loss[1, 0])
+
+
+# ---- evaluation in blocks of runs, and traces ----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedavg-ft", "fedprox-two-stage", "fedamp"])
+def test_more_runs_than_lanes_at_once_are_evaluated_in_blocks_of_runs(name: str) -> None:
+    """Letters, adaptation, scores and bills of every run are its own, however the runs are cut."""
+    task = net_task()
+    method = build(name, task, LOCAL, {})
+    feds = [*two_allocations(), federation(5), *two_allocations()]
+    points = ("pre", "global") if method.centre is not None else ("pre",)
+    whole = _run(method, task, feds, chunk=1000, points=points)
+    for chunk in (1, 2, 3):
+        cut = _run(method, task, feds, chunk=chunk, points=points)
+        widest = max(len(ids) for _, ids in cut.rounds.client_blocks())
+        assert widest == chunk
+        assert_same(outcome(cut), outcome(whole), atol=1e-11)
+
+
+def test_the_initial_models_can_be_left_out_of_the_scores() -> None:
+    """Nothing else changes; the point "post" needs them and keeps them."""
+    task = net_task()
+    method = build("fedprox-two-stage", task, LOCAL, {})
+    every = _run(method, task, points=("pre",), eval_every=10)
+    last = _run(method, task, points=("pre",), eval_every=10, eval_start=False)
+    wanted, found = every.scores()["pre", "test"], last.scores()["pre", "test"]
+    assert wanted.rounds == [0, *found.rounds]
+    assert np.array_equal(wanted.loss[:, 1:], found.loss)
+    post = _run(method, task, points=("pre", "post"), eval_start=False)
+    assert post.scores()["pre", "test"].rounds[0] == 0
+
+
+def test_blocks_come_back_in_order_and_late_ones_have_the_traces_of_early_ones() -> None:
+    """Many blocks go in waves; what the first ones use often is traced for the others."""
+    engine = Vectorised(build_arena([federation()], CPU, torch.float64), chunk=1)
+    engine.workers = 2
+    slow = [0]
+
+    def double(tensor: Tensor, site: Any) -> Tensor:
+        slow[0] += 1
+        return 2 * tensor
+
+    def work(block: int) -> float:
+        seen = 0.0
+        for _ in range(20):
+            seen += float(engine.traces.call(double, double, torch.tensor(float(block)), ()))
+        return seen
+
+    assert engine.blocks(work, list(range(40))) == [40.0 * block for block in range(40)]
+    assert slow[0] < 20 * 40 / 4
 
 
 def test_runs_of_different_shape_are_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -156,6 +157,44 @@ def test_passes_draws_and_keys_differ() -> None:
     assert first != second
     assert first[:4] != first[4:]
     assert len({tuple(k) for k in plan.keys[0, 0].tolist()}) == 8
+
+
+@given(SIZES, KINDS)
+def test_lanes_with_one_key_draw_the_same_and_others_their_own(
+    sizes: list[int], kind: dict[str, Any]
+) -> None:
+    """The runs of a sweep with one seed share what they draw; the rows are those of each alone."""
+    arena, phase = _arena(sizes), _phase(**kind)
+    ids = np.arange(len(sizes))[None]
+    bases = [rng.fold_host(rng.key(seed).numpy()[None, None, :], ids, "train") for seed in (3, 4)]
+    steps = num_steps(phase, arena.splits["train"].size)
+    split = arena.splits["train"]
+    wide = replace(split, start=np.repeat(split.start, 3, 0), size=np.repeat(split.size, 3, 0))
+    three = replace(arena, splits={"train": wide}, num_runs=3)
+    keys = np.concatenate([bases[0], bases[1], bases[0]])
+    plan = build_plan(phase, three, np.repeat(ids, 3, 0), keys, np.repeat(steps, 3, 0))
+    for run, base in enumerate((bases[0], bases[1], bases[0])):
+        alone = build_plan(phase, arena, ids, base, steps)
+        assert torch.equal(plan.table[run : run + 1], alone.table)
+        assert torch.equal(plan.keys[run : run + 1], alone.keys)
+
+
+def test_one_key_and_different_sizes_are_different_draws() -> None:
+    """Runs with one seed may have other data: nothing is shared then."""
+    phase, ids = _phase(batch=2, epochs=2), np.zeros((2, 1), dtype=np.int64)
+    key = rng.fold_host(rng.key(3).numpy()[None, None, :], np.zeros((1, 1), dtype=np.int64))
+    arena = _arena([4, 7])
+    split = arena.splits["train"]
+    split = replace(split, start=split.start.T.copy(), size=split.size.T.copy())
+    both = replace(arena, splits={"train": split}, num_runs=2, num_clients=1)
+    steps = num_steps(phase, split.size)
+    plan = build_plan(phase, both, ids, np.repeat(key, 2, 0), steps)
+    for run in range(2):
+        part = replace(split, start=split.start[run : run + 1], size=split.size[run : run + 1])
+        own = replace(both, splits={"train": part}, num_runs=1)
+        alone = build_plan(phase, own, ids[:1], key, steps[run : run + 1])
+        wanted = alone.table[0, 0]
+        assert torch.equal(plan.table[run, 0, : len(wanted)], wanted)
 
 
 def test_data_none_is_steps_without_samples() -> None:

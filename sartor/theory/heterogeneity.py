@@ -1,8 +1,20 @@
 """How far the clients' best models lie from one another, estimated from their fits.
 
 R² = Σ p_i ‖w_i* − w̄*‖² cannot be read off the fits ŵ_i themselves: their own noise adds to every
-distance. Fits on two halves of a client's samples have independent noise, which vanishes from the
-product of their deviations.
+distance. It can be subtracted (R1, R3), or avoided: fits on two halves of a client's samples have
+independent noise, which vanishes from the product of their deviations (R2). All estimators are ours;
+the papers leave the estimation of R open.
+
+| symbol | here | meaning |
+|---|---|---|
+| ŵ_i; a_i, b_i | w; first, second | fits on all samples of client i; on its two halves |
+| V_i, t_i | covariance, noise | Cov(ŵ_i), and its trace E‖ŵ_i − w_i*‖² |
+| p_i | weights | of sum 1 |
+| s_ik | share | the weights that client i sees: p_k/Σp inside its group, 0 outside |
+
+They hold for converged fits of identified, strongly convex models with n_i clearly above d; not for
+networks, whose weights are not identified, nor for separable classes. With ridge they speak of the
+ridge targets.
 """
 
 from __future__ import annotations
@@ -15,7 +27,7 @@ from torch import Tensor
 
 
 class SplitHalf(NamedTuple):
-    """What two fits per client say.
+    """What two fits per client say of the groups that the clients form.
 
     Attributes:
         radius2: (clients,) R̂² of every client's group; may be negative.
@@ -24,44 +36,6 @@ class SplitHalf(NamedTuple):
 
     radius2: Tensor
     noise: Tensor
-
-
-def split_half(first: Tensor, second: Tensor, weights: Tensor, group: Tensor) -> SplitHalf:
-    """Estimate heterogeneity and noise from fits on two disjoint halves of every client's data.
-
-    R̂² = Σ p_i ⟨a_i − ā, b_i − b̄⟩ and t̂_i = ‖a_i − b_i‖²/4, with p normalised inside each group.
-    Valid for strongly convex, converged fits; not for networks, whose weights are not identified.
-
-    Args:
-        first: (clients, d) the fits a_i.
-        second: (clients, d) the fits b_i.
-        weights: (clients,) p_i.
-        group: (clients,) labels; one group if all are equal.
-    """
-    share = shares(weights, group)
-    deviations = (first - share @ first) * (second - share @ second)
-    noise = (first - second).square().sum(1) / 4.0
-    return SplitHalf(share @ deviations.sum(1), noise)
-
-
-def shares(weights: Tensor, group: Tensor) -> Tensor:
-    """Return (clients, clients): row i holds the weights inside the group of i, with sum 1."""
-    inside = weights * (group[:, None] == group[None, :])
-    return inside / inside.sum(1, keepdim=True)
-
-
-def federate(found: SplitHalf, group: Tensor) -> Tensor:
-    """Say for every client whether its group's one model beats its members' own ones.
-
-    R̂² < (1 − 1/m) · mean t̂_i over the m members: the crossover of the two mean-square errors for
-    clients of equal size and noise. A group of one has nothing to gain.
-    """
-    even = shares(torch.ones_like(found.noise), group)
-    size = (group[:, None] == group[None, :]).sum(1)
-    return (found.radius2 < (1.0 - 1.0 / size) * (even @ found.noise)) & (size > 1)
-
-
-# ---- from full fits ------------------------------------------------------------------------------
 
 
 class Heterogeneity(NamedTuple):
@@ -87,35 +61,73 @@ class Heterogeneity(NamedTuple):
         return self.radius2 - z * self.standard_error, self.radius2 + z * self.standard_error
 
 
-def from_fits(w: Tensor, weights: Tensor, covariance: Tensor) -> Heterogeneity:
+def shares(weights: Tensor, group: Tensor) -> Tensor:
+    """Return (clients, clients): row i holds the weights inside the group of i, with sum 1."""
+    inside = weights * (group[:, None] == group[None, :])
+    return inside / inside.sum(1, keepdim=True)
+
+
+def split_half(first: Tensor, second: Tensor, share: Tensor) -> SplitHalf:
+    """Estimate the heterogeneity of every client's group, and the noise (R2).
+
+    R̂_i² = Σ_k s_ik ⟨a_k − ā_k, b_k − b̄_k⟩ and t̂_i = ‖a_i − b_i‖²/4, with the means of the groups.
+
+    Args:
+        first: (clients, d) the fits a_i.
+        second: (clients, d) the fits b_i.
+        share: (clients, clients) from ``shares``.
+    """
+    return SplitHalf(share @ _products(first, second, share), _half_noise(first, second))
+
+
+def crossover(found: SplitHalf | Heterogeneity, weights: Tensor) -> Tensor:
+    """Return R̂² − Σ p_i(1 − p_i) t̂_i: below 0 the mean of the fits beats the fits themselves.
+
+    Their mean squared errors Σ p_i E‖· − w_i*‖² are R² + Σ p_i² t_i and Σ p_i t_i, so the sign is
+    the exact crossover, for any weights and noise. For equal weights the limit is
+    (1 − 1/m) · mean t̂_i. A client alone in its group has 0, and nothing to gain.
+
+    Args:
+        found: from any of the estimators here.
+        weights: (..., clients) p_i, or the ``shares`` of groups.
+    """
+    return found.radius2 - (weights * (1.0 - weights) * found.noise).sum(-1)
+
+
+def from_fits(
+    w: Tensor, weights: Tensor, covariance: Tensor, doubt: Tensor | None = None
+) -> Heterogeneity:
     """Estimate R² from one fit per client and its covariance (R1).
 
     R̂² = Σ p_i ‖ŵ_i − w̄‖² − Σ p_i(1 − p_i) t̂_i and
     d̂_i² = ‖ŵ_i − w̄‖² − (1 − 2p_i) t̂_i − Σ p_j² t̂_j, with w̄ = Σ p_i ŵ_i and t̂_i = tr V̂_i.
 
-    A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; for the standard error it receives w̄ and
-    sends the number (ŵ_i − w̄)ᵀV̂_i(ŵ_i − w̄).
+    A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; for the standard error V̂_i as well.
 
     Args:
         w: (..., clients, p) converged fits ŵ_i.
         weights: (..., clients) p_i, of sum 1.
         covariance: (..., clients, p, p) V̂_i.
+        doubt: (..., clients) Var(t̂_i)/t_i², ``Noise.doubt``; 0 if None.
     """
-    noise = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
-    gaps = w - (weights[..., None] * w).sum(-2, keepdim=True)
+    noise = _trace(covariance)
+    gaps = w - _mean(weights, w)
 
     def radius(p: Tensor) -> Tensor:
-        centre = (p[..., None] * gaps).sum(-2, keepdim=True)
-        apart = (gaps - centre).square().sum(-1)
+        apart = (gaps - _mean(p, gaps)).square().sum(-1)
         return (p * apart - p * (1.0 - p) * noise).sum(-1)
 
     shared = (weights.square() * noise).sum(-1, keepdim=True)
-    distances2 = gaps.square().sum(-1) - (1.0 - 2.0 * weights) * noise - shared
+    form = weights * (1.0 - weights)
+    products = torch.einsum("...iab,...jab->...ij", covariance, covariance)
+    pulled = weights[..., None] * gaps
+    linear = (pulled[..., None, :] @ covariance @ pulled[..., None])[..., 0, 0]
+    more = 0.0 if doubt is None else (form.square() * noise.square() * doubt).sum(-1)
     return Heterogeneity(
         radius2=radius(weights),
-        standard_error=_sampling_error(gaps, weights, covariance),
+        standard_error=_sampling_error(linear, _form2(weights) * products, more),
         jackknife=leave_one_out(radius, weights),
-        distances2=distances2,
+        distances2=gaps.square().sum(-1) - (1.0 - 2.0 * weights) * noise - shared,
         noise=noise,
     )
 
@@ -124,30 +136,32 @@ def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity
     """Estimate R² from fits on two disjoint halves of every client's samples (R2), no Hessians.
 
     R̂² = Σ p_i ⟨a_i − ā, b_i − b̄⟩: the noise of the halves is independent and drops out. A client
-    sends 2|θ| numbers, once. The standard error takes V_i as isotropic, t̂_i = ‖a_i − b_i‖²/4.
+    sends 2|θ| numbers, once. For the standard error δ_i = (a_i − b_i)/2 is a draw of N(0, V_i) that
+    is independent of (a_i + b_i)/2, so that (δ_iᵀδ_j)² stands for tr(V_iV_j), and ‖δ_i‖⁴/(d + 2) for
+    tr(V_i²), which is exact where V_i is round.
 
     Args:
         first: (..., clients, p) the fits a_i.
         second: (..., clients, p) the fits b_i.
         weights: (..., clients) p_i, of sum 1.
     """
-    noise = (first - second).square().sum(-1) / 4.0
 
     def parts(p: Tensor) -> Tensor:
-        left = first - (p[..., None] * first).sum(-2, keepdim=True)
-        right = second - (p[..., None] * second).sum(-2, keepdim=True)
-        return (left * right).sum(-1)
+        return _products(first, second, p[..., None, :])
 
-    dim = first.shape[-1]
-    middle = (first + second) / 2.0
-    gaps = middle - (weights[..., None] * middle).sum(-2, keepdim=True)
-    round_noise = torch.eye(dim, dtype=first.dtype) * (noise / dim)[..., None, None]
+    middle, apart = (first + second) / 2.0, (first - second) / 2.0
+    pulled = weights[..., None] * (middle - _mean(weights, middle))
+    products = (apart @ apart.mT).square()
+    rounder = torch.eye(first.shape[-2], dtype=first.dtype) / (first.shape[-1] + 2.0)
+    products = products * torch.where(rounder > 0, rounder, 1.0)
+    noise2 = _form2(weights) * products
+    linear = (pulled * apart).sum(-1).square()
     return Heterogeneity(
         radius2=(weights * parts(weights)).sum(-1),
-        standard_error=_sampling_error(gaps, weights, round_noise),
+        standard_error=_sampling_error(linear, noise2, 2.0 * noise2.sum((-1, -2))),
         jackknife=leave_one_out(lambda p: (p * parts(p)).sum(-1), weights),
         distances2=parts(weights),
-        noise=noise,
+        noise=_half_noise(first, second),
     )
 
 
@@ -157,7 +171,8 @@ def from_global(
     """Estimate Σ p_i ‖w_i* − w_GT*‖² from the local fits and the global fit (R3).
 
     R̂² = Σ p_i ‖ŵ_i − w_GT‖² − Σ p_i [t̂_i − 2 tr(A_i V̂_i)] − Σ tr(A_i V̂_i A_iᵀ), with
-    A_i = p_i H̄⁻¹ H_i and H̄ = Σ p_j H_j. It is at least R², and equal where all H_i agree.
+    A_i = p_i H̄⁻¹ H_i and H̄ = Σ p_j H_j. It is at least R², and equal where all H_i agree. The
+    quadratic form of the fits has the blocks M_jk = p_j δ_jk − p_j A_k − p_k A_jᵀ + A_jᵀA_k.
 
     Args:
         w: (..., clients, p) converged fits ŵ_i.
@@ -166,15 +181,16 @@ def from_global(
         covariance: (..., clients, p, p) V̂_i.
         curvature: (..., clients, p, p) H_i.
     """
-    noise = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
+    noise = _trace(covariance)
 
     def blend(p: Tensor) -> tuple[Tensor, Tensor]:
         """Return every A_i, and the global fit that the quadratic approximation has."""
         pulled = p[..., None, None] * curvature
-        a = torch.linalg.solve(pulled.sum(-3, keepdim=True).expand_as(pulled), pulled)
+        a = torch.linalg.solve(pulled.sum(-3, keepdim=True), pulled)
         return a, (a @ w[..., None]).sum(-3)[..., 0]
 
-    offset = pooled - blend(weights)[1]
+    a, centre = blend(weights)
+    offset = pooled - centre
 
     def parts(p: Tensor) -> tuple[Tensor, Tensor]:
         a, centre = blend(p)
@@ -186,10 +202,14 @@ def from_global(
         own, shared = parts(p)
         return (p * own).sum(-1) - shared
 
+    gaps = w - pooled[..., None, :]
+    p = weights[..., None]
+    pulled = p * gaps - (a.mT @ (p * gaps).sum(-2)[..., None, :, None])[..., 0]
+    linear = (pulled[..., None, :] @ covariance @ pulled[..., None])[..., 0, 0]
     own, shared = parts(weights)
     return Heterogeneity(
         radius2=radius(weights),
-        standard_error=_sampling_error(w - pooled[..., None, :], weights, covariance),
+        standard_error=_sampling_error(linear, _blocks2(a, weights, covariance)),
         jackknife=leave_one_out(radius, weights),
         distances2=own - shared[..., None],
         noise=noise,
@@ -211,30 +231,53 @@ def leave_one_out(estimate: Callable[[Tensor], Tensor], weights: Tensor) -> Tens
     return ((m - 1) / m * (values - values.mean(0)).square().sum(0)).sqrt()
 
 
-def crossover(found: Heterogeneity, weights: Tensor) -> Tensor:
-    """Return R̂² − Σ p_i(1 − p_i) t̂_i / Σ p_i(1 − p_i) · (1 − 1/m): one model for all wins below 0.
+# ---- helpers -------------------------------------------------------------------------------------
 
-    For clients of equal size and noise it is R̂² − (1 − 1/m) t̂, and its sign is the exact crossover
-    of the two mean squared errors.
+
+def _mean(weights: Tensor, w: Tensor) -> Tensor:
+    return (weights[..., None] * w).sum(-2, keepdim=True)
+
+
+def _products(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+    """Return ⟨a_i − Σ_k s_ik a_k, b_i − Σ_k s_ik b_k⟩; one row of ``share`` serves all clients."""
+    return ((first - share @ first) * (second - share @ second)).sum(-1)
+
+
+def _half_noise(first: Tensor, second: Tensor) -> Tensor:
+    return (first - second).square().sum(-1) / 4.0
+
+
+def _form2(weights: Tensor) -> Tensor:
+    """Return the squares of the entries of diag(p) − ppᵀ."""
+    outer = weights[..., :, None] * weights[..., None, :]
+    return (torch.diag_embed(weights) - outer).square()
+
+
+def _blocks2(a: Tensor, weights: Tensor, covariance: Tensor) -> Tensor:
+    """Return tr(V_j M_jk V_k M_jkᵀ) for all pairs of clients, M as in ``from_global``."""
+    eye, found = torch.eye(a.shape[-1], dtype=a.dtype), []
+    p = weights[..., None, None]
+    for j in range(weights.shape[-1]):
+        own, mine = a[..., j : j + 1, :, :], p[..., j : j + 1, :, :]
+        block = own.mT @ a - mine * a - p * own.mT
+        block[..., j, :, :] += mine[..., 0, :, :] * eye
+        found.append(_trace(covariance[..., j : j + 1, :, :] @ block @ covariance @ block.mT))
+    return torch.stack(found, -2)
+
+
+def _sampling_error(linear: Tensor, noise2: Tensor, more: Tensor | float = 0.0) -> Tensor:
+    """Return the standard error of a quadratic form Σ_jk ŵ_jᵀM_jkŵ_k of independent normal fits.
+
+    Its variance is 4Σ g_kᵀV_kg_k + 2Σ D_jk, with g_k = Σ_j M_kj w_j* and D_jk = tr(V_jM_jkV_kM_kj).
+    At the fits g_k has the covariance Σ_j M_kjV_jM_jk, which adds Σ D_jk to Σ g_kᵀV_kg_k.
+
+    Args:
+        linear: (..., clients) ĝ_kᵀV̂_kĝ_k.
+        noise2: (..., clients, clients) D_jk.
+        more: (...) further variance.
     """
-    m = weights.shape[-1]
-    spread = weights * (1.0 - weights)
-    mean = (spread * found.noise).sum(-1) / spread.sum(-1)
-    return found.radius2 - (1.0 - 1.0 / m) * mean
-
-
-def _sampling_error(gaps: Tensor, weights: Tensor, covariance: Tensor) -> Tensor:
-    """Return √(4Σp_i² u_iᵀV_iu_i + 2Σ_ij c_ij² tr(V_iV_j)), the noise of the estimates u_i removed.
-
-    c is the matrix diag(p) − ppᵀ of the quadratic form.
-    """
-    form = torch.diag_embed(weights) - weights[..., :, None] * weights[..., None, :]
-    products = torch.einsum("...iab,...jab->...ij", covariance, covariance)
-    own = products.diagonal(dim1=-2, dim2=-1)
-    linear = (gaps[..., None, :] @ covariance @ gaps[..., None])[..., 0, 0]
-    linear = (weights.square() * (linear - (1.0 - 2.0 * weights) * own)).sum(-1)
-    quadratic = (form.square() * products).sum((-1, -2))
-    return (4.0 * linear.clamp(min=0.0) + 2.0 * quadratic).sqrt()
+    quadratic = noise2.sum((-1, -2))
+    return (4.0 * (linear.sum(-1) - quadratic).clamp(min=0.0) + 2.0 * quadratic + more).sqrt()
 
 
 def _trace(matrix: Tensor) -> Tensor:

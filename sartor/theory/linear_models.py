@@ -98,9 +98,9 @@ class Fits(NamedTuple):
     Attributes:
         w: (..., clients, p) models; for ``fit_pooled`` (..., p).
         gradient: the largest gradient norm that is left, (..., clients) or (...).
-        converged: the gradient norm is at most the tolerance.
+        converged: the gradient norm is at most the tolerance, and a minimiser exists.
         separable: (..., clients) the classes of a client can be told apart without an error, so
-            that without ridge no minimiser exists; False where that cannot be.
+            that no minimiser exists; False with ridge or Firth's penalty, where one always does.
     """
 
     w: Tensor
@@ -188,7 +188,12 @@ def gradients(clients: Clients, w: Tensor) -> Tensor:
 
 
 def fit_each(
-    clients: Clients, *, bias_reduced: bool = False, tolerance: float = 1e-9, max_steps: int = 60
+    clients: Clients,
+    *,
+    bias_reduced: bool = False,
+    start: Tensor | None = None,
+    tolerance: float = 1e-9,
+    max_steps: int = 60,
 ) -> Fits:
     """Fit every client alone: argmin L_i.
 
@@ -196,6 +201,7 @@ def fit_each(
         clients: the samples.
         bias_reduced: for logistic regression, add Firth's penalty −log det(n_i H_i)/(2n_i), which
             removes the first-order bias of the fit and exists for separable data too.
+        start: (..., clients, p) first models; zeros if None.
         tolerance: the gradient norm at which a fit counts as converged.
         max_steps: Newton steps at most.
     """
@@ -204,8 +210,9 @@ def fit_each(
             "bias_reduced is for logistic regression without ridge; leave it out for "
             f"{clients.family} with ridge={clients.ridge:g}."
         )
-    w = clients.x.new_zeros((*clients.mask.shape[:-1], clients.num_params))
-    separable = torch.zeros(w.shape[:-1], dtype=torch.bool)
+    lanes = clients.mask.shape[:-1]
+    w = clients.x.new_zeros((*lanes, clients.num_params)) if start is None else start
+    separable = torch.zeros(lanes, dtype=torch.bool)
 
     def whole(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         point = look(clients, at)
@@ -221,18 +228,17 @@ def fit_each(
         slope = point.slope - (clients.x.mT @ push[..., None])[..., 0] / n[..., None]
         return point.loss - torch.logdet(_solid(total)) / (2.0 * n), slope, curve
 
+    exists = bias_reduced or clients.ridge > 0 or clients.family == "linear"
     value, slope, curve = whole(w)
     for _ in range(max_steps):
-        norm = slope.norm(dim=-1)
-        separable = separable | _separates(clients, w)
-        active = (norm > tolerance) & ~(separable & (not bias_reduced and not clients.ridge))
+        separable = separable if exists else separable | _separates(clients, w)
+        active = (slope.norm(dim=-1) > tolerance) & ~separable
         if not bool(active.any()):
             break
         step = _solve(curve, slope) * active[..., None]
         w, (value, slope, curve) = _descend(whole, w, step, value)
     norm = slope.norm(dim=-1)
-    none = bias_reduced or bool(clients.ridge) or clients.family == "linear"
-    return Fits(w, norm, norm <= tolerance, separable & (not none))
+    return Fits(w, norm, (norm <= tolerance) & ~separable, separable)
 
 
 def fit_pooled(
@@ -303,7 +309,7 @@ def fit_coupled(
         weights: (..., clients) p_i, of sum 1.
         pull: λ > 0, broadcast to (..., clients).
         start: (..., clients, p) first models; zeros if None.
-        tolerance: the gradient norm at which the fit counts as converged.
+        tolerance: the gradient norm at which the fit counts as converged, times 1 + 1e-6 λ_i.
         max_steps: Newton steps at most.
     """
     lanes = clients.mask.shape[:-1]
@@ -311,6 +317,7 @@ def fit_coupled(
     p = weights.expand(lanes)[..., None]
     w = clients.x.new_zeros((*lanes, clients.num_params)) if start is None else start
     eye = torch.eye(clients.num_params, dtype=w.dtype)
+    enough = tolerance * (1.0 + 1e-6 * lam[..., 0])  # λ magnifies the rounding of w_i − w_g
 
     def middle(own: Tensor) -> Tensor:
         return (p * lam * own).sum(-2) / (p * lam).sum(-2)
@@ -323,7 +330,7 @@ def fit_coupled(
 
     value, slope, (point, curve) = whole(w)
     for _ in range(max_steps):
-        active = slope.norm(dim=-1).amax(-1) > tolerance
+        active = (slope.norm(dim=-1) > enough).any(-1)
         if not bool(active.any()):
             break
         right = (curve @ w[..., None])[..., 0] - point.slope
@@ -334,7 +341,7 @@ def fit_coupled(
         target = torch.linalg.lu_solve(*solver, (right + lam * centre[..., None, :])[..., None])
         step = (w - target[..., 0]) * active[..., None, None]
         w, (value, slope, (point, curve)) = _descend(whole, w, step, value)
-    return Coupled(w, middle(w), slope.norm(dim=-1).amax(-1) <= tolerance)
+    return Coupled(w, middle(w), (slope.norm(dim=-1) <= enough).all(-1))
 
 
 # ---- helpers -------------------------------------------------------------------------------------

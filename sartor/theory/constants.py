@@ -1,8 +1,8 @@
 """The constants of the theorems, from the clients' own samples.
 
 The loss of client i is the mean L_i = (1/n_i) Σ_j ℓ(w, z_ij) + (ν/2)‖w‖². Both papers speak of "the
-Gram matrix XᵀX" where their formulas need XᵀX/n_i: with the former L is n_i times too large, and the
-step η = 1/(L + λ) n_i times too small. Here the factor 1/n_i is always in.
+Gram matrix XᵀX" where their formulas need XᵀX/n_i: with the former L is n_i times too large, and
+the step η = 1/(L + λ) n_i times too small. Here the factor 1/n_i is always in.
 
 | symbol | here | meaning |
 |---|---|---|

@@ -2,8 +2,8 @@
 
 R² = Σ p_i ‖w_i* − w̄*‖² cannot be read off the fits ŵ_i themselves: their own noise adds to every
 distance. It can be subtracted (R1, R3), or avoided: fits on two halves of a client's samples have
-independent noise, which vanishes from the product of their deviations (R2). All estimators are ours;
-the papers leave the estimation of R open.
+independent noise, which vanishes from the product of their deviations (R2). All estimators are
+ours; the papers leave the estimation of R open.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -19,11 +19,20 @@ ridge targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sartor.theory.sampling_error import (
+    block_products,
+    form2,
+    leave_one_out,
+    round_slope,
+    student,
+    trace,
+    variance,
+)
 
 
 class SplitHalf(NamedTuple):
@@ -43,22 +52,44 @@ class Heterogeneity(NamedTuple):
 
     Attributes:
         radius2: (...) R̂², the sign kept: it is unbiased, and below 0 by chance where R is small.
-        standard_error: (...) of R̂² for these clients: the noise of their samples alone.
-        jackknife: (...) of R̂² for clients like these: leaving out one client at a time.
+        floor: (...) Var(R̂²) for these clients if their best models were the same.
+        growth: (...) what every unit of R² adds to it.
+        jackknife: (...) standard error of R̂² for clients like these: one client left out at a time.
         distances2: (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest of them is biased
             upwards.
         noise: (..., clients) t̂_i.
     """
 
     radius2: Tensor
-    standard_error: Tensor
+    floor: Tensor
+    growth: Tensor
     jackknife: Tensor
     distances2: Tensor
     noise: Tensor
 
+    @property
+    def standard_error(self) -> Tensor:
+        """(...) of R̂² for these clients, by the noise of their samples alone."""
+        return (self.floor + self.growth * self.radius2.clamp(min=0.0)).sqrt()
+
     def interval(self, z: float = 1.96) -> tuple[Tensor, Tensor]:
-        """Return R̂² ∓ z standard errors for these clients."""
-        return self.radius2 - z * self.standard_error, self.radius2 + z * self.standard_error
+        """Return the ends of {r : (R̂² − r)² ≤ z² (floor + growth · r)}, for these clients.
+
+        The error is that of the r in question, not that of R̂² (a score interval): R̂² ∓ z standard
+        errors would be too wide near R = 0 and miss on one side elsewhere, because R̂² and its
+        standard error rise and fall together.
+        """
+        wide = z * z * self.growth / 2.0
+        half = (z * z * (self.floor + self.growth * self.radius2) + wide.square()).clamp(min=0.0)
+        return self.radius2 + wide - half.sqrt(), self.radius2 + wide + half.sqrt()
+
+    def interval_anew(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return R̂² ∓ t · jackknife, t of Student's law with m − 1 degrees: for clients drawn anew.
+
+        What is meant is the mean of R² over federations of as many clients like these.
+        """
+        half = student(level, self.noise.shape[-1] - 1) * self.jackknife
+        return self.radius2 - half, self.radius2 + half
 
 
 def shares(weights: Tensor, group: Tensor) -> Tensor:
@@ -110,7 +141,7 @@ def from_fits(
         covariance: (..., clients, p, p) V̂_i.
         doubt: (..., clients) Var(t̂_i)/t_i², ``Noise.doubt``; 0 if None.
     """
-    noise = _trace(covariance)
+    noise = trace(covariance)
     gaps = w - _mean(weights, w)
 
     def radius(p: Tensor) -> Tensor:
@@ -123,9 +154,12 @@ def from_fits(
     pulled = weights[..., None] * gaps
     linear = (pulled[..., None, :] @ covariance @ pulled[..., None])[..., 0, 0]
     more = 0.0 if doubt is None else (form.square() * noise.square() * doubt).sum(-1)
+    radius2, noise2 = radius(weights), form2(weights) * products
+    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, w), more)
     return Heterogeneity(
-        radius2=radius(weights),
-        standard_error=_sampling_error(linear, _form2(weights) * products, more),
+        radius2=radius2,
+        floor=floor,
+        growth=growth,
         jackknife=leave_one_out(radius, weights),
         distances2=gaps.square().sum(-1) - (1.0 - 2.0 * weights) * noise - shared,
         noise=noise,
@@ -136,8 +170,8 @@ def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity
     """Estimate R² from fits on two disjoint halves of every client's samples (R2), no Hessians.
 
     R̂² = Σ p_i ⟨a_i − ā, b_i − b̄⟩: the noise of the halves is independent and drops out. A client
-    sends 2|θ| numbers, once. For the standard error δ_i = (a_i − b_i)/2 is a draw of N(0, V_i) that
-    is independent of (a_i + b_i)/2, so that (δ_iᵀδ_j)² stands for tr(V_iV_j), and ‖δ_i‖⁴/(d + 2) for
+    sends 2|θ| numbers, once. For the standard error δ_i = (a_i − b_i)/2 is a draw of N(0, V_i),
+    independent of (a_i + b_i)/2, so that (δ_iᵀδ_j)² stands for tr(V_iV_j), and ‖δ_i‖⁴/(d + 2) for
     tr(V_i²), which is exact where V_i is round.
 
     Args:
@@ -154,14 +188,18 @@ def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity
     products = (apart @ apart.mT).square()
     rounder = torch.eye(first.shape[-2], dtype=first.dtype) / (first.shape[-1] + 2.0)
     products = products * torch.where(rounder > 0, rounder, 1.0)
-    noise2 = _form2(weights) * products
+    noise2 = form2(weights) * products
     linear = (pulled * apart).sum(-1).square()
+    distances2, noise = parts(weights), _half_noise(first, second)
+    radius2, more = (weights * distances2).sum(-1), 2.0 * noise2.sum((-1, -2))
+    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, first), more)
     return Heterogeneity(
-        radius2=(weights * parts(weights)).sum(-1),
-        standard_error=_sampling_error(linear, noise2, 2.0 * noise2.sum((-1, -2))),
+        radius2=radius2,
+        floor=floor,
+        growth=growth,
         jackknife=leave_one_out(lambda p: (p * parts(p)).sum(-1), weights),
-        distances2=parts(weights),
-        noise=_half_noise(first, second),
+        distances2=distances2,
+        noise=noise,
     )
 
 
@@ -181,7 +219,7 @@ def from_global(
         covariance: (..., clients, p, p) V̂_i.
         curvature: (..., clients, p, p) H_i.
     """
-    noise = _trace(covariance)
+    noise = trace(covariance)
 
     def blend(p: Tensor) -> tuple[Tensor, Tensor]:
         """Return every A_i, and the global fit that the quadratic approximation has."""
@@ -195,8 +233,8 @@ def from_global(
     def parts(p: Tensor) -> tuple[Tensor, Tensor]:
         a, centre = blend(p)
         apart = (w - (centre + offset)[..., None, :]).square().sum(-1)
-        both = _trace(a @ covariance)
-        return apart - noise + 2.0 * both, _trace(a @ covariance @ a.mT).sum(-1)
+        both = trace(a @ covariance)
+        return apart - noise + 2.0 * both, trace(a @ covariance @ a.mT).sum(-1)
 
     def radius(p: Tensor) -> Tensor:
         own, shared = parts(p)
@@ -207,28 +245,16 @@ def from_global(
     pulled = p * gaps - (a.mT @ (p * gaps).sum(-2)[..., None, :, None])[..., 0]
     linear = (pulled[..., None, :] @ covariance @ pulled[..., None])[..., 0, 0]
     own, shared = parts(weights)
+    radius2, noise2 = radius(weights), block_products(a, weights, covariance)
+    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, w))
     return Heterogeneity(
-        radius2=radius(weights),
-        standard_error=_sampling_error(linear, _blocks2(a, weights, covariance)),
+        radius2=radius2,
+        floor=floor,
+        growth=growth,
         jackknife=leave_one_out(radius, weights),
         distances2=own - shared[..., None],
         noise=noise,
     )
-
-
-def leave_one_out(estimate: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
-    """Return the jackknife standard error of ``estimate(weights)`` over clients.
-
-    √((m−1)/m Σ_k (θ_(k) − θ̄)²), θ_(k) with the weight of client k set to 0 and the rest of sum 1.
-    """
-    m = weights.shape[-1]
-    found = []
-    for k in range(m):
-        kept = weights.clone()
-        kept[..., k] = 0.0
-        found.append(estimate(kept / kept.sum(-1, keepdim=True)))
-    values = torch.stack(found)
-    return ((m - 1) / m * (values - values.mean(0)).square().sum(0)).sqrt()
 
 
 # ---- helpers -------------------------------------------------------------------------------------
@@ -245,40 +271,3 @@ def _products(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
 
 def _half_noise(first: Tensor, second: Tensor) -> Tensor:
     return (first - second).square().sum(-1) / 4.0
-
-
-def _form2(weights: Tensor) -> Tensor:
-    """Return the squares of the entries of diag(p) − ppᵀ."""
-    outer = weights[..., :, None] * weights[..., None, :]
-    return (torch.diag_embed(weights) - outer).square()
-
-
-def _blocks2(a: Tensor, weights: Tensor, covariance: Tensor) -> Tensor:
-    """Return tr(V_j M_jk V_k M_jkᵀ) for all pairs of clients, M as in ``from_global``."""
-    eye, found = torch.eye(a.shape[-1], dtype=a.dtype), []
-    p = weights[..., None, None]
-    for j in range(weights.shape[-1]):
-        own, mine = a[..., j : j + 1, :, :], p[..., j : j + 1, :, :]
-        block = own.mT @ a - mine * a - p * own.mT
-        block[..., j, :, :] += mine[..., 0, :, :] * eye
-        found.append(_trace(covariance[..., j : j + 1, :, :] @ block @ covariance @ block.mT))
-    return torch.stack(found, -2)
-
-
-def _sampling_error(linear: Tensor, noise2: Tensor, more: Tensor | float = 0.0) -> Tensor:
-    """Return the standard error of a quadratic form Σ_jk ŵ_jᵀM_jkŵ_k of independent normal fits.
-
-    Its variance is 4Σ g_kᵀV_kg_k + 2Σ D_jk, with g_k = Σ_j M_kj w_j* and D_jk = tr(V_jM_jkV_kM_kj).
-    At the fits g_k has the covariance Σ_j M_kjV_jM_jk, which adds Σ D_jk to Σ g_kᵀV_kg_k.
-
-    Args:
-        linear: (..., clients) ĝ_kᵀV̂_kĝ_k.
-        noise2: (..., clients, clients) D_jk.
-        more: (...) further variance.
-    """
-    quadratic = noise2.sum((-1, -2))
-    return (4.0 * (linear.sum(-1) - quadratic).clamp(min=0.0) + 2.0 * quadratic + more).sqrt()
-
-
-def _trace(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)

@@ -210,35 +210,57 @@ def fit_each(
             "bias_reduced is for logistic regression without ridge; leave it out for "
             f"{clients.family} with ridge={clients.ridge:g}."
         )
-    lanes = clients.mask.shape[:-1]
-    w = clients.x.new_zeros((*lanes, clients.num_params)) if start is None else start
-    separable = torch.zeros(lanes, dtype=torch.bool)
-
-    def whole(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        point = look(clients, at)
-        curve = hessians(clients, point)
-        if not bias_reduced:
-            return point.loss, point.slope, curve
-        n = clients.sizes
-        total = curve * n[..., None, None]
-        solved = torch.linalg.solve(_solid(total), clients.x.mT).mT
-        leverage = point.curvature[..., 0, 0] * (clients.x * solved).sum(-1)
-        chance = torch.sigmoid(predict(clients, at))[..., 0]
-        push = leverage * (0.5 - chance) * clients.mask
-        slope = point.slope - (clients.x.mT @ push[..., None])[..., 0] / n[..., None]
-        return point.loss - torch.logdet(_solid(total)) / (2.0 * n), slope, curve
-
+    lanes, p = clients.mask.shape[:-1], clients.num_params
+    shape = (*clients.mask.shape, clients.x.shape[-1])
+    part = replace(
+        clients,
+        x=clients.x.expand(shape).flatten(0, -3),
+        y=clients.y.expand(shape[:-1]).flatten(0, -2),
+        mask=clients.mask.flatten(0, -2),
+    )
+    found = clients.x.new_zeros((*lanes, p)) if start is None else start.expand(*lanes, p).clone()
+    found, left = found.reshape(-1, p), clients.x.new_zeros(math.prod(lanes))
+    separable, index = left > 0, torch.arange(len(left))
     exists = bias_reduced or clients.ridge > 0 or clients.family == "linear"
-    value, slope, curve = whole(w)
+    value, slope, curve = _each(part, found, bias_reduced)
     for _ in range(max_steps):
-        separable = separable if exists else separable | _separates(clients, w)
-        active = (slope.norm(dim=-1) > tolerance) & ~separable
-        if not bool(active.any()):
+        w, left[index] = found[index], slope.norm(dim=-1)
+        if not exists:
+            separable[index] = separable[index] | _separates(part, w)
+        active = (left[index] > tolerance) & ~separable[index]
+        if 2 * int(active.sum()) < len(active):  # go on with those that have not arrived
+            index, part, w = index[active], part.take(active), w[active]
+            value, slope, curve, active = (
+                value[active],
+                slope[active],
+                curve[active],
+                active[active],
+            )
+        if not len(index):
             break
         step = _solve(curve, slope) * active[..., None]
-        w, (value, slope, curve) = _descend(whole, w, step, value)
-    norm = slope.norm(dim=-1)
-    return Fits(w, norm, (norm <= tolerance) & ~separable, separable)
+        found[index], (value, slope, curve) = _descend(
+            lambda at, part=part: _each(part, at, bias_reduced), w, step, value
+        )
+    left[index] = slope.norm(dim=-1)
+    fitted = (left <= tolerance) & ~separable
+    return Fits(*(t.reshape(*lanes, *t.shape[1:]) for t in (found, left, fitted, separable)))
+
+
+def _each(clients: Clients, w: Tensor, bias_reduced: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what every client minimises alone, its gradient and a curvature for Newton steps."""
+    point = look(clients, w)
+    curve = hessians(clients, point)
+    if not bias_reduced:
+        return point.loss, point.slope, curve
+    n = clients.sizes
+    total = _solid(curve * n[..., None, None])
+    leverage = ((clients.x @ torch.linalg.inv(total)) * clients.x).sum(-1)
+    leverage = leverage * point.curvature[..., 0, 0]
+    chance = torch.sigmoid(predict(clients, w))[..., 0]
+    push = leverage * (0.5 - chance) * clients.mask
+    slope = point.slope - (clients.x.mT @ push[..., None])[..., 0] / n[..., None]
+    return point.loss - torch.logdet(total) / (2.0 * n), slope, curve
 
 
 def fit_pooled(

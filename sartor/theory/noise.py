@@ -46,8 +46,9 @@ class Noise(NamedTuple):
 
     Attributes:
         covariance: (..., clients, p, p) V̂_i.
-        doubt: (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models; for labels 0 until
-            ``calibrated``, where the model's t̂_i is a function of the fit.
+        doubt: (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models. For labels only what
+            the drawings of ``calibrated`` add: the rest is a function of ŵ_i that rises with its
+            distance from the others, of which t̂_i is subtracted, so that it widens no error.
         complexity: (..., clients) tr(H_i⁻¹ G_i): p where the model is true and there is no ridge.
         gradient2: (..., clients) ρ̂_i².
         used: (..., clients) the effective number of parameters.
@@ -160,10 +161,9 @@ def calibrated(
         ).w
         fits.append(again)
         totals.append(noise_of(other, again, middle).total)
-    said, spread = torch.stack(totals), torch.stack(fits).var(0).sum(-1)
-    round_off = 2.0 * noise.covariance.square().sum((-1, -2)) / noise.total.square() / (draws - 1)
-    doubt = said.var(0) / said.mean(0).square() + round_off
-    return noise.scaled(spread / said.mean(0))._replace(doubt=doubt)
+    said, spread = torch.stack(totals).mean(0), torch.stack(fits).var(0).sum(-1)
+    doubt = 2.0 * noise.covariance.square().sum((-1, -2)) / noise.total.square() / (draws - 1)
+    return noise.scaled(spread / said)._replace(doubt=noise.doubt + doubt)
 
 
 def draw_labels(clients: Clients, w: Tensor, key: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ printed δ also lack their squares) puts it beside ε_i, and β E² of (58) has 
 √(2β‖ℓ‖∞) E + β E² itself, without the last estimates of the proof. Lemma 24 prints 1 + β/(n_i(μ+λ))
 for 1 + 16β/(n_i(μ+λ)); its 160 is right. The shortcuts are ours: first order in 1/n_i, exact for
 losses whose Hessian is the same at every sample. The numbers of the bounds broadcast, so that all
-clients, or a sweep, are one call. What stability is good for, Proposition 10, is in ``excess_risk``.
+clients, or a sweep, are one call. What follows for risks, Proposition 10, is in ``excess_risk``.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def test_a_bound_names_the_client_at_fault() -> None:
 
 @pytest.mark.parametrize("lam", [0.0, 0.05, 0.3, math.inf])
 def test_losses_change_within_the_bounds(lam: float) -> None:
-    """Records in the unit ball, ½‖w − z‖²: β = μ = 1, ‖ℓ‖∞ = 2. Lemma 26, and γ_i of each method."""
+    """Records in the unit ball, ½‖w − z‖²: β = μ = 1, ‖ℓ‖∞ = 2. Lemma 26, and each method's γ_i."""
     draw = torch.Generator().manual_seed(5)
 
     def ball(*shape: int) -> Tensor:

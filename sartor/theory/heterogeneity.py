@@ -58,6 +58,7 @@ class Heterogeneity(NamedTuple):
         distances2: (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest of them is biased
             upwards.
         noise: (..., clients) t̂_i.
+        subtracted: (...) Σ p_i(1 − p_i) t̂_i, what noise adds to the spread of the fits.
     """
 
     radius2: Tensor
@@ -66,6 +67,7 @@ class Heterogeneity(NamedTuple):
     jackknife: Tensor
     distances2: Tensor
     noise: Tensor
+    subtracted: Tensor
 
     @property
     def standard_error(self) -> Tensor:
@@ -84,12 +86,15 @@ class Heterogeneity(NamedTuple):
         return self.radius2 + wide - half.sqrt(), self.radius2 + wide + half.sqrt()
 
     def interval_anew(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return R̂² ∓ t · jackknife, t of Student's law with m − 1 degrees: for clients drawn anew.
+        """Return an interval by the jackknife, for clients drawn anew.
 
-        What is meant is the mean of R² over federations of as many clients like these.
+        What is meant is the mean of R² over federations of as many clients like these. The spread
+        of the fits, Q = R̂² + subtracted, is positive and skewed to the right, so the interval is
+        Q exp(∓ t · jackknife/Q) − subtracted, with t of Student's law with m − 1 degrees.
         """
-        half = student(level, self.noise.shape[-1] - 1) * self.jackknife
-        return self.radius2 - half, self.radius2 + half
+        spread = torch.maximum(self.radius2 + self.subtracted, 0.5 * self.subtracted)
+        far = (student(level, self.noise.shape[-1] - 1) * self.jackknife / spread).exp()
+        return spread / far - self.subtracted, spread * far - self.subtracted
 
 
 def shares(weights: Tensor, group: Tensor) -> Tensor:
@@ -163,6 +168,7 @@ def from_fits(
         jackknife=leave_one_out(radius, weights),
         distances2=gaps.square().sum(-1) - (1.0 - 2.0 * weights) * noise - shared,
         noise=noise,
+        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
     )
 
 
@@ -200,6 +206,7 @@ def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity
         jackknife=leave_one_out(lambda p: (p * parts(p)).sum(-1), weights),
         distances2=distances2,
         noise=noise,
+        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
     )
 
 
@@ -254,6 +261,7 @@ def from_global(
         jackknife=leave_one_out(radius, weights),
         distances2=own - shared[..., None],
         noise=noise,
+        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
     )
 
 

@@ -175,7 +175,8 @@ def draw_labels(clients: Clients, w: Tensor, key: Tensor) -> Tensor:
     scores = predict(clients, w)
     num_clients, num_samples = clients.y.shape[-2:]
     keys = rng.fold(key.expand(num_clients, 2), torch.arange(num_clients))
-    chance = torch.stack([rng.uniform(k, (num_samples,), torch.float64) for k in keys])
+    words = rng.words_at(keys[:, None, :], torch.arange((num_samples + 3) // 4))
+    chance = (words.flatten(1)[:, :num_samples].to(torch.float64) + 0.5) * 2.0**-32
     if clients.family == "logistic":
         return (chance < torch.sigmoid(scores[..., 0])).to(clients.y.dtype)
     shares = torch.softmax(scores @ basis(clients.num_classes).T, -1).cumsum(-1)

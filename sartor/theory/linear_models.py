@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -239,9 +240,8 @@ def fit_each(
         if not len(index):
             break
         step = _solve(curve, slope) * active[..., None]
-        found[index], (value, slope, curve) = _descend(
-            lambda at, part=part: _each(part, at, bias_reduced), w, step, value
-        )
+        look_on = partial(_each, part, bias_reduced=bias_reduced)
+        found[index], (value, slope, curve) = _descend(look_on, w, step, value)
     left[index] = slope.norm(dim=-1)
     fitted = (left <= tolerance) & ~separable
     return Fits(*(t.reshape(*lanes, *t.shape[1:]) for t in (found, left, fitted, separable)))

@@ -180,6 +180,24 @@ def test_the_global_fit_with_unequal_hessians() -> None:
     assert said == pytest.approx(float(found.radius2.var()), rel=0.3)
 
 
+def test_the_variance_of_the_global_form_is_exact() -> None:
+    """Normal fits with known V_i and very unequal H_i: mean and variance of 20 000 draws."""
+    draw = torch.Generator().manual_seed(8)
+    best, p = torch.randn(3, 2, dtype=F64, generator=draw), torch.tensor([0.2, 0.3, 0.5]).to(F64)
+    curve = torch.diag_embed(torch.tensor([[9.0, 0.1], [1.0, 1.0], [0.2, 4.0]], dtype=F64))
+    roots = 0.2 * torch.randn(3, 2, 2, dtype=F64, generator=draw)
+    w = best + (roots @ torch.randn(20_000, 3, 2, 1, dtype=F64, generator=draw))[..., 0]
+    a = torch.linalg.solve((p[:, None, None] * curve).sum(0), p[:, None, None] * curve)
+    pooled = (a @ w[..., None]).sum(-3)[..., 0]
+    shape = (20_000, 3, 2, 2)
+    covariance = (roots @ roots.mT).expand(shape)
+    found = from_global(w, pooled, p.expand(20_000, 3), covariance, curve.expand(shape))
+    truth = (p * (best - (a @ best[..., None]).sum(0)[:, 0]).square().sum(-1)).sum()
+    assert float(found.radius2.mean()) == pytest.approx(float(truth), abs=0.02 * float(truth))
+    said = float((found.floor + found.growth * found.radius2.clamp(min=0.0)).mean())
+    assert said == pytest.approx(float(found.radius2.var()), rel=0.06)
+
+
 def test_the_global_fit_is_the_mean_where_hessians_agree() -> None:
     """(R3) = (R1) in every number if all H_i are the same."""
     draw = torch.Generator().manual_seed(2)

@@ -23,6 +23,9 @@ Target = Literal["loss", "parameters"]
 ENOUGH = 5.0
 """Samples that a client needs for every parameter that its fit uses."""
 
+FLAT = 1e-8
+"""A Hessian whose eigenvalues are further apart than this leaves some direction undetermined."""
+
 
 @dataclass(frozen=True)
 class Estimates:
@@ -30,7 +33,7 @@ class Estimates:
 
     A client sends ŵ_i, and the variance and curvature of its coordinates (three messages of the
     model's size), and the numbers n_i, ρ̂_i², μ_i, L_i and tr(H_i⁻¹G_i), once; for the standard
-    error of R̂ it receives w̄ and sends two numbers more.
+    error of R̂² the whole of V̂_i, p(p + 1)/2 numbers.
 
     Attributes:
         sizes: (..., clients) n_i.
@@ -43,7 +46,7 @@ class Estimates:
         risks: expected errors at these, per client and coordinate.
         curvature: (..., clients, p) h_ij.
         pull: (...) the λ of smallest expected mean error.
-        own_pull: (..., clients) λ_i, each client's best answer to the others' λ.
+        own_pull: (..., clients) the common λ that serves client i best, by its own τ_i².
     """
 
     sizes: Tensor
@@ -105,7 +108,7 @@ def estimate(
         weights=weights,
         fits=fits,
         noise=noise,
-        heterogeneity=from_fits(fits.w, weights, noise.covariance),
+        heterogeneity=from_fits(fits.w, weights, noise.covariance, noise.doubt),
         effects=found,
         pulls=tried,
         risks=expected,
@@ -140,7 +143,7 @@ def doubts(clients: Clients, fits: Fits, noise: Noise) -> list[list[str]]:
                 f"has {n:.0f} samples for {float(noise.used[i]):.0f} parameters (at least "
                 f"{ENOUGH * float(noise.used[i]):.0f} are needed)"
             )
-        if not bool(torch.isfinite(noise.total[i])):
+        if not float(noise.smallest[i]) > FLAT * float(noise.largest[i]):
             reasons.append("has features that leave its model undetermined")
         found.append(reasons)
     return found

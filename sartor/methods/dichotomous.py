@@ -49,7 +49,7 @@ from sartor.method import Batch, Hub, Method, Phase, Site
 from sartor.methods.fedavg import fedavg
 from sartor.methods.local import local as local_train
 from sartor.task import Task
-from sartor.theory.heterogeneity import federate, split_half
+from sartor.theory.heterogeneity import crossover, shares, split_half
 from sartor.tree import Tree
 
 
@@ -163,8 +163,8 @@ def dichotomous(
             group = single_linkage(cross_distances(first, second))
         alone = (group[:, None] == group[None, :]).sum(1) == 1
         if by_radius:
-            sizes = hub.sizes.to(first.dtype)
-            alone = ~federate(split_half(first, second, sizes / sizes.sum(), group), group)
+            share = shares(hub.sizes.to(first.dtype), group)
+            alone = ~(crossover(split_half(first, second, share), share) < 0)
         inner = {"fedavg": {**server["fedavg"], "group": group}} if clustered else {}
         return {**server, **inner, "group": group, "choice": alone.to(group.dtype)}
 

@@ -217,3 +217,37 @@ def risk_floor(
     """Return Corollary 9's order μ (β/n ∧ R² + β/N), below AER (n = N/m) and IER_i (n = n_i)."""
     (mu,) = tensors(strong_convexity)
     return mu * error_floor(heterogeneity, num_samples, total_samples, smoothness)
+
+
+def average_risk_by_stability(
+    weights: Tensor,
+    stability: Tensor,
+    prox_strength: Number,
+    spread2: Number,
+    objective_error: Number = 0.0,
+) -> Tensor:
+    """Return (21) of Proposition 10, E AER_p <= E_OPT + 2 Σ p_i γ_i + (λ/2) Σ p_i‖w_g* − w_i*‖².
+
+    Eq. (24) forgets p_s before the penalty; the proposition is right.
+
+    Args:
+        weights: (clients,) p_i.
+        stability: (..., clients) γ_i, ``stability.fedprox_bound``.
+        prox_strength: λ.
+        spread2: Σ p_i‖w_g* − w_i*‖², at most R².
+        objective_error: E_OPT, ``two_stage.objective_error``.
+    """
+    lam, spread, gap = tensors(prox_strength, spread2, objective_error)
+    return gap + 2.0 * (stability * weights).sum(-1) + lam / 2.0 * spread
+
+
+def individual_risk_by_stability(
+    weight: Number,
+    stability: Number,
+    prox_strength: Number,
+    distance2: Number,
+    objective_error: Number = 0.0,
+) -> Tensor:
+    """Return (22) of Proposition 10, E IER_i <= E_OPT/p_i + 2γ_i + (λ/2) E‖ŵ_g − w_i*‖²."""
+    p, gamma, lam, far, gap = tensors(weight, stability, prox_strength, distance2, objective_error)
+    return gap / p + 2.0 * gamma + lam / 2.0 * far

@@ -1,21 +1,42 @@
 """How far the clients' best models lie from one another, estimated from their fits.
 
 R² = Σ p_i ‖w_i* − w̄*‖² cannot be read off the fits ŵ_i themselves: their own noise adds to every
-distance. Fits on two halves of a client's samples have independent noise, which vanishes from the
-product of their deviations.
+distance. It can be subtracted (R1, R3), or avoided: fits on two halves of a client's samples have
+independent noise, which vanishes from the product of their deviations (R2). All estimators are
+ours; the papers leave the estimation of R open.
+
+| symbol | here | meaning |
+|---|---|---|
+| ŵ_i; a_i, b_i | w; first, second | fits on all samples of client i; on its two halves |
+| V_i, t_i | covariance, noise | Cov(ŵ_i), and its trace E‖ŵ_i − w_i*‖² |
+| p_i | weights | of sum 1 |
+| s_ik | share | the weights that client i sees: p_k/Σp inside its group, 0 outside |
+
+They hold for converged fits of identified, strongly convex models with n_i clearly above d; not for
+networks, whose weights are not identified, nor for separable classes. With ridge they speak of the
+ridge targets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sartor.theory.sampling_error import (
+    block_products,
+    form2,
+    leave_one_out,
+    round_slope,
+    student,
+    trace,
+    variance,
+)
+
 
 class SplitHalf(NamedTuple):
-    """What two fits per client say.
+    """What two fits per client say of the groups that the clients form.
 
     Attributes:
         radius2: (clients,) R̂² of every client's group; may be negative.
@@ -26,22 +47,54 @@ class SplitHalf(NamedTuple):
     noise: Tensor
 
 
-def split_half(first: Tensor, second: Tensor, weights: Tensor, group: Tensor) -> SplitHalf:
-    """Estimate heterogeneity and noise from fits on two disjoint halves of every client's data.
+class Heterogeneity(NamedTuple):
+    """What the fits say of R² = Σ p_i ‖w_i* − w̄*‖².
 
-    R̂² = Σ p_i ⟨a_i − ā, b_i − b̄⟩ and t̂_i = ‖a_i − b_i‖²/4, with p normalised inside each group.
-    Valid for strongly convex, converged fits; not for networks, whose weights are not identified.
-
-    Args:
-        first: (clients, d) the fits a_i.
-        second: (clients, d) the fits b_i.
-        weights: (clients,) p_i.
-        group: (clients,) labels; one group if all are equal.
+    Attributes:
+        radius2: (...) R̂², the sign kept: it is unbiased, and below 0 by chance where R is small.
+        floor: (...) Var(R̂²) for these clients if their best models were the same.
+        growth: (...) what every unit of R² adds to it.
+        jackknife: (...) standard error of R̂² for clients like these: one client left out at a time.
+        distances2: (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest of them is biased
+            upwards.
+        noise: (..., clients) t̂_i.
+        subtracted: (...) Σ p_i(1 − p_i) t̂_i, what noise adds to the spread of the fits.
     """
-    share = shares(weights, group)
-    deviations = (first - share @ first) * (second - share @ second)
-    noise = (first - second).square().sum(1) / 4.0
-    return SplitHalf(share @ deviations.sum(1), noise)
+
+    radius2: Tensor
+    floor: Tensor
+    growth: Tensor
+    jackknife: Tensor
+    distances2: Tensor
+    noise: Tensor
+    subtracted: Tensor
+
+    @property
+    def standard_error(self) -> Tensor:
+        """(...) of R̂² for these clients, by the noise of their samples alone."""
+        return (self.floor + self.growth * self.radius2.clamp(min=0.0)).sqrt()
+
+    def interval(self, z: float = 1.96) -> tuple[Tensor, Tensor]:
+        """Return the ends of {r : (R̂² − r)² ≤ z² (floor + growth · r)}, for these clients.
+
+        The error is that of the r in question, not that of R̂² (a score interval): R̂² ∓ z standard
+        errors would be too wide near R = 0 and miss on one side elsewhere, because R̂² and its
+        standard error rise and fall together.
+        """
+        wide = z * z * self.growth / 2.0
+        half = (z * z * (self.floor + self.growth * self.radius2) + wide.square()).clamp(min=0.0)
+        return self.radius2 + wide - half.sqrt(), self.radius2 + wide + half.sqrt()
+
+    def interval_anew(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
+        """Return an interval by the jackknife, for clients drawn anew.
+
+        What is meant is the mean of R² over federations of as many clients like these. The spread
+        of the fits, Q = R̂² + subtracted, is positive and skewed to the right, so the interval is
+        Q exp(∓ t · jackknife/Q) − subtracted, with t of Student's law with m − 1 degrees.
+        """
+        spread = torch.maximum(self.radius2 + self.subtracted, 0.5 * self.subtracted)
+        far = (student(level, self.noise.shape[-1] - 1) * self.jackknife / spread).exp()
+        return spread / far - self.subtracted, spread * far - self.subtracted
 
 
 def shares(weights: Tensor, group: Tensor) -> Tensor:
@@ -50,73 +103,72 @@ def shares(weights: Tensor, group: Tensor) -> Tensor:
     return inside / inside.sum(1, keepdim=True)
 
 
-def federate(found: SplitHalf, group: Tensor) -> Tensor:
-    """Say for every client whether its group's one model beats its members' own ones.
+def split_half(first: Tensor, second: Tensor, share: Tensor) -> SplitHalf:
+    """Estimate the heterogeneity of every client's group, and the noise (R2).
 
-    R̂² < (1 − 1/m) · mean t̂_i over the m members: the crossover of the two mean-square errors for
-    clients of equal size and noise. A group of one has nothing to gain.
+    R̂_i² = Σ_k s_ik ⟨a_k − ā_k, b_k − b̄_k⟩ and t̂_i = ‖a_i − b_i‖²/4, with the means of the groups.
+
+    Args:
+        first: (clients, d) the fits a_i.
+        second: (clients, d) the fits b_i.
+        share: (clients, clients) from ``shares``.
     """
-    even = shares(torch.ones_like(found.noise), group)
-    size = (group[:, None] == group[None, :]).sum(1)
-    return (found.radius2 < (1.0 - 1.0 / size) * (even @ found.noise)) & (size > 1)
+    return SplitHalf(share @ _products(first, second, share), _half_noise(first, second))
 
 
-# ---- from full fits ------------------------------------------------------------------------------
+def crossover(found: SplitHalf | Heterogeneity, weights: Tensor) -> Tensor:
+    """Return R̂² − Σ p_i(1 − p_i) t̂_i: below 0 the mean of the fits beats the fits themselves.
 
+    Their mean squared errors Σ p_i E‖· − w_i*‖² are R² + Σ p_i² t_i and Σ p_i t_i, so the sign is
+    the exact crossover, for any weights and noise. For equal weights the limit is
+    (1 − 1/m) · mean t̂_i. A client alone in its group has 0, and nothing to gain.
 
-class Heterogeneity(NamedTuple):
-    """What the fits say of R² = Σ p_i ‖w_i* − w̄*‖².
-
-    Attributes:
-        radius2: (...) R̂², the sign kept: it is unbiased, and below 0 by chance where R is small.
-        standard_error: (...) of R̂² for these clients: the noise of their samples alone.
-        jackknife: (...) of R̂² for clients like these: leaving out one client at a time.
-        distances2: (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest of them is biased
-            upwards.
-        noise: (..., clients) t̂_i.
+    Args:
+        found: from any of the estimators here.
+        weights: (..., clients) p_i, or the ``shares`` of groups.
     """
-
-    radius2: Tensor
-    standard_error: Tensor
-    jackknife: Tensor
-    distances2: Tensor
-    noise: Tensor
-
-    def interval(self, z: float = 1.96) -> tuple[Tensor, Tensor]:
-        """Return R̂² ∓ z standard errors for these clients."""
-        return self.radius2 - z * self.standard_error, self.radius2 + z * self.standard_error
+    return found.radius2 - (weights * (1.0 - weights) * found.noise).sum(-1)
 
 
-def from_fits(w: Tensor, weights: Tensor, covariance: Tensor) -> Heterogeneity:
+def from_fits(
+    w: Tensor, weights: Tensor, covariance: Tensor, doubt: Tensor | None = None
+) -> Heterogeneity:
     """Estimate R² from one fit per client and its covariance (R1).
 
     R̂² = Σ p_i ‖ŵ_i − w̄‖² − Σ p_i(1 − p_i) t̂_i and
     d̂_i² = ‖ŵ_i − w̄‖² − (1 − 2p_i) t̂_i − Σ p_j² t̂_j, with w̄ = Σ p_i ŵ_i and t̂_i = tr V̂_i.
 
-    A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; for the standard error it receives w̄ and
-    sends the number (ŵ_i − w̄)ᵀV̂_i(ŵ_i − w̄).
+    A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; for the standard error V̂_i as well.
 
     Args:
         w: (..., clients, p) converged fits ŵ_i.
         weights: (..., clients) p_i, of sum 1.
         covariance: (..., clients, p, p) V̂_i.
+        doubt: (..., clients) Var(t̂_i)/t_i², ``Noise.doubt``; 0 if None.
     """
-    noise = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
-    gaps = w - (weights[..., None] * w).sum(-2, keepdim=True)
+    noise = trace(covariance)
+    gaps = w - _mean(weights, w)
 
     def radius(p: Tensor) -> Tensor:
-        centre = (p[..., None] * gaps).sum(-2, keepdim=True)
-        apart = (gaps - centre).square().sum(-1)
+        apart = (gaps - _mean(p, gaps)).square().sum(-1)
         return (p * apart - p * (1.0 - p) * noise).sum(-1)
 
     shared = (weights.square() * noise).sum(-1, keepdim=True)
-    distances2 = gaps.square().sum(-1) - (1.0 - 2.0 * weights) * noise - shared
+    form = weights * (1.0 - weights)
+    products = torch.einsum("...iab,...jab->...ij", covariance, covariance)
+    pulled = weights[..., None] * gaps
+    linear = (pulled[..., None, :] @ covariance @ pulled[..., None])[..., 0, 0]
+    more = 0.0 if doubt is None else (form.square() * noise.square() * doubt).sum(-1)
+    radius2, noise2 = radius(weights), form2(weights) * products
+    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, w), more)
     return Heterogeneity(
-        radius2=radius(weights),
-        standard_error=_sampling_error(gaps, weights, covariance),
+        radius2=radius2,
+        floor=floor,
+        growth=growth,
         jackknife=leave_one_out(radius, weights),
-        distances2=distances2,
+        distances2=gaps.square().sum(-1) - (1.0 - 2.0 * weights) * noise - shared,
         noise=noise,
+        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
     )
 
 
@@ -124,30 +176,37 @@ def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity
     """Estimate R² from fits on two disjoint halves of every client's samples (R2), no Hessians.
 
     R̂² = Σ p_i ⟨a_i − ā, b_i − b̄⟩: the noise of the halves is independent and drops out. A client
-    sends 2|θ| numbers, once. The standard error takes V_i as isotropic, t̂_i = ‖a_i − b_i‖²/4.
+    sends 2|θ| numbers, once. For the standard error δ_i = (a_i − b_i)/2 is a draw of N(0, V_i),
+    independent of (a_i + b_i)/2, so that (δ_iᵀδ_j)² stands for tr(V_iV_j), and ‖δ_i‖⁴/(d + 2) for
+    tr(V_i²), which is exact where V_i is round.
 
     Args:
         first: (..., clients, p) the fits a_i.
         second: (..., clients, p) the fits b_i.
         weights: (..., clients) p_i, of sum 1.
     """
-    noise = (first - second).square().sum(-1) / 4.0
 
     def parts(p: Tensor) -> Tensor:
-        left = first - (p[..., None] * first).sum(-2, keepdim=True)
-        right = second - (p[..., None] * second).sum(-2, keepdim=True)
-        return (left * right).sum(-1)
+        return _products(first, second, p[..., None, :])
 
-    dim = first.shape[-1]
-    middle = (first + second) / 2.0
-    gaps = middle - (weights[..., None] * middle).sum(-2, keepdim=True)
-    round_noise = torch.eye(dim, dtype=first.dtype) * (noise / dim)[..., None, None]
+    middle, apart = (first + second) / 2.0, (first - second) / 2.0
+    pulled = weights[..., None] * (middle - _mean(weights, middle))
+    products = (apart @ apart.mT).square()
+    rounder = torch.eye(first.shape[-2], dtype=first.dtype) / (first.shape[-1] + 2.0)
+    products = products * torch.where(rounder > 0, rounder, 1.0)
+    noise2 = form2(weights) * products
+    linear = (pulled * apart).sum(-1).square()
+    distances2, noise = parts(weights), _half_noise(first, second)
+    radius2, more = (weights * distances2).sum(-1), 2.0 * noise2.sum((-1, -2))
+    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, first), more)
     return Heterogeneity(
-        radius2=(weights * parts(weights)).sum(-1),
-        standard_error=_sampling_error(gaps, weights, round_noise),
+        radius2=radius2,
+        floor=floor,
+        growth=growth,
         jackknife=leave_one_out(lambda p: (p * parts(p)).sum(-1), weights),
-        distances2=parts(weights),
+        distances2=distances2,
         noise=noise,
+        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
     )
 
 
@@ -157,7 +216,8 @@ def from_global(
     """Estimate Σ p_i ‖w_i* − w_GT*‖² from the local fits and the global fit (R3).
 
     R̂² = Σ p_i ‖ŵ_i − w_GT‖² − Σ p_i [t̂_i − 2 tr(A_i V̂_i)] − Σ tr(A_i V̂_i A_iᵀ), with
-    A_i = p_i H̄⁻¹ H_i and H̄ = Σ p_j H_j. It is at least R², and equal where all H_i agree.
+    A_i = p_i H̄⁻¹ H_i and H̄ = Σ p_j H_j. It is at least R², and equal where all H_i agree. The
+    quadratic form of the fits has the blocks M_jk = p_j δ_jk − p_j A_k − p_k A_jᵀ + A_jᵀA_k.
 
     Args:
         w: (..., clients, p) converged fits ŵ_i.
@@ -166,76 +226,56 @@ def from_global(
         covariance: (..., clients, p, p) V̂_i.
         curvature: (..., clients, p, p) H_i.
     """
-    noise = covariance.diagonal(dim1=-2, dim2=-1).sum(-1)
+    noise = trace(covariance)
 
     def blend(p: Tensor) -> tuple[Tensor, Tensor]:
         """Return every A_i, and the global fit that the quadratic approximation has."""
         pulled = p[..., None, None] * curvature
-        a = torch.linalg.solve(pulled.sum(-3, keepdim=True).expand_as(pulled), pulled)
+        a = torch.linalg.solve(pulled.sum(-3, keepdim=True), pulled)
         return a, (a @ w[..., None]).sum(-3)[..., 0]
 
-    offset = pooled - blend(weights)[1]
+    a, centre = blend(weights)
+    offset = pooled - centre
 
     def parts(p: Tensor) -> tuple[Tensor, Tensor]:
         a, centre = blend(p)
         apart = (w - (centre + offset)[..., None, :]).square().sum(-1)
-        both = _trace(a @ covariance)
-        return apart - noise + 2.0 * both, _trace(a @ covariance @ a.mT).sum(-1)
+        both = trace(a @ covariance)
+        return apart - noise + 2.0 * both, trace(a @ covariance @ a.mT).sum(-1)
 
     def radius(p: Tensor) -> Tensor:
         own, shared = parts(p)
         return (p * own).sum(-1) - shared
 
+    gaps = w - pooled[..., None, :]
+    p = weights[..., None]
+    pulled = p * gaps - (a.mT @ (p * gaps).sum(-2)[..., None, :, None])[..., 0]
+    linear = (pulled[..., None, :] @ covariance @ pulled[..., None])[..., 0, 0]
     own, shared = parts(weights)
+    radius2, noise2 = radius(weights), block_products(a, weights, covariance)
+    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, w))
     return Heterogeneity(
-        radius2=radius(weights),
-        standard_error=_sampling_error(w - pooled[..., None, :], weights, covariance),
+        radius2=radius2,
+        floor=floor,
+        growth=growth,
         jackknife=leave_one_out(radius, weights),
         distances2=own - shared[..., None],
         noise=noise,
+        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
     )
 
 
-def leave_one_out(estimate: Callable[[Tensor], Tensor], weights: Tensor) -> Tensor:
-    """Return the jackknife standard error of ``estimate(weights)`` over clients.
-
-    √((m−1)/m Σ_k (θ_(k) − θ̄)²), θ_(k) with the weight of client k set to 0 and the rest of sum 1.
-    """
-    m = weights.shape[-1]
-    found = []
-    for k in range(m):
-        kept = weights.clone()
-        kept[..., k] = 0.0
-        found.append(estimate(kept / kept.sum(-1, keepdim=True)))
-    values = torch.stack(found)
-    return ((m - 1) / m * (values - values.mean(0)).square().sum(0)).sqrt()
+# ---- helpers -------------------------------------------------------------------------------------
 
 
-def crossover(found: Heterogeneity, weights: Tensor) -> Tensor:
-    """Return R̂² − Σ p_i(1 − p_i) t̂_i / Σ p_i(1 − p_i) · (1 − 1/m): one model for all wins below 0.
-
-    For clients of equal size and noise it is R̂² − (1 − 1/m) t̂, and its sign is the exact crossover
-    of the two mean squared errors.
-    """
-    m = weights.shape[-1]
-    spread = weights * (1.0 - weights)
-    mean = (spread * found.noise).sum(-1) / spread.sum(-1)
-    return found.radius2 - (1.0 - 1.0 / m) * mean
+def _mean(weights: Tensor, w: Tensor) -> Tensor:
+    return (weights[..., None] * w).sum(-2, keepdim=True)
 
 
-def _sampling_error(gaps: Tensor, weights: Tensor, covariance: Tensor) -> Tensor:
-    """Return √(4Σp_i² u_iᵀV_iu_i + 2Σ_ij c_ij² tr(V_iV_j)), the noise of the estimates u_i removed.
-
-    c is the matrix diag(p) − ppᵀ of the quadratic form.
-    """
-    form = torch.diag_embed(weights) - weights[..., :, None] * weights[..., None, :]
-    products = torch.einsum("...iab,...jab->...ij", covariance, covariance)
-    own = products.diagonal(dim1=-2, dim2=-1)
-    linear = (gaps[..., None, :] @ covariance @ gaps[..., None])[..., 0, 0]
-    linear = (weights.square() * (linear - (1.0 - 2.0 * weights) * own)).sum(-1)
-    quadratic = (form.square() * products).sum((-1, -2))
-    return (4.0 * linear.clamp(min=0.0) + 2.0 * quadratic).sqrt()
+def _products(first: Tensor, second: Tensor, share: Tensor) -> Tensor:
+    """Return ⟨a_i − Σ_k s_ik a_k, b_i − Σ_k s_ik b_k⟩; one row of ``share`` serves all clients."""
+    return ((first - share @ first) * (second - share @ second)).sum(-1)
 
 
-def _trace(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
+def _half_noise(first: Tensor, second: Tensor) -> Tensor:
+    return (first - second).square().sum(-1) / 4.0

@@ -20,6 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal, NamedTuple, TypeVar
 
 import torch
@@ -98,9 +99,9 @@ class Fits(NamedTuple):
     Attributes:
         w: (..., clients, p) models; for ``fit_pooled`` (..., p).
         gradient: the largest gradient norm that is left, (..., clients) or (...).
-        converged: the gradient norm is at most the tolerance.
+        converged: the gradient norm is at most the tolerance, and a minimiser exists.
         separable: (..., clients) the classes of a client can be told apart without an error, so
-            that without ridge no minimiser exists; False where that cannot be.
+            that no minimiser exists; False with ridge or Firth's penalty, where one always does.
     """
 
     w: Tensor
@@ -188,7 +189,12 @@ def gradients(clients: Clients, w: Tensor) -> Tensor:
 
 
 def fit_each(
-    clients: Clients, *, bias_reduced: bool = False, tolerance: float = 1e-9, max_steps: int = 60
+    clients: Clients,
+    *,
+    bias_reduced: bool = False,
+    start: Tensor | None = None,
+    tolerance: float = 1e-9,
+    max_steps: int = 60,
 ) -> Fits:
     """Fit every client alone: argmin L_i.
 
@@ -196,6 +202,7 @@ def fit_each(
         clients: the samples.
         bias_reduced: for logistic regression, add Firth's penalty −log det(n_i H_i)/(2n_i), which
             removes the first-order bias of the fit and exists for separable data too.
+        start: (..., clients, p) first models; zeros if None.
         tolerance: the gradient norm at which a fit counts as converged.
         max_steps: Newton steps at most.
     """
@@ -204,35 +211,56 @@ def fit_each(
             "bias_reduced is for logistic regression without ridge; leave it out for "
             f"{clients.family} with ridge={clients.ridge:g}."
         )
-    w = clients.x.new_zeros((*clients.mask.shape[:-1], clients.num_params))
-    separable = torch.zeros(w.shape[:-1], dtype=torch.bool)
-
-    def whole(at: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        point = look(clients, at)
-        curve = hessians(clients, point)
-        if not bias_reduced:
-            return point.loss, point.slope, curve
-        n = clients.sizes
-        total = curve * n[..., None, None]
-        solved = torch.linalg.solve(_solid(total), clients.x.mT).mT
-        leverage = point.curvature[..., 0, 0] * (clients.x * solved).sum(-1)
-        chance = torch.sigmoid(predict(clients, at))[..., 0]
-        push = leverage * (0.5 - chance) * clients.mask
-        slope = point.slope - (clients.x.mT @ push[..., None])[..., 0] / n[..., None]
-        return point.loss - torch.logdet(_solid(total)) / (2.0 * n), slope, curve
-
-    value, slope, curve = whole(w)
+    lanes, p = clients.mask.shape[:-1], clients.num_params
+    shape = (*clients.mask.shape, clients.x.shape[-1])
+    part = replace(
+        clients,
+        x=clients.x.expand(shape).flatten(0, -3),
+        y=clients.y.expand(shape[:-1]).flatten(0, -2),
+        mask=clients.mask.flatten(0, -2),
+    )
+    found = clients.x.new_zeros((*lanes, p)) if start is None else start.expand(*lanes, p).clone()
+    found, left = found.reshape(-1, p), clients.x.new_zeros(math.prod(lanes))
+    separable, index = left > 0, torch.arange(len(left))
+    exists = bias_reduced or clients.ridge > 0 or clients.family == "linear"
+    value, slope, curve = _each(part, found, bias_reduced)
     for _ in range(max_steps):
-        norm = slope.norm(dim=-1)
-        separable = separable | _separates(clients, w)
-        active = (norm > tolerance) & ~(separable & (not bias_reduced and not clients.ridge))
-        if not bool(active.any()):
+        w, left[index] = found[index], slope.norm(dim=-1)
+        if not exists:
+            separable[index] = separable[index] | _separates(part, w)
+        active = (left[index] > tolerance) & ~separable[index]
+        if 2 * int(active.sum()) < len(active):  # go on with those that have not arrived
+            index, part, w = index[active], part.take(active), w[active]
+            value, slope, curve, active = (
+                value[active],
+                slope[active],
+                curve[active],
+                active[active],
+            )
+        if not len(index):
             break
         step = _solve(curve, slope) * active[..., None]
-        w, (value, slope, curve) = _descend(whole, w, step, value)
-    norm = slope.norm(dim=-1)
-    none = bias_reduced or bool(clients.ridge) or clients.family == "linear"
-    return Fits(w, norm, norm <= tolerance, separable & (not none))
+        look_on = partial(_each, part, bias_reduced=bias_reduced)
+        found[index], (value, slope, curve) = _descend(look_on, w, step, value)
+    left[index] = slope.norm(dim=-1)
+    fitted = (left <= tolerance) & ~separable
+    return Fits(*(t.reshape(*lanes, *t.shape[1:]) for t in (found, left, fitted, separable)))
+
+
+def _each(clients: Clients, w: Tensor, bias_reduced: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what every client minimises alone, its gradient and a curvature for Newton steps."""
+    point = look(clients, w)
+    curve = hessians(clients, point)
+    if not bias_reduced:
+        return point.loss, point.slope, curve
+    n = clients.sizes
+    total = _solid(curve * n[..., None, None])
+    leverage = ((clients.x @ torch.linalg.inv(total)) * clients.x).sum(-1)
+    leverage = leverage * point.curvature[..., 0, 0]
+    chance = torch.sigmoid(predict(clients, w))[..., 0]
+    push = leverage * (0.5 - chance) * clients.mask
+    slope = point.slope - (clients.x.mT @ push[..., None])[..., 0] / n[..., None]
+    return point.loss - torch.logdet(total) / (2.0 * n), slope, curve
 
 
 def fit_pooled(
@@ -303,7 +331,7 @@ def fit_coupled(
         weights: (..., clients) p_i, of sum 1.
         pull: λ > 0, broadcast to (..., clients).
         start: (..., clients, p) first models; zeros if None.
-        tolerance: the gradient norm at which the fit counts as converged.
+        tolerance: the gradient norm at which the fit counts as converged, times 1 + 1e-6 λ_i.
         max_steps: Newton steps at most.
     """
     lanes = clients.mask.shape[:-1]
@@ -311,6 +339,7 @@ def fit_coupled(
     p = weights.expand(lanes)[..., None]
     w = clients.x.new_zeros((*lanes, clients.num_params)) if start is None else start
     eye = torch.eye(clients.num_params, dtype=w.dtype)
+    enough = tolerance * (1.0 + 1e-6 * lam[..., 0])  # λ magnifies the rounding of w_i − w_g
 
     def middle(own: Tensor) -> Tensor:
         return (p * lam * own).sum(-2) / (p * lam).sum(-2)
@@ -323,7 +352,7 @@ def fit_coupled(
 
     value, slope, (point, curve) = whole(w)
     for _ in range(max_steps):
-        active = slope.norm(dim=-1).amax(-1) > tolerance
+        active = (slope.norm(dim=-1) > enough).any(-1)
         if not bool(active.any()):
             break
         right = (curve @ w[..., None])[..., 0] - point.slope
@@ -334,7 +363,7 @@ def fit_coupled(
         target = torch.linalg.lu_solve(*solver, (right + lam * centre[..., None, :])[..., None])
         step = (w - target[..., 0]) * active[..., None, None]
         w, (value, slope, (point, curve)) = _descend(whole, w, step, value)
-    return Coupled(w, middle(w), slope.norm(dim=-1).amax(-1) <= tolerance)
+    return Coupled(w, middle(w), (slope.norm(dim=-1) <= enough).all(-1))
 
 
 # ---- helpers -------------------------------------------------------------------------------------

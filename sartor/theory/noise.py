@@ -6,6 +6,7 @@
 | G_i | (inside) | Cov of one sample's gradient: Σ_j g_ij g_ijᵀ/(n_i − p_i), or by the model |
 | V_i | covariance | H_i⁻¹ G_i H_i⁻¹ / n_i |
 | t_i | ``total`` | tr V_i, the mean squared error of the fit |
+| Var(t̂_i)/t_i² | doubt | how well t_i is known itself |
 | ρ_i² | gradient2 | tr G_i, the mean squared gradient of one sample |
 | p_i | used | parameters that the samples determine: tr H_i⁻¹(H_i − ν), which is p without ridge |
 
@@ -36,12 +37,18 @@ from sartor.theory.linear_models import (
 
 Middle = Literal["model", "sandwich"]
 
+ENOUGH = 1e-5
+"""The gradient norm at which a fit to drawn labels is near enough; its noise is far larger."""
+
 
 class Noise(NamedTuple):
     """The chance error of every client's fit.
 
     Attributes:
         covariance: (..., clients, p, p) V̂_i.
+        doubt: (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models. For labels only what
+            the drawings of ``calibrated`` add: the rest is a function of ŵ_i that rises with its
+            distance from the others, of which t̂_i is subtracted, so that it widens no error.
         complexity: (..., clients) tr(H_i⁻¹ G_i): p where the model is true and there is no ridge.
         gradient2: (..., clients) ρ̂_i².
         used: (..., clients) the effective number of parameters.
@@ -51,6 +58,7 @@ class Noise(NamedTuple):
     """
 
     covariance: Tensor
+    doubt: Tensor
     complexity: Tensor
     gradient2: Tensor
     used: Tensor
@@ -98,12 +106,18 @@ def noise_of(clients: Clients, w: Tensor, middle: Middle | None = None) -> Noise
     if (middle or ("sandwich" if clients.ridge else "model")) == "sandwich":
         each = gradients(clients, w)
         inner = each.mT @ each / free[..., None, None]
+        parts = (each @ inverse).square().sum(-1)
+        doubt = n * parts.square().sum(-1) / parts.sum(-1).square()
+        doubt = (doubt - 1.0).clamp(min=0.0) / free
     elif clients.family == "linear":
         inner = data * (point.scores.square().sum((-1, -2)) / free)[..., None, None]
+        doubt = 2.0 / free
     else:
         inner = data
+        doubt = torch.zeros_like(free)
     return Noise(
         covariance=inverse @ inner @ inverse / n[..., None, None],
+        doubt=doubt,
         complexity=_trace(inverse @ inner),
         gradient2=_trace(inner),
         used=used,
@@ -139,20 +153,30 @@ def calibrated(
     """
     if clients.family == "linear" or draws < 2:
         return noise
-    fits, said = [], torch.zeros_like(noise.total)
+    fits, totals = [], []
     for draw in range(draws):
         other = replace(clients, y=draw_labels(clients, w, rng.fold(rng.key(seed), "labels", draw)))
-        again = fit_each(other, bias_reduced=bias_reduced, tolerance=1e-6, max_steps=30).w
+        again = fit_each(
+            other, bias_reduced=bias_reduced, start=w, tolerance=ENOUGH, max_steps=30
+        ).w
         fits.append(again)
-        said = said + noise_of(other, again, middle).total / draws
-    spread = torch.stack(fits).var(0).sum(-1)
-    return noise.scaled(spread / said)
+        totals.append(noise_of(other, again, middle).total)
+    said, spread = torch.stack(totals).mean(0), torch.stack(fits).var(0).sum(-1)
+    doubt = 2.0 * noise.covariance.square().sum((-1, -2)) / noise.total.square() / (draws - 1)
+    return noise.scaled(spread / said)._replace(doubt=noise.doubt + doubt)
 
 
 def draw_labels(clients: Clients, w: Tensor, key: Tensor) -> Tensor:
-    """Draw a label for every sample from a logistic or softmax model."""
+    """Draw a label for every sample from a logistic or softmax model.
+
+    Sample j of client i has the random number (key, i, j), whatever else is drawn: neither padding
+    nor federations beside this one change a label.
+    """
     scores = predict(clients, w)
-    chance = rng.uniform(key, tuple(clients.y.shape), torch.float64)
+    num_clients, num_samples = clients.y.shape[-2:]
+    keys = rng.fold(key.expand(num_clients, 2), torch.arange(num_clients))
+    words = rng.words_at(keys[:, None, :], torch.arange((num_samples + 3) // 4))
+    chance = (words.flatten(1)[:, :num_samples].to(torch.float64) + 0.5) * 2.0**-32
     if clients.family == "logistic":
         return (chance < torch.sigmoid(scores[..., 0])).to(clients.y.dtype)
     shares = torch.softmax(scores @ basis(clients.num_classes).T, -1).cumsum(-1)

@@ -18,153 +18,159 @@ one record of client i by any other changes its loss at any z by γ_i at most.
 Differs from the paper: the bound of LocalTrain is Theorem 6 with m = 1. Err_i of Proposition 21 is
 printed with (β+λ)/(μ+λ) beside ε_g and with the factor 8β²; Lemma 25 (ζ_i = (β+λ)ε_i, where the
 printed δ also lack their squares) puts it beside ε_i, and β E² of (58) has one β. Err_i here is
-√(2β‖ℓ‖∞) E + β E² itself, without the last estimates of the proof. The shortcuts are ours: first
-order in 1/n_i, exact for losses whose Hessian is the same at every sample.
+√(2β‖ℓ‖∞) E + β E² itself, without the last estimates of the proof. Lemma 24 prints 1 + β/(n_i(μ+λ))
+for 1 + 16β/(n_i(μ+λ)); its 160 is right. The shortcuts are ours: first order in 1/n_i, exact for
+losses whose Hessian is the same at every sample. The numbers of the bounds broadcast, so that all
+clients, or a sweep, are one call. What follows for risks, Proposition 10, is in ``excess_risk``.
 """
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
 from sartor.errors import ConfigError
+from sartor.theory.quantities import Number, tensors
 
 # ---- bounds on γ_i -------------------------------------------------------------------------------
 
 
 def local_bound(
-    num_samples: float, *, smoothness: float, strong_convexity: float, loss_bound: float
-) -> float:
+    num_samples: Number, *, smoothness: Number, strong_convexity: Number, loss_bound: Number
+) -> Tensor:
     """Return 32 β‖ℓ‖∞/(μ n_i), LocalTrain's; needs n_i >= 4β/μ.
 
-    >>> local_bound(10, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0)
+    >>> local_bound(10, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0).item()
     6.4
     """
-    return fedavg_bound(
-        num_samples,
-        1.0,
-        smoothness=smoothness,
-        strong_convexity=strong_convexity,
-        loss_bound=loss_bound,
-    )
+    known = {"smoothness": smoothness, "strong_convexity": strong_convexity}
+    return fedavg_bound(num_samples, 1.0, **known, loss_bound=loss_bound)
 
 
 def fedavg_bound(
-    num_samples: float,
-    weight: float,
+    num_samples: Number,
+    weight: Number,
     *,
-    smoothness: float,
-    strong_convexity: float,
-    loss_bound: float,
-) -> float:
+    smoothness: Number,
+    strong_convexity: Number,
+    loss_bound: Number,
+) -> Tensor:
     """Return 32 β‖ℓ‖∞ p_i/(μ n_i), that of the minimiser of Σ p_k L_k; needs n_i >= 4β p_i/μ.
 
-    >>> fedavg_bound(10, 0.2, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0)
+    >>> fedavg_bound(10, 0.2, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0).item()
     1.28
     """
-    _check(smoothness, strong_convexity, loss_bound, weight)
-    _enough(num_samples, 4.0 * smoothness * weight / strong_convexity, "4βp_i/μ")
-    return 32.0 * smoothness * loss_bound * weight / (strong_convexity * num_samples)
+    n, p, beta, mu, top = tensors(num_samples, weight, smoothness, strong_convexity, loss_bound)
+    _check(beta, mu, top, p)
+    _enough(n, 4.0 * beta * p / mu, "4βp_i/μ")
+    return 32.0 * beta * top * p / (mu * n)
 
 
 def fedprox_bound(
-    num_samples: float,
-    weight: float,
-    prox_strength: float,
+    num_samples: Number,
+    weight: Number,
+    prox_strength: Number,
     *,
-    smoothness: float,
-    strong_convexity: float,
-    loss_bound: float,
-    global_error: float = 0.0,
-    local_error: float = 0.0,
-) -> float:
+    smoothness: Number,
+    strong_convexity: Number,
+    loss_bound: Number,
+    global_error: Number = 0.0,
+    local_error: Number = 0.0,
+) -> Tensor:
     """Return 160 β‖ℓ‖∞/(n_i(μ+λ)) + Err_i; needs n_i >= 4β/μ and p_i λ <= μ/16, Eq. (48).
 
     Err_i = √(2β‖ℓ‖∞) E + β E², see ``fedprox_error``; the conditions must hold for every client,
     not only for this one.
 
-    >>> fedprox_bound(10, 0.2, 0.25, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0)
+    >>> known = {"smoothness": 1.0, "strong_convexity": 1.0, "loss_bound": 2.0}
+    >>> fedprox_bound(10, 0.2, 0.25, **known).item()
     25.6
     """
-    lam, mu = prox_strength, strong_convexity
-    _check(smoothness, mu, loss_bound, weight)
-    _enough(num_samples, 4.0 * smoothness / mu, "4β/μ")
-    if not 0.0 <= lam * weight <= mu / 16.0 * (1.0 + 1e-12):
+    n, p, beta, mu, top = tensors(num_samples, weight, smoothness, strong_convexity, loss_bound)
+    (lam,) = tensors(prox_strength)
+    _check(beta, mu, top, p)
+    _enough(n, 4.0 * beta / mu, "4β/μ")
+    wrong = ~((lam >= 0.0) & (p * lam <= mu / 16.0 * (1.0 + 1e-12)))
+    if bool(wrong.any()):
+        bad_p, bad_lam, most = _first(wrong, p, lam, mu / 16.0)
         raise ConfigError(
-            f"This bound needs 0 <= p_i λ <= μ/16 = {mu / 16.0:g}, got {weight:g} · {lam:g} = "
-            f"{lam * weight:g}; lower prox_strength, or use the shortcut `fedprox_shift`, which "
+            f"This bound needs 0 <= p_i λ <= μ/16 = {most:g}, got {bad_p:g} · {bad_lam:g} = "
+            f"{bad_p * bad_lam:g}; lower prox_strength, or use the shortcut `fedprox_shift`, which "
             "has no such condition."
         )
-    far = fedprox_error(
-        weight,
-        lam,
-        smoothness=smoothness,
-        strong_convexity=mu,
-        global_error=global_error,
-        local_error=local_error,
-    )
-    exact = 160.0 * smoothness * loss_bound / (num_samples * (mu + lam))
-    return exact + math.sqrt(2.0 * smoothness * loss_bound) * far + smoothness * far**2
+    errors = {"global_error": global_error, "local_error": local_error}
+    far = fedprox_error(p, lam, smoothness=beta, strong_convexity=mu, **errors)
+    exact = 160.0 * beta * top / (n * (mu + lam))
+    return exact + (2.0 * beta * top).sqrt() * far + beta * far.square()
 
 
 def fedprox_error(
-    weight: float,
-    prox_strength: float,
+    weight: Number,
+    prox_strength: Number,
     *,
-    smoothness: float,
-    strong_convexity: float,
-    global_error: float,
-    local_error: float,
-) -> float:
+    smoothness: Number,
+    strong_convexity: Number,
+    global_error: Number,
+    local_error: Number,
+) -> Tensor:
     """Return E of Eq. (59): what inexact solving adds to s, at most.
 
     E = ε_i (8q + 2√q + 32 p_i λ/μ) + 8 ε_g λ (2/μ + 1/√(μ(μ+λ))), q = (β+λ)/(μ+λ).
 
-    >>> fedprox_error(
-    ...     0.5, 0.0, smoothness=1.0, strong_convexity=1.0, global_error=1.0, local_error=0.1
-    ... )
+    >>> known = {"smoothness": 1.0, "strong_convexity": 1.0}
+    >>> fedprox_error(0.5, 0.0, **known, global_error=1.0, local_error=0.1).item()
     1.0
     """
-    lam, mu = prox_strength, strong_convexity
-    q = (smoothness + lam) / (mu + lam)
-    own = 8.0 * q + 2.0 * math.sqrt(q) + 32.0 * weight * lam / mu
-    centre = 8.0 * lam * (2.0 / mu + 1.0 / math.sqrt(mu * (mu + lam)))
-    return local_error * own + global_error * centre
+    p, lam, beta, mu = tensors(weight, prox_strength, smoothness, strong_convexity)
+    centre, own = tensors(global_error, local_error)
+    q = (beta + lam) / (mu + lam)
+    own = own * (8.0 * q + 2.0 * q.sqrt() + 32.0 * p * lam / mu)
+    return own + centre * 8.0 * lam * (2.0 / mu + 1.0 / (mu * (mu + lam)).sqrt())
 
 
-def loss_change(distance: Tensor | float, *, smoothness: float, loss_bound: float) -> Tensor:
+def loss_change(distance: Number, *, smoothness: Number, loss_bound: Number) -> Tensor:
     """Return √(2β‖ℓ‖∞) s + (β/2) s², Lemma 26: how far a loss can change when a model moves by s.
 
     >>> round(loss_change(0.1, smoothness=1.0, loss_bound=2.0).item(), 6)
     0.205
     """
-    s = torch.as_tensor(distance, dtype=torch.float64)
-    return math.sqrt(2.0 * smoothness * loss_bound) * s + 0.5 * smoothness * s.square()
+    s, beta, top = tensors(distance, smoothness, loss_bound)
+    return (2.0 * beta * top).sqrt() * s + 0.5 * beta * s.square()
 
 
-def _check(smoothness: float, strong_convexity: float, loss_bound: float, weight: float) -> None:
+def _check(beta: Tensor, mu: Tensor, top: Tensor, weight: Tensor) -> None:
     faults = []
-    if not 0.0 < strong_convexity <= smoothness:
+    wrong = ~((mu > 0.0) & (mu <= beta))
+    if bool(wrong.any()):
+        low, high = _first(wrong, mu, beta)
         faults.append(
-            f"0 < strong_convexity <= smoothness is needed, got {strong_convexity:g} and "
-            f"{smoothness:g}; add a ridge term (weight_decay) to make a convex loss strongly convex"
+            f"0 < strong_convexity <= smoothness is needed, got {low:g} and {high:g}; "
+            "add a ridge term (weight_decay) to make a convex loss strongly convex"
         )
-    if not loss_bound > 0.0:
-        faults.append(f"loss_bound must be > 0, got {loss_bound:g}; it is the largest loss")
-    if not 0.0 < weight <= 1.0:
-        faults.append(f"weight must be > 0 and <= 1, got {weight:g}; it is p_i, with sum 1")
+    if bool((~(top > 0.0)).any()):
+        faults.append(f"loss_bound must be > 0, got {top.min():g}; it is the largest loss")
+    wrong = ~((weight > 0.0) & (weight <= 1.0))
+    if bool(wrong.any()):
+        faults.append(
+            f"weight must be > 0 and <= 1, got {_first(wrong, weight)[0]:g}; it is p_i, with sum 1"
+        )
     if faults:
         raise ConfigError("; ".join(faults) + ".")
 
 
-def _enough(num_samples: float, least: float, words: str) -> None:
-    if num_samples < least * (1.0 - 1e-12):
+def _enough(num_samples: Tensor, least: Tensor, words: str) -> None:
+    wrong = num_samples < least * (1.0 - 1e-12)
+    if bool(wrong.any()):
+        got, wanted = _first(wrong, num_samples, least)
         raise ConfigError(
-            f"This bound needs n_i >= {words} = {least:g} samples, got {num_samples:g}; "
+            f"This bound needs n_i >= {words} = {wanted:g} samples, got {got:g}; "
             "take more samples, or raise strong_convexity by a ridge term."
         )
+
+
+def _first(wrong: Tensor, *values: Tensor) -> list[float]:
+    """Return the values at the first fault."""
+    return [float(value.expand_as(wrong)[wrong][0]) for value in values]
 
 
 # ---- the shortcut for convex losses --------------------------------------------------------------

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sartor.theory import excess_risk as er
 from sartor.theory import two_stage_risk as fp
+from sartor.theory.stability import fedprox_bound
 
 EQUAL = (torch.full((10,), 0.1, dtype=torch.float64), torch.full((10,), 200))
 UNEQUAL = (torch.tensor([0.5, 0.3, 0.2], dtype=torch.float64), torch.tensor([10, 60, 100]))
@@ -264,3 +265,28 @@ def test_the_rates_of_fedprox() -> None:
     sweep = fp.average_risk(torch.zeros(3, 1), *EQUAL, torch.ones(2), 0.5, 1.0)
     assert sweep.shape == (3, 2)
     assert sweep.dtype == torch.float64
+
+
+def test_proposition_10() -> None:
+    """Both bounds by hand, with and without what training left."""
+    p = torch.tensor([0.25, 0.75], dtype=torch.float64)
+    gamma = torch.tensor([0.4, 0.2], dtype=torch.float64)
+    assert float(er.average_risk_by_stability(p, gamma, 3.0, 0.04, 0.1)) == pytest.approx(0.66)
+    assert float(er.average_risk_by_stability(p, gamma, 3.0, 0.04)) == pytest.approx(0.56)
+    found = er.individual_risk_by_stability(p, gamma, 3.0, torch.tensor([0.04, 0.08]), 0.1)
+    assert found.tolist() == pytest.approx([0.4 + 0.8 + 0.06, 0.1 / 0.75 + 0.4 + 0.12])
+
+
+@pytest.mark.parametrize("lam", [0.01, 0.1, 0.3])
+def test_proposition_10_holds_for_means(lam: float) -> None:
+    """Equal clients, ½‖w − z‖² with records on the unit ball: the exact E AER, by γ_i's bound.
+
+    ½[s²R² + V(1−s)² + V(1 − (1−s)²)/m] with s = λ/(1+λ) and V = σ²/n.
+    """
+    n, m, r, sigma2 = 10, 5, 0.4, 0.5
+    s, var = lam / (1 + lam), sigma2 / n
+    exact = 0.5 * ((s * r) ** 2 + var * (1 - s) ** 2 + var * (1 - (1 - s) ** 2) / m)
+    p = torch.full((m,), 1 / m, dtype=torch.float64)
+    known = {"smoothness": 1.0, "strong_convexity": 1.0, "loss_bound": 2.0}
+    gamma = fedprox_bound(torch.full((m,), n), 1 / m, lam, **known)
+    assert exact <= float(er.average_risk_by_stability(p, gamma, lam, r**2))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
+from torch import Tensor
 
 from sartor.errors import ConfigError
 from sartor.theory.stability import (
@@ -164,3 +167,63 @@ def test_lemma_26_is_sharp_for_quadratics() -> None:
     rise = 0.5 * (w + step - z).square().sum() - 0.5 * (w - z).square().sum()
     bound = loss_change(step.norm(), smoothness=1.0, loss_bound=12.5)
     torch.testing.assert_close(bound, rise)
+
+
+def test_the_slopes_of_the_bounds() -> None:
+    """−1 in n_i; FedAvg linear in p_i; FedProx falls in λ, as 1/λ in the end. One call for all."""
+    n, p = torch.logspace(2, 5, 4, dtype=F64), torch.tensor([0.01, 0.1, 1.0], dtype=F64)
+
+    def slope(x: Tensor, y: Tensor) -> list[float]:
+        return (y.log().diff() / x.log().diff()).tolist()
+
+    for found in (
+        local_bound(n, **LOSS),
+        fedavg_bound(n, 0.1, **LOSS),
+        fedprox_bound(n, 0.1, 0.2, **LOSS),
+    ):
+        assert slope(n, found) == pytest.approx([-1.0] * 3)
+    assert slope(p, fedavg_bound(100, p, **LOSS)) == pytest.approx([1.0] * 2)
+    lam = torch.logspace(-3, 6, 19, dtype=F64)
+    found = fedprox_bound(100, 1e-9, lam, **LOSS)
+    assert (found.diff() < 0).all()
+    assert slope(lam, found)[-1] == pytest.approx(-1.0, abs=1e-4)
+
+
+def test_a_bound_names_the_client_at_fault() -> None:
+    """Numbers broadcast; the message speaks of the first that is not covered."""
+    with pytest.raises(ConfigError, match=r"= 16 samples, got 7"):
+        local_bound(torch.tensor([20.0, 7.0, 3.0]), **LOSS)
+    with pytest.raises(ConfigError, match=r"got 0.5 · 0.1"):
+        fedprox_bound(100, torch.tensor([0.1, 0.5]), 0.1, **LOSS)
+
+
+@pytest.mark.parametrize("lam", [0.0, 0.05, 0.3, math.inf])
+def test_losses_change_within_the_bounds(lam: float) -> None:
+    """Records in the unit ball, ½‖w − z‖²: β = μ = 1, ‖ℓ‖∞ = 2. Lemma 26, and each method's γ_i."""
+    draw = torch.Generator().manual_seed(5)
+
+    def ball(*shape: int) -> Tensor:
+        z = torch.randn(*shape, 2, dtype=F64, generator=draw)
+        return z / z.norm(dim=-1, keepdim=True).clamp(min=1.0)
+
+    def fit(z: Tensor) -> Tensor:
+        share = 1 / (1 + lam)
+        return share * z[0].mean(0) + (1 - share) * z.mean((0, 1))
+
+    z, looks, worst = ball(5, 10), ball(500), 0.0
+    for _ in range(20):
+        changed = z.clone()
+        changed[0, 3] = ball(1)[0]
+        before, after = fit(z), fit(changed)
+        gap = (0.5 * (before - looks).square() - 0.5 * (after - looks).square()).sum(1).abs().max()
+        shift = (before - after).norm()
+        assert float(gap) <= float(loss_change(shift, smoothness=1.0, loss_bound=2.0)) + 1e-12
+        worst = max(worst, float(gap))
+    known = {"smoothness": 1.0, "strong_convexity": 1.0, "loss_bound": 2.0}
+    if lam == math.inf:
+        bound = fedavg_bound(10, 0.2, **known)
+    elif lam == 0.0:
+        bound = local_bound(10, **known)
+    else:
+        bound = fedprox_bound(10, 0.2, lam, **known)
+    assert 0.0 < worst <= float(bound)

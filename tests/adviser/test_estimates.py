@@ -1,0 +1,112 @@
+"""From samples to heterogeneity, noise and the errors of every λ; and when not to trust them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+
+from sartor.adviser.estimates import doubts, estimate
+from sartor.theory.heterogeneity import from_fits
+from sartor.theory.linear_models import Clients, fit_each
+from sartor.theory.noise import noise_of
+
+F64 = torch.float64
+
+
+def draw(family: str, spread: float, lanes: int = 1, n: int = 80, seed: int = 0) -> Clients:
+    """Eight clients, 3 features and an intercept, models apart by ``spread`` a coordinate."""
+    seed_ = torch.Generator().manual_seed(seed)
+    x = torch.randn(lanes, 8, n, 4, dtype=F64, generator=seed_)
+    x[..., 3] = 1.0
+    w = 0.5 + spread * torch.randn(8, 4, dtype=F64, generator=seed_)
+    scores = (x @ w[..., None])[..., 0]
+    y = scores + torch.randn(scores.shape, dtype=F64, generator=seed_)
+    if family == "logistic":
+        y = (torch.rand(scores.shape, dtype=F64, generator=seed_) < torch.sigmoid(scores)).to(F64)
+    return Clients(x, y, torch.ones(lanes, 8, n, dtype=torch.bool), family)
+
+
+@pytest.mark.parametrize("family", ["linear", "logistic"])
+def test_lambda_falls_as_clients_differ_more(family: str) -> None:
+    """Alike: a large λ, almost one model; far apart: a small one. Ends of the curve fit."""
+    even, pulls = torch.full((6, 8), 0.125, dtype=F64), []
+    for spread in (0.0, 0.3, 3.0):
+        found = estimate(draw(family, spread, lanes=6), even, draws=4)
+        pulls.append(float(found.pull.clamp(max=1e6).log().median()))
+        errors = found.errors("parameters")
+        torch.testing.assert_close(errors[:, 0], found.noise.total, rtol=1e-6, atol=0)
+        mean = (even[:, None] * found.errors("loss")).sum(-1)
+        best = mean.gather(1, (found.pulls[None] == found.pull[:, None]).long().argmax(1)[:, None])
+        torch.testing.assert_close(best[:, 0], mean.min(1).values)
+    assert pulls[0] > pulls[1] + 1 > pulls[2] + 2
+
+
+def test_the_parts_are_those_of_the_theory() -> None:
+    """R̂² is R1 with the noise's own doubt; a federation beside others gets the same numbers."""
+    clients, even = draw("linear", 0.3, lanes=3), torch.full((3, 8), 0.125, dtype=F64)
+    grid = torch.tensor([0.0, 0.1, 1.0, math.inf], dtype=F64)
+    found = estimate(clients, even, pulls=grid)
+    noise = noise_of(clients, fit_each(clients).w)
+    wanted = from_fits(fit_each(clients).w, even, noise.covariance, noise.doubt)
+    torch.testing.assert_close(found.heterogeneity.radius2, wanted.radius2)
+    torch.testing.assert_close(found.heterogeneity.standard_error, wanted.standard_error)
+    one = estimate(clients.take(slice(1, 2)), even[:1], pulls=grid)
+    torch.testing.assert_close(one.effects.tau2[0], found.effects.tau2[1])
+    torch.testing.assert_close(one.errors("loss")[0], found.errors("loss")[1])
+    assert float(one.pull[0]) == float(found.pull[1])
+
+
+def said(clients: Clients, **options: bool) -> list[str]:
+    """What is doubted of every client, joined."""
+    fits = fit_each(clients, **options)
+    return ["; ".join(why) for why in doubts(clients, fits, noise_of(clients, fits.w))]
+
+
+def test_good_clients_are_not_doubted() -> None:
+    """Enough samples of both classes: nothing to say."""
+    clients = draw("logistic", 0.2).take(0)
+    assert said(clients) == [""] * 8
+    assert said(clients, bias_reduced=True) == [""] * 8
+
+
+def test_bad_clients_are_doubted_for_the_right_reason() -> None:
+    """One class, separable, few samples, an undetermined model; the others stay as they are."""
+    clients = draw("logistic", 0.2).take(0)
+    x, y, mask = clients.x.clone(), clients.y.clone(), clients.mask.clone()
+    y[0] = 1.0
+    y[1] = (x[1, :, 0] > 0).to(F64)
+    mask[2, 12:] = False
+    x[3, :, 1] = 2.0  # constant, as the intercept is
+    mask[4, 3:] = False
+    found = said(replace(clients, x=x, y=y, mask=mask))
+    assert "one class only" in found[0]
+    assert "separates without an error" in found[1]
+    assert "12 samples for" in found[2]
+    assert "undetermined" in found[3]
+    assert "3 samples for" in found[4] or "separates" in found[4]
+    assert found[5:] == [""] * 3
+
+
+def test_a_linear_client_with_too_few_samples_is_undetermined() -> None:
+    """With n < d nothing is NaN, and it is said."""
+    clients = draw("linear", 0.2).take(0)
+    mask = clients.mask.clone()
+    mask[0, 3:] = False
+    found = said(replace(clients, mask=mask))
+    assert "3 samples for 3 parameters" in found[0]
+    assert "undetermined" in found[0]
+    assert found[1:] == [""] * 7
+
+
+def test_directions_that_run_away_are_undetermined() -> None:
+    """Quasi-separation: a feature that only one class has; the fit drifts until it looks flat."""
+    clients = draw("logistic", 0.2).take(0)
+    x, y = clients.x.clone(), clients.y.clone()
+    x[0, :, 1] = 0.0
+    x[0, :5, 1], y[0, :5] = 1.0, 1.0
+    found = said(replace(clients, x=x, y=y))
+    assert found[0] != ""
+    assert found[1:] == [""] * 7

@@ -87,13 +87,13 @@ def make_axes(width: float, height: float) -> tuple[Any, Canvas]:
     return axes, canvas
 
 
-def legend_above(axes: Any, entries: int) -> None:
-    """Put the legend above the axes, in rows of at most five."""
+def legend_above(axes: Any, entries: int, most: int = 5) -> None:
+    """Put the legend above the axes, in rows of at most ``most``."""
     with mpl.rc_context(STYLE):
         axes.legend(
             loc="lower left",
             bbox_to_anchor=(-0.01, 1.0),
-            ncols=max(entries, 1) if entries <= 5 else math.ceil(entries / math.ceil(entries / 5)),
+            ncols=math.ceil(entries / math.ceil(entries / most)) if entries else 1,
             borderaxespad=0.2,
             columnspacing=1.6,
             handlelength=1.8,

@@ -192,6 +192,8 @@ def _by_theory(
             "smallest expected error within it.",
         )
     chosen = plan(best)
+    if affordable is not None and chosen.strategy != "local":
+        chosen = chosen.within(affordable)
     own = found.risks.total(found.effects.own, found.curvature / 2.0)
     distance = found.heterogeneity.distances2.clamp(min=0.0).sqrt()
     people = [

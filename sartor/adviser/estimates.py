@@ -24,6 +24,10 @@ ENOUGH = 5.0
 """Samples that a client needs for every parameter that its fit uses."""
 
 
+FLAT = 1e-6
+"""Share of the largest curvature below which the smallest leaves a model undetermined."""
+
+
 @dataclass(frozen=True)
 class Estimates:
     """What the adviser knows of a federation before training, the federated way.
@@ -134,6 +138,11 @@ def doubts(clients: Clients, fits: Fits, noise: Noise) -> list[list[str]]:
         elif not bool(fits.converged[i]):
             reasons.append(
                 f"has a fit that did not converge (gradient {float(fits.gradient[i]):.1e})"
+            )
+        elif float(noise.smallest[i]) < FLAT * float(noise.curvature[i].max()):
+            reasons.append(
+                f"has a loss that is flat in some direction (curvature "
+                f"{float(noise.smallest[i]):.1e}), as where one class is separated from the rest"
             )
         if n < ENOUGH * float(noise.used[i]):
             reasons.append(

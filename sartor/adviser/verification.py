@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from sartor.adviser.advise import Subject
 
 PATIENCE = 3000
-"""Rounds of verification at most."""
+"""Rounds of verification, and local steps of a round, at most."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +208,9 @@ def _by_plan(advice: Advice, about: Subject, progress: Progress | None) -> Verif
         rounds, inner = min(steps.rounds, PATIENCE), steps.num_local_steps
         if rounds < steps.rounds:
             notes.append(f"{name} was stopped after {rounds} of {steps.rounds} rounds.")
+        if inner > PATIENCE:
+            notes.append(f"{name} took {PATIENCE} of {inner} local steps a round.")
+            inner = PATIENCE
         if name == "local":  # nobody waits for anybody: many steps a round save bookkeeping
             inner = math.ceil(rounds / 50)
             rounds = math.ceil(rounds / inner)

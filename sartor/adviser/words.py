@@ -121,7 +121,7 @@ def costs_table(advice: Advice) -> Table:
     columns = ["quantity", "predicted", "guaranteed" if theory else "of the trial"]
     if plan is None:
         return Table(columns, [], title="Steps and cost")
-    more = plan.guaranteed_rounds / plan.rounds
+    more = plan.guaranteed_rounds / max(plan.rounds, 1)
     steps = "full-gradient steps a round K" if theory else "local steps or epochs a round"
     rows: list[list[Any]] = [
         [steps, f"{plan.num_local_steps:,}", None],

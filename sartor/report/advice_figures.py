@@ -8,7 +8,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from sartor.adviser.advice import Advice
+from sartor.adviser.advice import Advice, Client
 from sartor.adviser.words import radius, wins_below
 from sartor.metrics import Array
 from sartor.report.drawing import (
@@ -28,6 +28,9 @@ from sartor.report.drawing import (
 
 NAMED = 25
 """Clients whose names fit below a figure."""
+
+MOST = 400
+"""Clients in a figure at most."""
 
 _UP = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -163,7 +166,7 @@ def spell(pull: float) -> str:
 
 def distances(advice: Advice) -> Figure:
     """Draw how far every client's best model lies from the mean, beside the noise of its fit."""
-    people = sorted(advice.clients, key=lambda client: -client.distance)
+    people, thin = _thinned(sorted(advice.clients, key=lambda client: -client.distance))
     places = np.arange(len(people))
     apart = np.asarray([client.distance for client in people])
     noise = np.asarray([client.noise for client in people])
@@ -208,7 +211,7 @@ def distances(advice: Advice) -> Figure:
         "How different the clients are",
         "Bars: how far each client's best model is estimated to lie from the mean of all, noise "
         "removed (no bar: not told from 0). Diamonds: how far its own fit is off for lack of "
-        f"samples. R̂ is {side} the crossover, {verdict}.",
+        f"samples. R̂ is {side} the crossover, {verdict}.{thin}",
         f"Bar chart of the estimated distances of {len(people)} clients, from {apart.min():.3g} "
         f"to {apart.max():.3g}; {above} of them are larger than the noise of the client's own fit.",
         to_svg(canvas, "distance-by-client"),
@@ -217,7 +220,8 @@ def distances(advice: Advice) -> Figure:
 
 def losses(advice: Advice) -> Figure:
     """Draw every client's validation loss alone, with one model, and as advised."""
-    people = sorted(advice.clients, key=lambda c: -c.alone if math.isfinite(c.alone) else math.inf)
+    order = sorted(advice.clients, key=lambda c: -c.alone if math.isfinite(c.alone) else math.inf)
+    people, thin = _thinned(order)
     places = np.arange(len(people))
     alone, one, best = (
         np.asarray([getattr(client, name) for client in people], dtype=float)
@@ -250,11 +254,17 @@ def losses(advice: Advice) -> Figure:
         "loss-by-client",
         "What it means for each client",
         "Validation loss of every client: alone, with one model for all, and as advised; lower is "
-        "better. Few validation samples make single clients uncertain.",
+        f"better. Few validation samples make single clients uncertain.{thin}",
         f"Chart of the validation losses of {len(people)} clients; one model for all is worse than "
         f"training alone for {len(advice.hurt)} of them.",
         to_svg(canvas, "loss-by-client"),
     )
+
+
+def _thinned(people: list[Client]) -> tuple[list[Client], str]:
+    """Return evenly spaced clients of a long list, and the words that say so."""
+    step = math.ceil(len(people) / MOST)
+    return people[::step], f" Of {len(people):,} clients one in {step} is drawn." * (step > 1)
 
 
 def _name(axes: Any, names: list[str]) -> None:

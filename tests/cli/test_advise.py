@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import doctest
 import json
+import re
 import shlex
 import sys
 from collections.abc import Callable
@@ -11,12 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import typer
 
 import sartor
 from sartor.adviser import words
 from sartor.adviser.verification import Verification
 from sartor.cli import main
 from sartor.cli.advice import as_flags
+from sartor.cli.app import app
+from sartor.data.synthetic import logistic
 from sartor.runs import AdviceFolder
 
 Change = Callable[[int, Any, Any], tuple[Any, Any]]
@@ -174,6 +179,21 @@ def test_a_budget_is_kept_or_its_lack_is_told(advise: Any) -> None:
     assert "smallest expected error within the budget" in answer.out
 
 
+def test_a_budget_caps_the_plan() -> None:
+    """What is advised sends no more than was allowed, and states the accuracy that this buys."""
+    federation, _ = logistic(spread=0.4, clients=8, samples=200, dim=3, test_samples=20)
+    free = sartor.advise(federation, features="raw")
+    found = sartor.advise(federation, features="raw", budget_rounds=2)
+    assert found.strategy == "personalised"
+    assert free.plan.rounds > 2
+    plan = found.plan
+    assert plan.rounds == 2
+    assert plan.bytes_total == 2 * 2 * 4 * 8 * 3  # rounds, ways, bytes, clients, parameters
+    assert plan.accuracy == pytest.approx(plan.start * plan.rate**2)
+    by_bytes = sartor.advise(federation, features="raw", budget_mb=plan.bytes_total / 1e6)
+    assert by_bytes.plan == plan
+
+
 def test_many_clients_are_shortened_on_the_screen_alone(advise: Any) -> None:
     """Twenty of thirty rows are shown, and a note says which; the file has all of them."""
     answer = advise(sites(number=30, samples=40, dim=1), "--out", "a")
@@ -218,6 +238,21 @@ def test_a_damaged_advice_is_told_apart(advise: Any, capsys: pytest.CaptureFixtu
     Path("a/advice.json").write_text(json.dumps(content))
     with pytest.raises(sartor.errors.RunFolderError, match=r"advice\.json is not whole"):
         AdviceFolder.open("a").read_advice()
+
+
+def test_the_page_about_it_runs_and_names_every_flag() -> None:
+    """The fenced example of docs/advise.md gives what it shows; its flags and image exist."""
+    page = Path(__file__).parents[2] / "docs" / "advise.md"
+    flags = doctest.NORMALIZE_WHITESPACE | doctest.ELLIPSIS
+    found = doctest.testfile(str(page), module_relative=False, optionflags=flags, encoding="utf-8")
+    assert found.attempted >= 8
+    assert found.failed == 0
+    text = page.read_text(encoding="utf-8")
+    for picture in re.findall(r"\]\((images/[^)]+)\)", text):
+        assert (page.parent / picture).stat().st_size < 150_000
+    command = typer.main.get_command(app)
+    known = {option for p in command.commands["advise"].params for option in p.opts}
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
 
 
 # ---- bad input -----------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import re
 import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from sartor.errors import ConfigError, FederationError, PFLError
 if TYPE_CHECKING:
     from sartor.adviser import Advice
     from sartor.adviser.verification import Verification
+    from sartor.local import Local
 
 DATA = ("data", "clients", "partition", "protocol", "val", "test", "label", "data_dir", "seed")
 TRAINING = ("model", "rounds", "lr", "epochs", "steps", "batch", "momentum", "weight_decay")
@@ -88,7 +90,7 @@ def take_advice(
             basis=basis,  # type: ignore[arg-type]  # checked there
             budget_mb=budget_mb,
             budget_rounds=budget_rounds,
-            local=local_of(experiment) if _trains(flags) else None,
+            local=_local(experiment, flags, ridge),
             rounds=experiment.rounds,
             seed=experiment.seed,
             device=experiment.device,
@@ -135,9 +137,12 @@ def _in_flags() -> Iterator[None]:
         raise type(error)(as_flags(str(error))) from error
 
 
-def _trains(flags: dict[str, Any]) -> bool:
-    """Say whether local training was described; else the adviser knows best."""
-    return bool(set(flags) & {"lr", "epochs", "steps", "batch", "momentum", "weight_decay"})
+def _local(experiment: Experiment, flags: dict[str, Any], ridge: float) -> Local | None:
+    """Return local training as the flags describe it, with the ridge; None if they do not."""
+    if not set(flags) & {"lr", "epochs", "steps", "batch", "momentum", "weight_decay"}:
+        return None
+    local = local_of(experiment)
+    return replace(local, weight_decay=ridge) if ridge and not local.weight_decay else local
 
 
 def print_advice(advice: Advice, *, quiet: bool) -> None:

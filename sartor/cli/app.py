@@ -128,7 +128,7 @@ def advise(
         float, typer.Option(help="ν of (ν/2)|w|² in every client's loss.", metavar="X")
     ] = 0.0,
     basis: Annotated[
-        str, typer.Option(help="theory, trial, or theory where it holds.", metavar="auto")
+        str, typer.Option(help="theory, trial, or auto: theory where it holds.", metavar="HOW")
     ] = "auto",
     budget_mb: Annotated[
         float | None, typer.Option(help="Megabytes that may be sent, both ways.", metavar="MB")

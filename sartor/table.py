@@ -57,6 +57,8 @@ def _number(value: float, kind: str) -> str:
         return f"{value:,.2f}"
     if kind == "seconds":
         return f"{value:.2f}"
+    if kind == "strength":
+        return f"{value:.3g}" if math.isfinite(value) else "∞"
     return f"{value:.4g}"
 
 
@@ -66,7 +68,7 @@ def format_cell(value: Any, kind: str = "") -> str:
     Args:
         value: a string, a number, a :class:`~sartor.metrics.Spread`, or None.
         kind: "percent" (of a share), "points" (signed, of a share), "count", "megabytes",
-            "seconds", or "" for the value as it is.
+            "seconds", "strength" (a λ, which may be infinite), or "" for the value as it is.
 
     >>> format_cell(0.9314, "percent"), format_cell(-0.02, "points"), format_cell(None)
     ('93.1', '-2.0', '–')
@@ -78,6 +80,8 @@ def format_cell(value: Any, kind: str = "") -> str:
         if _is_missing(value.std) or value.std == 0:  # one repeat, or a constant
             return text
         return f"{text} ± {_number(value.std, kind).lstrip('+')}"
+    if kind == "strength" and isinstance(value, float) and math.isinf(value):
+        return _number(value, kind)
     if _is_missing(value):
         return MISSING
     if isinstance(value, bool | str):

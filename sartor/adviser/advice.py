@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -144,7 +145,8 @@ class Advice:
             keep = [k for k, name in enumerate(columns) if name not in ("distance", "noise")]
             columns = [columns[k] for k in keep]
             rows = [[row[k] for k in keep] for row in rows]
-        return Table(columns, rows, title=f"Expected {what} of every client")
+        formats = {"lambda_i": "strength"}
+        return Table(columns, rows, formats=formats, title=f"Expected {what} of every client")
 
     def costs(self) -> Table:
         """Return the steps and the predicted cost, a row each."""
@@ -159,7 +161,10 @@ class Advice:
             rows.append(["server step size γ", p.server_lr])
         rows += [
             ["rounds, predicted", p.rounds],
-            ["rounds, guaranteed", p.guaranteed_rounds],
+            [
+                "rounds, guaranteed" if self.basis == "theory" else "rounds of the trial",
+                p.guaranteed_rounds,
+            ],
             ["megabytes, both ways", p.bytes_total / 1e6],
             ["gradient evaluations", p.gradients],
         ]
@@ -184,7 +189,7 @@ class Advice:
         if self.plan is not None and self.plan.strategy != "local":
             p = self.plan
             lines.append(
-                f"Cost: about {p.rounds} rounds, {p.bytes_total / 1e6:.2f} MB and "
+                f"Cost: about {p.rounds} rounds, {p.bytes_total / 1e6:.3g} MB and "
                 f"{p.gradients:,} gradient evaluations."
             )
         hurt = self.hurt
@@ -225,6 +230,20 @@ class Advice:
         result: dict[str, Any] = jsonable(_spelled(found))
         return result
 
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Advice:
+        """Return the advice that ``to_dict`` wrote down; it can be read, but not verified."""
+        known = {key: _unspelled(value) for key, value in values.items() if key != "method"}
+        told = ("gain", "hurt_by_one_model")
+        clients = [{k: v for k, v in c.items() if k not in told} for c in known["clients"]]
+        plan = known["plan"]
+        changed = {
+            "clients": [Client(**_numbers(client)) for client in clients],
+            "plan": None if plan is None else Plan(**_numbers(plan)),
+            "errors": [math.nan if error is None else error for error in known["errors"]],
+        }
+        return cls(**{**known, **changed})
+
     def __str__(self) -> str:
         """Return the summary."""
         return self.summary()
@@ -234,6 +253,20 @@ class Advice:
         from sartor.adviser.verification import verify
 
         return verify(self, **settings)
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return missing values as NaN."""
+    return {k: math.nan if v is None else v for k, v in values.items()}
+
+
+def _unspelled(value: Any) -> Any:
+    """Return infinities that were spelled as numbers."""
+    if isinstance(value, dict):
+        return {k: _unspelled(v) for k, v in value.items()}
+    if isinstance(value, list):
+        return [_unspelled(v) for v in value]
+    return math.inf if value == "inf" else value
 
 
 def _spelled(value: Any) -> Any:

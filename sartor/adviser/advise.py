@@ -100,9 +100,11 @@ def advise(
     if model is None and basis != "trial":
         seen = view(federation, features, ridge)
         clients = seen.clients()
-        weights = clients.sizes / clients.sizes.sum()
-        found = estimate(clients, weights, target=target, draws=draws, seed=seed)
-        reasons = _refusal(federation, clients, found)
+        reasons = _too_few(federation, clients)
+        if not reasons:
+            weights = clients.sizes / clients.sizes.sum()
+            found = estimate(clients, weights, target=target, draws=draws, seed=seed)
+            reasons = _refusal(federation, clients, found)
     elif model is not None and basis == "theory":
         raise ConfigError(
             "The theory is for convex models; leave model out for a linear model of the features, "
@@ -112,7 +114,7 @@ def advise(
         return _by_theory(
             federation, seen, clients, found, target, budget_mb, budget_rounds, accuracy, seed
         )
-    ways = _ways_out(federation, seen, found) if reasons else []
+    ways = _ways_out(federation, seen) if reasons else []
     if basis == "theory":
         raise FederationError("\n".join([*reasons, *(f"Way out: {way}" for way in ways)]))
     if budget_rounds is not None:
@@ -175,20 +177,23 @@ def _by_theory(
 
     best = _simplest(by_target)
     notes = _cautions(federation, found)
+    unlimited = best
     affordable = _affordable(clients.num_params, federation.num_clients, budget_mb, budget_rounds)
     if affordable is not None and plan(best).strategy != "local" and plan(best).rounds > affordable:
         per = float((found.curvature.mean(-1) * found.weights).sum()) / 2.0
         left = torch.tensor(
             [0.0 if k == 0 else plan(k).left(affordable) for k in range(len(found.pulls))]
         )
-        wanted, best = best, int((mean + per * left).argmin())
+        best = int((mean + per * left).argmin())
         notes.insert(
             0,
-            f"the budget allows {affordable} rounds, but λ = {float(found.pulls[wanted]):.3g} "
-            f"needs about {plan(wanted).rounds}; λ = {float(found.pulls[best]):.3g} has the "
+            f"the budget allows {affordable} rounds, but λ = {float(found.pulls[unlimited]):.3g} "
+            f"needs about {plan(unlimited).rounds}; λ = {float(found.pulls[best]):.3g} has the "
             "smallest expected error within it.",
         )
     chosen = plan(best)
+    if affordable is not None and chosen.strategy != "local":
+        chosen = chosen.within(affordable)
     own = found.risks.total(found.effects.own, found.curvature / 2.0)
     distance = found.heterogeneity.distances2.clamp(min=0.0).sqrt()
     people = [
@@ -208,7 +213,10 @@ def _by_theory(
     return Advice(
         basis="theory",
         strategy=chosen.strategy,
-        reason=_reason(chosen.strategy, found, mean, best),
+        reason=_reason(chosen.strategy, found, mean, best)
+        if best == unlimited
+        else f"The budget decides: with more of it λ = {float(found.pulls[unlimited]):.3g} would "
+        f"be advised, with an expected excess loss of {float(mean[unlimited]):.4g}.",
         prox_strength=chosen.prox_strength,
         clients=people,
         pulls=found.pulls.tolist(),
@@ -357,7 +365,8 @@ def _check(
             "to train alone."
         )
     faults = [
-        f"{name} must be positive, got {value}."
+        f"{name} must be positive, got {value:g}"
+        + ("; leave it out for no limit." if name.startswith("budget") else ".")
         for name, value in (
             ("budget_mb", budget_mb),
             ("budget_rounds", budget_rounds),
@@ -378,21 +387,38 @@ def _refusal(federation: Federation, clients: Clients, found: Estimates) -> list
     """Say why the estimates cannot be trusted; nothing if they can."""
     each = doubts(clients, found.fits, found.noise)
     bad = [(name, why) for name, why in zip(federation.names, each, strict=True) if why]
+    return _in_words(bad, len(each))
+
+
+def _too_few(federation: Federation, clients: Clients) -> list[str]:
+    """Say before any fit that clients have fewer samples than parameters, which no fit can mend."""
+    if clients.ridge:
+        return []
+    p = clients.num_params
+    bad = [
+        (name, [f"has {n:.0f} samples for {p} parameters (at least {ENOUGH * p:.0f} are needed)"])
+        for name, n in zip(federation.names, clients.sizes.tolist(), strict=True)
+        if n < p
+    ]
+    return _in_words(bad, federation.num_clients)
+
+
+def _in_words(bad: list[tuple[str, list[str]]], total: int) -> list[str]:
     if not bad:
         return []
     shown = "; ".join(f"{name} {' and '.join(why)}" for name, why in bad[:3])
     more = f"; and {len(bad) - 3} more" if len(bad) > 3 else ""
     return [
-        f"the theory does not hold for {len(bad)} of {len(each)} clients ({shown}{more}), so R̂ and "
+        f"the theory does not hold for {len(bad)} of {total} clients ({shown}{more}), so R̂ and "
         "the expected errors would be wrong."
     ]
 
 
-def _ways_out(federation: Federation, seen: View | None, found: Estimates | None) -> list[str]:
+def _ways_out(federation: Federation, seen: View | None) -> list[str]:
     ways: list[str] = []
-    if seen is None or found is None:
+    if seen is None:
         return ways
-    least = float(found.sizes.min())
+    least = float(federation.train.sizes.min())
     outputs = seen.num_classes - 1 if seen.family == "softmax" else 1
     keep = int(least // (ENOUGH * outputs)) - 1
     width = seen.federation.input_shape[0] - 1
@@ -467,6 +493,11 @@ def _by_trial(
     rounds = max(trial.steady[best], 1)
     sent = 0 if strategy == "local" else int(trial.megabytes * 1e6 * rounds / trial.rounds)
     notes = list(reasons)
+    if any(trial.steady[k] >= trial.rounds for k in (best, len(trial.pulls) - 1)):
+        notes.append(
+            f"the losses were still falling after {trial.rounds} rounds; sharing may need more of "
+            "them than training alone, so try again with rounds twice as many."
+        )
     if budget_mb is not None and sent > budget_mb * 1e6:
         allowed = max(1, int(rounds * budget_mb * 1e6 / sent))
         notes.append(f"the budget of {budget_mb:g} MB allows {allowed} of about {rounds} rounds.")

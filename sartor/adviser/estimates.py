@@ -27,6 +27,10 @@ FLAT = 1e-8
 """A Hessian whose eigenvalues are further apart than this leaves some direction undetermined."""
 
 
+FLAT = 1e-6
+"""Share of the largest curvature below which the smallest leaves a model undetermined."""
+
+
 @dataclass(frozen=True)
 class Estimates:
     """What the adviser knows of a federation before training, the federated way.
@@ -137,6 +141,11 @@ def doubts(clients: Clients, fits: Fits, noise: Noise) -> list[list[str]]:
         elif not bool(fits.converged[i]):
             reasons.append(
                 f"has a fit that did not converge (gradient {float(fits.gradient[i]):.1e})"
+            )
+        elif float(noise.smallest[i]) < FLAT * float(noise.curvature[i].max()):
+            reasons.append(
+                f"has a loss that is flat in some direction (curvature "
+                f"{float(noise.smallest[i]):.1e}), as where one class is separated from the rest"
             )
         if n < ENOUGH * float(noise.used[i]):
             reasons.append(

@@ -9,7 +9,7 @@ own curvatures, which is an upper bound too wherever losses are steeper on the w
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import Tensor
@@ -56,6 +56,19 @@ class Plan:
     def left(self, rounds: int) -> float:
         """Return the squared distance to the solution that is predicted after some rounds."""
         return self.start * self.rate**rounds
+
+    def within(self, rounds: int) -> Plan:
+        """Return the plan with at most some rounds, and the accuracy that is predicted then."""
+        if self.rounds <= rounds:
+            return self
+        share = rounds / self.rounds
+        return replace(
+            self,
+            rounds=rounds,
+            accuracy=self.left(rounds),
+            bytes_total=int(self.bytes_total * share),
+            gradients=int(self.gradients * share),
+        )
 
 
 def make_plan(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from sartor.adviser.advise import Subject
 
 PATIENCE = 3000
-"""Rounds of verification at most."""
+"""Rounds of verification, and local steps of a round, at most."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Row:
         worse: mean test loss above that of the advised strategy.
         standard_error: of that difference, paired over test samples.
         rounds: of training.
-        megabytes: sent, both ways.
+        megabytes: sent, both ways, at 4 bytes a number.
         gradients: gradient evaluations.
     """
 
@@ -109,11 +110,17 @@ class Verification:
         end = min(self.rows[1:], key=lambda row: row.loss)
         first = self.rows[0]
         said = "holds" if self.holds else "does NOT hold"
-        lines = [
-            f"The recommendation {said}: its test loss is {first.loss:.4g}, that of the better end "
-            f"({end.strategy}) {end.loss:.4g}, a difference of {-end.worse:+.2g} with standard "
-            f"error {end.standard_error:.2g}."
-        ]
+        against = (
+            f"that of the better end ({end.strategy}) {end.loss:.4g}, a difference of "
+            f"{-end.worse:+.2g} with standard error {end.standard_error:.2g}."
+        )
+        if end.method == first.method:  # an advised end that is the better one
+            other = max(self.rows[1:], key=lambda row: row.loss)
+            against = (
+                f"that of the other end ({other.strategy}) {other.loss:.4g}, a difference of "
+                f"{-other.worse:+.2g} with standard error {other.standard_error:.2g}."
+            )
+        lines = [f"The recommendation {said}: its test loss is {first.loss:.4g}, {against}"]
         if self.predicted_rounds is not None:
             found = self.measured_rounds
             lines.append(
@@ -132,6 +139,15 @@ class Verification:
         values = {**vars(self), "rows": [vars(row) for row in self.rows]}
         found: dict[str, Any] = jsonable(values)
         return found
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Verification:
+        """Return the verification that ``to_dict`` wrote down."""
+        numbers: list[dict[str, Any]] = [
+            {k: math.nan if v is None else v for k, v in row.items()} for row in values["rows"]
+        ]
+        rows = [Row(**row) for row in numbers]
+        return cls(**{**values, "rows": rows})
 
     def __str__(self) -> str:
         """Return the summary."""
@@ -192,6 +208,9 @@ def _by_plan(advice: Advice, about: Subject, progress: Progress | None) -> Verif
         rounds, inner = min(steps.rounds, PATIENCE), steps.num_local_steps
         if rounds < steps.rounds:
             notes.append(f"{name} was stopped after {rounds} of {steps.rounds} rounds.")
+        if inner > PATIENCE:
+            notes.append(f"{name} took {PATIENCE} of {inner} local steps a round.")
+            inner = PATIENCE
         if name == "local":  # nobody waits for anybody: many steps a round save bookkeeping
             inner = math.ceil(rounds / 50)
             rounds = math.ceil(rounds / inner)
@@ -253,7 +272,9 @@ def _watched(
                 now = tree.map(lambda leaf: leaf[0], simulation.server["params"])
                 distances.append(float(tree.sqdist(now, centre)))
             if progress is not None:
-                progress.update(simulation.round_index - 1, info)
+                # Scored at the start and at the end alone: a stale accuracy would mislead.
+                seen = info if simulation.finished else {**info, "accuracy": None}
+                progress.update(simulation.round_index - 1, seen)
     finally:
         if progress is not None:
             progress.stop()
@@ -271,6 +292,7 @@ def _compare(
     chosen = judged[advice.strategy][0]
     expected = {"local": advice.errors[0], "global": advice.errors[-1]}
     rows = []
+    # The theory trains in float64, and a deployment would send 4 bytes a number.
     for label, name in (("advised", advice.strategy), ("local", "local"), ("global", "global")):
         losses, right = judged[name]
         apart = losses - chosen
@@ -285,7 +307,7 @@ def _compare(
                 worse=float(apart.mean()),
                 standard_error=float(apart.std(ddof=1) / math.sqrt(len(apart))),
                 rounds=len(result.ledger.bytes_up[0]),
-                megabytes=float(result.megabytes),
+                megabytes=float(result.megabytes) * (0.5 if advice.basis == "theory" else 1.0),
                 gradients=int(result.gradient_evaluations),
             )
         )

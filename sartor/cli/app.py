@@ -9,7 +9,8 @@ import typer
 
 from sartor._version import __version__
 from sartor.cli import show, work
-from sartor.cli.flags import read_experiment, with_experiment_flags
+from sartor.cli.advice import FLAGS, take_advice
+from sartor.cli.flags import read_experiment, with_experiment_flags, with_flags
 from sartor.cli.progress import reporter
 from sartor.config import Experiment, build
 from sartor.errors import PFLError
@@ -117,6 +118,46 @@ def compare(
     named = expand((*(BASELINES if baselines else ()), *experiment.methods))
     experiment = experiment.model_copy(update={"methods": tuple(named)})
     _compare(experiment, "compare", overwrite=overwrite, json=json)
+
+
+@app.command()
+@with_flags(*FLAGS)
+def advise(
+    features: Annotated[
+        str | None,
+        typer.Option(help="raw, scaled, pca:K; of the convex model. (scaled)", metavar="KIND"),
+    ] = None,
+    ridge: Annotated[
+        float, typer.Option(help="ν of (ν/2)|w|² in every client's loss.", metavar="X")
+    ] = 0.0,
+    basis: Annotated[
+        str, typer.Option(help="theory, trial, or auto: theory where it holds.", metavar="HOW")
+    ] = "auto",
+    budget_mb: Annotated[
+        float | None, typer.Option(help="Megabytes that may be sent, both ways.", metavar="MB")
+    ] = None,
+    budget_rounds: Annotated[
+        int | None, typer.Option(help="Communication rounds at most.", metavar="T")
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Train it and both ends, and compare.")
+    ] = False,
+    json: Json = False,
+    overwrite: Overwrite = False,
+    **flags: Any,
+) -> None:
+    """Should we federate, how much should each client personalise, at what cost?"""
+    take_advice(
+        {key: value for key, value in flags.items() if value is not None},
+        features=features,
+        ridge=ridge,
+        basis=basis,
+        budget_mb=budget_mb,
+        budget_rounds=budget_rounds,
+        verified=verify,
+        json=json,
+        overwrite=overwrite,
+    )
 
 
 @app.command()

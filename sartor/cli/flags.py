@@ -34,6 +34,15 @@ def with_experiment_flags(command: F) -> F:
     A flag that is not given arrives as None. Values stay words: the schema reads them, as it reads
     a file, so a fault is told in the same way wherever it comes from.
     """
+    return _with_flags(command, tuple(Experiment.model_fields))
+
+
+def with_flags(*keys: str) -> Callable[[F], F]:
+    """Give a command that takes ``**flags`` the flags of some keys of :class:`Experiment`."""
+    return lambda command: _with_flags(command, keys)
+
+
+def _with_flags(command: F, keys: tuple[str, ...]) -> F:
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
     own = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
@@ -41,7 +50,7 @@ def with_experiment_flags(command: F) -> F:
         inspect.Parameter(
             key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(key)
         )
-        for key in Experiment.model_fields
+        for key in keys
         if key != "methods"
     ]
 

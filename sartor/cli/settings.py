@@ -151,6 +151,25 @@ def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
     return make
 
 
+def federation_code(experiment: Experiment) -> str:
+    """Return the Python call that makes the federation of the experiment's first seed."""
+    folder = is_folder(experiment.data)
+    keys = _FOLDER_KEYS if folder else _DATASET_KEYS
+    data = str(Path(experiment.data).expanduser()) if folder else experiment.data
+    given = {**_given(experiment, *keys), "seed": experiment.seed}
+    values = {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
+    words = ", ".join([repr(data), *(f"{key}={value!r}" for key, value in values.items())])
+    return f"sartor.Federation.from_{'folder' if folder else 'dataset'}({words})"
+
+
+def given_flags(experiment: Experiment, *keys: str) -> list[str]:
+    """Return the words of the command line that give the named keys their values."""
+    found = []
+    for key, value in _given(experiment, *keys).items():
+        found += [f"--{key.replace('_', '-')}", str(value)]
+    return found
+
+
 def _from_folder(experiment: Experiment, seed: int) -> Federation:
     from sartor.data.federation import Federation
 

@@ -216,6 +216,33 @@ def interruptible(out: Path, experiment: Experiment) -> Iterator[None]:
         ) from None
 
 
+@contextmanager
+def stoppable(message: str) -> Iterator[None]:
+    """Turn Ctrl-C into a message."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(message) from None
+
+
+def free_folder(experiment: Experiment, name: str, *, overwrite: bool) -> Path:
+    """Return where a command that cannot be resumed may write; nothing is made yet.
+
+    Raises:
+        RunFolderError: it exists and is not empty.
+    """
+    out = experiment.out or _free(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
+    taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
+    if taken and not (overwrite and (out / "folder.json").is_file()):
+        mend = (
+            "is no run folder, so --overwrite does not touch it; use another --out."
+            if overwrite
+            else "use another --out, or --overwrite to replace it."
+        )
+        raise RunFolderError(f"{out} exists and is not empty; {mend}")
+    return out
+
+
 def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) -> Path:
     """Make the run folder of a new experiment and write the experiment into it.
 
@@ -277,6 +304,11 @@ def stored_experiment(out: Path) -> Experiment:
     path = out / EXPERIMENT_FILE
     if not path.is_file():
         what = "is not the folder of a command" if out.is_dir() else "does not exist"
+        if (out / "advice.json").is_file():
+            raise RunFolderError(
+                f"{out} holds an advice, which trains nothing to go on with; the folder has how to "
+                "carry it out (sartor report shows it)."
+            )
         raise RunFolderError(
             f"{out} {what}: there is no {path}. Give the folder that sartor run, compare or demo "
             "printed; a run of fit(..., out=...) goes on with fit(..., resume=True)."

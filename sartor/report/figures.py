@@ -1,106 +1,52 @@
-"""Figures of a report: inline SVG that follows the page's colours, light or dark.
-
-Matplotlib draws with placeholder colours; afterwards they become CSS variables of the page, and
-texts stay texts (they can be searched, selected and read aloud). Nothing here opens a window.
-"""
+"""Figures of the report of a run or a comparison."""
 
 from __future__ import annotations
 
-import io
 import math
-import re
-import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from sartor.comparison import Comparison
 from sartor.metrics import Array
+from sartor.report.drawing import (
+    BAD,
+    DASH,
+    GOOD,
+    HEAT,
+    SERIES,
+    SOFT,
+    STYLE,
+    Figure,
+    clip,
+    legend_above,
+    make_axes,
+    to_svg,
+)
 from sartor.result import Result
 
-# Placeholder -> CSS variable. The values never reach a reader; they only have to be distinct.
-_INK, _SOFT, _LINE, _GOOD, _BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
-_HEAT = "#060606"
-_SERIES = ["#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006", "#0a0007"]
-_VARIABLES = {
-    _INK: "var(--ink)",
-    _SOFT: "var(--soft)",
-    _LINE: "var(--line)",
-    _HEAT: "var(--heat)",
-    _GOOD: "var(--good)",
-    _BAD: "var(--bad)",
-    **{colour: f"var(--series-{index})" for index, colour in enumerate(_SERIES, 1)},
-}
 MOST_PANELS = 12
 """Panels of the figure of gains; beyond that the table has to do."""
 
-_DASH = (0, (4, 2.2))
 _MARKS = "osD^vPX"
-
-_STYLE: Any = {  # the keys of matplotlib differ between releases, so they are not typed
-    "svg.fonttype": "none",
-    "font.size": 9.5,
-    "text.color": _INK,
-    "axes.edgecolor": _LINE,
-    "axes.labelcolor": _SOFT,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.spines.left": False,
-    "axes.titlesize": 10,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.titlecolor": _INK,
-    "grid.color": _LINE,
-    "grid.linewidth": 0.7,
-    "xtick.color": _SOFT,
-    "ytick.color": _SOFT,
-    "xtick.major.size": 0,
-    "ytick.major.size": 0,
-    "legend.frameon": False,
-    "lines.linewidth": 1.9,
-    "lines.solid_capstyle": "round",
-}
-
-
-@dataclass(frozen=True)
-class Figure:
-    """One figure of the page.
-
-    Attributes:
-        key: identifier, unique on the page.
-        title: heading.
-        caption: how to read it, in a sentence or two.
-        alt: what it shows, for who cannot see it.
-        svg: the picture.
-    """
-
-    key: str
-    title: str
-    caption: str
-    alt: str
-    svg: str
 
 
 def series(comparison: Comparison) -> dict[str, int]:
     """Return the number of each method's colour; 1, the quiet one, is the reference's."""
     others = (name for name in comparison if name != comparison.reference)
-    found = {name: position % (len(_SERIES) - 1) + 2 for position, name in enumerate(others)}
+    found = {name: position % (len(SERIES) - 1) + 2 for position, name in enumerate(others)}
     return {name: found.get(name, 1) for name in comparison}
 
 
 def _mark(comparison: Comparison, name: str) -> str:
     """Return the marker of a method; where colours repeat, markers differ."""
     position = list(comparison).index(name)
-    return _MARKS[(position + position // (len(_SERIES) - 1)) % len(_MARKS)]
+    return _MARKS[(position + position // (len(SERIES) - 1)) % len(_MARKS)]
 
 
 def draw_all(comparison: Comparison) -> list[Figure]:
@@ -117,11 +63,11 @@ def draw_all(comparison: Comparison) -> list[Figure]:
 
 def accuracy_by_round(comparison: Comparison) -> Figure:
     """Draw pooled test accuracy by round: headline point solid, the others dashed or dotted."""
-    axes, canvas = _axes(7.4, 3.7)
+    axes, canvas = make_axes(7.4, 3.7)
     several = False
     numbers = series(comparison)
     for name, result in comparison.items():
-        colour, mark = _SERIES[numbers[name] - 1], _mark(comparison, name)
+        colour, mark = SERIES[numbers[name] - 1], _mark(comparison, name)
         for point in ("global", "post", "pre"):
             if (point, "test") not in result.scores:
                 continue
@@ -132,14 +78,14 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
                 x,
                 100 * mean,
                 color=colour,
-                linestyle="solid" if main else "dotted" if point == "global" else _DASH,
+                linestyle="solid" if main else "dotted" if point == "global" else DASH,
                 linewidth=2.1 if main else 1.2,
                 alpha=1 if main else 0.75,
                 marker=mark if main else None,
                 markevery=max(1, len(x) // 8),
                 markersize=4.5,
                 markeredgewidth=0,
-                label=_clip(name, 40) if main else None,
+                label=clip(name, 40) if main else None,
             )
             if main and number > 1:
                 low, high = 100 * (mean - std), 100 * (mean + std)
@@ -147,7 +93,7 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
     axes.set_xlabel("round")
     axes.set_ylabel("accuracy, % of all test samples")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
-    _legend_above(axes, len(comparison))
+    legend_above(axes, len(comparison))
     finals = "; ".join(
         f"{name} ends at {_percent(np.nanmean(np.atleast_1d(result.accuracy)))}"
         if np.isfinite(np.atleast_1d(result.accuracy)).any()
@@ -163,7 +109,7 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
         f"({points}); thin dashes: the other point; dots: the global model. Pre is after "
         f"aggregation, post is after local training; compare like with like.{band}",
         f"Line chart of pooled test accuracy by round. {finals}.",
-        _svg(canvas, "accuracy-by-round"),
+        to_svg(canvas, "accuracy-by-round"),
     )
 
 
@@ -178,7 +124,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
     rows = math.ceil(len(pairs) / columns)
     width = 7.4 if columns > 1 else 6.2
     canvas = Canvas(figsize=(width, 2.5 * rows + 0.3), layout="constrained")
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         grid = canvas.subplots(rows, columns, sharey=True, squeeze=False)
         for panel in grid.flat[len(pairs) :]:
             panel.set_visible(False)
@@ -186,14 +132,14 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
         for panel, (name, result, reference) in zip(grid.flat, pairs, strict=False):
             gains = np.asarray(result.gain(reference).column("gain"), dtype=float)
             gains = 100 * np.sort(gains[np.isfinite(gains)])[::-1]
-            colours = [_BAD if gain < 0 else _GOOD for gain in gains]
+            colours = [BAD if gain < 0 else GOOD for gain in gains]
             edge = 0.82 if len(gains) <= 120 else 1.0
             panel.bar(np.arange(len(gains)), gains, width=edge, color=colours, linewidth=0)
-            panel.axhline(0, color=_SOFT, linewidth=0.9)
+            panel.axhline(0, color=SOFT, linewidth=0.9)
             panel.grid(visible=False, axis="x")
             panel.set_xticks([])
             hurt = int((gains < 0).sum())
-            panel.set_title(_clip(name, 40))
+            panel.set_title(clip(name, 40))
             panel.set_xlabel(f"{hurt} of {len(gains)} worse than alone")
             words.append(f"{name}: {hurt} of {len(gains)} clients are worse off than alone")
         for row in grid:
@@ -207,17 +153,17 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
         "did not change has no bar. With few test samples, one answer moves a bar by several "
         f"points.{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
         f"Bar charts of the accuracy gain of each client. {'; '.join(words)}.",
-        _svg(canvas, "gain-by-client"),
+        to_svg(canvas, "gain-by-client"),
     )
 
 
 def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     """Draw accuracy against the megabytes that had travelled."""
-    axes, canvas = _axes(7.4, 3.4)
+    axes, canvas = make_axes(7.4, 3.4)
     drawn, silent = [], []
     numbers = series(comparison)
     for name, result in comparison.items():
-        colour, mark = _SERIES[numbers[name] - 1], _mark(comparison, name)
+        colour, mark = SERIES[numbers[name] - 1], _mark(comparison, name)
         x, mean, _, _ = _mean_curve(result, result.headline)
         travelled = np.mean(
             [result.ledger.megabytes(run, result.headline, x) for run in range(len(result.runs))],
@@ -226,7 +172,7 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
         if travelled[-1] <= 0:
             known = mean[np.isfinite(mean)]
             if known.size:
-                label = f"{_clip(name, 40)} (0 MB)"
+                label = f"{clip(name, 40)} (0 MB)"
                 axes.axhline(
                     100 * known[-1],
                     color=colour,
@@ -243,7 +189,7 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
             markevery=max(1, len(x) // 8),
             markersize=4.5,
             markeredgewidth=0,
-            label=_clip(name, 40),
+            label=clip(name, 40),
         )
         drawn.append(f"{name} sends {travelled[-1]:,.1f} MB")
     if not drawn:
@@ -251,14 +197,14 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     axes.set_xlabel("MB sent and received, all clients together (10⁶ bytes, payload)")
     axes.set_ylabel("accuracy, %")
     axes.set_xlim(left=0)
-    _legend_above(axes, len(comparison))
+    legend_above(axes, len(comparison))
     nothing = f" Dotted: {', '.join(silent)}, which sends nothing." if silent else ""
     return Figure(
         "bytes-against-accuracy",
         "What the accuracy costs in traffic",
         f"Counted from the tensors that travel, up and down, without protocol headers.{nothing}",
         f"Line chart of accuracy against megabytes. {'; '.join(drawn)}.",
-        _svg(canvas, "bytes-against-accuracy"),
+        to_svg(canvas, "bytes-against-accuracy"),
     )
 
 
@@ -343,27 +289,6 @@ def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, in
     return curves[0][0], mean, std, len(curves)
 
 
-def _axes(width: float, height: float) -> tuple[Any, Canvas]:
-    canvas = Canvas(figsize=(width, height), layout="constrained")
-    with mpl.rc_context(_STYLE):
-        axes = canvas.subplots()
-        axes.grid(visible=False, axis="x")
-    return axes, canvas
-
-
-def _legend_above(axes: Any, entries: int) -> None:
-    with mpl.rc_context(_STYLE):
-        axes.legend(
-            loc="lower left",
-            bbox_to_anchor=(-0.01, 1.0),
-            ncols=max(entries, 1) if entries <= 5 else math.ceil(entries / math.ceil(entries / 5)),
-            borderaxespad=0.2,
-            columnspacing=1.6,
-            handlelength=1.8,
-            labelcolor=_INK,
-        )
-
-
 def _heat(
     share: Array,
     rows: Sequence[str],
@@ -377,7 +302,7 @@ def _heat(
     height, width = share.shape
     tall = min(max(size * height / max(width, height), 2.4), size)
     canvas = Canvas(figsize=(size + 0.9, tall + 0.7), layout="constrained")
-    with mpl.rc_context({**_STYLE, "axes.grid": False, "axes.spines.bottom": False}):
+    with mpl.rc_context({**STYLE, "axes.grid": False, "axes.spines.bottom": False}):
         axes = canvas.subplots()
         # Rectangles for a readable number of cells (they stay sharp), an image beyond that.
         if share.size <= 1200:
@@ -385,7 +310,7 @@ def _heat(
                 if value > 0.004:
                     axes.add_patch(
                         Rectangle(
-                            (j - 0.46, i - 0.46), 0.92, 0.92, color=_HEAT, alpha=float(value), lw=0
+                            (j - 0.46, i - 0.46), 0.92, 0.92, color=HEAT, alpha=float(value), lw=0
                         )
                     )
         else:
@@ -401,47 +326,17 @@ def _heat(
         _ticks(axes.yaxis, rows, 40)
         for spine in axes.spines.values():
             spine.set_visible(True)
-    return _svg(canvas, key)
+    return to_svg(canvas, key)
 
 
 def _ticks(axis: Any, names: Sequence[str], most: int, rotate: bool = False) -> None:
     step = math.ceil(len(names) / most)
     shown = list(range(0, len(names), step))
-    axis.set_ticks(shown, [_clip(names[index]) for index in shown])
+    axis.set_ticks(shown, [clip(names[index]) for index in shown])
     if rotate:
         axis.set_tick_params(rotation=90)
     axis.set_tick_params(labelsize=8)
 
 
-def _clip(name: str, most: int = 16) -> str:
-    # A dollar sign would start mathematics.
-    name = name if len(name) <= most else name[: most - 1] + "…"
-    return name.replace("$", r"\$")
-
-
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
-
-
-def _svg(canvas: Canvas, key: str) -> str:
-    """Return the drawing as an SVG element that takes its colours and font from the page."""
-    out = io.StringIO()
-    with mpl.rc_context({**_STYLE, "svg.hashsalt": key}), warnings.catch_warnings():
-        # The page's own font has the letters that matplotlib's lacks.
-        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
-        FigureCanvasSVG(canvas)
-        canvas.savefig(out, format="svg", transparent=True, metadata={"Date": None})
-    text = out.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    # Fonts: keep the size, leave the family to the page.
-    text = re.sub(r"font: (?:\w+ )?([\d.]+px)[^;\"]*", r"font-size: \1", text)
-    for placeholder, variable in _VARIABLES.items():
-        text = text.replace(placeholder, variable)
-    # Identifiers are local to a file, and a page holds several files.
-    text = re.sub(r'\bid="', f'id="{key}-', text)
-    text = re.sub(r"url\(#", f"url(#{key}-", text)
-    text = re.sub(r'href="#', f'href="#{key}-', text)
-    view = re.search(r'viewBox="[^"]*"', text)
-    head = f'<svg {view[0] if view else ""} role="img" aria-labelledby="{key}-alt" class="figure">'
-    return re.sub(r"<svg[^>]*>", head, text, count=1)

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import datetime
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sartor import runs
-from sartor._version import __version__
+from sartor.adviser.advice import Advice
 from sartor.comparison import Comparison
+from sartor.report.advice_page import render_advice
 from sartor.report.figures import draw_all, series
+from sartor.report.layout import MOST_ROWS, count, fill, settings_lines, shown
 from sartor.report.words import summarise
 from sartor.result import POINT_WORDS, Result
 from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES
-from sartor.table import Table, jsonable
-
-MOST_ROWS = 2000
-"""Rows of the client table on the page; all of them are in metrics.csv."""
+from sartor.table import Table
 
 
-def write_report(source: str | Path | Result | Comparison, path: str | Path | None = None) -> Path:
-    """Write the report of a run folder, a comparison folder, a result or a comparison.
+def write_report(
+    source: str | Path | Result | Comparison | Advice, path: str | Path | None = None
+) -> Path:
+    """Write the report of a folder (run, comparison, advice), or of what such a folder holds.
 
     Args:
         source: what to report on.
@@ -41,17 +40,23 @@ def write_report(source: str | Path | Result | Comparison, path: str | Path | No
     environment = runs.environment()
     if isinstance(source, str | Path):
         folder = runs.open_folder(source)
-        content = (
-            folder.read_result() if isinstance(folder, runs.RunFolder) else folder.read_comparison()
-        )
         path = path or folder.report_path
         environment = read_json(folder.path / "environment.json")
+        if isinstance(folder, runs.AdviceFolder):
+            advice, verified = folder.read_advice()
+            text = render_advice(advice, verified, config=folder.config, environment=environment)
+        elif isinstance(folder, runs.RunFolder):
+            text = render(folder.read_result(), environment)
+        else:
+            text = render(folder.read_comparison(), environment)
+    elif isinstance(source, Advice):
+        text = render_advice(source, environment=environment)
     else:
-        content = source
+        text = render(source, environment)
     target = Path(path or "report.html")
     with naming(target, "create"):
         target.parent.mkdir(parents=True, exist_ok=True)
-    write_text(target, render(content, environment))
+    write_text(target, text)
     return target
 
 
@@ -67,36 +72,25 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
     first = next(iter(comparison.values()))
     many = comparison.reference is not None and len(comparison) > 1
     numbers = series(comparison)
-    page = Environment(
-        loader=PackageLoader("sartor.report", "."),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    ).get_template("page.html")
-    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     seeds = len({run.seed for result in comparison.values() for run in result.runs})
-    rendered = page.render(
+    return fill(
+        "page.html",
+        environment,
         title=_title(comparison),
         facts=[
-            _count(len(first.clients), "client"),
-            _count(first.ledger.num_rounds, "round"),
-            _count(seeds, "allocation"),
+            count(len(first.clients), "client"),
+            count(first.ledger.num_rounds, "round"),
+            count(seeds, "allocation"),
         ],
-        style=Markup(style),  # our own file
         words=words,
-        main=_shown(comparison.table(), numbers),
-        paired=_shown(comparison.paired(), numbers) if many else None,
+        main=shown(comparison.table(), numbers),
+        paired=shown(comparison.paired(), numbers) if many else None,
         figures=[(figure, Markup(figure.svg)) for figure in draw_all(comparison)],  # escaped there
-        clients=_shown(client_table(comparison), {}),
-        ledger=_shown(ledger_table(comparison), numbers),
+        clients=shown(client_table(comparison), {}),
+        ledger=shown(ledger_table(comparison), numbers),
         points=POINT_WORDS,
         settings=_settings(comparison),
-        environment=_lines(environment or runs.environment()),
-        version=__version__,
-        date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    return rendered.lstrip()
 
 
 def as_comparison(content: Result | Comparison) -> Comparison:
@@ -196,32 +190,6 @@ def ledger_table(comparison: Comparison) -> Table:
 # --- parts --------------------------------------------------------------------------------------
 
 
-def _shown(table: Table, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the template needs of a table; the first cell carries the method's colour."""
-    text = table.text_rows()
-    marks = [numbers.get(str(row[0]), 0) for row in text]
-    lowered = [name for name in table.columns if table.formats.get(name) == "points"]
-    return {
-        "head": [(table.header(name), table.numeric(name)) for name in table.columns],
-        "rows": [
-            (
-                mark,
-                [
-                    (_signed(cell), table.numeric(name), name in lowered and cell[0] == "-")
-                    for name, cell in zip(table.columns, cells, strict=True)
-                ],
-            )
-            for mark, cells in zip(marks, text, strict=True)
-        ],
-        "notes": table.note_lines(),
-    }
-
-
-def _signed(cell: str) -> str:
-    """Return a number with a minus sign rather than a hyphen; other texts as they are."""
-    return f"−{cell[1:]}" if cell[:1] == "-" and cell[1:2].isdigit() else cell
-
-
 def _title(comparison: Comparison) -> str:
     names = list(comparison)
     data = comparison.config.get("data") or next(iter(comparison.values())).config.get("data")
@@ -231,13 +199,9 @@ def _title(comparison: Comparison) -> str:
     return f"{listed} on {data}" if isinstance(data, str) else listed
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
 def _settings(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]:
     """Return (heading, lines): the shared settings, then what each method was given."""
-    parts = [("All methods", _lines(comparison.config))] if comparison.config else []
+    parts = [("All methods", settings_lines(comparison.config))] if comparison.config else []
     for name, result in comparison.items():
         own = {key: v for key, v in result.config.items() if comparison.config.get(key) != v}
         first = result.runs[0]
@@ -245,20 +209,5 @@ def _settings(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]
         if len(result.runs) > 1:
             given["runs"] = list(result.groups())
             given["seeds"] = sorted({run.seed for run in result.runs})
-        parts.append((name, _lines(given)))
+        parts.append((name, settings_lines(given)))
     return parts
-
-
-def _lines(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Return nested settings as (dotted key, value) lines."""
-    found = []
-    for key, value in jsonable(settings).items():
-        name = f"{prefix}{key}"
-        if isinstance(value, dict):
-            found += _lines(value, f"{name}.")
-            continue
-        if isinstance(value, list):
-            value = ", ".join(map(str, value))
-        text = "–" if value is None or value == "" else str(value)
-        found.append((name, text if len(text) <= 300 else text[:297] + "…"))
-    return found

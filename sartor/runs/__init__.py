@@ -14,7 +14,8 @@
     models/              the final weights of every client
     report.html          the page for people
 
-A comparison is a folder with one run folder per method and ``comparison.json``. Every file is
+A comparison is a folder with one run folder per method and ``comparison.json``; the folder of an
+advice holds ``advice.json`` and, once it was verified, ``verification.json``. Every file is
 written atomically, so kill -9 at any moment leaves a readable folder.
 """
 
@@ -25,16 +26,17 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sartor._version import __version__
+from sartor.adviser.advice import Advice
 from sartor.comparison import Comparison
 from sartor.errors import ConfigError, RunFolderError
 from sartor.result import Result
@@ -59,6 +61,11 @@ from sartor.runs.storage import (
 )
 from sartor.table import jsonable
 
+if TYPE_CHECKING:
+    from sartor.adviser.verification import Verification
+
+T = TypeVar("T")
+
 _FILES = (
     "config.json",
     "environment.json",
@@ -68,6 +75,8 @@ _FILES = (
     "comparison.json",
     "result.safetensors",
     "baseline.safetensors",
+    "advice.json",
+    "verification.json",
     "report.html",
 )
 _FOLDERS = ("checkpoints", "models")
@@ -360,8 +369,59 @@ class ComparisonFolder(_Folder):
         return Comparison(results, reference=content.get("reference"), config=self.config)
 
 
+class AdviceFolder(_Folder):
+    """A folder with an advice, and with its verification if there was one."""
+
+    kind = "advice"
+
+    @classmethod
+    def create(
+        cls, path: str | Path, config: Mapping[str, Any], overwrite: bool = False
+    ) -> AdviceFolder:
+        """Make a new folder for an advice; see :meth:`RunFolder.create`."""
+        return cls(cls._prepare(path, config, overwrite), jsonable(config))
+
+    @classmethod
+    def open(cls, path: str | Path) -> AdviceFolder:
+        """Open an existing folder with an advice; see :meth:`RunFolder.open`."""
+        path = cls._check(path)
+        return cls(path, read_json(path / "config.json"))
+
+    def write_advice(self, advice: Advice) -> None:
+        """Write advice.json."""
+        write_json(self.path / "advice.json", {"format": FORMAT, **advice.to_dict()})
+
+    def write_verification(self, verification: Verification) -> None:
+        """Write verification.json."""
+        content = {"format": FORMAT, **verification.to_dict()}
+        write_json(self.path / "verification.json", content)
+
+    def read_advice(self) -> tuple[Advice, Verification | None]:
+        """Return the advice, to be read but not verified, and its verification if there is one.
+
+        Raises:
+            RunFolderError: a file is missing or damaged.
+        """
+        from sartor.adviser.verification import Verification
+
+        found = self._read("advice.json", Advice.from_dict)
+        if not (self.path / "verification.json").exists():
+            return found, None
+        return found, self._read("verification.json", Verification.from_dict)
+
+    def _read(self, name: str, make: Callable[[dict[str, Any]], T]) -> T:
+        content = read_json(self.path / name)
+        check_format(content.pop("format", None), self.path / name)
+        try:
+            return make(content)
+        except (KeyError, TypeError) as error:
+            raise RunFolderError(
+                f"{self.path / name} is not whole ({error}); make it anew with sartor advise."
+            ) from error
+
+
 def folder_kind(path: str | Path) -> str:
-    """Return "run" or "comparison".
+    """Return "run", "comparison" or "advice".
 
     Raises:
         RunFolderError: there is no folder of Sartor's, or it is of a later release.
@@ -379,10 +439,10 @@ def folder_kind(path: str | Path) -> str:
     return str(marker.get("kind"))
 
 
-def open_folder(path: str | Path) -> RunFolder | ComparisonFolder:
-    """Open a run folder or a comparison folder, whichever it is."""
-    comparison = folder_kind(path) == ComparisonFolder.kind
-    return ComparisonFolder.open(path) if comparison else RunFolder.open(path)
+def open_folder(path: str | Path) -> RunFolder | ComparisonFolder | AdviceFolder:
+    """Open the folder of a run, a comparison or an advice, whichever it is."""
+    kinds = {kind.kind: kind for kind in (ComparisonFolder, AdviceFolder)}
+    return kinds.get(folder_kind(path), RunFolder).open(path)
 
 
 def environment() -> dict[str, Any]:

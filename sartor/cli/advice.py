@@ -1,0 +1,222 @@
+"""``sartor advise``: read the flags, ask the adviser, print the answer and leave it in a folder."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sartor.cli import show, work
+from sartor.cli.progress import reporter
+from sartor.cli.settings import (
+    federation_code,
+    federation_of,
+    given_flags,
+    local_of,
+    model_of,
+)
+from sartor.config import Experiment, build
+from sartor.errors import ConfigError, FederationError, PFLError
+
+if TYPE_CHECKING:
+    from sartor.adviser import Advice
+    from sartor.adviser.verification import Verification
+    from sartor.local import Local
+
+DATA = ("data", "clients", "partition", "protocol", "val", "test", "label", "data_dir", "seed")
+TRAINING = ("model", "rounds", "lr", "epochs", "steps", "batch", "momentum", "weight_decay")
+FLAGS = (*DATA, *TRAINING, "device", "out")
+"""The keys of an experiment that concern an advice."""
+
+MOST_CLIENTS = 20
+"""Rows of the client table on a screen."""
+
+
+def take_advice(
+    flags: dict[str, Any],
+    *,
+    features: str | None,
+    ridge: float,
+    basis: str,
+    budget_mb: float | None,
+    budget_rounds: int | None,
+    verified: bool,
+    json: bool,
+    overwrite: bool,
+) -> None:
+    """Run the command.
+
+    Args:
+        flags: those of the experiment's keys that were given.
+        features: of the convex model; None is "scaled".
+        ridge: ν.
+        basis: "auto", "theory" or "trial".
+        budget_mb: megabytes at most.
+        budget_rounds: rounds at most.
+        verified: whether to train the recommendation and both ends afterwards.
+        json: whether stdout ends with a line of JSON.
+        overwrite: whether a folder that is there already may be replaced.
+    """
+    from sartor.adviser import advise
+    from sartor.runs import AdviceFolder
+
+    experiment = build({"method": "fedprox"}, flags=flags)
+    if experiment.model is not None and (features is not None or ridge):
+        raise ConfigError(
+            "--features and --ridge belong to the convex model, and --model names a network, "
+            "which takes its inputs as they are; leave one or the other out. A network's ridge is "
+            "--weight-decay."
+        )
+    federation = federation_of(experiment)(experiment.seed)
+    if verified and not len(federation.test.rows):
+        raise ConfigError(
+            "--verify compares on test samples, and there are none; leave out --verify, or hold "
+            "some out."
+        )
+    out = work.free_folder(experiment, f"advice-{Path(experiment.data).name}", overwrite=overwrite)
+    progress = reporter(plain=json)
+    if experiment.model is None and basis != "trial" and federation.num_clients > 1:
+        show.note(f"Fitting {federation.num_clients} clients, each alone.")
+    with work.stoppable("Stopped; nothing was kept."), _in_flags():
+        advice = advise(
+            federation,
+            model=model_of(experiment, federation),
+            features=features or "scaled",
+            ridge=ridge,
+            basis=basis,  # type: ignore[arg-type]  # checked there
+            budget_mb=budget_mb,
+            budget_rounds=budget_rounds,
+            local=_local(experiment, flags, ridge),
+            rounds=experiment.rounds,
+            seed=experiment.seed,
+            device=experiment.device,
+            progress=progress,
+        )
+    carry_out = how_to(advice, experiment, features or "scaled", ridge)
+    config = {
+        **{key: experiment.stored()[key] for key in FLAGS if key != "out"},
+        "features": (features or "scaled") if experiment.model is None else None,
+        "ridge": ridge,
+        "basis": basis,
+        "budget_mb": budget_mb,
+        "budget_rounds": budget_rounds,
+        "carry_out": carry_out,
+    }
+    folder = AdviceFolder.create(out, config, overwrite=overwrite)
+    folder.write_advice(advice)
+    print_advice(advice, quiet=json)
+    found = None
+    if verified:
+        with work.stoppable(f"Stopped. The advice is kept in {out}, without verification."):
+            found = advice.verify(progress=progress)
+        folder.write_verification(found)
+    _finish(advice, found, carry_out, out, json=json)
+
+
+def as_flags(text: str) -> str:
+    """Return a text of the library with its arguments as flags.
+
+    >>> as_flags("fewer features, features='pca:2', or basis='trial'; budget_mb must be positive")
+    'fewer features, --features pca:2, or --basis trial; --budget-mb must be positive'
+    """
+    text = re.sub(r"\b(features|basis|ridge)=(['\"]?)([\w:.]*\w)\2", r"--\1 \3", text)
+    text = re.sub(r"\b(features|basis|ridge) must be", r"--\1 must be", text)
+    return re.sub(r"\bbudget_(mb|rounds)\b", r"--budget-\1", text).replace("model=...", "--model")
+
+
+@contextmanager
+def _in_flags() -> Iterator[None]:
+    """Turn the arguments that an error of the library names into flags."""
+    try:
+        yield
+    except (ConfigError, FederationError) as error:
+        raise type(error)(as_flags(str(error))) from error
+
+
+def _local(experiment: Experiment, flags: dict[str, Any], ridge: float) -> Local | None:
+    """Return local training as the flags describe it, with the ridge; None if they do not."""
+    if not set(flags) & {"lr", "epochs", "steps", "batch", "momentum", "weight_decay"}:
+        return None
+    local = local_of(experiment)
+    return replace(local, weight_decay=ridge) if ridge and not local.weight_decay else local
+
+
+def print_advice(advice: Advice, *, quiet: bool) -> None:
+    """Print the answer, then what it rests on."""
+    from sartor.adviser import words
+
+    show.say(as_flags(advice.summary()), quiet=quiet)
+    tables = [
+        words.constants_table(advice),
+        *([words.rules_table(advice)] if advice.rules else []),
+        words.client_table(advice, MOST_CLIENTS),
+        words.costs_table(advice),
+    ]
+    for table in tables:
+        show.say(quiet=quiet)
+        show.table(table, quiet=quiet)
+
+
+def _finish(
+    advice: Advice, found: Verification | None, carry_out: str, out: Path, *, json: bool
+) -> None:
+    from sartor.cli import app
+
+    if found is not None:
+        show.say(quiet=json)
+        show.table(found.table(), quiet=json)
+        show.say(found.summary(), quiet=json)
+    show.say(quiet=json)
+    show.say("To carry it out:", quiet=json)
+    for line in carry_out.splitlines():
+        show.say(f"  {line}", quiet=json)
+    show.say(quiet=json)
+    places = [("Files", out)]
+    try:
+        places.append(("Report", app._write_report(out)))
+    except (PFLError, OSError, ImportError) as error:  # the advice is worth more than the page
+        show.note(f"Warning: no report was written: {error}")
+    show.places(*places, quiet=json)
+    if json:
+        told = {"verification": None if found is None else found.to_dict(), "carry_out": carry_out}
+        show.json_line({**advice.to_dict(), **told, "out": str(out)})
+
+
+def how_to(advice: Advice, experiment: Experiment, features: str, ridge: float) -> str:
+    """Return the command, or the Python, that carries an advice out.
+
+    A named network on the data as they are is a command. The convex model has features of its own,
+    which a command has not, so it is Python.
+    """
+    pull = {"prox_strength": advice.prox_strength} if advice.strategy == "personalised" else {}
+    if experiment.model is not None:
+        words = ["sartor", "run", advice.method, "--data", experiment.data]
+        words += given_flags(experiment, *DATA[1:], *TRAINING)
+        words += [word for k, v in pull.items() for word in ("--set", f"{k}={v:.6g}")]
+        return shlex.join(words)
+    settings = advice.settings
+    local = advice.subject.local
+    given = settings.get("local") or {
+        key: getattr(local, key)
+        for key in ("epochs", "steps", "batch", "lr", "momentum", "weight_decay")
+        if getattr(local, key) not in (None, 0.0)
+    }
+    arguments = {"rounds": settings.get("rounds", advice.plan.rounds if advice.plan else 20)}
+    arguments |= {k: settings[k] for k in ("hyper", "options") if settings.get(k)}
+    lines = [
+        "import sartor",
+        "from sartor.adviser.features import view",
+        "",
+        f"federation = {federation_code(experiment)}",
+        f"seen = view(federation, {features!r}, ridge={ridge!r})",
+        "result = sartor.fit(",
+        f"    {advice.method!r}, seen.federation, model=seen.network(),",
+        f"    local=sartor.Local({', '.join(f'{k}={v!r}' for k, v in given.items())}),",
+        *(f"    {k}={v!r}," for k, v in arguments.items()),
+        ")",
+    ]
+    return "\n".join(lines)

@@ -1,0 +1,132 @@
+"""What every figure of a report shares: inline SVG that follows the page's colours, light or dark.
+
+Matplotlib draws with placeholder colours; afterwards they become CSS variables of the page, and
+texts stay texts (they can be searched, selected and read aloud). Nothing here opens a window.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import re
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure as Canvas
+
+# Placeholder -> CSS variable. The values never reach a reader; they only have to be distinct.
+INK, SOFT, LINE, GOOD, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
+HEAT = "#060606"
+SERIES = ["#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006", "#0a0007"]
+_VARIABLES = {
+    INK: "var(--ink)",
+    SOFT: "var(--soft)",
+    LINE: "var(--line)",
+    HEAT: "var(--heat)",
+    GOOD: "var(--good)",
+    BAD: "var(--bad)",
+    **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, 1)},
+}
+DASH = (0, (4, 2.2))
+
+STYLE: Any = {  # the keys of matplotlib differ between releases, so they are not typed
+    "svg.fonttype": "none",
+    "font.size": 9.5,
+    "text.color": INK,
+    "axes.edgecolor": LINE,
+    "axes.labelcolor": SOFT,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.spines.left": False,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "grid.color": LINE,
+    "grid.linewidth": 0.7,
+    "xtick.color": SOFT,
+    "ytick.color": SOFT,
+    "xtick.major.size": 0,
+    "ytick.major.size": 0,
+    "legend.frameon": False,
+    "lines.linewidth": 1.9,
+    "lines.solid_capstyle": "round",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of the page.
+
+    Attributes:
+        key: identifier, unique on the page.
+        title: heading.
+        caption: how to read it, in a sentence or two.
+        alt: what it shows, for who cannot see it.
+        svg: the picture.
+    """
+
+    key: str
+    title: str
+    caption: str
+    alt: str
+    svg: str
+
+
+def make_axes(width: float, height: float) -> tuple[Any, Canvas]:
+    """Return axes of a size in inches, with lines across, and their canvas."""
+    canvas = Canvas(figsize=(width, height), layout="constrained")
+    with mpl.rc_context(STYLE):
+        axes = canvas.subplots()
+        axes.grid(visible=False, axis="x")
+    return axes, canvas
+
+
+def legend_above(axes: Any, entries: int, most: int = 5) -> None:
+    """Put the legend above the axes, in rows of at most ``most``."""
+    with mpl.rc_context(STYLE):
+        axes.legend(
+            loc="lower left",
+            bbox_to_anchor=(-0.01, 1.0),
+            ncols=math.ceil(entries / math.ceil(entries / most)) if entries else 1,
+            borderaxespad=0.2,
+            columnspacing=1.6,
+            handlelength=1.8,
+            labelcolor=INK,
+        )
+
+
+def clip(name: str, most: int = 16) -> str:
+    """Shorten a name, and take the meaning from signs that matplotlib would read."""
+    # A dollar sign would start mathematics.
+    name = name if len(name) <= most else name[: most - 1] + "…"
+    return name.replace("$", r"\$")
+
+
+def to_svg(canvas: Canvas, key: str) -> str:
+    """Return the drawing as an SVG element that takes its colours and font from the page."""
+    out = io.StringIO()
+    with mpl.rc_context({**STYLE, "svg.hashsalt": key}), warnings.catch_warnings():
+        # The page's own font has the letters that matplotlib's lacks.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        FigureCanvasSVG(canvas)
+        canvas.savefig(out, format="svg", transparent=True, metadata={"Date": None})
+    text = out.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Fonts: keep the size, leave the family to the page.
+    text = re.sub(r"font: (?:\w+ )?([\d.]+px)[^;\"]*", r"font-size: \1", text)
+    for placeholder, variable in _VARIABLES.items():
+        text = text.replace(placeholder, variable)
+    # Identifiers are local to a file, and a page holds several files.
+    text = re.sub(r'\bid="', f'id="{key}-', text)
+    text = re.sub(r"url\(#", f"url(#{key}-", text)
+    text = re.sub(r'href="#', f'href="#{key}-', text)
+    view = re.search(r'viewBox="[^"]*"', text)
+    head = f'<svg {view[0] if view else ""} role="img" aria-labelledby="{key}-alt" class="figure">'
+    return re.sub(r"<svg[^>]*>", head, text, count=1)

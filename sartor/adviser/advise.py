@@ -23,7 +23,7 @@ from sartor.theory import coupling
 from sartor.theory.heterogeneity import crossover
 from sartor.theory.linear_models import Clients, fit_coupled, fit_pooled
 
-WORTH = 0.02
+WORTH = 0.05
 """Personalising must cut the expected error by this share, or the simpler end is advised."""
 
 
@@ -91,7 +91,7 @@ def advise(
 
     >>> import sartor
     >>> from sartor.data.synthetic import logistic
-    >>> fed, _ = logistic(spread=0.05, clients=5, samples=200, dim=3, test_samples=50)
+    >>> fed, _ = logistic(spread=0.05, clients=10, samples=200, dim=3, test_samples=50)
     >>> sartor.advise(fed, features="raw").strategy
     'global'
     """
@@ -260,10 +260,10 @@ def _simplest(mean: Tensor) -> int:
 
 
 def _reason(strategy: Strategy, found: Estimates, mean: Tensor, best: int) -> str:
-    radius = math.sqrt(max(float(found.heterogeneity.radius2), 0.0))
     share = found.weights * (1.0 - found.weights)
     noise = math.sqrt(float((share * found.noise.total).sum() / share.sum()))
-    apart = f"the clients' best models lie R̂ = {radius:.3g} from their mean"
+    spread = found.fits.w.shape[-1] * float(found.effects.tau2) * float(share.sum())
+    apart = f"the clients' best models are taken to lie {math.sqrt(spread):.3g} from their mean"
     chance = f"their own fits are off by {noise:.3g} for lack of samples"
     if strategy == "global":
         return f"Alike: {apart} and {chance}, so pooling removes more error than it adds."

@@ -23,7 +23,7 @@ def synthetic(spread: float, **settings: Any) -> sartor.Federation:
 
 @pytest.fixture(scope="module")
 def alike() -> sartor.Advice:
-    return sartor.advise(synthetic(0.0), features="raw")
+    return sartor.advise(synthetic(0.0, clients=12, dim=10), features="raw")
 
 
 @pytest.fixture(scope="module")
@@ -176,7 +176,7 @@ def test_a_network_is_judged_by_training() -> None:
     fed = skewed()
     advice = sartor.advise(fed, model=sartor.models.dnn(fed), rounds=3)
     assert advice.basis == "trial"
-    assert advice.doubts == []
+    assert not any("theory" in doubt for doubt in advice.doubts)
     checked = advice.verify()
     assert {row.strategy for row in checked.rows} == {"advised", "local", "global"}
     assert checked.predicted_rounds is None

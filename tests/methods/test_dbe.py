@@ -288,7 +288,7 @@ def test_the_first_training_is_forgotten() -> None:
     task = net_task()
     sim = simulation(build("dbe", task, KEPT, {}), task, [federation()])
     before = {k: v for k, v in states(sim).items() if k != "server/mean"}
-    sim._one_off("prologue", {"train": 0.0, "server": 0.0, "evaluate": 0.0})
+    sim._one_off("prologue", sim.method.prologue, {"train": 0.0, "server": 0.0, "evaluate": 0.0})
     after = states(sim)
     for name, leaf in before.items():
         np.testing.assert_array_equal(after[name], leaf, err_msg=name)

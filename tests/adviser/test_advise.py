@@ -23,7 +23,7 @@ def synthetic(spread: float, **settings: Any) -> sartor.Federation:
 
 @pytest.fixture(scope="module")
 def alike() -> sartor.Advice:
-    return sartor.advise(synthetic(0.0, clients=12, dim=10), features="raw")
+    return sartor.advise(synthetic(0.0, clients=12, dim=10, test_samples=50), features="raw")
 
 
 @pytest.fixture(scope="module")

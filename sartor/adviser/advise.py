@@ -486,9 +486,9 @@ def _by_trial(
     near = min(ends, key=lambda name: ends[name])
     reason = (
         f"Validation loss is smallest for λ = {pull:.3g}: {mean[best]:.4g}, against "
-        f"{ends[near]:.4g} {near}."
+        f"{ends[near]:.4g} {near}, a gain of {trial.margin:.2g} ± {trial.noise:.2g}."
         if strategy == "personalised"
-        else f"Validation loss is smallest {near}: {mean[best]:.4g}; no λ between does better."
+        else f"Validation loss is {mean[best]:.4g} {near}; no λ between is better beyond its noise."
     )
     rounds = max(trial.steady[best], 1)
     sent = 0 if strategy == "local" else int(trial.megabytes * 1e6 * rounds / trial.rounds)

@@ -20,6 +20,9 @@ from sartor.theory.random_effects import Effects, Risks, best_pull, default_pull
 
 Target = Literal["loss", "parameters"]
 
+CALIBRATED = 64
+"""Parameters up to which the noise of fits is calibrated: it takes some twenty fits more."""
+
 ENOUGH = 5.0
 """Samples that a client needs for every parameter that its fit uses."""
 
@@ -87,14 +90,15 @@ def estimate(
         weights: (..., clients) p_i, of sum 1.
         target: what λ shall make small: the clients' mean excess loss, or the mean squared error of
             their parameters.
-        draws: drawings that calibrate the noise of logistic and softmax fits; 0 leaves it out.
+        draws: drawings that calibrate the noise of logistic and softmax fits of up to 64
+            parameters; 0 leaves it out.
         seed: of the drawings.
         pulls: values of λ to try; a fine grid if None.
     """
     bias_reduced = clients.family == "logistic" and not clients.ridge
     fits = fit_each(clients, bias_reduced=bias_reduced)
     noise = noise_of(clients, fits.w)
-    if draws:
+    if draws and clients.num_params <= CALIBRATED:
         noise = calibrated(
             clients, fits.w, noise, bias_reduced=bias_reduced, draws=draws, seed=seed
         )

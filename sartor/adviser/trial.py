@@ -11,7 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from sartor import rng
 from sartor.cohort import Participation
@@ -21,6 +22,7 @@ from sartor.errors import FederationError
 from sartor.fit import fit
 from sartor.local import Local
 from sartor.result import Result
+from sartor.scores import Scores
 from sartor.settings import Progress
 
 
@@ -31,10 +33,15 @@ class Trial:
     Attributes:
         pulls: λ; 0 is every client alone, ∞ is one model for all.
         losses: (pulls, clients) mean validation losses after the last round.
-        counts: (clients,) validation samples.
+        counts: (clients,) validation samples, of all folds.
+        folds: how often the data were divided.
         rounds: rounds of training.
         local: local training that was used.
-        best: the position of the smallest mean loss (weighted by validation samples).
+        best: the position of the choice: the smallest mean loss, or an end that is not worse beyond
+            its noise.
+        margin: how much smaller the mean loss at ``best`` is than at the better end.
+        noise: the standard error of the difference between the best λ and the better end, over
+            clients.
         megabytes: what one run of FedProx sent, both ways.
         gradients: gradient evaluations of one run of FedProx.
         steady: (pulls,) the first scored round with a loss within 1% of the run's smallest.
@@ -46,6 +53,9 @@ class Trial:
     rounds: int
     local: Local
     best: int
+    margin: float
+    noise: float
+    folds: int
     megabytes: float
     gradients: int
     steady: tuple[int, ...]
@@ -64,6 +74,7 @@ def try_pulls(
     local: Local,
     rounds: int,
     pulls: Sequence[float] | None = None,
+    folds: int = 3,
     participation: Participation | str | float = 1.0,
     seed: int = 0,
     device: str = "auto",
@@ -72,76 +83,125 @@ def try_pulls(
     """Train FedProx at every λ at once, LocalTrain and FedAvg, and score them on validation data.
 
     Args:
-        federation: with validation data, or some of the training data is held out for it.
+        federation: with validation data, or the training data are divided in folds.
         model: the network; chosen from the data if None.
         local: local training.
         rounds: communication rounds.
         pulls: finite positive values of λ; up to 0.5/lr by default, where steps stay stable.
+        folds: how often the training data are divided, where there is no validation data; all
+            divisions are lanes of the same pass.
         participation: who takes part in a round.
         seed: of the runs.
         device: "auto", "cpu" or "cuda".
         progress: shows how far it is.
     """
-    held = with_validation(federation, seed=seed)
+    parts_of = held_out(federation, folds, seed)
+    seeds = tuple(range(seed, seed + len(parts_of)))
     top = math.log10(0.5 / local.lr)
     inner = tuple(pulls) if pulls else tuple(float(v) for v in np.logspace(top - 4.0, top, 9))
     shared: dict[str, Any] = {
         "model": model,
         "rounds": rounds,
-        "seeds": seed,
+        "seeds": seeds,
         "local": local,
         "participation": participation,
         "device": device,
         "progress": progress,
         "eval_every": max(1, rounds // 20),
     }
-    prox = fit("fedprox", held, sweep={"prox_strength": inner}, **shared)
-    alone = fit("local", held, **shared)
-    one = fit("fedavg", held, **shared)
-    parts = [(alone, 0), *((prox, run) for run in range(len(inner))), (one, 0)]
-    losses = np.stack([_losses(result, run) for result, run in parts])
-    counts = held.val.sizes.numpy().astype(float)
+    prox = fit("fedprox", parts_of, sweep={"prox_strength": inner}, **shared)
+    alone = fit("local", parts_of, **shared)
+    one = fit("fedavg", parts_of, **shared)
+    folds_of = range(len(seeds))
+    rows = [(alone, folds_of)]
+    rows += [(prox, range(k * len(seeds), (k + 1) * len(seeds))) for k in range(len(inner))]
+    rows += [(one, folds_of)]
+    counts = sum(_scores(alone).count[run] for run in folds_of).astype(float)
+    losses = np.stack([_losses(result, runs, counts) for result, runs in rows])
     share = counts / counts.sum()
-    mean = losses @ share
+    best, margin, noise = choose(losses, share)
     return Trial(
         pulls=(0.0, *inner, math.inf),
         losses=losses,
         counts=counts,
         rounds=rounds,
         local=local,
-        best=int(np.nanargmin(np.where(np.isfinite(mean), mean, np.inf))),
+        best=best,
+        margin=margin,
+        noise=noise,
+        folds=len(seeds),
         megabytes=float(prox.select([0]).megabytes),
         gradients=int(prox.select([0]).gradient_evaluations),
-        steady=tuple(_steady(result, run, share) for result, run in parts),
+        steady=tuple(_steady(result, runs) for result, runs in rows),
     )
 
 
-def with_validation(federation: Federation, share: float = 0.2, seed: int = 0) -> Federation:
-    """Return the federation, with part of the training data as validation data if it has none."""
+def choose(losses: np.ndarray, share: np.ndarray) -> tuple[int, float, float]:
+    """Return the position of the λ to take, its gain over the better end, and the gain's error.
+
+    A λ between the ends is taken only if it is better than both by more than one standard error of
+    the clients' differences, so that the choice is not made by chance.
+
+    Args:
+        losses: (pulls, clients), the ends first and last; NaN where training diverged.
+        share: (clients,) of sum 1.
+    """
+    mean = losses @ share
+    mean = np.where(np.isfinite(mean), mean, np.inf)
+    end = 0 if mean[0] <= mean[-1] else len(mean) - 1
+    best = int(mean.argmin())
+    gap = losses[end] - losses[best]
+    spread = share * (gap - gap @ share)
+    clients = len(share)
+    noise = float(np.sqrt((spread**2).sum() * clients / max(clients - 1, 1)))
+    if not mean[end] - mean[best] > noise:
+        best = end
+    return best, float(mean[end] - mean[best]), noise
+
+
+def held_out(federation: Federation, folds: int = 3, seed: int = 0) -> list[Federation]:
+    """Return the federation with its validation data, or divided ``folds`` times.
+
+    Without validation data every sample of a client's training data is held out once; a client
+    keeps at least one sample for training.
+    """
     if bool((federation.val.sizes > 0).any()):
-        return federation
-    train, val = [], []
+        return [federation]
+    parts: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(folds)]
     for client in range(federation.num_clients):
         rows = federation.train.of(client)
         order = rng.permutation(rng.fold(rng.key(seed), "advice", client), len(rows))
-        held = min(math.ceil(share * len(rows)), len(rows) - 1)
-        val.append(rows[order[:held]])
-        train.append(rows[order[held:]])
-    if not sum(map(len, val)):
+        for fold, (train, val) in enumerate(parts):
+            held = torch.zeros(len(rows), dtype=torch.bool)
+            held[order[fold::folds]] = len(rows) > 1
+            val.append(rows[held])
+            train.append(rows[~held])
+    if not any(len(rows) for _, val in parts for rows in val):
         raise FederationError(
             "Every client has a single training sample, so nothing can be held out to choose λ by; "
             "bring more samples."
         )
-    return replace(federation, train=Ragged.from_lists(train), val=Ragged.from_lists(val))
+    return [
+        replace(federation, train=Ragged.from_lists(train), val=Ragged.from_lists(val))
+        for train, val in parts
+    ]
 
 
-def _losses(result: Result, run: int) -> np.ndarray:
-    found = result.scores[(result.headline, "val")].mean_loss(run)[-1]
-    return np.nan_to_num(found) if result.diverged[run] is None else np.full_like(found, np.nan)
+def _scores(result: Result) -> Scores:
+    return result.scores[(result.headline, "val")]
 
 
-def _steady(result: Result, run: int, share: np.ndarray) -> int:
+def _losses(result: Result, runs: range, counts: np.ndarray) -> np.ndarray:
+    """Return mean validation losses over all folds: (clients,); NaN if a run diverged."""
+    total = sum(_scores(result).loss[run, -1] for run in runs)
+    if any(result.diverged[run] is not None for run in runs):
+        return np.full(len(counts), np.nan)
+    found: np.ndarray = total / np.maximum(counts, 1.0)
+    return found
+
+
+def _steady(result: Result, runs: range) -> int:
     """Return the first scored round at which the loss is within 1% of its smallest."""
-    scores = result.scores[(result.headline, "val")]
-    curve = np.nan_to_num(scores.mean_loss(run)) @ share
+    scores = _scores(result)
+    curve = np.nan_to_num(sum(scores.loss[run].sum(-1) for run in runs), nan=np.inf)
     return int(scores.rounds[int(np.argmax(curve <= 1.01 * np.min(curve)))])

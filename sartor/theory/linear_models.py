@@ -32,6 +32,9 @@ from sartor.errors import ConfigError
 Family = Literal["linear", "logistic", "softmax"]
 State = TypeVar("State")
 
+FAR = 1e6
+"""The length of a model at which a fit is given up: there is no minimiser."""
+
 
 @dataclass(frozen=True)
 class Clients:
@@ -173,12 +176,21 @@ def hessians(clients: Clients, point: Point) -> Tensor:
     if clients.outputs == 1:
         found = (x * point.curvature[..., 0]).mT @ x / n
     else:
-        size = (*point.curvature.shape[:-3], clients.num_params, clients.num_params)
-        blocks = torch.einsum("...nd,...nab,...ne->...daeb", x, point.curvature, x)
-        found = blocks.reshape(size) / n
+        found = _kron_sum(x, point.curvature) / n
     if clients.ridge:
         found = found + clients.ridge * torch.eye(clients.num_params, dtype=found.dtype)
     return found
+
+
+def _kron_sum(x: Tensor, curvature: Tensor) -> Tensor:
+    """Return Σ_j x_j x_jᵀ ⊗ c_j, (..., p, p), by matrix products, one for a pair of outputs."""
+    outputs, d = curvature.shape[-1], x.shape[-1]
+    found = x.new_empty((*curvature.shape[:-3], d, outputs, d, outputs))
+    for a in range(outputs):
+        for b in range(a + 1):
+            found[..., a, :, b] = (x * curvature[..., a, b, None]).mT @ x
+            found[..., b, :, a] = found[..., a, :, b]
+    return found.reshape(*curvature.shape[:-3], d * outputs, d * outputs)
 
 
 def gradients(clients: Clients, w: Tensor) -> Tensor:
@@ -228,7 +240,7 @@ def fit_each(
         w, left[index] = found[index], slope.norm(dim=-1)
         if not exists:
             separable[index] = separable[index] | _separates(part, w)
-        active = (left[index] > tolerance) & ~separable[index]
+        active = (left[index] > tolerance) & ~separable[index] & (w.norm(dim=-1) < FAR)
         if 2 * int(active.sum()) < len(active):  # go on with those that have not arrived
             index, part, w = index[active], part.take(active), w[active]
             value, slope, curve, active = (
@@ -254,13 +266,14 @@ def _each(clients: Clients, w: Tensor, bias_reduced: bool) -> tuple[Tensor, Tens
     if not bias_reduced:
         return point.loss, point.slope, curve
     n = clients.sizes
-    total = _solid(curve * n[..., None, None])
-    leverage = ((clients.x @ torch.linalg.inv(total)) * clients.x).sum(-1)
+    total = curve * n[..., None, None]
+    root = factor(total)
+    leverage = ((clients.x @ torch.cholesky_inverse(root)) * clients.x).sum(-1)
     leverage = leverage * point.curvature[..., 0, 0]
     chance = torch.sigmoid(predict(clients, w))[..., 0]
     push = leverage * (0.5 - chance) * clients.mask
     slope = point.slope - (clients.x.mT @ push[..., None])[..., 0] / n[..., None]
-    return point.loss - torch.logdet(total) / (2.0 * n), slope, curve
+    return point.loss - root.diagonal(dim1=-2, dim2=-1).log().sum(-1) / n, slope, curve
 
 
 def fit_pooled(
@@ -356,11 +369,11 @@ def fit_coupled(
         if not bool(active.any()):
             break
         right = (curve @ w[..., None])[..., 0] - point.slope
-        solver = torch.linalg.lu_factor(_solid(curve + lam[..., None] * eye))
-        pulled = torch.linalg.lu_solve(*solver, torch.cat((curve, right[..., None]), -1))
+        root = factor(curve + lam[..., None] * eye)
+        pulled = torch.cholesky_solve(torch.cat((curve, right[..., None]), -1), root)
         mean = (p[..., None] * lam[..., None] * pulled).sum(-3)
-        centre = torch.linalg.solve(_solid(mean[..., :-1]), mean[..., -1])
-        target = torch.linalg.lu_solve(*solver, (right + lam * centre[..., None, :])[..., None])
+        centre = _solve(mean[..., :-1], mean[..., -1])
+        target = torch.cholesky_solve((right + lam * centre[..., None, :])[..., None], root)
         step = (w - target[..., 0]) * active[..., None, None]
         w, (value, slope, (point, curve)) = _descend(whole, w, step, value)
     return Coupled(w, middle(w), (slope.norm(dim=-1) <= enough).all(-1))
@@ -394,14 +407,25 @@ def _separates(clients: Clients, w: Tensor) -> Tensor:
     return (right | ~clients.mask).all(-1)
 
 
-def _solid(matrix: Tensor) -> Tensor:
-    """Add a trace-sized trifle to the diagonal, so that a singular system can still be solved."""
+def factor(matrix: Tensor) -> Tensor:
+    """Return the Cholesky factor of positive semidefinite matrices.
+
+    A trifle is added to the diagonal, of the size of rounding at first, a thousand times more where
+    that is not enough, so that singular systems can be solved too.
+    """
     size = matrix.diagonal(dim1=-2, dim2=-1).abs().mean(-1)[..., None, None]
-    return matrix + (1e-12 * size + 1e-300) * torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
+    share = torch.full_like(size, 1e-12)
+    for _ in range(4):
+        root, failed = torch.linalg.cholesky_ex(matrix + (share * size + 1e-300) * eye)
+        if not bool(failed.any()):
+            break
+        share = torch.where(failed[..., None, None] > 0, 1e3 * share, share)
+    return root
 
 
 def _solve(curve: Tensor, slope: Tensor) -> Tensor:
-    return torch.linalg.solve(_solid(curve), slope)
+    return torch.cholesky_solve(slope[..., None], factor(curve))[..., 0]
 
 
 def _descend(

@@ -28,6 +28,7 @@ from sartor import rng
 from sartor.theory.linear_models import (
     Clients,
     basis,
+    factor,
     fit_each,
     gradients,
     hessians,
@@ -99,7 +100,7 @@ def noise_of(clients: Clients, w: Tensor, middle: Middle | None = None) -> Noise
     curve = hessians(clients, point)
     n = clients.sizes
     eigenvalues = torch.linalg.eigvalsh(curve)
-    inverse = torch.linalg.inv(_lifted(curve, eigenvalues[..., -1:]))
+    inverse = torch.cholesky_inverse(factor(curve))
     data = curve - clients.ridge * torch.eye(clients.num_params, dtype=w.dtype)
     used = _trace(inverse @ data)
     free = (n - used).clamp(min=1.0)
@@ -186,9 +187,3 @@ def draw_labels(clients: Clients, w: Tensor, key: Tensor) -> Tensor:
 
 def _trace(matrix: Tensor) -> Tensor:
     return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-
-
-def _lifted(matrix: Tensor, largest: Tensor) -> Tensor:
-    """Add a trifle to the diagonal, so that the inverse of a singular matrix is huge, not NaN."""
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
-    return matrix + 1e-13 * largest[..., None].clamp(min=1e-300) * eye

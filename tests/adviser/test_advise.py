@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import sartor
-from sartor.adviser.trial import with_validation
+from sartor.adviser.trial import choose, held_out
 from sartor.data.synthetic import logistic
 from sartor.errors import ConfigError, FederationError
 
@@ -151,25 +151,26 @@ def test_where_the_theory_fails_training_decides(trial: sartor.Advice) -> None:
     assert any("ridge" in way for way in trial.ways_out)
     assert trial.pulls[0] == 0.0
     assert trial.pulls[-1] == math.inf
-    assert trial.error_at(trial.prox_strength) == min(trial.errors)
+    assert trial.error_at(trial.prox_strength) <= min(trial.errors[0], trial.errors[-1])
 
 
 def test_a_trial_is_the_sweep_it_says(trial: sartor.Advice) -> None:
     """One λ of the pass equals a run of its own."""
-    about = trial.subject
-    held = with_validation(about.federation)
-    position = 3
-    alone = sartor.fit(
-        "fedprox",
-        held,
-        model=about.model,
-        local=about.local,
-        rounds=4,
-        hyper={"prox_strength": trial.pulls[position]},
-    )
-    scores = alone.scores[(alone.headline, "val")]
-    mean = scores.loss[0, -1].sum() / scores.count[0].sum()
-    assert trial.errors[position] == pytest.approx(mean, rel=1e-4)
+    about, position = trial.subject, 3
+    total = count = 0.0
+    for fold, held in enumerate(held_out(about.federation)):
+        alone = sartor.fit(
+            "fedprox",
+            held,
+            model=about.model,
+            local=about.local,
+            rounds=4,
+            seeds=fold,
+            hyper={"prox_strength": trial.pulls[position]},
+        )
+        scores = alone.scores[(alone.headline, "val")]
+        total, count = total + scores.loss[0, -1].sum(), count + scores.count[0].sum()
+    assert trial.errors[position] == pytest.approx(total / count, rel=1e-4)
 
 
 def test_a_network_is_judged_by_training() -> None:
@@ -182,14 +183,29 @@ def test_a_network_is_judged_by_training() -> None:
     assert checked.predicted_rounds is None
 
 
-def test_validation_data_is_held_out_of_training_once() -> None:
+def test_every_sample_is_held_out_once() -> None:
     fed = skewed()
-    held = with_validation(fed)
-    assert (held.train.sizes + held.val.sizes).tolist() == fed.train.sizes.tolist()
+    folds = held_out(fed)
     for client in range(6):
-        both = torch.cat((held.train.of(client), held.val.of(client))).sort().values
-        assert torch.equal(both, fed.train.of(client).sort().values)
-    assert with_validation(held) is held
+        whole = fed.train.of(client).sort().values
+        held = torch.cat([fold.val.of(client) for fold in folds]).sort().values
+        assert torch.equal(held, whole)
+        for fold in folds:
+            both = torch.cat((fold.train.of(client), fold.val.of(client))).sort().values
+            assert torch.equal(both, whole)
+    assert held_out(folds[0]) == [folds[0]]
+
+
+def test_a_pull_is_chosen_only_beyond_the_noise() -> None:
+    share = np.full(4, 0.25)
+    sure = np.array([[1.0, 1.0, 1.0, 1.0], [0.5, 0.6, 0.5, 0.6], [1.1, 1.1, 1.1, 1.1]])
+    assert choose(sure, share)[0] == 1
+    chance = np.array([[1.0, 1.0, 1.0, 1.0], [0.2, 1.3, 1.2, 1.2], [1.1, 1.1, 1.1, 1.1]])
+    best, margin, noise = choose(chance, share)
+    assert (best, margin) == (0, 0.0)
+    assert noise > 0.025
+    lost = np.array([[1.0, 1.0, 1.0, 1.0], [np.nan] * 4, [0.9, 0.9, 0.9, 0.9]])
+    assert choose(lost, share)[0] == 2
 
 
 # ---- refusals ------------------------------------------------------------------------------------

@@ -102,6 +102,21 @@ def test_verification_agrees() -> None:
     json.dumps(checked.to_dict(), allow_nan=False)
 
 
+def test_long_plans_are_verified_by_their_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sartor.adviser import verification
+
+    fed = synthetic(0.4)
+    advice = sartor.advise(fed, features="raw", accuracy=1e-9, draws=0)
+    trained = advice.verify()
+    monkeypatch.setattr(verification, "WORK", 1.0)
+    solved = advice.verify()
+    assert "exact solutions" in solved.notes[0]
+    assert solved.measured_rounds is None
+    for one, other in zip(trained.rows, solved.rows, strict=True):
+        assert one.loss == pytest.approx(other.loss, abs=1e-5)
+        assert one.accuracy == pytest.approx(other.accuracy, abs=2e-3)
+
+
 def test_a_budget_makes_the_pull_smaller(between: sartor.Advice) -> None:
     assert between.plan is not None
     tight = sartor.advise(synthetic(0.4), features="raw", budget_rounds=between.plan.rounds // 6)

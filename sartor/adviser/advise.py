@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from sartor.adviser.advice import Advice, Client
+from sartor.adviser.crosscheck import cross_check
 from sartor.adviser.estimates import ENOUGH, Estimates, Target, doubts, estimate
 from sartor.adviser.features import View, view
 from sartor.adviser.plan import Plan, Strategy, make_plan
@@ -177,6 +178,20 @@ def _by_theory(
 
     best = _simplest(by_target)
     notes = _cautions(federation, found)
+    check = cross_check(clients, found.weights, float(found.pulls[best]), found.fits.w, seed=seed)
+    reason = ""
+    if check.contradicts:
+        was, best = best, 0 if check.better_end == 0.0 else len(found.pulls) - 1
+        end = "alone" if best == 0 else "with one model"
+        reason = (
+            f"Held-out samples decide: the theory's λ = {float(found.pulls[was]):.3g} has a loss "
+            f"of {check.chosen:.4g}, against {min(check.alone, check.one_model):.4g} {end}."
+        )
+        notes.insert(
+            0,
+            "the theory does not carry over to these data (a linear model may not describe them): "
+            f"its choice is worse on held-out samples by {check.gap:.2g} ± {check.error:.2g}.",
+        )
     unlimited = best
     affordable = _affordable(clients.num_params, federation.num_clients, budget_mb, budget_rounds)
     if affordable is not None and plan(best).strategy != "local" and plan(best).rounds > affordable:
@@ -213,7 +228,7 @@ def _by_theory(
     return Advice(
         basis="theory",
         strategy=chosen.strategy,
-        reason=_reason(chosen.strategy, found, mean, best)
+        reason=(reason or _reason(chosen.strategy, found, mean, best))
         if best == unlimited
         else f"The budget decides: with more of it λ = {float(found.pulls[unlimited]):.3g} would "
         f"be advised, with an expected excess loss of {float(mean[unlimited]):.4g}.",

@@ -1,0 +1,93 @@
+"""Does the theory carry over to these data? Held-out losses of its choice and of both ends.
+
+The theory takes losses as quadratic and the clients' differences as round; real data may be
+neither. Every sample is held out once, everybody is fitted exactly on the rest, and the choice
+stands unless an end is better on the held-out samples by more than one standard error.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sartor import rng
+from sartor.theory.linear_models import (
+    Clients,
+    fit_coupled,
+    fit_each,
+    fit_pooled,
+    sample_losses,
+)
+
+
+class Check(NamedTuple):
+    """Mean held-out losses, and what they say of the choice.
+
+    Attributes:
+        alone: with every client alone.
+        chosen: with the λ of the theory.
+        one_model: with one model for all.
+        gap: of the choice above the better end.
+        error: the standard error of that, paired over samples.
+    """
+
+    alone: float
+    chosen: float
+    one_model: float
+    gap: float
+    error: float
+
+    @property
+    def contradicts(self) -> bool:
+        """Whether an end is better beyond the noise."""
+        return self.gap > self.error
+
+    @property
+    def better_end(self) -> float:
+        """The λ of the better end: 0 or ∞."""
+        return 0.0 if self.alone <= self.one_model else math.inf
+
+
+def cross_check(
+    clients: Clients,
+    weights: Tensor,
+    pull: float,
+    start: Tensor,
+    *,
+    folds: int = 3,
+    seed: int = 0,
+) -> Check:
+    """Fit on all folds but one and score on that one, for λ = 0, the given λ, and ∞.
+
+    Args:
+        clients: (clients, samples, d).
+        weights: (clients,) p_i.
+        pull: λ of the theory.
+        start: (clients, p) where fits begin.
+        folds: how often the samples are divided.
+        seed: of the division.
+    """
+    keys = rng.fold(rng.key(seed), "check")
+    order = rng.uniform(keys, tuple(clients.mask.shape), torch.float64)
+    rank = torch.where(clients.mask, order, 2.0).argsort(-1).argsort(-1)
+    sums = []
+    for fold in range(folds):
+        held = clients.mask & (rank % folds == fold) & (clients.sizes[:, None] > 1)
+        part = clients.where(~held)
+        alone = fit_each(part, start=start, tolerance=1e-7).w
+        pooled = fit_pooled(part, weights, tolerance=1e-7).w.expand_as(alone)
+        chosen = alone if pull == 0.0 else pooled
+        if 0.0 < pull < math.inf:
+            lam = torch.tensor(pull, dtype=torch.float64)
+            chosen = fit_coupled(part, weights, lam, start=start, tolerance=1e-7).own
+        away = clients.where(held)
+        sums.append(torch.stack([sample_losses(away, w)[held] for w in (alone, chosen, pooled)]))
+    losses = torch.cat(sums, 1)
+    mean = losses.mean(1)
+    apart = losses[1] - losses[0 if mean[0] <= mean[2] else 2]
+    error = float(apart.std() / math.sqrt(max(len(apart), 1)))
+    alone_at, chosen_at, one_at = mean.tolist()
+    return Check(alone_at, chosen_at, one_at, float(apart.mean()), error)

@@ -1,0 +1,61 @@
+"""The check of a choice on held-out samples."""
+
+from __future__ import annotations
+
+import importlib
+import math
+
+import pytest
+import torch
+
+import sartor
+from sartor.adviser.crosscheck import Check, cross_check
+from sartor.data.synthetic import logistic
+from sartor.theory.linear_models import Clients, fit_each
+
+
+def linear(spread: float, seed: int = 0) -> Clients:
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(6, 60, 3, generator=draw, dtype=torch.float64)
+    w = spread * torch.randn(6, 3, generator=draw, dtype=torch.float64)
+    y = (x @ w[..., None])[..., 0] + torch.randn(6, 60, generator=draw, dtype=torch.float64)
+    return Clients(x, y, torch.ones(6, 60, dtype=torch.bool), "linear")
+
+
+def check(clients: Clients, pull: float) -> Check:
+    weights = torch.full((6,), 1.0 / 6.0, dtype=torch.float64)
+    return cross_check(clients, weights, pull, fit_each(clients).w)
+
+
+def test_a_wrong_choice_is_contradicted() -> None:
+    assert check(linear(2.0), math.inf).contradicts
+    assert check(linear(2.0), math.inf).better_end == 0.0
+    assert check(linear(0.0), 0.0).contradicts
+    assert check(linear(0.0), 0.0).better_end == math.inf
+
+
+def test_a_right_choice_stands() -> None:
+    assert not check(linear(2.0), 0.01).contradicts
+    assert not check(linear(0.0), math.inf).contradicts
+    assert check(linear(0.0), math.inf).gap == 0.0
+
+
+def test_losses_are_those_of_samples_left_out() -> None:
+    """Fits on a third less data lose more than the fits that have seen every sample."""
+    clients = linear(0.5)
+    seen = 0.5 * (clients.y - (clients.x @ fit_each(clients).w[..., None])[..., 0]).square().mean()
+    assert check(clients, 0.0).alone > float(seen)
+
+
+def test_the_adviser_says_that_the_theory_does_not_carry_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    module = importlib.import_module("sartor.adviser.advise")
+    fed, _ = logistic(spread=0.4, clients=8, samples=200, dim=4, test_samples=50)
+    assert sartor.advise(fed, features="raw", draws=0).strategy == "personalised"
+    against = Check(alone=0.5, chosen=0.6, one_model=0.7, gap=0.1, error=0.01)
+    monkeypatch.setattr(module, "cross_check", lambda *_, **__: against)
+    advice = sartor.advise(fed, features="raw", draws=0)
+    assert (advice.strategy, advice.prox_strength) == ("local", 0.0)
+    assert advice.reason.startswith("Held-out samples decide")
+    assert "does not carry over" in advice.doubts[0]

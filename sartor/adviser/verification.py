@@ -191,7 +191,7 @@ def _by_training(advice: Advice, about: Subject, progress: Progress | None) -> V
             hyper={"prox_strength": advice.prox_strength} if name == "personalised" else {},
             seeds=about.seed,
             device=about.device,
-            eval_every=about.rounds,
+            eval_every=max(1, about.rounds // 10),
             progress=progress,
         )
         for name in strategies

@@ -221,12 +221,16 @@ def mixing_matrix(comparison: Comparison) -> Figure | None:
     name, result, snapshot = found[-1]
     mix = np.asarray(snapshot["mix"], dtype=float)[0]
     mix = np.where(np.isfinite(mix), mix, 0)
+    layers = mix.ndim > 2  # one matrix per layer: (clients, layers, clients)
+    mix = mix.mean(axis=tuple(range(1, mix.ndim - 1))) if layers else mix
     top = float(np.abs(mix).max()) or 1.0
     caption = (
         f"Row: the client that receives; column: the client it borrows from; {name}, round "
         f"{snapshot.get('round', '?')}, run 0. Full colour is {top:.2f}, and strength grows with "
         "the square root of the share, so that small ones can be seen."
     )
+    if layers:
+        caption += " The mean over the layers is drawn."
     if (mix < 0).any():
         caption += " Negative shares are drawn by their size."
     own = float(np.diag(mix).mean())

@@ -9,8 +9,10 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from sartor import Federation, Local, fit
 from sartor.comparison import Comparison
 from sartor.errors import RunFolderError
+from sartor.methods import METHODS
 from sartor.report import write_report
 from sartor.report.figures import draw_all, series
 from sartor.report.page import client_table, ledger_table, render
@@ -307,3 +309,11 @@ def test_a_lead_that_was_bought_with_work_is_pointed_out() -> None:
     other.ledger.gradient_evaluations = other.ledger.gradient_evaluations * 10
     unfair = summarise(Comparison({"local": local, "fedapa": other}))
     assert any("times the gradient evaluations of local" in text for text in unfair.caveats)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedbn"])
+def test_every_method_can_be_reported(method: str) -> None:
+    """What a method records of its server is drawn or left out, whatever its shape."""
+    fed = Federation.from_dataset("digits", clients=4)
+    result = fit(method, fed, rounds=1, local=Local(steps=1), eval_every=1)
+    assert "<html" in render(Comparison({method: result}))

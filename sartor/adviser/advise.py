@@ -21,6 +21,7 @@ from sartor.errors import ConfigError, FederationError, ModelError
 from sartor.local import Local
 from sartor.settings import Progress
 from sartor.theory import coupling
+from sartor.theory.constants import constants_of
 from sartor.theory.heterogeneity import crossover
 from sartor.theory.linear_models import Clients, fit_coupled, fit_pooled
 
@@ -160,7 +161,7 @@ def _by_theory(
     by_target = (found.weights * found.errors(target)).sum(-1)
     mean = (found.weights * errors).sum(-1)
     squared = (found.weights * found.errors("parameters")).sum(-1)
-    smoothness = _smoothness(clients)
+    smoothness = float(constants_of(clients, found.noise).largest_smoothness)
     start = float((found.weights[:, None] * found.fits.w).sum(0).square().sum())
 
     def plan(position: int) -> Plan:
@@ -324,13 +325,6 @@ def _constants(clients: Clients, found: Estimates, smoothness: float) -> dict[st
         "tau2": float(found.effects.tau2),
         "crossover": float(crossover(about, found.weights)),
     }
-
-
-def _smoothness(clients: Clients) -> float:
-    """Return L = max_i of the largest eigenvalue of X_iᵀX_i/n_i, times 1, 1/4 or 1/2, plus ν."""
-    gram = clients.x.mT @ clients.x / clients.sizes[:, None, None]
-    factor = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5}[clients.family]
-    return factor * float(torch.linalg.eigvalsh(gram)[:, -1].max()) + clients.ridge
 
 
 def _run_settings(plan: Plan, constants: dict[str, float], ridge: float) -> dict[str, Any]:

@@ -200,7 +200,10 @@ def _by_theory(
         left = torch.tensor(
             [0.0 if k == 0 else plan(k).left(affordable) for k in range(len(found.pulls))]
         )
-        best = int((mean + per * left).argmin())
+        within = mean + per * left
+        if check.contradicts:  # what held-out samples ruled out stays out
+            within[1:-1] = math.inf
+        best = int(within.argmin())
         notes.insert(
             0,
             f"the budget allows {affordable} rounds, but λ = {float(found.pulls[unlimited]):.3g} "

@@ -242,6 +242,17 @@ def test_theory_that_does_not_hold_can_be_refused() -> None:
         sartor.advise(skewed(), basis="theory")
 
 
+def test_a_class_that_a_client_lacks_makes_its_loss_flat() -> None:
+    rng = np.random.default_rng(2)
+    owner = np.repeat(np.arange(4), 200)
+    y = rng.integers(0, 3, 800)
+    y[(owner == 0) & (y == 2)] = 1
+    x = rng.normal(size=(800, 2)) + 0.3 * y[:, None]
+    fed = sartor.Federation.from_arrays(x, y, client=owner)
+    with pytest.raises(FederationError, match=r"1 of 4 clients \(0 has a loss that is flat"):
+        sartor.advise(fed, basis="theory")
+
+
 def test_constant_features_are_refused() -> None:
     fed = sartor.Federation.from_arrays(
         np.ones((40, 3)), np.arange(40) % 2, client=np.arange(40) % 4

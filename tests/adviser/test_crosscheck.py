@@ -59,3 +59,7 @@ def test_the_adviser_says_that_the_theory_does_not_carry_over(
     assert (advice.strategy, advice.prox_strength) == ("local", 0.0)
     assert advice.reason.startswith("Held-out samples decide")
     assert "does not carry over" in advice.doubts[0]
+    wide = Check(alone=0.7, chosen=0.6, one_model=0.5, gap=0.1, error=0.01)
+    monkeypatch.setattr(module, "cross_check", lambda *_, **__: wide)
+    tight = sartor.advise(fed, features="raw", draws=0, budget_rounds=1)
+    assert tight.prox_strength in (0.0, math.inf)

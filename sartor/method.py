@@ -280,6 +280,20 @@ def endings(method: Method) -> list[Method]:
     return found
 
 
+def records(method: Method) -> dict[str, Method]:
+    """Name every record that a run of the method goes through.
+
+    Server and client of one federation hold the same method, so a name is enough to agree on what
+    a round is.
+    """
+    found = {"main": method}
+    if method.prologue is not None:
+        found["prologue"] = method.prologue
+    if method.warmup is not None:
+        found["warmup"], found["handover"] = method.warmup.method, method.warmup.handover
+    return found | {f"epilogue-{k}": ending for k, ending in enumerate(endings(method))}
+
+
 def newcomer(method: Method, params: Tree, site: Site, server: Tree, hub: Hub) -> Tree:
     """Make the kept state of a client that joins after training.
 

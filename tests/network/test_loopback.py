@@ -119,7 +119,7 @@ def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]
 
 
 def check_same(case: Case, folder: Path | None = None, **settings: Any) -> None:
-    fed = federation(sizes=SIZES)
+    fed = federation() if "client_weights" in case.options else federation(sizes=SIZES)
     clients = clients_of(case, fed, folder)
     loop = Loopback({name: client.answer for name, client in clients.items()})
     sim = coordinator(case, fed, loop, **settings)
@@ -230,7 +230,10 @@ def test_restarts_of_server_and_clients_change_nothing(name: str, tmp_path: Path
     name = fed.names[1]
     clients[name] = clients_of(case, fed, tmp_path / "b")[name]  # and one of them once more
     loop.clients[name] = clients[name].answer
-    got = found(run(second), clients)
+    while not second.finished:
+        second.step()
+        second.settled()
+    got = found(second, clients)
     assert second.office.events == []
     assert_same(
         {k: v for k, v in got.items() if "snap" not in k},
@@ -254,10 +257,8 @@ def test_only_what_a_method_uploads_reaches_the_server(tmp_path: Path) -> None:
     method = sim.method
     uploads = [unpack(data) for data in got]
     names = {leaf for body, _ in uploads for leaf, _ in tree.items(body)}
-    assert names == {
-        "upload/params~1body.bias".replace("~1", "/"),
-        "upload/params/body.weight",
-    } or all(not method.private(part) for leaf in names for part in leaf.split("/"))
+    assert names
+    assert not any(method.private(part) for leaf in names for part in leaf.split("/"))
     private = [
         leaf.flatten().numpy().tobytes()
         for client in clients.values()

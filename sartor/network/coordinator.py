@@ -254,6 +254,8 @@ class Coordinator(Simulation):
         self.office.events = [*meta["events"], *self.office.events]
         self.office.attended = list(meta["attended"])
         self.office.bytes_down, self.office.bytes_up = meta["wire"]
+        assert isinstance(self.store, Generations)
+        self.bases = [self.store.base.copy()]
         for i, hello in meta["hellos"].items():
             self.hellos.setdefault(int(i), hello)
             self._enter_sizes(int(i))

@@ -208,13 +208,13 @@ def test_restarts_of_server_and_clients_change_nothing(name: str, tmp_path: Path
     case, fed = Case(name), federation(sizes=SIZES)
     straight_clients = clients_of(case, fed, tmp_path / "a")
     straight = coordinator(
-        case, fed, Loopback({n: c.answer for n, c in straight_clients.items()}), rounds=5
+        case, fed, Loopback({n: c.answer for n, c in straight_clients.items()}), rounds=6
     )
     wanted = found(run(straight), straight_clients)
 
     clients = clients_of(case, fed, tmp_path / "b")
     loop = Loopback({n: c.answer for n, c in clients.items()})
-    first = coordinator(case, fed, loop, rounds=5)
+    first = coordinator(case, fed, loop, rounds=6)
     for _ in range(2):
         first.step()
         state = first.state()
@@ -223,7 +223,7 @@ def test_restarts_of_server_and_clients_change_nothing(name: str, tmp_path: Path
     first.step()  # lost with the server
     clients = clients_of(case, fed, tmp_path / "b")  # the clients' processes begin anew
     loop = Loopback({n: c.answer for n, c in clients.items()})
-    second = coordinator(case, fed, loop, rounds=5)
+    second = coordinator(case, fed, loop, rounds=6)
     read, meta = read_state(tmp_path / "state")
     second.load(read["trees"], to_numpy(read["arrays"]), meta)
     second.step()

@@ -208,6 +208,8 @@ class Method:
         sparse: from a leaf of a message to the leaf of the same message that marks which of its
             rows travel, such as ``{"upload/means": "upload/held"}``; the receiver reads zeros in
             the others, and only those that travel are booked. See `sartor/wire.py`.
+        averaged: the branches of an upload that enter the server through a (weighted) mean alone,
+            so that another mean may take its place; see `sartor/robust.py`.
         prologue: one round of everybody before round 0, on the same state trees.
         epilogue: the same after the last round. Evaluations before that run it on copies, so that
             they score what would be used if training stopped there. It may have an ``epilogue`` of
@@ -239,6 +241,7 @@ class Method:
     one_by_one: bool = False
     connected: Callable[[Tree, Hub], Any] | None = None
     sparse: Mapping[str, str] = field(default_factory=dict)
+    averaged: tuple[str, ...] = ()
     inspect: Callable[[Tree, Hub], Tree] | None = None
     inspect_client: Callable[[Tree, Site], Tree] | None = None
     choices: tuple[str, ...] = ()

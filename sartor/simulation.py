@@ -362,7 +362,7 @@ class Simulation:
 
             return onboard(self, data, **settings)
 
-        counts = [fed.label_counts("train").numpy() for fed in self.federations]
+        chosen = any("choice" in snap for snap in self.snapshots)
         return Result(
             method=self.method.name,
             headline=self.method.headline,
@@ -370,15 +370,19 @@ class Simulation:
             clients=self.federations[0].names,
             scores=self.scores(),
             ledger=self.ledger(),
-            label_counts=np.stack(counts),
+            label_counts=self._label_counts(),
             diverged=self.diverged,
             snapshots=self.snapshots,
-            choices=self.method.choices,
+            choices=self.method.choices if chosen else (),
             config=config,
             models=self.network,
             baseline=baseline,
             newcomers=newcomers,
         )
+
+    def _label_counts(self) -> np.ndarray | None:
+        """Count the labels of every client: (runs, clients, classes)."""
+        return np.stack([fed.label_counts("train").numpy() for fed in self.federations])
 
     # ---- checkpoints
     # ------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sartor._version import __version__
-from sartor.cli import show, work
+from sartor.cli import network, show, work
 from sartor.cli.advice import FLAGS, take_advice
 from sartor.cli.flags import read_experiment, with_experiment_flags, with_flags
 from sartor.cli.progress import reporter
@@ -28,6 +28,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+app.add_typer(network.keys_app, name="keys")
+app.command()(network.serve)
+app.command()(network.join)
+app.command()(network.status)
 
 MOST_CLIENTS = 40
 """Rows of a table of clients on the screen; the report has them all."""

@@ -6,11 +6,13 @@ order and with the same keys. What leaves is an upload, counts of samples, and t
 
 | order | what the client does | what it answers |
 |---|---|---|
-| hello | builds the method from the settings | how many samples of what shape it has |
+| facts | reads its data | how many samples of what shape it has, and the names of its classes |
+| hello | builds the method from the settings | the same |
 | work | letter, phases, upload; keeps its new state | upload, costs, scores if asked |
 | score | the model it would use, on its own held-out data | sums of correct answers and losses |
 | centre | the same for a model that it is sent | the same |
-| keep | the model it would use now | nothing: the model stays here |
+| keep | the model it would use now, kept | nothing |
+| deploy | writes the model that it will use to its own disk | nothing |
 """
 
 from __future__ import annotations
@@ -20,27 +22,24 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from sartor import tree, wire
-from sartor.cohort import Participation
 from sartor.data.federation import Federation
-from sartor.engines.arena import SPLITS, build_arena
-from sartor.engines.round import Engine, Order, Receipt, Rounds, Tally
-from sartor.engines.store import Store
-from sartor.engines.vectorised import Vectorised
+from sartor.engines.arena import SPLITS
 from sartor.errors import MessageError, PFLError
-from sartor.hyper import Value, stack_hypers
-from sartor.method import Method, Site, check_private, records
+from sartor.method import Method
+from sartor.network.bench import Bench
 from sartor.network.messages import pack, unpack
-from sartor.network.vault import FIRST, Vault
+from sartor.network.vault import Vault
+from sartor.runs.storage import write_state
 from sartor.task import Task
 from sartor.tree import Tree
 
 Build = Callable[[Mapping[str, Any], Federation], tuple[Method, Task]]
 """``(settings of the server, own data) -> method and task``."""
+
+Load = Callable[[Mapping[str, Any]], Federation]
+"""``(how to hold samples out) -> own data``, a federation of one client."""
 
 
 @dataclass
@@ -48,222 +47,95 @@ class Client:
     """A client that answers messages.
 
     Attributes:
-        data: a federation of this one client.
+        load: reads the client's own data.
         build: makes the method and the task from the settings that the server sends.
         folder: where private states are kept, in a folder per federation; None keeps them in
             memory.
         device: where to compute.
+        say: told what goes on, in words.
         seen: what the method shows of the kept state at evaluations; it stays here.
     """
 
-    data: Federation
+    load: Load
     build: Build
     folder: Path | None = None
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    say: Callable[[str], None] = lambda text: None
     seen: list[dict[str, Any]] = field(default_factory=list)
     bench: Bench | None = None
+    data: Federation | None = None
 
     def answer(self, message: bytes) -> bytes:
         """Do what a message asks, and return the answer; a fault here is an answer too."""
-        head: dict[str, Any] = {}
+        name: dict[str, Any] = {}
         try:
             letters, head = unpack(message)
             name = {k: head.get(k) for k in ("server", "serial")}
             body, meta = self._do(letters, head)
             return pack(body, {**name, **meta})
         except PFLError as error:
-            name = {k: head.get(k) for k in ("server", "serial")}
+            self.say(f"could not do it: {error}")
             return pack({}, {**name, "fault": str(error), "stranger": self.bench is None})
 
     def _do(self, letters: Tree, head: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
         kind = head.get("kind")
-        if kind == "hello":
-            method, task = self.build(head["settings"], self.data)
-            vault = Vault(self.folder and self.folder / str(head["federation"]))
-            self.bench = Bench(method, task, self.data, head, vault, self.device)
-            sizes = {split: int(self.data.split(split).sizes[0]) for split in SPLITS}
-            shape = list(self.data.input_shape)
-            labels = [str(self.data.y.dtype).removeprefix("torch."), list(self.data.y.shape[1:])]
-            return {}, {"sizes": sizes, "shape": shape, "labels": labels}
+        if kind in ("facts", "hello"):
+            self.data = self.load(head.get("split", {}))
+            facts = _facts(self.data)
+            if kind == "hello":
+                self.data = _relabelled(self.data, head)
+                method, task = self.build(head["settings"], self.data)
+                vault = Vault(self.folder and self.folder / str(head["federation"]))
+                self.bench = Bench(method, task, self.data, head, vault, self.device)
+                self.say(f"greeted by the server: {method.name}")
+            return {}, facts
         if self.bench is None:
             raise MessageError("the client was restarted and has not been greeted yet")
         if kind == "work":
-            return self.bench.work(letters, head)
+            found = self.bench.work(letters, head)
+            self.say(f"round {head['round'] + 1}: trained")
+            return found
         if kind == "score":
-            found, look = self.bench.score(letters, head)
+            scores, look = self.bench.score(letters, head)
             self.seen += [{"round": head["round"], **look}] if look else []
-            return {}, found
+            return {}, scores
         if kind == "centre":
             return {}, self.bench.centre(letters, head)
         if kind == "keep":
             return {}, self.bench.keep(letters, head)
+        if kind == "deploy":
+            model = self.bench.model(letters, head)
+            if self.folder is not None:
+                path = self.folder / str(head["federation"]) / "model.safetensors"
+                write_state(path, model, {"method": self.bench.method.name, "seen": self.seen[-1:]})
+                self.say(f"the model is in {path}")
+            return {}, {}
         raise MessageError(f"the order {kind!r} is not known; the server is of another release")
 
 
-class Bench:
-    """Where one client works: rounds with one lane.
-
-    Args:
-        method: the record.
-        task: the network and its loss.
-        data: the client's own samples.
-        head: of the greeting: seed, hyper-parameters, number of clients, index.
-        vault: the client's private states.
-        device: where to compute.
-    """
-
-    def __init__(
-        self,
-        method: Method,
-        task: Task,
-        data: Federation,
-        head: Mapping[str, Any],
-        vault: Vault,
-        device: torch.device,
-    ) -> None:
-        self.method, self.vault, self.index = method, vault, int(head["index"])
-        self.ids = np.array([[self.index]])
-        self.dtype: torch.dtype = getattr(torch, head["dtype"])
-        clients = int(head["clients"])
-        arena = build_arena([data], device, self.dtype)
-        splits = {}
-        for name, split in arena.splits.items():
-            start = np.zeros((1, clients), dtype=np.int64)
-            size = np.zeros_like(start)
-            start[0, self.index], size[0, self.index] = split.start[0, 0], split.size[0, 0]
-            splits[name] = replace(split, start=start, size=size)
-        arena = replace(arena, splits=splits, num_clients=clients)
-        hyper: list[Mapping[str, Value]] = [head["hyper"]]
-        stacked = stack_hypers(method.hyper, hyper, clients, self.dtype)
-        engine: Engine = Vectorised(arena, 1)
-        seed = int(head["seed"])
-        self.rounds = Rounds(method, task, arena, engine, [seed], stacked, Participation())
-        start = tree.stack([task.init(seed)])
-        self.params = tree.map(lambda leaf: leaf.to(device, self.dtype), start)
-        self.records = records(method)
-
-    def _site(self, letters: Tree, head: Mapping[str, Any], stage: str) -> tuple[Site, np.ndarray]:
-        """Put the letters where the functions of a client read them."""
-        reports = np.array([[bool(head.get("reports", True))]])
-        hub = self.rounds.hub(stage, int(head["round"]), self.ids, reports)
-        keys = self.rounds.keys(stage, int(head["round"]), self.ids)
-        sparse = self._record(head).sparse
-
-        def here(message: str, axes: int) -> Tree:
-            whole = wire.unpacked(letters[message], wire.marks_of(sparse, message))
-            device = self.rounds.arena.device
-            return tree.map(lambda leaf: leaf.to(device)[(None,) * axes], whole)
-
-        return self.rounds.site(hub, keys, here("common", 1), here("own", 2)), keys
-
-    def _record(self, head: Mapping[str, Any]) -> Method:
-        return self.records[head["record"]]
-
-    def _states(self, head: Mapping[str, Any]) -> tuple[Store, Tree]:
-        """Return the kept state from which an order goes on, and the model after training."""
-        base = int(head["base"])
-        kept = {} if base == FIRST else self.vault.read(base)
-        self.vault.prune(base, int(head["floor"]))
-
-        def make(cohort: np.ndarray) -> Tree:
-            if base == FIRST:
-                return self.rounds.new_clients(self.params, self.ids)
-            device = self.rounds.arena.device
-            return tree.map(lambda leaf: leaf.to(device), kept["client"])
-
-        return _Lane(make, self.rounds.arena.device), kept.get("trained", {})
-
-    def work(self, letters: Tree, head: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
-        """Train on a letter; return the upload and what it cost."""
-        method = self._record(head)
-        store, model = self._states(head)
-        site, keys = self._site(letters, head, head["stage"])
-        yes = np.ones((1, 1), dtype=bool)
-        reports = np.array([[bool(head["reports"])]])
-        order = Order(method, head["stage"], int(head["round"]), self.ids, yes, reports)
-        receipt = _receipt(self._tallies(head["score"]))
-        keep = _Lane(lambda cohort: {}, store.device) if head["keep"] else None
-        upload, _ = self.rounds.local_work(order, site, keys, store, receipt, keep)
-        if keep is not None:
-            model = keep.table
-        generation = {"client": store.table, "trained": model}
-        self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
-        upload = tree.map(lambda leaf: leaf[0, 0], upload) if head["reports"] else {}
-        check_private(method, upload)  # the seam: whatever leaves this machine passes here
-        upload = wire.packed(upload, wire.marks_of(method.sparse, "upload") if upload else {})
-        sent = {k: v for k, v in tree.items(upload) if k not in head["silent"]}
-        return {"upload": sent}, {"costs": _costs(receipt), "scores": self._scores(receipt.tally)}
-
-    def score(
-        self, letters: Tree, head: Mapping[str, Any]
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Score the model that the client would use; also return what its kept state shows."""
-        method = self._record(head)
-        store, _ = self._states(head)
-        site, keys = self._site(letters, head, "evaluate")
-        model, costs = self.rounds.use(method, store, site, keys, self.ids)
-        tallies = self._tallies(head["score"])
-        self.rounds.score(method, model, site, self.ids, 0, tallies)
-        look = self.rounds.inspect_some(store, int(head["round"]), self.ids)
-        seen = {name: leaf[0, 0].tolist() for name, leaf in tree.items(look)}
-        found = {"costs": [int(costs.backward[0]), int(costs.forward[0])]}
-        return {**found, "scores": self._scores(tallies)}, seen
-
-    def centre(self, letters: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
-        """Score a model that the server sent."""
-        device = self.rounds.arena.device
-        model = tree.map(lambda leaf: leaf.to(device)[None], letters["common"])
-        tallies = self._tallies(head["score"])
-        self.rounds.score_centre(model, int(head["round"]), self.ids, 0, tallies)
-        return {"scores": self._scores(tallies)}
-
-    def keep(self, letters: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
-        """Keep the model that the client would use now, as if it came from training."""
-        store, _ = self._states(head)
-        site, keys = self._site(letters, head, "evaluate")
-        model, _ = self.rounds.use(self._record(head), store, site, keys, self.ids)
-        generation = {"client": store.gather(self.ids), "trained": model}
-        self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
-        return {}
-
-    def _tallies(self, splits: list[str]) -> dict[str, Tally]:
-        shape = (1, self.rounds.arena.num_clients)
-        return {split: Tally(np.full(shape, np.nan), np.full(shape, np.nan)) for split in splits}
-
-    def _scores(self, tallies: Mapping[str, Tally]) -> dict[str, list[float]]:
-        where = (0, self.index)
-        return {s: [float(t.correct[where]), float(t.loss[where])] for s, t in tallies.items()}
+def _facts(data: Federation) -> dict[str, Any]:
+    """Return what the server must know of a client's data."""
+    return {
+        "sizes": {split: int(data.split(split).sizes[0]) for split in SPLITS},
+        "shape": list(data.input_shape),
+        "labels": [str(data.y.dtype).removeprefix("torch."), list(data.y.shape[1:])],
+        "tokens": not data.x.dtype.is_floating_point,
+        "classes": data.num_classes,
+        "class_names": list(data.info.get("class_names", [])),
+    }
 
 
-class _Lane(Store):
-    """The state of one client, with the interface of a store of all clients."""
-
-    def __init__(self, make: Callable[[np.ndarray], Tree], device: torch.device) -> None:
-        self.device, self.folder = device, None
-        self.table: Tree = make(np.zeros((1, 1), dtype=np.int64))
-
-    def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
-        """Return the state: (1, 1, ...)."""
-        return self.table
-
-    def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
-        """Take a new state."""
-        if not self.table:
-            self.table = tree.map(_own, states)
-            return
-        self.table = tree.map(lambda old, new: _own(new.to(old.dtype)), self.table, states)
-
-
-def _own(leaf: Tensor) -> Tensor:
-    return leaf.detach().contiguous().clone()
-
-
-def _receipt(tallies: dict[str, Tally]) -> Receipt:
-    zero = np.zeros(1, dtype=np.int64)
-    receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
-    receipt.seconds, receipt.tally = {"train": 0.0, "evaluate": 0.0}, tallies
-    return receipt
-
-
-def _costs(receipt: Receipt) -> list[int]:
-    return [int(receipt.gradient_evaluations[0]), int(receipt.forward_evaluations[0])]
+def _relabelled(data: Federation, head: Mapping[str, Any]) -> Federation:
+    """Number the classes as all clients do."""
+    classes, names = head.get("classes"), list(head.get("class_names", []))
+    own = data.info.get("class_names", [])
+    if own:
+        strange = sorted(set(own) - set(names))
+        if strange:
+            raise MessageError(f"its classes {strange[:5]} are not known to the federation")
+        data = replace(data, y=torch.tensor([names.index(name) for name in own])[data.y])
+    if classes is None:
+        return data
+    if data.num_classes > classes:
+        raise MessageError(f"it has {data.num_classes} classes, the federation has {classes}")
+    return replace(data, num_classes=int(classes))

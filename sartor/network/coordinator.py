@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from sartor.cohort import Participation
-from sartor.engines.arena import SPLITS, Arena
+from sartor.engines.arena import Arena
 from sartor.engines.round import Rounds
 from sartor.engines.store import Store
 from sartor.errors import ConfigError, MessageError, NetworkError
 from sartor.method import Method
 from sartor.network.admission import Admission
 from sartor.network.office import Generations, Message, Office
-from sartor.network.roster import Roster, empty_arena, sample_arena
+from sartor.network.roster import Roster, empty_arena, read_facts, sample_arena
 from sartor.network.server import RemoteRounds
 from sartor.network.transport import Transport
 from sartor.scores import Run
@@ -38,10 +38,13 @@ class Coordinator(Simulation):
         engine: makes the engine of the server's own work from an arena.
         transport: what carries messages.
         federation: names the federation; clients keep their states under it.
+        common: what all greetings hold besides: how samples are held out, and the classes.
         settings: what the clients need to build the same method; JSON-able.
         deadline: seconds that a client has for an answer.
-        quorum: how many clients must be there before a round begins.
-        patience: seconds to wait for them.
+        quorum: how many clients must be there before the first round; all by default.
+        grace: for a server that goes on after an interruption: seconds in which clients may come
+            back before it goes on with those that are there.
+        patience: seconds to wait for a client before giving up.
         admission: what is accepted of clients.
         **rest: as for `Simulation`.
     """
@@ -57,8 +60,10 @@ class Coordinator(Simulation):
         *,
         federation: str,
         settings: Mapping[str, Any],
+        common: Mapping[str, Any] | None = None,
         deadline: float = 60.0,
         quorum: int | None = None,
+        grace: float | None = None,
         patience: float = 600.0,
         admission: Admission | None = None,
         device: torch.device,
@@ -69,11 +74,15 @@ class Coordinator(Simulation):
         self.office.greet = self.greet
         self.rule = admission or Admission()
         self.federation, self.settings, self.one = federation, dict(settings), run
-        self.quorum, self.patience = quorum or len(names), patience
+        self.common = dict(common or {})
+        self.patience = patience
         self.hellos: dict[int, dict[str, Any]] = {}
         self.dtype = dtype
         self.bases: list[np.ndarray] = []
-        self.gather_clients()
+        if grace is None:
+            self.gather_clients(quorum or len(names))
+        else:
+            self.gather_clients(len(names), grace)
         arena = empty_arena(len(names), self.hellos, device)
         super().__init__(
             method,
@@ -89,8 +98,12 @@ class Coordinator(Simulation):
 
     # ---- who is there
 
-    def gather_clients(self) -> None:
+    def gather_clients(self, wanted: int, grace: float | None = None) -> None:
         """Greet whoever has come, and wait until enough clients are there.
+
+        Args:
+            wanted: how many.
+            grace: seconds after which one is enough; None insists.
 
         Raises:
             NetworkError: too few came in time.
@@ -99,14 +112,15 @@ class Coordinator(Simulation):
         while True:
             self.greet()
             there = self.office.there()
-            if len(there) >= self.quorum:
+            passed = time.monotonic() - began
+            if len(there) >= wanted or (grace is not None and passed > grace and there):
                 return
-            if time.monotonic() - began > self.patience:
+            if passed > self.patience:
                 missing = [n for i, n in enumerate(self.office.names) if i not in there]
                 raise NetworkError(
-                    f"Only {len(there)} of {self.quorum} clients came within {self.patience:g} s; "
-                    f"missing: {', '.join(missing[:10])}. Start them with sartor join, or ask for "
-                    "fewer with --quorum."
+                    f"Only {len(there)} of {wanted} clients came within {self.patience:g} s; "
+                    f"missing: {', '.join(missing[:10])}. Start them with sartor join, or begin "
+                    "with fewer by --quorum."
                 )
             time.sleep(0.05)
 
@@ -149,22 +163,12 @@ class Coordinator(Simulation):
             "seed": self.one.seed,
             "hyper": hyper,
             "dtype": str(self.dtype).removeprefix("torch."),
+            **self.common,
         }
 
     def _checked(self, index: int, meta: Mapping[str, Any]) -> dict[str, Any]:
         """Return what a client tells of its data, if it fits what the others told."""
-        try:
-            sizes = {split: int(meta["sizes"][split]) for split in SPLITS}
-            hello = {
-                "sizes": sizes,
-                "shape": [int(n) for n in meta["shape"]],
-                "labels": [str(meta["labels"][0]), [int(n) for n in meta["labels"][1]]],
-                "tokens": bool(meta.get("tokens", False)),
-            }
-        except (KeyError, TypeError, ValueError, IndexError) as error:
-            raise MessageError(f"a greeting that cannot be read: {error!r}") from error
-        if sizes["train"] < 1 or min(sizes.values()) < 0 or max(sizes.values()) > 1 << 40:
-            raise MessageError(f"sizes that cannot be right: {sizes}")
+        hello = read_facts(meta)
         for other in self.hellos.values():
             for part in ("shape", "labels", "tokens"):
                 if other[part] != hello[part]:
@@ -172,7 +176,7 @@ class Coordinator(Simulation):
                         f"its samples differ from those of the others: {part} {hello[part]}, "
                         f"expected {other[part]}"
                     )
-            break
+            break  # the first one stands for all
         return hello
 
     def _enter_sizes(self, index: int) -> None:
@@ -222,8 +226,8 @@ class Coordinator(Simulation):
         super()._start(seconds)
 
     def step(self) -> dict[str, Any]:
-        """Run the next round with the clients that are there."""
-        self.gather_clients()
+        """Run the next round with the clients that are there, at least one."""
+        self.gather_clients(1)
         return super().step()
 
     def models(self, ids: np.ndarray, point: str | None = None) -> Tree:
@@ -232,6 +236,16 @@ class Coordinator(Simulation):
             "The models of the clients are not on the server: each client writes its own at the "
             "end. Only the point 'global' is here, for methods that have a global model."
         )
+
+    def deploy(self) -> None:
+        """Let all clients write the models that they will use."""
+        assert isinstance(self.rounds, RemoteRounds)
+        server, store = self.deployed()
+        assert isinstance(store, Generations)
+        self.rounds.deploy(server, store, self.round_index, self.federation)
+
+    def _label_counts(self) -> None:
+        """Know nothing of the clients' labels."""
 
     # ---- checkpoints
 

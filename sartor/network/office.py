@@ -80,7 +80,7 @@ class Office:
         """
         self.serial += 1
         name = {"server": self.server, "serial": self.serial}
-        here = self.there() if note["kind"] != "hello" else set(orders)
+        here = set(orders) if note["kind"] in ("facts", "hello") else self.there()
         messages = {
             i: pack(letters, {**head, **name}, sent)
             for i, (letters, head, sent) in orders.items()

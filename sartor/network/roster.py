@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sartor.engines.arena import SPLITS, Arena, Split
+from sartor.errors import MessageError
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,29 @@ class Roster:
     """
 
     names: tuple[str, ...]
+
+
+def read_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
+    """Read what a client tells of its data.
+
+    Raises:
+        MessageError: it cannot be right.
+    """
+    try:
+        sizes = {split: int(meta["sizes"][split]) for split in SPLITS}
+        facts = {
+            "sizes": sizes,
+            "shape": [int(n) for n in meta["shape"]],
+            "labels": [str(meta["labels"][0]), [int(n) for n in meta["labels"][1]]],
+            "tokens": bool(meta["tokens"]),
+            "classes": int(meta["classes"]),
+            "class_names": [str(name) for name in meta["class_names"]],
+        }
+    except (KeyError, TypeError, ValueError, IndexError) as error:
+        raise MessageError(f"a greeting that cannot be read: {error!r}") from error
+    if sizes["train"] < 1 or min(sizes.values()) < 0 or max(sizes.values()) > 1 << 40:
+        raise MessageError(f"sizes that cannot be right: {sizes}")
+    return facts
 
 
 def empty_arena(

@@ -192,6 +192,17 @@ class RemoteRounds(Rounds):
         taken = self.office.send(orders, 1 << 20, lambda i, body, meta: None, note)
         store.base[sorted(taken)] = self.office.serial
 
+    def deploy(self, server: Tree, store: Generations, round_index: int, federation: str) -> None:
+        """Let all clients write the model that they will use to their own disks."""
+        method, ids = self.record(round_index), self.everybody
+        site, _ = self.letters_to(server, round_index, ids)
+        orders = {}
+        for k, i in enumerate(ids[0].tolist()):
+            head = self._head("deploy", method, round_index, store, i, ())
+            orders[i] = self._letters(method, site, k, None, {**head, "federation": federation})
+        note = {"kind": "deploy", "round": round_index}
+        self.office.send(orders, 1 << 20, lambda i, body, meta: None, note)
+
     def _take_scores(self, i: int, meta: dict[str, Any], tallies: dict[str, Tally]) -> None:
         for split, (correct, loss) in admission.scores(meta, tuple(tallies)).items():
             tallies[split].correct[0, i], tallies[split].loss[0, i] = correct, loss

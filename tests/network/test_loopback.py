@@ -52,7 +52,7 @@ def clients_of(case: Case, fed: Federation, folder: Path | None = None) -> dict[
         return case.build(task), task
 
     return {
-        name: Client(alone(fed, i), build, folder and folder / name)
+        name: Client(lambda split, i=i: alone(fed, i), build, folder and folder / name)
         for i, name in enumerate(fed.names)
     }
 
@@ -289,7 +289,7 @@ def test_a_client_that_leaks_is_stopped_on_its_own_machine() -> None:
         return replace(method, finish=finish), task
 
     clients = clients_of(case, fed)
-    clients["c1"] = Client(alone(fed, 1), build)
+    clients["c1"] = Client(lambda split: alone(fed, 1), build)
     loop = Loopback({n: c.answer for n, c in clients.items()})
     sim = run(coordinator(case, fed, loop, participation=Participation.parse("all")))
     assert {event["client"] for event in sim.office.events} == {"c1"}

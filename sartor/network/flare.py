@@ -1,9 +1,11 @@
 """The transport of real federations: NVIDIA FLARE's cell network, with mutual TLS.
 
-Only its network layer is used (`nvflare.fuel.f3.cellnet`): encrypted connections, certificates on
-both sides, reconnection, and the rule that the name of a cell is the name in its certificate. There
-are no jobs: a job would let the server send code to its clients, would end when a client's process
-dies, and would not take a client back that returns.
+Only its network layer is used (`nvflare.fuel.f3.cellnet`, over gRPC): encrypted connections,
+certificates on both sides, reconnection, and the rules that the name of a client is the name in its
+certificate and the server's certificate is that of its host. (Its other driver, plain TCP with TLS,
+shakes hands while it accepts: a stranger who connects and stays silent would keep all others out.)
+There are no jobs: a job would let the server send code to its clients, would end when a client's
+process dies, and would not take a client back that returns.
 
 Clients ask, the server answers: a client accepts no calls, so nobody on the network can make it do
 anything. It pulls its next order (the server holds the call until there is one), works, and brings
@@ -14,6 +16,7 @@ as long as the first one is heard from.
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 import threading
 import time
@@ -43,7 +46,6 @@ class _Box:
     ticket: int = 0
     order: bytes | None = None
     answer: bytes | None = None
-    turned_away: int = 0
     waiting: threading.Condition = field(default_factory=threading.Condition)
 
 
@@ -63,10 +65,12 @@ class FlareServer:
         self._flare = flare
         self.boxes = {name: _Box() for name in names}
         self.closing: str | None = None
+        self._door: dict[tuple[str, str], int] = {}
+        self._told: set[tuple[str, str]] = set()
         self._held = threading.Semaphore(_HELD)
         self.cell = flare.CoreCell(
             fqcn=SERVER,
-            root_url=f"stcp://{host}:{kit.port}",
+            root_url=f"grpc://{host}:{kit.port}",
             secure=True,
             credentials={"ca_cert": root, "server_cert": cert, "server_key": key},
         )
@@ -111,6 +115,12 @@ class FlareServer:
                 box.order, box.answer = None, None
         return answers
 
+    def notices(self) -> list[tuple[str, str]]:
+        """Return who was turned away, and why; each reason once."""
+        new = [key for key in list(self._door) if key not in self._told]
+        self._told.update(new)
+        return new
+
     def close(self, word: str = "stopped") -> None:
         """Tell the clients that nothing more will come, wait until they know, and stop."""
         self.closing = word
@@ -119,6 +129,7 @@ class FlareServer:
                 box.waiting.notify_all()
         time.sleep(0.5)  # the calls that are held bring the word
         self.cell.stop()
+        self._flare.CoreCell.ALL_CELLS.pop(SERVER, None)  # so that another can follow here
 
     # ---- calls of clients
 
@@ -127,17 +138,22 @@ class FlareServer:
         name = request.get_prop(self._flare.COMMON_NAME)
         box = self.boxes.get(name)
         if box is None:
-            return None, f"{name} is not a client of this federation"
+            return None, self._turn_away(name, f"{name} is not a client of this federation")
         session = str(request.get_header("session", ""))
         with box.waiting:
             now = time.monotonic()
             if box.session != session:
                 if now - box.heard < LOST:
-                    box.turned_away += 1
-                    return None, f"another process is connected as {name}"
+                    return None, self._turn_away(name, f"another process is connected as {name}")
                 box.session = session
             box.heard = now
         return box, ""
+
+    def _turn_away(self, name: str, why: str) -> str:
+        key = (str(name), why)
+        if key in self._door or len(self._door) < 1000:
+            self._door[key] = self._door.get(key, 0) + 1
+        return why
 
     def _gone(self, agent: Any) -> None:
         """Note at once that a connection was lost; whoever comes back is heard from again."""
@@ -221,7 +237,7 @@ class FlareClient:
         # A name of its own under the client's name: two processes cannot take each other's mail.
         self.cell = self._flare.CoreCell(
             fqcn=f"{kit.name}.{self.session}",
-            root_url=f"stcp://{kit.host}:{kit.port}",
+            root_url=f"grpc://{kit.host}:{kit.port}",
             secure=True,
             credentials={"ca_cert": root, "client_cert": cert, "client_key": key},
         )
@@ -266,6 +282,7 @@ class FlareClient:
         finally:
             self.stopped.set()
             self.cell.stop()
+            self._flare.CoreCell.ALL_CELLS.pop(f"{self.kit.name}.{self.session}", None)
 
     def _work(self, order: Any) -> None:
         data = self.answer(bytes(order.payload))
@@ -314,6 +331,7 @@ class _Names:
 
 
 def _flare() -> _Names:
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines would run through ours
     try:
         names = _Names()
     except ImportError as error:

@@ -92,6 +92,8 @@ def init_project(
     folder = Path(folder)
     host, port = parse_address(address)
     _check_names(clients)
+    if host in clients:
+        raise ConfigError(f"A client must not have the name of the server's host, {host!r}.")
     if (folder / "project.json").exists() or (folder / "authority").exists():
         raise ConfigError(
             f"{folder} already holds keys; choose another folder, or add a client with "
@@ -132,6 +134,8 @@ def add_client(
     folder = Path(folder)
     project = _project(folder)
     _check_names([name])
+    if name == project["host"]:
+        raise ConfigError(f"A client must not have the name of the server's host, {name!r}.")
     kit = folder / "clients" / name
     _issue(folder, name, kit, days=days or project["days"], request=request)
     names = [*project["clients"], *([] if name in project["clients"] else [name])]

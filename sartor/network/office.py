@@ -108,6 +108,9 @@ class Office:
                 what = {"client": self.names[i], "why": str(error), "time": time.time()}
                 self.events.append({**note, **what})
 
+        for client, why in self.transport.notices():
+            what = {"client": client, "why": f"turned away: {why}", "time": time.time()}
+            self.events.append({**note, "kind": "door", **what})
         began = time.monotonic()
         answers = self._exchange(messages, self.deadline)
         for i in orders:

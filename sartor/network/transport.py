@@ -33,6 +33,9 @@ class Transport(Protocol):
             the server tells apart by its number.
         """
 
+    def notices(self) -> list[tuple[str, str]]:
+        """Return what happened at the door since the last time: names, and what they wanted."""
+
     def close(self) -> None:
         """Tell the clients that nothing more will come, and let go of everything."""
 
@@ -77,6 +80,10 @@ class Loopback:
     def _seen(self, direction: str, name: str, data: bytes) -> None:
         if self.watch is not None:
             self.watch(direction, name, data)
+
+    def notices(self) -> list[tuple[str, str]]:
+        """Have no door."""
+        return []
 
     def close(self) -> None:
         """Have nothing to let go of."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import os
 import secrets
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -157,7 +158,8 @@ class FlareServer:
 
     def _gone(self, agent: Any) -> None:
         """Note at once that a connection was lost; whoever comes back is heard from again."""
-        name, _, session = str(agent.get_fqcn()).partition(".")
+        name, _, rest = str(agent.get_fqcn()).partition(".")
+        session = rest.partition("-")[0]
         box = self.boxes.get(name)
         if box is not None and box.session == session:
             with box.waiting:
@@ -184,16 +186,14 @@ class FlareServer:
             return self._reply("bye", text=self.closing)
         return self._reply("nothing")
 
-    def _answer(self, request: Any) -> Any:
-        box, why = self._admit(request)
+    def _answer(self, request: Any) -> None:
+        box, _ = self._admit(request)
         if box is None:
-            return self._reply("refused", text=why)
+            return
         with box.waiting:
             if box.order is not None and request.get_header("ticket") == box.ticket:
                 box.answer, box.order = bytes(request.payload or b""), None
                 box.waiting.notify_all()
-                return self._reply("taken")
-        return self._reply("late")
 
     def _here(self, request: Any) -> Any:
         box, why = self._admit(request)
@@ -230,17 +230,11 @@ class FlareClient:
     ) -> None:
         check_valid(kit)
         self._flare = _flare()
-        root, cert, key = map(str, kit.files)
         self.kit, self.answer, self.say, self.patience = kit, answer, say, patience
         self.session = secrets.token_hex(16)
         self.stopped = threading.Event()
-        # A name of its own under the client's name: two processes cannot take each other's mail.
-        self.cell = self._flare.CoreCell(
-            fqcn=f"{kit.name}.{self.session}",
-            root_url=f"grpc://{kit.host}:{kit.port}",
-            secure=True,
-            credentials={"ca_cert": root, "client_cert": cert, "client_key": key},
-        )
+        self.cells = 0
+        self.cell: Any = None
 
     def run(self) -> str:
         """Serve orders; return the server's last word.
@@ -248,47 +242,97 @@ class FlareClient:
         Raises:
             NetworkError: the server turned this client away, or was not there for too long.
         """
-        self.cell.start()
-        beat = threading.Thread(target=self._beat, daemon=True)
-        beat.start()
-        heard, told = time.monotonic(), False
+        threading.Thread(target=self._beat, daemon=True).start()
+        self.heard = time.monotonic()
         try:
             while not self.stopped.is_set():
-                reply = self._call("pull", timeout=HOLD + 5.0)
-                if reply is None:
-                    silent = time.monotonic() - heard
-                    if silent > self.patience:
-                        raise NetworkError(
-                            f"No connection to {self.kit.host}:{self.kit.port} for {silent:.0f} s; "
-                            "is the server running, is the address right, and is this kit of the "
-                            "same project as the server's?"
-                        )
-                    if not told and silent > 2 * BEAT:
-                        self.say(f"waiting for the server at {self.kit.host}:{self.kit.port}")
-                        told = True
-                    self.stopped.wait(0.2)
-                    continue
-                heard, told = time.monotonic(), False
-                kind = reply.get_header("kind")
-                if kind == "order":
-                    self._work(reply)
-                elif kind == "bye":
-                    return str(reply.get_header("text"))
-                elif kind == "refused":
-                    raise NetworkError(f"The server refuses: {reply.get_header('text')}.")
-                elif kind != "nothing":
-                    self.stopped.wait(0.2)
+                self._await_port()
+                self._open()
+                word = self._serve()
+                self._close()
+                if word is not None:
+                    return word
             return "stopped here"
         finally:
             self.stopped.set()
-            self.cell.stop()
-            self._flare.CoreCell.ALL_CELLS.pop(f"{self.kit.name}.{self.session}", None)
+            self._close()
+
+    def _await_port(self) -> None:
+        """Wait until somebody listens at the server's address.
+
+        A try in vain costs nothing here; to the layers below it is a reason to wait ever longer.
+        """
+        told = False
+        while not self.stopped.is_set():
+            try:
+                socket.create_connection((self.kit.host, self.kit.port), timeout=2.0).close()
+                return
+            except OSError:
+                self._check_patience()
+                if not told:
+                    self.say(f"waiting for the server at {self.kit.host}:{self.kit.port}")
+                    told = True
+                self.stopped.wait(0.5)
+
+    def _check_patience(self) -> None:
+        silent = time.monotonic() - self.heard
+        if silent > self.patience:
+            raise NetworkError(
+                f"No connection to {self.kit.host}:{self.kit.port} for {silent:.0f} s; is the "
+                "server running, is the address right, and is this kit of the same project as "
+                "the server's?"
+            )
+
+    def _open(self) -> None:
+        """Connect, under a name below the client's own: no two processes get each other's mail."""
+        root, cert, key = map(str, self.kit.files)
+        self.cells += 1
+        self.cell = self._flare.CoreCell(
+            fqcn=f"{self.kit.name}.{self.session}-{self.cells}",
+            root_url=f"grpc://{self.kit.host}:{self.kit.port}",
+            secure=True,
+            credentials={"ca_cert": root, "client_cert": cert, "client_key": key},
+        )
+        self.cell.start()
+
+    def _close(self) -> None:
+        cell, self.cell = self.cell, None
+        if cell is not None:
+            cell.stop()
+            self._flare.CoreCell.ALL_CELLS.pop(cell.get_fqcn(), None)
+
+    def _serve(self) -> str | None:
+        """Serve orders until the server says good-bye (its last word), or is gone (None)."""
+        began = time.monotonic()
+        while not self.stopped.is_set():
+            reply = self._call("pull", timeout=HOLD + 2.0)
+            if reply is None:
+                self._check_patience()
+                if time.monotonic() - max(self.heard, began) > LOST:
+                    return None
+                self.stopped.wait(0.1)
+                continue
+            self.heard = time.monotonic()
+            kind = reply.get_header("kind")
+            if kind == "order":
+                self._work(reply)
+                self.heard = time.monotonic()
+            elif kind == "bye":
+                return str(reply.get_header("text"))
+            elif kind == "refused":
+                raise NetworkError(f"The server refuses: {reply.get_header('text')}.")
+        return None
 
     def _work(self, order: Any) -> None:
+        """Do an order, and send the answer without waiting: a server that is gone says nothing."""
         data = self.answer(bytes(order.payload))
-        reply = self._call("answer", data, timeout=60.0, ticket=order.get_header("ticket"))
-        if reply is not None and reply.get_header("kind") == "late":
-            self.say("the answer came too late and does not count")
+        headers = {"session": self.session, "ticket": order.get_header("ticket")}
+        cell = self.cell
+        if cell is not None:
+            message = self._flare.Message(headers, data)
+            cell.fire_and_forget(
+                channel=CHANNEL, topic="answer", targets=[SERVER], message=message, optional=True
+            )
 
     def _beat(self) -> None:
         while not self.stopped.wait(BEAT):
@@ -297,8 +341,11 @@ class FlareClient:
     def _call(self, topic: str, body: bytes = b"", timeout: float = 5.0, **headers: Any) -> Any:
         """Call the server; None if it cannot be reached."""
         message = self._flare.Message({"session": self.session, **headers}, body)
+        cell = self.cell
+        if cell is None:
+            return None
         try:
-            reply = self.cell.send_request(
+            reply = cell.send_request(
                 channel=CHANNEL,
                 topic=topic,
                 target=SERVER,

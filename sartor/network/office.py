@@ -41,6 +41,7 @@ class Office:
         bytes_up: what was received.
         server: tells this server from one before a restart.
         greet: greets those who are there and not known.
+        away: those of whom it was already told that they are not there.
     """
 
     transport: Transport
@@ -54,6 +55,7 @@ class Office:
     bytes_up: int = 0
     server: str = field(default_factory=lambda: secrets.token_hex(8))
     greet: Callable[[], None] = lambda: None
+    away: set[int] = field(default_factory=set)
 
     def there(self) -> set[int]:
         """Return the clients that can be written to and have been greeted."""
@@ -90,9 +92,14 @@ class Office:
         strangers: set[int] = set()
 
         def judge(i: int, data: bytes | None) -> None:
+            if i not in messages:
+                if i not in self.away:  # told once, until it is back
+                    self._note(note, i, "not there")
+                self.away.add(i)
+                return
             try:
                 if data is None:
-                    raise MessageError("no answer in time" if i in messages else "not there")
+                    raise MessageError("no answer in time")
                 self.bytes_up += len(data)
                 body, meta = unpack(data, limit)
                 if {k: meta.get(k) for k in name} != name:
@@ -104,13 +111,14 @@ class Office:
                     raise MessageError(f"the client could not do it: {str(meta['fault'])[:300]}")
                 take(i, body, meta)
                 taken.add(i)
+                if i in self.away:
+                    self.away.discard(i)
+                    self._note(note, i, "there again")
             except MessageError as error:
-                what = {"client": self.names[i], "why": str(error), "time": time.time()}
-                self.events.append({**note, **what})
+                self._note(note, i, str(error))
 
         for client, why in self.transport.notices():
-            what = {"client": client, "why": f"turned away: {why}", "time": time.time()}
-            self.events.append({**note, "kind": "door", **what})
+            self._note({**note, "kind": "door"}, client, f"turned away: {why}")
         began = time.monotonic()
         answers = self._exchange(messages, self.deadline)
         for i in orders:
@@ -124,6 +132,10 @@ class Office:
             for i in sorted(strangers):
                 judge(i, answers.get(i))
         return taken
+
+    def _note(self, note: dict[str, Any], client: int | str, why: str) -> None:
+        name = self.names[client] if isinstance(client, int) else client
+        self.events.append({**note, "client": name, "why": why, "time": time.time()})
 
     def _exchange(self, messages: Mapping[int, bytes], deadline: float) -> dict[int, bytes]:
         self.bytes_down += sum(map(len, messages.values()))

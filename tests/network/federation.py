@@ -49,7 +49,7 @@ class Party:
         with log.open("ab") as file:
             self.process = subprocess.Popen(
                 words,
-                stdout=subprocess.PIPE if limit else file,
+                stdout=subprocess.DEVNULL if limit else file,
                 stderr=subprocess.STDOUT,
                 env=ENV,
                 cwd=log.parent,
@@ -58,8 +58,6 @@ class Party:
 
     @property
     def text(self) -> str:
-        if self.process.stdout is not None:
-            return self.process.stdout.read().decode()
         return self.log.read_text() if self.log.exists() else ""
 
     def kill(self, sign: int = signal.SIGKILL) -> None:

@@ -130,23 +130,27 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
 
 def test_a_client_that_is_too_slow_is_left_out(tmp_path: Path) -> None:
     with Federation(tmp_path, rounds=12, epochs=20) as fed:
-        server = fed.serve(deadline=2.0)
+        server = fed.serve(deadline=4.0)
         clients = {name: fed.join(name) for name in fed.names}
         fed.reach(2)
         clients["site-3"].kill(signal.SIGSTOP)
         fed.until(lambda: any(e["client"] == "site-3" for e in fed.status()["events"]))
         clients["site-3"].kill(signal.SIGCONT)
         result = fed.finish(server)
-        assert {event["client"] for event in fed.events(result)} == {"site-3"}
+        late = [e["why"] for e in fed.events(result) if e["client"] == "site-3"]
+        assert "no answer in time" in late
         assert_replayed(fed, exact=False)
 
 
 def test_a_client_joins_late_and_another_leaves_for_good(tmp_path: Path) -> None:
-    with Federation(tmp_path, rounds=40, epochs=20) as fed:
+    with Federation(tmp_path, rounds=120, epochs=20) as fed:
+        late = fed.join("site-3")
+        fed.until(lambda: "waiting for the server" in late.text)
+        late.kill(signal.SIGSTOP)
         server = fed.serve(quorum=2)
         clients = {name: fed.join(name) for name in fed.names[:2]}
         fed.reach(3)
-        late = fed.join("site-3")
+        late.kill(signal.SIGCONT)
         fed.until(lambda: "trained" in late.text)
         clients["site-1"].kill()
         result = fed.finish(server)

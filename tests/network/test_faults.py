@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import shutil
 import signal
 import socket
@@ -334,3 +335,34 @@ def _speaks(port: int, root: Path, kit: keys.Kit | None) -> bool:
             return len(secure.recv(9)) > 0
     except OSError:
         return False
+
+
+def test_random_kills_do_not_change_the_outcome(tmp_path: Path) -> None:
+    """Kill -9 of a client or the server, again and again: the right number of rounds, to the bit.
+
+    SARTOR_KILLS="ROUNDS SECONDS" makes it longer: rounds, and seconds between kills.
+    """
+    rounds, seconds = map(float, os.environ.get("SARTOR_KILLS", "60 10").split())
+    draw = np.random.default_rng(3)
+    with Federation(tmp_path, method="ditto", rounds=int(rounds), epochs=60) as fed:
+        server = fed.serve(patience=120)
+        clients = {name: fed.join(name) for name in fed.names}
+        fed.reach(2)
+        kills, turn = 0, [3]
+        while server.alive and fed.status()["round"] < rounds - 3:
+            time.sleep(seconds * draw.uniform(0.7, 1.3))
+            turn = turn or draw.permutation(4).tolist()  # each of them, in random order
+            who = turn.pop()
+            if fed.status()["round"] >= rounds - 3 or not server.alive:
+                break
+            kills += 1
+            if who == 3:
+                server.kill()
+                server = fed.serve(patience=120)
+            else:
+                name = fed.names[who]
+                clients[name].kill()
+                clients[name] = fed.join(name)
+        fed.finish(server, 300)
+        assert kills
+        assert_replayed(fed)

@@ -1,0 +1,116 @@
+"""Run a reproduction: passes one after the other, each kept as soon as it is finished."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sartor.errors import MissingDataError, RunFolderError
+from sartor.reproduce.outcome import Outcome
+from sartor.reproduce.passes import Pass, passes_of, run_pass
+from sartor.reproduce.plan import Plan, load
+from sartor.reproduce.problems import make_problem
+from sartor.runs.storage import read_json, write_text
+from sartor.settings import Progress, parse_device
+
+FOLDER = "passes"
+"""Where finished passes lie in the folder of a reproduction."""
+
+
+def run(
+    name: str | Plan,
+    *,
+    quick: bool = False,
+    repeats: int | None = None,
+    device: str | torch.device = "auto",
+    out: str | Path | None = None,
+    part: tuple[int, int] = (0, 1),
+    progress: Progress | None = None,
+    told: Callable[[str], None] | None = None,
+) -> Outcome:
+    """Run a reproduction, or go on with one.
+
+    Args:
+        name: see ``sartor.reproduce.names()``; or a plan of your own.
+        quick: the short form, which takes minutes on two cores.
+        repeats: seeds, in place of the plan's.
+        device: "auto", "cpu", "cuda".
+        out: a folder that keeps finished passes; those that it has are not run again.
+        part: (k, n) runs every n-th pass from the k-th on only; several processes may share a
+            folder, and a last call with part (0, 1) puts everything together.
+        progress: shows how far a pass is.
+        told: is given a line when a pass begins and when a column is left out.
+
+    Returns:
+        Tables, differences and verdicts.
+
+    Raises:
+        MissingDataError: no column has its data here.
+    """
+    plan = name if isinstance(name, Plan) else load(name, quick=quick, repeats=repeats)
+    where = None if out is None else Path(out) / FOLDER
+    say = told or (lambda line: None)
+    skipped = _without_data(plan, say)
+    todo = [one for one in passes_of(plan) if one.lanes[0].column not in skipped]
+    outcome = Outcome(plan, skipped=skipped)
+    mine = todo[part[0] :: part[1]]
+    for number, one in enumerate(mine, 1):
+        kept = None if where is None else where / f"{one.key}.json"
+        if kept is not None and kept.is_file():
+            say(f"[{number}/{len(mine)}] {one.words}: finished earlier")
+            stored = read_json(kept)
+        else:
+            say(f"[{number}/{len(mine)}] {one.words}")
+            began = time.perf_counter()
+            records = run_pass(one, parse_device(device), progress)
+            lanes = [
+                {**lane.place, "record": record}
+                for lane, record in zip(one.lanes, records, strict=True)
+            ]
+            stored = {"words": one.words, "seconds": time.perf_counter() - began, "lanes": lanes}
+            if kept is not None:
+                _keep(kept, stored)
+        outcome.seconds += stored["seconds"]
+        for lane in stored["lanes"]:
+            for row in lane["rows"]:
+                outcome.add(row, lane["column"], lane["seed"], lane["record"])
+    return outcome
+
+
+def _keep(path: Path, stored: dict[str, Any]) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunFolderError(f"{path.parent} cannot be made ({error.strerror}).") from error
+    write_text(path, json.dumps(stored, ensure_ascii=False))
+
+
+def _without_data(plan: Plan, say: Callable[[str], None]) -> dict[str, str]:
+    """Find the columns whose data are not on this machine.
+
+    Raises:
+        MissingDataError: there is no other column.
+    """
+    skipped: dict[str, str] = {}
+    seen: dict[str, MissingDataError | None] = {}
+    for column in plan.columns:
+        settings = plan.settings_of(plan.rows[0], column)
+        name = settings["data"]
+        if name not in seen:
+            try:
+                make_problem(settings, settings["first_seed"])
+                seen[name] = None
+            except MissingDataError as error:
+                seen[name] = error
+        if (missing := seen[name]) is not None:
+            skipped[column.name] = str(missing)
+    if len(skipped) == len(plan.columns):
+        raise next(error for error in seen.values() if error is not None)
+    for column_name, reason in skipped.items():
+        say(f"{column_name} is left out: {reason}")
+    return skipped

@@ -23,7 +23,7 @@ INK, SOFT, LINE, GOOD, BAD = "#010101", "#020202", "#030303", "#040404", "#05050
 HEAT = "#060606"
 SERIES = ["#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006", "#0a0007"]
 MARKS = "osD^vPX"
-"""Markers. With n colours and 7 markers, (colour, marker) repeats after 7 n curves at most."""
+"""Markers. Seven of them and six colours share no factor: a pair comes back after 42."""
 _VARIABLES = {
     INK: "var(--ink)",
     SOFT: "var(--soft)",
@@ -104,12 +104,12 @@ def colour_and_mark(position: int, *, reference: bool = False) -> tuple[int, str
         reference: it is what the others are measured against.
 
     >>> colour_and_mark(0), colour_and_mark(6)
-    ((2, 's'), (2, 'D'))
+    ((2, 's'), (2, 'o'))
     """
     if reference:
         return 1, MARKS[0]
     colours = len(SERIES) - 1
-    return position % colours + 2, MARKS[(1 + position + position // colours) % len(MARKS)]
+    return position % colours + 2, MARKS[(1 + position) % len(MARKS)]
 
 
 def make_axes(width: float, height: float) -> tuple[Any, Canvas]:

@@ -67,7 +67,7 @@ def test_a_figure_that_cannot_be_drawn_is_refused(line, scale, word):
 
 
 def test_no_two_of_42_curves_look_alike():
-    """Seven colours with seven markers: a pair is used once, and colour 1 is the reference's."""
+    """Six colours with seven markers: a pair is used once, and colour 1 is the reference's."""
     pairs = [colour_and_mark(position) for position in range(42)]
     assert len(set(pairs)) == 42
     assert 1 not in {number for number, _ in pairs}

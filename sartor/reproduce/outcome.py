@@ -121,8 +121,10 @@ class Outcome:
                 texts = []
                 for column in (c.name for c in self.plan.columns if c.name not in self.skipped):
                     mine, base = cells.get(column), values[reference].get(column)
-                    fine = mine is not None and base is not None and len(mine) == len(base)
-                    texts.append(_interval(mine, base, factor) if fine else MISSING)
+                    if mine is None or base is None or len(mine) != len(base):
+                        texts.append(MISSING)
+                    else:
+                        texts.append(_interval(mine, base, factor))
                 rows.append([name, *texts])
             columns = [c.name for c in self.plan.columns if c.name not in self.skipped]
             title = f"{spec['title']}: difference to {reference} on the same allocations [95 %]"

@@ -76,7 +76,9 @@ class Pass:
             "method": self.method,
             "options": self.options,
             "settings": self.settings,
-            "lanes": [{**lane.place, "hyper": lane.hyper, "data": lane.data} for lane in self.lanes],
+            "lanes": [
+                {**lane.place, "hyper": lane.hyper, "data": lane.data} for lane in self.lanes
+            ],
         }
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]

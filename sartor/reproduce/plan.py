@@ -166,7 +166,9 @@ class Plan:
         return replace(
             self,
             settings=over(self.settings),
-            rows=tuple(replace(r, settings=over(r.settings), quick=over(r.quick)) for r in self.rows),
+            rows=tuple(
+                replace(r, settings=over(r.settings), quick=over(r.quick)) for r in self.rows
+            ),
             columns=tuple(
                 replace(c, settings=over(c.settings), quick=over(c.quick)) for c in self.columns
             ),
@@ -176,7 +178,9 @@ class Plan:
 def names() -> list[str]:
     """Return the names of all plans, in order."""
     folder = resources.files("sartor.reproduce") / "plans"
-    return sorted(p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml"))
+    return sorted(
+        p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")
+    )
 
 
 def load(name: str, *, quick: bool = False, repeats: int | None = None) -> Plan:
@@ -216,7 +220,9 @@ def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
     settings = {**content.get("settings", {}), **short}
     _check_keys(settings, "settings", faults)
     for found, what in ((rows, "row"), (columns, "column")):
-        repeated = sorted({one.name for one in found if [o.name for o in found].count(one.name) > 1})
+        repeated = sorted(
+            {one.name for one in found if [o.name for o in found].count(one.name) > 1}
+        )
         faults += [f"{what} {one!r} is there twice" for one in repeated]
     if faults:
         raise ConfigError(f"Reproduction {name}: " + "; ".join(faults) + ".")
@@ -264,7 +270,9 @@ def _grid(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
 
 
 def _check_keys(given: Mapping[str, Any], where: str, faults: list[str]) -> None:
-    faults += [f"unknown {where} key {k!r}{did_you_mean(k, SETTINGS)}" for k in given if k not in SETTINGS]
+    faults += [
+        f"unknown {where} key {k!r}{did_you_mean(k, SETTINGS)}" for k in given if k not in SETTINGS
+    ]
 
 
 def _with_columns(table: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:

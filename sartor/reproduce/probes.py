@@ -6,7 +6,7 @@ every evaluated one; it returns one number per run for each of its names.
 | name | gives | meaning |
 |---|---|---|
 | errors | local_error | mean_i ‖w_i − w_i*‖² of the models that the clients would use |
-| | global_error | ‖w_g − mean_i w_i*‖² of the global model, where the method has one; of the mean of the clients' models otherwise |
+| | global_error | ‖w_g − mean_i w_i*‖², w_g the global model, else the mean of the clients' |
 | coherence | coherence | 1 − det G of the clients' pseudo-gradients w_g − w_i |
 """
 

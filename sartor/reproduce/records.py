@@ -33,6 +33,8 @@ from sartor.table import jsonable
 
 Record = dict[str, Any]
 POINTS = ("pre", "post", "global")
+KINDS = tuple("best last last10 macro worst at loss kib gradients".split())
+KINDS += tuple("seconds probe rounds_to value".split())
 MOST_CLIENTS = 200  # whose numbers are kept one by one
 
 
@@ -119,9 +121,7 @@ def measure(record: Record, words: str, point: str | None = None) -> float:
         places = np.flatnonzero(np.asarray(curve["rounds"]) <= int(given[1]))
         return float(values[places[-1]]) if len(places) else math.nan
     if kind != "last":
-        kinds = ("best", "last", "last10", "macro", "worst", "at", "loss", "kib", "gradients")
-        kinds += ("seconds", "probe", "rounds_to", "value")
-        raise ConfigError(f"unknown measure {words!r}{did_you_mean(kind, kinds)}")
+        raise ConfigError(f"unknown measure {words!r}{did_you_mean(kind, KINDS)}")
     return float(values[-1])
 
 

@@ -1,4 +1,4 @@
-"""Shapes that a reproduction must show, as data: a claim in words and a check on the means.
+r"""Shapes that a reproduction must show, as data: a claim in words and a check on the means.
 
 Every rule has ``claim`` and ``check``, and may name a ``measure`` (else the first table's), the
 ``columns`` it looks at (else all) and a ``slack`` that it forgives. With V[row] the means over
@@ -11,11 +11,11 @@ seeds along the columns:
 | below | row, than, by | V[row] + by ≤ V[than] likewise |
 | every_seed | row, than | the row is above ``than`` in every single run |
 | between | row, ends | V[row] lies between the two ends |
-| within | row, of, by | \\|V[row] − V[of]\\| ≤ by |
+| within | row, of, by | \|V[row] − V[of]\| ≤ by |
 | envelope | row, of, by | V[row] ≥ max of V[of] − by (``lower``: ≤ min + by) |
 | rises, falls | row | V[row] moves one way along the columns; ``total`` wants that much in all |
 | flat | row, by | max − min of V[row] ≤ by |
-| crosses | row, than | V[row] − V[than] changes its sign once; ``near`` and ``by`` say where, in x |
+| crosses | row, than | V[row] − V[than] changes its sign once; ``near``, ``by``: where, in x |
 | interior | row | the largest V[row] is at neither end (``lower``: the smallest) |
 | best_in | row, at_least | the row is the best of all in so many columns |
 | expression | value | a comparison of numbers v("row", "column") and mean("row"), + − * / |
@@ -222,6 +222,7 @@ def _published(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
 
 _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub}
 _BINARY |= {ast.Mult: operator.mul, ast.Div: operator.truediv}
+_EXTREME: dict[str, Callable[[list[float]], float]] = {"min": min, "max": max}
 _COMPARE = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 
 
@@ -249,8 +250,10 @@ def _value(node: ast.expr, view: View) -> float:
             return float(view.mean(str(words[0])).mean())
         if node.func.id in ("abs", "min", "max"):
             values = [_value(argument, view) for argument in node.args]
-            return float({"abs": abs, "min": min, "max": max}[node.func.id](*values))
-    raise ConfigError(f"{ast.unparse(node)!r} is not part of a rule; use v(row, column), mean(row).")
+            return abs(values[0]) if node.func.id == "abs" else _EXTREME[node.func.id](values)
+    raise ConfigError(
+        f"{ast.unparse(node)!r} is not part of a rule; use v(row, column), mean(row)."
+    )
 
 
 CHECKS: dict[str, Callable[[Mapping[str, Any], View], tuple[bool, str]]] = {

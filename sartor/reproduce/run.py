@@ -12,14 +12,18 @@ import torch
 
 from sartor.errors import MissingDataError, RunFolderError
 from sartor.reproduce.outcome import Outcome
-from sartor.reproduce.passes import Pass, passes_of, run_pass
+from sartor.reproduce.passes import passes_of, run_pass
 from sartor.reproduce.plan import Plan, load
 from sartor.reproduce.problems import make_problem
-from sartor.runs.storage import read_json, write_text
+from sartor.runs import environment
+from sartor.runs.storage import naming, read_json, write_json, write_text
 from sartor.settings import Progress, parse_device
 
 FOLDER = "passes"
 """Where finished passes lie in the folder of a reproduction."""
+
+ABOUT = "reproduction.json"
+"""What is reproduced in a folder."""
 
 
 def run(
@@ -55,6 +59,8 @@ def run(
     plan = name if isinstance(name, Plan) else load(name, quick=quick, repeats=repeats)
     where = None if out is None else Path(out) / FOLDER
     say = told or (lambda line: None)
+    if out is not None:
+        _describe(Path(out), plan, repeats)
     skipped = _without_data(plan, say)
     todo = [one for one in passes_of(plan) if one.lanes[0].column not in skipped]
     outcome = Outcome(plan, skipped=skipped)
@@ -75,18 +81,56 @@ def run(
             stored = {"words": one.words, "seconds": time.perf_counter() - began, "lanes": lanes}
             if kept is not None:
                 _keep(kept, stored)
-        outcome.seconds += stored["seconds"]
-        for lane in stored["lanes"]:
-            for row in lane["rows"]:
-                outcome.add(row, lane["column"], lane["seed"], lane["record"])
+        _take(outcome, stored)
     return outcome
 
 
+def read(folder: str | Path) -> Outcome:
+    """Return what the finished passes of a folder gave; nothing is trained."""
+    about = read_json(Path(folder) / ABOUT)
+    plan = load(about["name"], quick=about["quick"], repeats=about["repeats"])
+    outcome = Outcome(plan, skipped=dict(about.get("skipped", {})))
+    for one in passes_of(plan):
+        kept = Path(folder) / FOLDER / f"{one.key}.json"
+        if kept.is_file():
+            _take(outcome, read_json(kept))
+    return outcome
+
+
+def _take(outcome: Outcome, stored: dict[str, Any]) -> None:
+    outcome.seconds += stored["seconds"]
+    for lane in stored["lanes"]:
+        for row in lane["rows"]:
+            outcome.add(row, lane["column"], lane["seed"], lane["record"])
+
+
+def _describe(folder: Path, plan: Plan, repeats: int | None) -> None:
+    """Write down what the folder reproduces.
+
+    Raises:
+        RunFolderError: it holds something else.
+    """
+    path = folder / ABOUT
+    about = {"name": plan.name, "quick": plan.quick, "repeats": repeats}
+    if path.is_file():
+        known = {key: read_json(path).get(key) for key in about}
+        if known != about:
+            raise RunFolderError(
+                f"{folder} reproduces {known['name']} (quick: {known['quick']}, repeats: "
+                f"{known['repeats']}), not this; use another folder."
+            )
+        return
+    if folder.is_dir() and any(folder.iterdir()):
+        raise RunFolderError(f"{folder} is not empty and no reproduction; use another folder.")
+    with naming(folder, "create"):
+        folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "environment.json", environment())
+    write_json(path, about)
+
+
 def _keep(path: Path, stored: dict[str, Any]) -> None:
-    try:
+    with naming(path.parent, "create"):
         path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise RunFolderError(f"{path.parent} cannot be made ({error.strerror}).") from error
     write_text(path, json.dumps(stored, ensure_ascii=False))
 
 

@@ -95,6 +95,6 @@ def _stacked(problems: Sequence[Problem]) -> Clients:
     return Clients(x, y, torch.ones(shape, dtype=torch.bool), "logistic")
 
 
-SOLVERS: dict[
-    str, Callable[[Sequence["Lane"], Sequence[Problem], dict[str, Any]], list[Record]]
-] = {"exact": statistical_errors}
+SOLVERS: dict[str, Callable[[Sequence[Lane], Sequence[Problem], dict[str, Any]], list[Record]]] = {
+    "exact": statistical_errors
+}

@@ -33,8 +33,10 @@ from sartor.table import jsonable
 
 Record = dict[str, Any]
 POINTS = ("pre", "post", "global")
-KINDS = tuple("best last last10 macro worst at loss kib gradients".split())
-KINDS += tuple("seconds probe rounds_to value".split())
+KINDS = (
+    *("best", "last", "last10", "macro", "worst", "at", "loss"),
+    *("kib", "gradients", "seconds", "probe", "rounds_to", "value"),
+)
 MOST_CLIENTS = 200  # whose numbers are kept one by one
 
 

@@ -113,7 +113,7 @@ class Experiment(BaseModel):
     data_dir: Path | None = _key(None, "Where data sets lie (else SARTOR_DATA).", _DATA, "FOLDER")
 
     model: str | None = _key(
-        None, "mclr, dnn, lenet5, resnet8; else one that fits.", _TRAINING, "NAME"
+        None, "mclr, dnn, cnn2, lenet5, lstm, ...; else one that fits.", _TRAINING, "NAME"
     )
     rounds: int = _key(20, "Communication rounds.", _TRAINING, "T", ge=1)
     seed: int = _key(0, "First seed: allocation, start, batches.", _TRAINING, "S", ge=0)

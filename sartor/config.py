@@ -105,8 +105,13 @@ class Experiment(BaseModel):
 
     data: str = _key("digits", "A data set or a folder.", _DATA, "X")
     clients: int | None = _key(None, "Number of clients of a data set.", _DATA, "N", ge=1)
-    partition: str | None = _key(None, "dirichlet:0.1, pathological:2, iid, ...", _DATA, "KIND")
+    partition: str | None = _key(
+        None, "dirichlet:0.1, pathological:2, classes:2, iid, ...", _DATA, "KIND"
+    )
     protocol: str | None = _key(None, "Rules of the partition: authors, pfllib.", _DATA, "NAME")
+    samples: int | None = _key(None, "Training samples of a data set, in all.", _DATA, "N", ge=1)
+    min_train: int | None = _key(None, "Least samples of a client; see data.", _DATA, "N", ge=1)
+    scale: str | None = _key(None, "Of images: symmetric, unit, standard, pixel.", _DATA, "NAME")
     val: float = _key(0.0, "Share held out for validation.", _DATA, "P", ge=0, lt=1)
     test: float = _key(0.25, "Folders: share held out for testing.", _DATA, "P", gt=0, lt=1)
     label: str | None = _key(None, "Folders: the column that holds the label.", _DATA, "NAME")

@@ -259,9 +259,9 @@ def _subset(data: Dataset) -> str | None:
     """Say what is missing of the published data set, if anything is."""
     official, known = DATASETS[data.name].samples, len(data.y)
     if data.texts and known < official[0]:
-        return f"{known:,} of {official[0]:,} tweets"
+        return f"{known:,} tweets; the published set has {official[0]:,}"
     if data.num_train is not None and not data.texts and official[0] not in (0, data.num_train):
-        return f"{data.num_train:,} of {official[0]:,} official training samples"
+        return f"{data.num_train:,} training samples; the published set has {official[0]:,}"
     return None
 
 

@@ -15,7 +15,6 @@ The partitions of single papers have protocols of their own; see ``sartor.data.r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sartor.data.columns import column_of, one_each, split_clients, split_each
 from sartor.data.draws import TRAIN_SHARE, Draw, authors, pfllib
 from sartor.data.recipes import equal_sizes, exact_classes, grouped, lognormal
 from sartor.data.split import Int, Ragged, split_rows
@@ -35,6 +35,7 @@ _PROTOCOLS_OF = {
     "classes": ("own", "all"),
     "lognormal": ("mnist", "cifar", "mislabelled"),
 }
+_MERGED = ("pfllib", "equal")  # these pool official training and test samples
 _EXAMPLES = {"dirichlet": "0.1", "column": "writer", "grouped": "0.5", "lognormal": "3"}
 MAX_TRIES = 20_000
 
@@ -188,9 +189,7 @@ def divide(
         return _within(part, kept, labels)
     if spec.kind == "column":
         columns = attributes or {}
-        return _by_column(
-            labels, spec, chosen, clients, num_train, columns, seed, min_train, train_share
-        )
+        return _by_column(spec, chosen, clients, num_train, columns, min_train, train_share, seed)
     chosen = chosen or {"classes": "own", "lognormal": "mnist"}.get(spec.kind, "authors")
     clients = 20 if clients is None else clients
     if clients < 1:
@@ -214,7 +213,7 @@ def divide(
     info = {"partition": spec.kind, "value": spec.value, "protocol": chosen, "seed": seed}
     changed: Int | None = None
     if spec.kind == "grouped":
-        return _by_group(draw, info, names, num_train, attributes, min_train, train_share, seed)
+        return _by_group(draw, info, names, num_train, attributes, min_train, train_share)
     if spec.kind == "classes":
         official = _official(labels, num_train, draw.info)
         train, test = exact_classes(draw, official, samples, all_tests=chosen == "all")
@@ -232,11 +231,8 @@ def divide(
             whole = equal_sizes(draw) if chosen == "equal" else pfllib(draw, min_train)
         owner = np.full(len(labels), -1, dtype=np.int64)
         owner[whole.rows.numpy()] = whole.owner.numpy()
-        train, test = _split_each(owner, names, seed, TRAIN_SHARE)
+        train, test = split_each(owner, names, seed, TRAIN_SHARE)
     return Partition(train, test, names, info | {"clients": clients} | draw.info, changed)
-
-
-_MERGED = ("pfllib", "equal")
 
 
 def _some(total: int, num_train: int | None, samples: int, share: float, seed: int) -> Int:
@@ -282,83 +278,33 @@ def _official(y: Int, num_train: int | None, info: dict[str, Any]) -> tuple[Int,
     return rows[:num_train], rows[num_train:]
 
 
-def _split_each(owner: Int, names: Sequence[str], seed: int, share: float) -> tuple[Ragged, Ragged]:
-    """Split every client at random, a share (rounded down, at least one) for training."""
-    sizes = np.bincount(owner[owner >= 0], minlength=len(names))
-    num_test = sizes - np.maximum((sizes * share + 1e-9).astype(np.int64), 1)
-    train, _, test = split_rows(owner, names, test=num_test, val=0.0, seed=seed)
-    return train, test
-
-
 # ---------------------------------------------------------------------- by attribute
 
 
 def _by_column(
-    y: Int,
     spec: PartitionSpec,
     protocol: str | None,
     clients: int | None,
     num_train: int | None,
     attributes: dict[str, Any],
-    seed: int,
     least: int | None,
     share: float,
+    seed: int,
 ) -> Partition:
     """Make one client of every value of a column, or of some values drawn at random."""
     column = str(spec.value)
-    if column not in attributes:
-        known = did_you_mean(column, attributes) if attributes else "; it has no columns"
-        raise ConfigError(f"The data have no column {column!r}{known}")
-    values, owner = np.unique(np.asarray(attributes[column]), return_inverse=True)
-    owner = owner.astype(np.int64)
-    enough = np.flatnonzero(np.bincount(owner, minlength=len(values)) >= (least or 0))
-    if clients is not None and not 1 <= clients <= len(enough):
-        of = f" with {least} samples" if least else ""
-        raise FederationError(
-            f"Column {column!r} has {len(enough)} values{of}; clients must lie in "
-            f"1..{len(enough)}, got {clients}."
-        )
-    if len(enough) == 0:
-        raise FederationError(
-            f"No value of {column!r} has {least} samples (the most frequent has "
-            f"{int(np.bincount(owner).max())}); lower min_train."
-        )
-    if clients is not None or len(enough) < len(values):
-        number = len(enough) if clients is None else clients
-        rng = _generator(seed, spec.kind)
-        kept = enough[np.sort(rng.choice(len(enough), number, replace=False))]
-        place = np.full(len(values), -1, dtype=np.int64)
-        place[kept] = np.arange(number)
-        owner, values = place[owner], values[kept]
-    names = tuple(str(value) for value in values.tolist())
-    official, complete = _given_split(owner, len(names), num_train)
-    if protocol == "authors" and not complete:
+    rng = _generator(seed, spec.kind)
+    owner, names = one_each(column_of(attributes, column), column, clients, least, rng)
+    train, test, found = split_clients(
+        owner, names, num_train, merge=protocol == "pfllib", share=share, seed=seed
+    )
+    if protocol == "authors" and found != "authors":
         raise FederationError(
             f"Not every value of {column!r} has official training and test samples; use "
             f"{spec.kind}:{column}:pfllib, which pools and splits each client 75/25."
         )
-    if protocol == "pfllib" or not complete:
-        # The share is the data set's, unless pfllib's own is asked for by name.
-        part = TRAIN_SHARE if protocol == "pfllib" else share
-        protocol = "pfllib" if part == TRAIN_SHARE else "leaf"
-        train, test = _split_each(owner, names, seed, part)
-    else:
-        protocol = "authors"
-        train, test = official
-    if bool(torch.any(train.sizes == 0)):
-        raise FederationError(f"A value of {column!r} has no samples.")
-    info = {"partition": "column", "value": column, "protocol": protocol, "seed": seed}
+    info = {"partition": "column", "value": column, "protocol": found, "seed": seed}
     return Partition(train, test, names, info | {"clients": len(names)})
-
-
-def _given_split(
-    owner: Int, clients: int, num_train: int | None
-) -> tuple[tuple[Ragged, Ragged], bool]:
-    """Return every client's official train and test rows, and whether all clients have both."""
-    rows = np.arange(len(owner), dtype=np.int64)
-    cut = len(owner) if num_train is None else num_train
-    train, test = (Ragged.from_owner(one, owner[one], clients) for one in (rows[:cut], rows[cut:]))
-    return (train, test), bool((train.sizes > 0).all()) and bool((test.sizes > 0).all())
 
 
 def _by_group(
@@ -369,7 +315,6 @@ def _by_group(
     attributes: dict[str, Any] | None,
     least: int | None,
     share: float,
-    seed: int,
 ) -> Partition:
     """Make clients of many users each; a user's samples stay together."""
     if not attributes:
@@ -379,9 +324,9 @@ def _by_group(
         )
     column = next(iter(attributes))
     owner = grouped(np.asarray(attributes[column]), draw, least)
-    (train, test), complete = _given_split(owner, len(names), num_train)
-    if info["protocol"] == "pfllib" or not complete:
-        part = TRAIN_SHARE if info["protocol"] == "pfllib" else share
-        info["protocol"] = "pfllib" if part == TRAIN_SHARE else "leaf"
-        train, test = _split_each(owner, names, seed, part)
-    return Partition(train, test, names, info | {"clients": len(names), "of": column} | draw.info)
+    merge = info["protocol"] == "pfllib"
+    train, test, found = split_clients(
+        owner, names, num_train, merge=merge, share=share, seed=info["seed"]
+    )
+    info |= {"protocol": found, "clients": len(names), "of": column} | draw.info
+    return Partition(train, test, names, info)

@@ -475,7 +475,7 @@ def test_available_lists_what_is_here_and_how_to_get_the_rest(tmp_path):
     assert rows["cifar100"].found is None
     assert "cifar-100-binary" in rows["cifar100"].how
     fed = from_dataset("emnist", partition="iid", clients=1, data_dir=tmp_path)
-    assert fed.info["subset"] == "4 of 112,800 official training samples"
+    assert fed.info["subset"] == "4 training samples; the published set has 112,800"
 
 
 def test_a_subset_says_so_wherever_it_is_described(tmp_path):
@@ -485,8 +485,8 @@ def test_a_subset_says_so_wherever_it_is_described(tmp_path):
     arrays |= {f"y_{k}": np.arange(n) % 47 for k, n in rows.items()}
     np.savez(tmp_path / "emnist_balanced.npz", **arrays)
     fed = from_dataset("emnist", partition="iid", clients=2, data_dir=tmp_path)
-    assert fed.info["subset"] == "94 of 112,800 official training samples"
-    assert "a subset of the published data: 94 of 112,800" in fed.summary()
+    assert fed.info["subset"] == "94 training samples; the published set has 112,800"
+    assert "a subset of the published data: 94 training samples; the" in fed.summary()
     listed = {row.name: row.samples for row in available(tmp_path)}
     assert listed["emnist"] == "94 + 47 (a subset)"
     assert listed["mnist"] == "60,000 + 10,000"

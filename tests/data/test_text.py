@@ -89,7 +89,7 @@ def test_one_client_per_user_with_enough_tweets(tmp_path, compress):
     assert fed.input_shape == (25,)
     assert fed.num_classes == 2
     assert fed.info["class_names"] == ["negative", "positive"]
-    assert fed.info["subset"] == "31 of 1,600,498 tweets"
+    assert fed.info["subset"] == "31 tweets; the published set has 1,600,498"
     assert fed.y.tolist() == [row["label"] for row in rows]
 
 

@@ -10,7 +10,8 @@ from torch.nn import functional as F
 
 from sartor import rng
 from sartor.theory.linear_models import Clients, basis, fit_each, gradients, hessians, look
-from sartor.theory.noise import calibrated, draw_labels, noise_of
+from sartor.theory.calibration import calibrated, draw_labels
+from sartor.theory.noise import noise_of
 
 F64 = torch.float64
 

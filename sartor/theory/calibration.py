@@ -142,26 +142,40 @@ def drawings(
         spread=spread,
         said=said.mean(0),
         drift=(fits - first).mean(0) - at,
-        doubt=apart.var(0) / draws / spread.square(),
+        doubt=apart.var(0) * draws / ((draws - 1) * spread).square(),
     )
 
 
 def draw_labels(clients: Clients, w: Tensor, key: Tensor) -> Tensor:
     """Draw a label for every sample from a logistic or softmax model.
 
-    Sample j of client i has the random number (key, i, j), whatever else is drawn: neither padding
-    nor federations beside this one change a label.
+    Sample j of a client has the random number (key, fingerprint of the client, j), whatever else is
+    drawn: neither padding, nor the order of clients, nor federations beside this one matter.
     """
     scores = predict(clients, w)
-    num_clients, num_samples = clients.y.shape[-2:]
-    keys = rng.fold(key.expand(num_clients, 2), torch.arange(num_clients))
-    words = rng.words_at(keys[:, None, :], torch.arange((num_samples + 3) // 4))
-    chance = (words.flatten(1)[:, :num_samples].to(torch.float64) + 0.5) * 2.0**-32
+    num_samples = clients.y.shape[-1]
+    keys = rng.fold(key, fingerprints(clients))
+    words = rng.words_at(keys[..., None, :], torch.arange((num_samples + 3) // 4))
+    chance = (words.flatten(-2)[..., :num_samples].to(torch.float64) + 0.5) * 2.0**-32
     if clients.family == "logistic":
         return (chance < torch.sigmoid(scores[..., 0])).to(clients.y.dtype)
     shares = torch.softmax(scores @ basis(clients.num_classes).T, -1).cumsum(-1)
     drawn = (shares < chance[..., None]).sum(-1).clamp(max=clients.num_classes - 1)
     return drawn.to(clients.y.dtype)
+
+
+def fingerprints(clients: Clients) -> Tensor:
+    """Return a number for every client's samples, the same in whatever order they stand.
+
+    (..., clients), int64: a sum of hashes of the samples' bits, so that random numbers can belong
+    to a client wherever it is listed.
+    """
+    features = clients.x.double().view(torch.int64)
+    odd = 2 * torch.arange(features.shape[-1]) + 1
+    labels = clients.y.double().view(torch.int64)
+    mixed = (features * odd * 0x9E3779B1).sum(-1) + labels * 0x85EBCA77
+    mixed = (mixed ^ (mixed >> 29)) * 0xC2B2AE3D
+    return torch.where(clients.mask, mixed ^ (mixed >> 32), 0).sum(-1) & 0x7FFFFFFFFFFFFFFF
 
 
 # ---- fits to drawn labels ------------------------------------------------------------------------

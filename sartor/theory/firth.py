@@ -25,6 +25,9 @@ STEPS = 12
 NEAR = 1e-3
 """The length of a Newton step, as a share of the fit's own noise, after which a fit is done."""
 
+TINY = 1e-100
+"""A Cholesky factor with a smaller entry on its diagonal counts as that of a singular matrix."""
+
 CACHE = 400_000
 """Numbers of a block of clients, so that it stays in the cache of a processor."""
 
@@ -63,26 +66,34 @@ def _refit(x: Tensor, y: Tensor, w: Tensor) -> Refits:
     rows, columns = torch.triu_indices(x.shape[-1], x.shape[-1])
     products = x[..., rows] * x[..., columns]
     twice = torch.where(rows == columns, 1.0, 2.0).to(x.dtype)
+    lost = torch.zeros(w.shape[:-1], dtype=torch.bool)
     for _ in range(STEPS):
         chance = torch.sigmoid(x @ w.mT)
         curvature = chance * (1.0 - chance)
-        inverse = _inverse(curvature.mT @ products, rows, columns)
+        inverse, singular = _inverse(curvature.mT @ products, rows, columns)
         leverage = curvature * (products @ (inverse[..., rows, columns] * twice).mT)
         slope = x.mT @ (y - chance + leverage * (0.5 - chance))
-        step = (inverse @ slope.mT[..., None])[..., 0]
+        lost = lost | singular
+        step = (inverse @ slope.mT[..., None])[..., 0] * ~lost[..., None]
         w = w + step
         total = inverse.diagonal(dim1=-2, dim2=-1).sum(-1)
         arrived = step.square().sum(-1) <= NEAR**2 * total
-        if bool(arrived.all()):
+        if bool((arrived | lost).all()):
             break
-    return Refits(w, total, arrived & torch.isfinite(total))
+    return Refits(w, total, arrived & ~lost)
 
 
-def _inverse(upper: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
-    """Return the inverse of symmetric matrices that are given by their upper triangles."""
+def _inverse(upper: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the inverses of symmetric matrices given by their upper triangles, and which failed.
+
+    The inverse of a matrix that is not positive definite is that of I instead.
+    """
     d = int(rows[-1]) + 1
     whole = upper.new_empty((*upper.shape[:-1], d, d))
     whole[..., rows, columns] = upper
     whole[..., columns, rows] = upper
-    root, _ = torch.linalg.cholesky_ex(whole)
-    return torch.cholesky_inverse(root)
+    root, failed = torch.linalg.cholesky_ex(whole)
+    singular = (failed > 0) | ~(root.diagonal(dim1=-2, dim2=-1).amin(-1) > TINY)
+    if bool(singular.any()):
+        root = torch.where(singular[..., None, None], torch.eye(d, dtype=root.dtype), root)
+    return torch.cholesky_inverse(root), singular

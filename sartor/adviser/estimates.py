@@ -51,6 +51,7 @@ class Estimates:
         curvature: (..., clients, p) h_ij.
         pull: (...) the λ of smallest expected mean error.
         own_pull: (..., clients) the common λ that serves client i best, by its own τ_i².
+        calibrated: whether the noise was, by drawn labels; it costs a client two messages more.
     """
 
     sizes: Tensor
@@ -64,6 +65,7 @@ class Estimates:
     curvature: Tensor
     pull: Tensor
     own_pull: Tensor
+    calibrated: bool
 
     def errors(self, target: Target) -> Tensor:
         """Return the expected error of every client at every λ, (..., pulls, clients)."""
@@ -95,7 +97,8 @@ def estimate(
     bias_reduced = clients.family == "logistic" and not clients.ridge
     fits = fit_each(clients, bias_reduced=bias_reduced)
     noise = noise_of(clients, fits.w)
-    if draws and clients.num_params <= CALIBRATED:
+    calibrate = draws > 1 and clients.num_params <= CALIBRATED and clients.family != "linear"
+    if calibrate:
         noise = calibrated(
             clients,
             fits.w,
@@ -126,6 +129,7 @@ def estimate(
         curvature=curvature,
         pull=best_pull(tried, mean),
         own_pull=best_pull(tried, own),
+        calibrated=calibrate,
     )
 
 

@@ -9,7 +9,8 @@ Both show in labels that are drawn from known models w̃_i and fitted again: t̂
 | ŵ_i, w̄ | w, (inside) | fits, and Σ p_i ŵ_i |
 | w̃_i | ``drawn_in`` | w̄ + k(ŵ_i − w̄), the models that labels are drawn from |
 | T_i | ``Drawings.spread`` | variance of the fits to labels drawn from w̃_i |
-| F_i; F̄_i | noise.total; ``Drawings.said`` | ``noise_of`` at the fit; its mean at the fits to drawn labels |
+| F_i | noise.total | ``noise_of`` at the fit |
+| F̄_i | ``Drawings.said`` | the mean of ``noise_of`` at the fits to drawn labels |
 | b_i | ``Drawings.drift`` | mean of those fits − w̃_i: the bias that Firth's penalty leaves |
 
 The models w̃_i: the fits themselves are spread by R² + noise and would give too large a T_i, so they

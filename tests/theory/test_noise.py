@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+
 from sartor.theory.linear_models import Clients, fit_each, gradients, hessians, look
 from sartor.theory.noise import noise_of
 

@@ -211,8 +211,8 @@ def _by_theory(
         notes.insert(
             0,
             f"the budget allows {affordable(unlimited):.0f} rounds, but "
-            f"λ = {float(found.pulls[unlimited]):.3g} needs about {plan(unlimited).rounds}; λ = {float(found.pulls[best]):.3g} has the "
-            "smallest expected error within it.",
+            f"λ = {float(found.pulls[unlimited]):.3g} needs about {plan(unlimited).rounds}; "
+            f"λ = {float(found.pulls[best]):.3g} has the smallest expected error within it.",
         )
     chosen = plan(best)
     if chosen.strategy != "local" and chosen.rounds > affordable(best):

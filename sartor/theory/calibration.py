@@ -128,15 +128,13 @@ def drawings(
     """
     inverse = torch.cholesky_inverse(factor(hessians(clients, look(clients, at))))
     known = noise_of(clients, at, "model").total
-    mean = replace(clients, ridge=0.0)
-    labels, linear = [], []
-    for draw in range(draws):
-        labels.append(draw_labels(clients, at, rng.fold(rng.key(seed), "labels", draw)))
-        slope = look(replace(mean, y=labels[-1]), at).slope
-        linear.append(-(inverse @ slope[..., None])[..., 0])
-    first = torch.stack(linear)
+    prints, key = fingerprints(clients), rng.key(seed)
+    labels = torch.stack(
+        [draw_labels(clients, at, rng.fold(key, "labels", k), prints) for k in range(draws)]
+    )
+    first = -(inverse @ _slopes(clients, at, labels)).movedim(-1, 0)
     refits = _quick if bias_reduced and (middle or "model") == "model" else _one_by_one
-    fits, said = refits(clients, at, torch.stack(labels), first, middle, bias_reduced)
+    fits, said = refits(clients, at, labels, first, middle, bias_reduced)
     apart = (fits - fits.mean(0)).square().sum(-1) - (first - first.mean(0)).square().sum(-1)
     spread = (known + apart.sum(0) / (draws - 1)).clamp(min=0.1 * known)
     return Drawings(
@@ -147,15 +145,30 @@ def drawings(
     )
 
 
-def draw_labels(clients: Clients, w: Tensor, key: Tensor) -> Tensor:
+def _slopes(clients: Clients, at: Tensor, labels: Tensor) -> Tensor:
+    """Return ∇L_i(w̃_i) without ridge for every set of labels: (..., clients, p, draws)."""
+    if clients.family != "logistic":
+        plain = replace(clients, ridge=0.0)
+        return torch.stack([look(replace(plain, y=y), at).slope for y in labels], -1)
+    residual = torch.sigmoid(predict(clients, at)) - labels.movedim(0, -1)
+    return clients.x.mT @ (residual * clients.mask[..., None]) / clients.sizes[..., None, None]
+
+
+def draw_labels(clients: Clients, w: Tensor, key: Tensor, prints: Tensor | None = None) -> Tensor:
     """Draw a label for every sample from a logistic or softmax model.
 
     Sample j of a client has the random number (key, fingerprint of the client, j), whatever else is
     drawn: neither padding, nor the order of clients, nor federations beside this one matter.
+
+    Args:
+        clients: the samples.
+        w: (..., clients, p) the models.
+        key: of the drawing.
+        prints: (..., clients) fingerprints, if they are known already.
     """
     scores = predict(clients, w)
     num_samples = clients.y.shape[-1]
-    keys = rng.fold(key, fingerprints(clients))
+    keys = rng.fold(key, fingerprints(clients) if prints is None else prints)
     words = rng.words_at(keys[..., None, :], torch.arange((num_samples + 3) // 4))
     chance = (words.flatten(-2)[..., :num_samples].to(torch.float64) + 0.5) * 2.0**-32
     if clients.family == "logistic":

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import sartor
+from sartor.adviser import verification
 from sartor.adviser.trial import choose, clustered_error
 from sartor.adviser.verification import Row, Verification, _judge, _owners, _solved
 from sartor.data.synthetic import logistic
@@ -52,19 +53,23 @@ def checked(advice: sartor.Advice) -> Verification:
     return advice.verify()
 
 
-def test_rows_have_both_errors(advice: sartor.Advice, checked: Verification) -> None:
+def test_rows_have_both_errors(
+    advice: sartor.Advice, checked: Verification, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The error that counts comes from the clients' mean differences; both are written down."""
-    about, local = advice.subject, checked.rows[1]
+    monkeypatch.setattr(verification, "WORK", 1.0)  # the exact solutions
+    about, local = advice.subject, advice.verify().rows[1]
     solved = _solved(advice, about)
     gaps = [
         _judge(solved[name].network, about.federation)[0] for name in ("local", advice.strategy)
     ]
     gap, owner = gaps[0] - gaps[1], _owners(about.federation)
     own = np.bincount(owner, gap) / np.bincount(owner)
-    assert local.standard_error == pytest.approx(own.std(ddof=1) / math.sqrt(8), rel=0.02)
-    assert local.sample_error == pytest.approx(gap.std(ddof=1) / 20.0, rel=0.02)
+    assert local.standard_error == pytest.approx(own.std(ddof=1) / math.sqrt(8), rel=1e-6)
+    assert local.sample_error == pytest.approx(gap.std(ddof=1) / 20.0, rel=1e-6)
     assert abs(local.standard_error / local.sample_error - 1.0) > 0.05
     assert (checked.rows[0].standard_error, checked.rows[0].sample_error) == (0.0, 0.0)
+    local = checked.rows[1]
     text = json.loads(json.dumps(checked.to_dict(), allow_nan=False))
     assert text["rows"][1]["sample_error"] == pytest.approx(local.sample_error)
     assert Verification.from_dict(text) == checked

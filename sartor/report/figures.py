@@ -24,29 +24,30 @@ from sartor.report.drawing import (
     STYLE,
     Figure,
     clip,
+    colour_and_mark,
     legend_above,
     make_axes,
-    to_svg,
 )
 from sartor.result import Result
 
 MOST_PANELS = 12
 """Panels of the figure of gains; beyond that the table has to do."""
 
-_MARKS = "osD^vPX"
+
+def looks(comparison: Comparison) -> dict[str, tuple[int, str]]:
+    """Return the number of each method's colour and its marker; 1 is the reference's colour."""
+    others = [name for name in comparison if name != comparison.reference]
+    return {
+        name: colour_and_mark(0, reference=True)
+        if name == comparison.reference
+        else colour_and_mark(others.index(name))
+        for name in comparison
+    }
 
 
 def series(comparison: Comparison) -> dict[str, int]:
     """Return the number of each method's colour; 1, the quiet one, is the reference's."""
-    others = (name for name in comparison if name != comparison.reference)
-    found = {name: position % (len(SERIES) - 1) + 2 for position, name in enumerate(others)}
-    return {name: found.get(name, 1) for name in comparison}
-
-
-def _mark(comparison: Comparison, name: str) -> str:
-    """Return the marker of a method; where colours repeat, markers differ."""
-    position = list(comparison).index(name)
-    return _MARKS[(position + position // (len(SERIES) - 1)) % len(_MARKS)]
+    return {name: number for name, (number, _) in looks(comparison).items()}
 
 
 def draw_all(comparison: Comparison) -> list[Figure]:
@@ -65,9 +66,9 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
     """Draw pooled test accuracy by round: headline point solid, the others dashed or dotted."""
     axes, canvas = make_axes(7.4, 3.7)
     several = False
-    numbers = series(comparison)
+    look = looks(comparison)
     for name, result in comparison.items():
-        colour, mark = SERIES[numbers[name] - 1], _mark(comparison, name)
+        colour, mark = SERIES[look[name][0] - 1], look[name][1]
         for point in ("global", "post", "pre"):
             if (point, "test") not in result.scores:
                 continue
@@ -109,7 +110,7 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
         f"({points}); thin dashes: the other point; dots: the global model. Pre is after "
         f"aggregation, post is after local training; compare like with like.{band}",
         f"Line chart of pooled test accuracy by round. {finals}.",
-        to_svg(canvas, "accuracy-by-round"),
+        canvas,
     )
 
 
@@ -153,7 +154,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
         "did not change has no bar. With few test samples, one answer moves a bar by several "
         f"points.{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
         f"Bar charts of the accuracy gain of each client. {'; '.join(words)}.",
-        to_svg(canvas, "gain-by-client"),
+        canvas,
     )
 
 
@@ -161,9 +162,9 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     """Draw accuracy against the megabytes that had travelled."""
     axes, canvas = make_axes(7.4, 3.4)
     drawn, silent = [], []
-    numbers = series(comparison)
+    look = looks(comparison)
     for name, result in comparison.items():
-        colour, mark = SERIES[numbers[name] - 1], _mark(comparison, name)
+        colour, mark = SERIES[look[name][0] - 1], look[name][1]
         x, mean, _, _ = _mean_curve(result, result.headline)
         travelled = np.mean(
             [result.ledger.megabytes(run, result.headline, x) for run in range(len(result.runs))],
@@ -204,7 +205,7 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
         "What the accuracy costs in traffic",
         f"Counted from the tensors that travel, up and down, without protocol headers.{nothing}",
         f"Line chart of accuracy against megabytes. {'; '.join(drawn)}.",
-        to_svg(canvas, "bytes-against-accuracy"),
+        canvas,
     )
 
 
@@ -240,7 +241,7 @@ def mixing_matrix(comparison: Comparison) -> Figure | None:
         caption,
         f"Heat map of the {len(mix)} by {len(mix)} mixing matrix of {name}; on average a client "
         f"keeps {own:.0%} for itself.",
-        _heat(np.sqrt(np.abs(mix) / top), result.clients, result.clients, "mixing-matrix", 4.9),
+        _heat(np.sqrt(np.abs(mix) / top), result.clients, result.clients, 4.9),
     )
 
 
@@ -261,7 +262,7 @@ def label_map(comparison: Comparison) -> Figure | None:
         "client has this class alone.",
         f"Heat map of {counts.shape[0]} clients by {counts.shape[1]} classes; a client has "
         f"between {int(held.min())} and {int(held.max())} of the classes.",
-        _heat(share, result.clients, classes, "label-map", 4.9, "class", "client"),
+        _heat(share, result.clients, classes, 4.9, "class", "client"),
     )
 
 
@@ -297,11 +298,10 @@ def _heat(
     share: Array,
     rows: Sequence[str],
     columns: Sequence[str],
-    key: str,
     size: float,
     x: str = "",
     y: str = "",
-) -> str:
+) -> Canvas:
     """Draw a matrix in [0, 1] as one hue whose opacity is the value: right on any background."""
     height, width = share.shape
     tall = min(max(size * height / max(width, height), 2.4), size)
@@ -330,7 +330,7 @@ def _heat(
         _ticks(axes.yaxis, rows, 40)
         for spine in axes.spines.values():
             spine.set_visible(True)
-    return to_svg(canvas, key)
+    return canvas
 
 
 def _ticks(axis: Any, names: Sequence[str], most: int, rotate: bool = False) -> None:

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from sartor import runs
+from sartor import reproduce, runs
 from sartor.adviser.advice import Advice
 from sartor.comparison import Comparison
 from sartor.report.advice_page import render_advice
 from sartor.report.figures import draw_all, series
 from sartor.report.layout import MOST_ROWS, count, fill, settings_lines, shown
+from sartor.report.reproduction_page import render_reproduction
 from sartor.report.words import summarise
+from sartor.reproduce.runner import ABOUT
 from sartor.result import POINT_WORDS, Result
 from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES
@@ -25,7 +27,7 @@ from sartor.table import Table
 def write_report(
     source: str | Path | Result | Comparison | Advice, path: str | Path | None = None
 ) -> Path:
-    """Write the report of a folder (run, comparison, advice), or of what such a folder holds.
+    """Write the report of a folder, whatever it holds, or of what such a folder would hold.
 
     Args:
         source: what to report on.
@@ -38,7 +40,11 @@ def write_report(
         RunFolderError: the folder cannot be read, or the page cannot be written.
     """
     environment = runs.environment()
-    if isinstance(source, str | Path):
+    if isinstance(source, str | Path) and (Path(source) / ABOUT).is_file():
+        path = path or Path(source) / "report.html"
+        environment = read_json(Path(source) / "environment.json")
+        text = render_reproduction(reproduce.read(source), environment)
+    elif isinstance(source, str | Path):
         folder = runs.open_folder(source)
         path = path or folder.report_path
         environment = read_json(folder.path / "environment.json")

@@ -55,7 +55,8 @@ def narrow_svg(figure: Figure) -> str | None:
 
 def _thin_ticks(canvas: Canvas) -> None:
     """Blank the words below the x axes that would run into their neighbours; the ends stay."""
-    FigureCanvasAgg(canvas).draw()
+    FigureCanvasAgg(canvas)
+    canvas.draw_without_rendering()
     for axes in canvas.axes:
         labels = [label for label in axes.get_xticklabels() if label.get_text()]
         if len(labels) < 3 or labels[0].get_rotation() % 180:

@@ -8,8 +8,9 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.collections import PolyCollection
+from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure as Canvas
-from matplotlib.patches import Rectangle
 
 from sartor.comparison import Comparison
 from sartor.metrics import Array
@@ -146,10 +147,14 @@ def _cells(axes: Any, share: Array) -> None:
         image[..., 3] = share
         axes.imshow(image, aspect="auto", interpolation="nearest")
         return
-    for (i, j), value in np.ndenumerate(share):
-        if value > 0.004:
-            place, alpha = (j - 0.46, i - 0.46), float(min(value, 1.0))
-            axes.add_patch(Rectangle(place, 0.92, 0.92, color=HEAT, alpha=alpha, lw=0))
+    rows, columns = np.nonzero(share > 0.004)
+    corner = np.stack([columns, rows], axis=1) - 0.46
+    square = 0.92 * np.array([[0, 0], [0, 1], [1, 1], [1, 0]])
+    colours = np.tile(to_rgba(HEAT), (len(rows), 1))
+    colours[:, 3] = np.minimum(share[rows, columns], 1)
+    axes.add_collection(
+        PolyCollection(list(corner[:, None] + square), facecolors=colours, linewidths=0)
+    )
 
 
 def _ticks(axis: Any, names: Sequence[str], most: int, rotate: bool = False) -> None:

@@ -253,7 +253,7 @@ def test_a_method_keeps_its_colour_and_the_reference_is_the_quiet_one():
 
 
 def test_ten_methods_have_ten_looks_in_figures_and_tables(tmp_path):
-    """Where colours repeat, the marker differs; the row of a method carries the mark of its curve."""
+    """Where colours repeat, the marker differs; a row carries the mark of its curve."""
     names = ["local", *(f"method {number}" for number in range(9))]
     comparison = Comparison({name: make_result(name) for name in names})
     found = looks(comparison)
@@ -293,7 +293,7 @@ def test_the_mixing_matrix_is_drawn_over_rounds():
         "round 4",
         "round 8",
     ]
-    strongest = [max(p.get_alpha() for p in axes.patches) for axes in figure.canvas.axes]
+    strongest = [axes.collections[0].get_facecolor()[:, 3].max() for axes in figure.canvas.axes]
     assert strongest == pytest.approx([(1 / 9) ** 0.5, (5 / 9) ** 0.5, 1])
     assert "rounds 0, 4, 8" in figure.caption
 

@@ -138,7 +138,8 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
 def targets(comparison: Comparison) -> dict[float, str]:
     """Return accuracies worth reaching, and why: where training alone ends, and most of the best.
 
-    The most telling one comes first. Where nobody came to a result there is none.
+    The most telling one that somebody reached comes first. Where nobody came to a result there
+    is none.
     """
     final = {name: metrics.spread(result.accuracy).mean for name, result in comparison.items()}
     known = [value for value in final.values() if math.isfinite(value)]
@@ -149,7 +150,11 @@ def targets(comparison: Comparison) -> dict[float, str]:
     for percent in (95, 98, 90):
         if known:
             found.setdefault(round(percent / 100 * max(known), 3), f"{percent} % of the best")
-    return found
+
+    def missed(goal: float) -> bool:
+        return not any(comparison.to_reach(goal).column("rounds"))
+
+    return {goal: found[goal] for goal in sorted(found, key=missed)}
 
 
 def _reach(

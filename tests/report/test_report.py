@@ -278,6 +278,10 @@ def test_the_page_tells_fairness_and_what_targets_cost(text, page):
     rounds = comparison.to_reach(alone).column("rounds")[3]
     row = re.search(r"What a target costs.*?fedapa</th>(.*?)</tr>", text, flags=re.DOTALL)[1]
     assert f">{rounds:.0f}</td>" in row
+    short = make_comparison(rounds=4)
+    first, *others = targets(short)
+    assert any(short.to_reach(first).column("rounds"))
+    assert not any(short.to_reach(others[-1]).column("rounds"))
     lost = make_result("fedprox", diverged={"round": 3, "client": "client-07"})
     assert targets(Comparison({"fedprox": lost})) == {}
 

@@ -212,6 +212,48 @@ def onboard(
 
 
 @app.command()
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A table or figure; see --list.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="What there is.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The short form: minutes on two cores.")
+    ] = False,
+    repeats: Annotated[
+        int | None, typer.Option(help="Allocations or repeats of a cell.", metavar="K", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.", metavar="NAME")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; else runs/reproduce-NAME.", metavar="FOLDER")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on; finished passes are not repeated.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option(help="Processes that share the passes.", metavar="N", min=1)
+    ] = 1,
+    json: Json = False,
+) -> None:
+    """Run a table or figure of a paper again, with the published numbers beside ours."""
+    from sartor.cli.reproduction import list_plans, reproduce_one
+
+    if list_ or name is None:
+        list_plans(json=json)
+        return
+    reproduce_one(
+        name,
+        quick=quick,
+        repeats=repeats,
+        device=device,
+        out=out,
+        resume=resume,
+        jobs=jobs,
+        json=json,
+    )
+
+
+@app.command()
 def report(
     folder: Folder,
     kind: Annotated[

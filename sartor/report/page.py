@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from sartor import metrics, runs
+from sartor import metrics, reproduce, runs
 from sartor.adviser.advice import Advice
 from sartor.adviser.verification import Verification
 from sartor.comparison import Comparison
@@ -18,18 +18,21 @@ from sartor.report.advice_page import render_advice
 from sartor.report.figures import draw_all, looks
 from sartor.report.layout import MOST_ROWS, count, fill, pictures, settings_lines, shown
 from sartor.report.printing import Format, save_all
+from sartor.report.reproduction_page import figures_of, render_reproduction
 from sartor.report.words import summarise
+from sartor.reproduce.outcome import Outcome
+from sartor.reproduce.run import ABOUT
 from sartor.result import POINT_WORDS, Result
 from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES
 from sartor.table import Table
 
-Source = str | Path | Result | Comparison | Advice
-"""A folder of a run, of a comparison or of an advice; or what such a folder holds."""
+Source = str | Path | Result | Comparison | Advice | Outcome
+"""A folder of a run, a comparison, an advice or a reproduction; or what such a folder holds."""
 
 
 def write_report(source: Source, path: str | Path | None = None) -> Path:
-    """Write the report of a folder (run, comparison, advice), or of what such a folder holds.
+    """Write the report of a folder (run, comparison, ...), or of what such a folder holds.
 
     Args:
         source: what to report on.
@@ -41,14 +44,16 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
     Raises:
         RunFolderError: the folder cannot be read, or the page cannot be written.
     """
-    content, verified, folder = _read(source)
+    found = _read(source)
+    content, folder = found.content, found.folder
     environment = runs.environment()
     if folder is not None:
-        path = path or folder.report_path
-        environment = read_json(folder.path / "environment.json")
+        path = path or folder / "report.html"
+        environment = read_json(folder / "environment.json")
     if isinstance(content, Advice):
-        config = None if folder is None else folder.config
-        text = render_advice(content, verified, config=config, environment=environment)
+        text = render_advice(content, found.verified, config=found.config, environment=environment)
+    elif isinstance(content, Outcome):
+        text = render_reproduction(content, environment)
     else:
         text = render(content, environment)
     target = Path(path or "report.html")
@@ -74,29 +79,37 @@ def write_figures(
     Raises:
         RunFolderError: the folder cannot be read, or a file cannot be written.
     """
-    content, _, place = _read(source)
-    target = Path(folder) if folder is not None else (place.path if place else Path()) / "figures"
+    found = _read(source)
+    content = found.content
+    target = Path(folder) if folder is not None else (found.folder or Path()) / "figures"
     if isinstance(content, Advice):
         return save_all(draw_advice(content), target, kind)
+    if isinstance(content, Outcome):
+        return save_all(figures_of(content), target, kind)
     return save_all(draw_all(as_comparison(content).expanded()), target, kind)
 
 
-def _read(
-    source: Source,
-) -> tuple[
-    Result | Comparison | Advice,
-    Verification | None,
-    runs.RunFolder | runs.ComparisonFolder | runs.AdviceFolder | None,
-]:
-    """Return what to report on, its verification, and the folder that it came from."""
+class _Read(NamedTuple):
+    """What to report on, and the folder that it came from."""
+
+    content: Result | Comparison | Advice | Outcome
+    folder: Path | None = None
+    verified: Verification | None = None
+    config: Mapping[str, Any] | None = None
+
+
+def _read(source: Source) -> _Read:
     if not isinstance(source, str | Path):
-        return source, None, None
+        return _Read(source)
+    if (Path(source) / ABOUT).is_file():
+        return _Read(reproduce.read(source), Path(source))
     folder = runs.open_folder(source)
     if isinstance(folder, runs.AdviceFolder):
-        return *folder.read_advice(), folder
+        advice, verified = folder.read_advice()
+        return _Read(advice, folder.path, verified, folder.config)
     if isinstance(folder, runs.RunFolder):
-        return folder.read_result(), None, folder
-    return folder.read_comparison(), None, folder
+        return _Read(folder.read_result(), folder.path)
+    return _Read(folder.read_comparison(), folder.path)
 
 
 def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:

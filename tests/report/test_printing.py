@@ -69,6 +69,7 @@ def test_a_pdf_has_vectors_embedded_fonts_and_the_width_of_a_column(tmp_path):
         box = re.search(rb"/MediaBox \[([^\]]*)\]", data)[1].split()
         assert float(box[2]) == pytest.approx(72 * (TEXT if wide else COLUMN), abs=0.5)
         used = re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) (?:rg|RG)\b", streams(data))
+        used += [(grey,) * 3 for grey in re.findall(rb"([\d.]+) (?:g|G)\b", streams(data))]
         used = {tuple(round(255 * float(part)) for part in colour) for colour in used}
         held = {tuple(round(255 * part) for part in numbers_of(key)) for key in VARIABLES}
         assert not used & held

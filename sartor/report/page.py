@@ -21,7 +21,7 @@ from sartor.report.printing import Format, save_all
 from sartor.report.reproduction_page import figures_of, render_reproduction
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
-from sartor.reproduce.run import ABOUT
+from sartor.reproduce.runner import ABOUT
 from sartor.result import POINT_WORDS, Result
 from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES

@@ -408,8 +408,9 @@ def _judge(
             if not len(rows):
                 continue
             network = network_of(client)
-            like = next(network.parameters()).dtype
-            scores = network(federation.x[rows].to(like))
+            x = federation.x[rows]
+            like = next(network.parameters()).dtype if x.is_floating_point() else x.dtype
+            scores = network(x.to(like))
             losses.append(task.criterion(scores, federation.y[rows]).double())
             right.append(task.is_correct(scores, federation.y[rows]))
     return torch.cat(losses).numpy(), torch.cat(right).numpy()

@@ -281,7 +281,13 @@ def data(
     ] = None,
     clients: Annotated[str | None, typer.Option(help="Number of clients.", metavar="N")] = None,
     partition: Annotated[
-        str | None, typer.Option(help="dirichlet:0.1, pathological:2, iid, ...", metavar="KIND")
+        str | None, typer.Option(help="dirichlet:0.1, classes:2, iid, ...", metavar="KIND")
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="Training samples, in all.", metavar="N")
+    ] = None,
+    min_train: Annotated[
+        str | None, typer.Option(help="Least samples of a client.", metavar="N")
     ] = None,
     seed: Annotated[str | None, typer.Option(help="Seed of the division.", metavar="S")] = None,
     label: Annotated[
@@ -300,6 +306,7 @@ def data(
         _print(tables, answer, json=json)
         return
     words: dict[str, Any] = {"data": name, "clients": clients, "partition": partition}
+    words |= {"samples": samples, "min_train": min_train}
     words |= {"seed": seed, "label": label, "data_dir": data_dir}
     flags = {key: value for key, value in words.items() if value is not None}
     answer, text = describe_data(build({"method": "local"}, flags=flags))

@@ -155,6 +155,19 @@ def test_cnn5_pools_after_the_second_fourth_and_fifth_convolution():
     assert seen == [28, 28, 14, 14, 7]
 
 
+def test_the_stacks_are_convolution_pooling_and_relu_in_this_order():
+    """CNN3 and CNN5 give the scores of their layers written down one after the other."""
+    plans = {cnn3: "cprcprcpr", cnn5: "crcprcrcprcpr"}
+    for network, plan in plans.items():
+        net = network(input_shape=(1, 8, 8), num_classes=4)
+        found = iter([m for m in net.modules() if isinstance(m, nn.Conv2d)])
+        plain = {"p": nn.MaxPool2d(2), "r": nn.ReLU()}
+        layers = [plain[letter] if letter in plain else next(found) for letter in plan]
+        body = nn.Sequential(*layers, nn.Flatten())
+        x = torch.randn(3, 1, 8, 8)
+        torch.testing.assert_close(net(x), net.fc(net.fc1(body(x)).relu()))
+
+
 def test_cifarnet_is_lenet5():
     """Conv 5x5x6, pool, conv 5x5x16, pool, 120, 84, C: the same network under another name."""
     assert cifarnet is lenet5

@@ -68,13 +68,13 @@ class Direction(nn.Module):
         given = F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh)
         hidden = given.new_zeros(()).expand(given.shape[0], self.weight_hh.shape[1])
         cell = hidden
-        steps = range(x.shape[1])
+        # Unbound at once: the gradient of a slice is as large as the whole, one for every step.
+        steps = list(zip(given.unbind(1), is_token.unsqueeze(-1).unbind(1), strict=True))
         outputs = []
-        for t in reversed(steps) if self.backward else steps:
-            gates = given[:, t] + F.linear(hidden, self.weight_hh)
+        for step, there in reversed(steps) if self.backward else steps:
+            gates = step + F.linear(hidden, self.weight_hh)
             write, keep, new, read = gates.chunk(4, dim=-1)
             after = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
-            there = is_token[:, t, None]
             hidden = torch.where(there, torch.sigmoid(read) * torch.tanh(after), hidden)
             cell = torch.where(there, after, cell)
             outputs.append(hidden)

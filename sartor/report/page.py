@@ -17,7 +17,7 @@ from sartor.report.figures import draw_all, series
 from sartor.report.layout import MOST_ROWS, count, fill, settings_lines, shown
 from sartor.report.reproduction_page import render_reproduction
 from sartor.report.words import summarise
-from sartor.reproduce.run import ABOUT
+from sartor.reproduce.runner import ABOUT
 from sartor.result import POINT_WORDS, Result
 from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES
@@ -27,7 +27,7 @@ from sartor.table import Table
 def write_report(
     source: str | Path | Result | Comparison | Advice, path: str | Path | None = None
 ) -> Path:
-    """Write the report of a folder (run, comparison, advice, reproduction), or of what such a folder holds.
+    """Write the report of a folder, whatever it holds, or of what such a folder would hold.
 
     Args:
         source: what to report on.

@@ -9,6 +9,6 @@
 
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.plan import Plan, load, names
-from sartor.reproduce.run import read, run
+from sartor.reproduce.runner import read, run
 
 __all__ = ["Outcome", "Plan", "load", "names", "read", "run"]

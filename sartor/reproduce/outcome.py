@@ -63,9 +63,11 @@ class Outcome:
         words = rule.get("measure", table["measure"])
         return View(
             self.values(words),
+            tuple(row.name for row in self.plan.rows),
             tuple(rule.get("columns", columns)),
             {c.name: c.x for c in self.plan.columns},
             table["published"] if words == table["measure"] else {},
+            self.values,
         )
 
     def table(self, number: int = 0) -> Table:

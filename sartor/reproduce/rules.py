@@ -18,7 +18,7 @@ seeds along the columns:
 | crosses | row, than | V[row] − V[than] changes its sign once; ``near``, ``by``: where, in x |
 | interior | row | the largest V[row] is at neither end (``lower``: the smallest) |
 | best_in | row, at_least | the row is the best of all in so many columns |
-| expression | value | a comparison of numbers v("row", "column") and mean("row"), + − * / |
+| expression | value | a comparison of v("row", "column"[, "measure"]) and mean("row"), + − * / |
 | published | by | every number that was published lies within ``by`` of ours |
 
 A row or column that was not run makes a rule "not run", never passed.
@@ -29,7 +29,7 @@ from __future__ import annotations
 import ast
 import operator
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -69,9 +69,11 @@ class View:
     """The numbers that a rule looks at."""
 
     values: Means
+    rows: tuple[str, ...]
     columns: tuple[str, ...]
     places: Mapping[str, float | None]
     published: Mapping[str, Mapping[str, float | None]]
+    measured: Callable[[str], Means]
 
     def runs(self, row: str, column: str) -> np.ndarray:
         """Return the values of a cell, one per seed."""
@@ -90,7 +92,7 @@ class View:
         if named != "others":
             return [named] if isinstance(named, str) else list(named)
         spared = rule.get("except", ())
-        return [r for r in self.values if r != row and r not in spared]
+        return [r for r in self.rows if r != row and r not in spared]
 
 
 def judge(rule: Mapping[str, Any], view: View) -> Verdict:
@@ -246,8 +248,9 @@ def _value(node: ast.expr, view: View) -> float:
         return float(_BINARY[type(node.op)](_value(node.left, view), _value(node.right, view)))
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
         words = [a.value for a in node.args if isinstance(a, ast.Constant)]
-        if node.func.id == "v" and len(words) == 2:
-            return float(np.nanmean(view.runs(str(words[0]), str(words[1]))))
+        if node.func.id == "v" and len(words) in (2, 3):
+            other = replace(view, values=view.measured(str(words[2]))) if words[2:] else view
+            return float(np.nanmean(other.runs(str(words[0]), str(words[1]))))
         if node.func.id == "mean" and len(words) == 1:
             return float(view.mean(str(words[0])).mean())
         if node.func.id in ("abs", "min", "max"):

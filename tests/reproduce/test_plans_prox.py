@@ -22,7 +22,7 @@ from sartor.reproduce.problems import Problem, make_problem
 from sartor.reproduce.records import measure
 from sartor.reproduce.rules import View, judge
 
-running = importlib.import_module("sartor.reproduce.run")  # the name is also a function's
+running = importlib.import_module("sartor.reproduce.runner")  # the name is also a function's
 PLANS = [name for name in reproduce.names() if name.startswith("prox-")]
 FIGURES = [f"Figure {n}" for n in ("1(a)", "1(b)", "1(c)", "1(d)", "1(e)", "1(f)", "2", "3")]
 FIGURES += ["Figure 4(a)", "Figure 4(b)", "Figure 5", "Figure 6", "Table 3", "Table 4"]

@@ -12,6 +12,7 @@
     ├── RunFolderError     a run folder that cannot be read or written
     ├── NetworkError       a federation over a network that cannot start or go on
     │   └── MessageError       a message that is refused
+    ├── ProcessError       processes of one sharded simulation that cannot start or go on
     └── MissingExtraError  an optional package is not installed             (also an ImportError)
 
 A message says what was wrong, what was expected, and how to mend it.
@@ -73,6 +74,10 @@ class NetworkError(PFLError):
 
 class MessageError(NetworkError):
     """A message that is refused; the text is the reason that the record of a run gives."""
+
+
+class ProcessError(PFLError):
+    """Processes of one sharded simulation that cannot start or go on."""
 
 
 class MissingExtraError(PFLError, ImportError):

@@ -24,6 +24,7 @@ from sartor.engines.store import Store
 from sartor.errors import ConfigError
 from sartor.hyper import Value, stack_hypers
 from sartor.method import Method, endings
+from sartor.processes import Processes
 from sartor.result import Result
 from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
 from sartor.task import Predictor, Task
@@ -51,6 +52,7 @@ class Simulation:
             only the end is wanted. The point "post" needs them.
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
         arena: the data of all runs where they are not simply those of the federations.
+        processes: those that share the lanes; None works on all of them here.
     """
 
     def __init__(
@@ -70,7 +72,9 @@ class Simulation:
         eval_start: bool = True,
         store_folder: Path | None = None,
         arena: Arena | None = None,
+        processes: Processes | None = None,
     ) -> None:
+        self.processes = processes
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
@@ -106,7 +110,12 @@ class Simulation:
         participation: Participation,
     ) -> Rounds:
         """Make what runs a round."""
-        return Rounds(self.method, self.task, arena, self.engine, seeds, hyper, participation)
+        parts = (self.method, self.task, arena, self.engine, seeds, hyper, participation)
+        if self.processes is None:
+            return Rounds(*parts)
+        from sartor.engines.sharded import ShardedRounds
+
+        return ShardedRounds(*parts, processes=self.processes)
 
     def _make_store(self, params: Tree, folder: Path | None) -> Store:
         """Make what holds the clients' kept states."""
@@ -148,6 +157,11 @@ class Simulation:
     def finished(self) -> bool:
         """Whether all rounds are done, or every run has diverged."""
         return self.round_index >= self.num_rounds or all(d is not None for d in self.diverged)
+
+    @property
+    def pending(self) -> bool:
+        """Whether the models that would be used take an epilogue first; see `deployed`."""
+        return self.method.epilogue is not None and not self.closed
 
     def step(self) -> dict[str, Any]:
         """Run the next round and return what a progress bar shows."""
@@ -213,7 +227,7 @@ class Simulation:
 
         Before the end that takes the epilogue, on copies.
         """
-        if self.method.epilogue is None or self.closed:
+        if not self.pending:
             return self.server, self.store
         began = time.perf_counter()
         store, server = self.store.fork(), self.server

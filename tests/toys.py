@@ -21,6 +21,7 @@ from sartor.hyper import Value
 from sartor.local import Local
 from sartor.method import Method
 from sartor.methods import build
+from sartor.processes import Processes
 from sartor.scores import COUNTERS, ONCE, Run
 from sartor.simulation import Simulation
 from sartor.task import Task, given, never
@@ -109,6 +110,7 @@ def simulation(
     points: tuple[str, ...] = ("pre", "post"),
     eval_start: bool = True,
     folder: Path | None = None,
+    processes: Processes | None = None,
 ) -> Simulation:
     """Make a simulation that has not begun: one run per federation."""
     num = len(federations)
@@ -138,6 +140,7 @@ def simulation(
         points=points,
         eval_start=eval_start,
         store_folder=folder,
+        processes=processes,
     )
 
 

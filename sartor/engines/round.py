@@ -58,17 +58,22 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """A rectangle of lanes: ``runs`` runs from ``run`` on, ``slots`` slots from ``slot`` on."""
+    """A rectangle of lanes: ``runs`` runs from ``run`` on, ``slots`` slots from ``slot`` on.
+
+    Slots that are not neighbours are listed in ``only``.
+    """
 
     run: int
     runs: int
     slot: int
     slots: int
+    only: np.ndarray | None = None
 
     @property
-    def cut(self) -> tuple[slice, slice]:
+    def cut(self) -> tuple[slice, Any]:
         """The block as an index of (runs, slots) arrays."""
-        return slice(self.run, self.run + self.runs), slice(self.slot, self.slot + self.slots)
+        columns = slice(self.slot, self.slot + self.slots) if self.only is None else self.only
+        return slice(self.run, self.run + self.runs), columns
 
 
 @dataclass(frozen=True)
@@ -412,7 +417,31 @@ class Rounds:
         """
         method, cohort = order.method, order.cohort
         attends = self.attendance(order)
-        trains = order.trains & attends
+        order = replace(order, trains=order.trains & attends)
+        if self.engine.lanes is None and method.phases:
+            self._tune(method, site, store, keys, cohort)
+        blocks = self._blocks(method.phases, cohort.shape)
+        uploads = self.work_blocks(order, blocks, site, keys, store, receipt, keep)
+        rows: dict[int, list[Tree]] = {}
+        for block, upload in zip(blocks, uploads, strict=True):
+            rows.setdefault(block.run, []).append(upload)
+        return tree.cat([tree.cat(row, 1) for row in rows.values()], 0), attends
+
+    def work_blocks(
+        self,
+        order: Order,
+        blocks: list[Block],
+        site: Site,
+        keys: np.ndarray,
+        store: Store,
+        receipt: Receipt,
+        keep: Store | None,
+    ) -> list[Tree]:
+        """Do the local work of some blocks of lanes, and return the uploads of each.
+
+        See `local_work` for the arguments.
+        """
+        method, cohort, trains = order.method, order.cohort, order.trains
         clock = self._clock(receipt.seconds)
 
         def work_on(block: Block) -> tuple[Tree, Costs, dict[str, float]]:
@@ -439,9 +468,6 @@ class Rounds:
             clock("train")
             return upload, costs, seconds
 
-        if self.engine.lanes is None and method.phases:
-            self._tune(method, site, store, keys, cohort)
-        blocks = self._blocks(method.phases, cohort.shape)
         done = self.engine.blocks(work_on, blocks)
         passed = clock("train")
         # Blocks may have run side by side: divide the wall time as their own clocks say.
@@ -451,12 +477,10 @@ class Rounds:
         scoring = passed * busy["evaluate"] / max(sum(busy.values()), 1e-12)
         receipt.seconds["train"] -= scoring
         receipt.seconds["evaluate"] += scoring
-        rows: dict[int, list[Tree]] = {}
-        for block, (upload, costs, _) in zip(blocks, done, strict=True):
-            rows.setdefault(block.run, []).append(upload)
+        for block, (_, costs, _) in zip(blocks, done, strict=True):
             receipt.gradient_evaluations[block.cut[0]] += costs.backward
             receipt.forward_evaluations[block.cut[0]] += costs.forward
-        return tree.cat([tree.cat(row, 1) for row in rows.values()], 0), attends
+        return [upload for upload, _, _ in done]
 
     def _tune(
         self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray
@@ -836,13 +860,20 @@ def _cut(value: Tree, run: int, runs: int) -> Tree:
 
 
 def _cut_site(site: Site, block: Block) -> Site:
-    """View the site of a block of lanes."""
+    """View (or, where slots are listed, copy) the site of a block of lanes."""
     by_run = {"common", "round"}
+    only = None if block.only is None else torch.from_numpy(block.only).to(site.index.device)
+
+    def slots(value: Tree) -> Tree:
+        if only is None:
+            return tree.narrow(value, 1, block.slot, block.slots)
+        return tree.map(lambda leaf: leaf.index_select(1, only), value)
+
     return Site(
         **{
             f: _cut(v, block.run, block.runs)
             if f in by_run
-            else tree.narrow(_cut(v, block.run, block.runs), 1, block.slot, block.slots)
+            else slots(_cut(v, block.run, block.runs))
             for f, v in zip(Site._fields, site, strict=True)
         }
     )

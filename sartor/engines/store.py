@@ -87,19 +87,28 @@ class Store:
 
     def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
         """Put the states of the present members of a cohort back."""
-        self.touched[np.nonzero(present)[0] + run, cohort[present]] = True
-        if not tree.leaves(self.table):
-            tree.map(lambda a, b: a, self.table, states)  # the structure must still agree
-            return
-        block, slot = (torch.from_numpy(a) for a in np.nonzero(present))
-        client = torch.from_numpy(cohort[present])
+        block, slot = np.nonzero(present)
+        picked = (torch.from_numpy(block), torch.from_numpy(slot))
+        rows = tree.map(lambda new: new[tuple(i.to(new.device) for i in picked)], states)
+        self.put(block + run, cohort[present], rows)
+
+    def put(self, run: np.ndarray, client: np.ndarray, rows: Tree) -> None:
+        """Put single states: row j is that of ``client[j]`` in ``run[j]``."""
+        self.touched[run, client] = True
         home = "cpu" if self.folder is not None else self.device
+        index = tuple(torch.from_numpy(np.ascontiguousarray(i)).to(home) for i in (run, client))
 
         def put(leaf: Tensor, new: Tensor) -> None:
-            rows = new[block.to(new.device), slot.to(new.device)].to(home)
-            leaf[(block + run).to(home), client.to(home)] = rows.to(leaf.dtype)
+            leaf[index] = new.to(home, leaf.dtype)
 
-        tree.map(put, self.table, states)
+        tree.map(put, self.table, rows)  # empty states must still agree in structure
+
+    def rows(self, run: np.ndarray, client: np.ndarray) -> Tree:
+        """Return single states that were put, (rows, ...), on the device; see `put`."""
+        home = "cpu" if self.folder is not None else self.device
+        index = tuple(torch.from_numpy(np.ascontiguousarray(i)).to(home) for i in (run, client))
+        found: Tree = tree.map(lambda leaf: leaf[index].to(self.device), self.table)
+        return found
 
     def fork(self) -> Store:
         """Return a store in memory that begins as this one is; writing to it changes only it."""

@@ -1,0 +1,117 @@
+"""What the processes of the sharding tests run; as a program, one of those processes.
+
+``python -m tests.engines.shards FOLDER JOB...`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
+set runs the jobs; rank 0 leaves FOLDER/<job>.npz.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sartor import processes as group
+from sartor.local import Local
+from sartor.methods import METHODS, build
+from sartor.processes import Processes
+from sartor.runs import checkpoints
+from sartor.simulation import Simulation
+from tests.toys import federation, net_task, outcome, run, simulation, two_allocations
+
+LOCAL = Local(epochs=2, batch=3, lr=0.1, momentum=0.5)
+Job = Callable[[Processes | None], Simulation]
+
+
+def job(name: str, sweep: bool = False, **settings: Any) -> Job:
+    """Return how a method is trained on five unequal clients, or on two allocations of them."""
+
+    def make(processes: Processes | None) -> Simulation:
+        task = net_task()
+        options = settings.get("options", {})
+        feds = two_allocations() if sweep else [federation()]
+        rest = {k: v for k, v in settings.items() if k != "options"}
+        method = build(name, task, LOCAL, options)
+        return simulation(method, task, feds, processes=processes, **rest)
+
+    return make
+
+
+FAST: dict[str, Job] = {
+    "fedavg": job("fedavg", points=("pre", "post", "global")),
+    "fedavg, two allocations": job("fedavg", sweep=True),
+    "fedprox, one lane at a time": job(
+        "fedprox", sweep=True, chunk=1, hyper=[{"prox_strength": 0.3}, {"prox_strength": 2.0}]
+    ),
+    "fedapa": job("fedapa", chunk=2),
+    "fedala": job("fedala"),
+    "pfedme": job("pfedme"),
+    "scaffold": job("scaffold", engine="sequential"),
+    "dichotomous": job("dichotomous", participation=1.0),
+    "fedavg-ft, a cohort": job("fedavg-ft", participation=3, sweep=True),
+    "fedproto": job("fedproto"),
+}
+ALL: dict[str, Job] = {f"all/{name}": job(name, sweep=True) for name in METHODS}
+RESUMED = job("fedprox", chunk=1, rounds=4)
+
+
+def straight(processes: Processes | None, folder: Path) -> Simulation:
+    """Run four rounds; rank 0 leaves a checkpoint after two."""
+    sim = RESUMED(processes)
+    sim.step()
+    sim.step()
+    if group.is_first():
+        checkpoints.write(folder / "checkpoint", 2, *sim.state())
+    return run(sim)
+
+
+def resumed(processes: Processes | None, folder: Path) -> Simulation:
+    """Go on from the checkpoint."""
+    sim = RESUMED(processes)
+    found = checkpoints.read(folder / "checkpoint")
+    assert found is not None
+    sim.load(*found[1:])
+    assert sim.round_index == 2
+    return run(sim)
+
+
+def main() -> None:
+    """Run the jobs of the command line in this process."""
+    torch.set_num_threads(1)
+    folder = Path(sys.argv[1])
+    processes = group.current()
+    for name in sys.argv[2:]:
+        if name == "die" and not group.is_first():
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name in ("straight", "resumed"):
+            sim = {"straight": straight, "resumed": resumed}[name](processes, folder)
+        elif name == "other data":
+            rank = 0 if processes is None else processes.rank
+            task = net_task()
+            sim = simulation(
+                build("fedavg", task, LOCAL, {}), task, [federation(rank)], processes=processes
+            )
+        else:
+            sim = run((FAST | ALL | {"die": FAST["fedavg"]})[name](processes))
+        if group.is_first():
+            found = outcome(sim)
+            np.savez(folder / f"{name.replace('/', '-')}.npz", **_escaped(found))
+    group.leave()
+
+
+def _escaped(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return {k.replace("/", "|"): v for k, v in found.items()}
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except Exception as error:
+        if group.should_tell(error):
+            print(f"{type(error).__name__}: {error}", file=sys.stderr)
+        os._exit(2)

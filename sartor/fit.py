@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from sartor import methods
+from sartor import methods, processes
 from sartor.cohort import Participation
 from sartor.comparison import Comparison
 from sartor.data.federation import Federation
@@ -151,7 +151,7 @@ def fit(
         eval_every=parse_whole("eval_every", eval_every),
         points=parse_points(points),
         checkpoint_every=parse_whole("checkpoint_every", checkpoint_every),
-        progress=progress,
+        progress=progress if processes.is_first() else None,
     )
     factory = methods.find(method)
     static = methods.static_options(factory)
@@ -178,7 +178,7 @@ def fit(
     if len(results) == 1:
         return results[0]
     merged = _merge(results)
-    if out:
+    if out and processes.is_first():
         from sartor.runs import RunFolder
 
         def write() -> None:
@@ -225,8 +225,13 @@ def compare(
         from sartor.runs import ComparisonFolder
 
         config = {"methods": wanted, "rounds": settings.get("rounds", 20)}
-        there = resume and (Path(out) / "folder.json").exists()
-        folder = ComparisonFolder.open(out) if there else ComparisonFolder.create(out, config)
+
+        def prepare() -> None:
+            there = resume and (Path(out) / "folder.json").exists()
+            _ = ComparisonFolder.open(out) if there else ComparisonFolder.create(out, config)
+
+        processes.first(prepare)
+        folder = ComparisonFolder.open(out)
     results = {}
     for name in wanted:
         try:
@@ -246,7 +251,7 @@ def compare(
         raise ConfigError("Every method diverged; try a smaller local_lr.")
     shared = {k: v for k, v in next(iter(results.values())).config.items() if k in _SHARED}
     comparison = Comparison(results, config={**shared, "methods": wanted})
-    if folder is not None:
+    if folder is not None and processes.is_first():
         _save(lambda: folder.write_comparison(comparison), folder.path)
     return comparison
 
@@ -284,8 +289,9 @@ def _fit_lanes(
     clients = federations[runs[0].seed].num_clients
     stack_hypers(record.hyper, [run.hyper for run in runs], clients, torch.float64)
     folder, checkpoint = _open(out, config, resume)
-    if folder is not None and resume and folder.has_result and not reopen:
+    if folder is not None and resume and not reopen and processes.first(lambda: folder.has_result):
         return folder.read_result()
+    finished = folder is not None and folder.has_result
     where = _scratch(folder) if settings.store == "mapped" else None
     simulation = Simulation(
         record,
@@ -295,11 +301,12 @@ def _fit_lanes(
         lambda arena: make_engine(settings.engine, arena, settings.chunk, task),
         rounds=settings.rounds,
         participation=settings.participation,
-        device=settings.device,
+        device=processes.device_for(settings.device),
         dtype=settings.dtype,
         eval_every=settings.eval_every,
         points=points,
         store_folder=where,
+        processes=processes.current(),
     )
     if where is not None:  # mapped states live as long as models can be asked for
         weakref.finalize(simulation, shutil.rmtree, where, ignore_errors=True)
@@ -310,10 +317,11 @@ def _fit_lanes(
         raise _diverged(simulation)
     baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
     result = simulation.result(config, baseline)
-    if folder is not None and not (reopen and folder.has_result):
+    if folder is not None and not (reopen and finished):
         # The result is written last: a folder that has one is not gone on with.
         _save(lambda: _write_models(folder, simulation), folder.path)
-        _save(lambda: folder.write_result(result), folder.path)
+        if processes.is_first():
+            _save(lambda: folder.write_result(result), folder.path)
     return result
 
 
@@ -323,12 +331,16 @@ def _scratch(folder: RunFolder | None) -> Path:
     In the run folder, where there is room, or among temporary files.
     """
     home = None if folder is None else folder.path / "states"
-    try:
+
+    def prepare() -> None:
         if home is not None:
             shutil.rmtree(
                 home, ignore_errors=True
             )  # what a killed run left behind; its checkpoint holds the states
             home.mkdir()
+
+    try:
+        processes.first(prepare)
         return Path(tempfile.mkdtemp(prefix="sartor-", dir=home))
     except OSError as error:
         raise RunFolderError(
@@ -348,7 +360,8 @@ def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) 
             if settings.progress is not None:
                 settings.progress.update(simulation.round_index - 1, info)
             due = simulation.round_index % settings.checkpoint_every == 0
-            if folder is not None and (due or simulation.finished):
+            writes = folder is not None and processes.is_first()
+            if folder is not None and writes and (due or simulation.finished):
                 trees, arrays, meta = simulation.state()
                 _save(
                     lambda t=trees, a=arrays, m=meta: folder.write_checkpoint(  # type: ignore[misc]
@@ -377,11 +390,13 @@ def _save(write: Callable[[], object], path: Path) -> None:
 
 
 def _write_models(folder: RunFolder, simulation: Simulation) -> None:
-    names = simulation.federations[0].names
-    if len(names) <= 1000:
+    names, writes = simulation.federations[0].names, processes.is_first()
+    # Models that take an epilogue first are worked out by all processes.
+    if len(names) <= 1000 and (writes or simulation.pending):
         for run in range(len(simulation.runs)):
             trees = [simulation.params(client, run) for client in range(len(names))]
-            folder.write_models(names, trees, run)
+            if writes:
+                folder.write_models(names, trees, run)
 
 
 def _merge(results: list[Result]) -> Result:
@@ -476,8 +491,15 @@ def _open(
         return None, None
     from sartor.runs import RunFolder
 
-    if not (resume and (Path(out) / "folder.json").exists()):
-        return RunFolder.create(out, config), None
+    def prepare() -> bool:
+        there = resume and (Path(out) / "folder.json").exists()
+        if not there:
+            RunFolder.create(out, config)
+        return there
+
+    there = processes.first(prepare)
     folder = RunFolder.open(out)
+    if not there:
+        return folder, None
     folder.check_config(config, ignore=("engine", "chunk", "device", "checkpoint_every", "data"))
     return folder, folder.read_checkpoint()

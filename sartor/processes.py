@@ -23,7 +23,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
 
 from sartor import tree
 from sartor.errors import ConfigError, ProcessError
@@ -153,7 +152,7 @@ class Processes:
     def _waiting(self) -> Iterator[None]:
         try:
             yield
-        except (RuntimeError, dist.DistError) as error:
+        except RuntimeError as error:
             text = str(error).strip().splitlines() or [type(error).__name__]
             raise ProcessError(
                 f"Process {self.rank} of {self.size} lost the others, or waited longer than "
@@ -205,6 +204,8 @@ def current() -> Processes | None:
 
 def _join(rank: int, size: int) -> Processes:
     os.environ.setdefault("TORCH_NCCL_BLOCKING_WAIT", "1")  # a timeout is then an error to catch
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
     local = int(os.environ.get("LOCAL_RANK", rank))
     nccl = torch.cuda.is_available() and dist.is_nccl_available()
     try:
@@ -216,7 +217,7 @@ def _join(rank: int, size: int) -> Processes:
             world_size=size,
             timeout=timeout(),
         )
-    except (RuntimeError, ValueError, dist.DistError) as error:
+    except (RuntimeError, ValueError) as error:
         raise ProcessError(
             f"Process {rank} of {size} cannot join the others ({error}); start all of them with "
             f"torchrun, and raise {TIMEOUT} if they start at very different times."
@@ -225,6 +226,9 @@ def _join(rank: int, size: int) -> Processes:
 
 
 def _store(limit: timedelta) -> Any:
+    """Reach torchrun's key-value store; a PyTorch without torch.distributed has none."""
+    from torch.distributed import PrefixStore, rendezvous  # type: ignore[attr-defined]
+
     store, _, _ = next(iter(rendezvous("env://", timeout=limit)))
     store.set_timeout(limit)
     return PrefixStore("sartor", store)

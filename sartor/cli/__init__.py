@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from contextlib import redirect_stderr, redirect_stdout
 
-from sartor.errors import PFLError
+from sartor.errors import PFLError, ProcessError
 
 BUG, FAULT, INTERRUPTED = 1, 2, 130
+SHARDED = {"run", "compare", "demo", "resume", "reproduce"}
+"""Commands whose lanes the processes of torchrun share; of others only the first runs them."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -21,33 +25,59 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; those of this process if None.
     """
+    from sartor import processes
+
+    words = list(sys.argv[1:] if argv is None else argv)
+    if processes.place()[1] > 1 and not SHARDED.intersection(words[:1]):
+        if not processes.is_first():
+            return 0
+        processes.stay_alone()  # there is nothing to share
+    try:
+        if processes.is_first():
+            code, message, error = _run(words)
+        else:  # all processes do the same; one speaks
+            with open(os.devnull, "w") as no, redirect_stdout(no), redirect_stderr(no):
+                code, message, error = _run(words)
+        if error is not None and processes.should_tell(error):
+            from sartor.cli import show
+
+            rank, size = processes.place()
+            show.error(f"(process {rank} of {size}) {message}" if rank else message)
+        if isinstance(error, ProcessError):
+            sys.stderr.flush()
+            os._exit(code)  # a group that lost a member may not end by itself
+    finally:
+        processes.leave()
+    return code
+
+
+def _run(words: list[str]) -> tuple[int, str, BaseException | None]:
+    """Run one command: its exit code, and, if it failed, what to tell and why."""
     from sartor.cli import show
     from sartor.cli.app import app
     from sartor.cli.work import Interrupted
 
-    words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     with warnings.catch_warnings():
         warnings.showwarning = show.warning
         try:
             app(args=[word for word in words if word != "--debug"], prog_name="sartor")
         except SystemExit as exit:
-            return exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+            code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
+            return code, "", None
         except Interrupted as stop:
             show.note(str(stop))
-            return INTERRUPTED
+            return INTERRUPTED, "", None
         except KeyboardInterrupt:
-            return INTERRUPTED
+            return INTERRUPTED, "", None
         except Exception as error:
             if debug:
                 traceback.print_exc()
             if isinstance(error, PFLError):
-                show.error(str(error))
-                return FAULT
+                return FAULT, str(error), error
             hint = "This is a bug of Sartor" + ("." if debug else "; --debug shows where.")
-            show.error(f"{type(error).__name__}: {error}\n{hint}")
-            return BUG
-    return 0
+            return BUG, f"{type(error).__name__}: {error}\n{hint}", error
+    return 0, "", None
 
 
 def entry() -> None:

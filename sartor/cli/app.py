@@ -14,6 +14,7 @@ from sartor.cli.flags import read_experiment, with_experiment_flags, with_flags
 from sartor.cli.progress import reporter
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError, PFLError, did_you_mean
+from sartor.processes import is_first
 from sartor.table import Table
 
 if TYPE_CHECKING:
@@ -361,7 +362,8 @@ def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: boo
     """Print the table, where the files are, and, if asked, the last line of JSON."""
     places = [("Files", out)]
     try:
-        places.append(("Report", _write_report(out)))
+        if is_first():
+            places.append(("Report", _write_report(out)))
     except (PFLError, OSError, ImportError) as error:  # the results are worth more than the page
         show.note(f"Warning: no report was written: {error}")
     show.table(results.table(), quiet=json)

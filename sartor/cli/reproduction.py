@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from sartor import processes
 from sartor.cli import show, work
 from sartor.cli.progress import reporter
 from sartor.errors import ConfigError, RunFolderError
@@ -54,12 +55,18 @@ def reproduce_one(
     from sartor.report import write_report
 
     folder = out or Path("runs") / f"reproduce-{name}{'-quick' * quick}"
-    if not resume and folder.is_dir() and any(folder.iterdir()):
-        raise RunFolderError(
-            f"{folder} is there already; go on with --resume, or choose another --out."
-        )
+
+    def check() -> None:
+        if not resume and folder.is_dir() and any(folder.iterdir()):
+            raise RunFolderError(
+                f"{folder} is there already; go on with --resume, or choose another --out."
+            )
+
+    processes.first(check)
     if jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {jobs}.")
+    if jobs > 1 and processes.current() is not None:
+        raise ConfigError("torchrun shares every pass among its processes; leave --jobs out.")
     reproduce.load(name, quick=quick, repeats=repeats)  # a wrong name is told before any work
     with work.stoppable(
         f"Stopped. Finished passes are kept in {folder}; go on with the same command and --resume."
@@ -75,6 +82,8 @@ def reproduce_one(
             progress=reporter(plain=json),
             told=show.note,
         )
+    if not processes.is_first():
+        return
     outcome.write(folder / "outcome.json")
     for number in range(len(outcome.plan.tables)):
         show.table(outcome.table(number), quiet=json)

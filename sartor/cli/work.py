@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from sartor import processes
 from sartor.cli import show
 from sartor.cli.progress import Reporter
 from sartor.cli.settings import check_names, federation_of, local_of, model_of, settings_of
@@ -88,12 +89,12 @@ def start(
     check_names(experiment)
     federations = federation_of(experiment)
     model_of(experiment, federations(experiment.seed))
-    out = new_folder(experiment, name, overwrite=overwrite)
+    out = Path(processes.first(lambda: str(new_folder(experiment, name, overwrite=overwrite))))
     try:
         return train(experiment, out, progress, federations), out
     except PFLError:
         kept = [name for name in ("latest.json", "result.safetensors") if any(out.rglob(name))]
-        if not kept:
+        if not kept and processes.is_first():
             shutil.rmtree(out, ignore_errors=True)
         raise
 
@@ -172,8 +173,13 @@ def train(
     several = None
     if len(experiment.methods) > 1:
         stored = experiment.stored()
-        known = resume and (out / "folder.json").is_file()
-        several = ComparisonFolder.open(out) if known else ComparisonFolder.create(out, stored)
+
+        def prepare() -> None:
+            if not (resume and (out / "folder.json").is_file()):
+                ComparisonFolder.create(out, stored)
+
+        processes.first(prepare)
+        several = ComparisonFolder.open(out)
     results: dict[str, Result] = {}
     lost: DivergedError | None = None
     with interruptible(out, experiment):
@@ -189,7 +195,7 @@ def train(
     if lost is not None and not results:
         raise lost
     comparison = Comparison(results, config=experiment.stored())
-    if several is not None:
+    if several is not None and processes.is_first():
         try:
             several.write_comparison(comparison)
         except RunFolderError as error:  # the results are printed all the same

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sartor import methods
+from sartor import methods, processes
 from sartor.cohort import Participation
 from sartor.engines import make_engine
 from sartor.local import Local
@@ -182,6 +182,7 @@ def _train(
     points = tuple(dict.fromkeys((*settings["points"], record.headline)))
     if record.centre is None:
         points = tuple(point for point in points if point != "global")
+    device = processes.device_for(device)
     simulation = Simulation(
         record,
         task,
@@ -196,6 +197,7 @@ def _train(
         points=points,
         eval_start=settings["eval_every"] < settings["rounds"],
         arena=make_arena(federations, device, dtype, settings["everyone"]),
+        processes=processes.current(),
     )
     probes = {name: PROBES[name](simulation, problems) for name in settings["probes"]}
     seen = _loop(simulation, probes, one.words, progress)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sartor import processes
 from sartor.errors import MissingDataError, RunFolderError
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.passes import passes_of, run_pass
@@ -60,14 +61,14 @@ def run(
     where = None if out is None else Path(out) / FOLDER
     say = told or (lambda line: None)
     if out is not None:
-        _describe(Path(out), plan, repeats)
+        processes.first(lambda: _describe(Path(out), plan, repeats))
     skipped = _without_data(plan, say)
     todo = [one for one in passes_of(plan) if one.lanes[0].column not in skipped]
     outcome = Outcome(plan, skipped=skipped)
     mine = todo[part[0] :: part[1]]
     for number, one in enumerate(mine, 1):
         kept = None if where is None else where / f"{one.key}.json"
-        if kept is not None and kept.is_file():
+        if kept is not None and processes.first(kept.is_file):
             say(f"[{number}/{len(mine)}] {one.words}: finished earlier")
             stored = read_json(kept)
         else:
@@ -79,7 +80,7 @@ def run(
                 for lane, record in zip(one.lanes, records, strict=True)
             ]
             stored = {"words": one.words, "seconds": time.perf_counter() - began, "lanes": lanes}
-            if kept is not None:
+            if kept is not None and processes.is_first():
                 _keep(kept, stored)
         _take(outcome, stored)
     return outcome

@@ -20,11 +20,11 @@ from sartor import processes as group
 from sartor.local import Local
 from sartor.methods import METHODS, build
 from sartor.processes import Processes
-from sartor.runs import checkpoints
+from sartor.runs import RunFolder
 from sartor.simulation import Simulation
 from tests.toys import federation, net_task, outcome, run, simulation, two_allocations
 
-LOCAL = Local(epochs=2, batch=3, lr=0.1, momentum=0.5)
+LOCAL = Local(epochs=2, batch=3, lr=0.1)
 Job = Callable[[Processes | None], Simulation]
 
 
@@ -66,14 +66,14 @@ def straight(processes: Processes | None, folder: Path) -> Simulation:
     sim.step()
     sim.step()
     if group.is_first():
-        checkpoints.write(folder / "checkpoint", 2, *sim.state())
+        RunFolder.create(folder / "run", {}).write_checkpoint(2, *sim.state())
     return run(sim)
 
 
 def resumed(processes: Processes | None, folder: Path) -> Simulation:
     """Go on from the checkpoint."""
     sim = RESUMED(processes)
-    found = checkpoints.read(folder / "checkpoint")
+    found = RunFolder.open(folder / "run").read_checkpoint()
     assert found is not None
     sim.load(*found[1:])
     assert sim.round_index == 2

@@ -65,7 +65,7 @@ def straight(processes: Processes | None, folder: Path) -> Simulation:
     sim = RESUMED(processes)
     sim.step()
     sim.step()
-    if group.is_first():
+    if processes is not None and group.is_first():
         RunFolder.create(folder / "run", {}).write_checkpoint(2, *sim.state())
     return run(sim)
 

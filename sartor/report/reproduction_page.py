@@ -65,7 +65,7 @@ def figures_of(outcome: Outcome) -> list[Figure]:
     """Draw every figure of the plan that has numbers."""
     found = []
     for number, spec in enumerate(_one_by_one(outcome)):
-        figure = _DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
+        figure = DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
         if figure is not None:
             found.append(figure)
     return found
@@ -179,7 +179,7 @@ def _line_figure(key: str, spec: Mapping[str, Any], lines: Sequence[Line]) -> Fi
     )
 
 
-_DRAW = {"columns": _by_column, "rounds": _by_round, "scatter": _scatter}
+DRAW = {"columns": _by_column, "rounds": _by_round, "scatter": _scatter}
 
 
 def _label(curve: str) -> str:

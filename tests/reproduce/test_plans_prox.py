@@ -262,7 +262,8 @@ def test_rises_holds_for_all_rows_or_not_at_all() -> None:
     def values(*row: float) -> dict[str, np.ndarray]:
         return {name: np.array([v]) for name, v in zip("xyz", row, strict=True)}
 
-    view = View({"a": values(1, 2, 3), "b": values(1, 3, 2)}, ("x", "y", "z"), {}, {})
+    numbers = {"a": values(1, 2, 3), "b": values(1, 3, 2)}
+    view = View(numbers, ("a", "b"), ("x", "y", "z"), {}, {}, lambda words: numbers)
     rule = {"claim": "", "check": "rises"}
     assert judge({**rule, "row": "a"}, view).holds
     assert judge({**rule, "rows": ["a"]}, view).holds

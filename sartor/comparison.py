@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from sartor import metrics
+from sartor.analysis.costs import pareto_front, to_reach
 from sartor.errors import ConfigError, did_you_mean
 from sartor.metrics import Array
-from sartor.result import Result
+from sartor.result import Result, fairness_table
 from sartor.table import Table, format_cell, jsonable
 
 
@@ -192,6 +193,81 @@ class Comparison(Mapping[str, Result]):
             formats={**percent, "std": "percent"},
             title=f"Paired differences to {against}",
         )
+
+    def fairness(self) -> Table:
+        """Return how evenly every method spreads accuracy over the clients; means over repeats."""
+        rows: list[list[Any]] = []
+        excluded = 0
+        for name, result in self.items():
+            for label, indices in result.groups().items():
+                found = [result._fairness(index) for index in indices]
+                excluded = max([excluded, *(one.excluded for one in found)])
+                values = np.asarray([one[:-2] for one in found], dtype=np.float64)
+                means = [metrics.spread(column).mean for column in values.T]
+                rows.append([label.replace(result.method, name, 1), *means])
+        return fairness_table(["method"], rows, excluded, "Fairness between clients")
+
+    def to_reach(
+        self, target: float | Sequence[float], *, measure: str = "accuracy", window: int = 3
+    ) -> Table:
+        """Return what every method had spent when it reached a target.
+
+        A target is reached when the mean of ``window`` evaluations in a row reaches it. Costs are
+        those of the runs that did, mean ± standard deviation.
+
+        Args:
+            target: pooled test accuracies (shares), or mean test losses; one or several.
+            measure: "accuracy" (at least) or "loss" (at most).
+            window: evaluations in a row.
+        """
+        targets = [float(one) for one in np.atleast_1d(np.asarray(target, dtype=np.float64))]
+        rows: list[list[Any]] = []
+        for goal in targets:
+            for name, result in self.items():
+                for label, indices in result.groups().items():
+                    every = [
+                        to_reach(result, goal, measure=measure, run=index, window=window)
+                        for index in indices
+                    ]
+                    found = [one for one in every if one is not None]
+                    costs: list[Any] = [
+                        metrics.spread(column) if len(found) > 1 else float(column[0])
+                        for column in zip(*found, strict=True)
+                    ] or [None] * 3
+                    reached = f"{len(found)} of {len(indices)} runs"
+                    rows.append([label.replace(result.method, name, 1), goal, reached, *costs])
+        return Table(
+            ["method", "target", "reached by", "rounds", "MB", "gradient evaluations"],
+            rows,
+            notes={
+                "reached": f"mean of {window} evaluations in a row; costs until then, one-off "
+                "traffic and work included; – is not reached"
+            },
+            formats={
+                "target": "percent" if measure == "accuracy" else "",
+                "rounds": "count",
+                "MB": "megabytes",
+                "gradient evaluations": "count",
+            },
+            title=f"What a target {measure} costs",
+        )
+
+    def pareto(self, cost: str = "megabytes") -> list[str]:
+        """Return the methods that no other beats at both cost and accuracy, cheapest first.
+
+        Args:
+            cost: "megabytes", "gradient_evaluations" or "seconds".
+        """
+        known = ("megabytes", "gradient_evaluations", "seconds")
+        if cost not in known:
+            raise ConfigError(f"there is no cost {cost!r}{did_you_mean(cost, known)}")
+        names, costs, values = [], [], []
+        for name, result in self.items():
+            for label, indices in result.groups().items():
+                names.append(label.replace(result.method, name, 1))
+                costs.append(metrics.spread(np.atleast_1d(getattr(result, cost))[indices]).mean)
+                values.append(metrics.spread(np.atleast_1d(result.accuracy)[indices]).mean)
+        return [names[index] for index in pareto_front(costs, values)]
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return the summary of every run of every method, each with "clients_hurt"."""

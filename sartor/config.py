@@ -105,15 +105,20 @@ class Experiment(BaseModel):
 
     data: str = _key("digits", "A data set or a folder.", _DATA, "X")
     clients: int | None = _key(None, "Number of clients of a data set.", _DATA, "N", ge=1)
-    partition: str | None = _key(None, "dirichlet:0.1, pathological:2, iid, ...", _DATA, "KIND")
+    partition: str | None = _key(
+        None, "dirichlet:0.1, pathological:2, classes:2, iid, ...", _DATA, "KIND"
+    )
     protocol: str | None = _key(None, "Rules of the partition: authors, pfllib.", _DATA, "NAME")
+    samples: int | None = _key(None, "Training samples of a data set, in all.", _DATA, "N", ge=1)
+    min_train: int | None = _key(None, "Least samples of a client; see data.", _DATA, "N", ge=1)
+    scale: str | None = _key(None, "Of images: symmetric, unit, standard, pixel.", _DATA, "NAME")
     val: float = _key(0.0, "Share held out for validation.", _DATA, "P", ge=0, lt=1)
     test: float = _key(0.25, "Folders: share held out for testing.", _DATA, "P", gt=0, lt=1)
     label: str | None = _key(None, "Folders: the column that holds the label.", _DATA, "NAME")
     data_dir: Path | None = _key(None, "Where data sets lie (else SARTOR_DATA).", _DATA, "FOLDER")
 
     model: str | None = _key(
-        None, "mclr, dnn, lenet5, resnet8; else one that fits.", _TRAINING, "NAME"
+        None, "mclr, dnn, cnn2, lenet5, lstm, ...; else one that fits.", _TRAINING, "NAME"
     )
     rounds: int = _key(20, "Communication rounds.", _TRAINING, "T", ge=1)
     seed: int = _key(0, "First seed: allocation, start, batches.", _TRAINING, "S", ge=0)

@@ -15,6 +15,7 @@ import numpy as np
 from torch import nn
 
 from sartor import metrics
+from sartor.analysis.evenness import Fairness, fairness
 from sartor.errors import ConfigError, ContractError, RunFolderError, did_you_mean
 from sartor.metrics import Array
 from sartor.scores import COUNTERS, ONCE, Ledger, Run, Scores
@@ -123,6 +124,20 @@ class Result:
         """
         scores = self._scores(point, split)
         return scores.rounds, np.where(self._valid(point, split, run), scores.curve(run), np.nan)
+
+    def loss_curve(
+        self, point: str | None = None, split: str = "test", run: int = 0
+    ) -> tuple[list[int], Array]:
+        """Return rounds and mean losses over all samples of a run; NaN from its divergence on.
+
+        Args:
+            point: "pre", "post" or "global"; the headline point by default.
+            split: "test" or "val".
+            run: index of the run.
+        """
+        scores = self._scores(point, split)
+        losses = metrics.micro(scores.loss[run], scores.count[run])
+        return scores.rounds, np.where(self._valid(point, split, run), losses, np.nan)
 
     def client_accuracy(self, point: str | None = None, run: int = 0) -> Array:
         """Return (clients,) test accuracies at the last evaluation of a point."""
@@ -425,6 +440,23 @@ class Result:
             title=f"{self.method}: clients",
         )
 
+    def fairness(self, run: int | None = None) -> Table:
+        """Return how evenly accuracy is spread over the clients, one row per run.
+
+        Args:
+            run: index of a run; None for all of them.
+        """
+        indices = self._indices(run)
+        rows = [
+            [f"run {index}, seed {self.runs[index].seed}", *self._fairness(index)[:-2]]
+            for index in indices
+        ]
+        found = self._fairness(indices[0])
+        return fairness_table(["run"], rows, found.excluded, f"{self.method}: fairness")
+
+    def _fairness(self, run: int) -> Fairness:
+        return fairness(self.client_accuracy(run=run), self._scores().count[run])
+
     def baseline(self) -> Result:
         """Return the LocalTrain result on the same allocations, training it when first asked.
 
@@ -628,6 +660,26 @@ class Result:
     def _repr_html_(self) -> str:
         line = html.escape(repr(self)[1:-1])
         return f"<p>{line}</p>{self.per_client(run=0)._repr_html_()}"
+
+
+def fairness_table(first: list[str], rows: list[list[Any]], excluded: int, title: str) -> Table:
+    """Return a table of :class:`~sartor.analysis.evenness.Fairness` below its first column."""
+    names = ["mean", "std", "worst", "worst decile", "best decile", "best"]
+    notes: dict[str, Any] = {
+        "std": "over clients, not over repeats",
+        "even is": "Jain's index 1, Gini 0, entropy 1",
+    }
+    if excluded:
+        notes["worst, best and deciles"] = (
+            f"among clients with at least {metrics.FLOOR} test samples; {excluded} left out"
+        )
+    formats = {
+        **dict.fromkeys(names, "percent"),
+        **dict.fromkeys(("Jain", "Gini", "entropy"), "index"),
+    }
+    return Table(
+        [*first, *names, "Jain", "Gini", "entropy"], rows, notes=notes, formats=formats, title=title
+    )
 
 
 POINT_WORDS = {

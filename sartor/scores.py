@@ -138,6 +138,16 @@ class Ledger:
         sent = np.minimum(at, len(up) - 1)
         return np.asarray((down[received] + up[sent] + self.setup_bytes[run]) / 1e6)
 
+    def gradients(self, run: int, point: str, rounds: list[int]) -> Array:
+        """Return the gradient evaluations that had been made at every evaluation.
+
+        "pre" entry t follows t whole rounds; "post" entry t has also seen the work of round t.
+        """
+        done = np.cumsum(np.asarray(self.gradient_evaluations)[run], dtype=np.float64)
+        done = np.concatenate([[0], done])
+        at = np.minimum(np.asarray(rounds, dtype=np.int64) + (point == "post"), len(done) - 1)
+        return np.asarray(done[at] + self.setup_gradients[run])
+
     def faults(self, runs: int) -> list[str]:
         """Return what is wrong with the shapes, one sentence each."""
         shape = (runs, np.shape(self.participants)[1] if np.ndim(self.participants) == 2 else 0)

@@ -8,7 +8,21 @@ from torch import nn
 
 from sartor.data import Federation, from_dataset
 from sartor.errors import ModelError
-from sartor.models import MODELS, check_module, default, dnn, lenet5, mclr, resnet8
+from sartor.models import (
+    MODELS,
+    check_module,
+    cifarnet,
+    cnn2,
+    cnn3,
+    cnn5,
+    default,
+    dnn,
+    lenet5,
+    mclr,
+    resnet8,
+)
+
+FOR_IMAGES = sorted(set(MODELS) - {"lstm"})
 
 
 def size(module):
@@ -64,7 +78,7 @@ def test_resnet8_scores_a_sample_by_itself_alone():
         resnet8(input_shape=(64,), num_classes=4)
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", FOR_IMAGES)
 def test_every_model_fits_a_federation_and_passes_the_check(name):
     """Sizes come from the federation; the head is re-initialisable; no buffers."""
     fed = from_dataset("digits", partition="iid", clients=3)
@@ -75,7 +89,7 @@ def test_every_model_fits_a_federation_and_passes_the_check(name):
     assert not list(net.buffers())
 
 
-@pytest.mark.parametrize("name", sorted(MODELS))
+@pytest.mark.parametrize("name", FOR_IMAGES)
 def test_every_model_maps_over_clients(name):
     """Vmap over stacked parameters equals the networks one by one, gradients too."""
     nets = [MODELS[name](input_shape=(1, 8, 8), num_classes=4).double() for _ in range(3)]
@@ -95,6 +109,71 @@ def test_every_model_maps_over_clients(name):
         nn.functional.cross_entropy(net(x[i]), y[i]).backward()
         for k, p in net.named_parameters():
             assert torch.allclose(grads[k][i], p.grad, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("network", "convolutions", "shape", "whole"),
+    [
+        # 5x5 and 3x3 kernels by hand: (25 c + 1) o, (9 c + 1) o, then the two linear layers
+        (cnn2, 2, (1, 28, 28), 832 + 51_264 + (64 * 4 * 4 + 1) * 128 + 1290),
+        (cnn2, 2, (3, 32, 32), 2432 + 51_264 + (64 * 5 * 5 + 1) * 128 + 1290),
+        (cnn3, 3, (3, 32, 32), 896 + 18_496 + 36_928 + (64 * 4 * 4 + 1) * 128 + 1290),
+        (cnn3, 3, (1, 28, 28), 320 + 18_496 + 36_928 + (64 * 3 * 3 + 1) * 128 + 1290),
+        (cnn5, 5, (1, 28, 28), 320 + 9248 + 18_496 + 36_928 + 73_856 + 147_584 + 1290),
+        (cnn5, 5, (3, 32, 32), 896 + 9248 + 18_496 + 36_928 + 73_856 + 262_272 + 1290),
+    ],
+)
+def test_convolutional_networks_have_their_layers_and_sizes(network, convolutions, shape, whole):
+    """As many convolutions as the name says, the widths of the table, and scores for both sizes."""
+    net = network(input_shape=shape, num_classes=10)
+    assert sum(isinstance(m, nn.Conv2d) for m in net.modules()) == convolutions
+    assert size(net) == whole
+    x = torch.randn(2, *shape)
+    torch.testing.assert_close(net(x), net.fc(net.fc1(_before(net, x)).relu()))
+    assert net(x).shape == (2, 10)
+    with pytest.raises(ModelError, match=r"at least \dx\d pixels, got 3x9; use mclr"):
+        network(input_shape=(1, 3, 9), num_classes=2)
+
+
+def _before(net, x):
+    """Return what the first linear layer receives."""
+    seen = []
+    hook = net.fc1.register_forward_pre_hook(lambda module, given: seen.append(given[0]))
+    net(x)
+    hook.remove()
+    return seen[0]
+
+
+def test_cnn5_pools_after_the_second_fourth_and_fifth_convolution():
+    """The feature maps are 28, 28, 14, 14 and 7 pixels wide, and 3 in the end."""
+    net = cnn5(input_shape=(1, 28, 28), num_classes=10)
+    seen = []
+    for layer in net.modules():
+        if isinstance(layer, nn.Conv2d):
+            layer.register_forward_hook(lambda m, x, out: seen.append(out.shape[-1]))
+    assert _before(net, torch.zeros(1, 1, 28, 28)).shape == (1, 128 * 3 * 3)
+    assert seen == [28, 28, 14, 14, 7]
+
+
+def test_the_stacks_are_convolution_pooling_and_relu_in_this_order():
+    """CNN3 and CNN5 give the scores of their layers written down one after the other."""
+    plans = {cnn3: "cprcprcpr", cnn5: "crcprcrcprcpr"}
+    for network, plan in plans.items():
+        net = network(input_shape=(1, 8, 8), num_classes=4)
+        found = iter([m for m in net.modules() if isinstance(m, nn.Conv2d)])
+        plain = {"p": nn.MaxPool2d(2), "r": nn.ReLU()}
+        layers = [plain[letter] if letter in plain else next(found) for letter in plan]
+        body = nn.Sequential(*layers, nn.Flatten())
+        x = torch.randn(3, 1, 8, 8)
+        torch.testing.assert_close(net(x), net.fc(net.fc1(body(x)).relu()))
+
+
+def test_cifarnet_is_lenet5():
+    """Conv 5x5x6, pool, conv 5x5x16, pool, 120, 84, C: the same network under another name."""
+    assert cifarnet is lenet5
+    net = cifarnet(input_shape=(3, 32, 32), num_classes=10)
+    shapes = [tuple(p.shape) for k, p in net.named_parameters() if k.endswith("weight")]
+    assert shapes == [(6, 3, 5, 5), (16, 6, 5, 5), (120, 400), (84, 120), (10, 84)]
 
 
 def test_dnn_has_one_hidden_layer_with_leaky_slope_a_tenth():

@@ -27,7 +27,20 @@ if TYPE_CHECKING:
     from sartor.adviser.verification import Verification
     from sartor.local import Local
 
-DATA = ("data", "clients", "partition", "protocol", "val", "test", "label", "data_dir", "seed")
+DATA = (
+    "data",
+    "clients",
+    "partition",
+    "protocol",
+    "samples",
+    "min_train",
+    "scale",
+    "val",
+    "test",
+    "label",
+    "data_dir",
+    "seed",
+)
 TRAINING = ("model", "rounds", "lr", "epochs", "steps", "batch", "momentum", "weight_decay")
 FLAGS = (*DATA, *TRAINING, "device", "out")
 """The keys of an experiment that concern an advice."""

@@ -13,7 +13,7 @@ from sartor.cli.advice import FLAGS, take_advice
 from sartor.cli.flags import read_experiment, with_experiment_flags, with_flags
 from sartor.cli.progress import reporter
 from sartor.config import Experiment, build
-from sartor.errors import PFLError
+from sartor.errors import ConfigError, PFLError, did_you_mean
 from sartor.table import Table
 
 if TYPE_CHECKING:
@@ -217,12 +217,75 @@ def onboard(
 
 
 @app.command()
-def report(folder: Folder, json: Json = False) -> None:
-    """Write report.html for a run folder: one page, offline."""
-    path = _write_report(folder)
-    show.places(("Report", path), quiet=json)
+def reproduce(
+    name: Annotated[
+        str | None, typer.Argument(metavar="[NAME]", help="A table or figure; see --list.")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="What there is.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="The short form: minutes on two cores.")
+    ] = False,
+    repeats: Annotated[
+        int | None, typer.Option(help="Allocations or repeats of a cell.", metavar="K", min=1)
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.", metavar="NAME")] = "auto",
+    out: Annotated[
+        Path | None, typer.Option(help="Folder; else runs/reproduce-NAME.", metavar="FOLDER")
+    ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on; finished passes are not repeated.")
+    ] = False,
+    jobs: Annotated[
+        int, typer.Option(help="Processes that share the passes.", metavar="N", min=1)
+    ] = 1,
+    json: Json = False,
+) -> None:
+    """Run a table or figure of a paper again, with the published numbers beside ours."""
+    from sartor.cli.reproduction import list_plans, reproduce_one
+
+    if list_ or name is None:
+        list_plans(json=json)
+        return
+    reproduce_one(
+        name,
+        quick=quick,
+        repeats=repeats,
+        device=device,
+        out=out,
+        resume=resume,
+        jobs=jobs,
+        json=json,
+    )
+
+
+@app.command()
+def report(
+    folder: Folder,
+    kind: Annotated[
+        str,
+        typer.Option("--format", help="html: one page; pdf or png: figures.", metavar="KIND"),
+    ] = "html",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; else in FOLDER.", metavar="DIR")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write report.html for a run folder, offline; or its figures, for a paper."""
+    from sartor.report import write_figures, write_report
+
+    kinds = ("html", "pdf", "png")
+    if kind not in kinds:
+        raise ConfigError(f"there is no format {kind!r}{did_you_mean(kind, kinds)}")
+    if kind == "html":
+        path = write_report(folder, None if out is None else out / "report.html")
+        show.places(("Report", path), quiet=json)
+        answer: dict[str, Any] = {"report": str(path)}
+    else:
+        paths = write_figures(folder, out, "pdf" if kind == "pdf" else "png")
+        show.places(*(("Figure", path) for path in paths), quiet=json)
+        answer = {"figures": [str(path) for path in paths]}
     if json:
-        show.json_line({"out": str(folder), "report": str(path)})
+        show.json_line({"out": str(folder), **answer})
 
 
 @app.command()
@@ -244,7 +307,13 @@ def data(
     ] = None,
     clients: Annotated[str | None, typer.Option(help="Number of clients.", metavar="N")] = None,
     partition: Annotated[
-        str | None, typer.Option(help="dirichlet:0.1, pathological:2, iid, ...", metavar="KIND")
+        str | None, typer.Option(help="dirichlet:0.1, classes:2, iid, ...", metavar="KIND")
+    ] = None,
+    samples: Annotated[
+        str | None, typer.Option(help="Training samples, in all.", metavar="N")
+    ] = None,
+    min_train: Annotated[
+        str | None, typer.Option(help="Least samples of a client.", metavar="N")
     ] = None,
     seed: Annotated[str | None, typer.Option(help="Seed of the division.", metavar="S")] = None,
     label: Annotated[
@@ -263,6 +332,7 @@ def data(
         _print(tables, answer, json=json)
         return
     words: dict[str, Any] = {"data": name, "clients": clients, "partition": partition}
+    words |= {"samples": samples, "min_train": min_train}
     words |= {"seed": seed, "label": label, "data_dir": data_dir}
     flags = {key: value for key, value in words.items() if value is not None}
     answer, text = describe_data(build({"method": "local"}, flags=flags))

@@ -161,7 +161,8 @@ def list_data(data_dir: Path | None) -> Answer:
     ]
     notes = {
         "one in full": "sartor data NAME, or sartor data ./FOLDER for files of your own",
-        "partitions": "dirichlet:0.1, pathological:2, iid, column:NAME; then perhaps :pfllib",
+        "partitions": "dirichlet:0.1, pathological:2, iid, column:NAME; then perhaps :pfllib; "
+        "classes:2, lognormal:3, grouped:0.5",
         "data folder": "--data-dir, else the variable SARTOR_DATA",
     }
     columns = ["data set", "what", "train + test", "classes", "sample", "found"]

@@ -18,7 +18,16 @@ LOCAL_HYPER = ("local_lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
 """Hyper-parameters of local training: every method has them."""
 
 
-_DATASET_KEYS = ("partition", "clients", "protocol", "val", "data_dir")
+_DATASET_KEYS = (
+    "partition",
+    "clients",
+    "protocol",
+    "samples",
+    "min_train",
+    "scale",
+    "val",
+    "data_dir",
+)
 _FOLDER_KEYS = ("label", "test", "val")
 
 

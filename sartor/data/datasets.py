@@ -2,7 +2,7 @@
 
 ``digits`` comes with scikit-learn and needs no file. The others are read from a data folder, the
 argument ``data_dir`` or the environment variable ``SARTOR_DATA``; nothing is downloaded. Images
-are scaled to [0, 1] and then to [-1, 1], channels first.
+are scaled to [-1, 1], channels first, unless another scale is asked for; texts become token ids.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sartor.data import readers
+from sartor.data import readers, text
+from sartor.data.draws import TRAIN_SHARE
 from sartor.data.federation import Federation
 from sartor.data.layouts import DATASETS, DIGITS, Layout, find_npz
-from sartor.data.partition import divide
-from sartor.data.split import carve_val, split_rows
+from sartor.data.partition import divide, parse_partition
+from sartor.data.split import Ragged, carve_val, split_rows
 from sartor.errors import ConfigError, MissingDataError, MissingExtraError, did_you_mean
 
 ENVIRONMENT = "SARTOR_DATA"
+SCALES = ("symmetric", "unit", "standard", "pixel")
+LEAF_SHARE = 0.9  # of every user, for training
 
 
 @dataclass(frozen=True)
@@ -34,13 +37,16 @@ class Dataset:
 
     Attributes:
         name: its name in ``DATASETS``.
-        x: ``(samples, channels, height, width)`` float32 in [-1, 1]; training samples first.
+        x: ``(samples, channels, height, width)`` float32 in [-1, 1]; training samples first. For
+            texts ``(samples, 0)``: their tokens depend on who trains.
         y: ``(samples,)`` int64.
         num_train: how many samples are official training samples; None without such a split.
         num_classes: the number of classes.
         source: where it was found.
         class_names: names of the classes, if known.
         attributes: columns for partitions by attribute, each ``(samples,)``.
+        train_share: the part of a client for training, where there is no official split.
+        texts: the words of every text; empty for images.
     """
 
     name: str
@@ -51,6 +57,8 @@ class Dataset:
     source: str
     class_names: tuple[str, ...] = ()
     attributes: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
+    train_share: float = TRAIN_SHARE
+    texts: tuple[tuple[str, ...], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,7 +69,7 @@ class Availability:
     summary: str
     samples: str
     classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     found: str | None
     how: str
 
@@ -128,8 +136,8 @@ def _load(name: str, root: str) -> Dataset:
     found = _find(name, root)
     assert found is not None
     layout, files = found
-    if name == "femnist":
-        return _read_femnist(files, root)
+    if name in ("femnist", "sent140"):
+        return (_read_femnist if name == "femnist" else _read_sent140)(files, root)
     entry = DATASETS[name]
     parts, names = layout.read(files, entry)
     for split in readers.SPLITS:
@@ -160,7 +168,30 @@ def _read_femnist(files: dict[str, Any], root: str) -> Dataset:
     writers = np.concatenate([part.users for part in parts])
     num_train = len(parts[0].x) if len(parts) == 2 else None
     attributes = {"writer": writers}
-    return Dataset("femnist", features, labels, num_train, 62, root, (), attributes)
+    return Dataset("femnist", features, labels, num_train, 62, root, (), attributes, LEAF_SHARE)
+
+
+def _read_sent140(files: dict[str, Any], root: str) -> Dataset:
+    if "lines" in files:
+        parts = [text.read_lines(files["lines"])]
+    else:
+        parts = [text.read_leaf_texts(files[split]) for split in files]
+    texts = tuple(tuple(text.tokenise(one)) for part in parts for one in part.texts)
+    labels = torch.from_numpy(np.concatenate([part.y for part in parts]))
+    users = np.concatenate([part.users for part in parts])
+    num_train = len(parts[0].texts) if len(parts) == 2 else None
+    return Dataset(
+        "sent140",
+        torch.empty((len(texts), 0), dtype=torch.int64),
+        labels,
+        num_train,
+        2,
+        root,
+        DATASETS["sent140"].class_names,
+        {"user": users},
+        LEAF_SHARE,
+        texts,
+    )
 
 
 @lru_cache(maxsize=1)
@@ -184,6 +215,56 @@ def _load_digits() -> Dataset:
     return Dataset("digits", x, target, len(train.rows), 10, "scikit-learn", DIGITS)
 
 
+# ---------------------------------------------------------------------- features
+
+
+@lru_cache(maxsize=2)
+def _scaled(name: str, root: str, scale: str, merged: bool) -> Tensor:
+    """Return the images of a data set in another scale.
+
+    With p the pixels from 0 to 255: p/255, or (p − μ)/(σ + 0.001) with mean and deviation over all
+    images and pixels, or over all images for every pixel (and channel) by itself, as in pFedMe's
+    and pFedBreD's generators.
+
+    Args:
+        name: of the data set.
+        root: the data folder.
+        scale: ``unit``, ``standard`` or ``pixel``.
+        merged: whether μ and σ are those of all samples, or of the official training samples.
+    """
+    data = load(name, root or None)
+    pixels = (data.x + 1) / 2
+    if scale == "unit":
+        return pixels
+    known = pixels if merged or data.num_train is None else pixels[: data.num_train]
+    if scale == "pixel":
+        variance, mean = torch.var_mean(known, 0, correction=0)
+    else:
+        variance, mean = torch.var_mean(known, correction=0)
+    return pixels.sub_(mean).div_(variance.sqrt() + 0.001 / 255)
+
+
+def _encoded(
+    data: Dataset, train: Ragged, size: int | None, length: int | None, info: dict[str, Any]
+) -> Tensor:
+    """Return token ids, with a vocabulary of the clients' training samples."""
+    size = text.VOCABULARY if size is None else size
+    length = text.LENGTH if length is None else length
+    words = text.make_vocabulary((data.texts[row] for row in train.rows.tolist()), size)
+    info |= {"vocabulary": size, "words": len(words), "length": length}
+    return torch.from_numpy(text.encode(data.texts, words, length))
+
+
+def _subset(data: Dataset) -> str | None:
+    """Say what is missing of the published data set, if anything is."""
+    official, known = DATASETS[data.name].samples, len(data.y)
+    if data.texts and known < official[0]:
+        return f"{known:,} tweets; the published set has {official[0]:,}"
+    if data.num_train is not None and not data.texts and official[0] not in (0, data.num_train):
+        return f"{data.num_train:,} training samples; the published set has {official[0]:,}"
+    return None
+
+
 def from_dataset(
     name: str,
     *,
@@ -195,20 +276,34 @@ def from_dataset(
     data_dir: str | Path | None = None,
     min_train: int | None = None,
     min_test: int | None = None,
+    samples: int | None = None,
+    scale: str | None = None,
+    length: int | None = None,
+    vocabulary: int | None = None,
 ) -> Federation:
     """Divide a named data set among clients.
 
     Args:
         name: one of ``DATASETS``.
-        partition: ``dirichlet:0.1``, ``pathological:2``, ``iid`` or ``column:writer``, perhaps
-            followed by a protocol: ``dirichlet:0.1:pfllib``.
+        partition: ``dirichlet:0.1``, ``pathological:2``, ``iid``, ``column:writer``,
+            ``classes:2``, ``lognormal:3`` or ``grouped:0.5``, perhaps followed by a protocol:
+            ``dirichlet:0.1:pfllib``.
         clients: the number of clients; 20 by default, and for ``column`` one for every value.
-        protocol: ``authors`` (default) or ``pfllib``; see ``sartor.data.partition``.
+        protocol: ``authors`` (default), ``pfllib``, or one of the partition's own; see
+            ``sartor.data.partition``. ``lognormal`` takes ``cifar`` for CIFAR by default.
         seed: seed of the draw.
         val: the fraction of every client's training samples used for validation.
         data_dir: the data folder; by default the environment variable ``SARTOR_DATA``.
         min_train: the least number of training samples of a client; see ``divide``.
         min_test: the least number of test samples of a client.
+        samples: training samples in all, drawn by the seed; by default all there are.
+        scale: of images: ``symmetric`` ([-1, 1], the default), ``unit`` ([0, 1]), ``standard``
+            (mean 0 and deviation 1 over everything) or ``pixel`` (for every pixel). Mean and
+            deviation are those of the official training samples, or of all samples where the
+            partition merges training and test samples.
+        length: tokens of a text; 25 by default.
+        vocabulary: token ids of texts in all; 10,000 by default. They are numbered by the
+            training samples of the federation's clients.
 
     Example:
         >>> Federation.from_dataset("digits", partition="iid", clients=10)
@@ -216,10 +311,19 @@ def from_dataset(
     """
     if not 0 <= val < 1:
         raise ConfigError(f"val must be a fraction in [0, 1), got {val}.")
+    if scale is not None and scale not in SCALES:
+        raise ConfigError(f"Unknown scale {scale!r}{did_you_mean(scale, SCALES)}")
     data = load(name, data_dir)
+    if data.texts and scale is not None:
+        raise ConfigError(f"scale is for images, but {name} holds texts; leave it out.")
+    if not data.texts and (length is not None or vocabulary is not None):
+        raise ConfigError(f"length and vocabulary are for texts, but {name} holds images.")
+    spec = parse_partition(partition)
+    if spec.kind == "lognormal" and name.startswith("cifar"):
+        protocol = protocol or spec.protocol or "cifar"
     drawn = divide(
         data.y.numpy(),
-        partition,
+        spec,
         clients=clients,
         num_train=data.num_train,
         num_classes=data.num_classes,
@@ -228,15 +332,25 @@ def from_dataset(
         seed=seed,
         min_train=min_train,
         min_test=min_test,
+        samples=samples,
+        train_share=data.train_share,
     )
     train, held = carve_val(drawn.train, drawn.names, val, seed)
     info: dict[str, Any] = {"dataset": name, "source": data.source, "val": val} | drawn.info
-    official = DATASETS[name].samples
-    if data.num_train is not None and official[0] not in (0, data.num_train):
-        info["subset"] = f"{data.num_train:,} of {official[0]:,} official training samples"
+    if (subset := _subset(data)) is not None:
+        info["subset"] = subset
     if data.class_names:
         info["class_names"] = list(data.class_names)
-    return Federation(data.x, data.y, train, held, drawn.test, drawn.names, data.num_classes, info)
+    x = data.x
+    if data.texts:
+        x = _encoded(data, train, vocabulary, length, info)
+    elif scale not in (None, "symmetric"):
+        official = len(data.y) if data.num_train is None else data.num_train
+        merged = bool((drawn.train.rows >= official).any())
+        x = _scaled(name, str(data_folder(data_dir) or ""), str(scale), merged)
+        info["scale"] = scale
+    y = data.y if drawn.y is None else torch.from_numpy(drawn.y)
+    return Federation(x, y, train, held, drawn.test, drawn.names, data.num_classes, info)
 
 
 def _files_of(found: dict[str, Any]) -> str:
@@ -264,7 +378,10 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
         counts = entry.samples
         if found is not None and found[0].find is find_npz:
             counts = readers.count_npz(found[1])
-        samples = "by writer" if name == "femnist" else "{:,} + {:,}".format(*counts)
+        samples = {"femnist": "by writer", "sent140": "by user"}.get(name)
+        samples = samples or "{:,} + {:,}".format(*counts)
+        if counts < entry.samples:
+            samples += " (a subset)"
         how = "nothing to do" if where else _how_to_get(name, data_dir)
         rows.append(
             Availability(name, entry.summary, samples, entry.num_classes, entry.shape, where, how)

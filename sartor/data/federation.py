@@ -217,6 +217,10 @@ class Federation:
         data_dir: str | Path | None = None,
         min_train: int | None = None,
         min_test: int | None = None,
+        samples: int | None = None,
+        scale: str | None = None,
+        length: int | None = None,
+        vocabulary: int | None = None,
     ) -> Federation:
         """Divide a named data set among clients; see ``sartor.data.datasets.from_dataset``."""
         from sartor.data.datasets import from_dataset
@@ -231,6 +235,10 @@ class Federation:
             data_dir=data_dir,
             min_train=min_train,
             min_test=min_test,
+            samples=samples,
+            scale=scale,
+            length=length,
+            vocabulary=vocabulary,
         )
 
     # ------------------------------------------------------------------ reading
@@ -342,6 +350,8 @@ class Federation:
                 f"{facts['classes_per_client']:.1f} classes a client, label skew "
                 f"{facts['label_skew']:.2f} (0: all clients alike, towards 1: nothing in common)"
             )
+        if "subset" in self.info:
+            lines.append(f"a subset of the published data: {self.info['subset']}")
         width = max(6, *(len(name) for name in self.names[:limit]))
         lines.append(f"{'client':<{width}}  {'train':>6}  {'val':>5}  {'test':>5}  classes")
         counts = self.label_counts()[:limit]

@@ -16,7 +16,7 @@ class Entry:
 
     summary: str
     num_classes: int
-    shape: tuple[int, int, int]
+    shape: tuple[int, ...]
     samples: tuple[int, int]
     layouts: tuple[Layout, ...] = ()
     class_names: tuple[str, ...] = ()
@@ -149,14 +149,25 @@ def _read_cifar_python(
 
 
 def _find_leaf(root: Path, name: str) -> dict[str, Any] | None:
-    """Find LEAF's femnist: JSON files in train and test, or in all_data."""
-    for base in (root / "femnist" / "data", root / "femnist", root / "data", root):
+    """Find LEAF's data: JSON files in train and test, or in all_data."""
+    folders = [root / name / "data", root / name]
+    if name == "femnist" or root.name == name:  # the data folder may be LEAF's own
+        folders += [root / "data", root]
+    for base in folders:
         found = {s: sorted((base / s).glob("*.json")) for s in ("train", "test")}
         if all(found.values()):
             return found
-        everything = sorted((base / "all_data").glob("*.json"))
+        everything = sorted([*(base / "all_data").glob("*.json"), *base.glob("all_data*.json")])
         if everything:
             return {"train": everything}
+    return None
+
+
+def _find_lines(root: Path, name: str) -> dict[str, Any] | None:
+    """Find NAME.jsonl or NAME.jsonl.gz."""
+    for end in (".jsonl", ".jsonl.gz"):
+        if (path := root / f"{name}{end}").is_file():
+            return {"lines": path}
     return None
 
 
@@ -180,7 +191,7 @@ _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _MNIST_PAGE = "http://yann.lecun.com/exdb/mnist/ (torchvision's MNIST fetches the same files)"
 _FASHION_PAGE = "https://github.com/zalandoresearch/fashion-mnist"
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset (gzip.zip)"
-_LEAF_PAGE = "https://github.com/TalwalkarLab/leaf, folder data/femnist, preprocess.sh"
+_LEAF_PAGE = "https://github.com/TalwalkarLab/leaf, folder data/{}, preprocess.sh"
 
 _FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship")
@@ -269,10 +280,33 @@ DATASETS: dict[str, Entry] = {
             Layout(
                 "femnist/data/train/*.json and femnist/data/test/*.json, or "
                 "femnist/data/all_data/*.json",
-                _LEAF_PAGE,
+                _LEAF_PAGE.format("femnist"),
                 _find_leaf,
                 lambda found, entry: ({}, ()),  # read by _read_femnist, which keeps the writers
             ),
         ),
+    ),
+    "sent140": Entry(
+        "tweets with their users, negative or positive, from LEAF",
+        2,
+        (25,),
+        (1_600_498, 0),
+        (
+            Layout(
+                "sent140.jsonl or sent140.jsonl.gz, a line for each tweet: "
+                '{"user": ..., "text": ..., "label": 0 or 1}',
+                "made by you from the layout below",
+                _find_lines,
+                lambda found, entry: ({}, ()),  # read by _read_sent140, which keeps the users
+            ),
+            Layout(
+                "sent140/data/train/*.json and sent140/data/test/*.json, or "
+                "sent140/data/all_data/*.json",
+                _LEAF_PAGE.format("sent140"),
+                _find_leaf,
+                lambda found, entry: ({}, ()),
+            ),
+        ),
+        ("negative", "positive"),
     ),
 }

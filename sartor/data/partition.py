@@ -1,4 +1,4 @@
-"""Division of one labelled data set among clients: Dirichlet, pathological, IID, by attribute.
+"""Division of one labelled data set among clients: by classes, at random, by attribute.
 
 Two protocols are in use for the same words, and they differ in more than detail:
 
@@ -10,11 +10,11 @@ Two protocols are in use for the same words, and they differ in more than detail
   and draws are repeated until the smallest client has ``least`` samples.
 
 Draws are tried on counts alone, thousands of them if need be; rows are cut once, at the end.
+The partitions of single papers have protocols of their own; see ``sartor.data.recipes``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,12 +22,21 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sartor.data.columns import column_of, one_each, split_clients, split_each
 from sartor.data.draws import TRAIN_SHARE, Draw, authors, pfllib
+from sartor.data.recipes import equal_sizes, exact_classes, grouped, lognormal
 from sartor.data.split import Int, Ragged, split_rows
 from sartor.errors import ConfigError, FederationError, did_you_mean
 
-KINDS = ("column", "dirichlet", "iid", "pathological")
+KINDS = ("column", "dirichlet", "iid", "pathological", "classes", "grouped", "lognormal")
 PROTOCOLS = ("authors", "pfllib")
+_PROTOCOLS_OF = {
+    "dirichlet": (*PROTOCOLS, "equal"),
+    "classes": ("own", "all"),
+    "lognormal": ("mnist", "cifar", "mislabelled"),
+}
+_MERGED = ("pfllib", "equal")  # these pool official training and test samples
+_EXAMPLES = {"dirichlet": "0.1", "column": "writer", "grouped": "0.5", "lognormal": "3"}
 MAX_TRIES = 20_000
 
 
@@ -47,16 +56,25 @@ class PartitionSpec:
 
 @dataclass(frozen=True)
 class Partition:
-    """Rows of every client, and how they were drawn."""
+    """Rows of every client, and how they were drawn.
+
+    Attributes:
+        train: rows for training.
+        test: rows for testing.
+        names: one name per client.
+        info: a record of the draw.
+        y: all labels, if the partition changed some; else None.
+    """
 
     train: Ragged
     test: Ragged
     names: tuple[str, ...]
     info: dict[str, Any]
+    y: Int | None = None
 
 
 def parse_partition(text: str) -> PartitionSpec:
-    """Read ``dirichlet:0.1``, ``pathological:2``, ``iid`` or ``column:writer``.
+    """Read ``dirichlet:0.1``, ``pathological:2``, ``iid``, ``column:writer``, ``classes:2``, ...
 
     A protocol may follow: ``dirichlet:0.1:pfllib``.
 
@@ -69,7 +87,7 @@ def parse_partition(text: str) -> PartitionSpec:
     value: float | str | None = None
     if kind != "iid":
         if not rest or not rest[0]:
-            example = {"dirichlet": "0.1", "pathological": "2", "column": "writer"}[kind]
+            example = _EXAMPLES.get(kind, "2")
             raise ConfigError(f"Partition {kind!r} needs a value, such as {kind}:{example}.")
         value = rest.pop(0) if kind == "column" else _number(kind, rest.pop(0))
     protocol = rest.pop(0) if rest else None
@@ -78,7 +96,7 @@ def parse_partition(text: str) -> PartitionSpec:
             f"Partition {text!r} has too many parts; write kind:value or kind:value:protocol."
         )
     if protocol is not None:
-        _known_protocol(protocol)
+        _known_protocol(protocol, kind)
     return PartitionSpec(kind, value, protocol)
 
 
@@ -89,15 +107,16 @@ def _number(kind: str, text: str) -> float:
         raise ConfigError(f"Partition {kind} needs a number, got {text!r}.") from None
     if not 0 < value < float("inf"):
         raise ConfigError(f"Partition {kind} needs a positive number, got {text}.")
-    if kind == "pathological" and value != int(value):
-        raise ConfigError(f"Partition pathological needs a whole number of classes, got {text}.")
+    if kind in ("pathological", "classes", "lognormal") and value != int(value):
+        raise ConfigError(f"Partition {kind} needs a whole number of classes, got {text}.")
     return value
 
 
-def _known_protocol(protocol: str) -> None:
-    if protocol not in PROTOCOLS:
-        hint = did_you_mean(protocol, PROTOCOLS)
-        raise ConfigError(f"Unknown protocol {protocol!r}{hint}")
+def _known_protocol(protocol: str, kind: str) -> None:
+    known = _PROTOCOLS_OF.get(kind, PROTOCOLS)
+    if protocol not in known:
+        hint = did_you_mean(protocol, known)
+        raise ConfigError(f"Unknown protocol {protocol!r} of partition {kind}{hint}")
 
 
 def divide(
@@ -112,6 +131,8 @@ def divide(
     seed: int = 0,
     min_train: int | None = None,
     min_test: int | None = None,
+    samples: int | None = None,
+    train_share: float = TRAIN_SHARE,
     max_tries: int = MAX_TRIES,
 ) -> Partition:
     """Divide labelled samples among clients.
@@ -123,13 +144,18 @@ def divide(
         num_train: how many samples are official training samples. None if there is no official
             split; protocol ``authors`` then makes one, stratified, 75% for training.
         num_classes: the number of classes; by default the largest label + 1.
-        protocol: ``authors`` (default) or ``pfllib``.
-        attributes: columns for ``column:NAME``, each ``(samples,)``.
+        protocol: ``authors`` (default) or ``pfllib``; ``equal`` for dirichlet. ``classes`` has
+            ``own`` and ``all``, ``lognormal`` has ``mnist``, ``cifar`` and ``mislabelled``; see
+            ``sartor.data.recipes``.
+        attributes: columns for ``column:NAME``, each ``(samples,)``; ``grouped`` takes the first.
         seed: seed of the draw.
         min_train: the least number of training samples of a client. By default the protocol's
             own, if the mean client has five times as much; otherwise a tenth of the mean
-            client. In protocol ``pfllib`` the floor is on all samples of a client.
+            client. In protocol ``pfllib`` and for ``column`` the floor is on all samples of a
+            client (those below it are left out of ``column``), for ``grouped`` on its users.
         min_test: the least number of test samples, by the same rule (``authors`` only).
+        samples: the number of training samples in all, drawn by the seed; by default all of them.
+        train_share: what part of a client is for training, where ``column`` or ``grouped`` splits.
         max_tries: how many draws to try before giving up.
 
     Returns:
@@ -138,14 +164,33 @@ def divide(
     labels = np.asarray(y, dtype=np.int64)
     spec = parse_partition(partition) if isinstance(partition, str) else partition
     if protocol is not None:
-        _known_protocol(protocol)
+        _known_protocol(protocol, spec.kind)
         if spec.protocol not in (None, protocol):
             raise ConfigError(f"Partition {spec} contradicts protocol={protocol!r}; give one.")
     chosen = protocol or spec.protocol
     classes = int(labels.max()) + 1 if num_classes is None else num_classes
+    if samples is not None and spec.kind != "classes":
+        merged = chosen in _MERGED or spec.kind == "lognormal"
+        kept = _some(len(labels), None if merged else num_train, samples, train_share, seed)
+        part = divide(
+            labels[kept],
+            spec,
+            clients=clients,
+            num_train=None if num_train is None else int((kept < num_train).sum()),
+            num_classes=classes,
+            protocol=protocol,
+            attributes={k: np.asarray(v)[kept] for k, v in (attributes or {}).items()},
+            seed=seed,
+            min_train=min_train,
+            min_test=min_test,
+            train_share=train_share,
+            max_tries=max_tries,
+        )
+        return _within(part, kept, labels)
     if spec.kind == "column":
-        return _by_column(labels, spec, chosen, clients, num_train, attributes or {}, seed)
-    chosen = chosen or "authors"
+        columns = attributes or {}
+        return _by_column(spec, chosen, clients, num_train, columns, min_train, train_share, seed)
+    chosen = chosen or {"classes": "own", "lognormal": "mnist"}.get(spec.kind, "authors")
     clients = 20 if clients is None else clients
     if clients < 1:
         raise ConfigError(f"clients must be >= 1, got {clients}.")
@@ -166,17 +211,53 @@ def divide(
     )
     names = tuple(f"client{i:0{len(str(clients - 1))}d}" for i in range(clients))
     info = {"partition": spec.kind, "value": spec.value, "protocol": chosen, "seed": seed}
-    if chosen == "authors":
+    changed: Int | None = None
+    if spec.kind == "grouped":
+        return _by_group(draw, info, names, num_train, attributes, min_train, train_share)
+    if spec.kind == "classes":
+        official = _official(labels, num_train, draw.info)
+        train, test = exact_classes(draw, official, samples, all_tests=chosen == "all")
+    elif chosen == "authors":
         official = _official(labels, num_train, draw.info)
         train, test = authors(draw, official, min_train, min_test)
     else:
         if min_test is not None:
-            raise ConfigError("min_test belongs to protocol authors; pfllib has min_train only.")
-        whole = pfllib(draw, min_train)
+            raise ConfigError(
+                f"min_test belongs to protocol authors; {chosen} has min_train at most."
+            )
+        if spec.kind == "lognormal":
+            whole, changed = lognormal(draw, chosen)
+        else:
+            whole = equal_sizes(draw) if chosen == "equal" else pfllib(draw, min_train)
         owner = np.full(len(labels), -1, dtype=np.int64)
         owner[whole.rows.numpy()] = whole.owner.numpy()
-        train, test = _three_quarters(owner, names, seed)
-    return Partition(train, test, names, info | {"clients": clients} | draw.info)
+        train, test = split_each(owner, names, seed, TRAIN_SHARE)
+    return Partition(train, test, names, info | {"clients": clients} | draw.info, changed)
+
+
+def _some(total: int, num_train: int | None, samples: int, share: float, seed: int) -> Int:
+    """Draw the rows to keep: so many training samples, and all official test samples."""
+    pool = total if num_train is None else num_train
+    wanted = min(round(samples / share), pool) if num_train is None else samples
+    most = int(pool * share) if num_train is None else pool
+    if not 1 <= samples <= most:
+        raise ConfigError(
+            f"samples must lie in 1..{most}, the number of training samples, got {samples}."
+        )
+    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, len(KINDS), 1000])))
+    chosen = np.sort(rng.choice(pool, wanted, replace=False))
+    return np.concatenate([chosen, np.arange(pool, total)])
+
+
+def _within(part: Partition, kept: Int, labels: Int) -> Partition:
+    """Give rows of a smaller set their numbers in the whole one."""
+    rows = torch.from_numpy(kept)
+    train, test = (Ragged(rows[split.rows], split.offsets) for split in (part.train, part.test))
+    y: Int | None = None
+    if part.y is not None:
+        y = labels.copy()
+        y[kept] = part.y
+    return Partition(train, test, part.names, part.info | {"drawn_samples": len(train.rows)}, y)
 
 
 def _generator(seed: int, kind: str) -> np.random.Generator:
@@ -197,63 +278,55 @@ def _official(y: Int, num_train: int | None, info: dict[str, Any]) -> tuple[Int,
     return rows[:num_train], rows[num_train:]
 
 
-def _three_quarters(owner: Int, names: Sequence[str], seed: int) -> tuple[Ragged, Ragged]:
-    """Split every client at random, three quarters (rounded down, at least one) for training."""
-    sizes = np.bincount(owner[owner >= 0], minlength=len(names))
-    num_test = sizes - np.maximum((sizes * TRAIN_SHARE).astype(np.int64), 1)
-    train, _, test = split_rows(owner, names, test=num_test, val=0.0, seed=seed)
-    return train, test
-
-
 # ---------------------------------------------------------------------- by attribute
 
 
 def _by_column(
-    y: Int,
     spec: PartitionSpec,
     protocol: str | None,
     clients: int | None,
     num_train: int | None,
     attributes: dict[str, Any],
+    least: int | None,
+    share: float,
     seed: int,
 ) -> Partition:
     """Make one client of every value of a column, or of some values drawn at random."""
     column = str(spec.value)
-    if column not in attributes:
-        known = did_you_mean(column, attributes) if attributes else "; it has no columns"
-        raise ConfigError(f"The data have no column {column!r}{known}")
-    values, owner = np.unique(np.asarray(attributes[column]), return_inverse=True)
-    owner = owner.astype(np.int64)
-    if clients is not None:
-        if not 1 <= clients <= len(values):
-            raise FederationError(
-                f"Column {column!r} has {len(values)} values; clients must lie in "
-                f"1..{len(values)}, got {clients}."
-            )
-        kept = np.sort(_generator(seed, spec.kind).choice(len(values), clients, replace=False))
-        place = np.full(len(values), -1, dtype=np.int64)
-        place[kept] = np.arange(clients)
-        owner, values = place[owner], values[kept]
-    names = tuple(str(value) for value in values.tolist())
-    rows = np.arange(len(y), dtype=np.int64)
-    official = [Ragged.from_owner(one, owner[one], len(names)) for one in _cut(rows, num_train)]
-    complete = all(bool((split.sizes > 0).all()) for split in official) and len(official) == 2
-    if protocol == "authors" and not complete:
+    rng = _generator(seed, spec.kind)
+    owner, names = one_each(column_of(attributes, column), column, clients, least, rng)
+    train, test, found = split_clients(
+        owner, names, num_train, merge=protocol == "pfllib", share=share, seed=seed
+    )
+    if protocol == "authors" and found != "authors":
         raise FederationError(
             f"Not every value of {column!r} has official training and test samples; use "
             f"{spec.kind}:{column}:pfllib, which pools and splits each client 75/25."
         )
-    if protocol == "pfllib" or not complete:
-        protocol = "pfllib"
-        train, test = _three_quarters(owner, names, seed)
-    else:
-        protocol = "authors"
-        train, test = official
-    if bool(torch.any(train.sizes == 0)):
-        raise FederationError(f"A value of {column!r} has no samples.")
-    info = {"partition": "column", "value": column, "protocol": protocol, "seed": seed}
+    info = {"partition": "column", "value": column, "protocol": found, "seed": seed}
     return Partition(train, test, names, info | {"clients": len(names)})
 
 
-def _cut(rows: Int, num_train: int | None) -> list[Int]:
-    return [rows] if num_train is None else [rows[:num_train], rows[num_train:]]
+def _by_group(
+    draw: Draw,
+    info: dict[str, Any],
+    names: tuple[str, ...],
+    num_train: int | None,
+    attributes: dict[str, Any] | None,
+    least: int | None,
+    share: float,
+) -> Partition:
+    """Make clients of many users each; a user's samples stay together."""
+    if not attributes:
+        raise ConfigError(
+            f"{draw.name} deals out users, but the data have no column that tells them; use "
+            "femnist or sent140, or another partition."
+        )
+    column = next(iter(attributes))
+    owner = grouped(np.asarray(attributes[column]), draw, least)
+    merge = info["protocol"] == "pfllib"
+    train, test, found = split_clients(
+        owner, names, num_train, merge=merge, share=share, seed=info["seed"]
+    )
+    info |= {"protocol": found, "clients": len(names), "of": column} | draw.info
+    return Partition(train, test, names, info)

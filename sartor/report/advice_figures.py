@@ -23,7 +23,6 @@ from sartor.report.drawing import (
     clip,
     legend_above,
     make_axes,
-    to_svg,
 )
 
 NAMED = 25
@@ -112,7 +111,7 @@ def error_by_pull(advice: Advice) -> Figure:
         f"(GlobalTrain); lower is better, and the dot is the recommendation.{rules}{scale}",
         f"Line chart of the mean {what} against λ: {errors[0]:.4g} alone, {errors[-1]:.4g} with "
         f"one model, {chosen:.4g} at the chosen λ = {spell(advice.prox_strength)}.",
-        to_svg(canvas, "error-by-pull"),
+        canvas,
     )
 
 
@@ -214,7 +213,7 @@ def distances(advice: Advice) -> Figure:
         f"samples. R̂ is {side} the crossover, {verdict}.{thin}",
         f"Bar chart of the estimated distances of {len(people)} clients, from {apart.min():.3g} "
         f"to {apart.max():.3g}; {above} of them are larger than the noise of the client's own fit.",
-        to_svg(canvas, "distance-by-client"),
+        canvas,
     )
 
 
@@ -257,7 +256,7 @@ def losses(advice: Advice) -> Figure:
         f"better. Few validation samples make single clients uncertain.{thin}",
         f"Chart of the validation losses of {len(people)} clients; one model for all is worse than "
         f"training alone for {len(advice.hurt)} of them.",
-        to_svg(canvas, "loss-by-client"),
+        canvas,
     )
 
 

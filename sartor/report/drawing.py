@@ -1,7 +1,8 @@
-"""What every figure of a report shares: inline SVG that follows the page's colours, light or dark.
+"""What every figure of a report shares: one drawing, shown on the page or printed on paper.
 
-Matplotlib draws with placeholder colours; afterwards they become CSS variables of the page, and
-texts stay texts (they can be searched, selected and read aloud). Nothing here opens a window.
+A figure is drawn once, with placeholder colours. On the page they become CSS variables, light or
+dark, and texts stay texts (:func:`to_svg`); on paper they become inks (``printing.save``).
+Nothing here opens a window.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from matplotlib.figure import Figure as Canvas
 INK, SOFT, LINE, GOOD, BAD = "#010101", "#020202", "#030303", "#040404", "#050505"
 HEAT = "#060606"
 SERIES = ["#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006", "#0a0007"]
-_VARIABLES = {
+MARKS = "osD^vPX"
+"""Markers. Seven of them and six colours share no factor: a pair comes back after 42."""
+VARIABLES = {
     INK: "var(--ink)",
     SOFT: "var(--soft)",
     LINE: "var(--line)",
@@ -61,21 +64,52 @@ STYLE: Any = {  # the keys of matplotlib differ between releases, so they are no
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of the page.
+    """One figure: a drawing and the words that go with it.
 
     Attributes:
-        key: identifier, unique on the page.
+        key: identifier, unique on the page; the name of the file on paper.
         title: heading.
         caption: how to read it, in a sentence or two.
         alt: what it shows, for who cannot see it.
-        svg: the picture.
+        canvas: the drawing, in placeholder colours.
+        wide: it has several panels side by side and needs the width of the text on paper, not that
+            of a column.
     """
 
     key: str
     title: str
     caption: str
     alt: str
-    svg: str
+    canvas: Canvas
+    wide: bool = False
+
+    @property
+    def broad(self) -> bool:
+        """Whether it takes the whole width of the page; a heat map takes half."""
+        return float(self.canvas.get_figwidth()) > 6.0
+
+    @property
+    def svg(self) -> str:
+        """The drawing as an SVG element for a page."""
+        return to_svg(self.canvas, self.key)
+
+
+def colour_and_mark(position: int, *, reference: bool = False) -> tuple[int, str]:
+    """Return the number of a curve's colour (from 1) and its marker; no pair twice among 42.
+
+    Colour 1, the quiet one, is kept for the reference. Where colours repeat, markers differ.
+
+    Args:
+        position: place among the curves, without the reference.
+        reference: it is what the others are measured against.
+
+    >>> colour_and_mark(0), colour_and_mark(6)
+    ((2, 's'), (2, 'o'))
+    """
+    if reference:
+        return 1, MARKS[0]
+    colours = len(SERIES) - 1
+    return position % colours + 2, MARKS[(1 + position) % len(MARKS)]
 
 
 def make_axes(width: float, height: float) -> tuple[Any, Canvas]:
@@ -121,7 +155,7 @@ def to_svg(canvas: Canvas, key: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # Fonts: keep the size, leave the family to the page.
     text = re.sub(r"font: (?:\w+ )?([\d.]+px)[^;\"]*", r"font-size: \1", text)
-    for placeholder, variable in _VARIABLES.items():
+    for placeholder, variable in VARIABLES.items():
         text = text.replace(placeholder, variable)
     # Identifiers are local to a file, and a page holds several files.
     text = re.sub(r'\bid="', f'id="{key}-', text)

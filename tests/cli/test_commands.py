@@ -434,6 +434,22 @@ def test_the_global_model_is_scored_on_request(command: Any) -> None:
     assert command("run", "ditto", *TINY, "--points", "middle").code == 2
 
 
+def test_the_divisions_of_papers_are_reached_by_flags(command: Any) -> None:
+    """Exact classes, a limit of samples, a scale and a network of two convolutions."""
+    words = ("--data", "digits", "--partition", "classes:2", "--clients", "5", "--samples", "100")
+    fits = ("--scale", "pixel", "--model", "cnn2", "--rounds", "1", "--device", "cpu")
+    answer = command("run", "fedavg", *words, *fits, "--out", "p", "--json")
+    assert answer.code == 0, answer.err
+    told = command("data", "digits", *words[2:], "--json")
+    assert told.json["samples"]["train"] == 100
+    assert told.json["smallest"]["train"] == told.json["largest"]["train"] == 20
+    assert told.json["classes_per_client"] == 2
+    wrong = command("run", "fedavg", *words[:2], "--partition", "classes:12")
+    assert wrong.code == 2
+    assert "more classes a client than the 10" in wrong.err
+    assert "did you mean 'cnn2'" in command("run", "fedavg", *words, "--model", "cnnn2").err
+
+
 def hospital(folder: str, names: tuple[str, ...], seed: int) -> None:
     """Write one file per client: two inputs, and whether their sum is positive."""
     draw = np.random.default_rng(seed)
@@ -520,6 +536,25 @@ def test_report_writes_one_page(command: Any) -> None:
     nowhere = command("report", "nowhere")
     assert nowhere.code == 2
     assert "nowhere" in nowhere.err
+
+
+def test_report_writes_figures_for_a_paper(command: Any) -> None:
+    """--format pdf writes one file for each figure; --out says where; another word is refused."""
+    command("run", "fedavg", *TINY, "--out", "a")
+    answer = command("report", "a", "--format", "pdf")
+    assert answer.code == 0, answer.err
+    names = {path.name for path in Path("a/figures").iterdir()}
+    assert {"accuracy-by-round.pdf", "label-map.pdf", "captions.txt"} <= names
+    assert "a/figures/accuracy-by-round.pdf" in answer.out
+    told = command("report", "a", "--format", "png", "--out", "b", "--json")
+    listed = json.loads(told.out.splitlines()[-1])["figures"]
+    assert "b/label-map.png" in listed
+    assert all(Path(path).stat().st_size > 1000 for path in listed)
+    assert command("report", "a", "--out", "c").code == 0
+    assert Path("c/report.html").exists()
+    wrong = command("report", "a", "--format", "pfd")
+    assert wrong.code == 2
+    assert "did you mean 'pdf'" in wrong.err
 
 
 @pytest.mark.usefixtures("pages")

@@ -385,11 +385,22 @@ def test_leaf_json_gives_one_client_per_writer(tmp_path):
 
 
 def test_leaf_all_data_is_split_by_us(tmp_path):
-    """all_data has no official split, so each writer is split 75/25."""
-    users = {"a": (np.zeros((8, 784)), range(8)), "b": (np.ones((4, 784)), range(4))}
+    """all_data has no official split, so each writer is split 90/10, or 75/25 if that is named."""
+    users = {"a": (np.zeros((20, 784)), range(20)), "b": (np.ones((4, 784)), range(4))}
     write_leaf(tmp_path / "femnist/all_data/x.json", users)
     fed = from_dataset("femnist", partition="column:writer", data_dir=tmp_path)
-    assert fed.train.sizes.tolist() == [6, 3]
+    assert (fed.train.sizes.tolist(), fed.test.sizes.tolist()) == ([18, 3], [2, 1])
+    assert fed.info["protocol"] == "leaf"
+    fed = from_dataset("femnist", partition="column:writer:pfllib", data_dir=tmp_path)
+    assert fed.train.sizes.tolist() == [15, 3]
+    large = from_dataset("femnist", partition="column:writer", min_train=5, data_dir=tmp_path)
+    assert large.names == ("a",)
+    with pytest.raises(FederationError, match=r"No value.*21 samples.*has 20.*lower min_train"):
+        from_dataset("femnist", partition="column:writer", min_train=21, data_dir=tmp_path)
+    plain = tmp_path / "plain"
+    write_leaf(plain / "femnist/all_data_0.json", {"c": (np.zeros((3, 784)), range(3))})
+    fed = from_dataset("femnist", partition="column:writer", data_dir=plain)
+    assert fed.names == ("c",)
     (tmp_path / "femnist/all_data/x.json").write_text('{"users": ["a"], "user_data": {}}')
     with pytest.raises(FederationError, match=r"Cannot read .*x.json"):
         read_leaf([tmp_path / "femnist/all_data/x.json"])
@@ -458,10 +469,62 @@ def test_available_lists_what_is_here_and_how_to_get_the_rest(tmp_path):
     )
     rows = {row.name: row for row in available(tmp_path)}
     assert rows["digits"].found == "scikit-learn"
-    assert rows["emnist"].samples == "4 + 1"
+    assert rows["emnist"].samples == "4 + 1 (a subset)"
     assert rows["emnist"].found is not None
     assert rows["emnist"].found.endswith("emnist_balanced.npz")
     assert rows["cifar100"].found is None
     assert "cifar-100-binary" in rows["cifar100"].how
     fed = from_dataset("emnist", partition="iid", clients=1, data_dir=tmp_path)
-    assert fed.info["subset"] == "4 of 112,800 official training samples"
+    assert fed.info["subset"] == "4 training samples; the published set has 112,800"
+
+
+def test_a_subset_says_so_wherever_it_is_described(tmp_path):
+    """Fewer images than were published: in the record, in the summary, and in the list."""
+    rows = {"train": 94, "test": 47}
+    arrays = {f"x_{k}": pictures(n) for k, n in rows.items()}
+    arrays |= {f"y_{k}": np.arange(n) % 47 for k, n in rows.items()}
+    np.savez(tmp_path / "emnist_balanced.npz", **arrays)
+    fed = from_dataset("emnist", partition="iid", clients=2, data_dir=tmp_path)
+    assert fed.info["subset"] == "94 training samples; the published set has 112,800"
+    assert "a subset of the published data: 94 training samples; the" in fed.summary()
+    listed = {row.name: row.samples for row in available(tmp_path)}
+    assert listed["emnist"] == "94 + 47 (a subset)"
+    assert listed["mnist"] == "60,000 + 10,000"
+    assert "subset" not in from_dataset("digits", clients=2).summary()
+
+
+def test_images_can_be_scaled_as_the_papers_do(tmp_path):
+    """Pixels p: p/255, (p - mean)/(deviation + 0.001) over everything, or pixel by pixel."""
+    train, test = pictures(60), pictures(20)
+    train[:, 0, 0] = 7  # a pixel that never changes must not divide by zero
+    test[:, 0, 0] = 7
+    y = np.arange(80) % 10
+    np.savez(tmp_path / "mnist.npz", x_train=train, y_train=y[:60], x_test=test, y_test=y[60:])
+    whole = np.concatenate([train, test]).astype(np.float64)[:, None]
+    official = whole[:60]
+
+    def made(scale, partition):
+        options = {"clients": 2, "data_dir": tmp_path, "min_train": 1}
+        return from_dataset("mnist", scale=scale, partition=partition, **options).x.double()
+
+    def wanted(known, axis):
+        return (whole - known.mean(axis)) / (known.std(axis) + 0.001)
+
+    close = {"atol": 2e-4, "rtol": 1e-5}
+    torch.testing.assert_close(made("unit", "iid"), torch.from_numpy(whole / 255), **close)
+    for partition, known in (("iid", official), ("iid:pfllib", whole)):
+        x = made("standard", partition)
+        torch.testing.assert_close(x, torch.from_numpy(wanted(known, None)), **close)
+        x = made("pixel", partition)
+        torch.testing.assert_close(x, torch.from_numpy(wanted(known, 0)), **close)
+    assert torch.equal(made("symmetric", "iid"), made(None, "iid"))
+    first, again = (
+        from_dataset("mnist", scale="pixel", partition="iid", clients=2, data_dir=tmp_path, seed=s)
+        for s in (0, 1)
+    )
+    assert first.x is again.x  # seeds share the features
+    assert first.info["scale"] == "pixel"
+    with pytest.raises(ConfigError, match=r"Unknown scale 'pixels'.*'pixel'"):
+        made("pixels", "iid")
+    with pytest.raises(ConfigError, match="are for texts"):
+        from_dataset("digits", length=3)

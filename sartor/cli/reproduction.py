@@ -1,0 +1,131 @@
+"""``sartor reproduce``: list the reproductions, run one, print the verdicts and leave a page."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from sartor.cli import show, work
+from sartor.cli.progress import reporter
+from sartor.errors import ConfigError, RunFolderError
+from sartor.table import Table
+
+
+def list_plans(*, json: bool) -> None:
+    """Print every reproduction with what it is of."""
+    from sartor import reproduce
+
+    plans = [reproduce.load(name) for name in reproduce.names()]
+    if json:
+        show.json_line(
+            [{"name": p.name, "title": p.title, "paper": p.paper, "item": p.item} for p in plans]
+        )
+        return
+    rows = [[p.name, p.item, p.title, p.paper.split(",")[0] + " et al."] for p in plans]
+    show.table(Table(["name", "item", "shows", "paper"], rows))
+
+
+def reproduce_one(
+    name: str,
+    *,
+    quick: bool,
+    repeats: int | None,
+    device: str,
+    out: Path | None,
+    resume: bool,
+    jobs: int,
+    json: bool,
+) -> None:
+    """Run a reproduction, or go on with it.
+
+    Args:
+        name: of ``sartor reproduce --list``.
+        quick: take the short form.
+        repeats: seeds in place of the plan's.
+        device: "auto", "cpu" or "cuda".
+        out: the folder; else ``runs/reproduce-NAME``, with ``-quick``.
+        resume: go on with what is in the folder.
+        jobs: processes that share the passes.
+        json: whether stdout ends with a line of JSON.
+    """
+    from sartor import reproduce
+    from sartor.report import write_report
+
+    folder = out or Path("runs") / f"reproduce-{name}{'-quick' * quick}"
+    if not resume and folder.is_dir() and any(folder.iterdir()):
+        raise RunFolderError(
+            f"{folder} is there already; go on with --resume, or choose another --out."
+        )
+    if jobs < 1:
+        raise ConfigError(f"--jobs must be at least 1, got {jobs}.")
+    reproduce.load(name, quick=quick, repeats=repeats)  # a wrong name is told before any work
+    with work.stoppable(
+        f"Stopped. Finished passes are kept in {folder}; go on with the same command and --resume."
+    ):
+        if jobs > 1:
+            _share(name, quick, repeats, device, folder, jobs)
+        outcome = reproduce.run(
+            name,
+            quick=quick,
+            repeats=repeats,
+            device=device,
+            out=folder,
+            progress=reporter(plain=json),
+            told=show.note,
+        )
+    outcome.write(folder / "outcome.json")
+    for number in range(len(outcome.plan.tables)):
+        show.table(outcome.table(number), quiet=json)
+        show.say(quiet=json)
+    for table in outcome.paired():
+        show.table(table, quiet=json)
+        show.say(quiet=json)
+    for verdict in outcome.verdicts():
+        show.say(f"{verdict.word:8} {verdict.claim} ({verdict.found})", quiet=json)
+    for line in outcome.plan.differs:
+        show.say(f"Differs: {line}", quiet=json)
+    show.places(("Files", folder), ("Report", write_report(folder)), quiet=json)
+    if json:
+        show.json_line({**outcome.as_dict(), "out": str(folder)})
+
+
+def _share(
+    name: str, quick: bool, repeats: int | None, device: str, folder: Path, jobs: int
+) -> None:
+    """Run every pass in one of several processes; the caller then puts everything together."""
+    call = (
+        "import sys, json; from sartor import reproduce; reproduce.run(**json.loads(sys.argv[1]))"
+    )
+    import json as text
+
+    from sartor import reproduce
+
+    reproduce.run(name, quick=quick, repeats=repeats, out=folder, part=(0, 10**9), device=device)
+    words = {"name": name, "quick": quick, "repeats": repeats, "out": str(folder)}
+    threads = max(1, (os.cpu_count() or 1) // jobs)
+    limits = {"OMP_NUM_THREADS": str(threads)}
+    children = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                call,
+                text.dumps({**words, "device": device, "part": [k, jobs]}),
+            ],
+            env={**os.environ, **limits},
+        )
+        for k in range(jobs)
+    ]
+    try:
+        codes = [child.wait() for child in children]
+    except BaseException:
+        for child in children:
+            child.terminate()
+        raise
+    if any(codes):
+        raise RunFolderError(
+            f"{sum(map(bool, codes))} of {jobs} processes ended with an error (see above); "
+            "finished passes are kept, go on with --resume."
+        )

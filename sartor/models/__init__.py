@@ -1,0 +1,73 @@
+"""Networks without buffers, and the check that a network can be trained over lanes.
+
+A network here is a plain ``nn.Module`` with an attribute ``head``: the dotted name of the
+submodule that maps features to classes, which personalised methods may keep private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from torch import nn
+
+from sartor.models.check import check_module
+from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
+from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
+from sartor.models.recurrent import LSTM, lstm
+from sartor.models.residual import ResidualBlock, ResNet8, resnet8
+
+if TYPE_CHECKING:
+    from sartor.data.federation import Federation
+
+__all__ = [
+    "CNN2",
+    "CNN3",
+    "CNN5",
+    "DNN",
+    "LSTM",
+    "MCLR",
+    "MODELS",
+    "LeNet5",
+    "ResNet8",
+    "ResidualBlock",
+    "check_module",
+    "cifarnet",
+    "cnn2",
+    "cnn3",
+    "cnn5",
+    "default",
+    "dnn",
+    "lenet5",
+    "lstm",
+    "mclr",
+    "resnet8",
+]
+
+cifarnet = lenet5
+"""The network that pFedBreD calls CifarNet is LeNet-5 as it stands here, so this is an alias."""
+
+MODELS: dict[str, Callable[..., nn.Module]] = {
+    "cifarnet": cifarnet,
+    "cnn2": cnn2,
+    "cnn3": cnn3,
+    "cnn5": cnn5,
+    "dnn": dnn,
+    "lenet5": lenet5,
+    "lstm": lstm,
+    "mclr": mclr,
+    "resnet8": resnet8,
+}
+
+
+def default(federation: Federation) -> nn.Module:
+    """Choose a network.
+
+    LSTM for token ids, LeNet-5 for images of 16 pixels or more, else one hidden layer.
+    """
+    shape = federation.input_shape
+    if len(shape) == 1 and not federation.x.is_floating_point():
+        return lstm(federation)
+    if len(shape) == 3 and min(shape[1:]) >= 16:
+        return lenet5(federation)
+    return dnn(federation)

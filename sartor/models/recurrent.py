@@ -1,0 +1,255 @@
+"""A stacked LSTM for texts, in a form that can be mapped over clients.
+
+Fused recurrent layers know no ``vmap``. Here the recurrence is a loop over the steps, with the four
+gates packed into one product; all inputs of a layer are multiplied at once, before its loop.
+
+    i, f, g, o = W_ih x_t + b_ih + W_hh h_{t−1} + b_hh    (the four quarters, in this order)
+    c_t = σ(f) ⊙ c_{t−1} + σ(i) ⊙ tanh(g)
+    h_t = σ(o) ⊙ tanh(c_t)
+
+| symbol | code | meaning |
+| --- | --- | --- |
+| x_t | ``x[:, t]`` | input of step t: the embedding of a token, or the layer below |
+| h, c | ``hidden``, ``cell`` | output and memory |
+| W_ih, W_hh, b_ih, b_hh | ``weight_ih``, ... | as in ``nn.LSTM``; both biases, which learn alike |
+
+A text is a row of token ids, filled up at its end with ``PADDING``. Steps beyond a text's last true
+token leave the state as it is, so the final state is that of the last true token, and the backward
+direction starts there: what ``nn.LSTM`` does with packed sequences.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from sartor.errors import ModelError
+from sartor.models.sizes import sizes_of
+
+if TYPE_CHECKING:
+    from sartor.data.federation import Federation
+
+PADDING = 0
+"""The token that fills a text up to its full length."""
+
+
+class Direction(nn.Module):
+    """One LSTM layer in one direction, with the parameters of ``nn.LSTM`` and its initial draw."""
+
+    def __init__(self, inputs: int, hidden: int, *, backward: bool = False) -> None:
+        """Make the parameters."""
+        super().__init__()
+        self.backward = backward
+        self.weight_ih = nn.Parameter(torch.empty(4 * hidden, inputs))
+        self.weight_hh = nn.Parameter(torch.empty(4 * hidden, hidden))
+        self.bias_ih = nn.Parameter(torch.empty(4 * hidden))
+        self.bias_hh = nn.Parameter(torch.empty(4 * hidden))
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters from U(−1/√hidden, 1/√hidden)."""
+        bound = self.weight_hh.shape[1] ** -0.5
+        for parameter in self.parameters():
+            nn.init.uniform_(parameter, -bound, bound)
+
+    def forward(self, x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
+        """Run over a batch of texts.
+
+        Args:
+            x: ``(batch, steps, inputs)``.
+            is_token: ``(batch, steps)`` which steps belong to the text.
+
+        Returns:
+            The outputs ``(batch, steps, hidden)`` (beyond the text: anything) and the last one.
+        """
+        given = F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh)
+        hidden = given.new_zeros(()).expand(given.shape[0], self.weight_hh.shape[1])
+        cell = hidden
+        # Unbound at once: the gradient of a slice is as large as the whole, one for every step.
+        steps = list(zip(given.unbind(1), is_token.unsqueeze(-1).unbind(1), strict=True))
+        outputs = []
+        for step, there in reversed(steps) if self.backward else steps:
+            gates = step + F.linear(hidden, self.weight_hh)
+            write, keep, new, read = gates.chunk(4, dim=-1)
+            after = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
+            hidden = torch.where(there, torch.sigmoid(read) * torch.tanh(after), hidden)
+            cell = torch.where(there, after, cell)
+            outputs.append(hidden)
+        if self.backward:
+            outputs.reverse()
+        return torch.stack(outputs, dim=1), hidden
+
+
+class Layer(nn.Module):
+    """One LSTM layer: forwards, or forwards and backwards side by side."""
+
+    def __init__(self, inputs: int, hidden: int, *, bidirectional: bool) -> None:
+        """Make the directions."""
+        super().__init__()
+        self.forwards = Direction(inputs, hidden)
+        self.backwards = Direction(inputs, hidden, backward=True) if bidirectional else None
+
+    def forward(self, x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the outputs of all steps and the last ones, directions side by side."""
+        parts = [self.forwards(x, is_token)]
+        if self.backwards is not None:
+            parts.append(self.backwards(x, is_token))
+        outputs, last = zip(*parts, strict=True)
+        return torch.cat(outputs, dim=-1), torch.cat(last, dim=-1)
+
+
+class Embedding(nn.Module):
+    """A vector for every token: drawn from N(0, I), or given.
+
+    Args:
+        tokens: the number of tokens.
+        size: the length of a vector.
+        vectors: ``(tokens, size)`` to start with; they are then not drawn anew with a seed.
+        trainable: whether the vectors learn. Fixed ones stay parameters with gradient zero.
+    """
+
+    def __init__(
+        self, tokens: int, size: int, vectors: Tensor | None = None, *, trainable: bool = True
+    ) -> None:
+        """Make the table."""
+        super().__init__()
+        self.drawn, self.trainable = vectors is None, trainable
+        start = torch.empty(tokens, size) if vectors is None else vectors.detach().clone().float()
+        self.weight = nn.Parameter(start)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the vectors, unless they were given."""
+        if self.drawn:
+            nn.init.normal_(self.weight)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the vectors ``(..., size)`` of token ids."""
+        return F.embedding(tokens, self.weight if self.trainable else self.weight.detach())
+
+
+class LSTM(nn.Module):
+    """Embedding, stacked LSTM layers, a hidden layer with leaky ReLU (slope 0.1), and the head fc.
+
+    Args:
+        embedding: the table of vectors.
+        outputs: the number of classes.
+        hidden: the size of a layer's state in one direction.
+        layers: the number of layers.
+        classifier: the size of the hidden layer after them.
+        bidirectional: whether every layer also runs backwards.
+    """
+
+    head = "fc"
+
+    def __init__(
+        self,
+        embedding: Embedding,
+        outputs: int,
+        *,
+        hidden: int = 50,
+        layers: int = 2,
+        classifier: int = 100,
+        bidirectional: bool = False,
+    ) -> None:
+        """Make the layers."""
+        super().__init__()
+        self.embedding = embedding
+        wide = hidden * (2 if bidirectional else 1)
+        sizes = [embedding.weight.shape[1], *[wide] * (layers - 1)]
+        self.layers = nn.ModuleList(
+            Layer(size, hidden, bidirectional=bidirectional) for size in sizes
+        )
+        self.fc1 = nn.Linear(wide, classifier)
+        self.fc = nn.Linear(classifier, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits ``(batch, outputs)`` of token ids ``(batch, steps)``."""
+        # A step belongs to the text if it or a later one holds a token: padding inside counts.
+        later = (tokens != PADDING).to(torch.int64).flip(-1).cumsum(-1).flip(-1)
+        is_token = later > 0
+        x: Tensor = self.embedding(tokens)
+        last = x[:, 0]
+        for layer in self.layers:
+            x, last = layer(x, is_token)
+        logits: Tensor = self.fc(F.leaky_relu(self.fc1(last), 0.1))
+        return logits
+
+
+def lstm(
+    federation: Federation | None = None,
+    *,
+    vocabulary: int | None = None,
+    embedding: int = 50,
+    hidden: int = 50,
+    layers: int = 2,
+    classifier: int = 100,
+    bidirectional: bool = False,
+    vectors: Tensor | None = None,
+    trainable_embedding: bool = True,
+    input_shape: tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+) -> LSTM:
+    """Return a stacked LSTM for a federation of token ids, or for the given sizes.
+
+    Args:
+        federation: with int64 features ``(samples, length)``.
+        vocabulary: the number of tokens, padding included. By default that of the federation's
+            vocabulary, else its largest token id + 1.
+        embedding: the length of a token's vector.
+        hidden: the size of a layer's state in one direction.
+        layers: the number of LSTM layers.
+        classifier: the size of the hidden layer before the head.
+        bidirectional: whether every layer also runs backwards.
+        vectors: ``(vocabulary, embedding)`` to start with, such as GloVe.
+        trainable_embedding: whether the vectors learn.
+        input_shape: ``(length,)``.
+        num_classes: the number of classes.
+
+    >>> net = lstm(input_shape=(25,), num_classes=2, vocabulary=1000)
+    >>> sum(p.numel() for p in net.parameters())
+    96102
+    """
+    shape, outputs = sizes_of(federation, input_shape, num_classes)
+    if len(shape) != 1 or (federation is not None and federation.x.is_floating_point()):
+        kind = "real numbers" if federation is not None else "samples"
+        raise ModelError(
+            f"lstm needs texts, rows of token ids of one length, got {kind} of shape {shape}; make "
+            "the federation with tokens=True, or use another model."
+        )
+    if vocabulary is None and vectors is not None:
+        vocabulary = len(vectors)
+    if vocabulary is None and federation is not None:
+        known = federation.info.get("vocabulary", 0)
+        vocabulary = max(int(known), int(federation.x.max()) + 1)
+    faults = [
+        f"{name} must be >= 1, got {value}"
+        for name, value in (
+            ("vocabulary", vocabulary),
+            ("embedding", embedding),
+            ("hidden", hidden),
+            ("layers", layers),
+            ("classifier", classifier),
+        )
+        if value is None or value < 1
+    ]
+    if vectors is not None and not faults and tuple(vectors.shape) != (vocabulary, embedding):
+        faults.append(
+            f"vectors have shape {tuple(vectors.shape)}, but vocabulary and embedding ask for "
+            f"{(vocabulary, embedding)}"
+        )
+    if faults:
+        raise ModelError("; ".join(faults) + ".")
+    assert vocabulary is not None
+    table = Embedding(vocabulary, embedding, vectors, trainable=trainable_embedding)
+    return LSTM(
+        table,
+        outputs,
+        hidden=hidden,
+        layers=layers,
+        classifier=classifier,
+        bidirectional=bidirectional,
+    )

@@ -1,0 +1,71 @@
+"""The sizes of a network: taken from a federation, or given."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from sartor.errors import ModelError
+
+if TYPE_CHECKING:
+    from sartor.data.federation import Federation
+
+
+def sizes_of(
+    federation: Federation | None,
+    input_shape: tuple[int, ...] | None,
+    num_classes: int | None,
+) -> tuple[tuple[int, ...], int]:
+    """Take the sizes from the federation, unless they are given."""
+    shape = input_shape if input_shape is not None or federation is None else federation.input_shape
+    outputs = num_classes if num_classes is not None or federation is None else None
+    if outputs is None and federation is not None:
+        outputs = federation.num_classes
+    if shape is None or outputs is None:
+        raise ModelError("Give a federation, or both input_shape and num_classes.")
+    if outputs < 0 or any(side < 1 for side in shape):
+        raise ModelError(f"Sizes must be positive, got {shape} and {outputs} classes.")
+    return tuple(shape), max(outputs, 1)  # regression has one output
+
+
+def product(shape: tuple[int, ...]) -> int:
+    """Return the number of values of one sample."""
+    return int(torch.Size(shape).numel())
+
+
+def after_pools(side: int, padding: int) -> int:
+    """Return what is left of a side after two 5x5 convolutions, each pooled."""
+    for _ in range(2):
+        side = (side + 2 * padding - 4) // 2
+    return side
+
+
+def image_sizes(
+    name: str,
+    least: int,
+    federation: Federation | None,
+    input_shape: tuple[int, ...] | None,
+    num_classes: int | None,
+) -> tuple[int, int, int, int]:
+    """Return channels, height, width and outputs, or refuse what is no image of ``least`` pixels.
+
+    Args:
+        name: of the network, for the message.
+        least: the smallest side that the network can take.
+        federation: to take the sizes from.
+        input_shape: the shape of one sample, if not the federation's.
+        num_classes: the number of classes, if not the federation's.
+    """
+    shape, outputs = sizes_of(federation, input_shape, num_classes)
+    if len(shape) != 3:
+        raise ModelError(
+            f"{name} needs images of shape (channels, height, width), got samples of shape "
+            f"{shape}; reshape x, or use mclr or dnn."
+        )
+    if min(shape[1:]) < least:
+        raise ModelError(
+            f"{name} needs images of at least {least}x{least} pixels, got {shape[1]}x{shape[2]}; "
+            "use mclr or dnn."
+        )
+    return shape[0], shape[1], shape[2], outputs

@@ -1,0 +1,192 @@
+"""Charts from plain numbers: curves with error bars, beside published points where there are any.
+
+Everything here takes names and numbers, so that any page can use it; figures of a run or of a
+comparison are in ``figures``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.ticker import FixedLocator, NullLocator
+
+from sartor.errors import ConfigError
+from sartor.metrics import Array
+from sartor.report.drawing import (
+    DASH,
+    SERIES,
+    STYLE,
+    Figure,
+    clip,
+    colour_and_mark,
+    legend_above,
+    make_axes,
+)
+
+Scale = Literal["linear", "log"]
+
+
+@dataclass(frozen=True)
+class Line:
+    """One curve.
+
+    Attributes:
+        name: what the legend calls it.
+        x: where the points stand.
+        y: the mean at every point; NaN leaves a gap.
+        error: standard error at every point, drawn as a bar of ± one; None for no bars.
+        published: value of a paper at every point, drawn hollow; NaN where it has none.
+        reference: it is what the others are measured against, and takes the quiet colour.
+        dashed: draw it dashed: a theory, a bound.
+        band: draw the error as a band instead of bars.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    error: Sequence[float] | None = None
+    published: Sequence[float] | None = None
+    reference: bool = False
+    dashed: bool = False
+    band: bool = False
+
+
+def line_figure(
+    key: str,
+    title: str,
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    caption: str = "",
+    alt: str = "",
+    x_scale: Scale = "linear",
+    y_scale: Scale = "linear",
+    x_ticks: Sequence[float] | None = None,
+    levels: Sequence[tuple[str, float]] = (),
+) -> Figure:
+    """Draw curves over x: mean ± one standard error, published values as hollow markers.
+
+    Args:
+        key: identifier, unique on the page, of letters, digits and hyphens.
+        title: heading.
+        lines: the curves; each keeps its colour and marker by its place.
+        x_label: words below the axis.
+        y_label: words beside the axis.
+        caption: how to read it; what the bars and the hollow markers are is added.
+        alt: what it shows, for who cannot see it; told from the numbers if empty.
+        x_scale: "linear" or "log".
+        y_scale: "linear" or "log".
+        x_ticks: where to write numbers, for a few values that were tried.
+        levels: (name, height) of dotted lines across.
+
+    Raises:
+        ConfigError: a curve whose lists differ in length, or a logarithm of what is not positive.
+    """
+    _check(lines, x_scale, y_scale)
+    axes, canvas = make_axes(7.4, 3.7)
+    axes.set_xscale(x_scale)
+    axes.set_yscale(y_scale)
+    position = 0
+    for line in lines:
+        number, mark = colour_and_mark(position, reference=line.reference)
+        position += not line.reference
+        _draw(axes, line, SERIES[number - 1], mark)
+    for index, (name, height) in enumerate(levels):
+        style = (0, (1, 2 + index))
+        axes.axhline(height, color=SERIES[0], linestyle=style, lw=1.3, label=clip(name, 40))
+    if x_ticks is not None:
+        axes.xaxis.set_major_locator(FixedLocator(list(x_ticks)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_xticks(list(x_ticks), [f"{tick:g}" for tick in x_ticks])
+    axes.set_xlabel(x_label)
+    axes.set_ylabel(y_label)
+    hollow = any(line.published is not None for line in lines)
+    if hollow:
+        with mpl.rc_context(STYLE):
+            axes.plot(
+                [], [], marker="o", mfc="none", mec=SERIES[0], mew=1.4, ls="none", label="published"
+            )
+    legend_above(axes, len(lines) + len(levels) + hollow)
+    told = [caption] if caption else []
+    if any(line.error is not None for line in lines):
+        told.append("Bars and bands are ± one standard error.")
+    if hollow:
+        told.append("Hollow markers are the published values.")
+    return Figure(key, title, " ".join(told), alt or _words(lines, x_label, y_label), canvas)
+
+
+def _draw(axes: Any, line: Line, colour: str, mark: str) -> None:
+    x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
+    error = None if line.error is None else np.asarray(line.error, dtype=float)
+    style = {
+        "color": colour,
+        "marker": mark,
+        "markersize": 5.0,
+        "markeredgewidth": 0,
+        "markevery": max(1, len(x) // 12),
+        "linestyle": DASH if line.dashed else "solid",
+        "label": clip(line.name, 40),
+    }
+    bars = error is not None and not line.band
+    axes.plot(x, y, **{**style, **({"markevery": 1} if bars else {})})
+    if bars:
+        axes.errorbar(
+            x, y, yerr=error, fmt="none", ecolor=colour, capsize=2.5, elinewidth=1.1, capthick=1.1
+        )
+    if error is not None and line.band:
+        axes.fill_between(x, y - error, y + error, color=colour, alpha=0.16, linewidth=0)
+    if line.published is not None:
+        axes.plot(
+            x,
+            np.asarray(line.published, dtype=float),
+            marker=mark,
+            markersize=8,
+            markerfacecolor="none",
+            markeredgecolor=colour,
+            markeredgewidth=1.4,
+            linestyle="none",
+            zorder=4,
+        )
+
+
+def _check(lines: Sequence[Line], x_scale: Scale, y_scale: Scale) -> None:
+    faults = [] if lines else ["there is no curve"]
+    for line in lines:
+        for name in ("y", "error", "published"):
+            values = getattr(line, name)
+            if values is not None and len(values) != len(line.x):
+                faults.append(
+                    f"{line.name}: {name} has {len(values)} values for {len(line.x)} places on x"
+                )
+        for name, scale in (("x", x_scale), ("y", y_scale)):
+            values = np.asarray(getattr(line, name), dtype=float)
+            if scale == "log" and (values[np.isfinite(values)] <= 0).any():
+                faults.append(f"{line.name}: {name} is on a logarithmic axis and not positive")
+    if faults:
+        raise ConfigError(
+            f"This figure cannot be drawn: {'; '.join(faults)}. Give every curve lists of one "
+            "length (NaN where a value is missing), and a linear axis to values that reach 0."
+        )
+
+
+def _words(lines: Sequence[Line], x_label: str, y_label: str) -> str:
+    parts = []
+    for line in lines:
+        known = _known(line)
+        if not len(known):
+            parts.append(f"{line.name} has no value")
+            continue
+        (x0, y0), (x1, y1) = known[0], known[-1]
+        parts.append(f"{line.name} goes from {y0:.4g} at {x0:g} to {y1:.4g} at {x1:g}")
+    return f"Line chart of {y_label} against {x_label}. {'; '.join(parts)}."
+
+
+def _known(line: Line) -> Array:
+    pairs = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
+    return np.asarray(pairs)

@@ -1,0 +1,138 @@
+"""Evidence on a page: published beside measured numbers, and claims that hold or do not.
+
+A measured mean of R repeats has the standard error s.e. = s / √R. A published number is met when
+
+    |ours − published| ≤ 2 · √(s.e.² + s.e._published²),
+
+with s.e._published = 0 where the source gives none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sartor.table import Table
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A number of a paper and ours.
+
+    Attributes:
+        what: what was measured.
+        published: the value of the paper; NaN where it gives none.
+        ours: our mean.
+        standard_error: of our mean; NaN for a single run, of which nothing can be said.
+        published_error: standard error of the published value, where it is given.
+    """
+
+    what: str
+    published: float
+    ours: float
+    standard_error: float = math.nan
+    published_error: float = 0.0
+
+    @property
+    def difference(self) -> float:
+        """Ours minus published."""
+        return self.ours - self.published
+
+    @property
+    def within(self) -> bool | None:
+        """Whether the difference is at most two standard errors; None if that is unknown.
+
+        >>> Measured("a", published=1.0, ours=1.1, standard_error=0.05).within
+        True
+        >>> Measured("a", published=1.0, ours=1.1).within is None
+        True
+        """
+        error = math.hypot(self.standard_error, self.published_error)
+        if not (math.isfinite(error) and math.isfinite(self.difference)):
+            return None
+        return abs(self.difference) <= 2 * error * (1 + 1e-12)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A claim and whether it holds.
+
+    Attributes:
+        claim: one sentence.
+        passed: True, False, or None where it was not tested.
+        detail: the numbers behind it.
+    """
+
+    claim: str
+    passed: bool | None
+    detail: str = ""
+
+    @property
+    def word(self) -> str:
+        """PASS, FAIL or NOT RUN."""
+        return {True: "PASS", False: "FAIL", None: "NOT RUN"}[self.passed]
+
+
+def published_table(
+    rows: Sequence[Measured],
+    *,
+    what: str = "quantity",
+    kind: str = "",
+    source: str = "",
+    title: str = "",
+) -> Table:
+    """Return published beside ours: difference, and whether it is within two standard errors.
+
+    Args:
+        rows: the numbers.
+        what: heading of the first column.
+        kind: how numbers are shown, as in ``sartor.table.format_cell``: "percent" for shares.
+        source: where the published values stand, for a note.
+        title: of the table.
+    """
+    names = [what, "published", "ours", "s.e.", "difference", "within two s.e."]
+    answer = {True: "yes", False: "no", None: "–"}
+    signed = {"percent": "change"}.get(kind, kind)
+    judged = [row.within for row in rows if row.within is not None]
+    notes = {"within two s.e.": f"{sum(judged)} of {len(judged)} that can be judged"}
+    if source:
+        notes["published"] = source
+    single = sum(math.isnan(row.standard_error) for row in rows)
+    if single:
+        notes["not judged"] = f"{single} measured once, without a standard error"
+    return Table(
+        names,
+        [
+            [
+                row.what,
+                row.published,
+                row.ours,
+                row.standard_error,
+                row.difference,
+                answer[row.within],
+            ]
+            for row in rows
+        ],
+        notes=notes,
+        formats={
+            "published": kind,
+            "ours": kind,
+            "s.e.": kind,
+            "difference": signed,
+        },
+        title=title,
+    )
+
+
+def tally(checks: Sequence[Check]) -> str:
+    """Say how many claims hold.
+
+    >>> tally([Check("a", True), Check("b", False), Check("c", None)])
+    '1 of 2 claims hold; 1 was not tested'
+    """
+    tested = [check for check in checks if check.passed is not None]
+    held = sum(bool(check.passed) for check in tested)
+    left = len(checks) - len(tested)
+    rest = f"; {left} {'was' if left == 1 else 'were'} not tested" if left else ""
+    return f"{held} of {len(tested)} claims hold{rest}"

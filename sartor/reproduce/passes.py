@@ -1,0 +1,237 @@
+"""Cells that can train together are lanes of one pass: all their seeds, λ and federations.
+
+A pass is what is finished or not when a reproduction is interrupted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sartor import methods
+from sartor.cohort import Participation
+from sartor.engines import make_engine
+from sartor.local import Local
+from sartor.reproduce.derived import derive
+from sartor.reproduce.plan import DATA, LOCAL, Plan
+from sartor.reproduce.probes import PROBES
+from sartor.reproduce.problems import Problem, make_arena, make_network, make_problem
+from sartor.reproduce.records import Record, records_of
+from sartor.scores import Run
+from sartor.settings import DTYPES, Progress, with_static_parts
+from sartor.simulation import Simulation
+
+MEMORY = 6e9
+"""Bytes that the states of one pass may take; more runs train one pass after the other."""
+
+COPIES = 8  # of a client's parameters: state, work, gradient, momentum, letters, uploads
+
+
+@dataclass(frozen=True)
+class Lane:
+    """One run: a cell and a seed, with the hyper-parameters that make it differ from others.
+
+    Rows that differ only in the point at which they are scored share their runs.
+    """
+
+    rows: tuple[str, ...]
+    column: str
+    seed: int
+    hyper: dict[str, Any]
+    data: dict[str, Any]
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Rows, column and seed, as they are stored."""
+        return {"rows": list(self.rows), "column": self.column, "seed": self.seed}
+
+
+@dataclass(frozen=True)
+class Pass:
+    """Lanes that share everything but seed, federation and hyper-parameters."""
+
+    method: str
+    options: dict[str, Any]
+    settings: dict[str, Any]
+    lanes: tuple[Lane, ...]
+
+    @property
+    def words(self) -> str:
+        """What is trained, in a few words."""
+        rows = list(dict.fromkeys(row for lane in self.lanes for row in lane.rows))
+        columns = list(dict.fromkeys(lane.column for lane in self.lanes))
+        head = rows[0] if len(rows) == 1 else f"{self.method} ({len(rows)} rows)"
+        tail = columns[0] if len(columns) == 1 else f"{len(columns)} columns"
+        return f"{head}, {tail}, {len(self.lanes)} run{'s' * (len(self.lanes) > 1)}"
+
+    @property
+    def key(self) -> str:
+        """A name that changes with anything that changes the numbers."""
+        content = {
+            "method": self.method,
+            "options": self.options,
+            "settings": self.settings,
+            "lanes": [
+                {**lane.place, "hyper": lane.hyper, "data": lane.data} for lane in self.lanes
+            ],
+        }
+        text = json.dumps(content, sort_keys=True, default=str)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def passes_of(plan: Plan) -> list[Pass]:
+    """Group the cells of a plan; lanes that see the same batches are neighbours."""
+    groups: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[Lane]]] = {}
+    for row, column, settings in plan.cells():
+        exact = settings["solve"] != "train"
+        static = {} if exact else methods.static_options(methods.find(row.method))
+        options = {k: v for k, v in row.set.items() if k in static}
+        hyper = {k: _word(v, column.values) for k, v in row.set.items() if k not in static}
+        data = {k: settings[k] for k in DATA}
+        shape = ("data", "clients", "dim", "everyone", "samples_per_client")
+        apart = {k: v for k, v in settings.items() if k not in DATA or k in shape}
+        method = "exact" if exact else row.method
+        named = sorted(hyper) if exact is False else []
+        key = json.dumps([method, options, apart, named], sort_keys=True, default=str)
+        lanes = groups.setdefault(key, (method, options, settings, []))[3]
+        first = settings["first_seed"]
+        lanes += [
+            Lane((row.name,), column.name, seed, hyper, data)
+            for seed in range(first, first + settings["seeds"])
+        ]
+    found = []
+    for method, options, settings, repeated in groups.values():
+        lanes = _shared(repeated)
+        lanes.sort(key=lambda lane: lane.seed)  # stable: columns and rows stay in order
+        found.append(Pass(method, options, settings, tuple(lanes)))
+    return found
+
+
+def _word(value: Any, words: Mapping[str, Any]) -> Any:
+    """Return what a column lets a word stand for."""
+    return words.get(value, value) if isinstance(value, str) else value
+
+
+def _shared(lanes: list[Lane]) -> list[Lane]:
+    """Train once what several rows look at."""
+    found: dict[str, Lane] = {}
+    for lane in lanes:
+        key = json.dumps([lane.column, lane.seed, lane.hyper, lane.data], sort_keys=True)
+        known = found.get(key)
+        found[key] = lane if known is None else replace(known, rows=known.rows + lane.rows)
+    return list(found.values())
+
+
+def run_pass(one: Pass, device: torch.device, progress: Progress | None = None) -> list[Record]:
+    """Train a pass and return the record of every lane."""
+    made: dict[str, Problem] = {}
+
+    def problem(lane: Lane) -> Problem:
+        key = json.dumps([lane.seed, lane.data], sort_keys=True)
+        if key not in made:
+            made[key] = make_problem(lane.data, lane.seed)
+        return made[key]
+
+    problems = [problem(lane) for lane in one.lanes]
+    if one.settings["solve"] != "train":
+        from sartor.reproduce.solutions import SOLVERS
+
+        return SOLVERS[one.settings["solve"]](one.lanes, problems, one.settings)
+    lanes = [
+        replace(lane, hyper=derive(lane.hyper, p))
+        for lane, p in zip(one.lanes, problems, strict=True)
+    ]
+    most = one.settings["runs_at_once"] or _at_once(one.settings, problems[0])
+    records = []
+    for start in range(0, len(lanes), most):
+        part = slice(start, start + most)
+        records += _train(one, lanes[part], problems[part], device, progress)
+    return records
+
+
+def _at_once(settings: dict[str, Any], problem: Problem) -> int:
+    """How many runs fit into :data:`MEMORY`."""
+    network = make_network(settings, problem.federation).module
+    params = sum(p.numel() for p in network.parameters())
+    return max(1, int(MEMORY / (4 * params * problem.federation.num_clients * COPIES)))
+
+
+def _train(
+    one: Pass,
+    lanes: Sequence[Lane],
+    problems: Sequence[Problem],
+    device: torch.device,
+    progress: Progress | None,
+) -> list[Record]:
+    settings, dtype = one.settings, DTYPES[one.settings["dtype"]]
+    federations = [problem.federation for problem in problems]
+    task = make_network(settings, federations[0])
+    values = {key: settings[key] for key in LOCAL}
+    values["batch"] = values["batch"] or None
+    shared = {k: [lane.hyper[k] for lane in lanes if k in lane.hyper] for k in _names(lanes)}
+    local = with_static_parts(Local(**values), {}, shared)
+    record = methods.build(one.method, task, local, dict(one.options))
+    defaults = {name: spec.default for name, spec in record.hyper.items()}
+    runs = [Run(lane.seed, {**defaults, **lane.hyper}, dict(one.options)) for lane in lanes]
+    points = tuple(dict.fromkeys((*settings["points"], record.headline)))
+    if record.centre is None:
+        points = tuple(point for point in points if point != "global")
+    simulation = Simulation(
+        record,
+        task,
+        federations,
+        runs,
+        lambda arena: make_engine("auto", arena, settings["chunk"], task),
+        rounds=settings["rounds"],
+        participation=Participation.parse(settings["participation"]),
+        device=device,
+        dtype=dtype,
+        eval_every=settings["eval_every"],
+        points=points,
+        eval_start=settings["eval_every"] < settings["rounds"],
+        arena=make_arena(federations, device, dtype, settings["everyone"]),
+    )
+    probes = {name: PROBES[name](simulation, problems) for name in settings["probes"]}
+    seen = _loop(simulation, probes, one.words, progress)
+    return records_of(simulation, seen)
+
+
+def _names(lanes: Sequence[Lane]) -> list[str]:
+    return list(dict.fromkeys(name for lane in lanes for name in lane.hyper))
+
+
+def _loop(
+    simulation: Simulation,
+    probes: dict[str, Callable[[], dict[str, np.ndarray]]],
+    words: str,
+    progress: Progress | None,
+) -> dict[str, list[tuple[int, np.ndarray]]]:
+    """Run all rounds; what the probes saw, by name: (round, one value per run)."""
+    seen: dict[str, list[tuple[int, np.ndarray]]] = {}
+
+    def look() -> None:
+        for probe in probes.values():
+            for name, value in probe().items():
+                seen.setdefault(name, []).append((simulation.round_index, np.asarray(value)))
+
+    if progress is not None:
+        progress.start(simulation.num_rounds, words)
+    try:
+        look()
+        while not simulation.finished:
+            info = simulation.step()
+            last = simulation.round_index == simulation.num_rounds
+            if probes and (last or simulation.round_index % simulation.eval_every == 0):
+                look()
+            if progress is not None:
+                progress.update(simulation.round_index - 1, info)
+    finally:
+        if progress is not None:
+            progress.stop()
+    return seen

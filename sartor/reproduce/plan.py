@@ -1,0 +1,303 @@
+"""What a reproduction is: rows × columns of settings, what was published, and the shape to find.
+
+A plan is a TOML file in ``plans/``; no plan is code. Its parts::
+
+    base = "another-plan"          take the parts that are not given here from another plan
+    title, paper, item, about      what is reproduced, in words
+    differs = ["..."]              how ours differs from the paper
+    references = ["LocalTrain"]    rows that every row is paired with, allocation by allocation
+
+    [settings]                     shared by all cells; the keys are those of SETTINGS
+    [quick]                        settings of the short form; rows = [...] and columns = [...]
+                                   there keep only some
+    [[rows]]                       name, method, set = {...}, and settings of its own; a sweep makes
+                                   one row per value: name = "λ = {prox_strength:g}",
+                                   sweep = {prox_strength = [0.1, 1.0]}
+    [[columns]]                    name, x (a number), and settings of its own; sweep as for rows;
+                                   values = {small = 0.2} are words that a row's set may use, as
+                                   prox_strength = "small"; see derived.py for values from data
+    [[tables]]                     title, measure, published = {row = [one value per column]}
+    [[figures]]                    kind, title, measure or curve, rows; kind "rounds" with columns =
+                                   [...] or "all" draws one for each
+    [[rules]]                      claim, check, and what the check needs
+
+Settings of a cell: the plan's, then the column's, then the row's, then those of the short form
+(a row or column may have its own ``quick``), then those of the call.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib import resources
+from typing import Any
+
+from sartor.errors import ConfigError, did_you_mean
+
+LOCAL = {
+    "epochs": 1,
+    "steps": None,
+    "batch": 32,
+    "lr": 0.05,
+    "momentum": 0.0,
+    "weight_decay": 0.0,
+    "keep_optimiser": False,
+    "drop_last": False,
+    "clip_norm": 0.0,
+    "lr_decay": 1.0,
+}
+"""Local training, as in ``sartor.Local``; ``batch = 0`` takes all samples at once."""
+
+DATA = {
+    "data": "digits",
+    "partition": None,
+    "clients": None,
+    "protocol": None,
+    "val": None,
+    "samples": None,
+    "samples_per_client": None,
+    "scale": None,
+    "min_train": None,
+    "min_test": None,
+    "everyone": 0,
+    "spread": None,
+    "radius": None,
+    "dim": None,
+    "test_samples": None,
+}
+"""The federation; ``everyone = 2000`` also scores models on that many test samples of all."""
+
+TRAINING = {
+    "solve": "train",
+    "model": None,
+    "rounds": 20,
+    "participation": 1.0,
+    "points": ["pre", "post"],
+    "eval_every": 1,
+    "dtype": "float32",
+    "seeds": 1,
+    "first_seed": 0,
+    "probes": [],
+    "chunk": None,
+    "runs_at_once": None,
+}
+"""What is trained and measured; ``solve = "exact"`` takes minimisers instead of rounds."""
+
+SETTINGS: dict[str, Any] = {**DATA, **LOCAL, **TRAINING}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One method with its options: a row of a table, a curve of a figure.
+
+    Attributes:
+        name: as shown.
+        method: a name of ``sartor.methods.METHODS``.
+        set: hyper-parameters and options.
+        point: at which its models are scored where a measure does not say.
+        settings: what differs from the plan's settings.
+        quick: what differs besides in the short form.
+    """
+
+    name: str
+    method: str
+    set: dict[str, Any] = field(default_factory=dict)
+    point: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    quick: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One federation: a column of a table, a place on the axis of a figure.
+
+    ``values`` are words that stand for numbers in the sets of the rows.
+    """
+
+    name: str
+    x: float | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    quick: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A reproduction, read and checked; see the module for the meaning of the parts."""
+
+    name: str
+    title: str
+    paper: str
+    item: str
+    about: str
+    rows: tuple[Row, ...]
+    columns: tuple[Column, ...]
+    settings: dict[str, Any]
+    tables: tuple[dict[str, Any], ...]
+    figures: tuple[dict[str, Any], ...] = ()
+    rules: tuple[dict[str, Any], ...] = ()
+    differs: tuple[str, ...] = ()
+    references: tuple[str, ...] = ()
+    quick: bool = False
+
+    def row(self, name: str) -> Row:
+        """Return a row by its name."""
+        return _find(name, self.rows, "row", self.name)
+
+    def column(self, name: str) -> Column:
+        """Return a column by its name."""
+        return _find(name, self.columns, "column", self.name)
+
+    def cells(self) -> Iterator[tuple[Row, Column, dict[str, Any]]]:
+        """Yield every row and column with the settings of their cell."""
+        for column, row in itertools.product(self.columns, self.rows):
+            only = row.settings.get("columns")
+            if only is None or column.name in only:
+                yield row, column, self.settings_of(row, column)
+
+    def settings_of(self, row: Row, column: Column) -> dict[str, Any]:
+        """Return all settings of a cell."""
+        own = {k: v for k, v in row.settings.items() if k != "columns"}
+        short = {**column.quick, **row.quick} if self.quick else {}
+        return {**SETTINGS, **self.settings, **column.settings, **own, **short}
+
+    def overridden(self, changes: Mapping[str, Any]) -> Plan:
+        """Return the plan with some settings replaced in every cell."""
+
+        def over(settings: dict[str, Any]) -> dict[str, Any]:
+            return {**settings, **changes}
+
+        return replace(
+            self,
+            settings=over(self.settings),
+            rows=tuple(
+                replace(r, settings=over(r.settings), quick=over(r.quick)) for r in self.rows
+            ),
+            columns=tuple(
+                replace(c, settings=over(c.settings), quick=over(c.quick)) for c in self.columns
+            ),
+        )
+
+
+def names() -> list[str]:
+    """Return the names of all plans, in order."""
+    folder = resources.files("sartor.reproduce") / "plans"
+    return sorted(
+        p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")
+    )
+
+
+def load(name: str, *, quick: bool = False, repeats: int | None = None) -> Plan:
+    """Read a plan by its name.
+
+    Args:
+        name: see :func:`names`.
+        quick: take the short form.
+        repeats: the number of seeds, in place of the plan's.
+
+    Raises:
+        ConfigError: there is no such plan, or it is not well formed.
+    """
+    if name not in names():
+        raise ConfigError(f"No reproduction is called {name!r}{did_you_mean(name, names())}")
+    plan = read(name, _content(name), quick=quick)
+    return plan if repeats is None else plan.overridden({"seeds": repeats})
+
+
+def _content(name: str) -> dict[str, Any]:
+    text = (resources.files("sartor.reproduce") / "plans" / f"{name}.toml").read_text("utf-8")
+    own = tomllib.loads(text)
+    base = own.pop("base", None)
+    return own if base is None else {**_content(base), **own}
+
+
+def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
+    """Make a plan of the content of its file; every fault is told at once."""
+    known = {"title", "paper", "item", "about", "differs", "references", "settings", "quick"}
+    known |= {"rows", "columns", "tables", "figures", "rules"}
+    faults = [f"unknown part {k!r}{did_you_mean(k, known)}" for k in content if k not in known]
+    faults += [f"{k} is missing" for k in ("title", "paper", "item", "tables") if k not in content]
+    short = dict(content.get("quick", {})) if quick else {}
+    keep_rows, keep_columns = short.pop("rows", None), short.pop("columns", None)
+    rows = [row for entry in content.get("rows", ()) for row in _rows(entry, faults)]
+    columns = [c for entry in content.get("columns", ({},)) for c in _columns(entry, faults)]
+    settings = {**content.get("settings", {}), **short}
+    _check_keys(settings, "settings", faults)
+    for found, what in ((rows, "row"), (columns, "column")):
+        repeated = sorted(
+            {one.name for one in found if [o.name for o in found].count(one.name) > 1}
+        )
+        faults += [f"{what} {one!r} is there twice" for one in repeated]
+    if faults:
+        raise ConfigError(f"Reproduction {name}: " + "; ".join(faults) + ".")
+    return Plan(
+        name=name,
+        title=content["title"],
+        paper=content["paper"],
+        item=content["item"],
+        about=content.get("about", ""),
+        rows=tuple(r for r in rows if keep_rows is None or r.name in keep_rows),
+        columns=tuple(c for c in columns if keep_columns is None or c.name in keep_columns),
+        settings=settings,
+        tables=tuple(_with_columns(t, columns) for t in content["tables"]),
+        figures=tuple(content.get("figures", ())),
+        rules=tuple(content.get("rules", ())),
+        differs=tuple(content.get("differs", ())),
+        references=tuple(content.get("references", ())),
+        quick=quick,
+    )
+
+
+def _rows(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Row]:
+    own = {k: v for k, v in entry.items() if k not in ("name", "method", "set", "point", "sweep")}
+    quick = own.pop("quick", {})
+    _check_keys({k: v for k, v in {**own, **quick}.items() if k != "columns"}, "row", faults)
+    for values in _grid(entry.get("sweep", {})):
+        name = str(entry.get("name", entry.get("method", "?"))).format(**values)
+        chosen = {**entry.get("set", {}), **values}
+        yield Row(name, entry.get("method", "?"), chosen, entry.get("point"), own, quick)
+
+
+def _columns(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Column]:
+    own = {k: v for k, v in entry.items() if k not in ("name", "x", "sweep", "quick", "values")}
+    quick, words = entry.get("quick", {}), entry.get("values", {})
+    _check_keys({**own, **quick, **entry.get("sweep", {})}, "column", faults)
+    for values in _grid(entry.get("sweep", {})):
+        x = entry.get("x")
+        place = values.get(x) if isinstance(x, str) else x
+        name = str(entry.get("name", "all")).format(**values)
+        yield Column(name, place, own | values, quick, words)
+
+
+def _grid(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
+    for values in itertools.product(*sweep.values()):
+        yield dict(zip(sweep, values, strict=True))
+
+
+def _check_keys(given: Mapping[str, Any], where: str, faults: list[str]) -> None:
+    faults += [
+        f"unknown {where} key {k!r}{did_you_mean(k, SETTINGS)}" for k in given if k not in SETTINGS
+    ]
+
+
+def _with_columns(table: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
+    """Give every published number the name of its column, so that some can be left out."""
+    published = {
+        row: {
+            column.name: None if math.isnan(value) else value
+            for column, value in zip(columns, values, strict=True)
+        }
+        for row, values in table.get("published", {}).items()
+    }
+    return {**table, "published": published}
+
+
+def _find(name: str, among: Sequence[Any], what: str, plan: str) -> Any:
+    for one in among:
+        if one.name == name:
+            return one
+    hint = did_you_mean(name, [one.name for one in among])
+    raise ConfigError(f"Reproduction {plan} has no {what} {name!r}{hint}")

@@ -1,0 +1,110 @@
+"""From the settings of a cell to its federation and network."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor import models
+from sartor.data.federation import Federation
+from sartor.data.split import Ragged
+from sartor.data.synthetic import Logistic, logistic, logistic_loss, logistic_radius
+from sartor.engines.arena import Arena, Split, build_arena
+from sartor.errors import ConfigError, did_you_mean
+from sartor.settings import make_task
+from sartor.task import Task
+
+FROM_DATASET = (
+    "partition",
+    "clients",
+    "protocol",
+    "val",
+    "samples",
+    "samples_per_client",
+    "scale",
+    "min_train",
+    "min_test",
+)
+SYNTHETIC = ("logistic-theory", "logistic-literal", "logistic-radius")
+"""Problems with known true models, made by ``sartor.data.synthetic``."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A federation, and the true models of its clients (clients, dim) where they are known."""
+
+    federation: Federation
+    truth: Tensor | None = None
+
+
+def make_problem(settings: Mapping[str, Any], seed: int) -> Problem:
+    """Make the federation that the settings name for one seed."""
+    name = settings["data"]
+    if name not in SYNTHETIC:
+        given = {key: settings[key] for key in FROM_DATASET if settings[key] is not None}
+        federation = Federation.from_dataset(name, seed=seed, **given)
+        if settings["test_samples"] is not None:
+            federation = _fewer_tests(federation, settings["test_samples"], seed)
+        return Problem(federation)
+    sizes = {k: settings[k] for k in ("clients", "samples", "dim", "test_samples")}
+    given = {key: value for key, value in sizes.items() if value is not None}
+    if name == "logistic-radius":
+        federation, truth = logistic_radius(settings["radius"], seed=seed, **given)
+    else:
+        mode = name.removeprefix("logistic-")
+        federation, truth = logistic(mode, spread=settings["spread"], seed=seed, **given)
+    return Problem(federation, truth.w)
+
+
+def _fewer_tests(federation: Federation, most: int, seed: int) -> Federation:
+    """Keep at most so many test samples of every client, drawn by the seed."""
+    lists = []
+    for client, (start, stop) in enumerate(itertools.pairwise(federation.test.offsets.tolist())):
+        own = federation.test.rows[start:stop].numpy()
+        rng = np.random.default_rng([seed, client])
+        lists.append(np.sort(rng.permutation(own)[:most]))
+    return replace(federation, test=Ragged.from_lists(lists))
+
+
+def make_network(settings: Mapping[str, Any], federation: Federation) -> Task:
+    """Return the network of a cell, with its loss."""
+    name = settings["model"]
+    if settings["data"] in SYNTHETIC and name is None:
+        return Task(Logistic(federation.x.shape[1]), criterion=logistic_loss)
+    if name is not None and name not in models.MODELS:
+        raise ConfigError(f"unknown model {name!r}{did_you_mean(name, models.MODELS)}")
+    network = None if name is None else models.MODELS[name](federation)
+    return make_task(network, federation, None)
+
+
+def make_arena(
+    federations: list[Federation], device: torch.device, dtype: torch.dtype, everyone: int
+) -> Arena:
+    """Put the data on the device; with ``everyone``, the split "val" is a test for all.
+
+    It holds ``everyone`` test samples of all clients of the run together (or all of them), the
+    same for every client: what a model knows of the classes that its client never sees.
+    """
+    arena = build_arena(federations, device, dtype)
+    if not everyone:
+        return arena
+    test = arena.splits["test"]
+    rows, start, size = [], np.zeros_like(test.start), np.zeros_like(test.size)
+    filled, known = 0, {}
+    for run, federation in enumerate(federations):
+        if id(federation) not in known:
+            spans = zip(test.start[run], test.size[run], strict=True)
+            own = torch.cat([test.rows[a : a + n] for a, n in spans]).unique()
+            order = np.random.default_rng(0).permutation(len(own))[:everyone]
+            rows.append(own[torch.from_numpy(np.sort(order)).to(own.device)])
+            known[id(federation)] = (filled, len(rows[-1]))
+            filled += len(rows[-1])
+        start[run], size[run] = known[id(federation)]
+    split = Split(torch.cat(rows), start, size, int(size.max(initial=0)))
+    return replace(arena, splits={**arena.splits, "val": split})

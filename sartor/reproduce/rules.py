@@ -1,0 +1,280 @@
+r"""Shapes that a reproduction must show, as data: a claim in words and a check on the means.
+
+Every rule has ``claim`` and ``check``, and may name a ``measure`` (else the first table's), the
+``columns`` it looks at (else all) and a ``slack`` that it forgives. With V[row] the means over
+seeds along the columns:
+
+| check | needs | holds if |
+|---|---|---|
+| order | rows | V[rows[0]] ≤ V[rows[1]] ≤ ... in every column (``means``: of the column means) |
+| above | row, than, by | V[row] ≥ V[than] + by for every ``than`` (``than = "others"``: all rows) |
+| below | row, than, by | V[row] + by ≤ V[than] likewise |
+| every_seed | row, than | the row is above ``than`` in every single run |
+| between | row, ends | V[row] lies between the two ends |
+| within | row, of, by | \|V[row] − V[of]\| ≤ by |
+| envelope | row, of, by | V[row] ≥ max of V[of] − by (``lower``: ≤ min + by) |
+| rises, falls | row(s) | V[row] moves one way along the columns; ``total`` wants that much in all |
+| flat | row, by | max − min of V[row] ≤ by |
+| crosses | row, than | V[row] − V[than] changes its sign once; ``near``, ``by``: where, in x |
+| interior | row | the largest V[row] is at neither end (``lower``: the smallest) |
+| best_in | row, at_least | the row is the best of all in so many columns |
+| expression | value | a comparison of v("row", "column"[, "measure"]) and mean("row"), + − * / |
+| published | by | every number that was published lies within ``by`` of ours |
+
+A row or column that was not run makes a rule "not run", never passed.
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sartor.errors import ConfigError, did_you_mean
+
+Means = Mapping[str, Mapping[str, np.ndarray]]
+"""row -> column -> one value per seed."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a rule.
+
+    Attributes:
+        claim: in words.
+        holds: whether it holds; None if it was not run.
+        found: the number that decides it.
+    """
+
+    claim: str
+    holds: bool | None
+    found: str
+
+    @property
+    def word(self) -> str:
+        """PASS, FAIL or NOT RUN."""
+        return "NOT RUN" if self.holds is None else "PASS" if self.holds else "FAIL"
+
+
+class Missing(Exception):
+    """A rule looks at something that was not run."""
+
+
+@dataclass(frozen=True)
+class View:
+    """The numbers that a rule looks at."""
+
+    values: Means
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    places: Mapping[str, float | None]
+    published: Mapping[str, Mapping[str, float | None]]
+    measured: Callable[[str], Means]
+
+    def runs(self, row: str, column: str) -> np.ndarray:
+        """Return the values of a cell, one per seed."""
+        cell = self.values.get(row, {}).get(column)
+        if cell is None or not len(cell) or not np.isfinite(cell).any():
+            raise Missing(f"{row}, {column}")
+        return cell
+
+    def mean(self, row: str) -> np.ndarray:
+        """Return the means of a row along the columns."""
+        return np.array([np.nanmean(self.runs(row, column)) for column in self.columns])
+
+    def others(self, row: str, rule: Mapping[str, Any]) -> list[str]:
+        """Return what a row is compared with."""
+        named = rule.get("than", rule.get("of", "others"))
+        if named != "others":
+            return [named] if isinstance(named, str) else list(named)
+        spared = rule.get("except", ())
+        return [r for r in self.rows if r != row and r not in spared]
+
+
+def judge(rule: Mapping[str, Any], view: View) -> Verdict:
+    """Say whether a rule holds, and the number that decides it."""
+    check = CHECKS.get(rule.get("check", ""))
+    if check is None:
+        known = did_you_mean(str(rule.get("check")), CHECKS)
+        raise ConfigError(f"unknown check in the rule {rule.get('claim')!r}{known}")
+    try:
+        holds, found = check(rule, view)
+    except Missing as missing:
+        return Verdict(rule["claim"], None, f"no result for {missing}")
+    return Verdict(rule["claim"], bool(holds), found)
+
+
+def _order(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    rows = np.stack([view.mean(row) for row in rule["rows"]])
+    steps = np.diff(rows.mean(1) if rule.get("means") else rows, axis=0)
+    worst = float(steps.min())
+    return worst >= -rule.get("slack", 0.0), f"smallest step {worst:+.4g}"
+
+
+def _above(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    mine = view.mean(rule["row"])
+    leads = [mine - view.mean(other) for other in view.others(rule["row"], rule)]
+    lead = np.min([gap.mean() if rule.get("means") else gap.min() for gap in leads])
+    return lead >= rule.get("by", 0.0) - rule.get("slack", 0.0), f"least lead {lead:+.4g}"
+
+
+def _below(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    mine = view.mean(rule["row"])
+    gaps = [view.mean(other) - mine for other in view.others(rule["row"], rule)]
+    gap = np.min([g.mean() if rule.get("means") else g.min() for g in gaps])
+    return gap >= rule.get("by", 0.0) - rule.get("slack", 0.0), f"least gap {gap:+.4g}"
+
+
+def _every_seed(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    leads = [
+        view.runs(rule["row"], column) - view.runs(other, column)
+        for other in view.others(rule["row"], rule)
+        for column in view.columns
+    ]
+    flat = np.concatenate(leads)
+    return bool(flat.min() > -rule.get("slack", 0.0)), (
+        f"{int((flat > 0).sum())} of {len(flat)} runs above, least lead {flat.min():+.4g}"
+    )
+
+
+def _between(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    mine, ends = view.mean(rule["row"]), np.stack([view.mean(row) for row in rule["ends"]])
+    out = float(np.maximum(ends.min(0) - mine, mine - ends.max(0)).max())
+    return out <= rule.get("slack", 0.0), f"outside by at most {max(out, 0.0):.4g}"
+
+
+def _within(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    gaps = [np.abs(view.mean(rule["row"]) - view.mean(o)).max() for o in view.others("", rule)]
+    return max(gaps) <= rule["by"], f"at most {max(gaps):.4g} apart"
+
+
+def _envelope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    mine, of = view.mean(rule["row"]), np.stack([view.mean(row) for row in rule["of"]])
+    short = float((mine - of.min(0)).max() if rule.get("lower") else (of.max(0) - mine).max())
+    return short <= rule["by"], f"short of the better by at most {short:.4g}"
+
+
+def _moves(sign: int) -> Callable[[Mapping[str, Any], View], tuple[bool, str]]:
+    def check(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+        rows = rule.get("rows") or [rule["row"]]
+        curves = sign * np.stack([view.mean(row) for row in rows])
+        step = float(np.diff(curves).min())
+        total = float((curves[:, -1] - curves[:, 0]).min())
+        fine = step >= -rule.get("slack", 0.0) and total >= rule.get("total", 0.0)
+        return fine, f"in all {sign * total:+.4g}, smallest step {sign * step:+.4g}"
+
+    return check
+
+
+def _flat(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    spread = float(np.ptp(view.mean(rule["row"])))
+    return spread <= rule["by"], f"range {spread:.4g}"
+
+
+def _crosses(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    gap = view.mean(rule["row"]) - view.mean(rule["than"])
+    x = [view.places[column] for column in view.columns]
+    if any(place is None for place in x):
+        raise ConfigError(f"{rule['claim']!r} needs columns with an x.")
+    found = crossings([float(place) for place in x if place is not None], gap)
+    where = ", ".join(f"{place:.3g}" for place in found) or "nowhere"
+    near = rule.get("near")
+    close = near is None or any(abs(place - near) <= rule["by"] for place in found)
+    return len(found) == 1 and close, f"at {where}"
+
+
+def crossings(x: Sequence[float], gap: np.ndarray) -> list[float]:
+    """Return where a curve crosses zero, by straight lines between the places."""
+    return [
+        float(x[k] + (x[k + 1] - x[k]) * gap[k] / (gap[k] - gap[k + 1]))
+        for k in range(len(gap) - 1)
+        if (gap[k] > 0) != (gap[k + 1] > 0)
+    ]
+
+
+def _interior(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    curve = view.mean(rule["row"]) * (-1 if rule.get("lower") else 1)
+    best = int(curve.argmax())
+    return 0 < best < len(curve) - 1, f"best at {view.columns[best]}"
+
+
+def _best_in(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    mine = view.mean(rule["row"])
+    rest = np.stack([view.mean(other) for other in view.others(rule["row"], rule)])
+    wins = int((mine >= rest.max(0) - rule.get("slack", 0.0)).sum())
+    return wins >= rule["at_least"], f"best in {wins} of {len(mine)} columns"
+
+
+def _published(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    gaps = [
+        abs(float(np.nanmean(view.runs(row, column))) - value)
+        for row, cells in view.published.items()
+        for column, value in cells.items()
+        if value is not None and row in view.values and column in view.columns
+    ]
+    if not gaps:
+        raise Missing("any published number")
+    near = sum(gap <= rule["by"] for gap in gaps)
+    return near == len(gaps), f"{near} of {len(gaps)} numbers, farthest {max(gaps):.4g}"
+
+
+# ---------------------------------------------------------------------- expressions
+
+_BINARY = {ast.Add: operator.add, ast.Sub: operator.sub}
+_BINARY |= {ast.Mult: operator.mul, ast.Div: operator.truediv}
+_EXTREME: dict[str, Callable[[list[float]], float]] = {"min": min, "max": max}
+_COMPARE = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+
+
+def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    """Evaluate "a < b" where both sides are arithmetic on v(row, column) and mean(row)."""
+    body = ast.parse(rule["value"], mode="eval").body
+    if not isinstance(body, ast.Compare) or len(body.ops) != 1 or type(body.ops[0]) not in _COMPARE:
+        raise ConfigError(f"{rule['value']!r} is not one comparison of two numbers.")
+    left, right = (_value(side, view) for side in (body.left, body.comparators[0]))
+    return _COMPARE[type(body.ops[0])](left, right), f"{left:.4g} against {right:.4g}"
+
+
+def _value(node: ast.expr, view: View) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return -_value(node.operand, view)
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        return float(_BINARY[type(node.op)](_value(node.left, view), _value(node.right, view)))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+        words = [a.value for a in node.args if isinstance(a, ast.Constant)]
+        if node.func.id == "v" and len(words) in (2, 3):
+            other = replace(view, values=view.measured(str(words[2]))) if words[2:] else view
+            return float(np.nanmean(other.runs(str(words[0]), str(words[1]))))
+        if node.func.id == "mean" and len(words) == 1:
+            return float(view.mean(str(words[0])).mean())
+        if node.func.id in ("abs", "min", "max"):
+            values = [_value(argument, view) for argument in node.args]
+            return abs(values[0]) if node.func.id == "abs" else _EXTREME[node.func.id](values)
+    raise ConfigError(
+        f"{ast.unparse(node)!r} is not part of a rule; use v(row, column), mean(row)."
+    )
+
+
+CHECKS: dict[str, Callable[[Mapping[str, Any], View], tuple[bool, str]]] = {
+    "order": _order,
+    "above": _above,
+    "below": _below,
+    "every_seed": _every_seed,
+    "between": _between,
+    "within": _within,
+    "envelope": _envelope,
+    "rises": _moves(1),
+    "falls": _moves(-1),
+    "flat": _flat,
+    "crosses": _crosses,
+    "interior": _interior,
+    "best_in": _best_in,
+    "expression": _expression,
+    "published": _published,
+}

@@ -1,0 +1,100 @@
+"""Cells that are solved instead of trained: exact minimisers of logistic regression.
+
+A row names what is solved by ``set``: ``{end = "local"}``, ``{end = "global"}``,
+``{pull = 0.1}`` (one-stage FedProx with that λ) or ``{rule = "v1"}`` (λ by a rule of the theory,
+from the true heterogeneity).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from sartor.reproduce.problems import Problem
+from sartor.reproduce.records import Record
+from sartor.theory import coupling
+from sartor.theory.linear_models import Clients, fit_coupled, fit_each, fit_pooled
+
+if TYPE_CHECKING:
+    from sartor.reproduce.passes import Lane
+
+
+def statistical_errors(
+    lanes: Sequence[Lane], problems: Sequence[Problem], settings: dict[str, Any]
+) -> list[Record]:
+    """Return mean_i ‖w_i − w_i*‖² and ‖w_g − w_g*‖² of every lane, and its R.
+
+    LocalTrain's global model is the mean of the local ones; GlobalTrain's local models are all the
+    global one.
+    """
+    found: list[Record] = []
+    by_kind: dict[str, list[int]] = {}
+    for k, lane in enumerate(lanes):
+        by_kind.setdefault(repr(sorted(lane.hyper.items())), []).append(k)
+    records: dict[int, Record] = {}
+    for places in by_kind.values():
+        chosen = [problems[k] for k in places]
+        truth = torch.stack([p.truth for p in chosen if p.truth is not None])
+        clients = _stacked(chosen)
+        weights = torch.full(truth.shape[:2], 1.0 / truth.shape[1], dtype=truth.dtype)
+        own, common = _solve(lanes[places[0]].hyper, clients, weights, truth)
+        centre = truth.mean(1)
+        radius = (truth - centre[:, None]).square().sum(-1).mean(1).sqrt()
+        local = (own - truth).square().sum(-1).mean(1)
+        error = (common - centre).square().sum(-1)
+        for k, *numbers in zip(places, local, error, radius, strict=True):
+            names = ("local_error", "global_error", "radius")
+            values = {n: float(v) for n, v in zip(names, numbers, strict=True)}
+            records[k] = {"values": values, "probes": {}, "points": {}, "headline": "pre"}
+    found.extend(records[k] for k in range(len(lanes)))
+    return found
+
+
+def _solve(
+    chosen: dict[str, Any], clients: Clients, weights: Tensor, truth: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the clients' models and the global one."""
+    if chosen.get("end") == "local":
+        own = fit_each(clients, tolerance=1e-8).w
+        return own, own.mean(1)
+    if chosen.get("end") == "global":
+        common = fit_pooled(clients, weights).w
+        return common[:, None].expand_as(truth), common
+    if "pull" in chosen:
+        pull = torch.full(weights.shape, float(chosen["pull"]), dtype=truth.dtype)
+    else:
+        pull = _by_rule(chosen, clients, truth)
+    coupled = fit_coupled(clients, weights, pull, tolerance=1e-8)
+    return coupled.own, coupled.centre
+
+
+def _by_rule(chosen: dict[str, Any], clients: Clients, truth: Tensor) -> Tensor:
+    """λ by a rule, from the true R of the federation: (runs, clients)."""
+    spread = (truth - truth.mean(1, keepdim=True)).square().sum(-1).mean(1).sqrt()
+    moments = clients.x.mT @ clients.x / clients.sizes[..., None, None]
+    curvature = torch.linalg.eigvalsh(moments) / 4
+    smooth, convex = curvature[..., -1].amax(-1), curvature[..., 0].amin(-1)
+    rule, noise = chosen["rule"], float(chosen.get("noise", 2.0))
+    pulls = [
+        coupling.by_rule(rule, r, torch.tensor(noise, dtype=truth.dtype), n, big, small)
+        for r, n, big, small in zip(spread, clients.sizes, smooth, convex, strict=True)
+    ]
+    floor, ceiling = 1e-9, 1e6
+    stacked = torch.stack([p.expand(truth.shape[1]) for p in pulls])
+    return stacked.clamp(floor, ceiling)
+
+
+def _stacked(problems: Sequence[Problem]) -> Clients:
+    feds = [problem.federation for problem in problems]
+    shape = (len(feds), feds[0].num_clients, int(feds[0].train.sizes[0]))
+    x = torch.stack([fed.x[fed.train.rows] for fed in feds]).double().reshape(*shape, -1)
+    y = torch.stack([fed.y[fed.train.rows] for fed in feds]).double().reshape(shape)
+    return Clients(x, y, torch.ones(shape, dtype=torch.bool), "logistic")
+
+
+SOLVERS: dict[str, Callable[[Sequence[Lane], Sequence[Problem], dict[str, Any]], list[Record]]] = {
+    "exact": statistical_errors
+}

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from sartor.errors import ConfigError
+from sartor.report.charts import Line, line_figure
+from sartor.report.drawing import colour_and_mark
+from sartor.report.evidence import Check, Measured, published_table, tally
+from sartor.report.sections import Section, render_sections
+from sartor.report.words import Words
+from tests.report.test_report import Page
+
+
+def make_figure(**changes):
+    lines = [
+        Line("ours", [1, 2, 4], [0.5, 0.6, 0.7], error=[0.02, 0.01, 0.03], published=[0.5, 0.7, 9]),
+        Line("bound", [1, 2, 4], [0.4, 0.5, math.nan], dashed=True),
+    ]
+    settings = {"x_label": "clients", "y_label": "accuracy", "x_scale": "log", "x_ticks": [1, 2, 4]}
+    return line_figure("by-clients", "Accuracy", lines, **{**settings, **changes})
+
+
+def test_a_line_figure_holds_the_numbers_it_was_given():
+    """Curve, bars of one standard error, and hollow markers stand where the data say."""
+    (axes,) = make_figure().canvas.axes
+    (container,) = axes.containers
+    _, _, (bars,) = container
+    assert axes.lines[0].get_ydata().tolist() == [0.5, 0.6, 0.7]
+    assert [segment[:, 1].tolist() for segment in bars.get_segments()] == [
+        pytest.approx([0.48, 0.52]),
+        pytest.approx([0.59, 0.61]),
+        pytest.approx([0.67, 0.73]),
+    ]
+    hollow = [line for line in axes.lines if line.get_markerfacecolor() == "none"]
+    assert [0.5, 0.7, 9.0] in [line.get_ydata().tolist() for line in hollow]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == [
+        "ours",
+        "bound",
+        "published",
+    ]
+    assert axes.get_xscale() == "log"
+
+
+def test_a_line_figure_says_what_it_shows_and_leaves_out_what_is_not_there():
+    """The words for who cannot see it carry the ends; the caption names bars and hollow marks."""
+    figure = make_figure()
+    assert "ours goes from 0.5 at 1 to 0.7 at 4; bound goes from 0.4 at 1 to 0.5 at 2" in figure.alt
+    assert figure.caption.endswith("Hollow markers are the published values.")
+    plain = line_figure("a", "A", [Line("b", [1], [2])], x_label="x", y_label="y")
+    assert plain.caption == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "scale", "word"),
+    [
+        (Line("a", [1, 2], [1.0]), "linear", "y has 1 values for 2"),
+        (Line("a", [1, 2], [1, 2], error=[1]), "linear", "error has 1 values for 2"),
+        (Line("a", [0, 2], [1, 2]), "log", "x is on a logarithmic axis"),
+    ],
+)
+def test_a_figure_that_cannot_be_drawn_is_refused(line, scale, word):
+    """Lengths that differ and logarithms of 0 are named with their curve."""
+    with pytest.raises(ConfigError, match=f"a: {word}"):
+        line_figure("k", "t", [line], x_label="x", y_label="y", x_scale=scale)
+
+
+def test_no_two_of_42_curves_look_alike():
+    """Six colours with seven markers: a pair is used once, and colour 1 is the reference's."""
+    pairs = [colour_and_mark(position) for position in range(42)]
+    assert len(set(pairs)) == 42
+    assert 1 not in {number for number, _ in pairs}
+    assert colour_and_mark(3, reference=True)[0] == 1
+
+
+def test_published_beside_ours_by_hand():
+    """Two standard errors decide: 0.10 within 2 x 0.05, 0.11 not; one run alone is not judged."""
+    rows = [
+        Measured("met", 0.80, 0.90, 0.05),
+        Measured("missed", 0.80, 0.91, 0.05),
+        Measured("met by both errors", 0.80, 0.90, 0.03, published_error=0.04),
+        Measured("once", 0.80, 0.90),
+    ]
+    table = published_table(rows, kind="percent", source="Table 1")
+    assert table.column("within two s.e.") == ["yes", "no", "yes", "–"]
+    assert table.column("difference")[1] == pytest.approx(0.11)
+    assert table.text_rows()[1][1:5] == ["80.0", "91.0", "5.0", "+11.0"]
+    assert table.notes["within two s.e."] == "2 of 3 that can be judged"
+    assert table.notes["not judged"].startswith("1 measured once")
+
+
+def test_a_page_of_parts_holds_each_of_them_as_text():
+    """Words, a table, a figure, settings and claims; what is in them cannot become markup."""
+    checks = [Check("a <b>", True, "0.1 < 0.2"), Check("c", False), Check("d", None)]
+    page = Page(
+        render_sections(
+            "Reproduction",
+            [
+                Section("Figure 4", [make_figure(), published_table([Measured("x", 1, 2, 1)])]),
+                Section("Claims", [checks, "A word & another."], lead="What was said."),
+                Section("Claims", [{"rounds": 3}], folded=True, lead="Settings"),
+            ],
+            words=Words(headline="It holds."),
+            facts=["2 figures"],
+        )
+    )
+    assert page.faults == []
+    assert page.open == []
+    assert len(page.ids) == len(set(page.ids))
+    assert {"summary", "figure-4", "by-clients", "claims", "environment"} <= set(page.ids)
+    assert {link[1:] for link in page.links if link.startswith("#")} <= set(page.ids)
+    assert not {"script", "b"} & set(page.tags)
+    assert "1 of 2 claims hold; 1 was not tested" in page.text
+    for said in ("PASS a <b> 0.1 < 0.2", "FAIL c", "NOT RUN d", "A word & another.", "It holds."):
+        assert said in page.text
+    assert tally([]) == "0 of 0 claims hold"

@@ -540,20 +540,35 @@ class Rounds:
         self, server: Tree, round_index: int, splits: tuple[str, ...] = ("test",)
     ) -> dict[str, Tally]:
         """Score the global model on every client's data."""
+        return self.evaluate_common(self.centre(server, round_index), round_index, splits)
+
+    def evaluate_common(
+        self,
+        models: Tree,
+        round_index: int,
+        splits: tuple[str, ...] = ("test",),
+        clients: int | None = None,
+    ) -> dict[str, Tally]:
+        """Score one model per run, (runs, ...), on the data of the first clients, or of all."""
         tallies = {split: self._blank() for split in splits}
-        centre = self.centre(server, round_index)
 
         def score(block: tuple[int, np.ndarray]) -> None:
             run, ids = block
             there = np.ones_like(ids, dtype=bool)
             hub = self.hub("evaluate", round_index, ids, there, run)
             site = self.site(hub, self.keys("evaluate", round_index, ids, run), {}, {})
-            mine = _cut(centre, run, len(ids))
+            mine = _cut(models, run, len(ids))
             model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), mine)
             for split, tally in tallies.items():
                 self._score(self._plain, model, site, ids, there, run, split, tally)
 
-        self.engine.blocks(score, self.client_blocks())
+        blocks = self.client_blocks()
+        if clients is not None:
+            most = self.engine.chunk((self._phase_once(self._plain, splits[0]),))
+            width = max(1, most // clients)
+            runs = range(0, self.arena.num_runs, width)
+            blocks = [(run, self.everybody[run : run + width, :clients]) for run in runs]
+        self.engine.blocks(score, blocks)
         return tallies
 
     def centre(self, server: Tree, round_index: int) -> Tree:

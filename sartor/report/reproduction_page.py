@@ -64,10 +64,27 @@ def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None 
 def figures_of(outcome: Outcome) -> list[Figure]:
     """Draw every figure of the plan that has numbers."""
     found = []
-    for number, spec in enumerate(outcome.plan.figures):
+    for number, spec in enumerate(_one_by_one(outcome)):
         figure = _DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
         if figure is not None:
             found.append(figure)
+    return found
+
+
+def _one_by_one(outcome: Outcome) -> list[dict[str, Any]]:
+    """Give every column that a figure over rounds names a figure of its own."""
+    found: list[dict[str, Any]] = []
+    run = [column.name for column in outcome.plan.columns]
+    for spec in outcome.plan.figures:
+        named = spec.get("columns")
+        if spec["kind"] != "rounds" or named is None:
+            found.append(dict(spec))
+            continue
+        found += [
+            {**spec, "column": name, "title": f"{spec['title']}, {name}"}
+            for name in (run if named == "all" else named)
+            if name in run
+        ]
     return found
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from sartor import methods
 from sartor.cohort import Participation
 from sartor.engines import make_engine
 from sartor.local import Local
+from sartor.reproduce.derived import derive
 from sartor.reproduce.plan import DATA, LOCAL, Plan
 from sartor.reproduce.probes import PROBES
 from sartor.reproduce.problems import Problem, make_arena, make_network, make_problem
@@ -91,7 +92,7 @@ def passes_of(plan: Plan) -> list[Pass]:
         exact = settings["solve"] != "train"
         static = {} if exact else methods.static_options(methods.find(row.method))
         options = {k: v for k, v in row.set.items() if k in static}
-        hyper = {k: v for k, v in row.set.items() if k not in static}
+        hyper = {k: _word(v, column.values) for k, v in row.set.items() if k not in static}
         data = {k: settings[k] for k in DATA}
         shape = ("data", "clients", "dim", "everyone", "samples_per_client")
         apart = {k: v for k, v in settings.items() if k not in DATA or k in shape}
@@ -110,6 +111,11 @@ def passes_of(plan: Plan) -> list[Pass]:
         lanes.sort(key=lambda lane: lane.seed)  # stable: columns and rows stay in order
         found.append(Pass(method, options, settings, tuple(lanes)))
     return found
+
+
+def _word(value: Any, words: Mapping[str, Any]) -> Any:
+    """Return what a column lets a word stand for."""
+    return words.get(value, value) if isinstance(value, str) else value
 
 
 def _shared(lanes: list[Lane]) -> list[Lane]:
@@ -137,11 +143,15 @@ def run_pass(one: Pass, device: torch.device, progress: Progress | None = None) 
         from sartor.reproduce.solutions import SOLVERS
 
         return SOLVERS[one.settings["solve"]](one.lanes, problems, one.settings)
+    lanes = [
+        replace(lane, hyper=derive(lane.hyper, p))
+        for lane, p in zip(one.lanes, problems, strict=True)
+    ]
     most = one.settings["runs_at_once"] or _at_once(one.settings, problems[0])
     records = []
-    for start in range(0, len(one.lanes), most):
+    for start in range(0, len(lanes), most):
         part = slice(start, start + most)
-        records += _train(one, one.lanes[part], problems[part], device, progress)
+        records += _train(one, lanes[part], problems[part], device, progress)
     return records
 
 

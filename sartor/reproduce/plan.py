@@ -13,9 +13,12 @@ A plan is a TOML file in ``plans/``; no plan is code. Its parts::
     [[rows]]                       name, method, set = {...}, and settings of its own; a sweep makes
                                    one row per value: name = "λ = {prox_strength:g}",
                                    sweep = {prox_strength = [0.1, 1.0]}
-    [[columns]]                    name, x (a number), and settings of its own; sweep as for rows
+    [[columns]]                    name, x (a number), and settings of its own; sweep as for rows;
+                                   values = {small = 0.2} are words that a row's set may use, as
+                                   prox_strength = "small"; see derived.py for values from data
     [[tables]]                     title, measure, published = {row = [one value per column]}
-    [[figures]]                    kind, title, measure or curve, rows, columns
+    [[figures]]                    kind, title, measure or curve, rows; kind "rounds" with columns =
+                                   [...] or "all" draws one for each
     [[rules]]                      claim, check, and what the check needs
 
 Settings of a cell: the plan's, then the column's, then the row's, then those of the short form
@@ -109,12 +112,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Column:
-    """One federation: a column of a table, a place on the axis of a figure."""
+    """One federation: a column of a table, a place on the axis of a figure.
+
+    ``values`` are words that stand for numbers in the sets of the rows.
+    """
 
     name: str
     x: float | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     quick: dict[str, Any] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -255,13 +262,14 @@ def _rows(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Row]:
 
 
 def _columns(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Column]:
-    own = {k: v for k, v in entry.items() if k not in ("name", "x", "sweep", "quick")}
-    quick = entry.get("quick", {})
+    own = {k: v for k, v in entry.items() if k not in ("name", "x", "sweep", "quick", "values")}
+    quick, words = entry.get("quick", {}), entry.get("values", {})
     _check_keys({**own, **quick, **entry.get("sweep", {})}, "column", faults)
     for values in _grid(entry.get("sweep", {})):
         x = entry.get("x")
         place = values.get(x) if isinstance(x, str) else x
-        yield Column(str(entry.get("name", "all")).format(**values), place, own | values, quick)
+        name = str(entry.get("name", "all")).format(**values)
+        yield Column(name, place, own | values, quick, words)
 
 
 def _grid(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from sartor import models
 from sartor.data.federation import Federation
+from sartor.data.split import Ragged
 from sartor.data.synthetic import Logistic, logistic, logistic_loss, logistic_radius
 from sartor.engines.arena import Arena, Split, build_arena
 from sartor.errors import ConfigError, did_you_mean
@@ -46,7 +48,10 @@ def make_problem(settings: Mapping[str, Any], seed: int) -> Problem:
     name = settings["data"]
     if name not in SYNTHETIC:
         given = {key: settings[key] for key in FROM_DATASET if settings[key] is not None}
-        return Problem(Federation.from_dataset(name, seed=seed, **given))
+        federation = Federation.from_dataset(name, seed=seed, **given)
+        if settings["test_samples"] is not None:
+            federation = _fewer_tests(federation, settings["test_samples"], seed)
+        return Problem(federation)
     sizes = {k: settings[k] for k in ("clients", "samples", "dim", "test_samples")}
     given = {key: value for key, value in sizes.items() if value is not None}
     if name == "logistic-radius":
@@ -55,6 +60,16 @@ def make_problem(settings: Mapping[str, Any], seed: int) -> Problem:
         mode = name.removeprefix("logistic-")
         federation, truth = logistic(mode, spread=settings["spread"], seed=seed, **given)
     return Problem(federation, truth.w)
+
+
+def _fewer_tests(federation: Federation, most: int, seed: int) -> Federation:
+    """Keep at most so many test samples of every client, drawn by the seed."""
+    lists = []
+    for client, (start, stop) in enumerate(itertools.pairwise(federation.test.offsets.tolist())):
+        own = federation.test.rows[start:stop].numpy()
+        rng = np.random.default_rng([seed, client])
+        lists.append(np.sort(rng.permutation(own)[:most]))
+    return replace(federation, test=Ragged.from_lists(lists))
 
 
 def make_network(settings: Mapping[str, Any], federation: Federation) -> Task:

@@ -157,6 +157,8 @@ def _of_probe(record: Record, given: Sequence[str]) -> float:
         return math.nan
     rounds, values = seen["rounds"], [_number(v) for v in seen["values"]]
     if given[0] == "rounds_to":
+        if not math.isfinite(values[-1]):
+            return math.nan
         limit = float(given[2]) * values[-1]
         return float(next(t for t, v in zip(rounds, values, strict=True) if not v > limit))
     if "at" in given:

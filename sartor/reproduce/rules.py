@@ -13,7 +13,7 @@ seeds along the columns:
 | between | row, ends | V[row] lies between the two ends |
 | within | row, of, by | \|V[row] − V[of]\| ≤ by |
 | envelope | row, of, by | V[row] ≥ max of V[of] − by (``lower``: ≤ min + by) |
-| rises, falls | row | V[row] moves one way along the columns; ``total`` wants that much in all |
+| rises, falls | row(s) | V[row] moves one way along the columns; ``total`` wants that much in all |
 | flat | row, by | max − min of V[row] ≤ by |
 | crosses | row, than | V[row] − V[than] changes its sign once; ``near``, ``by``: where, in x |
 | interior | row | the largest V[row] is at neither end (``lower``: the smallest) |
@@ -160,8 +160,10 @@ def _envelope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
 
 def _moves(sign: int) -> Callable[[Mapping[str, Any], View], tuple[bool, str]]:
     def check(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
-        curve = sign * view.mean(rule["row"])
-        step, total = float(np.diff(curve).min()), float(curve[-1] - curve[0])
+        rows = rule.get("rows") or [rule["row"]]
+        curves = sign * np.stack([view.mean(row) for row in rows])
+        step = float(np.diff(curves).min())
+        total = float((curves[:, -1] - curves[:, 0]).min())
         fine = step >= -rule.get("slack", 0.0) and total >= rule.get("total", 0.0)
         return fine, f"in all {sign * total:+.4g}, smallest step {sign * step:+.4g}"
 

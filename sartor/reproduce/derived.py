@@ -1,0 +1,108 @@
+"""Hyper-parameters that follow from the data of a run, written as arithmetic in a plan.
+
+``set = { local_lr = "1 / (L + prox_strength)" }`` gives every run a step of its own. An expression
+may use + − * /, min, max, sqrt, numbers, the row's other hyper-parameters, and:
+
+| name | meaning |
+|---|---|
+| L | max_i Λ_max(X_iᵀX_i/n_i)/4, the smoothness of the clients' logistic losses |
+| n | training samples of the average client |
+| m | clients |
+| d | features |
+| R | √mean_i‖w_i* − w_g*‖², where the true models are known |
+
+A word that the column defines (``values = { small = 0.2 }``) is replaced before: it may be all of a
+value, not a part of an expression.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from sartor.errors import ConfigError, did_you_mean
+from sartor.reproduce.problems import Problem
+
+_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+}
+_CALLS: dict[str, Callable[..., float]] = {"min": min, "max": max, "sqrt": math.sqrt}
+
+
+def derive(hyper: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
+    """Replace every expression among the hyper-parameters by its value for one problem.
+
+    Raises:
+        ConfigError: an expression uses a name that is not known, or something else than arithmetic.
+    """
+
+    def name(word: str, asked: tuple[str, ...] = ()) -> float:
+        if word in asked:
+            raise ConfigError(
+                f"{word!r} follows from itself; give one of {sorted(asked)} a number."
+            )
+        if word not in hyper:
+            if word not in FACTS:
+                known = did_you_mean(word, [*FACTS, *hyper])
+                raise ConfigError(
+                    f"{word!r} is no number that a run can derive a value from{known}"
+                )
+            return FACTS[word](problem)
+        value = hyper[word]
+        if isinstance(value, str):
+            tree = ast.parse(value, mode="eval").body
+            return _value(tree, lambda other: name(other, (*asked, word)))
+        return float(value)
+
+    return {k: name(k) if isinstance(v, str) else v for k, v in hyper.items()}
+
+
+def _value(node: ast.expr, name: Callable[[str], float]) -> float:
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        return float(node.value)
+    if isinstance(node, ast.Name):
+        return name(node.id)
+    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
+        return _BINARY[type(node.op)](_value(node.left, name), _value(node.right, name))
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS:
+        return float(_CALLS[node.func.id](*(_value(one, name) for one in node.args)))
+    raise ConfigError(
+        f"{ast.unparse(node)!r} is not arithmetic on numbers; use + - * /, min, max, sqrt, names."
+    )
+
+
+def smoothness(problem: Problem) -> float:
+    """Return L = max_i Λ_max(X_iᵀX_i/n_i)/4 over the clients' training samples."""
+    fed = problem.federation
+    found = []
+    for client in range(fed.num_clients):
+        rows = fed.train.rows[fed.train.offsets[client] : fed.train.offsets[client + 1]]
+        x = fed.x[rows].double().flatten(1)
+        found.append(float(torch.linalg.matrix_norm(x, 2)) ** 2 / len(x) / 4)
+    return max(found)
+
+
+def heterogeneity(problem: Problem) -> float:
+    """Return R, the root mean square distance of the true models from their mean."""
+    if problem.truth is None:
+        raise ConfigError("'R' needs a synthetic problem, whose true models are known.")
+    away = problem.truth - problem.truth.mean(0)
+    return float(away.square().sum(1).mean().sqrt())
+
+
+FACTS: dict[str, Callable[[Problem], float]] = {
+    "L": smoothness,
+    "R": heterogeneity,
+    "n": lambda problem: len(problem.federation.train.rows) / problem.federation.num_clients,
+    "m": lambda problem: float(problem.federation.num_clients),
+    "d": lambda problem: float(problem.federation.x[0].numel()),
+}
+"""What an expression may ask of a problem."""

@@ -673,7 +673,10 @@ def fairness_table(first: list[str], rows: list[list[Any]], excluded: int, title
         notes["worst, best and deciles"] = (
             f"among clients with at least {metrics.FLOOR} test samples; {excluded} left out"
         )
-    formats = {**dict.fromkeys(names, "percent"), **dict.fromkeys(("Jain", "Gini", "entropy"), "")}
+    formats = {
+        **dict.fromkeys(names, "percent"),
+        **dict.fromkeys(("Jain", "Gini", "entropy"), "index"),
+    }
     return Table(
         [*first, *names, "Jain", "Gini", "entropy"], rows, notes=notes, formats=formats, title=title
     )

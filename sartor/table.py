@@ -47,7 +47,7 @@ def _is_missing(value: Any) -> bool:
 def _number(value: float, kind: str) -> str:
     if kind == "percent":
         return f"{100 * value:.1f}"
-    if kind == "points":
+    if kind in ("points", "change"):
         rounded = round(100 * value, 1)
         return f"{rounded:+.1f}" if rounded else "0.0"
     if kind == "count":
@@ -57,6 +57,8 @@ def _number(value: float, kind: str) -> str:
         return f"{value:,.2f}"
     if kind == "seconds":
         return f"{value:.2f}"
+    if kind == "index":
+        return f"{value:.4f}"
     if kind == "strength":
         return f"{value:.3g}" if math.isfinite(value) else "∞"
     return f"{value:.4g}"
@@ -67,8 +69,10 @@ def format_cell(value: Any, kind: str = "") -> str:
 
     Args:
         value: a string, a number, a :class:`~sartor.metrics.Spread`, or None.
-        kind: "percent" (of a share), "points" (signed, of a share), "count", "megabytes",
-            "seconds", "strength" (a λ, which may be infinite), or "" for the value as it is.
+        kind: "percent" (of a share), "points" (signed, of a share; less is worse), "change"
+            (signed, and less is not worse), "count", "megabytes",
+            "seconds", "index" (four decimals), "strength" (a λ, which may be infinite), or "" for
+            the value as it is.
 
     >>> format_cell(0.9314, "percent"), format_cell(-0.02, "points"), format_cell(None)
     ('93.1', '-2.0', '–')
@@ -142,7 +146,9 @@ class Table:
 
     def header(self, name: str) -> str:
         """Return the heading of a column with its unit."""
-        unit = {"percent": " %", "points": " (points)"}.get(self.formats.get(name, ""), "")
+        unit = {"percent": " %", "points": " (points)", "change": " (points)"}.get(
+            self.formats.get(name, ""), ""
+        )
         return f"{name}{unit}"
 
     def text_rows(self) -> list[list[str]]:

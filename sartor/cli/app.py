@@ -13,7 +13,7 @@ from sartor.cli.advice import FLAGS, take_advice
 from sartor.cli.flags import read_experiment, with_experiment_flags, with_flags
 from sartor.cli.progress import reporter
 from sartor.config import Experiment, build
-from sartor.errors import PFLError
+from sartor.errors import ConfigError, PFLError, did_you_mean
 from sartor.table import Table
 
 if TYPE_CHECKING:
@@ -254,12 +254,33 @@ def reproduce(
 
 
 @app.command()
-def report(folder: Folder, json: Json = False) -> None:
-    """Write report.html for a run folder: one page, offline."""
-    path = _write_report(folder)
-    show.places(("Report", path), quiet=json)
+def report(
+    folder: Folder,
+    kind: Annotated[
+        str,
+        typer.Option("--format", help="html: one page; pdf or png: figures.", metavar="KIND"),
+    ] = "html",
+    out: Annotated[
+        Path | None, typer.Option(help="Where to write; else in FOLDER.", metavar="DIR")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write report.html for a run folder, offline; or its figures, for a paper."""
+    from sartor.report import write_figures, write_report
+
+    kinds = ("html", "pdf", "png")
+    if kind not in kinds:
+        raise ConfigError(f"there is no format {kind!r}{did_you_mean(kind, kinds)}")
+    if kind == "html":
+        path = write_report(folder, None if out is None else out / "report.html")
+        show.places(("Report", path), quiet=json)
+        answer: dict[str, Any] = {"report": str(path)}
+    else:
+        paths = write_figures(folder, out, "pdf" if kind == "pdf" else "png")
+        show.places(*(("Figure", path) for path in paths), quiet=json)
+        answer = {"figures": [str(path) for path in paths]}
     if json:
-        show.json_line({"out": str(folder), "report": str(path)})
+        show.json_line({"out": str(folder), **answer})
 
 
 @app.command()

@@ -1,7 +1,39 @@
-"""The report: one HTML page per run or comparison, self-contained and readable offline."""
+"""The report: one HTML page per run, comparison or advice, and its figures for a paper."""
 
 from __future__ import annotations
 
-from sartor.report.page import write_report
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["write_report"]
+from sartor.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from sartor.report.page import Source
+    from sartor.report.printing import Format
+
+__all__ = ["write_figures", "write_report"]
+
+
+def write_report(source: Source, path: str | Path | None = None) -> Path:
+    """Write one page; see :func:`sartor.report.page.write_report`."""
+    return _page().write_report(source, path)
+
+
+def write_figures(
+    source: Source, folder: str | Path | None = None, kind: Format = "pdf"
+) -> list[Path]:
+    """Write figures for a paper; see :func:`sartor.report.page.write_figures`."""
+    return _page().write_figures(source, folder, kind)
+
+
+def _page() -> Any:
+    try:
+        from sartor.report import page
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] not in ("matplotlib", "jinja2"):
+            raise
+        raise MissingExtraError(
+            f"Reports and figures need {error.name}, which is not installed; run pip install "
+            "'sartor[figures]'."
+        ) from error
+    return page

@@ -7,13 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from sartor.adviser import words as adviser_words
 from sartor.adviser.advice import Advice
 from sartor.adviser.verification import Verification
 from sartor.report.advice_figures import draw_advice, spell
-from sartor.report.layout import MOST_ROWS, count, fill, settings_lines, shown
+from sartor.report.layout import MOST_ROWS, count, fill, pictures, settings_lines, shown
 from sartor.report.words import Words
 
 
@@ -45,7 +43,7 @@ def render_advice(
             advice.model,
         ],
         words=summarise_advice(advice, verification),
-        figures=[(figure, Markup(figure.svg)) for figure in draw_advice(advice)],  # escaped there
+        figures=pictures(draw_advice(advice)),
         clients=_client_table(advice),
         costs=shown(adviser_words.costs_table(advice), {}),
         rules=shown(adviser_words.rules_table(advice), {}) if advice.rules else None,

@@ -24,7 +24,7 @@ HEAT = "#060606"
 SERIES = ["#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006", "#0a0007"]
 MARKS = "osD^vPX"
 """Markers. Seven of them and six colours share no factor: a pair comes back after 42."""
-_VARIABLES = {
+VARIABLES = {
     INK: "var(--ink)",
     SOFT: "var(--soft)",
     LINE: "var(--line)",
@@ -155,7 +155,7 @@ def to_svg(canvas: Canvas, key: str) -> str:
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
     # Fonts: keep the size, leave the family to the page.
     text = re.sub(r"font: (?:\w+ )?([\d.]+px)[^;\"]*", r"font-size: \1", text)
-    for placeholder, variable in _VARIABLES.items():
+    for placeholder, variable in VARIABLES.items():
         text = text.replace(placeholder, variable)
     # Identifiers are local to a file, and a page holds several files.
     text = re.sub(r'\bid="', f'id="{key}-', text)

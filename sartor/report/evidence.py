@@ -93,7 +93,7 @@ def published_table(
     """
     names = [what, "published", "ours", "s.e.", "difference", "within two s.e."]
     answer = {True: "yes", False: "no", None: "–"}
-    signed = {"percent": "points"}.get(kind, kind)
+    signed = {"percent": "change"}.get(kind, kind)
     judged = [row.within for row in rows if row.within is not None]
     notes = {"within two s.e.": f"{sum(judged)} of {len(judged)} that can be judged"}
     if source:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure as Canvas
-from matplotlib.patches import Rectangle
 from matplotlib.ticker import MaxNLocator
 
 from sartor.comparison import Comparison
@@ -18,7 +15,6 @@ from sartor.report.drawing import (
     BAD,
     DASH,
     GOOD,
-    HEAT,
     SERIES,
     SOFT,
     STYLE,
@@ -28,6 +24,7 @@ from sartor.report.drawing import (
     legend_above,
     make_axes,
 )
+from sartor.report.heat import label_map, mixing_matrix
 from sartor.result import Result
 
 MOST_PANELS = 12
@@ -43,11 +40,6 @@ def looks(comparison: Comparison) -> dict[str, tuple[int, str]]:
         else colour_and_mark(others.index(name))
         for name in comparison
     }
-
-
-def series(comparison: Comparison) -> dict[str, int]:
-    """Return the number of each method's colour; 1, the quiet one, is the reference's."""
-    return {name: number for name, (number, _) in looks(comparison).items()}
 
 
 def draw_all(comparison: Comparison) -> list[Figure]:
@@ -92,7 +84,7 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
                 low, high = 100 * (mean - std), 100 * (mean + std)
                 axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
     axes.set_xlabel("round")
-    axes.set_ylabel("accuracy, % of all test samples")
+    axes.set_ylabel("test accuracy, %")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     legend_above(axes, len(comparison))
     finals = "; ".join(
@@ -102,13 +94,16 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
         for name, result in comparison.items()
     )
     points = ", ".join(f"{name} {result.headline}" for name, result in comparison.items())
+    has_centre = any(("global", "test") in result.scores for result in comparison.values())
+    centre = "; dots: the global model" if has_centre else ""
     band = " The band is ± one standard deviation over runs." if several else ""
     return Figure(
         "accuracy-by-round",
         "Accuracy by round",
         "Solid: the point at which each method is meant to be used "
-        f"({points}); thin dashes: the other point; dots: the global model. Pre is after "
-        f"aggregation, post is after local training; compare like with like.{band}",
+        f"({points}); thin dashes: the other point{centre}. Pre is after "
+        f"aggregation, post is after local training; compare like with like. All test samples of "
+        f"all clients are pooled.{band}",
         f"Line chart of pooled test accuracy by round. {finals}.",
         canvas,
     )
@@ -155,6 +150,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
         f"points.{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
         f"Bar charts of the accuracy gain of each client. {'; '.join(words)}.",
         canvas,
+        wide=len(pairs) > 1,
     )
 
 
@@ -195,74 +191,18 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
         drawn.append(f"{name} sends {travelled[-1]:,.1f} MB")
     if not drawn:
         return None
-    axes.set_xlabel("MB sent and received, all clients together (10⁶ bytes, payload)")
-    axes.set_ylabel("accuracy, %")
+    axes.set_xlabel("MB sent and received, all clients")
+    axes.set_ylabel("test accuracy, %")
     axes.set_xlim(left=0)
     legend_above(axes, len(comparison))
     nothing = f" Dotted: {', '.join(silent)}, which sends nothing." if silent else ""
     return Figure(
         "bytes-against-accuracy",
         "What the accuracy costs in traffic",
-        f"Counted from the tensors that travel, up and down, without protocol headers.{nothing}",
+        "Counted from the tensors that travel, up and down, without protocol headers; 1 MB is 10⁶ "
+        f"bytes.{nothing}{_front(comparison)}",
         f"Line chart of accuracy against megabytes. {'; '.join(drawn)}.",
         canvas,
-    )
-
-
-def mixing_matrix(comparison: Comparison) -> Figure | None:
-    """Draw the last mixing matrix that a method recorded."""
-    found = [
-        (name, result, snapshot)
-        for name, result in comparison.items()
-        for snapshot in result.snapshots
-        if "mix" in snapshot
-    ]
-    if not found:
-        return None
-    name, result, snapshot = found[-1]
-    mix = np.asarray(snapshot["mix"], dtype=float)[0]
-    mix = np.where(np.isfinite(mix), mix, 0)
-    layers = mix.ndim > 2  # one matrix per layer: (clients, layers, clients)
-    mix = mix.mean(axis=tuple(range(1, mix.ndim - 1))) if layers else mix
-    top = float(np.abs(mix).max()) or 1.0
-    caption = (
-        f"Row: the client that receives; column: the client it borrows from; {name}, round "
-        f"{snapshot.get('round', '?')}, run 0. Full colour is {top:.2f}, and strength grows with "
-        "the square root of the share, so that small ones can be seen."
-    )
-    if layers:
-        caption += " The mean over the layers is drawn."
-    if (mix < 0).any():
-        caption += " Negative shares are drawn by their size."
-    own = float(np.diag(mix).mean())
-    return Figure(
-        "mixing-matrix",
-        "Who borrows from whom",
-        caption,
-        f"Heat map of the {len(mix)} by {len(mix)} mixing matrix of {name}; on average a client "
-        f"keeps {own:.0%} for itself.",
-        _heat(np.sqrt(np.abs(mix) / top), result.clients, result.clients, 4.9),
-    )
-
-
-def label_map(comparison: Comparison) -> Figure | None:
-    """Draw which classes each client has, as shares of its training samples."""
-    result = next((r for r in comparison.values() if r.label_counts is not None), None)
-    if result is None or result.label_counts is None:
-        return None
-    counts = np.asarray(result.label_counts[0], dtype=float)
-    total = counts.sum(axis=1, keepdims=True)
-    share = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
-    classes = [str(index) for index in range(counts.shape[1])]
-    held = (counts > 0).sum(axis=1)
-    return Figure(
-        "label-map",
-        "Which classes each client has",
-        "Share of each class among the training samples of a client (run 0). Full colour: the "
-        "client has this class alone.",
-        f"Heat map of {counts.shape[0]} clients by {counts.shape[1]} classes; a client has "
-        f"between {int(held.min())} and {int(held.max())} of the classes.",
-        _heat(share, result.clients, classes, 4.9, "class", "client"),
     )
 
 
@@ -294,52 +234,13 @@ def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, in
     return curves[0][0], mean, std, len(curves)
 
 
-def _heat(
-    share: Array,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    size: float,
-    x: str = "",
-    y: str = "",
-) -> Canvas:
-    """Draw a matrix in [0, 1] as one hue whose opacity is the value: right on any background."""
-    height, width = share.shape
-    tall = min(max(size * height / max(width, height), 2.4), size)
-    canvas = Canvas(figsize=(size + 0.9, tall + 0.7), layout="constrained")
-    with mpl.rc_context({**STYLE, "axes.grid": False, "axes.spines.bottom": False}):
-        axes = canvas.subplots()
-        # Rectangles for a readable number of cells (they stay sharp), an image beyond that.
-        if share.size <= 1200:
-            for (i, j), value in np.ndenumerate(share):
-                if value > 0.004:
-                    axes.add_patch(
-                        Rectangle(
-                            (j - 0.46, i - 0.46), 0.92, 0.92, color=HEAT, alpha=float(value), lw=0
-                        )
-                    )
-        else:
-            image = np.zeros((*share.shape, 4))
-            image[..., :3] = (0.0, 0.447, 0.698)
-            image[..., 3] = share
-            axes.imshow(image, aspect="auto", interpolation="nearest")
-        axes.set_xlim(-0.5, width - 0.5)
-        axes.set_ylim(height - 0.5, -0.5)
-        axes.set_xlabel(x)
-        axes.set_ylabel(y)
-        _ticks(axes.xaxis, columns, 20, rotate=any(len(name) > 3 for name in columns))
-        _ticks(axes.yaxis, rows, 40)
-        for spine in axes.spines.values():
-            spine.set_visible(True)
-    return canvas
-
-
-def _ticks(axis: Any, names: Sequence[str], most: int, rotate: bool = False) -> None:
-    step = math.ceil(len(names) / most)
-    shown = list(range(0, len(names), step))
-    axis.set_ticks(shown, [clip(names[index]) for index in shown])
-    if rotate:
-        axis.set_tick_params(rotation=90)
-    axis.set_tick_params(labelsize=8)
+def _front(comparison: Comparison) -> str:
+    """Say which methods nobody beats at both traffic and accuracy."""
+    names = comparison.pareto()
+    if len(comparison) < 3 or not names:
+        return ""
+    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return f" No method is both cheaper and better than {listed}, at the end of the runs."
 
 
 def _percent(value: float) -> str:

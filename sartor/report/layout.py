@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,8 @@ from markupsafe import Markup
 
 from sartor import runs
 from sartor._version import __version__
+from sartor.report.drawing import Figure
+from sartor.report.fitting import narrow_svg
 from sartor.table import Table, jsonable
 
 MOST_ROWS = 2000
@@ -44,10 +46,30 @@ def fill(name: str, environment: Mapping[str, Any] | None, **values: Any) -> str
     return rendered.lstrip()
 
 
-def shown(table: Table, numbers: Mapping[str, int]) -> dict[str, Any]:
-    """Return what the template needs of a table; the first cell carries the method's colour."""
+SHAPES = {
+    "o": "M8 2a6 6 0 1 0 .01 0z",
+    "s": "M3 3h10v10H3z",
+    "D": "M8 1l7 7-7 7-7-7z",
+    "^": "M8 2l7 12H1z",
+    "v": "M8 14L1 2h14z",
+    "P": "M5.5 1h5v4.5H15v5h-4.5V15h-5v-4.5H1v-5h4.5z",
+    "X": "M4.2 1L8 4.8 11.8 1 15 4.2 11.2 8 15 11.8 11.8 15 8 11.2 4.2 15 1 11.8 4.8 8 1 4.2z",
+}
+"""The markers of the figures, as paths in a box of 16 by 16."""
+
+
+def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
+    """Return what the template needs of a table.
+
+    Args:
+        table: what to show.
+        looks: name in the first column -> number of its colour and its marker.
+    """
     text = table.text_rows()
-    marks = [numbers.get(str(row[0]), 0) for row in text]
+    found = [looks.get(str(row[0])) for row in text]
+    marks = [
+        (number, SHAPES[mark]) if number else None for number, mark in (f or (0, "") for f in found)
+    ]
     lowered = [name for name in table.columns if table.formats.get(name) == "points"]
     return {
         "head": [(table.header(name), table.numeric(name)) for name in table.columns],
@@ -63,6 +85,16 @@ def shown(table: Table, numbers: Mapping[str, int]) -> dict[str, Any]:
         ],
         "notes": table.note_lines(),
     }
+
+
+def pictures(figures: Sequence[Figure]) -> list[tuple[Figure, Markup, Markup | None]]:
+    """Return figures as the template takes them: for a screen, and for a phone where it differs."""
+    found = []
+    for figure in figures:
+        narrow = narrow_svg(figure)
+        # Texts are escaped by the drawing.
+        found.append((figure, Markup(figure.svg), None if narrow is None else Markup(narrow)))
+    return found
 
 
 def _signed(cell: str) -> str:

@@ -2,32 +2,37 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from markupsafe import Markup
 
-from sartor import reproduce, runs
+from sartor import metrics, reproduce, runs
 from sartor.adviser.advice import Advice
+from sartor.adviser.verification import Verification
 from sartor.comparison import Comparison
+from sartor.report.advice_figures import draw_advice
 from sartor.report.advice_page import render_advice
-from sartor.report.figures import draw_all, series
-from sartor.report.layout import MOST_ROWS, count, fill, settings_lines, shown
-from sartor.report.reproduction_page import render_reproduction
+from sartor.report.figures import draw_all, looks
+from sartor.report.layout import MOST_ROWS, count, fill, pictures, settings_lines, shown
+from sartor.report.printing import Format, save_all
+from sartor.report.reproduction_page import figures_of, render_reproduction
 from sartor.report.words import summarise
+from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
 from sartor.result import POINT_WORDS, Result
 from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES
 from sartor.table import Table
 
+Source = str | Path | Result | Comparison | Advice | Outcome
+"""A folder of a run, a comparison, an advice or a reproduction; or what such a folder holds."""
 
-def write_report(
-    source: str | Path | Result | Comparison | Advice, path: str | Path | None = None
-) -> Path:
-    """Write the report of a folder, whatever it holds, or of what such a folder would hold.
+
+def write_report(source: Source, path: str | Path | None = None) -> Path:
+    """Write the report of a folder (run, comparison, ...), or of what such a folder holds.
 
     Args:
         source: what to report on.
@@ -39,31 +44,72 @@ def write_report(
     Raises:
         RunFolderError: the folder cannot be read, or the page cannot be written.
     """
+    found = _read(source)
+    content, folder = found.content, found.folder
     environment = runs.environment()
-    if isinstance(source, str | Path) and (Path(source) / ABOUT).is_file():
-        path = path or Path(source) / "report.html"
-        environment = read_json(Path(source) / "environment.json")
-        text = render_reproduction(reproduce.read(source), environment)
-    elif isinstance(source, str | Path):
-        folder = runs.open_folder(source)
-        path = path or folder.report_path
-        environment = read_json(folder.path / "environment.json")
-        if isinstance(folder, runs.AdviceFolder):
-            advice, verified = folder.read_advice()
-            text = render_advice(advice, verified, config=folder.config, environment=environment)
-        elif isinstance(folder, runs.RunFolder):
-            text = render(folder.read_result(), environment)
-        else:
-            text = render(folder.read_comparison(), environment)
-    elif isinstance(source, Advice):
-        text = render_advice(source, environment=environment)
+    if folder is not None:
+        path = path or folder / "report.html"
+        environment = read_json(folder / "environment.json")
+    if isinstance(content, Advice):
+        text = render_advice(content, found.verified, config=found.config, environment=environment)
+    elif isinstance(content, Outcome):
+        text = render_reproduction(content, environment)
     else:
-        text = render(source, environment)
+        text = render(content, environment)
     target = Path(path or "report.html")
     with naming(target, "create"):
         target.parent.mkdir(parents=True, exist_ok=True)
     write_text(target, text)
     return target
+
+
+def write_figures(
+    source: Source, folder: str | Path | None = None, kind: Format = "pdf"
+) -> list[Path]:
+    """Write the figures of a report one by one, for a paper: a column wide, fonts embedded.
+
+    Args:
+        source: what to draw.
+        folder: where to; by default ``figures`` in the folder of the run.
+        kind: "pdf" (vectors) or "png".
+
+    Returns:
+        The paths; beside them is captions.txt.
+
+    Raises:
+        RunFolderError: the folder cannot be read, or a file cannot be written.
+    """
+    found = _read(source)
+    content = found.content
+    target = Path(folder) if folder is not None else (found.folder or Path()) / "figures"
+    if isinstance(content, Advice):
+        return save_all(draw_advice(content), target, kind)
+    if isinstance(content, Outcome):
+        return save_all(figures_of(content), target, kind)
+    return save_all(draw_all(as_comparison(content).expanded()), target, kind)
+
+
+class _Read(NamedTuple):
+    """What to report on, and the folder that it came from."""
+
+    content: Result | Comparison | Advice | Outcome
+    folder: Path | None = None
+    verified: Verification | None = None
+    config: Mapping[str, Any] | None = None
+
+
+def _read(source: Source) -> _Read:
+    if not isinstance(source, str | Path):
+        return _Read(source)
+    if (Path(source) / ABOUT).is_file():
+        return _Read(reproduce.read(source), Path(source))
+    folder = runs.open_folder(source)
+    if isinstance(folder, runs.AdviceFolder):
+        advice, verified = folder.read_advice()
+        return _Read(advice, folder.path, verified, folder.config)
+    if isinstance(folder, runs.RunFolder):
+        return _Read(folder.read_result(), folder.path)
+    return _Read(folder.read_comparison(), folder.path)
 
 
 def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:
@@ -77,7 +123,7 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
     words = summarise(comparison)
     first = next(iter(comparison.values()))
     many = comparison.reference is not None and len(comparison) > 1
-    numbers = series(comparison)
+    marks, goals = looks(comparison), list(targets(comparison).items())
     seeds = len({run.seed for result in comparison.values() for run in result.runs})
     return fill(
         "page.html",
@@ -89,14 +135,50 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
             count(seeds, "allocation"),
         ],
         words=words,
-        main=shown(comparison.table(), numbers),
-        paired=shown(comparison.paired(), numbers) if many else None,
-        figures=[(figure, Markup(figure.svg)) for figure in draw_all(comparison)],  # escaped there
+        main=shown(comparison.table(), marks),
+        paired=shown(comparison.paired(), marks) if many else None,
+        fairness=shown(comparison.fairness(), marks),
+        reach=_reach(comparison, dict(goals[:1]), marks),
+        farther=_reach(comparison, dict(goals[1:]), marks),
+        figures=pictures(draw_all(comparison)),
         clients=shown(client_table(comparison), {}),
-        ledger=shown(ledger_table(comparison), numbers),
+        ledger=shown(ledger_table(comparison), marks),
         points=POINT_WORDS,
         settings=_settings(comparison),
     )
+
+
+def targets(comparison: Comparison) -> dict[float, str]:
+    """Return accuracies worth reaching, and why: where training alone ends, and most of the best.
+
+    The most telling one that somebody reached comes first. Where nobody came to a result there
+    is none.
+    """
+    final = {name: metrics.spread(result.accuracy).mean for name, result in comparison.items()}
+    known = [value for value in final.values() if math.isfinite(value)]
+    found = {}
+    alone = final.get(comparison.reference or "", math.nan)
+    if math.isfinite(alone):
+        found[round(alone, 3)] = f"where {comparison.reference} ends"
+    for percent in (95, 98, 90):
+        if known:
+            found.setdefault(round(percent / 100 * max(known), 3), f"{percent} % of the best")
+
+    def missed(goal: float) -> bool:
+        return not any(comparison.to_reach(goal).column("rounds"))
+
+    return {goal: found[goal] for goal in sorted(found, key=missed)}
+
+
+def _reach(
+    comparison: Comparison, goals: Mapping[float, str], marks: Mapping[str, tuple[int, str]]
+) -> dict[str, Any] | None:
+    """Return the table of what targets cost, each with its reason."""
+    if not goals:
+        return None
+    table = comparison.to_reach(list(goals))
+    table.notes["target"] = ", ".join(f"{100 * t:.1f} % ({why})" for t, why in goals.items())
+    return shown(table, marks)
 
 
 def as_comparison(content: Result | Comparison) -> Comparison:

@@ -7,11 +7,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from markupsafe import Markup
-
 from sartor.report.drawing import Figure
 from sartor.report.evidence import Check, tally
-from sartor.report.layout import fill, settings_lines, shown
+from sartor.report.layout import fill, pictures, settings_lines, shown
 from sartor.report.words import Words
 from sartor.table import Table
 
@@ -78,7 +76,7 @@ def _part(part: Part, heading: str) -> tuple[str, Any]:
     if isinstance(part, Table):
         return "table", (part.title, part.title or heading, shown(part, {}))
     if isinstance(part, Figure):
-        return "figure", (part, Markup(part.svg))  # texts are escaped by the drawing
+        return "figure", pictures([part])[0]
     if isinstance(part, Mapping):
         return "lines", settings_lines(part)
     checks = list(part)

@@ -111,6 +111,7 @@ def test_the_front_is_what_nobody_beats():
     assert pareto_front([3, 1, 2, 2, 9], [0.9, 0.5, 0.4, 0.6, 0.8]) == [1, 3, 0]
     assert sorted(pareto_front([1, 1], [0.5, 0.5])) == [0, 1]
     assert pareto_front([0, 1], [math.nan, 0.1]) == [1]
+    assert pareto_front([2, 1], [0.5, 0.5]) == [1]
     with pytest.raises(ConfigError, match="one length"):
         pareto_front([1], [1, 2])
 

@@ -538,6 +538,25 @@ def test_report_writes_one_page(command: Any) -> None:
     assert "nowhere" in nowhere.err
 
 
+def test_report_writes_figures_for_a_paper(command: Any) -> None:
+    """--format pdf writes one file for each figure; --out says where; another word is refused."""
+    command("run", "fedavg", *TINY, "--out", "a")
+    answer = command("report", "a", "--format", "pdf")
+    assert answer.code == 0, answer.err
+    names = {path.name for path in Path("a/figures").iterdir()}
+    assert {"accuracy-by-round.pdf", "label-map.pdf", "captions.txt"} <= names
+    assert "a/figures/accuracy-by-round.pdf" in answer.out
+    told = command("report", "a", "--format", "png", "--out", "b", "--json")
+    listed = json.loads(told.out.splitlines()[-1])["figures"]
+    assert "b/label-map.png" in listed
+    assert all(Path(path).stat().st_size > 1000 for path in listed)
+    assert command("report", "a", "--out", "c").code == 0
+    assert Path("c/report.html").exists()
+    wrong = command("report", "a", "--format", "pfd")
+    assert wrong.code == 2
+    assert "did you mean 'pdf'" in wrong.err
+
+
 @pytest.mark.usefixtures("pages")
 def test_a_run_without_a_page_keeps_its_numbers(
     command: Any, monkeypatch: pytest.MonkeyPatch

@@ -105,7 +105,7 @@ def test_the_page_is_whole_and_loads_nothing(text, page):
     assert len(page.ids) == len(set(page.ids))
     sections = {"summary", "figures", "clients", "costs", "verification", "carry-out", "constants"}
     assert sections | {"error-by-pull", "distance-by-client"} <= set(page.ids)
-    assert page.tags.count("svg") == 2
+    assert page.tags.count("svg") == 4  # each for a screen and for a phone
     assert not {"script", "link", "iframe", "img"} & set(page.tags)
     assert not re.findall(r"https?://", text)
     wanted = {link[1:] for link in page.links if link.startswith("#")}

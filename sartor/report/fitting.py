@@ -1,0 +1,81 @@
+"""A drawing at another width: letters shrink less than the picture, and legends are laid anew."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from typing import Any
+
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.text import Text
+
+from sartor.report.drawing import Figure, legend_above, to_svg
+
+COLUMN, TEXT = 3.4, 7.0
+"""Inches of a column of a two-column paper (a phone is as narrow), and of its whole text."""
+
+SMALLEST = 6.0
+"""Points below which no letter goes."""
+
+LETTERS, LINES, MARKERS = 0.76, 0.6, 0.85
+"""Sizes of the page times this are those of paper and phones."""
+
+
+def fit(figure: Figure, width: float) -> Canvas:
+    """Return a copy of the drawing, ``width`` inches wide, still in placeholder colours."""
+    canvas: Canvas = pickle.loads(pickle.dumps(figure.canvas))  # our own, a moment ago
+    old_width, old_height = canvas.get_size_inches()
+    height = old_height * min(1.0, (width / old_width) ** 0.55)
+    # Every row of a legend beyond the second is given room of its own.
+    rows = [_lay_legend(axes, width) for axes in canvas.axes if axes.get_legend() is not None]
+    canvas.set_size_inches(width, height + 0.17 * max(0, max(rows, default=0) - 2))
+    for artist in canvas.findobj():
+        if isinstance(artist, Text):
+            artist.set_fontsize(max(SMALLEST, LETTERS * float(artist.get_fontsize())))
+        elif isinstance(artist, Line2D):
+            artist.set_linewidth(LINES * artist.get_linewidth())
+            artist.set_markersize(MARKERS * artist.get_markersize())
+            artist.set_markeredgewidth(LINES * artist.get_markeredgewidth())
+    _thin_ticks(canvas)
+    return canvas
+
+
+def narrow_svg(figure: Figure) -> str | None:
+    """Return the picture for a phone, or None where the other one has to do.
+
+    Panels side by side are not squeezed: they scroll.
+    """
+    if figure.wide:
+        return None
+    svg = to_svg(fit(figure, COLUMN), f"{figure.key}-narrow")
+    return svg.replace(f'"{figure.key}-narrow-alt"', f'"{figure.key}-alt"', 1)
+
+
+def _thin_ticks(canvas: Canvas) -> None:
+    """Blank the words below the x axes that would run into their neighbours; the ends stay."""
+    FigureCanvasAgg(canvas)
+    canvas.draw_without_rendering()
+    for axes in canvas.axes:
+        labels = [label for label in axes.get_xticklabels() if label.get_text()]
+        if len(labels) < 3 or labels[0].get_rotation() % 180:
+            continue
+        boxes = [label.get_window_extent() for label in labels]
+        gap = 0.04 * canvas.dpi
+        last = 0
+        for place in range(1, len(labels) - 1):
+            free = boxes[place].x0 - boxes[last].x1 > gap and boxes[-1].x0 - boxes[place].x1 > gap
+            if free:
+                last = place
+            else:
+                labels[place].set_visible(False)
+
+
+def _lay_legend(axes: Any, width: float) -> int:
+    """Lay the legend out again, in as many columns as there is room for; return its rows."""
+    labels = axes.get_legend_handles_labels()[1]
+    longest = max(map(len, labels), default=1)
+    most = max(1, int((width - 0.4) / (0.42 + 0.062 * longest)))
+    legend_above(axes, len(labels), most=most)
+    return math.ceil(len(labels) / most)

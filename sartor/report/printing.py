@@ -1,0 +1,134 @@
+"""Figures on paper: the drawings of the page as vector PDF or as PNG, at the width of a column.
+
+A drawing is copied, its placeholder colours become the light colours of the page's style sheet,
+and its letters, lines and markers take the size that a printed column needs. Fonts are embedded
+as TrueType, so that texts can be searched and edited. Titles and captions belong to the paper that
+takes a figure in; they are written beside it.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import matplotlib as mpl
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_pdf import FigureCanvasPdf
+from matplotlib.collections import Collection
+from matplotlib.colors import to_hex, to_rgba
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Text
+
+from sartor.errors import ConfigError
+from sartor.report.drawing import VARIABLES, Figure
+from sartor.report.fitting import COLUMN, TEXT, fit
+from sartor.runs.storage import naming, write_text
+
+Format = Literal["pdf", "png"]
+FORMATS: tuple[Format, ...] = ("pdf", "png")
+
+DOTS = 300
+"""Dots per inch of a PNG."""
+
+
+def page_colours() -> dict[str, str]:
+    """Return placeholder -> light colour, as the style sheet of the page has it."""
+    style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
+    light = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6});", style[: style.index("}")]))
+    return {placeholder: light[variable[4:-1]] for placeholder, variable in VARIABLES.items()}
+
+
+def save(figure: Figure, path: str | Path, *, width: float | None = None) -> Path:
+    """Write one figure; the ending of the name says the format.
+
+    Args:
+        figure: what to print; it stays as it is.
+        path: ends with .pdf or .png.
+        width: inches; by default a column, or the width of the text for several panels.
+
+    Returns:
+        The path.
+
+    Raises:
+        ConfigError: another ending.
+        RunFolderError: the file cannot be written.
+    """
+    target = Path(path)
+    kind = target.suffix.lower().removeprefix(".")
+    if kind not in FORMATS:
+        raise ConfigError(
+            f"A figure is printed as {' or '.join(FORMATS)}, got {target.name!r}; name the file "
+            f"{target.with_suffix('.pdf').name}."
+        )
+    canvas = for_paper(figure, width or (TEXT if figure.wide else COLUMN))
+    metadata: dict[str, Any] = {"Title": figure.title}
+    if kind == "pdf":
+        FigureCanvasPdf(canvas)
+        metadata |= {"Subject": figure.caption, "CreationDate": None}
+    else:
+        FigureCanvasAgg(canvas)
+        metadata |= {"Description": figure.alt}
+    with naming(target, "write"), mpl.rc_context({"pdf.fonttype": 42}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        canvas.savefig(target, format=kind, dpi=DOTS, facecolor="white", metadata=metadata)
+    return target
+
+
+def save_all(figures: Sequence[Figure], folder: str | Path, kind: Format = "pdf") -> list[Path]:
+    """Write figures as ``<key>.<format>``, and their captions in captions.txt.
+
+    Args:
+        figures: what to print.
+        folder: where to.
+        kind: "pdf" or "png".
+
+    Returns:
+        The paths of the figures.
+    """
+    place = Path(folder)
+    paths = [save(figure, place / f"{figure.key}.{kind}") for figure in figures]
+    words = [f"{f.key}\n{f.title}. {f.caption}\n" for f in figures]
+    write_text(place / "captions.txt", "\n".join(words))
+    return paths
+
+
+def for_paper(figure: Figure, width: float) -> Canvas:
+    """Return a copy of the drawing in the colours and sizes of paper, ``width`` inches wide."""
+    canvas = fit(figure, width)
+    colours = {to_hex(key): to_rgba(value) for key, value in page_colours().items()}
+    for artist in canvas.findobj():
+        _recolour(artist, colours)
+    return canvas
+
+
+def _recolour(artist: Any, colours: dict[str, Any]) -> None:
+    def printed(colour: Any) -> Any:
+        rgba = to_rgba(colour)
+        found = colours.get(to_hex(rgba))
+        return rgba if found is None else (*found[:3], rgba[3])
+
+    if isinstance(artist, Text):
+        artist.set_color(printed(artist.get_color()))
+    elif isinstance(artist, Line2D):
+        face, edge = artist.get_markerfacecolor(), artist.get_markeredgecolor()
+        artist.set_color(printed(artist.get_color()))
+        artist.set_markerfacecolor(face if _is_none(face) else printed(face))
+        artist.set_markeredgecolor(edge if _is_none(edge) else printed(edge))
+    elif isinstance(artist, Patch):
+        face, edge = artist.get_facecolor(), artist.get_edgecolor()
+        artist.set_facecolor(printed(face))
+        artist.set_edgecolor(printed(edge))
+    elif isinstance(artist, Collection):
+        faces, edges = artist.get_facecolor(), artist.get_edgecolor()
+        artist.set_facecolor([printed(face) for face in faces])
+        artist.set_edgecolor([printed(edge) for edge in edges])
+
+
+def _is_none(colour: Any) -> bool:
+    return isinstance(colour, str) and colour == "none"

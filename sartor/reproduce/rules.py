@@ -228,6 +228,7 @@ _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub}
 _BINARY |= {ast.Mult: operator.mul, ast.Div: operator.truediv}
 _EXTREME: dict[str, Callable[[list[float]], float]] = {"min": min, "max": max}
 _COMPARE = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+_COMPARE[ast.Eq] = operator.eq
 
 
 def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:

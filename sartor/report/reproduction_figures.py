@@ -37,7 +37,7 @@ def figures_of(outcome: Outcome) -> list[Figure]:
     """Draw every figure of the plan that has numbers."""
     found = []
     for number, spec in enumerate(_one_by_one(outcome)):
-        figure = _DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
+        figure = DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
         if figure is not None:
             found.append(figure)
     return found
@@ -230,7 +230,7 @@ def _line_figure(key: str, spec: Mapping[str, Any], lines: Sequence[Line | None]
     )
 
 
-_DRAW = {
+DRAW = {
     "columns": _by_column,
     "rows": _by_row,
     "measures": _by_measure,

@@ -29,9 +29,10 @@ import torch
 from torch import Tensor
 
 from sartor.table import Table
+from sartor.theory.calibration import calibrated
 from sartor.theory.heterogeneity import Heterogeneity, from_fits
 from sartor.theory.linear_models import Clients, Family, fit_each, hessians, look
-from sartor.theory.noise import calibrated, noise_of
+from sartor.theory.noise import noise_of
 
 CLIENTS, DRAWS, BLOCK = 10, 20, 50
 TRUTHS = (0.0, 0.09, 1.0)
@@ -119,8 +120,10 @@ def estimate(clients: Clients, weights: Tensor, seed: int) -> Heterogeneity:
     reduced = clients.family == "logistic"
     w = fit_each(clients, bias_reduced=reduced, tolerance=1e-7).w
     noise = noise_of(clients, w)
-    noise = calibrated(clients, w, noise, bias_reduced=reduced, draws=DRAWS, seed=seed)
-    return from_fits(w, weights, noise.covariance, noise.doubt)
+    noise = calibrated(
+        clients, w, noise, weights=weights, bias_reduced=reduced, draws=DRAWS, seed=seed
+    )
+    return from_fits(w, weights, noise.covariance, noise.doubt, noise.stretch)
 
 
 def simulate(case: Case, radius2: float, question: Question, repeats: int) -> Found:

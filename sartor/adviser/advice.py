@@ -14,6 +14,9 @@ from sartor.table import Table, jsonable
 
 Basis = Literal["theory", "trial"]
 
+CONTRADICTED = "by the theory, which held-out samples contradict"
+"""What stands below expected errors that cannot be trusted."""
+
 METHODS = {"local": "local", "global": "fedavg", "personalised": "fedprox"}
 """The method of the library that carries a strategy out."""
 
@@ -74,6 +77,11 @@ class Advice:
         doubts: why the theory was not used, or how far it can be trusted.
         ways_out: how to mend the doubts.
         settings: what a run needs to carry the recommendation out.
+        held_out: mean losses on held-out samples, by the check of the theory: "alone", "theory"
+            (with its choice) and "one model"; "gap" and "error" of the theory's choice against the
+            better end. Empty for a trial.
+        asked: bytes that the advice itself takes, both ways, all clients, were the clients apart:
+            for the "estimates" and the "held-out check", or for the "trial".
         subject: what verification trains; not part of the JSON.
     """
 
@@ -91,12 +99,19 @@ class Advice:
     doubts: list[str] = field(default_factory=list)
     ways_out: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
+    held_out: dict[str, float] = field(default_factory=dict)
+    asked: dict[str, int] = field(default_factory=dict)
     subject: Any = field(default=None, repr=False, compare=False)
 
     @property
     def method(self) -> str:
         """The library's method that carries the recommendation out."""
         return METHODS[self.strategy]
+
+    @property
+    def contradicted(self) -> bool:
+        """Whether held-out samples contradict the theory, whose expected errors are then wrong."""
+        return bool(self.held_out) and self.held_out["gap"] > self.held_out["error"]
 
     @property
     def hurt(self) -> list[str]:
@@ -146,7 +161,9 @@ class Advice:
             columns = [columns[k] for k in keep]
             rows = [[row[k] for k in keep] for row in rows]
         formats = {"lambda_i": "strength"}
-        return Table(columns, rows, formats=formats, title=f"Expected {what} of every client")
+        notes = {"expected": CONTRADICTED} if self.contradicted else {}
+        title = f"Expected {what} of every client"
+        return Table(columns, rows, notes, formats=formats, title=title)
 
     def costs(self) -> Table:
         """Return the steps and the predicted cost, a row each."""
@@ -167,6 +184,10 @@ class Advice:
             ],
             ["megabytes, both ways", p.bytes_total / 1e6],
             ["gradient evaluations", p.gradients],
+            *(
+                [f"megabytes, once, for the {name}", count / 1e6]
+                for name, count in self.asked.items()
+            ),
         ]
         return Table(["quantity", "value"], rows, title="Steps and cost")
 
@@ -180,12 +201,17 @@ class Advice:
         }[self.strategy]
         ends = f"{self.errors[0]:.4g} alone, {self.errors[-1]:.4g} with one model"
         kind = "excess loss" if self.basis == "theory" else "validation loss"
-        lines = [
-            what,
-            self.reason,
-            f"Expected mean {kind}: {self.error_at(self.prox_strength):.4g} "
-            f"({ends}; {self.model}).",
-        ]
+        expected = (
+            f"Expected mean {kind}: {self.error_at(self.prox_strength):.4g} ({ends}; {self.model})."
+        )
+        if self.contradicted:
+            seen = self.held_out
+            expected = (
+                f"Mean loss on held-out samples: {seen['alone']:.4g} alone, "
+                f"{seen['one model']:.4g} with one model ({self.model}). Expected errors are the "
+                "theory's, which these contradict."
+            )
+        lines = [what, self.reason, expected]
         if self.plan is not None and self.plan.strategy != "local":
             p = self.plan
             lines.append(
@@ -226,6 +252,8 @@ class Advice:
             "doubts": self.doubts,
             "ways_out": self.ways_out,
             "settings": self.settings,
+            "held_out": self.held_out,
+            "asked": self.asked,
         }
         result: dict[str, Any] = jsonable(_spelled(found))
         return result

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from sartor.adviser.advice import Advice, Client
-from sartor.adviser.crosscheck import cross_check
+from sartor.adviser.crosscheck import FOLDS, cross_check
 from sartor.adviser.estimates import ENOUGH, Estimates, Target, doubts, estimate
 from sartor.adviser.features import View, view
-from sartor.adviser.plan import Plan, Strategy, make_plan
+from sartor.adviser.plan import Plan, Strategy, make_plan, round_bytes
 from sartor.adviser.trial import Trial, try_pulls
 from sartor.data.federation import Federation
 from sartor.errors import ConfigError, FederationError, ModelError
@@ -177,16 +177,16 @@ def _by_theory(
             accuracy=goal,
         )
 
-    best = _simplest(by_target)
+    theory = best = _simplest(by_target)
     notes = _cautions(federation, found)
     check = cross_check(clients, found.weights, float(found.pulls[best]), found.fits.w, seed=seed)
     reason = ""
     if check.contradicts:
-        was, best = best, 0 if check.better_end == 0.0 else len(found.pulls) - 1
+        best = 0 if check.better_end == 0.0 else len(found.pulls) - 1
         end = "alone" if best == 0 else "with one model"
         reason = (
-            f"Held-out samples decide: the theory's λ = {float(found.pulls[was]):.3g} has a loss "
-            f"of {check.chosen:.4g}, against {min(check.alone, check.one_model):.4g} {end}."
+            f"Held-out samples decide: the theory's λ = {float(found.pulls[theory]):.3g} has a "
+            f"loss of {check.chosen:.4g}, against {min(check.alone, check.one_model):.4g} {end}."
         )
         notes.insert(
             0,
@@ -194,11 +194,15 @@ def _by_theory(
             f"its choice is worse on held-out samples by {check.gap:.2g} ± {check.error:.2g}.",
         )
     unlimited = best
-    affordable = _affordable(clients.num_params, federation.num_clients, budget_mb, budget_rounds)
-    if affordable is not None and plan(best).strategy != "local" and plan(best).rounds > affordable:
+
+    def affordable(position: int) -> float:
+        each = round_bytes(float(found.pulls[position]), clients.num_params, federation.num_clients)
+        return _affordable(each, budget_mb, budget_rounds)
+
+    if plan(best).strategy != "local" and plan(best).rounds > affordable(best):
         per = float((found.curvature.mean(-1) * found.weights).sum()) / 2.0
         left = torch.tensor(
-            [0.0 if k == 0 else plan(k).left(affordable) for k in range(len(found.pulls))]
+            [0.0, *(plan(k).left(int(affordable(k))) for k in range(1, len(found.pulls)))]
         )
         within = mean + per * left
         if check.contradicts:  # what held-out samples ruled out stays out
@@ -206,13 +210,13 @@ def _by_theory(
         best = int(within.argmin())
         notes.insert(
             0,
-            f"the budget allows {affordable} rounds, but λ = {float(found.pulls[unlimited]):.3g} "
-            f"needs about {plan(unlimited).rounds}; λ = {float(found.pulls[best]):.3g} has the "
-            "smallest expected error within it.",
+            f"the budget allows {affordable(unlimited):.0f} rounds, but "
+            f"λ = {float(found.pulls[unlimited]):.3g} needs about {plan(unlimited).rounds}; "
+            f"λ = {float(found.pulls[best]):.3g} has the smallest expected error within it.",
         )
     chosen = plan(best)
-    if affordable is not None and chosen.strategy != "local":
-        chosen = chosen.within(affordable)
+    if chosen.strategy != "local" and chosen.rounds > affordable(best):
+        chosen = chosen.within(int(affordable(best)))
     own = found.risks.total(found.effects.own, found.curvature / 2.0)
     distance = found.heterogeneity.distances2.clamp(min=0.0).sqrt()
     people = [
@@ -247,6 +251,14 @@ def _by_theory(
         + (f", ridge {seen.ridge:g}" if seen.ridge else ""),
         doubts=notes,
         settings=_run_settings(chosen, constants, seen.ridge),
+        held_out={
+            "alone": check.alone,
+            "theory": check.chosen,
+            "one model": check.one_model,
+            "gap": check.gap,
+            "error": check.error,
+        },
+        asked=_asked(clients, found, [plan(theory), plan(-1)]),
         subject=Subject(
             federation=seen.federation,
             view=seen,
@@ -350,13 +362,30 @@ def _run_settings(plan: Plan, constants: dict[str, float], ridge: float) -> dict
     return {"method": "fedprox", "local": local, "options": options, "hyper": hyper}
 
 
-def _affordable(
-    num_params: int, num_clients: int, budget_mb: float | None, budget_rounds: int | None
-) -> int | None:
-    limits = [] if budget_rounds is None else [budget_rounds]
-    if budget_mb is not None:
-        limits.append(int(budget_mb * 1e6 // (8 * num_params * num_clients)))
-    return min(limits) if limits else None
+def _affordable(each: int, budget_mb: float | None, budget_rounds: int | None) -> float:
+    """Return the rounds that a budget allows, of so many bytes each; ∞ without a limit."""
+    limits = [math.inf if budget_rounds is None else float(budget_rounds)]
+    if budget_mb is not None and each:
+        limits.append(float((budget_mb * 1e6 + 0.5) // each))
+    return min(limits)
+
+
+def _asked(clients: Clients, found: Estimates, plans: list[Plan]) -> dict[str, int]:
+    """Return the bytes of the estimates and of the held-out check, all clients, at 4 a number.
+
+    A client sends its fit, variances, curvatures and five numbers, receives w̄ and sends two numbers
+    for the standard error; the calibration adds k one way and b_i the other. The check trains the
+    theory's choice and one model on every fold, and a client sends three sums of losses.
+    """
+    p, m = clients.num_params, len(found.sizes)
+    numbers = (3 * p + 5) + (p + 2)
+    if found.calibrated:
+        numbers += p + 1
+    trained = {plan.prox_strength: plan.bytes_total for plan in plans}
+    return {
+        "estimates": 4 * numbers * m,
+        "held-out check": FOLDS * (sum(trained.values()) + 4 * 3 * m),
+    }
 
 
 # ---- refusals ------------------------------------------------------------------------------------
@@ -549,5 +578,6 @@ def _by_trial(
         doubts=notes,
         ways_out=ways,
         settings={"method": method, "hyper": hyper, "rounds": trial.rounds},
+        asked={"trial": trial.asked},
         subject=about,
     )

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sartor import rng
+from sartor.theory.calibration import fingerprints
 from sartor.theory.linear_models import (
     Clients,
     fit_coupled,
@@ -21,6 +22,9 @@ from sartor.theory.linear_models import (
     fit_pooled,
     sample_losses,
 )
+
+FOLDS = 3
+"""How often the samples are divided."""
 
 
 class Check(NamedTuple):
@@ -57,10 +61,12 @@ def cross_check(
     pull: float,
     start: Tensor,
     *,
-    folds: int = 3,
+    folds: int = FOLDS,
     seed: int = 0,
 ) -> Check:
     """Fit on all folds but one and score on that one, for λ = 0, the given λ, and ∞.
+
+    A client's division depends on its samples alone, not on where it is listed.
 
     Args:
         clients: (clients, samples, d).
@@ -70,9 +76,7 @@ def cross_check(
         folds: how often the samples are divided.
         seed: of the division.
     """
-    keys = rng.fold(rng.key(seed), "check")
-    order = rng.uniform(keys, tuple(clients.mask.shape), torch.float64)
-    rank = torch.where(clients.mask, order, 2.0).argsort(-1).argsort(-1)
+    rank = _order(clients, seed)
     sums = []
     for fold in range(folds):
         held = clients.mask & (rank % folds == fold) & (clients.sizes[:, None] > 1)
@@ -91,3 +95,12 @@ def cross_check(
     error = float(apart.std() / math.sqrt(max(len(apart), 1)))
     alone_at, chosen_at, one_at = mean.tolist()
     return Check(alone_at, chosen_at, one_at, float(apart.mean()), error)
+
+
+def _order(clients: Clients, seed: int) -> Tensor:
+    """Return a random rank of every sample among those of its client; padding comes last."""
+    keys = rng.fold(rng.key(seed), "check", fingerprints(clients))
+    num_samples = clients.mask.shape[-1]
+    words = rng.words_at(keys[:, None, :], torch.arange((num_samples + 3) // 4))
+    order = words.flatten(1)[:, :num_samples]
+    return torch.where(clients.mask, order, 2**40).argsort(dim=-1, stable=True).argsort(-1)

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from sartor.theory import random_effects
+from sartor.theory.calibration import calibrated
 from sartor.theory.heterogeneity import Heterogeneity, from_fits
 from sartor.theory.linear_models import Clients, Fits, fit_each
-from sartor.theory.noise import Noise, calibrated, noise_of
+from sartor.theory.noise import Noise, noise_of
 from sartor.theory.random_effects import Effects, Risks, best_pull, default_pulls, risks
 
 Target = Literal["loss", "parameters"]
@@ -25,10 +26,6 @@ CALIBRATED = 64
 
 ENOUGH = 5.0
 """Samples that a client needs for every parameter that its fit uses."""
-
-FLAT = 1e-8
-"""A Hessian whose eigenvalues are further apart than this leaves some direction undetermined."""
-
 
 FLAT = 1e-6
 """Share of the largest curvature below which the smallest leaves a model undetermined."""
@@ -54,6 +51,7 @@ class Estimates:
         curvature: (..., clients, p) h_ij.
         pull: (...) the λ of smallest expected mean error.
         own_pull: (..., clients) the common λ that serves client i best, by its own τ_i².
+        calibrated: whether the noise was, by drawn labels; it costs a client two messages more.
     """
 
     sizes: Tensor
@@ -67,6 +65,7 @@ class Estimates:
     curvature: Tensor
     pull: Tensor
     own_pull: Tensor
+    calibrated: bool
 
     def errors(self, target: Target) -> Tensor:
         """Return the expected error of every client at every λ, (..., pulls, clients)."""
@@ -98,9 +97,16 @@ def estimate(
     bias_reduced = clients.family == "logistic" and not clients.ridge
     fits = fit_each(clients, bias_reduced=bias_reduced)
     noise = noise_of(clients, fits.w)
-    if draws and clients.num_params <= CALIBRATED:
+    calibrate = draws > 1 and clients.num_params <= CALIBRATED and clients.family != "linear"
+    if calibrate:
         noise = calibrated(
-            clients, fits.w, noise, bias_reduced=bias_reduced, draws=draws, seed=seed
+            clients,
+            fits.w,
+            noise,
+            weights=weights,
+            bias_reduced=bias_reduced,
+            draws=draws,
+            seed=seed,
         )
     each = noise.each
     variance = torch.maximum(each, 1e-9 * each.flatten(-2).amax(-1)[..., None, None] + 1e-300)
@@ -116,13 +122,14 @@ def estimate(
         weights=weights,
         fits=fits,
         noise=noise,
-        heterogeneity=from_fits(fits.w, weights, noise.covariance, noise.doubt),
+        heterogeneity=from_fits(fits.w, weights, noise.covariance, noise.doubt, noise.stretch),
         effects=found,
         pulls=tried,
         risks=expected,
         curvature=curvature,
         pull=best_pull(tried, mean),
         own_pull=best_pull(tried, own),
+        calibrated=calibrate,
     )
 
 

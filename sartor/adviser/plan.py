@@ -33,7 +33,8 @@ class Plan:
         guaranteed_rounds: by Theorem 2, or the rate of gradient descent.
         start: the squared distance at the start.
         accuracy: ε, the squared distance to reach.
-        bytes_total: both ways, all clients, all rounds.
+        bytes_total: both ways, all clients, all rounds; with a pull the number of local steps goes
+            along in every round.
         gradients: gradient evaluations of single samples, all clients.
         rate: what a round leaves of the squared error, predicted.
         guaranteed_rate: by Theorem 2, at most.
@@ -100,7 +101,7 @@ def make_plan(
     small = min(float(curvatures.min()), big)
     need = max(start / accuracy, 1.0 + 1e-12)
     total = float(sizes.sum())
-    traffic = 2 * num_params * bytes_per_number * len(sizes)
+    traffic = round_bytes(lam, num_params, len(sizes), bytes_per_number)
     if lam == 0.0 or math.isinf(lam):
         alone = lam == 0.0
         mean = small if alone else min(float((weights * curvatures).sum()), big)
@@ -116,7 +117,7 @@ def make_plan(
             guaranteed_rounds=_rounds(need, worst),
             start=start,
             accuracy=accuracy,
-            bytes_total=0 if alone else rounds * traffic,
+            bytes_total=rounds * traffic,
             gradients=int(rounds * total),
             rate=rate,
             guaranteed_rate=worst,
@@ -141,6 +142,20 @@ def make_plan(
         rate=rate,
         guaranteed_rate=steps["rate"],
     )
+
+
+def round_bytes(
+    prox_strength: float, num_params: int, num_clients: int, bytes_per_number: int = 4
+) -> int:
+    """Return what a round sends, both ways, all clients: 0 alone, models, and K with a pull.
+
+    >>> round_bytes(0.0, 10, 3), round_bytes(math.inf, 10, 3), round_bytes(0.5, 10, 3)
+    (0, 240, 252)
+    """
+    if prox_strength == 0.0:
+        return 0
+    numbers = 2 * num_params + (0 if math.isinf(prox_strength) else 1)
+    return numbers * bytes_per_number * num_clients
 
 
 def _rounds(need: float, rate: float) -> int:

@@ -25,6 +25,9 @@ from sartor.result import Result
 from sartor.scores import Scores
 from sartor.settings import Progress
 
+CLEAR = 2.0
+"""Standard errors by which a λ between the ends must be better than the better end."""
+
 
 @dataclass(frozen=True)
 class Trial:
@@ -37,14 +40,15 @@ class Trial:
         folds: how often the data were divided.
         rounds: rounds of training.
         local: local training that was used.
-        best: the position of the choice: the smallest mean loss, or an end that is not worse beyond
-            its noise.
+        best: the position of the choice: the smallest mean loss, or an end that is not clearly
+            worse.
         margin: how much smaller the mean loss at ``best`` is than at the better end.
         noise: the standard error of the difference between the best λ and the better end, over
             clients.
         megabytes: what one run of FedProx sent, both ways.
         gradients: gradient evaluations of one run of FedProx.
         steady: (pulls,) the first scored round with a loss within 1% of the run's smallest.
+        asked: bytes that the whole trial sent: every λ, and one model, on every fold.
     """
 
     pulls: tuple[float, ...]
@@ -59,6 +63,7 @@ class Trial:
     megabytes: float
     gradients: int
     steady: tuple[int, ...]
+    asked: int = 0
 
     @property
     def mean(self) -> np.ndarray:
@@ -133,14 +138,16 @@ def try_pulls(
         megabytes=float(prox.select([0]).megabytes),
         gradients=int(prox.select([0]).gradient_evaluations),
         steady=tuple(_steady(result, runs) for result, runs in rows),
+        asked=int(1e6 * float(np.sum(prox.megabytes) + np.sum(one.megabytes))),
     )
 
 
 def choose(losses: np.ndarray, share: np.ndarray) -> tuple[int, float, float]:
     """Return the position of the λ to take, its gain over the better end, and the gain's error.
 
-    A λ between the ends is taken only if it is better than both by more than one standard error of
-    the clients' differences, so that the choice is not made by chance.
+    A λ between the ends is taken only if it is better than both by more than two standard errors of
+    the clients' differences: the smallest of many means is small by chance, too. Of the ends, that
+    of the smaller mean is taken; neither is safer than the other.
 
     Args:
         losses: (pulls, clients), the ends first and last; NaN where training diverged.
@@ -151,26 +158,42 @@ def choose(losses: np.ndarray, share: np.ndarray) -> tuple[int, float, float]:
     end = 0 if mean[0] <= mean[-1] else len(mean) - 1
     best = int(mean.argmin())
     gap = losses[end] - losses[best]
-    spread = share * (gap - gap @ share)
-    clients = len(share)
-    noise = float(np.sqrt((spread**2).sum() * clients / max(clients - 1, 1)))
-    if not mean[end] - mean[best] > noise:
+    noise = clustered_error(gap, share)
+    if not mean[end] - mean[best] > CLEAR * noise:
         best = end
     return best, float(mean[end] - mean[best]), noise
+
+
+def clustered_error(gap: np.ndarray, share: np.ndarray) -> float:
+    """Return the standard error of Σ s_i g_i, clients as units: √(m/(m−1) Σ s_i²(g_i − ḡ)²).
+
+    The samples of a client share one model, so that they are no units of their own.
+
+    Args:
+        gap: (clients,) mean differences g_i.
+        share: (clients,) s_i, of sum 1; clients of share 0 do not count.
+    """
+    taking = share > 0
+    gap, share = gap[taking], share[taking]
+    spread = share * (gap - gap @ share)
+    return float(np.sqrt((spread**2).sum() * len(share) / max(len(share) - 1, 1)))
 
 
 def held_out(federation: Federation, folds: int = 3, seed: int = 0) -> list[Federation]:
     """Return the federation with its validation data, or divided ``folds`` times.
 
     Without validation data every sample of a client's training data is held out once; a client
-    keeps at least one sample for training.
+    keeps at least one sample for training. The division belongs to a client's name, not to its
+    place in the list.
     """
     if bool((federation.val.sizes > 0).any()):
         return [federation]
     parts: list[tuple[list[Tensor], list[Tensor]]] = [([], []) for _ in range(folds)]
     for client in range(federation.num_clients):
         rows = federation.train.of(client)
-        order = rng.permutation(rng.fold(rng.key(seed), "advice", client), len(rows))
+        order = rng.permutation(
+            rng.fold(rng.key(seed), "advice", federation.names[client]), len(rows)
+        )
         for fold, (train, val) in enumerate(parts):
             held = torch.zeros(len(rows), dtype=torch.bool)
             held[order[fold::folds]] = len(rows) > 1

@@ -13,6 +13,7 @@ from torch import nn
 
 from sartor import methods, tree
 from sartor.adviser.advice import METHODS
+from sartor.adviser.trial import clustered_error
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
 from sartor.engines import make_engine
@@ -48,10 +49,13 @@ class Row:
         loss: mean test loss.
         accuracy: share of right answers on test data; NaN for regression.
         worse: mean test loss above that of the advised strategy.
-        standard_error: of that difference, paired over test samples.
+        standard_error: of that difference, paired, with clients as the units: the test samples of a
+            client share one model (``trial.clustered_error``).
         rounds: of training.
         megabytes: sent, both ways, at 4 bytes a number.
         gradients: gradient evaluations.
+        sample_error: the standard error if every test sample were a unit of its own, as for these
+            very models.
     """
 
     strategy: str
@@ -64,6 +68,7 @@ class Row:
     rounds: int
     megabytes: float
     gradients: int
+    sample_error: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,8 @@ class Verification:
 
     Attributes:
         rows: advised, local and global; an advised end stands twice.
-        holds: the advised strategy's test loss is at most one standard error above the better end.
+        holds: the advised strategy's test loss is at most one standard error (clients as units)
+            above the better end.
         predicted_rounds: rounds to the stated accuracy; None for a trial.
         measured_rounds: when the global model was that near; None if not reached or not measured.
         hurt_predicted: clients that one model was expected to hurt.
@@ -90,7 +96,15 @@ class Verification:
 
     def table(self) -> Table:
         """Return predicted beside measured, a row per strategy."""
-        columns = ["strategy", "method", "expected", "test loss", "above advised", "± s.e."]
+        columns = [
+            "strategy",
+            "method",
+            "expected",
+            "test loss",
+            "above advised",
+            "± clients",
+            "± samples",
+        ]
         columns += ["accuracy %", "rounds", "MB", "gradients"]
         rows = [
             [
@@ -100,6 +114,7 @@ class Verification:
                 r.loss,
                 r.worse,
                 r.standard_error,
+                r.sample_error,
                 100.0 * r.accuracy,
                 r.rounds,
                 r.megabytes,
@@ -107,7 +122,11 @@ class Verification:
             ]
             for r in self.rows
         ]
-        return Table(columns, rows, title="Predicted and measured")
+        notes = {
+            "±": "standard errors of the difference: with clients as units, which counts, and with "
+            "test samples as units, which takes the trained models as given"
+        }
+        return Table(columns, rows, notes, title="Predicted and measured")
 
     def summary(self) -> str:
         """Return the outcome in a few lines."""
@@ -116,13 +135,13 @@ class Verification:
         said = "holds" if self.holds else "does NOT hold"
         against = (
             f"that of the better end ({end.strategy}) {end.loss:.4g}, a difference of "
-            f"{-end.worse:+.2g} with standard error {end.standard_error:.2g}."
+            f"{-end.worse:+.2g} with standard error {end.standard_error:.2g} over clients."
         )
         if end.method == first.method:  # an advised end that is the better one
             other = max(self.rows[1:], key=lambda row: row.loss)
             against = (
                 f"that of the other end ({other.strategy}) {other.loss:.4g}, a difference of "
-                f"{-other.worse:+.2g} with standard error {other.standard_error:.2g}."
+                f"{-other.worse:+.2g} with standard error {other.standard_error:.2g} over clients."
             )
         lines = [f"The recommendation {said}: its test loss is {first.loss:.4g}, {against}"]
         if self.predicted_rounds is not None:
@@ -355,11 +374,18 @@ def _compare(
 ) -> Verification:
     judged = {name: _judge(found.network, about.federation) for name, found in results.items()}
     chosen = judged[advice.strategy][0]
+    owner = _owners(about.federation)
+    share = np.bincount(owner, minlength=about.federation.num_clients).astype(float)
     expected = {"local": advice.errors[0], "global": advice.errors[-1]}
+    if advice.contradicted:
+        notes = [*notes, "expected errors are the theory's, which held-out samples contradict."]
     rows = []
     for label, name in (("advised", advice.strategy), ("local", "local"), ("global", "global")):
         losses, right = judged[name]
         apart = losses - chosen
+        mean = np.bincount(owner, apart, len(share)) / np.maximum(share, 1.0)
+        by_sample = float(apart.std(ddof=1) / math.sqrt(len(apart))) if len(apart) > 1 else 0.0
+        several = int((share > 0).sum()) > 1
         result = results[name]
         rows.append(
             Row(
@@ -369,14 +395,14 @@ def _compare(
                 loss=float(losses.mean()),
                 accuracy=float(right.mean()) if about.federation.num_classes else math.nan,
                 worse=float(apart.mean()),
-                standard_error=float(apart.std(ddof=1) / math.sqrt(len(apart))),
+                standard_error=clustered_error(mean, share / share.sum()) if several else by_sample,
                 rounds=result.rounds,
                 megabytes=result.megabytes,
                 gradients=result.gradients,
+                sample_error=by_sample,
             )
         )
     end = min(rows[1:], key=lambda row: row.loss)
-    owner = about.federation.test.owner.numpy()
     people = range(about.federation.num_clients)
     gap = judged["global"][0] - judged["local"][0]
     hurt = [
@@ -394,6 +420,11 @@ def _compare(
         hurt_measured=hurt,
         notes=notes,
     )
+
+
+def _owners(federation: Federation) -> np.ndarray:
+    """Return the client of every test sample, in the order of ``_judge``."""
+    return np.repeat(np.arange(federation.num_clients), federation.test.sizes.numpy())
 
 
 def _judge(

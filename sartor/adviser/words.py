@@ -134,6 +134,10 @@ def costs_table(advice: Advice) -> Table:
         ["rounds", f"{plan.rounds:,}", f"{plan.guaranteed_rounds:,}"],
         ["sent, both ways", size(plan.bytes_total), size(plan.bytes_total * more)],
         ["gradient evaluations", f"{plan.gradients:,}", f"{plan.gradients * more:,.0f}"],
+        *(
+            [f"sent once, for the {name}", size(count), None]
+            for name, count in advice.asked.items()
+        ),
     ]
     notes = {}
     if theory:

@@ -131,12 +131,17 @@ def crossover(found: SplitHalf | Heterogeneity, weights: Tensor) -> Tensor:
 
 
 def from_fits(
-    w: Tensor, weights: Tensor, covariance: Tensor, doubt: Tensor | None = None
+    w: Tensor,
+    weights: Tensor,
+    covariance: Tensor,
+    doubt: Tensor | None = None,
+    stretch: Tensor | None = None,
 ) -> Heterogeneity:
     """Estimate R² from one fit per client and its covariance (R1).
 
     R̂² = Σ p_i ‖ŵ_i − w̄‖² − Σ p_i(1 − p_i) t̂_i and
-    d̂_i² = ‖ŵ_i − w̄‖² − (1 − 2p_i) t̂_i − Σ p_j² t̂_j, with w̄ = Σ p_i ŵ_i and t̂_i = tr V̂_i.
+    d̂_i² = ‖ŵ_i − w̄‖² − (1 − 2p_i) t̂_i − Σ p_j² t̂_j, with w̄ = Σ p_i ŵ_i and t̂_i = tr V̂_i. What
+    the bias of the fits themselves adds to a client's squared distance is taken off as well.
 
     A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; for the standard error V̂_i as well.
 
@@ -145,12 +150,14 @@ def from_fits(
         weights: (..., clients) p_i, of sum 1.
         covariance: (..., clients, p, p) V̂_i.
         doubt: (..., clients) Var(t̂_i)/t_i², ``Noise.doubt``; 0 if None.
+        stretch: (..., clients) ``Noise.stretch``; 0 if None.
     """
     noise = trace(covariance)
     gaps = w - _mean(weights, w)
+    longer = torch.zeros_like(noise) if stretch is None else stretch
 
     def radius(p: Tensor) -> Tensor:
-        apart = (gaps - _mean(p, gaps)).square().sum(-1)
+        apart = (gaps - _mean(p, gaps)).square().sum(-1) - longer
         return (p * apart - p * (1.0 - p) * noise).sum(-1)
 
     shared = (weights.square() * noise).sum(-1, keepdim=True)
@@ -166,7 +173,7 @@ def from_fits(
         floor=floor,
         growth=growth,
         jackknife=leave_one_out(radius, weights),
-        distances2=gaps.square().sum(-1) - (1.0 - 2.0 * weights) * noise - shared,
+        distances2=gaps.square().sum(-1) - longer - (1.0 - 2.0 * weights) * noise - shared,
         noise=noise,
         subtracted=(weights * (1.0 - weights) * noise).sum(-1),
     )

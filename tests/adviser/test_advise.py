@@ -138,9 +138,10 @@ def test_advice_does_not_depend_on_the_order_of_clients() -> None:
     ways = []
     for label in (lambda i: i, lambda i: 7 - i):
         moved = sartor.Federation.from_arrays(x, y, client=label(owner), test=test)
-        ways.append(sartor.advise(moved, features="raw", draws=0))
+        ways.append(sartor.advise(moved, features="raw", draws=4))
     assert ways[0].prox_strength == pytest.approx(ways[1].prox_strength)
-    assert ways[0].constants["R2"] == pytest.approx(ways[1].constants["R2"])
+    assert ways[0].constants["R2"] == pytest.approx(ways[1].constants["R2"], rel=1e-4)
+    assert ways[0].held_out == pytest.approx(ways[1].held_out, rel=1e-5)
 
 
 # ---- trials --------------------------------------------------------------------------------------

@@ -88,7 +88,9 @@ def test_alone_sends_nothing() -> None:
 
 def test_costs_are_rounds_times_their_parts() -> None:
     plan = plan_of(problem(0.05), 0.5, 1.0, 1e-4)
-    assert plan.bytes_total == plan.rounds * 2 * 5 * 4 * 6
+    assert plan.bytes_total == plan.rounds * (2 * 5 + 1) * 4 * 6  # models, and K
+    one = plan_of(problem(0.05), math.inf, 1.0, 1e-4)
+    assert one.bytes_total == one.rounds * 2 * 5 * 4 * 6
     assert plan.gradients == plan.rounds * plan.num_local_steps * 480
 
 

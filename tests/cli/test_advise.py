@@ -188,7 +188,7 @@ def test_a_budget_caps_the_plan() -> None:
     assert free.plan.rounds > 2
     plan = found.plan
     assert plan.rounds == 2
-    assert plan.bytes_total == 2 * 2 * 4 * 8 * 3  # rounds, ways, bytes, clients, parameters
+    assert plan.bytes_total == 2 * 4 * 8 * (2 * 3 + 1)  # rounds, bytes, clients, model and K
     assert plan.accuracy == pytest.approx(plan.start * plan.rate**2)
     by_bytes = sartor.advise(federation, features="raw", budget_mb=plan.bytes_total / 1e6)
     assert by_bytes.plan == plan

@@ -258,3 +258,17 @@ def test_intervals() -> None:
     tables = {1: 12.706, 2: 4.303, 9: 2.262, 30: 2.042}
     for degrees, wanted in tables.items():
         assert student(0.95, degrees) == pytest.approx(wanted, rel=1e-3)
+
+
+def test_what_the_bias_of_fits_adds_is_taken_off() -> None:
+    """R̂² falls by Σ p_i s_i and d̂_i² by s_i; the noise and the variance stay."""
+    draw = torch.Generator().manual_seed(4)
+    w = torch.randn(5, 3, dtype=F64, generator=draw)
+    p = torch.tensor([0.1, 0.2, 0.3, 0.25, 0.15], dtype=F64)
+    v = 0.1 * torch.eye(3, dtype=F64).expand(5, 3, 3)
+    longer = torch.tensor([0.1, -0.05, 0.2, 0.0, 0.3], dtype=F64)
+    plain, found = from_fits(w, p, v), from_fits(w, p, v, stretch=longer)
+    torch.testing.assert_close(plain.radius2 - found.radius2, (p * longer).sum())
+    torch.testing.assert_close(plain.distances2 - found.distances2, longer)
+    torch.testing.assert_close(plain.floor, found.floor)
+    assert float(found.jackknife) != float(plain.jackknife)

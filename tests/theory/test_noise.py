@@ -1,4 +1,4 @@
-"""The covariance of fits: closed forms, Monte Carlo, calibration by drawn labels."""
+"""The covariance of fits: closed forms and Monte Carlo."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
-from sartor import rng
-from sartor.theory.linear_models import Clients, basis, fit_each, gradients, hessians, look
-from sartor.theory.noise import calibrated, draw_labels, noise_of
+from sartor.theory.linear_models import Clients, fit_each, gradients, hessians, look
+from sartor.theory.noise import noise_of
 
 F64 = torch.float64
 
@@ -94,73 +92,6 @@ def test_the_sandwich_by_hand() -> None:
     torch.testing.assert_close(found.covariance[0, 0], bread @ g @ bread / 100)
     torch.testing.assert_close(found.gradient2[0, 0], g.trace())
     assert float(used) < 2.5
-
-
-def test_calibration_is_the_ratio_that_drawn_labels_show() -> None:
-    """Var of fits to drawn labels over the mean of what ``noise_of`` says of them, by a loop."""
-    clients = draw_logistic(1, n=40)
-    w = fit_each(clients, bias_reduced=True).w
-    plain = noise_of(clients, w)
-    fits, said = [], []
-    for k in range(6):
-        labels = draw_labels(clients, w, rng.fold(rng.key(3), "labels", k))
-        fits.append(fit_each(replace(clients, y=labels), bias_reduced=True).w)
-        said.append(noise_of(replace(clients, y=labels), fits[-1]).total)
-    ratio = torch.stack(fits).var(0).sum(-1) / torch.stack(said).mean(0)
-    found = calibrated(clients, w, plain, bias_reduced=True, draws=6, seed=3)
-    torch.testing.assert_close(found.total, plain.total * ratio, rtol=1e-3, atol=0)
-    torch.testing.assert_close(found.complexity, plain.complexity * ratio, rtol=1e-3, atol=0)
-    least = 2 / 3 / 5  # 2 tr V²/t²/(draws − 1) for a round V; more if it is not
-    assert least <= float(found.doubt.mean()) < 2 * least
-
-
-def test_calibrated_noise_is_the_variance_of_the_fits() -> None:
-    """Logistic, n = 40, d = 3, 800 lanes: within Monte Carlo error and what n = 40 leaves."""
-    clients = draw_logistic(800, n=40)
-    w = fit_each(clients, bias_reduced=True, tolerance=1e-6).w
-    found = calibrated(clients, w, noise_of(clients, w), bias_reduced=True, draws=6)
-    assert float(found.total.mean(0).sum() / w.var(0).sum()) == pytest.approx(1.0, abs=0.08)
-
-
-def test_calibration_knows_neither_lanes_nor_padding() -> None:
-    """A federation alone, beside others, and with more padding: the same."""
-    clients = draw_logistic(3)
-    wider = replace(
-        clients,
-        x=F.pad(clients.x, (0, 0, 0, 6), value=5.0),
-        y=F.pad(clients.y, (0, 6)),
-        mask=F.pad(clients.mask, (0, 6), value=False),
-    )
-
-    def total(part: Clients):
-        w = fit_each(part, bias_reduced=True).w
-        return calibrated(part, w, noise_of(part, w), bias_reduced=True, draws=3).total
-
-    whole = total(clients)
-    torch.testing.assert_close(total(clients.take(slice(1, 2)))[0], whole[1], rtol=1e-4, atol=0)
-    torch.testing.assert_close(total(wider), whole, rtol=1e-4, atol=0)
-
-
-def test_linear_models_need_no_calibration() -> None:
-    """The very same numbers come back."""
-    clients = draw_linear(2)
-    found = noise_of(clients, fit_each(clients).w)
-    assert calibrated(clients, fit_each(clients).w, found, bias_reduced=False) is found
-
-
-def test_labels_are_drawn_with_the_chances_of_the_model() -> None:
-    """Logistic and softmax: frequencies over 20 000 samples; clients have numbers of their own."""
-    x, mask = torch.ones(2, 20_000, 1, dtype=F64), torch.ones(2, 20_000, dtype=torch.bool)
-    two = Clients(x, torch.zeros(2, 20_000, dtype=F64), mask, "logistic")
-    drawn = draw_labels(two, torch.full((2, 1), 0.8, dtype=F64), rng.key(1))
-    assert drawn.mean(1).tolist() == pytest.approx([0.68997] * 2, abs=0.013)
-    assert abs(float(torch.corrcoef(drawn)[0, 1])) < 0.03
-    three = Clients(x, torch.zeros(2, 20_000, dtype=torch.int64), mask, "softmax", 3)
-    w = torch.tensor([[0.5, -1.0]] * 2, dtype=F64)
-    drawn = draw_labels(three, w, rng.key(1))
-    chance = torch.softmax(basis(3) @ w[0], 0)
-    for c in range(3):
-        assert float((drawn == c).double().mean()) == pytest.approx(float(chance[c]), abs=0.012)
 
 
 def test_undetermined_models_have_huge_noise_and_no_nan() -> None:

@@ -29,7 +29,7 @@ from tests.toys import federation, net_task, quadratic_task, run, simulation
 STEP = Local(steps=1, batch=None, lr=0.1)
 
 
-# ---- what is printed ------------------------------------------------------------------------------
+# ---- what is printed -----------------------------------------------------------------------------
 
 
 def published(name: str, row: str, table: int = 0) -> list[float]:
@@ -116,7 +116,7 @@ def test_counted_gradients_are_those_of_table_6() -> None:
     assert [v.word for v in outcome.verdicts()] == ["PASS"] * 8
 
 
-# ---- coherence ------------------------------------------------------------------------------------
+# ---- coherence -----------------------------------------------------------------------------------
 
 
 def proximal(name: str, centres: Any, **options: Any) -> tuple[Any, Any]:
@@ -170,7 +170,7 @@ def test_coherence_needs_uploaded_models() -> None:
         sim.step()
 
 
-# ---- deviations -----------------------------------------------------------------------------------
+# ---- deviations ----------------------------------------------------------------------------------
 
 
 def test_deviations_of_the_first_client_are_those_of_its_trained_model() -> None:
@@ -201,7 +201,7 @@ def test_one_model_for_all_deviates_nowhere_on_the_common_test() -> None:
     assert seen["local_own"][0] == pytest.approx(np.mean(np.array(own)[has]))
 
 
-# ---- labels ---------------------------------------------------------------------------------------
+# ---- labels --------------------------------------------------------------------------------------
 
 
 def labelled() -> Federation:
@@ -248,7 +248,7 @@ def test_count_matrices_are_tables_and_heat_maps() -> None:
     (record,) = SOLVERS["labels"]([], [Problem(labelled())], {})
     outcome.add("clients", "here", 0, record)
     table = outcome.table(1)
-    assert table.header == ["client", "0", "1", "2", "all"]
+    assert list(table.columns) == ["client", "0", "1", "2", "all"]
     assert table.rows == [["a", "2", "2", "0", "4"], ["b", "0", "0", "4", "4"]]
     assert "not run" in str(outcome.table(2).title)
     assert outcome.as_dict()["tables"][1]["labels"] == [[2, 2, 0], [0, 0, 4]]
@@ -257,7 +257,7 @@ def test_count_matrices_are_tables_and_heat_maps() -> None:
     assert "between 1 and 2" in figure.alt
 
 
-# ---- measures, curves and checks ------------------------------------------------------------------
+# ---- measures, curves and checks -----------------------------------------------------------------
 
 
 def test_a_tail_is_the_mean_of_the_last_values() -> None:
@@ -340,5 +340,6 @@ def test_figures_by_rows_and_by_measures_draw_the_means() -> None:
 def test_expressions_may_ask_for_equal_numbers() -> None:
     view = grid()._view({"columns": ["here"]})
     holds, found = CHECKS["expression"]({"value": 'mean("S = 1") * 2 == mean("S = 1") * 2'}, view)
-    assert holds and "against" in found
+    assert holds
+    assert "against" in found
     assert not CHECKS["expression"]({"value": 'mean("S = 1") == mean("S = 2")'}, view)[0]

@@ -150,15 +150,19 @@ def test_coherence_takes_all_clients_though_one_is_averaged() -> None:
 
 def test_coherence_of_mh_is_that_of_its_memory_and_personal_model() -> None:
     sim, look = proximal("pfedbred", np.array([[1.0, 0.2], [-0.5, 1.0]]), strategy="mh")
-    run(sim)
+    sim.step()
+    start = torch.cat([leaf for _, leaf in tree.items(sim.params(0, point="global"))])
+    sim.step()
     state = sim.store.gather(sim.rounds.everybody)
-    flat = {
-        key: torch.cat([leaf.flatten(2) for _, leaf in tree.items(state[key])], -1)[0]
+    memory, personal = (
+        torch.cat([leaf[0] for _, leaf in tree.items(state[key])], -1)
         for key in ("memory", "params")
-    }
-    a, b = flat["memory"] - flat["params"]
-    cosine = float(a @ b / (a.norm() * b.norm()))
-    np.testing.assert_allclose(look()["coherence"], [cosine**2], rtol=1e-9)
+    )
+    seen = look()
+    for name, (a, b) in (("coherence", memory - personal), ("update_coherence", start - memory)):
+        cosine = float(a @ b / (a.norm() * b.norm()))
+        np.testing.assert_allclose(seen[name], [cosine**2], rtol=1e-9)
+    assert start.norm() > 0.01
 
 
 def test_coherence_needs_uploaded_models() -> None:

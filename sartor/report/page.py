@@ -18,7 +18,8 @@ from sartor.report.advice_page import render_advice
 from sartor.report.figures import draw_all, looks
 from sartor.report.layout import MOST_ROWS, count, fill, pictures, settings_lines, shown
 from sartor.report.printing import Format, save_all
-from sartor.report.reproduction_page import figures_of, render_reproduction
+from sartor.report.reproduction_figures import figures_of
+from sartor.report.reproduction_page import render_reproduction
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT

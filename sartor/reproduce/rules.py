@@ -226,6 +226,7 @@ def _published(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
 # ---------------------------------------------------------------------- expressions
 
 _COMPARE = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
+_COMPARE[ast.Eq] = operator.eq
 
 
 def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:

@@ -320,7 +320,7 @@ def test_an_interrupted_reproduction_goes_on_and_then_trains_nothing(
 
 
 def test_a_figure_over_rounds_is_drawn_for_every_column() -> None:
-    from sartor.report.reproduction_page import figures_of
+    from sartor.report.reproduction_figures import figures_of
 
     titles = [figure.title for figure in figures_of(reproduce.run(small_figure(), device="cpu"))]
     assert titles == [

@@ -30,11 +30,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-app.add_typer(network.keys_app, name="keys")
-app.command()(network.serve)
-app.command()(network.join)
-app.command()(network.status)
-
 MOST_CLIENTS = 40
 """Rows of a table of clients on the screen; the report has them all."""
 
@@ -394,3 +389,9 @@ def _write_report(out: Path) -> Path:
     from sartor.report import write_report
 
     return write_report(out)
+
+
+app.command()(network.serve)
+app.command()(network.join)
+app.command()(network.status)
+app.add_typer(network.keys_app, name="keys")

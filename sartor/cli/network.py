@@ -18,7 +18,7 @@ from sartor.cli.work import Interrupted
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError
 
-keys_app = typer.Typer(help="Keys of a federation over a network.", no_args_is_help=True)
+keys_app = typer.Typer(help="Who may take part: init, client, request, show.", no_args_is_help=True)
 
 Keys = Annotated[Path, typer.Option("--keys", help="The project's keys.", metavar="FOLDER")]
 _SERVER_ONLY = (
@@ -106,7 +106,7 @@ def serve(
     host: Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST")] = "0.0.0.0",
     json: Annotated[bool, typer.Option("--json", help="Machine-readable last line.")] = False,
 ) -> None:
-    """Be the server of a federation: wait for the clients, train, keep checkpoints."""
+    """Be the server of a federation over a network."""
     from sartor.network.admission import Admission
     from sartor.network.flare import FlareServer
     from sartor.network.keys import read_kit, read_project
@@ -163,7 +163,7 @@ def join(
         float, typer.Option(help="Seconds to wait for the server.", metavar="S", min=1.0)
     ] = 3600.0,
 ) -> None:
-    """Be a client of a federation: your data and your private states stay here."""
+    """Be a client of such a federation; your data stays with you."""
     from sartor.network.client import Client
     from sartor.network.flare import FlareClient
     from sartor.network.keys import read_kit
@@ -197,7 +197,7 @@ def status(
     folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's run folder.")],
     json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
 ) -> None:
-    """Tell how far a server is, who is there, and what went wrong."""
+    """How far a server is, who is there, and what went wrong."""
     from sartor.runs.storage import read_json
 
     if not (folder / "status.json").is_file():

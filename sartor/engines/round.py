@@ -26,6 +26,9 @@ from sartor.tree import Tree
 
 _TRIAL_STEPS = 4
 
+Watch = Callable[[Tree, np.ndarray, np.ndarray], None]
+"""Is shown uploads (runs, slots, ...), the ids of their clients, and which of them trained."""
+
 
 class Engine(Protocol):
     """What an engine must do; see `sequential.py` for the plainest one."""
@@ -162,6 +165,7 @@ class Rounds:
         self.base = np.stack([rng.key(seed).numpy() for seed in self.seeds])
         self.sizes = torch.from_numpy(arena.splits["train"].size).to(arena.device)
         self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
+        self.watch: Watch | None = None
         self._plain = replace(method, predict=None)  # scores a global model by its logits
         self._score_phases: dict[tuple[int, str], Phase] = {}
         self._score_plans: dict[Any, Plan] = {}
@@ -381,6 +385,8 @@ class Rounds:
         if talks is not None:
             hub = hub._replace(present=wire.heard(talks, hub.present))
         uploads = wire.received(uploads, wire.marks_of(method.sparse, "upload"))
+        if self.watch is not None and stage == "train":
+            self.watch(uploads, cohort, trains)
         server = self.engine.runs(method.aggregate, server, uploads, hub)
         messages = {"common": site.common, "own": site.own, "upload": uploads}
         down, up = wire.sent(messages, method.sparse, talks, trains, present)

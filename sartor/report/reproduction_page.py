@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
-from sartor.report.charts import Line, line_figure
-from sartor.report.drawing import Figure
 from sartor.report.evidence import Check, Measured, published_table, tally
+from sartor.report.reproduction_figures import figures_of
 from sartor.report.sections import Section, render_sections
 from sartor.report.words import Words
-from sartor.reproduce.outcome import Outcome, scale_of, standard_error
-from sartor.reproduce.records import series
+from sartor.reproduce.outcome import Outcome
 
 
 def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None = None) -> str:
@@ -31,7 +26,7 @@ def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None 
         tiles=[
             ("claims that hold", f"{sum(c.passed is True for c in checks)} of {len(checks)}", ""),
             ("allocations or repeats", repeats, "a cell"),
-            ("training", _duration(outcome.seconds), "all passes"),
+            ("training", _duration(outcome.seconds), "passes added up"),
         ],
     )
     tables: list[Any] = []
@@ -39,7 +34,9 @@ def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None 
         tables.append(outcome.table(number))
         if rows := _measured(outcome, number):
             kind = "percent" if spec.get("scale", "percent") == "percent" else ""
-            tables.append(published_table(rows, what="row, column", kind=kind, source=plan.paper))
+            own = spec.get("beside")
+            source = plan.paper if own is None else f"no number of the paper, but the {own} run"
+            tables.append(published_table(rows, what="row, column", kind=kind, source=source))
     sections = [
         Section("Claims", [checks], "The shape that the paper shows, checked on our means."),
         Section("Figures", figures_of(outcome)),
@@ -61,131 +58,6 @@ def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None 
     )
 
 
-def figures_of(outcome: Outcome) -> list[Figure]:
-    """Draw every figure of the plan that has numbers."""
-    found = []
-    for number, spec in enumerate(_one_by_one(outcome)):
-        figure = DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
-        if figure is not None:
-            found.append(figure)
-    return found
-
-
-def _one_by_one(outcome: Outcome) -> list[dict[str, Any]]:
-    """Give every column that a figure over rounds names a figure of its own."""
-    found: list[dict[str, Any]] = []
-    run = [column.name for column in outcome.plan.columns]
-    for spec in outcome.plan.figures:
-        named = spec.get("columns")
-        if spec["kind"] != "rounds" or named is None:
-            found.append(dict(spec))
-            continue
-        found += [
-            {**spec, "column": name, "title": f"{spec['title']}, {name}"}
-            for name in (run if named == "all" else named)
-            if name in run
-        ]
-    return found
-
-
-def _rows(outcome: Outcome, spec: Mapping[str, Any]) -> list[str]:
-    return list(spec.get("rows", [row.name for row in outcome.plan.rows]))
-
-
-def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """A measure against the columns' x, one line per row."""
-    table = next((t for t in outcome.plan.tables if t["measure"] == spec["measure"]), {})
-    factor = scale_of(table)[0] if table else float(spec.get("factor", 1.0))
-    values = outcome.values(spec["measure"])
-    columns = [c for c in outcome.plan.columns if c.x is not None]
-    lines = []
-    for name in _rows(outcome, spec):
-        cells = [values.get(name, {}).get(column.name) for column in columns]
-        if all(cell is None for cell in cells):
-            continue
-        known = [table.get("published", {}).get(name, {}).get(c.name) for c in columns]
-        errors = [math.nan if c is None else factor * standard_error(c) for c in cells]
-        lines.append(
-            Line(
-                name,
-                [float(c.x or 0.0) for c in columns],
-                [math.nan if c is None else factor * float(np.nanmean(c)) for c in cells],
-                None if all(map(math.isnan, errors)) else errors,
-                None if not any(k is not None for k in known) else [_nan(k) for k in known],
-            )
-        )
-    return _line_figure(key, spec, lines)
-
-
-def _by_round(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """A curve over the rounds in one column, one line per row, mean over seeds."""
-    column = spec.get("column", outcome.plan.columns[0].name)
-    factor = 100.0 if spec["curve"].startswith("accuracy") else 1.0
-    lines = []
-    for name in _rows(outcome, spec):
-        cell = outcome.records.get((name, column))
-        if not cell:
-            continue
-        curves = [series(r, spec["curve"], outcome.plan.row(name).point) for r in cell.values()]
-        shared = min(len(rounds) for rounds, _ in curves)
-        if not shared:
-            continue
-        numbers = factor * np.asarray([values[:shared] for _, values in curves])
-        error = numbers.std(0, ddof=1) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
-        lines.append(
-            Line(
-                name,
-                curves[0][0][:shared],
-                numbers.mean(0).tolist(),
-                None if error is None else error.tolist(),
-                band=True,
-            )
-        )
-    return _line_figure(key, {"x_label": "rounds", "y_label": _label(spec["curve"]), **spec}, lines)
-
-
-def _scatter(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """One measure against another, a point per row: costs against accuracy."""
-    across, up = (outcome.values(spec[name]) for name in ("x_measure", "measure"))
-    column = spec.get("column", outcome.plan.columns[0].name)
-    lines = []
-    for name in _rows(outcome, spec):
-        x, y = across.get(name, {}).get(column), up.get(name, {}).get(column)
-        if x is not None and y is not None:
-            error = 100 * standard_error(y)
-            lines.append(
-                Line(
-                    name,
-                    [float(np.nanmean(x))],
-                    [100 * float(np.nanmean(y))],
-                    None if math.isnan(error) else [error],
-                )
-            )
-    return _line_figure(key, spec, lines)
-
-
-def _line_figure(key: str, spec: Mapping[str, Any], lines: Sequence[Line]) -> Figure | None:
-    if not lines:
-        return None
-    return line_figure(
-        key,
-        spec["title"],
-        lines,
-        x_label=spec.get("x_label", ""),
-        y_label=spec.get("y_label", ""),
-        caption=spec.get("caption", ""),
-        x_scale=spec.get("x_scale", "linear"),
-        y_scale=spec.get("y_scale", "linear"),
-    )
-
-
-DRAW = {"columns": _by_column, "rounds": _by_round, "scatter": _scatter}
-
-
-def _label(curve: str) -> str:
-    return "accuracy, %" if curve.startswith("accuracy") else curve.split()[-1].replace("_", " ")
-
-
 def _measured(outcome: Outcome, number: int) -> list[Measured]:
     percent = outcome.plan.tables[number].get("scale", "percent") == "percent"
     factor = 0.01 if percent else 1.0
@@ -204,11 +76,11 @@ def _measured(outcome: Outcome, number: int) -> list[Measured]:
 def _agreement(outcome: Outcome) -> list[str]:
     judged = [
         entry["within"]
-        for number in range(len(outcome.plan.tables))
+        for number, spec in enumerate(outcome.plan.tables)
         for entry in outcome.against_published(number)
-        if entry["within"] is not None
+        if entry["within"] is not None and "beside" not in spec
     ]
-    if not judged:
+    if not judged or outcome.plan.quick:
         return []
     return [
         f"{sum(judged)} of {len(judged)} numbers that stand in the paper lie within two standard "
@@ -238,7 +110,3 @@ def _settings(outcome: Outcome) -> dict[str, Any]:
 
 def _duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.1f} min"
-
-
-def _nan(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -73,6 +73,8 @@ class Outcome:
     def table(self, number: int = 0) -> Table:
         """Return a table: ours ± standard error over seeds, the published number in brackets."""
         spec = self.plan.tables[number]
+        if "labels" in spec:
+            return self._label_table(spec)
         values = self.values(spec["measure"])
         columns = [c.name for c in self.plan.columns if c.name not in self.skipped]
         rows = []
@@ -85,8 +87,28 @@ class Outcome:
                 rows.append([name, *cells])
         unit = scale_of(spec)[2]
         title = f"{spec['title']}{f', {unit}' if unit else ''}: ours ± s.e."
-        beside = " (published)" if spec["published"] else ""
+        beside = f" ({spec.get('beside', 'published')})" if spec["published"] else ""
         return Table(["", *columns], rows, title=title + beside)
+
+    def _label_table(self, spec: Mapping[str, Any]) -> Table:
+        found = self.label_counts(spec["labels"])
+        if found is None:
+            return Table(["client"], [], title=f"{spec['title']}: not run")
+        names, counts = found
+        pairs = zip(names, counts, strict=True)
+        rows = [[name, *map(str, own), str(own.sum())] for name, own in pairs]
+        classes = [str(c) for c in range(counts.shape[1])]
+        return Table(["client", *classes, "all"], rows, title=f"{spec['title']}: samples by class")
+
+    def label_counts(self, column: str) -> tuple[list[str], np.ndarray] | None:
+        """Return names of the clients and (clients, classes) samples, of a column's first run."""
+        for row in self.plan.rows:
+            for record in self.records.get((row.name, column), {}).values():
+                counts = record.get("labels")
+                if counts is not None:
+                    names = record.get("names") or [str(k) for k in range(len(counts))]
+                    return names, np.asarray(counts)
+        return None
 
     def against_published(self, number: int = 0) -> list[dict[str, Any]]:
         """Return published, ours, difference and whether they agree, one entry per number.
@@ -151,6 +173,11 @@ class Outcome:
                         "values": self.values(spec["measure"]),
                         "published": self.against_published(k),
                     }
+                    if "labels" not in spec
+                    else {
+                        "title": spec["title"],
+                        "labels": (self.label_counts(spec["labels"]) or (None, None))[1],
+                    }
                     for k, spec in enumerate(self.plan.tables)
                 ],
                 "rules": [
@@ -201,6 +228,10 @@ def cell_text(values: np.ndarray | None, known: float | None, spec: Mapping[str,
 
 
 def _interval(mine: np.ndarray, base: np.ndarray, factor: float) -> str:
+    both = np.isfinite(mine) & np.isfinite(base)
+    mine, base = mine[both], base[both]
+    if not len(mine):
+        return MISSING
     if len(mine) < 2:
         return f"{factor * float((mine - base).mean()):+.2f}"
     pair = metrics.paired(mine, base, 0.95)

@@ -16,9 +16,12 @@ A plan is a TOML file in ``plans/``; no plan is code. Its parts::
     [[columns]]                    name, x (a number), and settings of its own; sweep as for rows;
                                    values = {small = 0.2} are words that a row's set may use, as
                                    prox_strength = "small"; see derived.py for values from data
-    [[tables]]                     title, measure, published = {row = [one value per column]}
-    [[figures]]                    kind, title, measure or curve, rows; kind "rounds" with columns =
-                                   [...] or "all" draws one for each
+    [[tables]]                     title, measure, published = {row = [one value per column]},
+                                   beside = "reference" where the numbers are not the paper's; or
+                                   title and labels = COLUMN: counts of clients by classes
+    [[figures]]                    kind, title, measure or curve, rows; those of one column draw one
+                                   for each of columns = [...] or "all"; kinds: see
+                                   ``sartor.report.reproduction_figures``
     [[rules]]                      claim, check, and what the check needs
 
 Settings of a cell: the plan's, then the column's, then the row's, then those of the short form
@@ -84,7 +87,8 @@ TRAINING = {
     "chunk": None,
     "runs_at_once": None,
 }
-"""What is trained and measured; ``solve = "exact"`` takes minimisers instead of rounds."""
+"""What is trained and measured; ``solve = "exact"`` takes minimisers instead of rounds,
+``solve = "labels"`` counts labels only."""
 
 SETTINGS: dict[str, Any] = {**DATA, **LOCAL, **TRAINING}
 
@@ -292,7 +296,8 @@ def _with_columns(table: Mapping[str, Any], columns: Sequence[Column]) -> dict[s
         }
         for row, values in table.get("published", {}).items()
     }
-    return {**table, "published": published}
+    plain = {"measure": "value samples"} if "labels" in table else {}
+    return {**plain, **table, "published": published}
 
 
 def _find(name: str, among: Sequence[Any], what: str, plan: str) -> Any:

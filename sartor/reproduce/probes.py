@@ -1,13 +1,20 @@
 """What is looked at between the rounds, beyond accuracy and loss.
 
 A probe is made for a simulation and its problems, and then called before the first round and after
-every evaluated one; it returns one number per run for each of its names.
+every evaluated one; it returns one number per run for each of its names, or nothing when there is
+nothing to see yet.
 
 | name | gives | meaning |
 |---|---|---|
 | errors | local_error | mean_i ‖w_i − w_i*‖² of the models that the clients would use |
 | | global_error | ‖w_g − mean_i w_i*‖², w_g the global model, else the mean of the clients' |
-| coherence | coherence | 1 − det G of the clients' pseudo-gradients w_g − w_i |
+| coherence | coherence | GCE = 1 − det Ĝ of w_i − θ_i: what a client sent minus the model it uses |
+| | coherence_log | log det Ĝ per client, which tells where GCE is 1 to all digits |
+| | update_coherence, update_coherence_log | the same of w_g − w_i: the way of a round |
+| deviations | global_deviation_c | ΔG_1c of the first client, class c, at the end of training |
+| | local_deviation_c | ΔL_1c; see `sartor.analysis.deviations` |
+| | global_own, global_missing | mean of ΔG_1c over the classes it has, and has not |
+| | local_own, local_missing | mean of ΔL_1c likewise |
 | training_loss | training_loss | mean loss on the clients' own training samples, their models |
 | | training_loss_global | the same of the global model, else the mean of the clients' |
 | common_test | central_accuracy | on the samples of everybody: the global model, else the mean |
@@ -23,9 +30,12 @@ import torch
 from torch import Tensor
 
 from sartor import tree
+from sartor.analysis import coherence as coherence_of
+from sartor.analysis import loss_deviations
 from sartor.errors import ConfigError
 from sartor.reproduce.problems import Problem
 from sartor.simulation import Simulation
+from sartor.task import Predictor
 from sartor.tree import Tree
 
 Probe = Callable[[], dict[str, np.ndarray]]
@@ -88,6 +98,82 @@ def common_test(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     return look
 
 
+def coherence(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
+    """Measure how alike the clients' envelope gradients are.
+
+    With a proximal solve around w the gradient of the envelope is λ(w_i − θ_i), up to a positive
+    factor the difference between what the client sends and the model that it uses. Summed over the
+    steps of a round it is the way w_g − w_i of the client. Lengths do not matter, directions do.
+    """
+    sent: dict[str, Tensor] = {}
+
+    def watch(uploads: Tree, cohort: np.ndarray, trains: np.ndarray) -> None:
+        if "params" not in uploads:
+            raise ConfigError(
+                f"The probe 'coherence' looks at uploaded models, and {simulation.method.name} "
+                "sends none; leave it out."
+            )
+        local = _flat(uploads["params"], 2)
+        if not sent:
+            shape = (*simulation.rounds.everybody.shape, local.shape[-1])
+            sent["local"], sent["way"] = local.new_zeros(shape), local.new_zeros(shape)
+        start = _flat(_central(simulation), 1)
+        for run, (ids, there) in enumerate(zip(cohort, trains, strict=True)):
+            rows = torch.from_numpy(ids[there]).to(local.device)
+            fresh = local[run, torch.from_numpy(there).to(local.device)]
+            sent["local"][run, rows], sent["way"][run, rows] = fresh, start[run] - fresh
+
+    simulation.rounds.watch = watch
+
+    def look() -> dict[str, np.ndarray]:
+        if not sent:
+            return {}
+        gaps = sent["local"] - _flat(models_now(simulation), 2)
+        return {**_alike("coherence", gaps), **_alike("update_coherence", sent["way"])}
+
+    return look
+
+
+def _alike(name: str, vectors: Tensor) -> dict[str, np.ndarray]:
+    finite = vectors.isfinite().flatten(1).all(1).tolist()
+    found = [coherence_of(own) if fine else None for own, fine in zip(vectors, finite, strict=True)]
+    return {
+        name: np.array([np.nan if c is None else c.value for c in found]),
+        f"{name}_log": np.array(
+            [np.nan if c is None else c.log_determinant_per_vector for c in found]
+        ),
+    }
+
+
+def deviations(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
+    """Measure, after the last round, how the first client's losses per class differ from all's."""
+
+    def look() -> dict[str, np.ndarray]:
+        if simulation.round_index < simulation.num_rounds:
+            return {}
+        models = tree.map(lambda leaf: leaf.detach().cpu(), models_now(simulation))
+        rows = [_of_first(simulation, models, run, p) for run, p in enumerate(problems)]
+        return {name: np.array([row[name] for row in rows]) for name in rows[0]}
+
+    return look
+
+
+def _of_first(simulation: Simulation, models: Tree, run: int, problem: Problem) -> dict[str, float]:
+    task, predict = simulation.task, simulation.method.predict
+    networks = []
+    for client in range(problem.federation.num_clients):
+        params = tree.map(lambda leaf, k=client: leaf[run, k].clone(), models)
+        networks.append(task.with_params(params) if predict is None else Predictor(params, predict))
+    found = loss_deviations(networks, problem.federation, criterion=task.criterion)
+    has = found.counts[0] > 0
+    numbers: dict[str, float] = {}
+    for name, values in (("global", found.pooled[0]), ("local", found.local[0])):
+        numbers |= {f"{name}_deviation_{c}": float(v) for c, v in enumerate(values)}
+        numbers[f"{name}_own"] = float(values[has].mean()) if has.any() else np.nan
+        numbers[f"{name}_missing"] = float(values[~has].mean()) if (~has).any() else np.nan
+    return numbers
+
+
 def _average(simulation: Simulation) -> Tree:
     """Return the mean of the clients' models, (runs, ...)."""
     found: Tree = tree.map(lambda leaf: leaf.mean(1), models_now(simulation))
@@ -114,4 +200,6 @@ PROBES: dict[str, Callable[[Simulation, Sequence[Problem]], Probe]] = {
     "errors": errors,
     "training_loss": training_loss,
     "common_test": common_test,
+    "coherence": coherence,
+    "deviations": deviations,
 }

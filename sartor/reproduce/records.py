@@ -15,6 +15,7 @@ what probes saw. A measure is a few words that name one number of it:
 | gradients | gradient evaluations per participant and round |
 | seconds | of a round, shared equally by the runs that trained together |
 | probe NAME | the last value of a probe; `at ROUND` for another |
+| probe NAME tail SHARE | the mean of the last values, 0.3 for 30 % of them |
 | rounds_to NAME FACTOR | first round at which a probe is at most FACTOR times its last value |
 | value NAME | a number of an exact solution |
 """
@@ -161,6 +162,9 @@ def _of_probe(record: Record, given: Sequence[str]) -> float:
             return math.nan
         limit = float(given[2]) * values[-1]
         return float(next(t for t, v in zip(rounds, values, strict=True) if not v > limit))
+    if "tail" in given:
+        share = float(given[given.index("tail") + 1])
+        return float(np.mean(values[-max(1, round(share * len(values))) :]))
     if "at" in given:
         return values[rounds.index(int(given[given.index("at") + 1]))]
     return values[-1]

@@ -1,8 +1,10 @@
-"""Cells that are solved instead of trained: exact minimisers of logistic regression.
+"""Cells that are solved instead of trained.
 
-A row names what is solved by ``set``: ``{end = "local"}``, ``{end = "global"}``,
-``{pull = 0.1}`` (one-stage FedProx with that λ) or ``{rule = "v1"}`` (λ by a rule of the theory,
-from the true heterogeneity).
+``solve = "labels"`` counts labels: nothing is trained, and a row is only a name.
+
+``solve = "exact"`` takes exact minimisers of logistic regression. A row names what is solved by
+``set``: ``{end = "local"}``, ``{end = "global"}``, ``{pull = 0.1}`` (one-stage FedProx with that λ)
+or ``{rule = "v1"}`` (λ by a rule of the theory, from the true heterogeneity).
 """
 
 from __future__ import annotations
@@ -95,6 +97,38 @@ def _stacked(problems: Sequence[Problem]) -> Clients:
     return Clients(x, y, torch.ones(shape, dtype=torch.bool), "logistic")
 
 
+def label_maps(
+    lanes: Sequence[Lane], problems: Sequence[Problem], settings: dict[str, Any]
+) -> list[Record]:
+    """Count the samples of every client and class, for training and test together.
+
+    The effective number of classes of a client with shares p is exp(−Σ p ln p): 1 for one class, C
+    for C equal ones. Values are means over clients, unless they say fewest or most.
+    """
+    records: list[Record] = []
+    for problem in problems:
+        fed = problem.federation
+        counts = (fed.label_counts("train") + fed.label_counts("test")).double()
+        held, sizes = (counts > 0).sum(1), counts.sum(1)
+        share = counts / sizes[:, None].clamp(min=1)
+        effective = torch.special.entr(share).sum(1).exp()
+        values = {
+            "samples": sizes.sum(),
+            "fewest_samples": sizes.min(),
+            "most_samples": sizes.max(),
+            "classes": held.double().mean(),
+            "fewest_classes": held.min(),
+            "most_classes": held.max(),
+            "effective_classes": effective.mean(),
+        }
+        found = {name: float(value) for name, value in values.items()}
+        empty = {"probes": {}, "points": {}, "headline": "pre"}
+        labels = counts.long().tolist()
+        records.append({"values": found, "labels": labels, "names": list(fed.names), **empty})
+    return records
+
+
 SOLVERS: dict[str, Callable[[Sequence[Lane], Sequence[Problem], dict[str, Any]], list[Record]]] = {
-    "exact": statistical_errors
+    "exact": statistical_errors,
+    "labels": label_maps,
 }

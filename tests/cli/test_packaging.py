@@ -81,7 +81,8 @@ def test_every_import_is_declared() -> None:
                 imported.add(node.module.split(".")[0].lower())
     foreign = imported - {name.lower() for name in sys.stdlib_module_names} - {"sartor"}
     extras = PROJECT["project"]["optional-dependencies"]
-    declared = names(PROJECT["project"]["dependencies"]) | names(extras["data"])
+    needed = names(PROJECT["project"]["dependencies"])
+    declared = needed | names(extras["data"]) | names(extras["network"])
     assert {called.get(name, name) for name in foreign} <= declared
 
 

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import shutil
 import signal
-import socket
-import ssl
 import time
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +20,10 @@ import sartor
 from sartor import tree
 from sartor.cli.network import built, plan_of
 from sartor.config import build
-from sartor.errors import NetworkError
 from sartor.network import keys
-from sartor.network.flare import FlareClient, FlareServer
+from sartor.network.flare import FlareServer
 from sartor.simulation import Simulation
-from tests.network.federation import Federation, free_port
+from tests.network.federation import Federation
 
 pytestmark = pytest.mark.network
 
@@ -276,65 +271,6 @@ def test_strangers_do_not_get_in(tmp_path: Path) -> None:
             assert [name for name, _ in server.notices()] == ["site-9"]
         finally:
             server.close()
-
-
-def test_only_valid_certificates_open_a_connection(tmp_path: Path) -> None:
-    """Without a certificate, or with one that has ended, the handshake itself fails."""
-    port = free_port()
-    ours = keys.init_project(tmp_path / "ours", address=f"127.0.0.1:{port}", clients=["site-1"])
-    kit = keys.read_kit(ours / "clients" / "site-1")
-    ended = _ended(ours, tmp_path / "ended")
-    with pytest.raises(NetworkError, match="ended on"):
-        keys.check_valid(ended)
-    with pytest.raises(NetworkError, match="ended on"):
-        FlareClient(ended, bytes)
-    server = FlareServer(keys.read_kit(ours / "server"), ["site-1"], "127.0.0.1")
-    try:
-        time.sleep(1.0)
-        assert _speaks(port, kit.files[0], kit)
-        assert not _speaks(port, kit.files[0], ended)
-        assert not _speaks(port, kit.files[0], None)
-    finally:
-        server.close()
-
-
-def _ended(project: Path, folder: Path) -> keys.Kit:
-    """Make a kit whose certificate ended yesterday."""
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from nvflare.lighter import utils
-
-    shutil.copytree(project / "clients" / "site-1", folder)
-    signer = load_pem_private_key((project / "authority" / "rootCA.key").read_bytes(), None)
-    own = load_pem_private_key((folder / "client.key").read_bytes(), None)
-    now = datetime.now(UTC)
-    cert = utils.generate_cert(
-        utils.Identity("site-1"),
-        utils.Identity("sartor"),
-        signer,
-        own.public_key(),
-        not_valid_before=now - timedelta(days=2),
-        not_valid_after=now - timedelta(days=1),
-    )
-    (folder / "client.crt").write_bytes(utils.serialize_cert(cert))
-    return keys.read_kit(folder)
-
-
-def _speaks(port: int, root: Path, kit: keys.Kit | None) -> bool:
-    """Say whether the server goes on after a TLS handshake with this certificate."""
-    context = ssl.create_default_context(cafile=str(root))
-    context.check_hostname = False
-    context.set_alpn_protocols(["h2"])
-    if kit is not None:
-        context.load_cert_chain(str(kit.files[1]), str(kit.files[2]))
-    try:
-        with (
-            socket.create_connection(("127.0.0.1", port), timeout=5) as plain,
-            context.wrap_socket(plain) as secure,
-        ):
-            secure.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-            return len(secure.recv(9)) > 0
-    except OSError:
-        return False
 
 
 def test_random_kills_do_not_change_the_outcome(tmp_path: Path) -> None:

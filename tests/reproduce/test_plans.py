@@ -12,7 +12,7 @@ from sartor.data.federation import Federation
 from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.models import MODELS, dnn
-from sartor.report.reproduction_page import DRAW
+from sartor.report.reproduction_figures import DRAW
 from sartor.reproduce.passes import passes_of
 from sartor.reproduce.plan import LOCAL, Plan, load, read
 from sartor.reproduce.probes import PROBES

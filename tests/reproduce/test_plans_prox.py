@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from sartor import reproduce
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.errors import ConfigError
+from sartor.reproduce import runner
 from sartor.reproduce.derived import derive
 from sartor.reproduce.passes import passes_of
 from sartor.reproduce.plan import SETTINGS, Plan, load, read
@@ -22,7 +22,6 @@ from sartor.reproduce.problems import Problem, make_problem
 from sartor.reproduce.records import measure
 from sartor.reproduce.rules import View, judge
 
-running = importlib.import_module("sartor.reproduce.runner")  # the name is also a function's
 PLANS = [name for name in reproduce.names() if name.startswith("prox-")]
 FIGURES = [f"Figure {n}" for n in ("1(a)", "1(b)", "1(c)", "1(d)", "1(e)", "1(f)", "2", "3")]
 FIGURES += ["Figure 4(a)", "Figure 4(b)", "Figure 5", "Figure 6", "Table 3", "Table 4"]
@@ -263,7 +262,8 @@ def test_rises_holds_for_all_rows_or_not_at_all() -> None:
     def values(*row: float) -> dict[str, np.ndarray]:
         return {name: np.array([v]) for name, v in zip("xyz", row, strict=True)}
 
-    view = View({"a": values(1, 2, 3), "b": values(1, 3, 2)}, ("x", "y", "z"), {}, {})
+    numbers = {"a": values(1, 2, 3), "b": values(1, 3, 2)}
+    view = View(numbers, ("a", "b"), ("x", "y", "z"), {}, {}, lambda words: numbers)
     rule = {"claim": "", "check": "rises"}
     assert judge({**rule, "row": "a"}, view).holds
     assert judge({**rule, "rows": ["a"]}, view).holds
@@ -288,7 +288,7 @@ def test_an_interrupted_reproduction_goes_on_and_then_trains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan, trained = small_figure(), []
-    real = running.run_pass
+    real = runner.run_pass
 
     def stops_at_the_second(*args: Any) -> Any:
         if trained:
@@ -296,7 +296,7 @@ def test_an_interrupted_reproduction_goes_on_and_then_trains_nothing(
         trained.append(args[0].key)
         return real(*args)
 
-    monkeypatch.setattr(running, "run_pass", stops_at_the_second)
+    monkeypatch.setattr(runner, "run_pass", stops_at_the_second)
     with pytest.raises(KeyboardInterrupt):
         reproduce.run(plan, out=tmp_path / "run", device="cpu")
 
@@ -304,7 +304,7 @@ def test_an_interrupted_reproduction_goes_on_and_then_trains_nothing(
         trained.append(args[0].key)
         return real(*args)
 
-    monkeypatch.setattr(running, "run_pass", counts)
+    monkeypatch.setattr(runner, "run_pass", counts)
     resumed = reproduce.run(plan, out=tmp_path / "run", device="cpu")
     assert sorted(trained) == sorted(one.key for one in passes_of(plan))
     before = len(trained)
@@ -320,7 +320,7 @@ def test_an_interrupted_reproduction_goes_on_and_then_trains_nothing(
 
 
 def test_a_figure_over_rounds_is_drawn_for_every_column() -> None:
-    from sartor.report.reproduction_page import figures_of
+    from sartor.report.reproduction_figures import figures_of
 
     titles = [figure.title for figure in figures_of(reproduce.run(small_figure(), device="cpu"))]
     assert titles == [

@@ -1,0 +1,246 @@
+"""The figures of a reproduction, drawn as its plan says.
+
+| kind | draws | needs |
+|---|---|---|
+| columns | a measure against the columns' x, one line per row | measure |
+| rows | a measure against numbers given to the rows, one line per column | measure, rows, x |
+| measures | several measures side by side, one line per row | measure with {x}, x, column |
+| rounds | a curve over the rounds, one line per row | curve, column; smooth = points of a window |
+| scatter | one measure against another, a point per row | x_measure, measure, column |
+| labels | which classes each client has, as a heat map | column |
+
+Figures of one column take ``columns = [...]`` or "all" instead, and are drawn for each of them.
+Lines are means over seeds with their standard errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sartor.analysis import savitzky_golay
+from sartor.report.charts import Line, line_figure
+from sartor.report.drawing import Figure
+from sartor.report.heat import heat
+from sartor.reproduce.outcome import Outcome, scale_of, standard_error
+from sartor.reproduce.records import series
+
+OF_ONE_COLUMN = ("rounds", "measures", "scatter", "labels")
+DEGREE = 3
+"""Of the polynomial that smooths a curve."""
+
+
+def figures_of(outcome: Outcome) -> list[Figure]:
+    """Draw every figure of the plan that has numbers."""
+    found = []
+    for number, spec in enumerate(_one_by_one(outcome)):
+        figure = DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
+        if figure is not None:
+            found.append(figure)
+    return found
+
+
+def _one_by_one(outcome: Outcome) -> list[dict[str, Any]]:
+    """Give every column that a figure of one column names a figure of its own."""
+    found: list[dict[str, Any]] = []
+    run = [column.name for column in outcome.plan.columns]
+    for spec in outcome.plan.figures:
+        named = spec.get("columns")
+        if spec["kind"] not in OF_ONE_COLUMN or named is None:
+            found.append(dict(spec))
+            continue
+        found += [
+            {**spec, "column": name, "title": f"{spec['title']}, {name}"}
+            for name in (run if named == "all" else named)
+            if name in run
+        ]
+    return found
+
+
+def _rows(outcome: Outcome, spec: Mapping[str, Any]) -> list[str]:
+    return list(spec.get("rows", [row.name for row in outcome.plan.rows]))
+
+
+def _column(outcome: Outcome, spec: Mapping[str, Any]) -> str:
+    return str(spec.get("column", outcome.plan.columns[0].name))
+
+
+def _table(outcome: Outcome, measure: str) -> dict[str, Any]:
+    return next((t for t in outcome.plan.tables if t["measure"] == measure), {})
+
+
+def _factor(outcome: Outcome, spec: Mapping[str, Any]) -> float:
+    table = _table(outcome, spec["measure"])
+    return scale_of(table)[0] if table else float(spec.get("factor", 1.0))
+
+
+def _line(
+    name: str,
+    x: Sequence[float],
+    cells: Sequence[np.ndarray | None],
+    factor: float,
+    known: Sequence[float | None],
+) -> Line | None:
+    """Make a line of cells with one value per seed; None where there is no cell."""
+    if all(cell is None for cell in cells):
+        return None
+    errors = [math.nan if c is None else factor * standard_error(c) for c in cells]
+    return Line(
+        name,
+        x,
+        [math.nan if c is None else factor * float(np.nanmean(c)) for c in cells],
+        None if all(map(math.isnan, errors)) else errors,
+        None
+        if not any(k is not None for k in known)
+        else [math.nan if k is None else k for k in known],
+    )
+
+
+def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
+    """A measure against the columns' x, one line per row."""
+    published = _table(outcome, spec["measure"]).get("published", {})
+    values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
+    columns = [c for c in outcome.plan.columns if c.x is not None]
+    places = [float(c.x or 0.0) for c in columns]
+    lines = []
+    for name in _rows(outcome, spec):
+        cells = [values.get(name, {}).get(column.name) for column in columns]
+        known = [published.get(name, {}).get(column.name) for column in columns]
+        lines.append(_line(name, places, cells, factor, known))
+    beside = _table(outcome, spec["measure"]).get("beside", "published")
+    return _line_figure(key, {"beside": beside, **spec}, lines)
+
+
+def _by_row(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
+    """A measure against a number of every row, one line per column."""
+    published = _table(outcome, spec["measure"]).get("published", {})
+    values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
+    kept = {row.name for row in outcome.plan.rows}
+    pairs = [(r, float(x)) for r, x in zip(spec["rows"], spec["x"], strict=True) if r in kept]
+    rows, places = [r for r, _ in pairs], [x for _, x in pairs]
+    lines = []
+    for name in spec.get("columns", [column.name for column in outcome.plan.columns]):
+        cells = [values.get(row, {}).get(name) for row in rows]
+        known = [published.get(row, {}).get(name) for row in rows]
+        lines.append(_line(name, places, cells, factor, known))
+    return _line_figure(key, spec, lines)
+
+
+def _by_measure(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
+    """The measures that ``measure`` names for every x, in one column, one line per row."""
+    column, factor = _column(outcome, spec), float(spec.get("factor", 1.0))
+    tables = [outcome.values(spec["measure"].format(x=x)) for x in spec["x"]]
+    lines = []
+    for name in _rows(outcome, spec):
+        cells = [values.get(name, {}).get(column) for values in tables]
+        there = [None if c is None or np.isnan(c).all() else c for c in cells]
+        lines.append(_line(name, [float(x) for x in spec["x"]], there, factor, []))
+    return _line_figure(key, spec, lines)
+
+
+def _by_round(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
+    """A curve over the rounds in one column, one line per row, mean over seeds."""
+    column = _column(outcome, spec)
+    factor = 100.0 if spec["curve"].startswith("accuracy") else 1.0
+    lines: list[Line | None] = []
+    for name in _rows(outcome, spec):
+        cell = outcome.records.get((name, column))
+        if not cell:
+            continue
+        curves = [series(r, spec["curve"], outcome.plan.row(name).point) for r in cell.values()]
+        shared = min(len(rounds) for rounds, _ in curves)
+        if not shared:
+            continue
+        numbers = smoothed(
+            factor * np.asarray([values[:shared] for _, values in curves]), spec.get("smooth", 0)
+        )
+        error = numbers.std(0, ddof=1) / math.sqrt(len(numbers)) if len(numbers) > 1 else None
+        lines.append(
+            Line(
+                name,
+                curves[0][0][:shared],
+                numbers.mean(0).tolist(),
+                None if error is None else error.tolist(),
+                band=True,
+            )
+        )
+    return _line_figure(key, {"x_label": "rounds", "y_label": _label(spec["curve"]), **spec}, lines)
+
+
+def smoothed(curves: np.ndarray, window: int) -> np.ndarray:
+    """Return curves (seeds, rounds) smoothed by a window of so many rounds.
+
+    The window is odd, and shorter where the curves are; one of at most three rounds leaves them.
+    """
+    window = min(window, curves.shape[-1])
+    window -= 1 - window % 2
+    return curves if window <= DEGREE else savitzky_golay(curves, window, DEGREE)
+
+
+def _scatter(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
+    """One measure against another, a point per row: costs against accuracy."""
+    across, up = (outcome.values(spec[name]) for name in ("x_measure", "measure"))
+    column = _column(outcome, spec)
+    lines = []
+    for name in _rows(outcome, spec):
+        x, y = across.get(name, {}).get(column), up.get(name, {}).get(column)
+        if x is not None and y is not None:
+            lines.append(_line(name, [float(np.nanmean(x))], [y], 100.0, []))
+    return _line_figure(key, spec, lines)
+
+
+def _labels(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
+    """Shares of the classes of every client, in the first run of a column."""
+    found = outcome.label_counts(_column(outcome, spec))
+    if found is None:
+        return None
+    names, counts = found
+    total = counts.sum(axis=1, keepdims=True)
+    share = np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0)
+    held = (counts > 0).sum(axis=1)
+    classes = [str(c) for c in range(counts.shape[1])]
+    told = (
+        "Share of each class among the samples of a client. Full colour: it has this class alone."
+    )
+    return Figure(
+        key,
+        spec["title"],
+        f"{spec['caption']} {told}" if spec.get("caption") else told,
+        f"Heat map of {len(counts)} clients by {len(classes)} classes; a client has between "
+        f"{int(held.min())} and {int(held.max())} of the classes.",
+        heat([share], names, classes, x="class", y="client"),
+    )
+
+
+def _line_figure(key: str, spec: Mapping[str, Any], lines: Sequence[Line | None]) -> Figure | None:
+    there = [line for line in lines if line is not None]
+    if not there:
+        return None
+    return line_figure(
+        key,
+        spec["title"],
+        there,
+        x_label=spec.get("x_label", ""),
+        y_label=spec.get("y_label", ""),
+        caption=spec.get("caption", ""),
+        x_scale=spec.get("x_scale", "linear"),
+        y_scale=spec.get("y_scale", "linear"),
+        hollow_name=spec.get("beside", "published"),
+    )
+
+
+DRAW = {
+    "columns": _by_column,
+    "rows": _by_row,
+    "measures": _by_measure,
+    "rounds": _by_round,
+    "scatter": _scatter,
+    "labels": _labels,
+}
+
+
+def _label(curve: str) -> str:
+    return "accuracy, %" if curve.startswith("accuracy") else curve.split()[-1].replace("_", " ")

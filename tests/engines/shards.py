@@ -54,7 +54,7 @@ FAST: dict[str, Job] = {
     "scaffold": job("scaffold", engine="sequential"),
     "dichotomous": job("dichotomous", participation=1.0),
     "fedavg-ft, a cohort": job("fedavg-ft", participation=3, sweep=True),
-    "fedproto": job("fedproto"),
+    "fedavg, do no harm": job("fedavg", options={"do_no_harm": True}, points=("pre",)),
 }
 ALL: dict[str, Job] = {f"all/{name}": job(name, sweep=True) for name in METHODS}
 RESUMED = job("fedprox", chunk=1, rounds=4)

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -32,7 +31,6 @@ TIMEOUT = "SARTOR_TIMEOUT"
 """Seconds that a process waits for the others, in the environment; 1800 if it is not there."""
 
 _PIECE = 1 << 30  # bytes in one call
-_NEWS = 2.0  # seconds in which a process that failed has told the others so
 _JOINED: list[Processes] = []
 _ALONE: list[bool] = []
 
@@ -255,7 +253,7 @@ def device_for(device: torch.device) -> torch.device:
     return mine
 
 
-def should_tell(error: BaseException) -> bool:
+def should_tell() -> bool:
     """Say whether this process prints why the program ends: the first one that fails does."""
     rank, size = place()
     if size == 1:
@@ -263,10 +261,7 @@ def should_tell(error: BaseException) -> bool:
     try:
         short = timedelta(seconds=5)
         together = _JOINED[0] if _JOINED else Processes(rank, size, _store(short))
-        if isinstance(error, ProcessError):  # whoever caused it tells more
-            until = time.monotonic() + _NEWS
-            while time.monotonic() < until and not together.store.check(["error"]):
-                time.sleep(0.05)
+        # Whoever fails asks before it ends, and so before the others can notice.
         return together.claim()
     except Exception:  # nobody to ask: better twice than never
         return True

@@ -112,6 +112,6 @@ if __name__ == "__main__":
     try:
         main()
     except Exception as error:
-        if group.should_tell(error):
+        if group.should_tell():
             print(f"{type(error).__name__}: {error}", file=sys.stderr)
         os._exit(2)

@@ -4,12 +4,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint format tests slow bench clean
+.PHONY: help demo test lint format tests slow bench test-network clean
 
 help:
 	@echo "make demo    four methods side by side on real digits, with a report (under a minute)"
 	@echo "make test    lint, format check, types, tests"
 	@echo "make slow    the tests that make test leaves out"
+	@echo "make test-network  federations of real processes, and every fault (needs nvflare)"
 	@echo "make bench   seconds a round: Sartor against a plain loop, every method against FedAvg"
 	@echo "make lint    ruff, format check and mypy alone"
 	@echo "make format  let ruff mend what it can"
@@ -45,6 +46,10 @@ bench: $(STAMP)
 
 slow: $(STAMP)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q -m "slow and not gpu"
+
+test-network: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[network]'
+	$(BIN)/python -m pytest -q -m network -n 0 tests/network
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist

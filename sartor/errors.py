@@ -10,6 +10,8 @@
     ├── ContractError      a method broke its record                        (also a ValueError)
     ├── DivergedError      a loss or a model became NaN or infinite
     ├── RunFolderError     a run folder that cannot be read or written
+    ├── NetworkError       a federation over a network that cannot start or go on
+    │   └── MessageError       a message that is refused
     └── MissingExtraError  an optional package is not installed             (also an ImportError)
 
 A message says what was wrong, what was expected, and how to mend it.
@@ -63,6 +65,14 @@ class DivergedError(PFLError):
 
 class RunFolderError(PFLError):
     """A run folder that cannot be read or written."""
+
+
+class NetworkError(PFLError):
+    """A federation over a network that cannot start or go on."""
+
+
+class MessageError(NetworkError):
+    """A message that is refused; the text is the reason that the record of a run gives."""
 
 
 class MissingExtraError(PFLError, ImportError):

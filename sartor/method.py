@@ -208,6 +208,8 @@ class Method:
         sparse: from a leaf of a message to the leaf of the same message that marks which of its
             rows travel, such as ``{"upload/means": "upload/held"}``; the receiver reads zeros in
             the others, and only those that travel are booked. See `sartor/wire.py`.
+        averaged: the branches of an upload that enter the server through a (weighted) mean alone,
+            so that another mean may take its place; see `sartor/robust.py`.
         prologue: one round of everybody before round 0, on the same state trees.
         epilogue: the same after the last round. Evaluations before that run it on copies, so that
             they score what would be used if training stopped there. It may have an ``epilogue`` of
@@ -239,6 +241,7 @@ class Method:
     one_by_one: bool = False
     connected: Callable[[Tree, Hub], Any] | None = None
     sparse: Mapping[str, str] = field(default_factory=dict)
+    averaged: tuple[str, ...] = ()
     inspect: Callable[[Tree, Hub], Tree] | None = None
     inspect_client: Callable[[Tree, Site], Tree] | None = None
     choices: tuple[str, ...] = ()
@@ -278,6 +281,20 @@ def endings(method: Method) -> list[Method]:
         found.append(last)
         last = last.epilogue
     return found
+
+
+def records(method: Method) -> dict[str, Method]:
+    """Name every record that a run of the method goes through.
+
+    Server and client of one federation hold the same method, so a name is enough to agree on what
+    a round is.
+    """
+    found = {"main": method}
+    if method.prologue is not None:
+        found["prologue"] = method.prologue
+    if method.warmup is not None:
+        found["warmup"], found["handover"] = method.warmup.method, method.warmup.handover
+    return found | {f"epilogue-{k}": ending for k, ending in enumerate(endings(method))}
 
 
 def newcomer(method: Method, params: Tree, site: Site, server: Tree, hub: Hub) -> Tree:

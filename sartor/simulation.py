@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from sartor import tree
 from sartor.cohort import Participation
@@ -82,16 +82,11 @@ class Simulation:
         self.make_engine, self.dtype = engine, dtype
         self.engine: Engine = engine(arena)
         seeds = [run.seed for run in runs]
-        self.rounds = Rounds(method, task, arena, self.engine, seeds, hyper, participation)
+        self.rounds = self._make_rounds(arena, seeds, hyper, participation)
         self.splits = tuple(s for s in ("test", "val") if arena.splits[s].size.any())
         params, self.server = self.rounds.init(dtype)
-        shape = (arena.num_runs, arena.num_clients)
-
-        def make(cohort: np.ndarray) -> Tree:
-            return self.rounds.new_clients(params, cohort)
-
-        self.store = Store(make, *shape, device, store_folder and store_folder / "clients")
-        self.trained = self._trained_models(shape, device, store_folder)
+        self.store = self._make_store(params, store_folder)
+        self.trained = self._trained_models(self.store.shape, device, store_folder)
         self.round_index = 0
         self.closed = False  # whether the epilogue is over
         self.history: dict[str, dict[str, list[np.ndarray]]] = {}
@@ -102,6 +97,26 @@ class Simulation:
         self.diverged: list[dict[str, Any] | None] = [None] * arena.num_runs
         self.snapshots: list[dict[str, Any]] = []
         self._post: dict[str, Tally] = {}
+
+    def _make_rounds(
+        self,
+        arena: Arena,
+        seeds: list[int],
+        hyper: dict[str, Tensor],
+        participation: Participation,
+    ) -> Rounds:
+        """Make what runs a round."""
+        return Rounds(self.method, self.task, arena, self.engine, seeds, hyper, participation)
+
+    def _make_store(self, params: Tree, folder: Path | None) -> Store:
+        """Make what holds the clients' kept states."""
+        arena = self.rounds.arena
+
+        def make(cohort: np.ndarray) -> Tree:
+            return self.rounds.new_clients(params, cohort)
+
+        shape = (arena.num_runs, arena.num_clients)
+        return Store(make, *shape, arena.device, folder and folder / "clients")
 
     def _trained_models(
         self, shape: tuple[int, int], device: torch.device, folder: Path | None
@@ -347,7 +362,7 @@ class Simulation:
 
             return onboard(self, data, **settings)
 
-        counts = [fed.label_counts("train").numpy() for fed in self.federations]
+        chosen = any("choice" in snap for snap in self.snapshots)
         return Result(
             method=self.method.name,
             headline=self.method.headline,
@@ -355,15 +370,19 @@ class Simulation:
             clients=self.federations[0].names,
             scores=self.scores(),
             ledger=self.ledger(),
-            label_counts=np.stack(counts),
+            label_counts=self._label_counts(),
             diverged=self.diverged,
             snapshots=self.snapshots,
-            choices=self.method.choices,
+            choices=self.method.choices if chosen else (),
             config=config,
             models=self.network,
             baseline=baseline,
             newcomers=newcomers,
         )
+
+    def _label_counts(self) -> np.ndarray | None:
+        """Count the labels of every client: (runs, clients, classes)."""
+        return np.stack([fed.label_counts("train").numpy() for fed in self.federations])
 
     # ---- checkpoints
     # ------------------------------------------------------------------------------------

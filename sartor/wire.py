@@ -22,7 +22,7 @@ Payload in bytes, without headers:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -86,12 +86,6 @@ def received(message: Tree, marks: Mapping[str, str]) -> Tree:
         return message
     leaves = _checked(message, marks)
 
-    def arrive(part: Tree, prefix: str) -> Tree:
-        return {
-            k: arrive(v, f"{prefix}{k}/") if isinstance(v, dict) else whole(f"{prefix}{k}", v)
-            for k, v in part.items()
-        }
-
     def whole(name: str, leaf: Tensor) -> Tensor:
         if name not in marks:
             return leaf
@@ -99,7 +93,65 @@ def received(message: Tree, marks: Mapping[str, str]) -> Tree:
         there = there.reshape(there.shape + (1,) * (leaf.dim() - there.dim()))
         return torch.where(there, leaf, torch.zeros_like(leaf))
 
-    return arrive(message, "")
+    return _renamed(message, whole)
+
+
+def packed(message: Tree, marks: Mapping[str, str]) -> Tree:
+    """Return one message with only the rows that travel: leaves (rows, ...) where there are marks.
+
+    >>> packed({"m": torch.eye(2), "held": torch.tensor([True, False])}, {"m": "held"})["m"]
+    tensor([[1., 0.]])
+    """
+    leaves = _checked(message, marks)
+    return _renamed(
+        message, lambda name, leaf: leaf[leaves[marks[name]] != 0] if name in marks else leaf
+    )
+
+
+def unpacked(message: Tree, marks: Mapping[str, str]) -> Tree:
+    """Return what `packed` took apart, with zeros in the rows that did not travel.
+
+    Raises:
+        ContractError: the rows are not as many as the marks say.
+    """
+    leaves = dict(tree.items(message))
+    missing = sorted({*marks, *marks.values()} - leaves.keys())
+    if missing:
+        raise ContractError(f"A message lacks the leaves {missing}; it has {sorted(leaves)}.")
+
+    def whole(name: str, leaf: Tensor) -> Tensor:
+        if name not in marks:
+            return leaf
+        there = leaves[marks[name]] != 0
+        if leaf.dim() == 0 or len(leaf) != int(there.sum()):
+            raise ContractError(
+                f"{name!r} brings {tuple(leaf.shape)[:1]} rows, but {marks[name]!r} marks "
+                f"{int(there.sum())}."
+            )
+        full = leaf.new_zeros((*there.shape, *leaf.shape[1:]))
+        full[there] = leaf
+        return full
+
+    return _renamed(message, whole)
+
+
+def travels(talks: Any, slot: int, leaf: str, run: int = 0) -> tuple[bool, bool]:
+    """Say whether a leaf is written to the client of a slot, and whether it is uploaded.
+
+    Args:
+        talks: what ``connected`` returned, with the axis of runs first; None for all.
+        slot: the position in the cohort.
+        leaf: the name of the leaf in its message.
+        run: which run.
+    """
+    if isinstance(talks, dict):
+        first, _, rest = leaf.partition("/")
+        return travels(talks.get(first), slot, rest, run)
+    if talks is None:
+        return True, True
+    row = talks[run]
+    down, up = (row[0, slot], row[1, slot]) if row.dim() == 2 else (row[slot], row[slot])
+    return bool(down), bool(up)
 
 
 def num_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
@@ -173,6 +225,14 @@ def sent(
     }
     letters = count["common"][..., None] + count["own"]
     return (trains * letters).sum(1), (present * count["upload"]).sum(1)
+
+
+def _renamed(part: Tree, fn: Callable[[str, Tensor], Tensor], prefix: str = "") -> Tree:
+    """Apply ``fn`` to every leaf and its name."""
+    return {
+        k: _renamed(v, fn, f"{prefix}{k}/") if isinstance(v, dict) else fn(f"{prefix}{k}", v)
+        for k, v in part.items()
+    }
 
 
 def _slot(message: Tree, slot: str) -> Tree:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sartor._version import __version__
-from sartor.cli import show, work
+from sartor.cli import network, show, work
 from sartor.cli.advice import FLAGS, take_advice
 from sartor.cli.flags import read_experiment, with_experiment_flags, with_flags
 from sartor.cli.progress import reporter
@@ -387,3 +387,9 @@ def _write_report(out: Path) -> Path:
     from sartor.report import write_report
 
     return write_report(out)
+
+
+app.command()(network.serve)
+app.command()(network.join)
+app.command()(network.status)
+app.add_typer(network.keys_app, name="keys")

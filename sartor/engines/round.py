@@ -74,6 +74,29 @@ class Block:
         return slice(self.run, self.run + self.runs), slice(self.slot, self.slot + self.slots)
 
 
+@dataclass(frozen=True)
+class Order:
+    """What the clients of an exchange are asked to do; letters and keys come beside it.
+
+    Attributes:
+        method: the record.
+        stage: what the keys are folded with.
+        round_index: the round.
+        cohort: (runs, slots) who is asked.
+        trains: (runs, slots) who of them trains.
+        present: (runs, slots) who of them reports.
+        talks: what ``connected`` said, with the axis of runs first; None if all exchange messages.
+    """
+
+    method: Method
+    stage: str
+    round_index: int
+    cohort: np.ndarray
+    trains: np.ndarray
+    present: np.ndarray
+    talks: Any = None
+
+
 @dataclass
 class Costs:
     """Samples in passes with and without a gradient, per run."""
@@ -344,7 +367,59 @@ class Rounds:
         hub = self.hub(stage, round_index, cohort, present)
         keys = self.keys(stage, round_index, cohort)
         site = self.site(hub, keys, *self.letters(method, server, hub))
+        talks = None
+        if method.connected is not None:
+            talks = self.engine.runs(method.connected, server, hub)
+        order = Order(method, stage, round_index, cohort, trains, present, talks)
         clock("server")
+        uploads, there = self.local_work(order, site, keys, store, receipt, keep)
+        clock = self._clock(receipt.seconds)
+        receipt.participants -= (trains & ~there).sum(1)
+        trains, present = trains & there, present & there
+        hub = hub._replace(present=torch.from_numpy(present).to(self.arena.device))
+        if talks is not None:
+            hub = hub._replace(present=wire.heard(talks, hub.present))
+        uploads = wire.received(uploads, wire.marks_of(method.sparse, "upload"))
+        if self.watch is not None and stage == "train":
+            self.watch(uploads, cohort, trains)
+        server = self.engine.runs(method.aggregate, server, uploads, hub)
+        messages = {"common": site.common, "own": site.own, "upload": uploads}
+        down, up = wire.sent(messages, method.sparse, talks, trains, present)
+        receipt.bytes_down += down
+        receipt.bytes_up += up
+        clock("server")
+        return server
+
+    def attendance(self, order: Order) -> np.ndarray:
+        """Say who of a cohort is there, (runs, slots): everybody, unless this is overridden."""
+        return np.ones_like(order.trains)
+
+    def local_work(
+        self,
+        order: Order,
+        site: Site,
+        keys: np.ndarray,
+        store: Store,
+        receipt: Receipt,
+        keep: Store | None,
+    ) -> tuple[Tree, np.ndarray]:
+        """Do what the clients of an exchange do between their letters and their uploads.
+
+        Args:
+            order: what they are asked to do.
+            site: what they may read, their letters included: (runs, slots, ...).
+            keys: (runs, slots, 2) on the host.
+            store: their kept states; changed in place.
+            receipt: what it costs, and the scores, are added here.
+            keep: a store for the models after local training, if they are to be kept.
+
+        Returns:
+            the uploads (runs, slots, ...), and who of the cohort was there (runs, slots).
+        """
+        method, cohort = order.method, order.cohort
+        attends = self.attendance(order)
+        trains = order.trains & attends
+        clock = self._clock(receipt.seconds)
 
         def work_on(block: Block) -> tuple[Tree, Costs, dict[str, float]]:
             seconds = {"train": 0.0, "evaluate": 0.0}
@@ -387,22 +462,7 @@ class Rounds:
             rows.setdefault(block.run, []).append(upload)
             receipt.gradient_evaluations[block.cut[0]] += costs.backward
             receipt.forward_evaluations[block.cut[0]] += costs.forward
-        uploads = tree.cat([tree.cat(row, 1) for row in rows.values()], 0)
-        marks = wire.marks_of(method.sparse, "upload")
-        uploads = wire.received(uploads, marks)
-        if self.watch is not None and stage == "train":
-            self.watch(uploads, cohort, trains)
-        talks = None
-        if method.connected is not None:
-            talks = self.engine.runs(method.connected, server, hub)
-            hub = hub._replace(present=wire.heard(talks, hub.present))
-        server = self.engine.runs(method.aggregate, server, uploads, hub)
-        messages = {"common": site.common, "own": site.own, "upload": uploads}
-        down, up = wire.sent(messages, method.sparse, talks, trains, present)
-        receipt.bytes_down += down
-        receipt.bytes_up += up
-        clock("server")
-        return server
+        return tree.cat([tree.cat(row, 1) for row in rows.values()], 0), attends
 
     def _tune(
         self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray
@@ -523,13 +583,10 @@ class Rounds:
 
         def score(block: tuple[int, np.ndarray]) -> tuple[Costs, np.ndarray]:
             run, ids = block
-            mine = _cut(server, run, len(ids))
-            site, model, costs = self.models(mine, store, round_index, ids, run)
-            there = np.ones_like(ids, dtype=bool)
-            for split, tally in tallies.items():
-                self._score(method, model, site, ids, there, run, split, tally)
-            letters = there * self._letter_bytes(method, site)
-            return costs, letters.sum(1)
+            site, keys = self.letters_to(_cut(server, run, len(ids)), round_index, ids, run)
+            model, costs = self.use(method, store, site, keys, ids, run)
+            self.score(method, model, site, ids, run, tallies)
+            return costs, (np.ones_like(ids) * self._letter_bytes(method, site)).sum(1)
 
         zero = np.zeros(self.arena.num_runs, dtype=np.int64)
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
@@ -560,13 +617,7 @@ class Rounds:
 
         def score(block: tuple[int, np.ndarray]) -> None:
             run, ids = block
-            there = np.ones_like(ids, dtype=bool)
-            hub = self.hub("evaluate", round_index, ids, there, run)
-            site = self.site(hub, self.keys("evaluate", round_index, ids, run), {}, {})
-            mine = _cut(models, run, len(ids))
-            model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), mine)
-            for split, tally in tallies.items():
-                self._score(self._plain, model, site, ids, there, run, split, tally)
+            self.score_centre(_cut(models, run, len(ids)), round_index, ids, run, tallies)
 
         blocks = self.client_blocks()
         if clients is not None:
@@ -577,6 +628,34 @@ class Rounds:
         self.engine.blocks(score, blocks)
         return tallies
 
+    def score_centre(
+        self,
+        centre: Tree,
+        round_index: int,
+        ids: np.ndarray,
+        run: int,
+        tallies: dict[str, Tally],
+    ) -> None:
+        """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
+        hub = self.hub("evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        site = self.site(hub, self.keys("evaluate", round_index, ids, run), {}, {})
+        model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
+        self.score(self._plain, model, site, ids, run, tallies)
+
+    def score(
+        self,
+        method: Method,
+        model: Tree,
+        site: Site,
+        ids: np.ndarray,
+        run: int,
+        tallies: dict[str, Tally],
+    ) -> None:
+        """Score the models (runs, n, ...) of the clients ``ids`` on their own data."""
+        there = np.ones_like(ids, dtype=bool)
+        for split, tally in tallies.items():
+            self._score(method, model, site, ids, there, run, split, tally)
+
     def centre(self, server: Tree, round_index: int) -> Tree:
         """Return the parameters of the global model: (runs, ...)."""
         there = np.ones_like(self.everybody, dtype=bool)
@@ -586,20 +665,25 @@ class Rounds:
 
     def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
-        look = self.method.inspect_client
-        if look is None:
-            return {}
         found: dict[str, np.ndarray] = {}
+        if self.method.inspect_client is None:
+            return found
         for run, ids in self.client_blocks():
-            hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool), run)
-            site = self.site(hub, self.keys("inspect", round_index, ids, run), {}, {})
-            seen = self.engine.clients(look, store.gather(ids, run), site)
-            for name, leaf in tree.items(seen):
-                rows = leaf.float().cpu().numpy()
+            for name, leaf in tree.items(self.inspect_some(store, round_index, ids, run)):
+                rows = leaf.cpu().numpy()
                 shape = (*self.everybody.shape, *rows.shape[2:])
                 table = found.setdefault(name, np.zeros(shape, dtype=np.float32))
                 table[run + np.arange(len(ids))[:, None], ids] = rows
         return found
+
+    def inspect_some(self, store: Store, round_index: int, ids: np.ndarray, run: int = 0) -> Tree:
+        """Return what the method shows of the kept states of the clients ``ids`` (runs, n)."""
+        if self.method.inspect_client is None:
+            return {}
+        hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        site = self.site(hub, self.keys("inspect", round_index, ids, run), {}, {})
+        found = self.engine.clients(self.method.inspect_client, store.gather(ids, run), site)
+        return tree.map(lambda leaf: leaf.float(), found)
 
     def client_blocks(self) -> list[tuple[int, np.ndarray]]:
         """Cut all clients into blocks, the largest test sets of every run first.
@@ -626,14 +710,33 @@ class Rounds:
         The runs are ``run`` and those after it, and the server is theirs. The costs are those of
         adaptation.
         """
-        method = self.record(round_index)
-        there = np.ones_like(ids, dtype=bool)
-        hub = self.hub("evaluate", round_index, ids, there, run)
+        site, keys = self.letters_to(server, round_index, ids, run)
+        model, costs = self.use(self.record(round_index), store, site, keys, ids, run)
+        return site, model, costs
+
+    def letters_to(
+        self, server: Tree, round_index: int, ids: np.ndarray, run: int = 0
+    ) -> tuple[Site, np.ndarray]:
+        """Write the letters of an evaluation to the clients ``ids`` (runs, n): sites and keys."""
+        hub = self.hub("evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run)
         keys = self.keys("evaluate", round_index, ids, run)
-        site = self.site(hub, keys, *self.letters(method, server, hub))
+        letters = self.letters(self.record(round_index), server, hub)
+        return self.site(hub, keys, *letters), keys
+
+    def use(
+        self,
+        method: Method,
+        store: Store,
+        site: Site,
+        keys: np.ndarray,
+        ids: np.ndarray,
+        run: int = 0,
+    ) -> tuple[Tree, Costs]:
+        """Do what clients do with a letter at an evaluation: ``begin``, ``adapt``, ``model``."""
         work = self.engine.clients(method.begin, store.gather(ids, run), site)
+        there = np.ones_like(ids, dtype=bool)
         work, costs = self._phases(method.adapt, work, site, keys, ids, there, run)
-        return site, self.engine.clients(method.model, work, site), costs
+        return self.engine.clients(method.model, work, site), costs
 
     def _score_phase(self, method: Method, split: str) -> Phase:
         predict = method.predict or self.task.logits

@@ -44,6 +44,7 @@ from sartor.methods.pfedhn import pfedhn
 from sartor.methods.pfedla import pfedla
 from sartor.methods.pfedme import pfedme
 from sartor.methods.scaffold import scaffold
+from sartor.robust import Rule, robust
 from sartor.task import Task
 
 METHODS: dict[str, MethodEntry] = {
@@ -343,6 +344,10 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     own = {name: value for name, value in options.items() if name not in COMMON}
     steps, epochs = options.get("finetune_steps"), options.get("finetune_epochs")
     record = factory(task, local, **own)
+    if "robust_share" in options and options.get("robust", "none") == "none":
+        raise ConfigError("robust_share has no effect without a rule, such as robust='median'.")
+    rule: Rule = options.get("robust", "none")
+    record = robust(record, rule, float(options.get("robust_share", 0.2)))
     if steps is not None or epochs is not None:
         record = fine_tuned(record, task, local, steps=steps, epochs=epochs)
     harm = {name: v for name, v in options.items() if name.startswith("harm_")}

@@ -156,5 +156,5 @@ def dbe(
         model=model,
         private=lambda leaf: leaf == "shift",
     )
-    start = replace(record, phases=first, finish=send_mean, aggregate=agree)
+    start = replace(record, phases=first, finish=send_mean, aggregate=agree, averaged=("mean",))
     return replace(record, prologue=start)

@@ -122,6 +122,7 @@ def fedavg(
         finish=finish,
         aggregate=aggregate,
         centre=lambda server, hub: server["params"],
+        averaged=("params",),
     )
 
 

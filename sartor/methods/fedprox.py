@@ -173,4 +173,5 @@ def fedprox(
         finish=finish,
         aggregate=aggregate,
         centre=lambda server, hub: server["params"],
+        averaged=("push",),
     )

@@ -193,6 +193,7 @@ def fedprox_two_stage(
         finish=finish,
         aggregate=aggregate,
         centre=lambda server, hub: server["params"],
+        averaged=("params",),
     )
     stage2 = replace(
         stage1,

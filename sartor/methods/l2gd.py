@@ -175,5 +175,6 @@ def l2gd(
         finish=finish,
         aggregate=aggregate,
         centre=lambda server, hub: server["params"],
+        averaged=("params",),
         everyone=participation == "all",
     )

@@ -140,6 +140,7 @@ def scaffold(
         finish=finish,
         aggregate=aggregate,
         private=lambda leaf: leaf in ("control", "renewed"),
+        averaged=("params", "change"),
     )
 
 

@@ -69,6 +69,7 @@ def line_figure(
     y_scale: Scale = "linear",
     x_ticks: Sequence[float] | None = None,
     levels: Sequence[tuple[str, float]] = (),
+    hollow_name: str = "published",
 ) -> Figure:
     """Draw curves over x: mean ± one standard error, published values as hollow markers.
 
@@ -84,6 +85,7 @@ def line_figure(
         y_scale: "linear" or "log".
         x_ticks: where to write numbers, for a few values that were tried.
         levels: (name, height) of dotted lines across.
+        hollow_name: what the hollow markers are.
 
     Raises:
         ConfigError: a curve whose lists differ in length, or a logarithm of what is not positive.
@@ -110,14 +112,14 @@ def line_figure(
     if hollow:
         with mpl.rc_context(STYLE):
             axes.plot(
-                [], [], marker="o", mfc="none", mec=SERIES[0], mew=1.4, ls="none", label="published"
+                [], [], marker="o", mfc="none", mec=SERIES[0], mew=1.4, ls="none", label=hollow_name
             )
     legend_above(axes, len(lines) + len(levels) + hollow)
     told = [caption] if caption else []
     if any(line.error is not None for line in lines):
         told.append("Bars and bands are ± one standard error.")
     if hollow:
-        told.append("Hollow markers are the published values.")
+        told.append(f"Hollow markers are the {hollow_name} values.")
     return Figure(key, title, " ".join(told), alt or _words(lines, x_label, y_label), canvas)
 
 

@@ -144,6 +144,7 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
         figures=pictures(draw_all(comparison)),
         clients=shown(client_table(comparison), {}),
         ledger=shown(ledger_table(comparison), marks),
+        events=shown(event_table(comparison), {}) if _events(comparison) else None,
         points=POINT_WORDS,
         settings=_settings(comparison),
     )
@@ -274,6 +275,22 @@ def ledger_table(comparison: Comparison) -> Table:
         "timed": "median over rounds of the wall time of all runs together; evaluation apart",
     }
     return Table(list(columns), rows, notes=notes, formats=columns)
+
+
+def event_table(comparison: Comparison) -> Table:
+    """Return what went wrong in a federation over a network: who, when and why."""
+    events = _events(comparison)
+    rows = [[int(e["round"]) + 1, str(e["client"]), str(e["why"])] for e in events[:MOST_ROWS]]
+    notes = {}
+    if len(events) > MOST_ROWS:
+        notes["shown"] = f"the first {MOST_ROWS} of {len(events)}"
+    return Table(["round", "client", "what happened"], rows, notes=notes, formats={})
+
+
+def _events(comparison: Comparison) -> list[dict[str, Any]]:
+    """Return the events of all runs that were trained over a network."""
+    found = [result.config.get("network", {}) for result in comparison.values()]
+    return [event for network in found for event in network.get("events", [])]
 
 
 # --- parts --------------------------------------------------------------------------------------

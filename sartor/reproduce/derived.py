@@ -17,24 +17,14 @@ value, not a part of an expression.
 
 from __future__ import annotations
 
-import ast
-import math
-import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
 from sartor.errors import ConfigError, did_you_mean
+from sartor.reproduce.arithmetic import evaluate, parse
 from sartor.reproduce.problems import Problem
-
-_BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-}
-_CALLS: dict[str, Callable[..., float]] = {"min": min, "max": max, "sqrt": math.sqrt}
 
 
 def derive(hyper: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
@@ -58,25 +48,10 @@ def derive(hyper: Mapping[str, Any], problem: Problem) -> dict[str, Any]:
             return FACTS[word](problem)
         value = hyper[word]
         if isinstance(value, str):
-            tree = ast.parse(value, mode="eval").body
-            return _value(tree, lambda other: name(other, (*asked, word)))
+            return evaluate(parse(value), name=lambda other: name(other, (*asked, word)))
         return float(value)
 
     return {k: name(k) if isinstance(v, str) else v for k, v in hyper.items()}
-
-
-def _value(node: ast.expr, name: Callable[[str], float]) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value)
-    if isinstance(node, ast.Name):
-        return name(node.id)
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return _BINARY[type(node.op)](_value(node.left, name), _value(node.right, name))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in _CALLS:
-        return float(_CALLS[node.func.id](*(_value(one, name) for one in node.args)))
-    raise ConfigError(
-        f"{ast.unparse(node)!r} is not arithmetic on numbers; use + - * /, min, max, sqrt, names."
-    )
 
 
 def smoothness(problem: Problem) -> float:

@@ -87,7 +87,7 @@ class Outcome:
                 rows.append([name, *cells])
         unit = scale_of(spec)[2]
         title = f"{spec['title']}{f', {unit}' if unit else ''}: ours ± s.e."
-        beside = " (published)" if spec["published"] else ""
+        beside = f" ({spec.get('beside', 'published')})" if spec["published"] else ""
         return Table(["", *columns], rows, title=title + beside)
 
     def _label_table(self, spec: Mapping[str, Any]) -> Table:
@@ -228,6 +228,10 @@ def cell_text(values: np.ndarray | None, known: float | None, spec: Mapping[str,
 
 
 def _interval(mine: np.ndarray, base: np.ndarray, factor: float) -> str:
+    both = np.isfinite(mine) & np.isfinite(base)
+    mine, base = mine[both], base[both]
+    if not len(mine):
+        return MISSING
     if len(mine) < 2:
         return f"{factor * float((mine - base).mean()):+.2f}"
     pair = metrics.paired(mine, base, 0.95)

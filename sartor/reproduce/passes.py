@@ -19,7 +19,7 @@ from sartor.cohort import Participation
 from sartor.engines import make_engine
 from sartor.local import Local
 from sartor.reproduce.derived import derive
-from sartor.reproduce.plan import DATA, LOCAL, Plan
+from sartor.reproduce.plan import DATA, LOCAL, SETTINGS, Plan
 from sartor.reproduce.probes import PROBES
 from sartor.reproduce.problems import Problem, make_arena, make_network, make_problem
 from sartor.reproduce.records import Record, records_of
@@ -72,17 +72,25 @@ class Pass:
 
     @property
     def key(self) -> str:
-        """A name that changes with anything that changes the numbers."""
+        """A name that changes with anything that changes the numbers.
+
+        Settings at their defaults do not count, so a new setting keeps what was run before it.
+        """
         content = {
             "method": self.method,
             "options": self.options,
-            "settings": self.settings,
+            "settings": _given(self.settings),
             "lanes": [
-                {**lane.place, "hyper": lane.hyper, "data": lane.data} for lane in self.lanes
+                {**lane.place, "hyper": lane.hyper, "data": _given(lane.data)}
+                for lane in self.lanes
             ],
         }
         text = json.dumps(content, sort_keys=True, default=str)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _given(settings: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in settings.items() if value != SETTINGS.get(key)}
 
 
 def passes_of(plan: Plan) -> list[Pass]:

@@ -16,7 +16,8 @@ A plan is a TOML file in ``plans/``; no plan is code. Its parts::
     [[columns]]                    name, x (a number), and settings of its own; sweep as for rows;
                                    values = {small = 0.2} are words that a row's set may use, as
                                    prox_strength = "small"; see derived.py for values from data
-    [[tables]]                     title, measure, published = {row = [one value per column]}; or
+    [[tables]]                     title, measure, published = {row = [one value per column]};
+                                   beside = "reference" where the numbers are not the paper's; or
                                    title and labels = COLUMN: counts of clients by classes
     [[figures]]                    kind, title, measure or curve, rows; those of one column draw one
                                    for each of columns = [...] or "all"; kinds: see

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from sartor.errors import ConfigError, did_you_mean
+from sartor.reproduce.arithmetic import evaluate, parse
 
 Means = Mapping[str, Mapping[str, np.ndarray]]
 """row -> column -> one value per seed."""
@@ -224,42 +225,26 @@ def _published(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
 
 # ---------------------------------------------------------------------- expressions
 
-_BINARY = {ast.Add: operator.add, ast.Sub: operator.sub}
-_BINARY |= {ast.Mult: operator.mul, ast.Div: operator.truediv}
-_EXTREME: dict[str, Callable[[list[float]], float]] = {"min": min, "max": max}
 _COMPARE = {ast.Lt: operator.lt, ast.LtE: operator.le, ast.Gt: operator.gt, ast.GtE: operator.ge}
 _COMPARE[ast.Eq] = operator.eq
 
 
 def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     """Evaluate "a < b" where both sides are arithmetic on v(row, column) and mean(row)."""
-    body = ast.parse(rule["value"], mode="eval").body
+    body = parse(rule["value"])
     if not isinstance(body, ast.Compare) or len(body.ops) != 1 or type(body.ops[0]) not in _COMPARE:
         raise ConfigError(f"{rule['value']!r} is not one comparison of two numbers.")
-    left, right = (_value(side, view) for side in (body.left, body.comparators[0]))
+
+    def words(function: str, given: list[str]) -> float | None:
+        if function == "v" and len(given) in (2, 3):
+            other = replace(view, values=view.measured(given[2])) if given[2:] else view
+            return float(np.nanmean(other.runs(given[0], given[1])))
+        if function == "mean" and len(given) == 1:
+            return float(view.mean(given[0]).mean())
+        return None
+
+    left, right = (evaluate(side, words=words) for side in (body.left, body.comparators[0]))
     return _COMPARE[type(body.ops[0])](left, right), f"{left:.4g} against {right:.4g}"
-
-
-def _value(node: ast.expr, view: View) -> float:
-    if isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        return float(node.value)
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        return -_value(node.operand, view)
-    if isinstance(node, ast.BinOp) and type(node.op) in _BINARY:
-        return float(_BINARY[type(node.op)](_value(node.left, view), _value(node.right, view)))
-    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-        words = [a.value for a in node.args if isinstance(a, ast.Constant)]
-        if node.func.id == "v" and len(words) in (2, 3):
-            other = replace(view, values=view.measured(str(words[2]))) if words[2:] else view
-            return float(np.nanmean(other.runs(str(words[0]), str(words[1]))))
-        if node.func.id == "mean" and len(words) == 1:
-            return float(view.mean(str(words[0])).mean())
-        if node.func.id in ("abs", "min", "max"):
-            values = [_value(argument, view) for argument in node.args]
-            return abs(values[0]) if node.func.id == "abs" else _EXTREME[node.func.id](values)
-    raise ConfigError(
-        f"{ast.unparse(node)!r} is not part of a rule; use v(row, column), mean(row)."
-    )
 
 
 CHECKS: dict[str, Callable[[Mapping[str, Any], View], tuple[bool, str]]] = {

@@ -213,7 +213,7 @@ def check_format(found: Any, path: Path) -> None:
         )
 
 
-def _apart(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
+def apart(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
     """Give tensors that share memory memory of their own, as the file format wants it."""
     seen: set[int] = set()
     found = {}
@@ -227,7 +227,7 @@ def _apart(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
 def write_state(path: Path, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """Write a nested dict of tensors or arrays and a JSON-able dict into one file, atomically."""
     leaves, empty = flatten(trees)
-    leaves = _apart(leaves)
+    leaves = apart(leaves)
     header = json.dumps({"format": FORMAT, "empty": empty, "meta": meta}, default=jsonable)
     replace_file(path, lambda temporary: save_file(leaves, temporary, metadata={_HEADER: header}))
 

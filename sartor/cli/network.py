@@ -1,0 +1,286 @@
+"""Federations over a network: ``sartor keys``, ``serve``, ``join`` and ``status``."""
+
+from __future__ import annotations
+
+import json as json_module
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, cast
+
+import typer
+
+from sartor.cli import show
+from sartor.cli.flags import read_experiment
+from sartor.cli.progress import reporter
+from sartor.cli.settings import check_names, local_of, model_of, settings_of
+from sartor.cli.work import Interrupted
+from sartor.config import Experiment, build
+from sartor.errors import ConfigError
+
+keys_app = typer.Typer(help="Who may take part: init, client, request, show.", no_args_is_help=True)
+
+Keys = Annotated[Path, typer.Option("--keys", help="The project's keys.", metavar="FOLDER")]
+_SERVER_ONLY = (
+    *("data", "clients", "partition", "protocol", "data_dir", "label", "out"),
+    *("engine", "device", "chunk", "store", "rounds", "participation"),
+)
+
+
+@keys_app.command("init")
+def keys_init(
+    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server will be.")],
+    clients: Annotated[str, typer.Argument(metavar="NAMES", help="Clients, with commas.")],
+    keys: Keys = Path("keys"),
+    days: Annotated[int, typer.Option(help="How long they are valid.", metavar="D", min=1)] = 365,
+) -> None:
+    """Make the keys of a project: an authority, a server, and a kit for every client."""
+    from sartor.network.keys import init_project
+
+    names = [name.strip() for name in clients.split(",") if name.strip()]
+    init_project(keys, address=address, clients=names, days=days)
+    show.say(f"The keys are in {keys}. Give each client its kit, and nothing else:")
+    for name in names:
+        show.say(f"  {keys / 'clients' / name}")
+    show.say(f"Then: sartor serve experiment.toml --keys {keys}")
+
+
+@keys_app.command("client")
+def keys_client(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The client.")],
+    request: Annotated[
+        Path | None,
+        typer.Option(help="Its request, if it keeps its private key.", metavar="FILE"),
+    ] = None,
+    keys: Keys = Path("keys"),
+    days: Annotated[int | None, typer.Option(help="How long it is valid.", metavar="D")] = None,
+) -> None:
+    """Make the kit of one more client, or renew one."""
+    from sartor.network.keys import add_client
+
+    show.say(f"The kit of {name} is in {add_client(keys, name, request=request, days=days)}.")
+
+
+@keys_app.command("request")
+def keys_request(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The client: you.")],
+    folder: Annotated[Path, typer.Option(help="Where the key stays.", metavar="FOLDER")],
+) -> None:
+    """Make a private key that stays here, and a request to have it certified."""
+    from sartor.network.keys import make_request
+
+    path = make_request(folder, name)
+    show.say(f"Send {path} to whoever keeps the project's keys; client.key stays in {folder}.")
+    show.say(f"Put what comes back (kit.json, client.crt, rootCA.pem) into {folder}.")
+
+
+@keys_app.command("show")
+def keys_show(keys: Keys = Path("keys")) -> None:
+    """List the server and the clients of a project, and when their certificates end."""
+    from sartor.network.keys import read_project
+
+    project = read_project(keys)
+    show.say(f"{project['name']} at {project['host']}:{project['port']}")
+    for name, end in project["expires"].items():
+        show.say(f"  {name:<20} until {end:%Y-%m-%d}")
+
+
+def serve(
+    target: Annotated[
+        str, typer.Argument(metavar="FILE|METHOD", help="An experiment file, or a method.")
+    ],
+    keys: Keys = Path("keys"),
+    out: Annotated[Path | None, typer.Option(help="Run folder.", metavar="FOLDER")] = None,
+    quorum: Annotated[
+        int | None, typer.Option(help="Clients for the first round; all.", metavar="N", min=1)
+    ] = None,
+    deadline: Annotated[
+        float, typer.Option(help="Seconds a client has for a round.", metavar="S", min=0.1)
+    ] = 60.0,
+    patience: Annotated[
+        float, typer.Option(help="Seconds to wait for clients.", metavar="S", min=1.0)
+    ] = 3600.0,
+    max_norm: Annotated[
+        float | None, typer.Option(help="Largest norm of an upload.", metavar="X")
+    ] = None,
+    host: Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST")] = "0.0.0.0",
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable last line.")] = False,
+) -> None:
+    """Be the server of a federation over a network."""
+    from sartor.network.admission import Admission
+    from sartor.network.flare import FlareServer
+    from sartor.network.keys import read_kit, read_project
+    from sartor.network.serve import serve as run_server
+
+    experiment = read_experiment(target, {}, many=False)
+    check_names(experiment)
+    plan = plan_of(experiment)
+    names = read_project(keys)["clients"]
+    folder = out or experiment.out or Path("runs") / f"{experiment.method}-network"
+    transport = FlareServer(read_kit(keys / "server"), names, host)
+    word = "stopped"
+    try:
+        result = run_server(
+            plan,
+            transport,
+            names,
+            folder,
+            quorum=quorum,
+            deadline=deadline,
+            patience=patience,
+            admission=Admission(max_norm=max_norm),
+            progress=reporter(plain=json),
+            say=show.note,
+        )
+        word = "done"
+    except KeyboardInterrupt:
+        again = f"sartor serve {target} --keys {keys} --out {folder}"
+        raise Interrupted(f"Stopped; go on with: {again}") from None
+    finally:
+        transport.close(word)
+    events = result.config["network"]["events"]
+    for event in events[-10:]:
+        show.note(f"round {event['round'] + 1}, {event['client']}: {event['why']}")
+    if json:
+        last = {"out": str(folder), "accuracy": result.accuracy, "events": len(events)}
+        print(json_module.dumps(last))
+    else:
+        show.say(f"Mean accuracy of the clients: {100 * result.accuracy:.1f}%")
+        show.say(f"Everything is in {folder}.")
+
+
+def join(
+    kit: Annotated[Path, typer.Argument(metavar="KIT", help="The kit that you were given.")],
+    data: Annotated[Path, typer.Option(help="Folder with your file.", metavar="FOLDER")],
+    state: Annotated[
+        Path | None, typer.Option(help="Where private states and models go.", metavar="FOLDER")
+    ] = None,
+    label: Annotated[
+        str | None, typer.Option(help="The column that holds the label.", metavar="NAME")
+    ] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda.", metavar="NAME")] = "auto",
+    patience: Annotated[
+        float, typer.Option(help="Seconds to wait for the server.", metavar="S", min=1.0)
+    ] = 3600.0,
+) -> None:
+    """Be a client of such a federation; your data stays with you."""
+    from sartor.network.client import Client
+    from sartor.network.flare import FlareClient
+    from sartor.network.keys import read_kit
+    from sartor.settings import parse_device
+
+    own = read_kit(kit)
+
+    def load(split: Mapping[str, Any]) -> Any:
+        return own_data(data, own.name, label, split)
+
+    def say(text: str) -> None:
+        show.note(f"{time.strftime('%H:%M:%S')} {own.name}: {text}")
+
+    load({})  # what cannot be read is told at once
+    folder = state or Path(f"sartor-{own.name}")
+    client = Client(load, built, folder, parse_device(device), say)
+    end = FlareClient(own, client.answer, say, patience)
+    say(f"connecting to {own.host}:{own.port}")
+    try:
+        word = end.run()
+    except KeyboardInterrupt:
+        end.stopped.set()
+        raise Interrupted(f"Stopped; come back with: sartor join {kit} --data {data}") from None
+    if word == "done":
+        show.say(f"Training is over. Your model and your states are in {folder}.")
+    else:
+        show.say("The server has stopped; start this again when it comes back.")
+
+
+def status(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's run folder.")],
+    json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+) -> None:
+    """How far a server is, who is there, and what went wrong."""
+    from sartor.runs.storage import read_json
+
+    if not (folder / "status.json").is_file():
+        raise ConfigError(f"{folder} has no status.json; give the --out of a sartor serve.")
+    found = read_json(folder / "status.json")
+    if json:
+        print(json_module.dumps(found))
+        return
+    ago = time.time() - found["time"]
+    show.say(f"{found['method']}: {found['state']}, round {found['round']} of {found['rounds']}")
+    show.say(f"last sign of life {ago:.0f} s ago")
+    missing = sorted(set(found["clients"]) - set(found["there"]))
+    show.say(f"there: {', '.join(found['there']) or 'nobody'}")
+    if missing:
+        show.say(f"missing: {', '.join(missing)}")
+    for event in found["events"]:
+        show.say(f"  round {event['round'] + 1}, {event['client']}: {event['why']}")
+
+
+def plan_of(experiment: Experiment) -> Any:
+    """Return what a server trains, from a checked experiment."""
+    from sartor.cohort import Participation
+    from sartor.network.serve import Plan
+    from sartor.scores import Run
+    from sartor.settings import DTYPES, list_runs, parse_choice, parse_device, parse_points
+
+    if not experiment.is_single:
+        raise ConfigError(
+            "sartor serve trains one method with one seed and no sweep; choose them with sartor "
+            "compare on data of your own first."
+        )
+    chosen = settings_of(experiment, experiment.method)
+    if experiment.do_no_harm and chosen["options"].get("harm_on", "auto") == "auto":
+        raise ConfigError(
+            "do_no_harm over a network needs harm_on: the server cannot see whether every client "
+            "has validation data. Add harm_on = 'holdout' or 'validation' under [set]."
+        )
+
+    def run_of(method: Any) -> Run:
+        found = list_runs(method, chosen["options"], chosen["hyper"], {}, (experiment.seed,))
+        return found[0]
+
+    stored = {k: v for k, v in experiment.stored().items() if k not in _SERVER_ONLY}
+    return Plan(
+        settings=stored,
+        build=built,
+        run_of=run_of,
+        split={"seed": experiment.seed, "test": experiment.test, "val": experiment.val},
+        rounds=experiment.rounds,
+        participation=Participation.parse(experiment.participation),
+        points=parse_points(experiment.points),
+        eval_every=experiment.eval_every,
+        checkpoint_every=experiment.checkpoint_every,
+        dtype=parse_choice("dtype", experiment.dtype, DTYPES),
+        device=parse_device(experiment.device),
+    )
+
+
+def built(settings: Mapping[str, Any], data: Any) -> Any:
+    """Build method and task from the settings of an experiment; the same on both sides."""
+    from sartor import methods
+    from sartor.settings import COMPUTE, make_task, with_static_parts
+
+    experiment = build(dict(settings))
+    chosen = settings_of(experiment, experiment.method)
+    local = with_static_parts(local_of(experiment), chosen["hyper"], {})
+    compute = None if experiment.compute is None else COMPUTE[experiment.compute]
+    task = make_task(model_of(experiment, data), data, compute)
+    return methods.build(experiment.method, task, local, cast(Any, chosen["options"])), task
+
+
+def own_data(folder: Path, name: str, label: str | None, split: Mapping[str, Any]) -> Any:
+    """Read the file of one client: the one of its name, or the only one in the folder."""
+    from sartor.data.federation import Federation
+
+    words = {k: v for k, v in split.items() if k in ("seed", "test", "val")}
+    found = Federation.from_folder(folder, label=label, **words)
+    if name in found.names:
+        others = [other for other in found.names if other != name]
+        return found.without(*others) if others else found
+    if len(found.names) > 1:
+        raise ConfigError(
+            f"{folder} holds the files of {', '.join(found.names[:5])}; name one of them after "
+            f"this client, {name}, or give a folder with one file."
+        )
+    return found

@@ -1,0 +1,141 @@
+"""One client of a federation: its data, its private states, and what it does with a message.
+
+The work itself is `engines.round.Rounds` on an arena in which only this client has samples, and
+with one lane; so a client over a network does what its lane does in a simulation, in the same
+order and with the same keys. What leaves is an upload, counts of samples, and the sums of scores.
+
+| order | what the client does | what it answers |
+|---|---|---|
+| facts | reads its data | how many samples of what shape it has, and the names of its classes |
+| hello | builds the method from the settings | the same |
+| work | letter, phases, upload; keeps its new state | upload, costs, scores if asked |
+| score | the model it would use, on its own held-out data | sums of correct answers and losses |
+| centre | the same for a model that it is sent | the same |
+| keep | the model it would use now, kept | nothing |
+| deploy | writes the model that it will use to its own disk | nothing |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sartor.data.federation import Federation
+from sartor.engines.arena import SPLITS
+from sartor.errors import MessageError, PFLError
+from sartor.method import Method
+from sartor.network.bench import Bench
+from sartor.network.messages import pack, unpack
+from sartor.network.vault import Vault
+from sartor.runs.storage import write_state
+from sartor.task import Task
+from sartor.tree import Tree
+
+Build = Callable[[Mapping[str, Any], Federation], tuple[Method, Task]]
+"""``(settings of the server, own data) -> method and task``."""
+
+Load = Callable[[Mapping[str, Any]], Federation]
+"""``(how to hold samples out) -> own data``, a federation of one client."""
+
+
+@dataclass
+class Client:
+    """A client that answers messages.
+
+    Attributes:
+        load: reads the client's own data.
+        build: makes the method and the task from the settings that the server sends.
+        folder: where private states are kept, in a folder per federation; None keeps them in
+            memory.
+        device: where to compute.
+        say: told what goes on, in words.
+        seen: what the method shows of the kept state at evaluations; it stays here.
+    """
+
+    load: Load
+    build: Build
+    folder: Path | None = None
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    say: Callable[[str], None] = lambda text: None
+    seen: list[dict[str, Any]] = field(default_factory=list)
+    bench: Bench | None = None
+    data: Federation | None = None
+
+    def answer(self, message: bytes) -> bytes:
+        """Do what a message asks, and return the answer; a fault here is an answer too."""
+        name: dict[str, Any] = {}
+        try:
+            letters, head = unpack(message)
+            name = {k: head.get(k) for k in ("server", "serial")}
+            body, meta = self._do(letters, head)
+            return pack(body, {**name, **meta})
+        except PFLError as error:
+            self.say(f"could not do it: {error}")
+            return pack({}, {**name, "fault": str(error), "stranger": self.bench is None})
+
+    def _do(self, letters: Tree, head: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
+        kind = head.get("kind")
+        if kind in ("facts", "hello"):
+            self.data = self.load(head.get("split", {}))
+            facts = _facts(self.data)
+            if kind == "hello":
+                self.data = _relabelled(self.data, head)
+                method, task = self.build(head["settings"], self.data)
+                vault = Vault(self.folder and self.folder / str(head["federation"]))
+                self.bench = Bench(method, task, self.data, head, vault, self.device)
+                self.say(f"greeted by the server: {method.name}")
+            return {}, facts
+        if self.bench is None:
+            raise MessageError("the client was restarted and has not been greeted yet")
+        if kind == "work":
+            found = self.bench.work(letters, head)
+            self.say(f"round {head['round'] + 1}: trained")
+            return found
+        if kind == "score":
+            scores, look = self.bench.score(letters, head)
+            self.seen += [{"round": head["round"], **look}] if look else []
+            return {}, scores
+        if kind == "centre":
+            return {}, self.bench.centre(letters, head)
+        if kind == "keep":
+            return {}, self.bench.keep(letters, head)
+        if kind == "deploy":
+            model = self.bench.model(letters, head)
+            if self.folder is not None:
+                path = self.folder / str(head["federation"]) / "model.safetensors"
+                write_state(path, model, {"method": self.bench.method.name, "seen": self.seen[-1:]})
+                self.say(f"the model is in {path}")
+            return {}, {}
+        raise MessageError(f"the order {kind!r} is not known; the server is of another release")
+
+
+def _facts(data: Federation) -> dict[str, Any]:
+    """Return what the server must know of a client's data."""
+    return {
+        "sizes": {split: int(data.split(split).sizes[0]) for split in SPLITS},
+        "shape": list(data.input_shape),
+        "labels": [str(data.y.dtype).removeprefix("torch."), list(data.y.shape[1:])],
+        "tokens": not data.x.dtype.is_floating_point,
+        "classes": data.num_classes,
+        "class_names": list(data.info.get("class_names", [])),
+    }
+
+
+def _relabelled(data: Federation, head: Mapping[str, Any]) -> Federation:
+    """Number the classes as all clients do."""
+    classes, names = head.get("classes"), list(head.get("class_names", []))
+    own = data.info.get("class_names", [])
+    if own:
+        strange = sorted(set(own) - set(names))
+        if strange:
+            raise MessageError(f"its classes {strange[:5]} are not known to the federation")
+        data = replace(data, y=torch.tensor([names.index(name) for name in own])[data.y])
+    if classes is None:
+        return data
+    if data.num_classes > classes:
+        raise MessageError(f"it has {data.num_classes} classes, the federation has {classes}")
+    return replace(data, num_classes=int(classes))

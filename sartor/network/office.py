@@ -1,0 +1,171 @@
+"""The server's office: numbered orders out, answers in, and a note of what went wrong."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from sartor.engines.store import Store
+from sartor.errors import MessageError
+from sartor.network.messages import pack, unpack
+from sartor.network.transport import Transport
+from sartor.network.vault import FIRST
+from sartor.tree import Tree
+
+Message = tuple[Tree, dict[str, Any], Callable[[str], bool]]
+"""Letters, the head of the order, and which leaves travel."""
+
+Take = Callable[[int, Tree, dict[str, Any]], None]
+"""``(client, tree, values)``: takes an answer, or raises MessageError to refuse it."""
+
+
+@dataclass
+class Office:
+    """The office that all messages go through.
+
+    Attributes:
+        transport: what carries them.
+        names: the clients, by index.
+        deadline: seconds that a client has for an answer.
+        serial: the number of the last order.
+        known: which clients have been greeted by this server.
+        events: who was refused, late or lost, and why, in order.
+        attended: of every order its record, round, whether it lasts, and who took part.
+        bytes_down: what was sent so far, headers included.
+        bytes_up: what was received.
+        server: tells this server from one before a restart.
+        greet: greets those who are there and not known.
+        away: those of whom it was already told that they are not there.
+    """
+
+    transport: Transport
+    names: tuple[str, ...]
+    deadline: float
+    serial: int = FIRST
+    known: set[int] = field(default_factory=set)
+    events: list[dict[str, Any]] = field(default_factory=list)
+    attended: list[dict[str, Any]] = field(default_factory=list)
+    bytes_down: int = 0
+    bytes_up: int = 0
+    server: str = field(default_factory=lambda: secrets.token_hex(8))
+    greet: Callable[[], None] = lambda: None
+    away: set[int] = field(default_factory=set)
+
+    def there(self) -> set[int]:
+        """Return the clients that can be written to and have been greeted."""
+        here = self.transport.present()
+        return {i for i in self.known if self.names[i] in here}
+
+    def send(
+        self,
+        orders: Mapping[int, Message],
+        limit: int,
+        take: Take,
+        note: dict[str, Any],
+    ) -> set[int]:
+        """Send orders and take the answers.
+
+        Args:
+            orders: of every client its letters, the head of its order, and which leaves travel.
+            limit: the most bytes of an answer.
+            take: takes an answer or refuses it.
+            note: what to write beside an event: the kind of order and the round.
+
+        Returns:
+            the clients whose answer was taken.
+        """
+        self.serial += 1
+        name = {"server": self.server, "serial": self.serial}
+        here = set(orders) if note["kind"] in ("facts", "hello") else self.there()
+        messages = {
+            i: pack(letters, {**head, **name}, sent)
+            for i, (letters, head, sent) in orders.items()
+            if i in here
+        }
+        taken: set[int] = set()
+        strangers: set[int] = set()
+
+        def judge(i: int, data: bytes | None) -> None:
+            if i not in messages:
+                if i not in self.away:  # told once, until it is back
+                    self._note(note, i, "not there")
+                self.away.add(i)
+                return
+            try:
+                if data is None:
+                    raise MessageError("no answer in time")
+                self.bytes_up += len(data)
+                body, meta = unpack(data, limit)
+                if {k: meta.get(k) for k in name} != name:
+                    raise MessageError("an answer to an earlier order: too late")
+                if meta.get("stranger") and i not in strangers:
+                    strangers.add(i)
+                    return
+                if "fault" in meta:
+                    raise MessageError(f"the client could not do it: {str(meta['fault'])[:300]}")
+                take(i, body, meta)
+                taken.add(i)
+                if i in self.away:
+                    self.away.discard(i)
+                    self._note(note, i, "there again")
+            except MessageError as error:
+                self._note(note, i, str(error))
+
+        for client, why in self.transport.notices():
+            self._note({**note, "kind": "door"}, client, f"turned away: {why}")
+        began = time.monotonic()
+        answers = self._exchange(messages, self.deadline)
+        for i in orders:
+            judge(i, answers.get(i))
+        if strangers:  # restarted in between: they are greeted, and asked once more
+            self.known -= strangers
+            self.greet()
+            left = max(self.deadline - (time.monotonic() - began), 0.1)
+            again = {i: messages[i] for i in strangers if i in self.known}
+            answers = self._exchange(again, left)
+            for i in sorted(strangers):
+                judge(i, answers.get(i))
+        return taken
+
+    def _note(self, note: dict[str, Any], client: int | str, why: str) -> None:
+        name = self.names[client] if isinstance(client, int) else client
+        self.events.append({**note, "client": name, "why": why, "time": time.time()})
+
+    def _exchange(self, messages: Mapping[int, bytes], deadline: float) -> dict[int, bytes]:
+        self.bytes_down += sum(map(len, messages.values()))
+        named = {self.names[i]: data for i, data in messages.items()}
+        answers = self.transport.exchange(named, deadline)
+        return {i: answers[self.names[i]] for i in messages if self.names[i] in answers}
+
+
+class Generations(Store):
+    """In place of the clients' states: from which generation each client goes on.
+
+    Args:
+        clients: how many there are.
+        lasting: whether what comes of it is kept (False for copies).
+    """
+
+    def __init__(self, clients: int, lasting: bool = True) -> None:
+        self.shape, self.lasting = (1, clients), lasting
+        self.base = np.full(clients, FIRST, dtype=np.int64)
+
+    def fork(self) -> Generations:
+        """Return a copy to go on from; the clients keep what comes of it in memory."""
+        other = Generations(self.shape[1], lasting=False)
+        other.base = self.base.copy()
+        return other
+
+    def dump(self) -> Tree:
+        """Return what a checkpoint must hold."""
+        return {"base": torch.from_numpy(self.base.copy())}
+
+    def load(self, state: Tree) -> None:
+        """Go back to a checkpoint."""
+        self.base = state["base"].numpy().astype(np.int64).copy()

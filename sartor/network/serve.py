@@ -1,0 +1,269 @@
+"""The server's work from the first client to the last round: facts, rounds, checkpoints, models.
+
+A server that was stopped or killed goes on from its last checkpoint when it is started again with
+the same folder; its clients follow, because every order says from which state to go on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from sartor.cohort import Participation
+from sartor.data.federation import Federation
+from sartor.engines.vectorised import Vectorised
+from sartor.errors import ConfigError, NetworkError
+from sartor.method import Method
+from sartor.network.admission import Admission
+from sartor.network.client import Build
+from sartor.network.coordinator import Coordinator
+from sartor.network.office import Message, Office
+from sartor.network.roster import read_facts
+from sartor.network.transport import Transport
+from sartor.result import Result
+from sartor.runs import RunFolder
+from sartor.runs.storage import write_json
+from sartor.scores import Run
+from sartor.settings import Progress
+from sartor.tree import Tree
+
+GRACE = 10.0
+"""Seconds that clients have to come back to a server that was restarted."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a network must fit: the shape of a sample, and the number of classes."""
+
+    input_shape: tuple[int, ...]
+    num_classes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is trained; everything but the data, which is elsewhere.
+
+    Attributes:
+        settings: what clients need to build the same method; JSON-able, without secrets.
+        build: ``(settings, data or shape) -> method and task``.
+        run_of: ``(method) -> seed, hyper-parameters and options``.
+        split: how clients hold samples out: seed, test, val.
+        rounds: how many.
+        participation: who is asked in a round.
+        points: which models are scored.
+        eval_every: rounds between evaluations.
+        checkpoint_every: rounds between checkpoints.
+        dtype: of all real numbers.
+        device: of the server's own work.
+    """
+
+    settings: Mapping[str, Any]
+    build: Build
+    run_of: Callable[[Method], Run]
+    split: Mapping[str, Any] = field(default_factory=dict)
+    rounds: int = 20
+    participation: Participation = field(default_factory=Participation)
+    points: tuple[str, ...] = ("pre",)
+    eval_every: int = 1
+    checkpoint_every: int = 1
+    dtype: torch.dtype = torch.float32
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+
+
+def serve(
+    plan: Plan,
+    transport: Transport,
+    names: Sequence[str],
+    out: str | Path,
+    *,
+    quorum: int | None = None,
+    deadline: float = 60.0,
+    patience: float = 600.0,
+    admission: Admission | None = None,
+    progress: Progress | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Result:
+    """Train over a network, and leave everything that may be known here in a run folder.
+
+    Args:
+        plan: what is trained.
+        transport: what carries messages.
+        names: the clients, in the order of their indices.
+        out: the run folder; an interrupted run in it is gone on with.
+        quorum: how many clients must be there before the first round; all by default.
+        deadline: seconds that a client has for an answer.
+        patience: seconds to wait for clients before giving up.
+        admission: what is accepted of clients.
+        progress: told after every round.
+        say: told what goes on, in words.
+    """
+    known = (Path(out) / "folder.json").exists()
+    folder = RunFolder.open(out) if known else None
+    if folder is not None and folder.has_result:
+        return folder.read_result()
+    board = _Board(Path(out), plan.rounds)
+    if folder is None:
+        say(f"waiting for {quorum or len(names)} of {len(names)} clients")
+        facts = ask_facts(transport, names, plan.split, quorum or len(names), deadline, patience)
+        fixed = {"federation": secrets.token_hex(8), "clients": list(names), **_classes(facts)}
+        folder = RunFolder.create(out, {"network": fixed, "experiment": dict(plan.settings)})
+    fixed = folder.config["network"]
+    if fixed["clients"] != list(names):
+        raise ConfigError(
+            f"{out} was begun with the clients {', '.join(fixed['clients'])}; a client can be "
+            "added to a new run only."
+        )
+    shape = Shape(tuple(fixed["shape"]), fixed["classes"])
+    method, task = plan.build(plan.settings, cast(Federation, shape))
+    points = tuple(dict.fromkeys((*plan.points, method.headline)))
+    checkpoint = folder.read_checkpoint() if known else None
+    coordinator = Coordinator(
+        method,
+        task,
+        names,
+        plan.run_of(method),
+        lambda arena: Vectorised(arena, 256),
+        transport,
+        federation=fixed["federation"],
+        settings=plan.settings,
+        common={"split": dict(plan.split), **{k: fixed[k] for k in ("classes", "class_names")}},
+        deadline=deadline,
+        quorum=quorum,
+        grace=GRACE if known else None,
+        patience=patience,
+        admission=admission,
+        rounds=plan.rounds,
+        participation=plan.participation,
+        device=plan.device,
+        dtype=plan.dtype,
+        eval_every=plan.eval_every,
+        points=points,
+    )
+    if checkpoint is not None:
+        coordinator.load(*checkpoint[1:])
+        say(f"going on after round {coordinator.round_index}")
+    board.show(coordinator, "training")
+    try:
+        _rounds(coordinator, folder, plan, progress, board)
+    except BaseException:
+        board.show(coordinator, "stopped")
+        raise
+    coordinator.deploy()
+    network = {**fixed, "events": coordinator.office.events, "wire": _wire(coordinator)}
+    result = coordinator.result({**folder.config, "network": network, "method": method.name})
+    folder.write_result(result)
+    board.show(coordinator, "done")
+    return result
+
+
+def _rounds(
+    coordinator: Coordinator,
+    folder: RunFolder,
+    plan: Plan,
+    progress: Progress | None,
+    board: _Board,
+) -> None:
+    """Run the rounds that are left, with progress and checkpoints."""
+    if progress is not None:
+        progress.start(coordinator.num_rounds, coordinator.method.name)
+    try:
+        while not coordinator.finished:
+            info = coordinator.step()
+            if coordinator.round_index % plan.checkpoint_every == 0 or coordinator.finished:
+                trees, arrays, meta = coordinator.state()
+                folder.write_checkpoint(coordinator.round_index, trees, arrays, meta)
+                coordinator.settled()
+            board.show(coordinator, "training")
+            if progress is not None:
+                progress.update(coordinator.round_index - 1, info)
+    finally:
+        if progress is not None:
+            progress.stop()
+
+
+def ask_facts(
+    transport: Transport,
+    names: Sequence[str],
+    split: Mapping[str, Any],
+    quorum: int,
+    deadline: float,
+    patience: float,
+) -> dict[int, dict[str, Any]]:
+    """Ask clients what their data looks like, until enough have answered.
+
+    Raises:
+        NetworkError: too few came in time, or what they say does not fit together.
+    """
+    office = Office(transport, tuple(names), deadline)
+    facts: dict[int, dict[str, Any]] = {}
+
+    def take(i: int, body: Tree, meta: dict[str, Any]) -> None:
+        facts[i] = read_facts(meta)
+
+    began = time.monotonic()
+    while len(facts) < quorum:
+        here = transport.present()
+        new = [i for i, name in enumerate(names) if name in here and i not in facts]
+        orders: dict[int, Message] = {
+            i: ({}, {"kind": "facts", "split": dict(split)}, lambda name: True) for i in new
+        }
+        if orders:
+            office.send(orders, 1 << 20, take, {"kind": "facts", "round": 0})
+        if len(facts) < quorum and time.monotonic() - began > patience:
+            missing = [name for i, name in enumerate(names) if i not in facts]
+            why = {event["client"]: event["why"] for event in office.events}
+            told = "; ".join(f"{name}: {text}" for name, text in why.items())
+            raise NetworkError(
+                f"Only {len(facts)} of {quorum} clients came within {patience:g} s; missing: "
+                f"{', '.join(missing[:10])}. {told or 'Start them with sartor join.'}"
+            )
+        time.sleep(0.05)
+    return facts
+
+
+def _classes(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
+    """Agree on the shape of samples, and on the classes: those that any client has."""
+    shapes = {tuple(f["shape"]) for f in facts.values()}
+    named = {bool(f["class_names"]) for f in facts.values()}
+    if len(shapes) > 1 or len(named) > 1:
+        raise NetworkError(
+            f"The clients' samples differ: shapes {sorted(shapes)}"
+            + (", and only some have named classes" if len(named) > 1 else "")
+            + "; all clients need the same columns and the same kind of labels."
+        )
+    names = sorted({name for f in facts.values() for name in f["class_names"]})
+    classes = len(names) or max(f["classes"] for f in facts.values())
+    return {"shape": list(shapes.pop()), "classes": classes, "class_names": names}
+
+
+def _wire(coordinator: Coordinator) -> dict[str, int]:
+    office = coordinator.office
+    return {"bytes_down": office.bytes_down, "bytes_up": office.bytes_up}
+
+
+@dataclass
+class _Board:
+    """A small file that says how far the server is, for `sartor status`."""
+
+    out: Path
+    rounds: int
+
+    def show(self, coordinator: Coordinator, state: str) -> None:
+        office = coordinator.office
+        content = {
+            "state": state,
+            "round": coordinator.round_index,
+            "rounds": self.rounds,
+            "method": coordinator.method.name,
+            "there": sorted(office.names[i] for i in office.there()),
+            "clients": list(office.names),
+            "events": office.events[-20:],
+            "time": time.time(),
+        }
+        write_json(self.out / "status.json", content)

@@ -1,0 +1,191 @@
+"""Aggregation that a few bad uploads cannot carry away, for every method that averages.
+
+A method says in `Method.averaged` which branches of its uploads enter the server through a weighted
+mean alone. `robust` puts one and the same tree u* into the place of these branches in all slots, so
+that any weighted mean of them is u*, whatever the weights (``clip`` changes each slot on its own):
+
+| rule | u* of the n present uploads u_i, at most f = ⌊share · n⌋ of them bad |
+|---|---|
+| median | the median of every coordinate |
+| trimmed_mean | of every coordinate, the mean without the f lowest and the f highest values |
+| krum | the u_i with the smallest sum of ‖u_i − u_j‖² over its n − f − 2 nearest j |
+| multi_krum | the mean of the n − f uploads that are best by the same sum |
+| clip | u_i ← c + (u_i − c) · min(1, τ / ‖u_i − c‖), c the median and τ the median of ‖u_i − c‖ |
+
+Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (median, trimmed mean); Blanchard et
+al., Machine Learning with Adversaries, NeurIPS 2017 (Krum); Karimireddy et al., Learning from
+History, ICML 2021 (clipping around a centre, with their centre replaced by the median).
+
+These rules do not weigh clients by their samples, and where clients differ much they also push away
+what is merely different; hence an option, and off unless asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.errors import ConfigError
+from sartor.method import Hub, Method
+from sartor.mixing import at
+from sartor.tree import Tree
+
+Rule = Literal["none", "median", "trimmed_mean", "krum", "multi_krum", "clip"]
+
+
+def robust(method: Method, rule: Rule, share: float = 0.2) -> Method:
+    """Let the server of a method average robustly.
+
+    Args:
+        method: a method that averages.
+        rule: see the table above; "none" changes nothing.
+        share: the share of the present clients that may be bad, below one half.
+
+    Raises:
+        ConfigError: the method does not average, or the share is out of range.
+    """
+    if rule == "none":
+        return method
+    if not 0.0 <= share < 0.5:
+        raise ConfigError(
+            f"robust_share must be in [0, 0.5), got {share}; no rule withstands a bad majority."
+        )
+    if not method.averaged:
+        raise ConfigError(
+            f"{method.name} does not average the uploads of its clients, so robust={rule!r} has "
+            "no meaning for it; use a method that does, such as fedavg, ditto or fedper."
+        )
+    pick = _RULES[rule]
+
+    def wrap(record: Method) -> Method:
+        if not record.averaged:
+            return record
+
+        def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+            branch = {k: v for k, v in uploads.items() if k in record.averaged}
+            mended = {**uploads, **pick(branch, hub.present, share)}
+            return record.aggregate(server, mended, hub)
+
+        return replace(record, aggregate=aggregate)
+
+    warm = method.warmup
+    return replace(
+        wrap(method),
+        prologue=None if method.prologue is None else wrap(method.prologue),
+        warmup=None if warm is None else replace(warm, method=wrap(warm.method)),
+    )
+
+
+def coordinate_median(uploads: Tree, present: Tensor, share: float = 0.0) -> Tree:
+    """Return the median of every coordinate over the present slots, in all slots."""
+    num = present.sum()
+
+    def one(leaf: Tensor) -> Tensor:
+        ranked = _ranked(leaf, present)
+        low, high = ((num - 1).clamp(min=0) // 2, num // 2)
+        middle = 0.5 * (at(ranked, low) + at(ranked, high.clamp(max=leaf.shape[0] - 1)))
+        return _everywhere(middle, leaf)
+
+    return tree.map(one, uploads)
+
+
+def trimmed_mean(uploads: Tree, present: Tensor, share: float) -> Tree:
+    """Return the mean of every coordinate without its lowest and highest values, in all slots."""
+    num = present.sum()
+    cut = _bad(num, share)
+
+    def one(leaf: Tensor) -> Tensor:
+        ranked = _ranked(leaf, present)
+        rank = torch.arange(leaf.shape[0], device=leaf.device)
+        inside = _tall((rank >= cut) & (rank < num - cut), leaf)
+        total = torch.where(inside, ranked, torch.zeros_like(ranked)).sum(0)
+        return _everywhere(total / (num - 2 * cut).clamp(min=1), leaf)
+
+    return tree.map(one, uploads)
+
+
+def krum(uploads: Tree, present: Tensor, share: float) -> Tree:
+    """Return the upload with the closest neighbours, in all slots."""
+    best = _crowding(uploads, present, share).argmin()
+    return tree.map(lambda leaf: _everywhere(at(leaf, best), leaf), uploads)
+
+
+def multi_krum(uploads: Tree, present: Tensor, share: float) -> Tree:
+    """Return the mean of the n − f uploads with the closest neighbours, in all slots."""
+    num = present.sum()
+    rank = torch.argsort(torch.argsort(_crowding(uploads, present, share), dim=0), dim=0)
+    chosen = (rank < num - _bad(num, share)) & present
+
+    def one(leaf: Tensor) -> Tensor:
+        kept = torch.where(_tall(chosen, leaf), leaf, torch.zeros_like(leaf))
+        return _everywhere(kept.sum(0) / chosen.sum().clamp(min=1), leaf)
+
+    return tree.map(one, uploads)
+
+
+def clipped(uploads: Tree, present: Tensor, share: float = 0.0) -> Tree:
+    """Pull every upload to the median until it is no farther from it than the median upload."""
+    centre = coordinate_median(uploads, present)
+    off = tree.sub(uploads, centre)
+    squares = [leaf.square().reshape(leaf.shape[0], -1).sum(1) for leaf in tree.leaves(off)]
+    far = torch.stack(squares).sum(0).sqrt()
+    bound = coordinate_median({"far": far}, present)["far"]
+    tiny = torch.finfo(far.dtype).tiny
+    factor = (bound / far.clamp(min=tiny)).clamp(max=1.0)
+
+    def one(middle: Tensor, away: Tensor) -> Tensor:
+        moved = away * _tall(factor, away)
+        return middle + torch.where(torch.isfinite(moved), moved, torch.zeros_like(moved))
+
+    return tree.map(one, centre, off)
+
+
+def _crowding(uploads: Tree, present: Tensor, share: float) -> Tensor:
+    """Return each slot's sum of squared distances to its n − f − 2 nearest; infinite if absent."""
+    rows = torch.cat([leaf.reshape(leaf.shape[0], -1) for leaf in tree.leaves(uploads)], 1)
+    rows = torch.where(_tall(present, rows), rows, torch.zeros_like(rows))
+    # Differences, not a Gram matrix: a huge row would drown the others' distances in rounding.
+    apart = torch.stack([(rows - row).square().sum(1) for row in rows.unbind(0)])
+    endless = torch.full_like(apart, torch.inf)
+    same = torch.eye(len(apart), dtype=torch.bool, device=apart.device)
+    known = present[:, None] & present & ~same & torch.isfinite(apart)
+    nearest = torch.sort(torch.where(known, apart, endless), dim=1).values
+    num = present.sum()
+    few = (num - _bad(num, share) - 2).clamp(min=1)
+    counted = torch.arange(len(apart), device=apart.device) < few
+    score = torch.where(counted, nearest, torch.zeros_like(nearest)).sum(1)
+    alone = torch.where(num == 1, torch.zeros_like(score), score)
+    return torch.where(present, alone, torch.full_like(score, torch.inf))
+
+
+def _bad(num: Tensor, share: float) -> Tensor:
+    return (num * share + 1e-9).floor().to(num.dtype)
+
+
+def _ranked(leaf: Tensor, present: Tensor) -> Tensor:
+    """Sort the slots of every coordinate; the absent, and what is not a number, come last."""
+    endless = torch.full_like(leaf, torch.inf)
+    there = _tall(present, leaf) & ~torch.isnan(leaf)
+    return torch.sort(torch.where(there, leaf, endless), dim=0).values
+
+
+def _tall(values: Tensor, leaf: Tensor) -> Tensor:
+    return values.reshape((-1,) + (1,) * (leaf.dim() - 1))
+
+
+def _everywhere(value: Tensor, leaf: Tensor) -> Tensor:
+    return value.expand(leaf.shape)
+
+
+_RULES: dict[str, Callable[[Tree, Tensor, float], Tree]] = {
+    "median": coordinate_median,
+    "trimmed_mean": trimmed_mean,
+    "krum": krum,
+    "multi_krum": multi_krum,
+    "clip": clipped,
+}

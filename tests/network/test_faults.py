@@ -1,0 +1,304 @@
+"""Faults of a federation of real processes: each costs what it must, and no more."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+if importlib.util.find_spec("nvflare") is None:
+    pytest.skip("needs nvflare: pip install 'sartor[network]'", allow_module_level=True)
+
+import sartor
+from sartor import tree
+from sartor.cli.network import built, plan_of
+from sartor.config import build
+from sartor.network import keys
+from sartor.network.flare import FlareServer
+from sartor.simulation import Simulation
+from tests.network.federation import Federation
+
+pytestmark = pytest.mark.network
+
+
+def replay(fed: Federation) -> Simulation:
+    """Run the same experiment in one process, with the participation that the server recorded."""
+    from sartor.data.federation import Federation as Data
+    from sartor.engines.vectorised import Vectorised
+
+    values = {k: v for k, v in fed.settings.items() if k != "method"}
+    experiment = build({"methods": fed.settings["method"], **values})
+    plan = plan_of(experiment)
+    data = Data.from_folder(fed.folder / "all", seed=experiment.seed, test=experiment.test)
+    method, task = built(plan.settings, data)
+    sim = Simulation(
+        method,
+        task,
+        [data],
+        [plan.run_of(method)],
+        lambda arena: Vectorised(arena, 1),
+        rounds=plan.rounds,
+        participation=plan.participation,
+        device=plan.device,
+        dtype=plan.dtype,
+        points=plan.points,
+    )
+    record = iter(fed.checkpoint()[3]["attended"])
+
+    def attendance(order: Any) -> np.ndarray:
+        return np.isin(order.cohort, next(record)["there"]) | ~order.trains
+
+    sim.rounds.attendance = attendance  # type: ignore[method-assign]
+    while not sim.finished:
+        sim.step()
+    return sim
+
+
+def assert_replayed(fed: Federation, exact: bool = True) -> None:
+    """The server's last state is that of the simulation with the same participation, to the bit."""
+    wanted = dict(tree.items(replay(fed).server))
+    found = dict(tree.items(fed.checkpoint()[1]["server"]))
+    assert found.keys() == wanted.keys()
+    for name, leaf in wanted.items():
+        if exact:
+            assert torch.equal(found[name], leaf), name
+        else:
+            torch.testing.assert_close(found[name], leaf, rtol=0, atol=1e-5)
+
+
+def test_a_federation_of_processes_is_the_simulation(tmp_path: Path) -> None:
+    """Three processes and a server: the numbers of one process, and every model at its client."""
+    with Federation(tmp_path, method="fedper", rounds=4) as fed:
+        server = fed.serve()
+        clients = [fed.join(name) for name in fed.names]
+        result = fed.finish(server)
+        assert [client.wait(30) for client in clients] == [0, 0, 0]
+        assert fed.events(result) == []
+        sim = replay(fed)
+        assert_replayed(fed, exact=False)
+        np.testing.assert_allclose(
+            result.scores["pre", "test"].loss, sim.scores()["pre", "test"].loss, atol=1e-4
+        )
+        for i, name in enumerate(fed.names):
+            (path,) = (tmp_path / f"state-{name}").glob("*/model.safetensors")
+            model, _ = sartor.runs.storage.read_state(path)
+            for leaf, value in sim.params(i).items():
+                torch.testing.assert_close(model[leaf], value, rtol=0, atol=1e-5)
+
+
+def test_a_client_killed_in_a_round_comes_back(tmp_path: Path) -> None:
+    with Federation(tmp_path, rounds=30, epochs=40) as fed:
+        server = fed.serve()
+        clients = {name: fed.join(name) for name in fed.names}
+        fed.reach(3)
+        clients["site-2"].kill()
+        killed = time.monotonic()
+        clients["site-2"] = fed.join("site-2")
+        fed.until(lambda: "round" in clients["site-2"].text.split("greeted")[-1], 60)
+        assert time.monotonic() - killed < 30
+        result = fed.finish(server)
+        assert {event["client"] for event in fed.events(result)} == {"site-2"}
+        assert_replayed(fed, exact=False)
+
+
+def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
+    with Federation(tmp_path, method="ditto", rounds=20, epochs=20) as fed:
+        server = fed.serve()
+        clients = [fed.join(name) for name in fed.names]
+        fed.reach(4)
+        server.kill()
+        killed, before = time.monotonic(), fed.status()["round"]
+        server = fed.serve()
+        fed.until(lambda: fed.status()["round"] > before)
+        assert time.monotonic() - killed < 30
+        result = fed.finish(server)
+        assert [client.wait(30) for client in clients] == [0, 0, 0]
+        assert fed.events(result) == []
+        assert_replayed(fed, exact=False)
+
+
+def test_a_client_that_is_too_slow_is_left_out(tmp_path: Path) -> None:
+    with Federation(tmp_path, rounds=12, epochs=20) as fed:
+        server = fed.serve(deadline=4.0)
+        clients = {name: fed.join(name) for name in fed.names}
+        fed.reach(2)
+        clients["site-3"].kill(signal.SIGSTOP)
+        fed.until(lambda: any(e["client"] == "site-3" for e in fed.status()["events"]))
+        clients["site-3"].kill(signal.SIGCONT)
+        result = fed.finish(server)
+        late = [e["why"] for e in fed.events(result) if e["client"] == "site-3"]
+        assert "no answer in time" in late
+        assert_replayed(fed, exact=False)
+
+
+def test_a_client_joins_late_and_another_leaves_for_good(tmp_path: Path) -> None:
+    with Federation(tmp_path, rounds=120, epochs=20) as fed:
+        late = fed.join("site-3")
+        fed.until(lambda: "waiting for the server" in late.text)
+        late.kill(signal.SIGSTOP)
+        server = fed.serve(quorum=2)
+        clients = {name: fed.join(name) for name in fed.names[:2]}
+        fed.reach(3)
+        late.kill(signal.SIGCONT)
+        fed.until(lambda: "trained" in late.text)
+        clients["site-1"].kill()
+        result = fed.finish(server)
+        seen = [set(a["there"]) for a in fed.checkpoint()[3]["attended"]]
+        assert seen[0] == {0, 1}
+        assert {0, 1, 2} in seen
+        assert seen[-1] == {1, 2}
+        assert any(e["client"] == "site-1" for e in fed.events(result))
+
+
+def test_a_second_process_with_one_identity_is_turned_away(tmp_path: Path) -> None:
+    with Federation(tmp_path, rounds=15, epochs=20) as fed:
+        server = fed.serve()
+        for name in fed.names:
+            fed.join(name)
+        fed.reach(1)
+        twin = fed.start(
+            "twin",
+            ["-m", "sartor", "join", "keys/clients/site-1", "--data", "site-1", "--state", "twin"],
+        )
+        assert twin.wait(60) == 2
+        assert "another process is connected as site-1" in twin.text
+        result = fed.finish(server)
+        (event,) = fed.events(result)
+        assert event["kind"] == "door"
+        assert all(len(a["there"]) == 3 for a in fed.checkpoint()[3]["attended"])
+
+
+TAMPER = """
+import sys, torch
+from pathlib import Path
+from sartor.cli.network import built, own_data
+from sartor.network.client import Client
+from sartor.network.flare import FlareClient
+from sartor.network.keys import read_kit
+from sartor.network.messages import pack, unpack
+name, kind = sys.argv[1:]
+client = Client(lambda split: own_data(Path(name), name, None, split), built, Path("state-" + name))
+count = 0
+def answer(message):
+    global count
+    data = client.answer(message)
+    if unpack(message)[1]["kind"] != "work":
+        return data
+    body, meta = unpack(data)
+    count += 1
+    first = next(iter(body["upload"]))
+    leaf = body["upload"][first]
+    how = kind if kind != "all" else ("nan", "shape", "large", "cut")[(count - 1) % 4]
+    if how == "cut":
+        return data[: len(data) // 2]
+    change = {"nan": leaf * torch.nan, "shape": leaf[None], "large": torch.ones(1 << 20)}[how]
+    return pack({"upload": {**body["upload"], first: change}}, meta)
+FlareClient(read_kit("keys/clients/" + name), answer).run()
+"""
+
+
+def test_bad_updates_are_refused_and_cost_only_themselves(tmp_path: Path) -> None:
+    """NaN, wrong shapes, absurdly large, cut short: one after the other, from one client."""
+    with Federation(tmp_path, rounds=8) as fed:
+        server = fed.serve()
+        for name in fed.names[:2]:
+            fed.join(name)
+        (tmp_path / "tamper.py").write_text(TAMPER)
+        fed.start("bad", ["tamper.py", "site-3", "all"])
+        result = fed.finish(server)
+        events = fed.events(result)
+        assert [event["client"] for event in events] == ["site-3"] * 8
+        told = " ".join(event["why"] for event in events[:4])
+        for word in ("not finite", "shape", "the limit is", "cannot be read"):
+            assert word in told
+        assert_replayed(fed, exact=False)
+
+
+def test_a_client_whose_disk_is_full_is_absent(tmp_path: Path) -> None:
+    """It says so, keeps its earlier state, and the others go on."""
+    with Federation(tmp_path, method="ditto", rounds=4) as fed:
+        server = fed.serve()
+        for name in fed.names[:2]:
+            fed.join(name)
+        fed.join("site-3", limit=2000)
+        result = fed.finish(server)
+        assert {event["client"] for event in fed.events(result)} == {"site-3"}
+        assert "cannot keep its state" in fed.events(result)[0]["why"]
+        assert list((tmp_path / "state-site-3").glob("*/state-*")) == []
+
+
+# ---- who gets in
+
+STRANGER = """
+import sys
+from dataclasses import replace
+from sartor.network.flare import FlareClient
+from sartor.network.keys import read_kit
+for folder, name in (word.split("=") for word in sys.argv[1:]):
+    try:
+        print(name, FlareClient(replace(read_kit(folder), name=name), bytes, patience=4).run())
+    except Exception as error:
+        print(name, error)
+"""
+
+
+def test_strangers_do_not_get_in(tmp_path: Path) -> None:
+    """A foreign authority, a name that is not listed, and a client that calls itself another's."""
+    with Federation(tmp_path, clients=2) as fed:
+        foreign = tmp_path / "foreign"
+        keys.init_project(foreign, address=f"127.0.0.1:{fed.port}", clients=["site-1"])
+        keys.add_client(tmp_path / "keys", "site-9")
+        server = FlareServer(keys.read_kit(tmp_path / "keys" / "server"), fed.names, "127.0.0.1")
+        try:
+            (tmp_path / "stranger.py").write_text(STRANGER)
+            kits = "keys/clients"
+            attempts = ["foreign/clients/site-1=site-1", f"{kits}/site-9=site-9"]
+            attempts += [f"{kits}/site-2=site-1"]
+            party = fed.start("stranger", ["stranger.py", *attempts])
+            assert party.wait(90) == 0
+            first, second, third = party.text.splitlines()
+            assert first.startswith("site-1 No connection")
+            assert second.startswith("site-9 The server refuses: site-9 is not a client")
+            assert third.startswith("site-1 No connection")
+            assert server.present() == frozenset()
+            assert [name for name, _ in server.notices()] == ["site-9"]
+        finally:
+            server.close()
+
+
+def test_random_kills_do_not_change_the_outcome(tmp_path: Path) -> None:
+    """Kill -9 of a client or the server, again and again: the right number of rounds, to the bit.
+
+    SARTOR_KILLS="ROUNDS SECONDS" makes it longer: rounds, and seconds between kills.
+    """
+    rounds, seconds = map(float, os.environ.get("SARTOR_KILLS", "60 10").split())
+    draw = np.random.default_rng(3)
+    with Federation(tmp_path, method="ditto", rounds=int(rounds), epochs=60) as fed:
+        server = fed.serve(patience=120)
+        clients = {name: fed.join(name) for name in fed.names}
+        fed.reach(2)
+        kills, turn = 0, [3]
+        while server.alive and fed.status()["round"] < rounds - 3:
+            time.sleep(seconds * draw.uniform(0.7, 1.3))
+            turn = turn or draw.permutation(4).tolist()  # each of them, in random order
+            who = turn.pop()
+            if fed.status()["round"] >= rounds - 3 or not server.alive:
+                break
+            kills += 1
+            if who == 3:
+                server.kill()
+                server = fed.serve(patience=120)
+            else:
+                name = fed.names[who]
+                clients[name].kill()
+                clients[name] = fed.join(name)
+        fed.finish(server, 300)
+        assert kills
+        assert_replayed(fed)

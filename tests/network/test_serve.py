@@ -1,0 +1,163 @@
+"""The whole work of a server, on clients in this process that exchange bytes alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sartor
+from sartor.cli import main
+from sartor.cli.network import built, own_data, plan_of
+from sartor.config import build
+from sartor.data.federation import Federation
+from sartor.errors import ConfigError, NetworkError
+from sartor.network.client import Client
+from sartor.network.serve import serve
+from sartor.network.transport import Loopback
+from sartor.report import write_report
+from sartor.runs import RunFolder
+from sartor.runs.storage import read_state
+
+NAMES = ("ash", "birch", "cedar")
+VALUES: dict[str, Any] = {
+    "methods": "fedper",
+    "rounds": 4,
+    "lr": 0.2,
+    "model": "dnn",
+    "checkpoint_every": 1,
+    "participation": "at_least:0.6",
+    "points": "pre",
+    "dtype": "float64",
+    "device": "cpu",
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Three files with labels in words; no client has all three classes."""
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i, name in enumerate(NAMES):
+        y = np.delete(np.array(["low", "mid", "top"]), i)[draw.integers(0, 2, 24 + 6 * i)]
+        x = draw.normal(size=(len(y), 5)) + (y == "mid")[:, None] * 2.0
+        np.savez(folder / f"{name}.npz", x=x.astype(np.float32), y=y)
+    return folder
+
+
+def clients(data: Path, home: Path) -> dict[str, Client]:
+    return {
+        name: Client(lambda split, name=name: own_data(data, name, None, split), built, home / name)
+        for name in NAMES
+    }
+
+
+def answers(some: dict[str, Client]) -> Loopback:
+    return Loopback({name: client.answer for name, client in some.items()})
+
+
+def test_a_run_folder_and_the_models_of_a_federation(data: Path, tmp_path: Path) -> None:
+    """The scores are those of `sartor.fit` on the same files, and so are the clients' models."""
+    result = serve(
+        plan_of(build(VALUES)), answers(clients(data, tmp_path / "home")), NAMES, tmp_path / "run"
+    )
+    fed = Federation.from_folder(data)
+    wanted = sartor.fit(
+        "fedper",
+        fed,
+        model=sartor.models.dnn(fed),
+        rounds=4,
+        local=sartor.Local(lr=0.2),
+        participation="at_least:0.6",
+        points=("pre",),
+        dtype="float64",
+        device="cpu",
+    )
+    for key in wanted.scores:
+        np.testing.assert_allclose(result.scores[key].loss, wanted.scores[key].loss, atol=1e-10)
+        np.testing.assert_array_equal(result.scores[key].correct, wanted.scores[key].correct)
+    for name in NAMES:
+        (path,) = (tmp_path / "home" / name).glob("*/model.safetensors")
+        model, _ = read_state(path)
+        for leaf, value in wanted.model(name).state_dict().items():
+            torch.testing.assert_close(model[leaf], value.double(), rtol=0, atol=1e-9)
+    again = RunFolder.open(tmp_path / "run").read_result()
+    for key, scores in result.scores.items():
+        np.testing.assert_array_equal(again.scores[key].loss, scores.loss)
+    with pytest.raises(ConfigError, match="not on the server"):
+        result.model("ash")
+    assert main(["status", str(tmp_path / "run")]) == 0
+
+
+class Stops(Loopback):
+    """Is interrupted after so many exchanges."""
+
+    left = 11
+
+    def exchange(self, messages: Any, deadline: float) -> dict[str, bytes]:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return super().exchange(messages, deadline)
+
+
+def test_a_server_that_was_stopped_goes_on(data: Path, tmp_path: Path) -> None:
+    plan = plan_of(build(VALUES))
+    straight = serve(plan, answers(clients(data, tmp_path / "a")), NAMES, tmp_path / "straight")
+    some = clients(data, tmp_path / "b")
+    with pytest.raises(KeyboardInterrupt):
+        serve(plan, Stops({n: c.answer for n, c in some.items()}), NAMES, tmp_path / "run")
+    assert not RunFolder.open(tmp_path / "run").has_result
+    result = serve(plan, answers(clients(data, tmp_path / "b")), NAMES, tmp_path / "run")
+    for key, scores in straight.scores.items():
+        np.testing.assert_array_equal(result.scores[key].loss, scores.loss)
+    unfinished = tmp_path / "other"
+    with pytest.raises(KeyboardInterrupt):
+        serve(plan, Stops({n: c.answer for n, c in some.items()}), NAMES, unfinished)
+    with pytest.raises(ConfigError, match="was begun with the clients"):
+        serve(plan, answers(some), (*NAMES, "dogwood"), unfinished)
+
+
+def test_the_report_names_what_happened(data: Path, tmp_path: Path) -> None:
+    some = clients(data, tmp_path / "home")
+
+    def late(message: bytes) -> bytes:
+        if b'"work\\"' in message or b'\\"kind\\": \\"work\\"' in message:
+            raise ConnectionError
+        return some["birch"].answer(message)
+
+    loop = Loopback({**{n: c.answer for n, c in some.items()}, "birch": late})
+    plan = plan_of(build({**VALUES, "participation": 1.0}))
+    result = serve(plan, loop, NAMES, tmp_path / "run")
+    events = result.config["network"]["events"]
+    assert [e["client"] for e in events] == ["birch"] * 4
+    page = write_report(tmp_path / "run").read_text()
+    assert "no answer in time" in page
+    assert "What happened on the network" in page
+
+
+def test_clients_that_do_not_fit_are_told(data: Path, tmp_path: Path) -> None:
+    np.savez(data / "cedar.npz", x=np.zeros((20, 7), dtype=np.float32), y=np.arange(20) % 2)
+    for name in NAMES:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.npz").write_bytes((data / f"{name}.npz").read_bytes())
+    some = {
+        name: Client(
+            lambda split, name=name: own_data(tmp_path / name, name, None, split), built, None
+        )
+        for name in NAMES
+    }
+    with pytest.raises(NetworkError, match="samples differ"):
+        serve(plan_of(build(VALUES)), answers(some), NAMES, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_experiments_that_cannot_be_served() -> None:
+    with pytest.raises(ConfigError, match="one method"):
+        plan_of(build({**VALUES, "methods": "fedavg,fedper"}))
+    with pytest.raises(ConfigError, match="harm_on"):
+        plan_of(build({**VALUES, "do_no_harm": True}))

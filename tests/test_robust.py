@@ -1,0 +1,186 @@
+"""Robust means against numbers computed by hand, and what a bad client can do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sartor
+from sartor import robust, tree
+from sartor.errors import ConfigError
+from sartor.local import Local
+from sartor.method import Method, Site
+from sartor.methods import METHODS, build
+from sartor.methods.fedavg import fedavg
+from sartor.task import Task
+from tests.laws import Case
+from tests.toys import assert_same, federation, net_task, outcome, run, simulation, two_allocations
+
+YES = torch.ones(5, dtype=torch.bool)
+ROWS = {
+    "w": torch.tensor([[1.0, 5.0], [2.0, 1.0], [3.0, 2.0], [4.0, 3.0], [1000.0, -4.0]]).double()
+}
+
+
+def first(found: Any) -> list[float]:
+    """All slots hold the same: return it."""
+    leaf = found["w"]
+    assert torch.equal(leaf, leaf[:1].expand_as(leaf))
+    return leaf[0].tolist()
+
+
+def test_median_by_hand() -> None:
+    assert first(robust.coordinate_median(ROWS, YES)) == [3.0, 2.0]
+    four = torch.tensor([True, True, False, True, True])
+    assert first(robust.coordinate_median(ROWS, four)) == [3.0, 2.0]  # (2+4)/2, (1+3)/2
+    two = torch.tensor([False, True, False, False, True])
+    assert first(robust.coordinate_median(ROWS, two)) == [501.0, -1.5]
+
+
+def test_trimmed_mean_by_hand() -> None:
+    assert first(robust.trimmed_mean(ROWS, YES, 0.2)) == [3.0, 2.0]  # one off each end
+    assert first(robust.trimmed_mean(ROWS, YES, 0.0)) == [202.0, pytest.approx(1.4)]
+    four = torch.tensor([True, True, True, True, False])
+    assert first(robust.trimmed_mean(ROWS, four, 0.25)) == [2.5, 2.5]
+
+
+LINE = {"w": torch.tensor([[0.0], [1.0], [1.5], [4.0], [100.0]]).double()}
+
+
+def test_krum_by_hand() -> None:
+    """N = 5, f = 1: the two nearest.
+
+    0: 1 + 2.25. 1: 0.25 + 1. 1.5: 0.25 + 2.25. 4: 6.25 + 9. The smallest is that of 1.
+    """
+    assert first(robust.krum(LINE, YES, 0.2)) == [1.0]
+    gone = torch.tensor([True, False, True, True, True])  # n = 4, f = 0: two nearest
+    assert first(robust.krum(LINE, gone, 0.0)) == [1.5]  # 2.25 + 6.25 against 2.25 + 16, 6.25 + 16
+    assert first(robust.krum(LINE, torch.tensor([False, False, False, True, False]), 0.2)) == [4.0]
+
+
+def test_multi_krum_by_hand() -> None:
+    assert first(robust.multi_krum(LINE, YES, 0.2)) == [pytest.approx(6.5 / 4)]
+    assert first(robust.multi_krum(LINE, YES, 0.4)) == [pytest.approx(2.5 / 3)]
+
+
+def test_clipping_by_hand() -> None:
+    """Around the median 1.5 the distances are 1.5, 0.5, 0, 2.5, 98.5; their median is 1.5."""
+    found = robust.clipped(LINE, YES)["w"].flatten().tolist()
+    assert found == pytest.approx([0.0, 1.0, 1.5, 3.0, 3.0])
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "multi_krum", "clip"])
+def test_what_is_not_a_number_is_an_outlier(rule: str) -> None:
+    rows = {"w": ROWS["w"].clone()}
+    rows["w"][4] = torch.nan
+    found = robust._RULES[rule](rows, YES, 0.2)["w"]
+    assert torch.isfinite(found).all()
+    assert found.max() <= 5.0
+
+
+@pytest.mark.parametrize("name", [n for n in METHODS if Case(n).build(net_task()).averaged])
+def test_what_is_called_averaged_is_averaged(name: str) -> None:
+    """With equal clients, the mean of the uploads in every slot leaves the server as it is."""
+    task = net_task()
+    method = Case(name).build(task)
+    seen = []
+
+    def checked(record: Method) -> Method:
+        def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
+            mean = {
+                k: tree.map(lambda leaf: leaf.mean(0).expand(leaf.shape), v)
+                if k in record.averaged
+                else v
+                for k, v in uploads.items()
+            }
+            plain = record.aggregate(server, uploads, hub)
+            other = record.aggregate(server, mean, hub)
+            for (leaf, a), (_, b) in zip(tree.items(plain), tree.items(other), strict=True):
+                assert torch.allclose(a, b, atol=1e-12), leaf
+            seen.append(record.averaged)
+            return plain
+
+        return replace(record, aggregate=aggregate)
+
+    record = replace(checked(method), prologue=method.prologue and checked(method.prologue))
+    fed = federation(sizes=(6, 6, 6, 6))
+    sim = simulation(record, task, [fed], participation="all", engine="sequential")
+    run(sim)
+    assert seen
+
+
+def test_methods_that_keep_every_model_are_refused() -> None:
+    with pytest.raises(ConfigError, match="does not average"):
+        build("fedapa", net_task(), Local(), {"robust": "median"})
+    with pytest.raises(ConfigError, match="bad majority"):
+        build("fedavg", net_task(), Local(), {"robust": "median", "robust_share": 0.5})
+    with pytest.raises(ConfigError, match="no effect"):
+        build("fedavg", net_task(), Local(), {"robust_share": 0.1})
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "multi_krum", "clip"])
+def test_engines_and_sweeps_agree(rule: str) -> None:
+    case = Case("ditto", {"robust": rule, "robust_share": 0.25})
+    task = net_task()
+
+    def outcome_of(engine: str) -> Any:
+        method = case.build(task)
+        return outcome(run(simulation(method, task, two_allocations(), engine=engine)))
+
+    assert_same(outcome_of("vectorised"), outcome_of("sequential"), atol=1e-11)
+
+
+def test_equal_uploads_are_averaged_plainly() -> None:
+    """Where all clients are alike, every rule is the plain mean."""
+    one = federation(sizes=(9,))
+    lists = {
+        s: type(one.train).from_lists([one.split(s).of(0)] * 5) for s in ("train", "val", "test")
+    }
+    same = replace(one, **lists, names=tuple("abcde"))
+    local = Local(epochs=1, batch=None, lr=0.2)
+    task = net_task()
+    losses = []
+    for rule in ("none", "median", "trimmed_mean", "krum", "multi_krum", "clip"):
+        method = build("fedavg", task, local, {"robust": rule})
+        sim = run(simulation(method, task, [same], participation="all"))
+        losses.append(sim.scores()["pre", "test"].loss)
+    for loss in losses[1:]:
+        np.testing.assert_allclose(loss, losses[0], atol=1e-12)
+
+
+def poisoned(task: Task, local: Local) -> Method:
+    """FedAvg whose first client uploads the negative of its model, ten times as large."""
+    base = fedavg(task, local)
+
+    def finish(client: Any, work: Any, site: Site) -> Any:
+        kept, upload = base.finish(client, work, site)
+        bad = tree.map(lambda leaf: torch.where(site.index == 0, -10.0 * leaf, leaf), upload)
+        return kept, bad
+
+    return replace(base, name="poisoned", finish=finish)
+
+
+def honest(method: Any, **options: Any) -> float:
+    """Train on the digits and return the accuracy of the nine honest clients."""
+    fed = sartor.Federation.from_dataset("digits", clients=10, partition="dirichlet:100")
+    local = Local(epochs=2, batch=16, lr=0.1)
+    result = sartor.fit(method, fed, options=options, rounds=15, local=local, device="cpu")
+    scores = result.scores["pre", "test"]
+    return float(scores.correct[0, -1, 1:].sum() / scores.count[0, 1:].sum())
+
+
+@pytest.mark.parametrize("rule", ["median", "trimmed_mean", "multi_krum", "clip"])
+def test_one_bad_client_out_of_ten_does_little_harm(rule: str) -> None:
+    """On the digits, less than two points of accuracy."""
+    clean = honest("fedavg", robust=rule)
+    assert abs(honest(poisoned, robust=rule) - clean) < 0.02
+
+
+def test_without_a_rule_one_bad_client_ruins_everything() -> None:
+    """That is what the rules are for; Krum takes one client's model, and costs accuracy itself."""
+    assert honest(poisoned) < 0.5
+    assert honest(poisoned, robust="krum") > 0.75

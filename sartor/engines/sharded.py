@@ -62,7 +62,7 @@ def deal(work: np.ndarray, size: int) -> np.ndarray:
     of what the best division gives it. Ties go to the lower rank.
 
     >>> deal(np.array([2, 7, 4, 9, 5]), 2).tolist()
-    [1, 1, 1, 0, 0]
+    [1, 1, 0, 0, 1]
 
     Args:
         work: (pieces,) how long each takes; 0 is nobody's.

@@ -101,7 +101,8 @@ def _line(
 
 def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
     """A measure against the columns' x, one line per row."""
-    published = _table(outcome, spec["measure"]).get("published", {})
+    table = _table(outcome, spec["measure"])
+    published = table.get("published", {})
     values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
     columns = [c for c in outcome.plan.columns if c.x is not None]
     places = [float(c.x or 0.0) for c in columns]
@@ -110,13 +111,13 @@ def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | 
         cells = [values.get(name, {}).get(column.name) for column in columns]
         known = [published.get(name, {}).get(column.name) for column in columns]
         lines.append(_line(name, places, cells, factor, known))
-    beside = _table(outcome, spec["measure"]).get("beside", "published")
-    return _line_figure(key, {"beside": beside, **spec}, lines)
+    return _line_figure(key, {"beside": table.get("beside", "published"), **spec}, lines)
 
 
 def _by_row(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
     """A measure against a number of every row, one line per column."""
-    published = _table(outcome, spec["measure"]).get("published", {})
+    table = _table(outcome, spec["measure"])
+    published = table.get("published", {})
     values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
     kept = {row.name for row in outcome.plan.rows}
     pairs = [(r, float(x)) for r, x in zip(spec["rows"], spec["x"], strict=True) if r in kept]
@@ -126,7 +127,7 @@ def _by_row(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | Non
         cells = [values.get(row, {}).get(name) for row in rows]
         known = [published.get(row, {}).get(name) for row in rows]
         lines.append(_line(name, places, cells, factor, known))
-    return _line_figure(key, spec, lines)
+    return _line_figure(key, {"beside": table.get("beside", "published"), **spec}, lines)
 
 
 def _by_measure(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:

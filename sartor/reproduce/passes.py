@@ -21,7 +21,7 @@ from sartor.local import Local
 from sartor.reproduce.derived import derive
 from sartor.reproduce.plan import DATA, LOCAL, SETTINGS, Plan
 from sartor.reproduce.probes import PROBES
-from sartor.reproduce.problems import Problem, make_arena, make_network, make_problem
+from sartor.reproduce.problems import Problem, make_arena, make_network, make_problems
 from sartor.reproduce.records import Record, records_of
 from sartor.scores import Run
 from sartor.settings import DTYPES, Progress, with_static_parts
@@ -138,15 +138,7 @@ def _shared(lanes: list[Lane]) -> list[Lane]:
 
 def run_pass(one: Pass, device: torch.device, progress: Progress | None = None) -> list[Record]:
     """Train a pass and return the record of every lane."""
-    made: dict[str, Problem] = {}
-
-    def problem(lane: Lane) -> Problem:
-        key = json.dumps([lane.seed, lane.data], sort_keys=True)
-        if key not in made:
-            made[key] = make_problem(lane.data, lane.seed)
-        return made[key]
-
-    problems = [problem(lane) for lane in one.lanes]
+    problems = make_problems([(lane.data, lane.seed) for lane in one.lanes])
     if one.settings["solve"] != "train":
         from sartor.reproduce.solutions import SOLVERS
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,7 +15,13 @@ from torch import Tensor
 from sartor import models
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.data.synthetic import Logistic, logistic, logistic_loss, logistic_radius
+from sartor.data.synthetic import (
+    Logistic,
+    logistic,
+    logistic_loss,
+    logistic_radii,
+    logistic_radius,
+)
 from sartor.engines.arena import Arena, Split, build_arena
 from sartor.errors import ConfigError, did_you_mean
 from sartor.settings import make_task
@@ -52,14 +59,46 @@ def make_problem(settings: Mapping[str, Any], seed: int) -> Problem:
         if settings["test_samples"] is not None:
             federation = _fewer_tests(federation, settings["test_samples"], seed)
         return Problem(federation)
-    sizes = {k: settings[k] for k in ("clients", "samples", "dim", "test_samples")}
-    given = {key: value for key, value in sizes.items() if value is not None}
+    given = _sizes(settings)
     if name == "logistic-radius":
         federation, truth = logistic_radius(settings["radius"], seed=seed, **given)
     else:
         mode = name.removeprefix("logistic-")
         federation, truth = logistic(mode, spread=settings["spread"], seed=seed, **given)
     return Problem(federation, truth.w)
+
+
+def make_problems(wanted: Sequence[tuple[Mapping[str, Any], int]]) -> list[Problem]:
+    """Make the problems of several (settings, seed), each once.
+
+    Those that differ in their radius alone share their features, so that lanes share them too.
+    """
+    radii: dict[str, list[float]] = {}
+    for settings, seed in wanted:
+        if settings["data"] == "logistic-radius":
+            mine = radii.setdefault(_same({**settings, "radius": None}, seed), [])
+            mine += [settings["radius"]] * (settings["radius"] not in mine)
+    made: dict[str, Problem] = {}
+    for settings, seed in wanted:
+        if _same(settings, seed) in made:
+            continue
+        group = radii.get(_same({**settings, "radius": None}, seed), ())
+        if len(group) < 2:
+            made[_same(settings, seed)] = make_problem(settings, seed)
+            continue
+        found = logistic_radii(group, seed=seed, **_sizes(settings))
+        for radius, (federation, truth) in zip(group, found, strict=True):
+            made[_same({**settings, "radius": radius}, seed)] = Problem(federation, truth.w)
+    return [made[_same(settings, seed)] for settings, seed in wanted]
+
+
+def _same(settings: Mapping[str, Any], seed: int) -> str:
+    return json.dumps([seed, dict(settings)], sort_keys=True)
+
+
+def _sizes(settings: Mapping[str, Any]) -> dict[str, int]:
+    names = ("clients", "samples", "dim", "test_samples")
+    return {name: settings[name] for name in names if settings[name] is not None}
 
 
 def _fewer_tests(federation: Federation, most: int, seed: int) -> Federation:

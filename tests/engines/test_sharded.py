@@ -111,7 +111,8 @@ def test_two_and_three_processes_give_the_numbers_of_one(tmp_path: Path) -> None
 
     With one lane at a time they agree to the bit. A checkpoint of two processes goes on with one,
     two and three of them to the same end. Processes that see other data are refused: all notice,
-    one tells (two, if the first is gone before the other can ask who does). (One start of processes for all of it: starting takes longer than running.)
+    one tells (two, if the first is gone before the other can ask who does). One start of processes
+    for all of it: starting takes longer than running.
     """
     ends = start(tmp_path, 2, *FAST, "straight", "resumed", "other data")
     assert [code for code, _ in ends] == [2, 2], ends

@@ -158,7 +158,7 @@ def test_a_client_joins_late_and_another_leaves_for_good(tmp_path: Path) -> None
 
 
 def test_a_second_process_with_one_identity_is_turned_away(tmp_path: Path) -> None:
-    with Federation(tmp_path, rounds=15, epochs=20) as fed:
+    with Federation(tmp_path, rounds=100, epochs=20) as fed:
         server = fed.serve()
         for name in fed.names:
             fed.join(name)

@@ -111,7 +111,7 @@ def _share(
 
     from sartor import reproduce
 
-    reproduce.run(name, quick=quick, repeats=repeats, out=folder, part=(0, 10**9), device=device)
+    reproduce.run(name, quick=quick, repeats=repeats, out=folder, part=(10**9, 1), device=device)
     words = {"name": name, "quick": quick, "repeats": repeats, "out": str(folder)}
     threads = max(1, (os.cpu_count() or 1) // jobs)
     limits = {"OMP_NUM_THREADS": str(threads)}

@@ -63,6 +63,8 @@ def run(
     if out is not None:
         processes.first(lambda: _describe(Path(out), plan, repeats))
     skipped = _without_data(plan, say)
+    if out is not None and skipped:  # so that a report made later leaves out the same columns
+        write_json(Path(out) / ABOUT, {**read_json(Path(out) / ABOUT), "skipped": skipped})
     todo = [one for one in passes_of(plan) if one.lanes[0].column not in skipped]
     outcome = Outcome(plan, skipped=skipped)
     mine = todo[part[0] :: part[1]]

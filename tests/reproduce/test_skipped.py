@@ -1,0 +1,38 @@
+"""A column without data is left out of the verdicts, now and when the folder is read again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sartor.reproduce import runner
+from sartor.reproduce.plan import Plan, read
+
+CONTENT = {
+    "title": "Tiny",
+    "paper": "Nobody",
+    "item": "Figure 0",
+    "settings": {"data": "digits", "clients": 3, "rounds": 1, "partition": "iid"},
+    "rows": [{"name": "alone", "method": "local"}],
+    "columns": [{"name": "here"}, {"name": "absent", "data": "femnist"}],
+    "tables": [{"title": "Accuracy", "measure": "last"}],
+    "rules": [{"claim": "it learns", "check": "above", "row": "alone", "than": "alone"}],
+}
+
+
+def test_a_folder_remembers_what_was_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SARTOR_DATA", raising=False)
+    plan: Plan = read("tiny", CONTENT)
+    monkeypatch.setattr(runner, "load", lambda name, **form: plan)
+    found = runner.run(plan, out=tmp_path / "run", device="cpu")
+    again = runner.read(tmp_path / "run")
+    assert list(found.skipped) == list(again.skipped) == ["absent"]
+    assert [v.word for v in found.verdicts()] == [v.word for v in again.verdicts()] == ["PASS"]
+
+
+def test_a_part_beyond_the_last_pass_trains_nothing(tmp_path: Path) -> None:
+    plan = read("tiny", {**CONTENT, "columns": [{"name": "here"}]})
+    assert not runner.run(plan, out=tmp_path / "run", device="cpu", part=(10**9, 1)).records

@@ -2,7 +2,7 @@
 
 | kind | draws | needs |
 |---|---|---|
-| columns | a measure against the columns' x, one line per row | measure |
+| columns | a measure against the columns' x, one line per row | measure; columns to take some |
 | rows | a measure against numbers given to the rows, one line per column | measure, rows, x |
 | measures | several measures side by side, one line per row | measure with {x}, x, column |
 | rounds | a curve over the rounds, one line per row | curve, column; smooth = points of a window |
@@ -104,7 +104,10 @@ def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | 
     table = _table(outcome, spec["measure"])
     published = table.get("published", {})
     values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
-    columns = [c for c in outcome.plan.columns if c.x is not None]
+    named = spec.get("columns")
+    columns = [
+        c for c in outcome.plan.columns if c.x is not None and (named is None or c.name in named)
+    ]
     places = [float(c.x or 0.0) for c in columns]
     lines = []
     for name in _rows(outcome, spec):

@@ -18,7 +18,7 @@ from sartor import methods, processes
 from sartor.cohort import Participation
 from sartor.engines import make_engine
 from sartor.local import Local
-from sartor.reproduce.derived import derive
+from sartor.reproduce.derived import derive, jittered
 from sartor.reproduce.plan import DATA, LOCAL, SETTINGS, Plan
 from sartor.reproduce.probes import PROBES
 from sartor.reproduce.problems import Problem, make_arena, make_network, make_problems
@@ -110,7 +110,7 @@ def passes_of(plan: Plan) -> list[Pass]:
         lanes = groups.setdefault(key, (method, options, settings, []))[3]
         first = settings["first_seed"]
         lanes += [
-            Lane((row.name,), column.name, seed, hyper, data)
+            Lane((row.name,), column.name, seed, jittered(hyper, settings["jitter"], seed), data)
             for seed in range(first, first + settings["seeds"])
         ]
     found = []

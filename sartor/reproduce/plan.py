@@ -86,8 +86,10 @@ TRAINING = {
     "probes": [],
     "chunk": None,
     "runs_at_once": None,
+    "jitter": 0.0,
 }
-"""What is trained and measured; ``solve = "exact"`` takes minimisers instead of rounds,
+"""What is trained and measured; ``jitter = 0.1`` multiplies every hyper-parameter that a row sets by
+1 + 0.1 z, z ~ N(0, 1) drawn anew for every seed; ``solve = "exact"`` takes minimisers instead of rounds,
 ``solve = "labels"`` counts labels only."""
 
 SETTINGS: dict[str, Any] = {**DATA, **LOCAL, **TRAINING}

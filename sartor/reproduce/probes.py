@@ -8,6 +8,9 @@ nothing to see yet.
 |---|---|---|
 | errors | local_error | mean_i ‖w_i − w_i*‖² of the models that the clients would use |
 | | global_error | ‖w_g − mean_i w_i*‖², w_g the global model, else the mean of the clients' |
+| optimum | optimum_gap | ‖w_g − w̃_g‖², w̃_g the minimiser of one-stage FedProx' objective |
+| | guaranteed_rate | r of Theorem 2: what a round leaves of it at most; NaN if the steps break (12) |
+| | envelope_condition | κ_g = κ(λ+μ)/(λ+L); the rounds are κ_g times a logarithm |
 | coherence | coherence | GCE = 1 − det Ĝ of w_i − θ_i: what a client sent minus the model it uses |
 | | coherence_log | log det Ĝ per client, which tells where GCE is 1 to all digits |
 | | update_coherence, update_coherence_log | the same of w_g − w_i: the way of a round |
@@ -24,6 +27,7 @@ nothing to see yet.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -33,9 +37,13 @@ from sartor import tree
 from sartor.analysis import coherence as coherence_of
 from sartor.analysis import loss_deviations
 from sartor.errors import ConfigError
+from sartor.reproduce.derived import smoothness
 from sartor.reproduce.problems import Problem
+from sartor.reproduce.solutions import stacked
 from sartor.simulation import Simulation
 from sartor.task import Predictor
+from sartor.theory.linear_models import fit_coupled
+from sartor.theory.proximal import envelope, rate, satisfies
 from sartor.tree import Tree
 
 Probe = Callable[[], dict[str, np.ndarray]]
@@ -55,6 +63,45 @@ def errors(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
         common = _flat(_central(simulation), 1)
         error = (common - centre).square().sum(-1)
         return {"local_error": local.cpu().numpy(), "global_error": error.cpu().numpy()}
+
+    return look
+
+
+def optimum(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
+    """Measure how far w_g is from where one-stage FedProx leads, beside what the theory promises.
+
+    L is the largest smoothness of the clients' logistic losses plus the ridge ν (``weight_decay``),
+    and μ = ν, which holds everywhere.
+    """
+    steps = simulation.method.phases[0].steps
+    goals, rates, conditions = [], [], []
+    for problem, run in zip(problems, simulation.runs, strict=True):
+        names = ("prox_strength", "local_lr", "server_lr", "weight_decay")
+        absent = [name for name in names if name not in run.hyper]
+        if absent or not isinstance(steps, int):
+            raise ConfigError(
+                f"The probe 'optimum' needs one-stage FedProx with a number of steps and "
+                f"{', '.join(names)}; missing: {', '.join(absent) or 'steps'}. Take fedprox with "
+                'preset = "free", steps and weight_decay > 0.'
+            )
+        lam, local_lr, server_lr, ridge = (float(run.hyper[n]) for n in names)  # type: ignore[arg-type]
+        clients = replace(stacked([problem]), ridge=ridge)
+        weights = torch.full(clients.mask.shape[:2], 1.0 / clients.mask.shape[1]).double()
+        pull = torch.tensor(lam, dtype=torch.float64)
+        goals.append(fit_coupled(clients, weights, pull, tolerance=1e-12).centre[0])
+        env = envelope(lam, smoothness(problem) + ridge, ridge)
+        fine = satisfies(steps, local_lr, server_lr, env)
+        rates.append(rate(server_lr, env) if fine else np.nan)
+        conditions.append(env.condition)
+    goal = torch.stack(goals).to(simulation.rounds.arena.device, simulation.dtype)
+
+    def look() -> dict[str, np.ndarray]:
+        gap = (_flat(_central(simulation), 1) - goal).square().sum(-1)
+        return {
+            "optimum_gap": gap.cpu().numpy(),
+            "guaranteed_rate": np.array(rates),
+            "envelope_condition": np.array(conditions),
+        }
 
     return look
 
@@ -198,6 +245,7 @@ def _flat(models: Tree, axes: int) -> Tensor:
 
 PROBES: dict[str, Callable[[Simulation, Sequence[Problem]], Probe]] = {
     "errors": errors,
+    "optimum": optimum,
     "training_loss": training_loss,
     "common_test": common_test,
     "coherence": coherence,

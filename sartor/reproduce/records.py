@@ -17,11 +17,16 @@ what probes saw. A measure is a few words that name one number of it:
 | probe NAME | the last value of a probe; `at ROUND` for another |
 | probe NAME tail SHARE | the mean of the last values, 0.3 for 30 % of them |
 | rounds_to NAME FACTOR | first round at which a probe is at most FACTOR times its last value |
+| rounds_below NAME SHARE | first round at which a probe is at most SHARE times its first value |
+| contraction NAME | the largest ratio of a probe to its value one look before, while above 1e-12 |
+| | times its first value |
+| fall 10 | the largest fall of pooled accuracy between two looks after round 10 |
 | value NAME | a number of an exact solution |
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -36,8 +41,10 @@ Record = dict[str, Any]
 POINTS = ("pre", "post", "global")
 KINDS = (
     *("best", "last", "last10", "macro", "worst", "at", "loss"),
-    *("kib", "gradients", "seconds", "probe", "rounds_to", "value"),
+    *("kib", "gradients", "seconds", "probe", "rounds_to", "rounds_below", "contraction"),
+    *("fall", "value"),
 )
+CONTRACTED = 1e-12  # of its first value: below it a probe's ratios are rounding
 MOST_CLIENTS = 200  # whose numbers are kept one by one
 
 
@@ -104,7 +111,7 @@ def measure(record: Record, words: str, point: str | None = None) -> float:
         return _number(record.get(kind))
     if kind == "value":
         return _number(record.get("values", {}).get(given[1]))
-    if kind in ("probe", "rounds_to"):
+    if kind in ("probe", "rounds_to", "rounds_below", "contraction"):
         return _of_probe(record, given)
     if record.get("diverged"):
         return math.nan
@@ -123,6 +130,9 @@ def measure(record: Record, words: str, point: str | None = None) -> float:
     if kind == "at":
         places = np.flatnonzero(np.asarray(curve["rounds"]) <= int(given[1]))
         return float(values[places[-1]]) if len(places) else math.nan
+    if kind == "fall":
+        late = values[np.asarray(curve["rounds"]) >= int(given[1])]
+        return float(np.max(late[:-1] - late[1:])) if len(late) > 1 else math.nan
     if kind != "last":
         raise ConfigError(f"unknown measure {words!r}{did_you_mean(kind, KINDS)}")
     return float(values[-1])
@@ -157,11 +167,19 @@ def _of_probe(record: Record, given: Sequence[str]) -> float:
     if not seen or not seen["values"]:
         return math.nan
     rounds, values = seen["rounds"], [_number(v) for v in seen["values"]]
+    if given[0] in ("rounds_to", "rounds_below", "contraction") and not math.isfinite(values[-1]):
+        return math.nan
     if given[0] == "rounds_to":
-        if not math.isfinite(values[-1]):
-            return math.nan
         limit = float(given[2]) * values[-1]
         return float(next(t for t, v in zip(rounds, values, strict=True) if not v > limit))
+    if given[0] == "rounds_below":
+        limit = float(given[2]) * values[0]
+        reached = (t for t, v in zip(rounds, values, strict=True) if v <= limit)
+        return float(next(reached, math.nan))
+    if given[0] == "contraction":
+        enough = CONTRACTED * values[0]
+        pairs = [(a, b) for a, b in itertools.pairwise(values) if b > enough]
+        return max((b / a for a, b in pairs), default=math.nan)
     if "tail" in given:
         share = float(given[given.index("tail") + 1])
         return float(np.mean(values[-max(1, round(share * len(values))) :]))

@@ -16,9 +16,10 @@ seeds along the columns:
 | rises, falls | row(s) | V[row] moves one way along the columns; ``total`` wants that much in all |
 | flat | row, by | max − min of V[row] ≤ by |
 | crosses | row, than | V[row] − V[than] changes its sign once; ``near``, ``by``: where, in x |
+| slope | row, near, by | log V[row] against log x has a slope within ``by`` of ``near`` |
 | interior | row | the largest V[row] is at neither end (``lower``: the smallest) |
 | best_in | row, at_least | the row is the best of all in so many columns |
-| expression | value | a comparison of v("row", "column"[, "measure"]) and mean("row"), + − * / |
+| expression | value | a comparison of v("row", "column"[, "measure"]), sd(...) and mean("row"), + − * / |
 | published | by | every number that was published lies within ``by`` of ours |
 
 A row or column that was not run makes a rule "not run", never passed.
@@ -197,6 +198,19 @@ def crossings(x: Sequence[float], gap: np.ndarray) -> list[float]:
     ]
 
 
+def _slope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+    """Fit log V[row] = a + b log x by least squares, and compare b."""
+    x = [view.places[column] for column in view.columns]
+    if len(x) < 2 or any(place is None or place <= 0 for place in x):
+        raise ConfigError(f"{rule['claim']!r} needs two columns or more with an x above 0.")
+    heights = view.mean(rule["row"])
+    if (heights <= 0).any():
+        return False, f"no logarithm of {heights.min():.4g}"
+    across = np.log([float(place) for place in x if place is not None])
+    found = float(np.polyfit(across, np.log(heights), 1)[0])
+    return abs(found - rule["near"]) <= rule["by"], f"slope {found:+.3f}"
+
+
 def _interior(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     curve = view.mean(rule["row"]) * (-1 if rule.get("lower") else 1)
     best = int(curve.argmax())
@@ -230,15 +244,16 @@ _COMPARE[ast.Eq] = operator.eq
 
 
 def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
-    """Evaluate "a < b" where both sides are arithmetic on v(row, column) and mean(row)."""
+    """Evaluate "a < b" where both sides are arithmetic on v, sd (row, column) and mean(row)."""
     body = parse(rule["value"])
     if not isinstance(body, ast.Compare) or len(body.ops) != 1 or type(body.ops[0]) not in _COMPARE:
         raise ConfigError(f"{rule['value']!r} is not one comparison of two numbers.")
 
     def words(function: str, given: list[str]) -> float | None:
-        if function == "v" and len(given) in (2, 3):
+        if function in ("v", "sd") and len(given) in (2, 3):
             other = replace(view, values=view.measured(given[2])) if given[2:] else view
-            return float(np.nanmean(other.runs(given[0], given[1])))
+            runs = other.runs(given[0], given[1])
+            return float(np.nanmean(runs) if function == "v" else np.nanstd(runs))
         if function == "mean" and len(given) == 1:
             return float(view.mean(given[0]).mean())
         return None
@@ -259,6 +274,7 @@ CHECKS: dict[str, Callable[[Mapping[str, Any], View], tuple[bool, str]]] = {
     "falls": _moves(-1),
     "flat": _flat,
     "crosses": _crosses,
+    "slope": _slope,
     "interior": _interior,
     "best_in": _best_in,
     "expression": _expression,

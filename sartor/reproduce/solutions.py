@@ -35,12 +35,14 @@ def statistical_errors(
     found: list[Record] = []
     by_kind: dict[str, list[int]] = {}
     for k, lane in enumerate(lanes):
-        by_kind.setdefault(repr(sorted(lane.hyper.items())), []).append(k)
+        fed = problems[k].federation
+        shape = (fed.num_clients, len(fed.train.rows))
+        by_kind.setdefault(repr((sorted(lane.hyper.items()), shape)), []).append(k)
     records: dict[int, Record] = {}
     for places in by_kind.values():
         chosen = [problems[k] for k in places]
         truth = torch.stack([p.truth for p in chosen if p.truth is not None])
-        clients = _stacked(chosen)
+        clients = stacked(chosen)
         weights = torch.full(truth.shape[:2], 1.0 / truth.shape[1], dtype=truth.dtype)
         own, common = _solve(lanes[places[0]].hyper, clients, weights, truth)
         centre = truth.mean(1)
@@ -89,7 +91,8 @@ def _by_rule(chosen: dict[str, Any], clients: Clients, truth: Tensor) -> Tensor:
     return stacked.clamp(floor, ceiling)
 
 
-def _stacked(problems: Sequence[Problem]) -> Clients:
+def stacked(problems: Sequence[Problem]) -> Clients:
+    """Return the training samples of logistic problems of one size: (problems, clients, n, d)."""
     feds = [problem.federation for problem in problems]
     shape = (len(feds), feds[0].num_clients, int(feds[0].train.sizes[0]))
     x = torch.stack([fed.x[fed.train.rows] for fed in feds]).double().reshape(*shape, -1)

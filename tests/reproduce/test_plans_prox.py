@@ -67,13 +67,14 @@ def test_plan_has_rules_differences_and_five_seeds(name: str) -> None:
 def test_rules_look_at_what_is_measured(name: str) -> None:
     """A rule on a probe needs the probe; one on the common test needs samples of everybody."""
     gives = {"local_error": "errors", "global_error": "errors"}
+    gives |= dict.fromkeys(("optimum_gap", "guaranteed_rate", "envelope_condition"), "optimum")
     gives |= {"training_loss": "training_loss", "training_loss_global": "training_loss"}
     gives |= {"central_accuracy": "common_test", "average_accuracy": "common_test"}
     for plan in (load(name), load(name, quick=True)):
         chosen = {**SETTINGS, **plan.settings}
         words = [t["measure"] for t in plan.tables] + [r.get("measure", "") for r in plan.rules]
         for given in (text.split() for text in words if text):
-            if given[0] in ("probe", "rounds_to"):
+            if given[0] in ("probe", "rounds_to", "rounds_below", "contraction"):
                 assert gives[given[1]] in chosen["probes"], given
             if "everyone" in given or "common_test" in chosen["probes"]:
                 assert chosen["everyone"] > 0

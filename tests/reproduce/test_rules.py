@@ -64,6 +64,9 @@ CASES: list[tuple[dict[str, Any], bool]] = [
     ({"check": "crosses", "row": "a", "than": "b", "near": 0.9, "by": 0.05}, True),
     ({"check": "crosses", "row": "a", "than": "b", "near": 0.5, "by": 0.1}, False),
     ({"check": "crosses", "row": "a", "than": "c"}, False),
+    ({"check": "slope", "row": "b", "near": 0.0, "by": 1e-9, "columns": ["c1", "c2"]}, True),
+    ({"check": "slope", "row": "a", "near": 0.562, "by": 0.001, "columns": ["c1", "c2"]}, True),
+    ({"check": "slope", "row": "a", "near": 1.0, "by": 0.4, "columns": ["c1", "c2"]}, False),
     ({"check": "interior", "row": "c"}, True),
     ({"check": "interior", "row": "a"}, False),
     ({"check": "best_in", "row": "c", "at_least": 3}, True),
@@ -71,6 +74,8 @@ CASES: list[tuple[dict[str, Any], bool]] = [
     ({"check": "best_in", "row": "a", "at_least": 2, "except": ["c"]}, True),
     ({"check": "expression", "value": 'v("c", "c1") / 2 > v("a", "c2")'}, True),
     ({"check": "expression", "value": 'max(v("a", "c0"), -1) >= mean("b")'}, False),
+    ({"check": "expression", "value": 'sd("a", "c0") > sd("b", "c0") + 0.09'}, True),
+    ({"check": "expression", "value": 'sd("a", "c0") > sd("b", "c0") + 0.11'}, False),
     ({"check": "published", "by": 0.2}, True),
     ({"check": "published", "by": 0.05}, False),
 ]

@@ -26,6 +26,7 @@ from sartor.report.drawing import (
     colour_and_mark,
     legend_above,
     make_axes,
+    stroke,
 )
 
 Scale = Literal["linear", "log"]
@@ -97,8 +98,9 @@ def line_figure(
     position = 0
     for line in lines:
         number, mark = colour_and_mark(position, reference=line.reference)
+        style = DASH if line.dashed else stroke(0 if line.reference else position)
+        _draw(axes, line, SERIES[number - 1], mark, style)
         position += not line.reference
-        _draw(axes, line, SERIES[number - 1], mark)
     for index, (name, height) in enumerate(levels):
         style = (0, (1, 2 + index))
         axes.axhline(height, color=SERIES[0], linestyle=style, lw=1.3, label=clip(name, 40))
@@ -123,7 +125,7 @@ def line_figure(
     return Figure(key, title, " ".join(told), alt or _words(lines, x_label, y_label), canvas)
 
 
-def _draw(axes: Any, line: Line, colour: str, mark: str) -> None:
+def _draw(axes: Any, line: Line, colour: str, mark: str, stroke: Any) -> None:
     x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
     error = None if line.error is None else np.asarray(line.error, dtype=float)
     style = {
@@ -132,7 +134,7 @@ def _draw(axes: Any, line: Line, colour: str, mark: str) -> None:
         "markersize": 5.0,
         "markeredgewidth": 0,
         "markevery": max(1, len(x) // 12),
-        "linestyle": DASH if line.dashed else "solid",
+        "linestyle": stroke,
         "label": clip(line.name, 40),
     }
     bars = error is not None and not line.band

@@ -34,6 +34,8 @@ VARIABLES = {
     **{colour: f"var(--series-{index})" for index, colour in enumerate(SERIES, 1)},
 }
 DASH = (0, (4, 2.2))
+STROKES: tuple[Any, ...] = ("solid", (0, (3.2, 1.3)), (0, (1.1, 1.1)), (0, (4.5, 1.2, 1.1, 1.2)))
+"""Strokes of curves whose colours come back: the first six are solid, the next six dashed, ..."""
 
 STYLE: Any = {  # the keys of matplotlib differ between releases, so they are not typed
     "svg.fonttype": "none",
@@ -112,6 +114,15 @@ def colour_and_mark(position: int, *, reference: bool = False) -> tuple[int, str
     return position % colours + 2, MARKS[(1 + position) % len(MARKS)]
 
 
+def stroke(position: int) -> Any:
+    """Return the stroke of a curve, which tells curves of one colour apart besides the marker.
+
+    >>> stroke(5), stroke(6) == stroke(11), stroke(12) == stroke(6)
+    ('solid', True, False)
+    """
+    return STROKES[position // (len(SERIES) - 1) % len(STROKES)]
+
+
 def make_axes(width: float, height: float) -> tuple[Any, Canvas]:
     """Return axes of a size in inches, with lines across, and their canvas."""
     canvas = Canvas(figsize=(width, height), layout="constrained")
@@ -121,16 +132,28 @@ def make_axes(width: float, height: float) -> tuple[Any, Canvas]:
     return axes, canvas
 
 
-def legend_above(axes: Any, entries: int, most: int = 5) -> None:
-    """Put the legend above the axes, in rows of at most ``most``."""
+def legend_above(
+    axes: Any, entries: int, most: int = 5, *, left: float = -0.01, size: float | None = None
+) -> Any:
+    """Put the legend above the axes, in rows of at most ``most``, and return it.
+
+    Args:
+        axes: where the curves are.
+        entries: how many curves it names.
+        most: names in a row at most.
+        left: where it begins, as a share of the width of the axes.
+        size: of the letters, in points; that of the page if None.
+    """
     with mpl.rc_context(STYLE):
-        axes.legend(
+        return axes.legend(
             loc="lower left",
-            bbox_to_anchor=(-0.01, 1.0),
+            bbox_to_anchor=(left, 1.0),
             ncols=math.ceil(entries / math.ceil(entries / most)) if entries else 1,
             borderaxespad=0.2,
-            columnspacing=1.6,
-            handlelength=1.8,
+            columnspacing=1.6 if size is None else 1.1,
+            handlelength=1.8 if size is None else 2.2,
+            handletextpad=0.8 if size is None else 0.5,
+            fontsize=size,
             labelcolor=INK,
         )
 

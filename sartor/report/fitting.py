@@ -11,13 +11,16 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
 from matplotlib.text import Text
 
-from sartor.report.drawing import Figure, legend_above, to_svg
+from sartor.report.drawing import STYLE, Figure, legend_above, to_svg
 
 COLUMN, TEXT = 3.4, 7.0
 """Inches of a column of a two-column paper (a phone is as narrow), and of its whole text."""
 
 SMALLEST = 6.0
 """Points below which no letter goes."""
+
+MOST_ROWS, MOST_COLUMNS, MARGIN = 4, 6, 0.03
+"""Rows of a legend in a column of paper, names in a row, and inches between it and the edges."""
 
 LETTERS, LINES, MARKERS = 0.76, 0.6, 0.85
 """Sizes of the page times this are those of paper and phones."""
@@ -28,9 +31,7 @@ def fit(figure: Figure, width: float) -> Canvas:
     canvas: Canvas = pickle.loads(pickle.dumps(figure.canvas))  # our own, a moment ago
     old_width, old_height = canvas.get_size_inches()
     height = old_height * min(1.0, (width / old_width) ** 0.55)
-    # Every row of a legend beyond the second is given room of its own.
-    rows = [_lay_legend(axes, width) for axes in canvas.axes if axes.get_legend() is not None]
-    canvas.set_size_inches(width, height + 0.17 * max(0, max(rows, default=0) - 2))
+    canvas.set_size_inches(width, height)
     for artist in canvas.findobj():
         if isinstance(artist, Text):
             artist.set_fontsize(max(SMALLEST, LETTERS * float(artist.get_fontsize())))
@@ -38,8 +39,34 @@ def fit(figure: Figure, width: float) -> Canvas:
             artist.set_linewidth(LINES * artist.get_linewidth())
             artist.set_markersize(MARKERS * artist.get_markersize())
             artist.set_markeredgewidth(LINES * artist.get_markeredgewidth())
+    named = []
+    for axes in canvas.axes:
+        if (legend := axes.get_legend()) is not None:
+            named.append(axes)
+            legend.remove()
+    # Every row of a legend beyond the second is given room of its own.
+    rows = [_lay_legend(axes) for axes in named]
+    canvas.set_size_inches(width, height + 0.15 * max(0, max(rows, default=0) - 2))
     _thin_ticks(canvas)
     return canvas
+
+
+def paper_width(figure: Figure) -> float:
+    """Return the inches that a figure takes on paper: a column's, or those of the whole text.
+
+    A figure with several panels takes the text, and so does one whose legend would need more than
+    :data:`MOST_ROWS` rows in a column.
+    """
+    if figure.wide:
+        return TEXT
+    rows = [legend_rows(axes) for axes in fit(figure, COLUMN).axes]
+    return TEXT if max(rows, default=0) > MOST_ROWS else COLUMN
+
+
+def legend_rows(axes: Any) -> int:
+    """Return the rows of a legend; 0 where there is none."""
+    legend = axes.get_legend()
+    return 0 if legend is None else math.ceil(len(legend.get_texts()) / legend._ncols)
 
 
 def narrow_svg(figure: Figure) -> str | None:
@@ -72,10 +99,21 @@ def _thin_ticks(canvas: Canvas) -> None:
                 labels[place].set_visible(False)
 
 
-def _lay_legend(axes: Any, width: float) -> int:
-    """Lay the legend out again, in as many columns as there is room for; return its rows."""
-    labels = axes.get_legend_handles_labels()[1]
-    longest = max(map(len, labels), default=1)
-    most = max(1, int((width - 0.4) / (0.42 + 0.062 * longest)))
-    legend_above(axes, len(labels), most=most)
-    return math.ceil(len(labels) / most)
+def _lay_legend(axes: Any) -> int:
+    """Lay the legend out again, in as many columns as there is room for; return its rows.
+
+    It may begin at the left edge of the picture, and every column is as wide as its own names.
+    """
+    canvas = axes.figure
+    FigureCanvasAgg(canvas)
+    canvas.draw_without_rendering()
+    width, edge = canvas.bbox.width, MARGIN * canvas.dpi
+    box = axes.get_window_extent()
+    left = (edge - box.x0) / box.width
+    size = max(SMALLEST, LETTERS * STYLE["font.size"])
+    entries = len(axes.get_legend_handles_labels()[1])
+    for columns in range(min(entries, MOST_COLUMNS), 0, -1):
+        legend = legend_above(axes, entries, most=columns, left=left, size=size)
+        if columns == 1 or legend.get_window_extent().width <= width - 2 * edge:
+            break
+    return legend_rows(axes)

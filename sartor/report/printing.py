@@ -26,7 +26,7 @@ from matplotlib.text import Text
 
 from sartor.errors import ConfigError
 from sartor.report.drawing import VARIABLES, Figure
-from sartor.report.fitting import COLUMN, TEXT, fit
+from sartor.report.fitting import fit, paper_width
 from sartor.runs.storage import naming, write_text
 
 Format = Literal["pdf", "png"]
@@ -49,7 +49,8 @@ def save(figure: Figure, path: str | Path, *, width: float | None = None) -> Pat
     Args:
         figure: what to print; it stays as it is.
         path: ends with .pdf or .png.
-        width: inches; by default a column, or the width of the text for several panels.
+        width: inches; by default a column, or the width of the text for several panels or many
+            names.
 
     Returns:
         The path.
@@ -65,7 +66,7 @@ def save(figure: Figure, path: str | Path, *, width: float | None = None) -> Pat
             f"A figure is printed as {' or '.join(FORMATS)}, got {target.name!r}; name the file "
             f"{target.with_suffix('.pdf').name}."
         )
-    canvas = for_paper(figure, width or (TEXT if figure.wide else COLUMN))
+    canvas = for_paper(figure, width or paper_width(figure))
     metadata: dict[str, Any] = {"Title": figure.title}
     if kind == "pdf":
         FigureCanvasPdf(canvas)

@@ -88,9 +88,9 @@ TRAINING = {
     "runs_at_once": None,
     "jitter": 0.0,
 }
-"""What is trained and measured; ``jitter = 0.1`` multiplies every hyper-parameter that a row sets by
-1 + 0.1 z, z ~ N(0, 1) drawn anew for every seed; ``solve = "exact"`` takes minimisers instead of rounds,
-``solve = "labels"`` counts labels only."""
+"""What is trained and measured; ``solve = "exact"`` takes minimisers instead of rounds,
+``solve = "labels"`` counts labels only. ``jitter = 0.1`` multiplies every hyper-parameter that a
+row sets by 1 + 0.1 z, with z ~ N(0, 1) drawn anew for every seed."""
 
 SETTINGS: dict[str, Any] = {**DATA, **LOCAL, **TRAINING}
 

@@ -9,7 +9,7 @@ nothing to see yet.
 | errors | local_error | mean_i ‖w_i − w_i*‖² of the models that the clients would use |
 | | global_error | ‖w_g − mean_i w_i*‖², w_g the global model, else the mean of the clients' |
 | optimum | optimum_gap | ‖w_g − w̃_g‖², w̃_g the minimiser of one-stage FedProx' objective |
-| | guaranteed_rate | r of Theorem 2: what a round leaves of it at most; NaN if the steps break (12) |
+| | guaranteed_rate | r of Theorem 2, what a round leaves at most; NaN if the steps break (12) |
 | | envelope_condition | κ_g = κ(λ+μ)/(λ+L); the rounds are κ_g times a logarithm |
 | coherence | coherence | GCE = 1 − det Ĝ of w_i − θ_i: what a client sent minus the model it uses |
 | | coherence_log | log det Ĝ per client, which tells where GCE is 1 to all digits |

@@ -19,7 +19,8 @@ seeds along the columns:
 | slope | row, near, by | log V[row] against log x has a slope within ``by`` of ``near`` |
 | interior | row | the largest V[row] is at neither end (``lower``: the smallest) |
 | best_in | row, at_least | the row is the best of all in so many columns |
-| expression | value | a comparison of v("row", "column"[, "measure"]), sd(...) and mean("row"), + − * / |
+| expression | value | a comparison of v("row", "column"[, "measure"]), sd likewise (over seeds) |
+| | | and mean("row"), with + − * / |
 | published | by | every number that was published lies within ``by`` of ours |
 
 A row or column that was not run makes a rule "not run", never passed.

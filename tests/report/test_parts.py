@@ -74,6 +74,18 @@ def test_no_two_of_42_curves_look_alike():
     assert colour_and_mark(3, reference=True)[0] == 1
 
 
+def test_curves_of_one_colour_differ_in_their_stroke():
+    """Among 24 curves no two share colour and stroke; a theory keeps its own dashes."""
+    lines = [Line(str(k), [0, 1], [k, k + 1.0]) for k in range(24)]
+    figure = line_figure("k", "t", lines, x_label="x", y_label="y")
+    drawn = figure.canvas.axes[0].get_lines()
+    looks = {(line.get_color(), str(line._dash_pattern)) for line in drawn}
+    assert len(drawn) == len(looks) == 24
+    reference = [Line("r", [0, 1], [0, 1], reference=True), *lines[:6]]
+    solid = line_figure("k", "t", reference, x_label="x", y_label="y").canvas.axes[0].get_lines()
+    assert {line.get_linestyle() for line in solid} == {"-"}
+
+
 def test_published_beside_ours_by_hand():
     """Two standard errors decide: 0.10 within 2 x 0.05, 0.11 not; one run alone is not judged."""
     rows = [

@@ -16,9 +16,10 @@ from matplotlib.text import Text
 from sartor.comparison import Comparison
 from sartor.errors import ConfigError, RunFolderError
 from sartor.report import write_figures
-from sartor.report.drawing import SERIES, VARIABLES
+from sartor.report.charts import Line, line_figure
+from sartor.report.drawing import SERIES, VARIABLES, Figure
 from sartor.report.figures import draw_all
-from sartor.report.fitting import COLUMN, TEXT
+from sartor.report.fitting import COLUMN, TEXT, paper_width
 from sartor.report.printing import DOTS, for_paper, page_colours, save
 from tests.report.test_advice_page import make_advice
 from tests.synthetic_results import make_comparison, make_result
@@ -102,6 +103,44 @@ def test_no_letter_leaves_the_paper_and_none_is_too_small(figures):
         assert max(beyond) < 0.02, (figure.key, beyond)
         sizes = [text.get_fontsize() for text in canvas.findobj(Text) if text.get_text()]
         assert min(sizes) >= 6
+
+
+def lines_named(names: list[str]) -> Figure:
+    lines = [Line(name, [0, 1, 2], [k, k + 1.0, k]) for k, name in enumerate(names)]
+    return line_figure("many", "Many", lines, x_label="round", y_label="accuracy, %")
+
+
+@pytest.mark.parametrize("width", [COLUMN, TEXT])
+@pytest.mark.parametrize(
+    "names",
+    [
+        [f"method {k}" for k in range(14)],
+        [f"a method with a long name {k}" for k in range(8)],
+        ["LocalTrain", "λ = 0.02", "λ = 0.1", "GlobalTrain", "adaptive λ (shrinkage)"],
+    ],
+    ids=["fourteen", "long", "mixed"],
+)
+def test_a_legend_fits_and_leaves_most_of_the_picture_to_the_curves(names, width):
+    """No wider than the picture; the curves keep more than half of its height at their width."""
+    figure = lines_named(names)
+    if width < paper_width(figure):
+        return  # printed over the whole text instead; the phone's picture grows
+    canvas = for_paper(figure, width)
+    FigureCanvasAgg(canvas)
+    canvas.draw_without_rendering()
+    axes = canvas.axes[0]
+    legend = axes.get_legend().get_window_extent()
+    assert legend.x0 >= 0
+    assert legend.x1 <= canvas.bbox.width
+    assert legend.height < 0.3 * canvas.bbox.height
+    assert axes.get_window_extent().height > 0.5 * canvas.bbox.height
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == names
+
+
+def test_many_long_names_take_the_width_of_the_text():
+    """Fourteen short names fit into a column, in four rows; eight long ones do not."""
+    assert paper_width(lines_named([f"Fed {k}" for k in range(14)])) == COLUMN
+    assert paper_width(lines_named([f"a method with a long name {k}" for k in range(8)])) == TEXT
 
 
 def test_printing_leaves_the_drawing_as_it_was(tmp_path, figures):

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.ticker import FixedLocator, NullLocator
+from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
 from sartor.errors import ConfigError
 from sartor.metrics import Array
@@ -108,6 +108,8 @@ def line_figure(
         axes.xaxis.set_major_locator(FixedLocator(list(x_ticks)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(list(x_ticks), [f"{tick:g}" for tick in x_ticks])
+    elif x_scale == "linear" and all(float(x).is_integer() for line in lines for x in line.x):
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
     hollow = any(line.published is not None for line in lines)

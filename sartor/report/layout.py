@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +78,7 @@ def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
             (
                 mark,
                 [
-                    (_signed(cell), table.numeric(name), name in lowered and cell[0] == "-")
+                    (signed(cell), table.numeric(name), name in lowered and cell[0] == "-")
                     for name, cell in zip(table.columns, cells, strict=True)
                 ],
             )
@@ -97,9 +98,13 @@ def pictures(figures: Sequence[Figure]) -> list[tuple[Figure, Markup, Markup | N
     return found
 
 
-def _signed(cell: str) -> str:
-    """Return a number with a minus sign rather than a hyphen; other texts as they are."""
-    return f"−{cell[1:]}" if cell[:1] == "-" and cell[1:2].isdigit() else cell
+def signed(text: str) -> str:
+    """Return a text with minus signs instead of hyphens before its numbers.
+
+    >>> signed("-0.4 [-1.2, +0.4] by 3-fold")
+    '−0.4 [−1.2, +0.4] by 3-fold'
+    """
+    return re.sub(r"(?<![\w.])-(?=\.?\d)", "−", text)
 
 
 def count(number: int, noun: str) -> str:

@@ -29,6 +29,9 @@ from sartor.reproduce.outcome import Outcome, scale_of, standard_error
 from sartor.reproduce.records import series
 
 OF_ONE_COLUMN = ("rounds", "measures", "scatter", "labels")
+FEW = 8
+"""Places on a logarithmic axis that are all written out."""
+
 DEGREE = 3
 """Of the polynomial that smooths a curve."""
 
@@ -223,10 +226,13 @@ def _line_figure(key: str, spec: Mapping[str, Any], lines: Sequence[Line | None]
     there = [line for line in lines if line is not None]
     if not there:
         return None
+    places = sorted({float(x) for line in there for x in line.x})
+    few = spec.get("x_scale") == "log" and len(places) <= FEW and places[0] > 0
     return line_figure(
         key,
         spec["title"],
         there,
+        x_ticks=places if few and spec["kind"] in ("columns", "rows") else None,
         x_label=spec.get("x_label", ""),
         y_label=spec.get("y_label", ""),
         caption=spec.get("caption", ""),

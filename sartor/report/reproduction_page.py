@@ -6,16 +6,21 @@ from collections.abc import Mapping
 from typing import Any
 
 from sartor.report.evidence import Check, Measured, published_table, tally
+from sartor.report.layout import signed
 from sartor.report.reproduction_figures import figures_of
 from sartor.report.sections import Section, render_sections
 from sartor.report.words import Words
 from sartor.reproduce.outcome import Outcome
+from sartor.reproduce.plan import load, names
+
+CHANGES = ("model", "clients", "samples", "rounds", "epochs", "steps", "batch", "lr", "seeds")
+"""Settings that a short form may change, in the order in which the page tells them."""
 
 
 def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None = None) -> str:
     """Return the page as text: one file, no network, no scripts."""
     plan = outcome.plan
-    checks = [Check(v.claim, v.holds, v.found) for v in outcome.verdicts()]
+    checks = [Check(v.claim, v.holds, signed(v.found)) for v in outcome.verdicts()]
     seeds = {len(cell) for cell in outcome.records.values()} or {0}
     repeats = f"{min(seeds)} to {max(seeds)}" if len(seeds) > 1 else f"{max(seeds)}"
     form = "short form" if plan.quick else "full form"
@@ -38,7 +43,7 @@ def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None 
             source = plan.paper if own is None else f"no number of the paper, but the {own} run"
             tables.append(published_table(rows, what="row, column", kind=kind, source=source))
     sections = [
-        Section("Claims", [checks], "The shape that the paper shows, checked on our means."),
+        Section("Claims", [checks], "The shape that must appear, checked on our means."),
         Section("Figures", figures_of(outcome)),
         Section("Tables", tables, "Ours is the mean over allocations ± its standard error."),
         Section(
@@ -94,8 +99,40 @@ def _caveats(outcome: Outcome) -> list[str]:
         found.append(
             "This is the short form: fewer rounds, samples and repeats than in the paper, so "
             "numbers are not comparable with the published ones; the shape may be."
+            + _shortened(outcome)
         )
     return found
+
+
+def _shortened(outcome: Outcome) -> str:
+    """Say what the short form changed in its first cell, with the full form in brackets."""
+    short = outcome.plan
+    if short.name not in names():
+        return ""
+    full = load(short.name)
+    row, column = short.rows[0], short.columns[0]
+    mine = short.settings_of(row, column)
+    theirs = full.settings_of(full.row(row.name), full.column(column.name))
+    told = [
+        f"{key.replace('_', ' ')} {mine[key]} ({_said(theirs[key])})"
+        for key in CHANGES
+        if mine[key] != theirs[key]
+    ]
+    kept = [
+        f"{len(ours)} of {len(all_of)} {what}"
+        for ours, all_of, what in (
+            (short.rows, full.rows, "rows"),
+            (short.columns, full.columns, "columns"),
+        )
+        if len(ours) < len(all_of)
+    ]
+    return (
+        f" Here, with the full form in brackets: {', '.join(told + kept)}." if told + kept else ""
+    )
+
+
+def _said(value: Any) -> str:
+    return "all" if value is None else str(value)
 
 
 def _settings(outcome: Outcome) -> dict[str, Any]:

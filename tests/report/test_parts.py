@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
@@ -8,8 +9,12 @@ from sartor.errors import ConfigError
 from sartor.report.charts import Line, line_figure
 from sartor.report.drawing import colour_and_mark
 from sartor.report.evidence import Check, Measured, published_table, tally
+from sartor.report.reproduction_figures import figures_of
+from sartor.report.reproduction_page import render_reproduction
 from sartor.report.sections import Section, render_sections
 from sartor.report.words import Words
+from sartor.reproduce.outcome import Outcome
+from sartor.reproduce.plan import load
 from tests.report.test_report import Page
 
 
@@ -84,6 +89,39 @@ def test_curves_of_one_colour_differ_in_their_stroke():
     reference = [Line("r", [0, 1], [0, 1], reference=True), *lines[:6]]
     solid = line_figure("k", "t", reference, x_label="x", y_label="y").canvas.axes[0].get_lines()
     assert {line.get_linestyle() for line in solid} == {"-"}
+
+
+def test_rounds_are_whole_numbers_on_the_axis():
+    """Twenty rounds are not counted in steps of two and a half; other places keep their ticks."""
+
+    def ticks(x):
+        figure = line_figure("k", "t", [Line("a", x, [1.0, 2.0])], x_label="x", y_label="y")
+        return figure.canvas.axes[0].get_xticks()
+
+    assert all(float(tick).is_integer() for tick in ticks([0, 20]))
+    assert not all(float(tick).is_integer() for tick in ticks([0.0, 1.5]))
+
+
+def test_the_page_of_a_short_form_tells_what_it_shortened():
+    """Seeds, rounds and the model of the first cell, with the full form's in brackets."""
+    page = render_reproduction(Outcome(load("fedapa-table1-fmnist", quick=True)))
+    assert "model dnn (lenet5)" in page
+    assert "samples 3000 (all)" in page
+    assert "2 of 4 columns" in page
+    assert "with the full form in brackets" not in render_reproduction(
+        Outcome(load("fedapa-table1-fmnist"))
+    )
+
+
+def test_every_place_of_a_short_logarithmic_axis_is_written_out():
+    """Four sizes are four numbers below the axis, not powers of ten."""
+    plan = load("prox-slopes", quick=True)
+    outcome = Outcome(plan)
+    for column, row in itertools.product(plan.columns, plan.rows):
+        record = {"values": {"local_error": 1.0 / column.x}, "probes": {}, "points": {}}
+        outcome.add(row.name, column.name, 0, {**record, "headline": "pre"})
+    drawn = figures_of(outcome)[0].canvas.axes[0].get_xticklabels()
+    assert [label.get_text() for label in drawn] == ["400", "800", "1600", "3200"]
 
 
 def test_published_beside_ours_by_hand():

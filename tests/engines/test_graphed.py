@@ -72,11 +72,11 @@ class _OneRun(Graphed):
         return work, steps
 
 
-@pytest.mark.parametrize("name", ["fedprox", "fedapa", "pfedme"])
+@pytest.mark.parametrize("name", ["fedprox", "fedapa", "apfl"])
 def test_all_runs_as_one(name: str) -> None:
     """Common letters are read in the steps of FedProx; runs differ in data, seed and cohort."""
     task = net_task()
-    method = build(name, task, Local(epochs=2, batch=3, lr=0.1, momentum=0.5))
+    method = build(name, task, Local(epochs=2, batch=3, lr=0.1, momentum=0.5), {})
     settings: dict[str, Any] = {"participation": "at_least:0.6"}
     plain = run(simulation(method, task, two_allocations(), engine=Vectorised, **settings))
     other = simulation(method, task, two_allocations(), engine=_OneRun, **settings)

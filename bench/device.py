@@ -10,8 +10,8 @@ sweep      20 values of λ × 5 seeds of `lenet` in one pass, against one run
 methods    seconds a round of the costlier methods, against FedAvg
 
 Data are Fashion-MNIST from SARTOR_DATA for `lenet`, `sweep` and `methods`, made up for the others
-(time does not depend on what images show). A floor is the larger of floating-point operations by the
-card's float32 rate and of the bytes that parameters, gradients and batches must move by its memory's.
+(time does not depend on what images show). Floors: the floating-point operations by the card's
+float32 rate, and the bytes that parameters, gradients and batches must move by its memory's.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from sartor.engines.vectorised import Vectorised, over_lanes
 from sartor.local import Local
 from sartor.method import Phase, Site
 from sartor.methods import build
+from sartor.task import metered
 from sartor.tree import Tree
 from tests.toys import assert_same, net_task, outcome, run, simulation, two_allocations
 
@@ -66,9 +67,10 @@ class _OneRun(Graphed):
         step = over_lanes(phase.step, 2, dims=dims)
         for s in range(plan.num_steps):
             batch = plan.batches(self.arena, plan.table[:, :, s % plan.table.shape[2]])
-            new = step(work, batch, site._replace(key=plan.keys[:, :, s]))
+            with metered() as calls:
+                new = step(work, batch, site._replace(key=plan.keys[:, :, s]))
+            self.calls[phase.name] = calls()
             work = tree.where(s < steps, new, work)
-        self.calls[phase.name] = (0, 1)
         return work, steps
 
 

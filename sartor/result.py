@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import pandas
 
     from sartor.data.federation import Federation
+    from sartor.serving import Prediction
+    from sartor.tree import Tree
 
 __all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
@@ -57,6 +60,8 @@ class Result:
         config: the resolved settings.
         models: (client index, run, point) -> a network ready to use, or None.
         baseline: makes the LocalTrain result on the same allocations when first asked for.
+        newcomers: gives clients that join later their models.
+        server: run -> what newcomers are greeted from, to be written to a folder.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Result:
         models: ModelMaker | None = None,
         baseline: Callable[[], Result] | None = None,
         newcomers: Callable[..., Result] | None = None,
+        server: Callable[[int], tuple[Tree, dict[str, Any]]] | None = None,
     ) -> None:
         self.method = method
         self.headline = headline
@@ -94,6 +100,7 @@ class Result:
         self._baseline = baseline
         self._baseline_result: Result | None = None
         self._newcomers = newcomers
+        self._server = server
         self._check()
 
     def _check(self) -> None:
@@ -389,6 +396,7 @@ class Result:
             newcomers=None
             if join is None
             else lambda data, run=0, **settings: join(data, run=kept[run], **settings),
+            server=None if self._server is None else lambda run: self.server_state(kept[run]),
         )
         chosen._baseline_result = self._baseline_result
         return chosen
@@ -608,11 +616,102 @@ class Result:
         index, (chosen,) = self.client_index(client), self._indices(run)
         if self._models is None:
             raise RunFolderError(
-                "This result came without models. A run folder keeps the weights of every client "
-                "under models/: RunFolder.open(path).read_models() returns them, for "
-                "your_model.load_state_dict(...)."
+                "This result came without models. Read it with sartor.load(path), which takes them "
+                "from its run folder; RunFolder.open(path).read_models() returns the weights alone."
             )
         return self._models(index, chosen, point or self.headline)
+
+    def predict(
+        self, client: str | int, x: Any, *, run: int = 0, point: str | None = None
+    ) -> Prediction:
+        """Answer for new samples with the model of a client.
+
+        Samples are prepared as the training data were: numbers of a table are standardised,
+        categories become columns, texts token ids.
+
+        Args:
+            client: name or index.
+            x: as the federation was made: an array ``(samples, ...)``; for a table a data frame, a
+                dict of columns, or a list of dicts; for texts a list of them.
+            run: index of the run.
+            point: "pre", "post" or "global"; the headline point by default.
+
+        Returns:
+            labels and scores; see ``sartor.serving.Prediction``.
+        """
+        from sartor.serving import predict
+
+        (chosen,) = self._indices(run)
+        return predict(self, client, x, chosen, point)
+
+    def score(self, federation: Federation, split: str = "test", run: int = 0) -> Table:
+        """Return the measures of the task for every client; see ``sartor.measures.score``.
+
+        Args:
+            federation: with the clients of this result, prepared as for training.
+            split: "train", "val" or "test".
+            run: index of the run.
+        """
+        from sartor.measures import score
+
+        (chosen,) = self._indices(run)
+        return score(self, federation, split, chosen)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the result with the models of all clients, for ``sartor.load``.
+
+        Everything is safetensors and JSON; the training data are not written.
+
+        Args:
+            path: a folder; parents are made.
+            overwrite: replace an earlier result there.
+        """
+        from sartor.runs import RunFolder
+        from sartor.serving import tree_of
+
+        folder = RunFolder.create(path, self.config, overwrite=overwrite)
+        for run in range(len(self.runs)):
+            trees = [tree_of(self.model(client, run)) for client in range(len(self.clients))]
+            folder.write_models(self.clients, trees, run)
+            if self._server is not None:
+                folder.write_server(*self.server_state(run), run)
+        folder.write_result(self)
+        return folder.path
+
+    def export(
+        self, client: str | int, path: str | Path, *, run: int = 0, point: str | None = None
+    ) -> Path:
+        """Write the model of one client to a file that needs no Sartor to be used.
+
+        The ending decides: ``.pt`` and ``.safetensors`` hold the plain ``state_dict``, ``.pt2`` a
+        program by torch.export, ``.onnx`` one in ONNX (``pip install 'sartor[onnx]'``). Beside it
+        stands ``NAME.json``: shape of a sample, classes, and how samples are to be prepared.
+
+        Args:
+            client: name or index.
+            path: the file.
+            run: index of the run.
+            point: "pre", "post" or "global"; the headline point by default.
+        """
+        from sartor.serving import export
+
+        (chosen,) = self._indices(run)
+        return export(self, client, path, chosen, point)
+
+    def server_state(self, run: int = 0) -> tuple[Tree, dict[str, Any]]:
+        """Return what newcomers are greeted from, as a tree of tensors and JSON-able facts."""
+        if self._server is None:
+            raise RunFolderError("This result has no server; it stays in the folder it came from.")
+        return self._server(run)
+
+    def give_models(
+        self,
+        models: ModelMaker,
+        newcomers: Callable[..., Result],
+        server: Callable[[int], tuple[Tree, dict[str, Any]]],
+    ) -> None:
+        """Give a result that was read from a folder its models, and a way in for newcomers."""
+        self._models, self._newcomers, self._server = models, newcomers, server
 
     def onboard(
         self,
@@ -636,8 +735,8 @@ class Result:
         """
         if self._newcomers is None:
             raise RunFolderError(
-                "This result was read from a file and has no server to ask; use sartor onboard "
-                "with its run folder."
+                "This result was read without its server; read it with sartor.load(path), or use "
+                "sartor onboard with its run folder."
             )
         (chosen,) = self._indices(run)
         return self._newcomers(

@@ -152,6 +152,32 @@ class Result:
             return np.full(len(self.clients), np.nan)
         return np.asarray(self._scores(point).accuracy(run)[-1])
 
+    @property
+    def measure(self) -> str:
+        """What clients are compared by: "accuracy", or "RMSE" (less is better) in a regression."""
+        return "RMSE" if self.config.get("task") == "regression" else "accuracy"
+
+    def client_measure(self, point: str | None = None, run: int = 0) -> Array:
+        """Return (clients,) accuracies, or root mean squared errors, at the last evaluation."""
+        if self.measure == "accuracy":
+            return self.client_accuracy(point, run)
+        if self.diverged[run] is not None:
+            return np.full(len(self.clients), np.nan)
+        return np.sqrt(2 * self._scores(point).mean_loss(run)[-1])  # the loss is ½ (score − y)²
+
+    def pooled_measure(self, run: int = 0) -> float:
+        """Return accuracy, or root mean squared error, over the test samples of all clients."""
+        if self.measure == "accuracy":
+            return self._accuracy_of("last", run)
+        return float(np.sqrt(2 * self.loss_curve(run=run)[1][-1]))
+
+    def worst_measure(self, run: int = 0) -> float:
+        """Return the measure of the worst client among those with at least ten test samples."""
+        if self.measure == "accuracy":
+            return self._worst(run).value
+        errors = self.client_measure(run=run)
+        return -metrics.worst_client(-errors, self._scores().count[run]).value
+
     def _scores(self, point: str | None = None, split: str = "test") -> Scores:
         key = (point or self.headline, split)
         if key not in self.scores:
@@ -421,11 +447,12 @@ class Result:
         for index in indices:
             words = self.ended_with(index)
             count = self._scores().count[index]
-            at = {point: self.client_accuracy(point, index) for point in points}
+            at = {point: self.client_measure(point, index) for point in points}
             fine = self.diverged[index] is None
             loss = self._scores().mean_loss(index)[-1]
             for client, name in enumerate(self.clients):
-                labels = None if self.label_counts is None else self.label_counts[index][client]
+                counted = self.label_counts if self._counts_samples else None
+                labels = None if counted is None else counted[index][client]
                 rows.append(
                     [
                         *([index] if len(indices) > 1 else []),
@@ -439,7 +466,8 @@ class Result:
                     ]
                 )
         columns = ["client", "train samples", "classes", "test samples"]
-        columns += [f"accuracy {point}" for point in points] + ["loss"] + ["ended with"] * chose
+        columns += [f"{self.measure} {point}" for point in points]
+        columns += ["loss"] + ["ended with"] * chose
         return Table(
             ["run", *columns] if len(indices) > 1 else columns,
             rows,
@@ -447,6 +475,11 @@ class Result:
             formats={f"accuracy {point}": "percent" for point in points},
             title=f"{self.method}: clients",
         )
+
+    @property
+    def _counts_samples(self) -> bool:
+        """Whether every sample is one of the labels that are counted."""
+        return self.config.get("task") in (None, "classification")
 
     def fairness(self, run: int | None = None) -> Table:
         """Return how evenly accuracy is spread over the clients, one row per run.
@@ -481,6 +514,11 @@ class Result:
         return self._baseline_result
 
     @property
+    def can_compare(self) -> bool:
+        """Whether there is a baseline, or a way to train one."""
+        return self._baseline_result is not None or self._baseline is not None
+
+    @property
     def known_baseline(self) -> Result | None:
         """The baseline, if it is there already; asking never trains."""
         return self._baseline_result
@@ -493,6 +531,7 @@ class Result:
     def gain(self, baseline: Result | None = None, run: int | None = None) -> Table:
         """Return for each client its accuracy alone, federated, and the gain.
 
+        In a regression it is the root mean squared error, and the gain what it falls by.
         The notes hold ``mean gain``, ``minimum gain``, ``fraction hurt`` and ``clients hurt``.
         Where each client ended with one of several models, a column says with which.
 
@@ -508,17 +547,18 @@ class Result:
         rows: list[list[Any]] = []
         told = self.ended_with_words(*indices)
         gained: list[tuple[float, float]] = []
+        sign = 1 if self.measure == "accuracy" else -1
         for index in indices:
             words = ended[index]
-            alone = reference.client_accuracy(run=partner[index])
-            federated = self.client_accuracy(run=index)
+            alone = reference.client_measure(run=partner[index])
+            federated = self.client_measure(run=index)
             count = self._scores().count[index]
             for client, name in enumerate(self.clients):
                 a, f = float(alone[client]), float(federated[client])
-                row = [name, int(count[client]), a, f, f - a]
+                row = [name, int(count[client]), a, f, sign * (f - a)]
                 row += [words[client] if words else None] * chose
                 rows.append([index, *row] if len(indices) > 1 else row)
-                gained.append((f, a))
+                gained.append((sign * f, sign * a))
         gains = metrics.gain([f for f, _ in gained], [a for _, a in gained])
         columns = ["client", "test samples", "alone", "federated", "gain"] + ["ended with"] * chose
         return Table(
@@ -529,9 +569,12 @@ class Result:
                 "minimum gain": gains.minimum,
                 "fraction hurt": gains.fraction_hurt,
                 "clients hurt": gains.hurt,
+                **({} if sign > 0 else {"measure": "RMSE; the gain is what it falls by"}),
                 **({} if told is None else {"ended with": told}),
             },
-            formats={"alone": "percent", "federated": "percent", "gain": "points"},
+            formats={"alone": "percent", "federated": "percent", "gain": "points"}
+            if sign > 0
+            else {},
             title=f"{self.method}: gain over training alone",
         )
 
@@ -745,13 +788,15 @@ class Result:
 
     def __repr__(self) -> str:
         """Return method, accuracy, worst client and cost in one line."""
-        accuracy = format_cell(metrics.spread(self.accuracy), "percent")
-        worst = format_cell(metrics.spread(self.worst_client), "percent")
+        kind = "percent" if self.measure == "accuracy" else ""
+        unit = " %" if kind else ""
+        accuracy = format_cell(metrics.spread(self._each(self.pooled_measure)), kind)
+        worst = format_cell(metrics.spread(self._each(self.worst_measure)), kind)
         megabytes = format_cell(metrics.spread(self.megabytes), "megabytes")
         lost = sum(entry is not None for entry in self.diverged)
         runs = f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
         return (
-            f"<Result {self.method}: accuracy {accuracy} %, worst client {worst} %, "
+            f"<Result {self.method}: {self.measure} {accuracy}{unit}, worst client {worst}{unit}, "
             f"{len(self.clients)} clients, {self.ledger.num_rounds} rounds{runs}, {megabytes} MB"
             f"{f', {lost} diverged' if lost else ''}>"
         )

@@ -94,9 +94,16 @@ def recipe_of(result: Result, run: int) -> Mapping[str, Any] | None:
 
 def predict(result: Result, client: str | int, x: Any, run: int, point: str | None) -> Prediction:
     """Answer for samples with the model of a client; see ``Result.predict``."""
+    features = torch.as_tensor(prepare(_numpy(x), recipe_of(result, run)))
+    return answer(result, client, features, run, point)
+
+
+def answer(
+    result: Result, client: str | int, features: Tensor, run: int, point: str | None
+) -> Prediction:
+    """Answer for samples that are prepared already."""
     network = result.model(client, run, point)
     facts, kind = _facts(result), str(result.config.get("task") or "classification")
-    features = torch.as_tensor(prepare(_numpy(x), recipe_of(result, run)))
     shape = tuple(facts.get("input_shape", features.shape[1:]))
     if tuple(features.shape[1:]) != shape:
         alone = " (one sample? put it in a list)" if tuple(features.shape) == shape else ""
@@ -313,7 +320,7 @@ def _check_leaves(task: Task, params: Tree) -> None:
     if wanted != found:
         unlike = sorted(k for k in {*wanted, *found} if wanted.get(k) != found.get(k))
         raise ModelError(
-            f"The stored parameters do not fit this network; they differ in {', '.join(unlike[:5])}."
+            f"The stored parameters do not fit this network: see {', '.join(unlike[:5])}."
         )
 
 

@@ -315,6 +315,9 @@ def data(
     label: Annotated[
         str | None, typer.Option(help="Folders: the column of the label.", metavar="NAME")
     ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="CSV: the column of the client.", metavar="NAME")
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where data sets lie (else SARTOR_DATA).", metavar="FOLDER")
     ] = None,
@@ -329,7 +332,7 @@ def data(
         return
     words: dict[str, Any] = {"data": name, "clients": clients, "partition": partition}
     words |= {"samples": samples, "min_train": min_train}
-    words |= {"seed": seed, "label": label, "data_dir": data_dir}
+    words |= {"seed": seed, "label": label, "client": client, "data_dir": data_dir}
     flags = {key: value for key, value in words.items() if value is not None}
     answer, text = describe_data(build({"method": "local"}, flags=flags))
     if json:
@@ -362,7 +365,7 @@ def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: boo
     except (PFLError, OSError, ImportError) as error:  # the results are worth more than the page
         show.note(f"Warning: no report was written: {error}")
     show.table(results.table(), quiet=json)
-    for table in _endings(results):
+    for table in _gains(experiment, results, quiet=json) or _endings(results):
         show.say(quiet=json)
         show.table(table, quiet=json)
     show.places(*places, quiet=json)
@@ -372,6 +375,21 @@ def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: boo
             for row in results.summaries()
         ]
         show.json_line(rows[0] if experiment.is_single else rows)
+
+
+def _gains(experiment: Experiment, results: Comparison, *, quiet: bool) -> list[Table]:
+    """Return what each client of one's own table gains over training alone, if they are few."""
+    from sartor.cli.settings import kind_of
+
+    if quiet or kind_of(experiment) != "a table":
+        return []
+    alone = None if results.reference is None else results[results.reference]
+    return [
+        result.gain(alone, run=0)
+        for name, result in results.items()
+        if name != results.reference and len(result.clients) <= MOST_CLIENTS
+        if alone is not None or result.can_compare
+    ]
 
 
 def _endings(results: Comparison) -> list[Table]:

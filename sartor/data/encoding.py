@@ -104,20 +104,20 @@ def column_faults(name: str, kind: str, values: Array, clients: Array, missing: 
     faults = []
     gone = np.flatnonzero(np.isnan(values) if kind == "number" else values == "")
     if len(gone) == len(values):
-        return [f"Column {name!r} is empty; drop it with drop=[{name!r}]."]
+        return [f"Column {name!r} is empty; leave it out with drop=[{name!r}] (--drop {name})."]
     if len(gone) and missing == "error":
         faults.append(
             f"Column {name!r} has {len(gone)} empty cells{_where(gone, clients)}; fill them, leave "
-            "out those rows, or pass missing='mean'."
+            "out those rows, or pass missing='mean' (--missing mean)."
         )
     if kind == "number" and np.isinf(values).any():
         bad = np.flatnonzero(np.isinf(values))
         faults.append(f"Column {name!r} has {len(bad)} infinite cells{_where(bad, clients)}.")
     if kind == "category" and len(levels := set(values.tolist()) - {""}) > MOST_LEVELS:
         faults.append(
-            f"Column {name!r} has {len(levels)} different texts (more than {MOST_LEVELS}), as an id "
-            f"or free text has; leave it out with drop=[{name!r}], or learn from it alone with "
-            f"text_column={name!r}."
+            f"Column {name!r} has {len(levels)} different texts (more than {MOST_LEVELS}), as ids "
+            f"or free texts do; leave it out with drop=[{name!r}] (--drop {name}), or learn from it "
+            f"alone with text_column={name!r}."
         )
     return faults
 

@@ -39,7 +39,7 @@ def from_dataframe(
     text_column: str | None = None,
     standardise: bool = True,
     missing: str = "error",
-    test: float | str = 0.25,
+    test: Any = 0.25,
     val: float = 0.0,
     seed: int = 0,
     stratify: bool = False,
@@ -63,8 +63,8 @@ def from_dataframe(
         standardise: give numbers mean 0 and deviation 1 over all training rows.
         missing: "error" refuses empty cells; "mean" puts the mean for a number, no level for a
             category.
-        test: the fraction of every client's rows held out for testing, or a column of 0 and 1 that
-            marks the test rows.
+        test: the fraction of every client's rows held out for testing; or a column of 0 and 1, or
+            booleans, that mark the test rows.
         val: the fraction held out for validation.
         seed: seed of the division.
         stratify: keep the class shares of every client in each part.
@@ -88,7 +88,7 @@ def from_dataframe(
     labels = [label] if isinstance(label, str) else list(label)
     columns = _columns(frame, faults)
     marks = test if isinstance(test, str) else None
-    wanted = [("client", client), *(("label", name) for name in labels)]
+    wanted: list[tuple[str, Any]] = [("client", client), *(("label", name) for name in labels)]
     wanted += [("drop", name) for name in drop] + [("categories", name) for name in categories]
     wanted += [("text_column", text_column)] * (text_column is not None)
     wanted += [("test", marks)] * (marks is not None)
@@ -263,8 +263,8 @@ def _clients(values: Array, name: str, faults: list[str]) -> Array:
     if gone:
         shown = ", ".join(map(str, gone[:5])) + (", ..." if len(gone) > 5 else "")
         faults.append(
-            f"Column {name!r} names no client in {len(gone)} rows ({shown}); fill them in, or leave "
-            "out those rows."
+            f"Column {name!r} names no client in {len(gone)} rows ({shown}); fill them in, or "
+            "leave out those rows."
         )
     return np.array([encoding._text(cell) for cell in cells], dtype=np.str_)
 

@@ -70,7 +70,8 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def default(federation: Federation) -> nn.Module:
     """Choose a network.
 
-    LSTM for token ids (one that names the next token for that task), LeNet-5 for images of 16 pixels or more, else one hidden layer.
+    LSTM for token ids (for a next-token task, one that answers at every step), LeNet-5 for images
+    of 16 pixels or more, else one hidden layer.
     """
     shape = federation.input_shape
     if federation.task == "next-token":

@@ -2,8 +2,8 @@
 
     p(token_{t+1} | token_1 … token_t) = softmax(W h_t + b)
 
-with the state h_t of the last layer of ``sartor.models.recurrent`` after step t. The head sees every
-step, so it is one linear layer; steps of padding have scores too, which the loss leaves out.
+with the state h_t of the last layer of ``sartor.models.recurrent`` after step t. Steps of padding
+have scores too, which the loss leaves out.
 """
 
 from __future__ import annotations

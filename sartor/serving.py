@@ -8,7 +8,10 @@ names of classes, and the constants that samples are standardised with. Nothing 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -183,7 +186,8 @@ def _write(network: nn.Module, file: Path, ending: str, facts: Mapping[str, Any]
     example = torch.ones(shape, dtype=torch.int64 if facts["tokens"] else dtype)
     batch = {0: torch.export.Dim("batch")}
     try:
-        program = torch.export.export(network, (example,), dynamic_shapes=(batch,))
+        with _quiet("torch.export"):
+            program = torch.export.export(network, (example,), dynamic_shapes=(batch,))
     except Exception as error:  # torch raises many kinds, all of them about this network
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ModelError(
@@ -199,11 +203,32 @@ def _write(network: nn.Module, file: Path, ending: str, facts: Mapping[str, Any]
         raise MissingExtraError(
             "ONNX needs onnx and onnxscript; install them with: pip install 'sartor[onnx]'"
         ) from error
-    found = torch.onnx.export(
-        program, input_names=["x"], output_names=["scores"], dynamo=True, verbose=False
-    )
+    try:
+        with _quiet("torch.onnx"):
+            found = torch.onnx.export(
+                program, input_names=["x"], output_names=["scores"], dynamo=True, verbose=False
+            )
+    except Exception as error:  # whatever a version of the converter raises
+        raise ModelError(
+            f"The model cannot be written as ONNX ({type(error).__name__}); export it as .pt2, or "
+            "its parameters as .pt or .safetensors instead."
+        ) from error
     assert found is not None
     found.save(str(file))
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep what a package says about itself off the screen."""
+    logger = logging.getLogger(name)
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 # ---------------------------------------------------------------------- from a folder

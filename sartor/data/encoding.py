@@ -101,10 +101,22 @@ def column_faults(name: str, kind: str, values: Array, clients: Array, missing: 
         clients: ``(rows,)`` names, for messages.
         missing: "error" refuses empty cells, "mean" fills them in.
     """
-    faults = []
-    gone = np.flatnonzero(np.isnan(values) if kind == "number" else values == "")
-    if len(gone) == len(values):
+    if len(_empty(kind, values)) == len(values):
         return [f"Column {name!r} is empty; leave it out with drop=[{name!r}] (--drop {name})."]
+    faults = cell_faults(name, kind, values, clients, missing)
+    if kind == "category" and len(levels := set(values.tolist()) - {""}) > MOST_LEVELS:
+        faults.append(
+            f"Column {name!r} has {len(levels)} different texts (more than {MOST_LEVELS}), as ids "
+            f"or free texts do; leave it out with drop=[{name!r}] (--drop {name}), or learn from it "
+            f"alone with text_column={name!r}."
+        )
+    return faults
+
+
+def cell_faults(name: str, kind: str, values: Array, clients: Array, missing: str) -> list[str]:
+    """List the empty and infinite cells of a column; the arguments are those of column_faults."""
+    faults = []
+    gone = _empty(kind, values)
     if len(gone) and missing == "error":
         faults.append(
             f"Column {name!r} has {len(gone)} empty cells{_where(gone, clients)}; fill them, leave "
@@ -113,13 +125,11 @@ def column_faults(name: str, kind: str, values: Array, clients: Array, missing: 
     if kind == "number" and np.isinf(values).any():
         bad = np.flatnonzero(np.isinf(values))
         faults.append(f"Column {name!r} has {len(bad)} infinite cells{_where(bad, clients)}.")
-    if kind == "category" and len(levels := set(values.tolist()) - {""}) > MOST_LEVELS:
-        faults.append(
-            f"Column {name!r} has {len(levels)} different texts (more than {MOST_LEVELS}), as ids "
-            f"or free texts do; leave it out with drop=[{name!r}] (--drop {name}), or learn from it "
-            f"alone with text_column={name!r}."
-        )
     return faults
+
+
+def _empty(kind: str, values: Array) -> Array:
+    return np.flatnonzero(np.isnan(values) if kind == "number" else values == "")
 
 
 # ---------------------------------------------------------------------- federated statistics
@@ -251,11 +261,7 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
             faults.append(f"Column {name!r} held numbers in training, but is text here.")
             continue
         nobody = np.full(len(found[1]), "")
-        faults += [
-            fault
-            for fault in column_faults(name, found[0], found[1], nobody, recipe["missing"])
-            if "different texts" not in fault and "is empty" not in fault
-        ]
+        faults += cell_faults(name, *found, nobody, recipe["missing"])
         read[name] = found
     if faults:
         raise FederationError("\n".join(faults))

@@ -32,6 +32,9 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>"})
 MOST_LEVELS = 100
 """A text column with more levels than this is hardly a category."""
 
+FEWEST_ROWS = 20
+"""With at least so many rows, a text column whose cells all differ is no category either."""
+
 _CONSTANT = 1e-14  # a variance below this share of the mean square is rounding
 
 
@@ -104,11 +107,14 @@ def column_faults(name: str, kind: str, values: Array, clients: Array, missing: 
     if len(_empty(kind, values)) == len(values):
         return [f"Column {name!r} is empty; leave it out with drop=[{name!r}] (--drop {name})."]
     faults = cell_faults(name, kind, values, clients, missing)
-    if kind == "category" and len(levels := set(values.tolist()) - {""}) > MOST_LEVELS:
+    levels = set(values.tolist()) - {""} if kind == "category" else set()
+    given = len(values) - len(_empty(kind, values))
+    if len(levels) > MOST_LEVELS or (len(levels) == given and given >= FEWEST_ROWS):
         faults.append(
-            f"Column {name!r} has {len(levels)} different texts (more than {MOST_LEVELS}), as ids "
-            f"or free texts do; leave it out with drop=[{name!r}] (--drop {name}), or learn from it "
-            f"alone with text_column={name!r}."
+            f"Column {name!r} has {len(levels)} different texts in {given} rows, as ids or free "
+            f"texts do (at most {MOST_LEVELS} make a category, and not one for every row); leave "
+            f"it out with drop=[{name!r}] (--drop {name}), or learn from it alone with "
+            f"text_column={name!r}."
         )
     return faults
 

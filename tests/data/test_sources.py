@@ -39,7 +39,7 @@ class Columns:
 
 
 def test_torch_data_sets_are_clients():
-    """A TensorDataset and one read sample by sample make the same federation, in the given order."""
+    """A TensorDataset and one read sample by sample make the same federation."""
     torch.manual_seed(0)
     x, y = torch.randn(8, 3), torch.tensor([0, 1] * 4)
     made = [
@@ -77,7 +77,11 @@ def test_all_faults_of_torch_data_sets_are_told():
             }
         )
     text = str(caught.value)
-    for part in ("Client c: the data set has no", "Client d: 2 items are not pairs", "Client e: it"):
+    for part in (
+        "Client c: the data set has no",
+        "Client d: 2 items are not pairs",
+        "Client e: it",
+    ):
         assert part in text
     assert "x has different shapes in different clients: [(2,), (3,)]" in text
     with pytest.raises(FederationError, match="dict from a client's name"):
@@ -104,7 +108,11 @@ def test_a_hugging_face_table_is_a_table():
 
 def test_texts_and_images_of_hugging_face():
     """A text column becomes token ids, an image column pixels between 0 and 1."""
-    rows = {"user": list("aabb"), "t": ["one two", "two", "two three", "one"], "label": [0, 1, 0, 1]}
+    rows = {
+        "user": list("aabb"),
+        "t": ["one two", "two", "two three", "one"],
+        "label": [0, 1, 0, 1],
+    }
     fed = Federation.from_hf(Columns(**rows), "user", text="t", length=4)
     assert (fed.x.dtype, tuple(fed.x.shape)) == (torch.int64, (4, 4))
     Image = type("Image", (), {})

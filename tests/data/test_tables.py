@@ -32,7 +32,7 @@ def steps_of(fed):
 
 
 def test_statistics_of_clients_add_up_to_those_of_the_pool():
-    """Count, sum and sum of squares of every client give mean and deviation of all training rows."""
+    """Count, sum and sum of squares of every client give mean and deviation of all of them."""
     given = table()
     fed = Federation.from_dataframe(given, client="site", label="ill")
     train = fed.train.rows.numpy()
@@ -197,9 +197,12 @@ def test_one_message_lists_all_faults():
 def test_many_texts_are_no_category():
     """A column of more than 100 texts is refused with both ways out."""
     given = {"c": ["a"] * 101, "id": [f"p{i}" for i in range(101)], "l": [0, 1] * 50 + [0]}
-    with pytest.raises(FederationError, match=r"drop=\['id'\] \(--drop id\), or learn") as caught:
+    with pytest.raises(FederationError, match=r"\['id'\] \(--drop id\), or learn") as caught:
         Federation.from_dataframe(given, client="c", label="l")
     assert len(caught.value.faults) == 1
+    few = {name: list(values)[:20] for name, values in given.items()}
+    with pytest.raises(FederationError, match="not one for every row"):
+        Federation.from_dataframe(few, client="c", label="l")
     given["v"] = np.arange(101.0)
     fed = Federation.from_dataframe(given, client="c", label="l", drop=["id"])
     assert fed.info["features"] == ["v"]

@@ -88,7 +88,7 @@ def measure(task: str, y: Array, scores: Array) -> dict[str, float]:
 
 def score(result: Result, federation: Federation, split: str, run: int) -> Table:
     """Return a row of measures for every client that has samples; see ``Result.score``."""
-    from sartor.serving import answer
+    from sartor.serving import answer, target_of
 
     if tuple(federation.names) != result.clients:
         raise ConfigError("The federation has other clients than this result; give the same one.")
@@ -100,7 +100,11 @@ def score(result: Result, federation: Federation, split: str, run: int) -> Table
         if not len(own):
             continue
         found = answer(result, client, federation.x[own], run, None)
-        values = measure(task, federation.y[own].numpy(), found.scores)
+        y = federation.y[own].numpy()
+        if task == "regression":
+            mean, scale = target_of(result, run)
+            y = y * scale + mean
+        values = measure(task, y, found.scores)
         columns = list(values)
         rows.append([name, len(own), *values.values()])
     if not rows:

@@ -214,6 +214,9 @@ def _federation(newcomers: Data, test: float, known: Trained, validate: bool) ->
         x, y = newcomers
         x, y = prepare(x, known.recipe), _numbered(y, known.facts["class_names"])
         kind = known.task.kind
+        if kind == "regression" and "target" in (known.recipe or {}):
+            step = known.recipe["target"]
+            y = (np.asarray(y, dtype=np.float64) - step["mean"]) / step["scale"]
         newcomers = Federation.from_arrays(
             x,
             y,
@@ -227,7 +230,8 @@ def _federation(newcomers: Data, test: float, known: Trained, validate: bool) ->
     elif known.recipe is not None and newcomers.info.get("preprocessing") != known.recipe:
         faults.append(
             "newcomers were prepared with other constants than the clients that trained; give the "
-            "table itself and the labels, onboard((x, y)), so that they are prepared alike."
+            "table itself and the labels, onboard((x, y)), or make the newcomers' federation with "
+            "like=federation.info, so that they are prepared alike."
         )
     if newcomers.input_shape != shape:
         faults.append(

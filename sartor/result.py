@@ -163,13 +163,20 @@ class Result:
             return self.client_accuracy(point, run)
         if self.diverged[run] is not None:
             return np.full(len(self.clients), np.nan)
-        return np.sqrt(2 * self._scores(point).mean_loss(run)[-1])  # the loss is ½ (score − y)²
+        loss = self._scores(point).mean_loss(run)[-1]  # ½ (score − y)²
+        return np.asarray(self._unit(run) * np.sqrt(2 * loss))
 
     def pooled_measure(self, run: int = 0) -> float:
         """Return accuracy, or root mean squared error, over the test samples of all clients."""
         if self.measure == "accuracy":
             return self._accuracy_of("last", run)
-        return float(np.sqrt(2 * self.loss_curve(run=run)[1][-1]))
+        return float(self._unit(run) * np.sqrt(2 * self.loss_curve(run=run)[1][-1]))
+
+    def _unit(self, run: int) -> float:
+        """Return what a target's deviation of 1 is in the units of the data."""
+        from sartor.serving import target_of
+
+        return target_of(self, run)[1]
 
     def worst_measure(self, run: int = 0) -> float:
         """Return the measure of the worst client among those with at least ten test samples."""

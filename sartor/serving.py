@@ -119,7 +119,17 @@ def answer(
     with torch.no_grad():
         parts = [network(part) for part in features.split(BATCH)]
     scores = torch.cat(parts) if parts else torch.empty(0, max(facts.get("num_classes", 1), 1))
+    if kind == "regression":
+        mean, scale = target_of(result, run)
+        scores = scores * scale + mean
     return _answers(scores, kind, facts.get("class_names", []), features)
+
+
+def target_of(result: Result, run: int) -> tuple[float, float]:
+    """Return mean and scale of the target in the units of the data; (0, 1) if it was not scaled."""
+    recipe = recipe_of(result, run) if "rebuild" in result.config else None
+    step = (recipe or {}).get("target", {"mean": 0.0, "scale": 1.0})
+    return float(step["mean"]), float(step["scale"])
 
 
 def _answers(scores: Tensor, kind: str, names: Sequence[str], x: Tensor) -> Prediction:

@@ -223,3 +223,43 @@ def test_onnx_works_or_names_its_extra(result, federation, tmp_path):
     (found,) = session.run(None, {"x": federation.x[:5].numpy()})
     wanted = result.model("s1")(federation.x[:5]).detach().numpy()
     assert np.allclose(found, wanted, atol=1e-5)
+
+
+# ---------------------------------------------------------------------- targets and tables later
+
+
+def test_a_target_keeps_its_units(tmp_path):
+    """A target in the thousands trains, and errors, predictions and newcomers are in its units."""
+    rng = np.random.default_rng(0)
+    age, site = rng.normal(50, 10, 150), np.array(["a", "b", "c"])[np.arange(150) % 3]
+    given = {"site": site, "age": age, "cost": 9000 + 40 * age + rng.normal(0, 50, 150)}
+    fed = Federation.from_dataframe(given, client="site", label="cost")
+    target = fed.info["preprocessing"]["target"]
+    train = fed.train.rows.numpy()
+    assert target["mean"] == pytest.approx(given["cost"][train].mean())
+    assert target["scale"] == pytest.approx(given["cost"][train].std())
+    made = sartor.fit("fedavg", fed, rounds=5)
+    rows = fed.test.of(1).numpy()
+    found = made.predict("b", {"age": age[rows]}).labels
+    error = np.sqrt(np.square(found - given["cost"][rows]).mean())
+    assert made.client_measure()[1] == pytest.approx(error, rel=1e-4)
+    assert made.score(fed).rows[1][2] == pytest.approx(error, rel=1e-4)
+    assert error < 300
+    joined = sartor.load(made.save(tmp_path / "costs")).onboard(
+        ({"age": age[:30]}, given["cost"][:30]), rounds=1
+    )
+    assert joined.client_measure()[0] < 400
+
+
+def test_a_table_of_newcomers_is_prepared_like_those_who_trained(result, federation, table):
+    """``like`` takes over columns, constants and classes, also where one is missing."""
+    well = np.flatnonzero(np.asarray(table["out"]) == "well")[:20]
+    some = {name: np.asarray(values)[well] for name, values in table.items()}
+    words = {"client": "site", "label": "out", "like": federation.info}
+    other = Federation.from_dataframe({**some, "more": np.ones(20)}, **words)
+    assert torch.equal(other.x, federation.x[well])
+    assert other.y.unique().tolist() == [1]
+    assert result.onboard(other, rounds=1).clients == other.names
+    some["out"] = np.array(["dead"] * 20)
+    with pytest.raises(FederationError, match="Classes dead are not known"):
+        Federation.from_dataframe(some, **words)

@@ -169,7 +169,7 @@ def federation_code(experiment: Experiment) -> str:
     data = str(Path(experiment.data).expanduser()) if own else experiment.data
     given = {**_given(experiment, *_KINDS[kind][0]), "seed": experiment.seed}
     if kind == "a table" and "label" in given:
-        given["label"] = _label_of(given["label"])
+        given["label"] = label_of(given["label"])
     values = {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
     words = ", ".join([repr(data), *(f"{key}={value!r}" for key, value in values.items())])
     maker = {"a table": "file", "a folder": "folder", "a data set": "dataset"}[kind]
@@ -212,11 +212,11 @@ def _from_table(experiment: Experiment, seed: int) -> Federation:
         columns = ", ".join(read_table(file))
         flags = " and ".join(f"--{key}" for key in lost)
         raise ConfigError(f"{file} is a table; name a column with {flags} (it has: {columns}).")
-    label = _label_of(given.pop("label"))
+    label = label_of(given.pop("label"))
     return Federation.from_file(file, label=label, seed=seed, **given)
 
 
-def _label_of(words: str) -> str | list[str]:
+def label_of(words: str) -> str | list[str]:
     """Read the column of the label, or several with commas."""
     names = [name.strip() for name in words.split(",")]
     return names[0] if len(names) == 1 else names

@@ -46,6 +46,7 @@ def from_dataframe(
     min_samples: int = 0,
     length: int = text.LENGTH,
     vocabulary: int = text.VOCABULARY,
+    like: Mapping[str, Any] | None = None,
     source: str = "dataframe",
 ) -> Federation:
     """Make a federation from a table with one row per sample.
@@ -60,7 +61,8 @@ def from_dataframe(
         drop: columns to leave out.
         categories: columns of numbers that are categories.
         text_column: learn from this column of texts alone, as token ids.
-        standardise: give numbers mean 0 and deviation 1 over all training rows.
+        standardise: give numbers, and the target of a regression, mean 0 and deviation 1 over all
+            training rows; predictions and errors are told in the units of the table.
         missing: "error" refuses empty cells; "mean" puts the mean for a number, no level for a
             category.
         test: the fraction of every client's rows held out for testing; or a column of 0 and 1, or
@@ -71,6 +73,8 @@ def from_dataframe(
         min_samples: leave out clients with fewer training rows than this.
         length: tokens of a text.
         vocabulary: token ids in all.
+        like: ``info`` of a federation that was trained, for newcomers: columns, constants and
+            classes are then those.
         source: what ``info`` says about the origin.
 
     Raises:
@@ -85,6 +89,7 @@ def from_dataframe(
     """
     encoding.check_missing(missing)
     faults: list[str] = []
+    known = dict(like or {})
     labels = [label] if isinstance(label, str) else list(label)
     columns = _columns(frame, faults)
     marks = test if isinstance(test, str) else None
@@ -103,10 +108,12 @@ def from_dataframe(
         raise_faults(faults)
     ids = _clients(columns[client], client, faults)
     y, names, kind = _labels({n: columns[n] for n in labels}, task, ids, faults)
+    if known.get("class_names") and kind == "classification" and y is not None:
+        y, names = _renumbered(y, names, list(known["class_names"]), faults)
     special = {client, marks, *labels, *drop}
     rest = [name for name in columns if name not in special]
     read = _features(
-        {name: columns[name] for name in rest} if text_column is None else {},
+        {name: columns[name] for name in rest} if text_column is None and like is None else {},
         categories,
         ids,
         missing,
@@ -133,7 +140,11 @@ def from_dataframe(
         raise
     raise_faults(faults)
     rows = [federation.train.of(i).numpy() for i in range(federation.num_clients)]
-    if text_column is not None:
+    more: dict[str, Any] = {}
+    if like is not None:
+        recipe = dict(known["preprocessing"])
+        features = encoding.prepare(columns, recipe)
+    elif text_column is not None:
         features, recipe, more = _text(columns[text_column], text_column, rows, length, vocabulary)
     else:
         messages = [encoding.client_statistics(read, own) for own in rows]
@@ -143,6 +154,11 @@ def from_dataframe(
         features = encoding.encode(read, steps)
         recipe = {"kind": "table", "columns": steps, "missing": missing}
         more = {"features": encoding.feature_names(steps)}
+    if kind == "regression" and y is not None:
+        recipe |= _target(y, rows, standardise, recipe if like is not None else None)
+        step = recipe["target"]
+        scaled = torch.from_numpy(((y - step["mean"]) / step["scale"]).astype(np.float32))
+        federation = replace(federation, y=scaled)
     info = federation.info | {"source": source, "client": client, "label": label}
     info |= {"preprocessing": recipe} | more | ({"class_names": names} if names else {})
     return replace(federation, x=torch.from_numpy(features), info=info)
@@ -339,6 +355,34 @@ def _labels(
         return None, [], kind or "classification"
     y = np.stack(parts, axis=1) if kind == "multilabel" else parts[0]
     return y, names, str(kind)
+
+
+def _target(
+    y: Array, rows: Sequence[Array], standardise: bool, known: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return mean and scale of the target, by the same federated statistics as those of columns."""
+    if known is not None:
+        return {"target": known["target"]}
+    if not standardise:
+        return {"target": {"mean": 0.0, "scale": 1.0}}
+    column = {"y": ("number", y)}
+    (step,) = encoding.combine_statistics([encoding.client_statistics(column, r) for r in rows])
+    return {"target": {key: step[key] for key in ("mean", "scale")}}
+
+
+def _renumbered(
+    y: Array, names: list[str], known: list[str], faults: list[str]
+) -> tuple[Array, list[str]]:
+    """Number classes as those who trained do."""
+    own = names or [str(i) for i in range(int(y.max()) + 1)]
+    strange = [name for name in own if name not in known]
+    if strange:
+        faults.append(
+            f"Classes {', '.join(strange[:5])} are not known to the models, which tell apart "
+            f"{', '.join(known[:10])}; leave out those rows."
+        )
+        return y, known
+    return np.array([known.index(name) for name in own], dtype=np.int64)[y], known
 
 
 def _text(

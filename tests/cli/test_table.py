@@ -108,3 +108,15 @@ def test_the_data_command_and_the_code_make_the_same_federation(
     code = federation_code(build({"method": "local"}, flags=flags))
     made = eval(code, {"sartor": sartor})
     assert (made.task, made.info["seed"]) == ("multilabel", 4)
+
+
+def test_newcomers_of_a_table_come_in_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    """``sartor onboard RUN new.csv`` prepares them as those who trained were."""
+    assert main(["run", "ditto", *WORDS, "--label", "y", "--out", "run"]) == 0
+    lines = Path("my.csv").read_text().replace("s0,", "new,").splitlines()
+    Path("new.csv").write_text("\n".join([lines[0], *(t for t in lines if t.startswith("new"))]))
+    capsys.readouterr()
+    assert main(["onboard", "run", "new.csv", "--rounds", "1", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert found["clients"] == 1
+    assert found["accuracy"] > 0

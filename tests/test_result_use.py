@@ -35,13 +35,21 @@ def table():
 
 
 @pytest.fixture(scope="module")
-def federation(table):
-    return Federation.from_dataframe(table, client="site", label="out")
+def federations(table):
+    """Two divisions, whose training rows have different means."""
+    words = {"client": "site", "label": "out"}
+    return [Federation.from_dataframe(table, seed=seed, **words) for seed in (0, 1)]
 
 
 @pytest.fixture(scope="module")
-def result(federation):
-    return sartor.fit("ditto", federation, rounds=2, seeds=[0, 1])
+def federation(federations):
+    return federations[0]
+
+
+@pytest.fixture(scope="module")
+def result(federations):
+    local = sartor.Local(lr_decay=0.5)
+    return sartor.fit("ditto", federations, rounds=2, seeds=[0, 1], local=local)
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +60,9 @@ def folder(result, tmp_path_factory):
 # ---------------------------------------------------------------------- predictions
 
 
-def test_predictions_go_through_the_stored_standardisation(result, federation, table):
-    """Raw rows give what the model gives to the federation's own features."""
+def test_predictions_go_through_the_stored_standardisation(result, federations, table):
+    """Raw rows give what the model gives to the features of that run's own division."""
+    federation = federations[1]
     rows = federation.test.of(1)
     raw = {name: np.asarray(table[name])[rows] for name in ("age", "sex")}
     found = result.predict("s1", raw, run=1)

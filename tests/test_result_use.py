@@ -48,8 +48,7 @@ def federation(federations):
 
 @pytest.fixture(scope="module")
 def result(federations):
-    local = sartor.Local(lr_decay=0.5)
-    return sartor.fit("ditto", federations, rounds=2, seeds=[0, 1], local=local)
+    return sartor.fit("ditto", federations, rounds=2, seeds=[0, 1])
 
 
 @pytest.fixture(scope="module")
@@ -179,6 +178,18 @@ def test_newcomers_join_a_loaded_result(result, folder, table):
     assert found[0].accuracy == found[1].accuracy
     with pytest.raises(ConfigError, match="classes dead, but the models know ill, well"):
         result.onboard((raw, ["dead"] * 30))
+
+
+def test_a_loaded_server_goes_on_counting_rounds(federation, table, tmp_path):
+    """A rate that falls from round to round has fallen for newcomers of a folder, too."""
+    local = sartor.Local(lr=1.0, lr_decay=0.5)
+    made = sartor.fit("local", federation, rounds=3, local=local)
+    raw = {name: np.asarray(table[name])[:30] for name in ("age", "sex")}
+    found = [
+        one.onboard((raw, table["out"][:30]), rounds=2).predict(0, NEW).scores
+        for one in (made, sartor.load(made.save(tmp_path / "local")))
+    ]
+    assert np.array_equal(*found)
 
 
 def test_newcomers_must_be_prepared_alike(result, table):

@@ -412,7 +412,9 @@ class Simulation:
         )
 
     def _label_counts(self) -> np.ndarray | None:
-        """Count the labels of every client: (runs, clients, classes)."""
+        """Count the labels of every client: (runs, clients, classes), where there are classes."""
+        if any(fed.task in ("regression", "next-token") for fed in self.federations):
+            return None
         return np.stack([fed.label_counts("train").numpy() for fed in self.federations])
 
     # ---- checkpoints

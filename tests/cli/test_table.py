@@ -120,3 +120,15 @@ def test_newcomers_of_a_table_come_in_a_table(capsys: pytest.CaptureFixture[str]
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert found["clients"] == 1
     assert found["accuracy"] > 0
+
+
+def test_a_regression_has_its_report(capsys: pytest.CaptureFixture[str]) -> None:
+    """A target of numbers is compared by its error, on the screen and without a page of classes."""
+    from sartor.report import write_report
+
+    words = [*WORDS, "--label", "age", "--out", "run"]
+    assert main(["compare", "ditto", *words]) == 0
+    shown = capsys.readouterr().out
+    assert "RMSE" in shown
+    assert "ditto: gain over training alone" in shown
+    assert write_report(Path("run")).stat().st_size > 1000

@@ -25,7 +25,6 @@ app = typer.Typer(
     help="Personalised federated learning: a model of its own for every client.",
     epilog="Start with: sartor demo",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -147,7 +146,7 @@ def advise(
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
-    """Should we federate, how much should each client personalise, at what cost?"""
+    """Should we federate, with which pull λ, and at what cost?"""
     take_advice(
         {key: value for key, value in flags.items() if value is not None},
         features=features,
@@ -193,7 +192,7 @@ def onboard(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Give clients that join after training their models, by the method's own rule."""
+    """Give clients that join after training their models."""
     found, place = work.take_in(
         folder,
         data,
@@ -236,7 +235,7 @@ def reproduce(
     ] = 1,
     json: Json = False,
 ) -> None:
-    """Run a table or figure of a paper again, with the published numbers beside ours."""
+    """Run a table or figure of a paper again, beside its numbers."""
     from sartor.cli.reproduction import list_plans, reproduce_one
 
     if list_ or name is None:
@@ -266,7 +265,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write report.html for a run folder, offline; or its figures, for a paper."""
+    """Write the page of a run folder, or its figures for a paper."""
     from sartor.report import write_figures, write_report
 
     kinds = ("html", "pdf", "png")
@@ -336,6 +335,23 @@ def data(
         show.json_line(answer)
     else:
         show.say(text)
+
+
+@app.command()
+def doctor(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data sets lie (else SARTOR_DATA).", metavar="FOLDER")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What this machine has, what is missing, and how to get it."""
+    from sartor.cli.doctor import answer, examine, tables
+
+    findings = examine(data_dir)
+    told = answer(findings)
+    _print(tables(findings), told, json=json)
+    if not told["healthy"]:
+        raise typer.Exit(1)
 
 
 def _print(tables: list[Table], answer: Any, *, json: bool) -> None:

@@ -82,7 +82,7 @@ def test_every_import_is_declared() -> None:
     foreign = imported - {name.lower() for name in sys.stdlib_module_names} - {"sartor"}
     extras = PROJECT["project"]["optional-dependencies"]
     needed = names(PROJECT["project"]["dependencies"])
-    declared = needed | names(extras["data"]) | names(extras["network"])
+    declared = needed.union(*(names(extras[extra]) for extra in ("data", "figures", "network")))
     assert {called.get(name, name) for name in foreign} <= declared
 
 

@@ -13,7 +13,7 @@ help:
 	@echo "make test-network  federations of real processes, and every fault (needs nvflare)"
 	@echo "make bench   seconds a round: Sartor against a plain loop, every method against FedAvg"
 	@echo "make docs    the documentation as a site, in site/; a broken link fails"
-	@echo "make package the wheel and the source archive, in dist/"
+	@echo "make package the wheel and the source archive, in dist/; the wheel is tried in an empty environment"
 	@echo "make lint    ruff, format check and mypy alone"
 	@echo "make format  let ruff mend what it can"
 	@echo "make clean   remove .venv and caches (run folders stay)"
@@ -61,7 +61,12 @@ docs: $(STAMP)
 
 package: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	rm -rf dist build/try
 	$(BIN)/python -m build
+	$(PYTHON) -m venv build/try
+	build/try/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd / && $(CURDIR)/build/try/bin/sartor demo --out $(CURDIR)/build/try/demo --overwrite
+	@build/try/bin/python -m pip list
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site

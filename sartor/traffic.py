@@ -71,9 +71,12 @@ def traffic(method: str | Factory) -> Traffic:
     simulation.step()
     ledger = simulation.ledger()
     size = _CLIENTS * tree.num_bytes(task.init(0))
-    counted = (ledger.bytes_down[0, 1], ledger.bytes_up[0, 1], ledger.setup_bytes[0])
-    work = float(ledger.gradient_evaluations[0, 1]) / (_CLIENTS * _TRAINED)
-    return Traffic(*(float(number) / size for number in counted), work)
+    return Traffic(
+        down=float(ledger.bytes_down[0, 1]) / size,
+        up=float(ledger.bytes_up[0, 1]) / size,
+        once=float(ledger.setup_bytes[0]) / size,
+        gradients=float(ledger.gradient_evaluations[0, 1]) / (_CLIENTS * _TRAINED),
+    )
 
 
 def known(name: str) -> Traffic:

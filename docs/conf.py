@@ -17,3 +17,4 @@ html_title = f"Sartor {__version__}"
 html_show_sourcelink = False
 html_copy_source = False
 highlight_language = "text"
+smartquotes = False  # quotes in symbol tables are code

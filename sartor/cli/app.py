@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sartor._version import __version__
 from sartor.cli import network, show, work
@@ -20,10 +21,23 @@ from sartor.table import Table
 if TYPE_CHECKING:
     from sartor.comparison import Comparison
 
+
+class _Commands(TyperGroup):
+    """The group of all commands; its help leaves out the two flags of completion."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the flags, with ``--install-completion`` and ``--show-completion`` hidden."""
+        found = super().get_params(ctx)
+        for flag in found:
+            if str(flag.name).endswith("_completion"):
+                flag.hidden = True  # type: ignore[attr-defined]
+        return found
+
+
 app = typer.Typer(
     name="sartor",
-    help="Personalised federated learning: a model of its own for every client.",
-    epilog="Start with: sartor demo",
+    cls=_Commands,
+    help="A model of its own for every client of a federation. Start with: sartor demo",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -51,7 +65,7 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Personalised federated learning: a model of its own for every client."""
+    """A model of its own for every client of a federation. Start with: sartor demo"""
 
 
 @app.command()

@@ -65,7 +65,7 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """A model of its own for every client of a federation. Start with: sartor demo"""
+    """A model of its own for every client of a federation. Start with sartor demo."""
 
 
 @app.command()

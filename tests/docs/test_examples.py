@@ -139,7 +139,7 @@ def test_there_are_commands() -> None:
 def test_commands_are_read(
     page: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command line has a command that exists, flags that it takes and legal values."""
+    """Every line has a command that exists, flags that it takes, and values that can be read."""
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
     shown = re.search(r"```toml\n(# experiment\.toml\n.*?)```", text, re.DOTALL)

@@ -41,7 +41,9 @@ def setting(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, A
     """Make the folder and the names that pages take for granted."""
     folder = tmp_path_factory.mktemp("reader")
     data = sartor.Federation.from_dataset("digits", partition="iid", clients=4)
-    comparison = sartor.compare(["fedapa"], data, rounds=1, out=folder / "runs" / "demo")
+    comparison = sartor.compare(
+        ["local", "fedapa"], data, rounds=1, baselines=False, out=folder / "runs" / "demo"
+    )
     rng = np.random.default_rng(0)
     for place, label in (("clinics", "outcome"), ("hospitals", "ill")):
         (folder / place).mkdir()

@@ -21,6 +21,7 @@ DOCTESTS = {"advise.md", "theory.md"}
 """Pages whose examples show what they print; tests of their own compare it."""
 
 ELSEWHERE = {"README.md": "tests/cli/test_readme.py", "CONTRIBUTING.md": "test_contributing.py"}
+ELSEWHERE |= dict.fromkeys(("data.md", "using-the-result.md"), "tests/test_docs_blocks.py")
 MOST_NOT_RUN = 3
 """Blocks that may say why they are not run."""
 

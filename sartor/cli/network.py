@@ -18,7 +18,9 @@ from sartor.cli.work import Interrupted
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError
 
-keys_app = typer.Typer(help="Who may take part: init, client, request, show.", no_args_is_help=True)
+keys_app = typer.Typer(
+    help="Who may take part: init, client, request, revoke, show.", no_args_is_help=True
+)
 
 Keys = Annotated[Path, typer.Option("--keys", help="The project's keys.", metavar="FOLDER")]
 _SERVER_ONLY = (
@@ -74,6 +76,19 @@ def keys_request(
     show.say(f"Put what comes back (kit.json, client.crt, rootCA.pem) into {folder}.")
 
 
+@keys_app.command("revoke")
+def keys_revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The client.")],
+    keys: Keys = Path("keys"),
+) -> None:
+    """Withdraw the certificate of a client; a running server refuses it at its next call."""
+    from sartor.network.revocation import revoke_client
+
+    revoke_client(keys, name)
+    show.say(f"The certificate of {name} is withdrawn; servers with {keys} refuse it from now on.")
+    show.say(f"A new kit, if it is to come back: sartor keys client {name} --keys {keys}")
+
+
 @keys_app.command("show")
 def keys_show(keys: Keys = Path("keys")) -> None:
     """List the server and the clients of a project, and when their certificates end."""
@@ -82,7 +97,11 @@ def keys_show(keys: Keys = Path("keys")) -> None:
     project = read_project(keys)
     show.say(f"{project['name']} at {project['host']}:{project['port']}")
     for name, end in project["expires"].items():
-        show.say(f"  {name:<20} until {end:%Y-%m-%d}")
+        until = "kit not here" if end is None else f"until {end:%Y-%m-%d}"
+        identity = project["identities"].get(name)
+        show.say(f"  {name:<20} {until}" + (f", as {identity}" if identity else ""))
+    if project["revoked"]:
+        show.say(f"withdrawn: {', '.join(project['revoked'])}")
 
 
 def serve(
@@ -110,14 +129,15 @@ def serve(
     from sartor.network.admission import Admission
     from sartor.network.flare import FlareServer
     from sartor.network.keys import read_kit, read_project
+    from sartor.network.serve import roster_of
     from sartor.network.serve import serve as run_server
 
     experiment = read_experiment(target, {}, many=False)
     check_names(experiment)
     plan = plan_of(experiment)
-    names = read_project(keys)["clients"]
     folder = out or experiment.out or Path("runs") / f"{experiment.method}-network"
-    transport = FlareServer(read_kit(keys / "server"), names, host)
+    names = roster_of(folder, read_project(keys)["clients"])
+    transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)
     word = "stopped"
     try:
         result = run_server(

@@ -187,6 +187,31 @@ def _rounds(
             progress.stop()
 
 
+def roster_of(out: str | Path, listed: Sequence[str]) -> list[str]:
+    """Return the clients of a run: those it was begun with, or those that the project lists.
+
+    A client whose certificate was withdrawn keeps its place in a run that it was part of; it is
+    absent from then on.
+
+    Raises:
+        ConfigError: the project lists clients that the run was begun without, or the folder is
+            not that of a server.
+    """
+    if not (Path(out) / "folder.json").exists():
+        return list(listed)
+    config = RunFolder.open(out).config
+    if "network" not in config:
+        raise ConfigError(f"{out} holds a run of one machine; give another --out.")
+    begun: list[str] = list(config["network"]["clients"])
+    new = sorted(set(listed) - set(begun))
+    if new:
+        raise ConfigError(
+            f"{out} was begun with the clients {', '.join(begun)}; {', '.join(new)} can take part "
+            "in a new run only. Give another --out."
+        )
+    return begun
+
+
 def ask_facts(
     transport: Transport,
     names: Sequence[str],

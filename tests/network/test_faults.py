@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -18,6 +19,7 @@ if importlib.util.find_spec("nvflare") is None:
 
 import sartor
 from sartor import tree
+from sartor.cli import main
 from sartor.cli.network import built, plan_of
 from sartor.config import build
 from sartor.network import keys
@@ -243,7 +245,7 @@ from sartor.network.flare import FlareClient
 from sartor.network.keys import read_kit
 for folder, name in (word.split("=") for word in sys.argv[1:]):
     try:
-        print(name, FlareClient(replace(read_kit(folder), name=name), bytes, patience=4).run())
+        print(name, FlareClient(replace(read_kit(folder), identity=name), bytes, patience=4).run())
     except Exception as error:
         print(name, error)
 """
@@ -271,6 +273,35 @@ def test_strangers_do_not_get_in(tmp_path: Path) -> None:
             assert [name for name, _ in server.notices()] == ["site-9"]
         finally:
             server.close()
+
+
+def test_a_withdrawn_certificate_is_refused_while_the_server_runs(tmp_path: Path) -> None:
+    """Its owner is out at once and cannot come back; a new kit for the same client opens."""
+    with Federation(tmp_path, method="ditto", rounds=150, epochs=20) as fed:
+        server = fed.serve()
+        clients = {name: fed.join(name) for name in fed.names}
+        fed.reach(2)
+        stolen = tmp_path / "stolen"
+        shutil.copytree(tmp_path / "keys" / "clients" / "site-2", stolen)
+        assert main(["keys", "revoke", "site-2", "--keys", str(tmp_path / "keys")]) == 0
+        assert clients["site-2"].wait(30) == 2
+        assert "the certificate of site-2 was withdrawn" in clients["site-2"].text
+        fed.until(lambda: "site-2" not in fed.status()["there"])
+        thief = fed.start(
+            "thief", ["-m", "sartor", "join", str(stolen), "--data", "site-2", "--state", "thief"]
+        )
+        assert thief.wait(60) == 2
+        assert "was withdrawn" in thief.text
+        assert not (tmp_path / "thief").exists()
+        keys.add_client(tmp_path / "keys", "site-2")
+        again = fed.join("site-2")
+        fed.until(lambda: "trained" in again.text.split("greeted")[-1], 60)
+        result = fed.finish(server)
+        assert {(e["client"], e["kind"]) for e in fed.events(result)} >= {("site-2", "door")}
+        seen = [set(a["there"]) for a in fed.checkpoint()[3]["attended"]]
+        assert {0, 2} in seen
+        assert seen[0] == seen[-1] == {0, 1, 2}
+        assert_replayed(fed, exact=False)
 
 
 def test_random_kills_do_not_change_the_outcome(tmp_path: Path) -> None:

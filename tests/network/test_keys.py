@@ -20,6 +20,7 @@ from sartor.cli import main
 from sartor.errors import ConfigError, NetworkError
 from sartor.network import keys
 from sartor.network.flare import FlareClient, FlareServer
+from sartor.network.revocation import revoke_client
 
 
 def free_port() -> int:
@@ -58,10 +59,28 @@ def test_a_client_can_keep_its_private_key(tmp_path: Path) -> None:
     assert sorted(path.name for path in kit.iterdir()) == ["client.crt", "kit.json", "rootCA.pem"]
     with pytest.raises(ConfigError, match=r"lacks client\.key"):
         keys.read_kit(kit)
+    assert keys.read_project(project)["expires"]["north"] > datetime.now(UTC)
     for path in kit.iterdir():
         shutil.copy(path, home)
     context = ssl.create_default_context()
     context.load_cert_chain(*map(str, keys.read_kit(home).files[1:]))  # raises unless they fit
+
+
+def test_a_new_kit_after_a_withdrawal_has_another_name_in_its_certificate(tmp_path: Path) -> None:
+    from cryptography import x509
+
+    project = keys.init_project(tmp_path / "keys", address="127.0.0.1:1", clients=["north"])
+    revoke_client(project, "north")
+    assert "north" not in keys.read_project(project)["expires"]
+    kit = keys.read_kit(keys.add_client(project, "north"))
+    cert = x509.load_pem_x509_certificate(kit.files[1].read_bytes())
+    assert cert.subject.rfc4514_string() == "CN=north-2"
+    assert (kit.name, kit.identity) == ("north", "north-2")
+    renewed = keys.read_kit(keys.add_client(project, "north"))  # it ended: the same identity
+    assert renewed.identity == "north-2"
+    shutil.rmtree(project / "clients" / "north")  # handed over, and not kept here
+    assert keys.read_project(project)["expires"]["north"] is None
+    assert main(["keys", "show", "--keys", str(project)]) == 0
 
 
 @pytest.mark.parametrize("name", ["server", "a.b", "../x", "", "host"])

@@ -8,7 +8,7 @@ import socket
 import ssl
 import stat
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,9 @@ from sartor.errors import ConfigError, NetworkError
 from sartor.network import keys
 from sartor.network.flare import FlareClient, FlareServer
 from sartor.network.revocation import revoke_client
+from tests.network.federation import ended_kit, free_port
 
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+pytestmark = pytest.mark.network
 
 
 def test_a_project_from_the_command_line(
@@ -95,7 +92,7 @@ def test_only_valid_certificates_open_a_connection(tmp_path: Path) -> None:
     port = free_port()
     ours = keys.init_project(tmp_path / "ours", address=f"127.0.0.1:{port}", clients=["site-1"])
     kit = keys.read_kit(ours / "clients" / "site-1")
-    ended = _ended(ours, tmp_path / "ended")
+    ended = ended_kit(ours, tmp_path / "ended")
     with pytest.raises(NetworkError, match="ended on"):
         keys.check_valid(ended)
     with pytest.raises(NetworkError, match="ended on"):
@@ -108,27 +105,6 @@ def test_only_valid_certificates_open_a_connection(tmp_path: Path) -> None:
         assert not _speaks(port, kit.files[0], None)
     finally:
         server.close()
-
-
-def _ended(project: Path, folder: Path) -> keys.Kit:
-    """Make a kit whose certificate ended yesterday."""
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from nvflare.lighter import utils
-
-    shutil.copytree(project / "clients" / "site-1", folder)
-    signer = load_pem_private_key((project / "authority" / "rootCA.key").read_bytes(), None)
-    own = load_pem_private_key((folder / "client.key").read_bytes(), None)
-    now = datetime.now(UTC)
-    cert = utils.generate_cert(
-        utils.Identity("site-1"),
-        utils.Identity("sartor"),
-        signer,
-        own.public_key(),
-        not_valid_before=now - timedelta(days=2),
-        not_valid_after=now - timedelta(days=1),
-    )
-    (folder / "client.crt").write_bytes(utils.serialize_cert(cert))
-    return keys.read_kit(folder)
 
 
 def _speaks(port: int, root: Path, kit: keys.Kit | None) -> bool:

@@ -122,6 +122,13 @@ def serve(
     max_norm: Annotated[
         float | None, typer.Option(help="Largest norm of an upload.", metavar="X")
     ] = None,
+    newcomers: Annotated[
+        str | None,
+        typer.Option(help="After training: give these clients models.", metavar="NAMES"),
+    ] = None,
+    newcomer_rounds: Annotated[
+        int, typer.Option(help="Rounds of the newcomers' local work.", metavar="T", min=0)
+    ] = 5,
     host: Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST")] = "0.0.0.0",
     json: Annotated[bool, typer.Option("--json", help="Machine-readable last line.")] = False,
 ) -> None:
@@ -131,27 +138,36 @@ def serve(
     from sartor.network.keys import read_kit, read_project
     from sartor.network.serve import roster_of
     from sartor.network.serve import serve as run_server
+    from sartor.network.welcome import welcome
 
     experiment = read_experiment(target, {}, many=False)
     check_names(experiment)
     plan = plan_of(experiment)
     folder = out or experiment.out or Path("runs") / f"{experiment.method}-network"
-    names = roster_of(folder, read_project(keys)["clients"])
+    listed = read_project(keys)["clients"]
+    late = [name.strip() for name in (newcomers or "").split(",") if name.strip()]
+    unlisted = sorted(set(late) - set(listed))
+    if unlisted:
+        raise ConfigError(
+            f"{', '.join(unlisted)} have no kits; make them with sartor keys client NAME."
+        )
+    names = late or roster_of(folder, listed)
     transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)
     word = "stopped"
     try:
-        result = run_server(
-            plan,
-            transport,
-            names,
-            folder,
-            quorum=quorum,
-            deadline=deadline,
-            patience=patience,
-            admission=Admission(max_norm=max_norm),
-            progress=reporter(plain=json),
-            say=show.note,
-        )
+        common: dict[str, Any] = {
+            "deadline": deadline,
+            "patience": patience,
+            "progress": reporter(plain=json),
+            "say": show.note,
+        }
+        if late:
+            result = welcome(plan, transport, names, folder, rounds=newcomer_rounds, **common)
+        else:
+            rule = Admission(max_norm=max_norm)
+            result = run_server(
+                plan, transport, names, folder, quorum=quorum, admission=rule, **common
+            )
         word = "done"
     except KeyboardInterrupt:
         again = f"sartor serve {target} --keys {keys} --out {folder}"

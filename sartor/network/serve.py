@@ -210,7 +210,8 @@ def roster_of(out: str | Path, listed: Sequence[str]) -> list[str]:
     if new:
         raise ConfigError(
             f"{out} was begun with the clients {', '.join(begun)}; {', '.join(new)} can take part "
-            "in a new run only. Give another --out."
+            "in a new run only: give another --out. When training is over --newcomers gives them "
+            "models."
         )
     return begun
 

@@ -60,6 +60,31 @@ def ended_kit(project: Path, folder: Path) -> Kit:
     return read_kit(folder)
 
 
+PACED = """
+import sys, time
+from pathlib import Path
+from sartor.cli.network import built, own_data
+from sartor.network.client import Client
+from sartor.network.flare import FlareClient
+from sartor.network.keys import read_kit
+from sartor.network.messages import unpack
+name, kit = sys.argv[1:]
+def say(text):
+    print(text, flush=True)
+def load(split):
+    return own_data(Path(name), name, None, split)
+client = Client(load, built, Path("state-" + name), say=say)
+def answer(message):
+    if unpack(message)[1]["kind"] == "work":
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end and not Path("hurry").exists():
+            time.sleep(0.05)
+    return client.answer(message)
+FlareClient(read_kit(kit), answer, say, patience=60).run()
+"""
+"""A client that works for a second a round, until there is no need to wait for it any more."""
+
+
 class Party:
     """One process with its log."""
 
@@ -158,10 +183,18 @@ class Federation:
         base = ["-m", "sartor", "serve", "experiment.toml", "--keys", "keys", "--out", "run"]
         return self.start("server", [*base, "--host", "127.0.0.1", *words])
 
-    def join(self, name: str, kit: Path | None = None, limit: int | None = None) -> Party:
-        place = str(kit or f"keys/clients/{name}")
+    def join(self, name: str, limit: int | None = None, paced: bool = False) -> Party:
+        """Start a client; a paced one makes rounds last a second, until `hurry`."""
+        place = f"keys/clients/{name}"
+        if paced:
+            (self.folder / "paced.py").write_text(PACED)
+            return self.start(name, ["paced.py", name, place])
         words = ["-m", "sartor", "join", place, "--data", name, "--device", "cpu"]
         return self.start(name, [*words, "--state", f"state-{name}", "--patience", "60"], limit)
+
+    def hurry(self) -> None:
+        """Let paced clients run as fast as they can."""
+        (self.folder / "hurry").touch()
 
     def status(self) -> dict[str, Any]:
         path = self.folder / "run" / "status.json"

@@ -95,30 +95,33 @@ def test_a_federation_of_processes_is_the_simulation(tmp_path: Path) -> None:
 
 
 def test_a_client_killed_in_a_round_comes_back(tmp_path: Path) -> None:
-    with Federation(tmp_path, rounds=30, epochs=40) as fed:
+    with Federation(tmp_path, rounds=40) as fed:
         server = fed.serve()
-        clients = {name: fed.join(name) for name in fed.names}
+        clients = {name: fed.join(name, paced=True) for name in fed.names}
         fed.reach(3)
         clients["site-2"].kill()
-        killed = time.monotonic()
-        clients["site-2"] = fed.join("site-2")
-        fed.until(lambda: "round" in clients["site-2"].text.split("greeted")[-1], 60)
+        killed, before = time.monotonic(), clients["site-2"].text.count("greeted")
+        clients["site-2"] = fed.join("site-2", paced=True)
+        fed.until(lambda: clients["site-2"].text.count("greeted") > before)
+        fed.until(lambda: "trained" in clients["site-2"].text.split("greeted")[-1])
         assert time.monotonic() - killed < 30
+        fed.hurry()
         result = fed.finish(server)
         assert {event["client"] for event in fed.events(result)} == {"site-2"}
         assert_replayed(fed, exact=False)
 
 
 def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
-    with Federation(tmp_path, method="ditto", rounds=20, epochs=20) as fed:
+    with Federation(tmp_path, method="ditto", rounds=12) as fed:
         server = fed.serve()
-        clients = [fed.join(name) for name in fed.names]
+        clients = [fed.join(name, paced=True) for name in fed.names]
         fed.reach(4)
         server.kill()
         killed, before = time.monotonic(), fed.status()["round"]
         server = fed.serve()
         fed.until(lambda: fed.status()["round"] > before)
         assert time.monotonic() - killed < 30
+        fed.hurry()
         result = fed.finish(server)
         assert [client.wait(30) for client in clients] == [0, 0, 0]
         assert fed.events(result) == []
@@ -126,9 +129,9 @@ def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
 
 
 def test_a_client_that_is_too_slow_is_left_out(tmp_path: Path) -> None:
-    with Federation(tmp_path, rounds=150, epochs=20) as fed:
+    with Federation(tmp_path, rounds=40) as fed:
         server = fed.serve(deadline=4.0)
-        clients = {name: fed.join(name) for name in fed.names}
+        clients = {name: fed.join(name, paced=name == "site-1") for name in fed.names}
         fed.reach(2)
         slow = clients["site-3"]
         slow.kill(signal.SIGSTOP)
@@ -138,6 +141,7 @@ def test_a_client_that_is_too_slow_is_left_out(tmp_path: Path) -> None:
         awake = time.monotonic()
         fed.until(lambda: slow.text.count("trained") > before + 1)
         assert time.monotonic() - awake < 30
+        fed.hurry()
         result = fed.finish(server)
         late = [e["why"] for e in fed.events(result) if e["client"] == "site-3"]
         assert "no answer in time" in late
@@ -145,18 +149,19 @@ def test_a_client_that_is_too_slow_is_left_out(tmp_path: Path) -> None:
 
 
 def test_a_client_joins_late_and_another_leaves_for_good(tmp_path: Path) -> None:
-    with Federation(tmp_path, rounds=120, epochs=20) as fed:
+    with Federation(tmp_path, rounds=40) as fed:
         late = fed.join("site-3")
         fed.until(lambda: "waiting for the server" in late.text)
         late.kill(signal.SIGSTOP)
         server = fed.serve(quorum=2)
-        clients = {name: fed.join(name) for name in fed.names[:2]}
+        clients = {name: fed.join(name, paced=True) for name in fed.names[:2]}
         fed.reach(3)
         late.kill(signal.SIGCONT)
         came = time.monotonic()
         fed.until(lambda: "trained" in late.text)
         assert time.monotonic() - came < 30
         clients["site-1"].kill()
+        fed.hurry()
         result = fed.finish(server)
         seen = [set(a["there"]) for a in fed.checkpoint()[3]["attended"]]
         assert seen[0] == {0, 1}
@@ -166,10 +171,10 @@ def test_a_client_joins_late_and_another_leaves_for_good(tmp_path: Path) -> None
 
 
 def test_a_second_process_with_one_identity_is_turned_away(tmp_path: Path) -> None:
-    with Federation(tmp_path, rounds=100, epochs=20) as fed:
+    with Federation(tmp_path, rounds=40) as fed:
         server = fed.serve()
         for name in fed.names:
-            fed.join(name)
+            fed.join(name, paced=name == "site-2")
         fed.reach(1)
         twin = fed.start(
             "twin",
@@ -177,6 +182,7 @@ def test_a_second_process_with_one_identity_is_turned_away(tmp_path: Path) -> No
         )
         assert twin.wait(60) == 2
         assert "another process is connected as site-1" in twin.text
+        fed.hurry()
         result = fed.finish(server)
         (event,) = fed.events(result)
         assert event["kind"] == "door"
@@ -231,10 +237,10 @@ def test_bad_updates_are_refused_and_cost_only_themselves(tmp_path: Path) -> Non
 
 def test_a_client_whose_disk_is_full_is_absent(tmp_path: Path) -> None:
     """It says so and keeps its earlier state, the others go on; with space it takes part again."""
-    with Federation(tmp_path, method="ditto", rounds=100, epochs=20) as fed:
+    with Federation(tmp_path, method="ditto", rounds=40) as fed:
         server = fed.serve()
         for name in fed.names[:2]:
-            fed.join(name)
+            fed.join(name, paced=True)
         full = fed.join("site-3", limit=2000)
         fed.reach(2)
         assert list((tmp_path / "state-site-3").glob("*/state-*")) == []
@@ -242,6 +248,7 @@ def test_a_client_whose_disk_is_full_is_absent(tmp_path: Path) -> None:
         freed = time.monotonic()
         fed.until(lambda: bool(list((tmp_path / "state-site-3").glob("*/state-*.safetensors"))))
         assert time.monotonic() - freed < 30
+        fed.hurry()
         result = fed.finish(server)
         assert {event["client"] for event in fed.events(result)} == {"site-3"}
         assert "cannot keep its state" in fed.events(result)[0]["why"]
@@ -300,9 +307,9 @@ def test_strangers_do_not_get_in(tmp_path: Path) -> None:
 
 def test_a_withdrawn_certificate_is_refused_while_the_server_runs(tmp_path: Path) -> None:
     """Its owner is out at once and cannot come back; a new kit for the same client opens."""
-    with Federation(tmp_path, method="ditto", rounds=150, epochs=20) as fed:
+    with Federation(tmp_path, method="ditto", rounds=60) as fed:
         server = fed.serve()
-        clients = {name: fed.join(name) for name in fed.names}
+        clients = {name: fed.join(name, paced=name == "site-1") for name in fed.names}
         fed.reach(2)
         stolen = tmp_path / "stolen"
         shutil.copytree(tmp_path / "keys" / "clients" / "site-2", stolen)
@@ -318,7 +325,9 @@ def test_a_withdrawn_certificate_is_refused_while_the_server_runs(tmp_path: Path
         assert not (tmp_path / "thief").exists()
         keys.add_client(tmp_path / "keys", "site-2")
         again = fed.join("site-2")
-        fed.until(lambda: "trained" in again.text.split("greeted")[-1], 60)
+        fed.until(lambda: again.text.count("greeted") == 2)
+        fed.until(lambda: "trained" in again.text.split("greeted")[-1])
+        fed.hurry()
         result = fed.finish(server)
         assert {(e["client"], e["kind"]) for e in fed.events(result)} >= {("site-2", "door")}
         seen = [set(a["there"]) for a in fed.checkpoint()[3]["attended"]]

@@ -107,7 +107,7 @@ def test_krum_of_mixtures_is_a_mean_of_the_good_ones() -> None:
     server = {"params": {"w": torch.zeros(1).double()}}
     hub: Any = SimpleNamespace(
         present=YES,
-        index=torch.arange(5),
+        cohort=torch.arange(5),
         sizes=torch.ones(5),
         hyper={k: torch.tensor(v.default).double() for k, v in method.hyper.items()},
     )

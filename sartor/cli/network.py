@@ -151,7 +151,7 @@ def serve(
         raise ConfigError(
             f"{', '.join(unlisted)} have no kits; make them with sartor keys client NAME."
         )
-    names = late or roster_of(folder, listed)
+    names = late or roster_of(folder, listed, show.note)
     transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)
     word = "stopped"
     try:

@@ -190,15 +190,16 @@ def _rounds(
             progress.stop()
 
 
-def roster_of(out: str | Path, listed: Sequence[str]) -> list[str]:
+def roster_of(
+    out: str | Path, listed: Sequence[str], say: Callable[[str], None] = lambda text: None
+) -> list[str]:
     """Return the clients of a run: those it was begun with, or those that the project lists.
 
     A client whose certificate was withdrawn keeps its place in a run that it was part of; it is
-    absent from then on.
+    absent from then on. One that was added to the project later is not part of it.
 
     Raises:
-        ConfigError: the project lists clients that the run was begun without, or the folder is
-            not that of a server.
+        ConfigError: the folder is not that of a server.
     """
     if not (Path(out) / "folder.json").exists():
         return list(listed)
@@ -208,10 +209,9 @@ def roster_of(out: str | Path, listed: Sequence[str]) -> list[str]:
     begun: list[str] = list(config["network"]["clients"])
     new = sorted(set(listed) - set(begun))
     if new:
-        raise ConfigError(
-            f"{out} was begun with the clients {', '.join(begun)}; {', '.join(new)} can take part "
-            "in a new run only: give another --out. When training is over --newcomers gives them "
-            "models."
+        say(
+            f"{', '.join(new)} came to the project after this run was begun, and cannot take part "
+            "in it; when it is over, --newcomers gives them models"
         )
     return begun
 

@@ -94,6 +94,25 @@ def test_a_federation_of_processes_is_the_simulation(tmp_path: Path) -> None:
                 torch.testing.assert_close(model[leaf], value, rtol=0, atol=1e-5)
 
 
+def test_a_newcomer_gets_a_model_when_training_is_over(tmp_path: Path) -> None:
+    """The clients that trained are gone; the newcomer's kit was made after the end."""
+    with Federation(tmp_path, clients=2, method="ditto", rounds=3) as fed:
+        server = fed.serve()
+        for name in fed.names:
+            fed.join(name)
+        fed.finish(server)
+        keys.add_client(tmp_path / "keys", "site-3")
+        (tmp_path / "site-3").mkdir()
+        shutil.copy(tmp_path / "site-1" / "site-1.npz", tmp_path / "site-3" / "site-3.npz")
+        server, late = fed.serve(newcomers="site-3", newcomer_rounds=2), fed.join("site-3")
+        assert server.wait(90) == 0, fed.logs()
+        assert late.wait(30) == 0
+        assert len(list((tmp_path / "state-site-3").glob("*/model.safetensors"))) == 1
+        result = sartor.runs.RunFolder.open(tmp_path / "run" / "newcomers").read_result()
+        assert result.clients == ("site-3",)
+        assert result.ledger.bytes_up.sum() == 0
+
+
 def test_a_client_killed_in_a_round_comes_back(tmp_path: Path) -> None:
     with Federation(tmp_path, rounds=30) as fed:
         server = fed.serve()

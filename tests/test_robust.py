@@ -249,10 +249,10 @@ def plain() -> np.ndarray:
 @pytest.mark.parametrize(
     ("rule", "mix"),
     [
-        ("median", False),
+        pytest.param("median", False, marks=pytest.mark.slow),
         ("trimmed_mean", False),
         ("multi_krum", False),
-        ("clip", False),
+        pytest.param("clip", False, marks=pytest.mark.slow),
         ("krum", True),
     ],
 )

@@ -194,13 +194,16 @@ class FlareServer:
         if box is None:
             return self._reply("refused", text=why)
         hold = HOLD if self._held.acquire(blocking=False) else 0.0
+        done = request.get_header("done")  # its answer may still be on its way: not at once again
+
+        def wanted() -> bool:
+            new = box.order is not None and box.ticket != done
+            return new or self.closing is not None
+
         try:
             with box.waiting:
-                if box.order is None and self.closing is None:
-                    box.waiting.wait_for(
-                        lambda: box.order is not None or self.closing is not None, hold
-                    )
-                if box.order is not None:
+                box.waiting.wait_for(wanted, hold)
+                if box.order is not None and (hold or box.ticket != done):
                     return self._reply("order", box.order, ticket=box.ticket)
         finally:
             if hold:
@@ -258,6 +261,7 @@ class FlareClient:
         self.stopped = threading.Event()
         self.cells = 0
         self.cell: Any = None
+        self.done: int | None = None
 
     def run(self) -> str:
         """Serve orders; return the server's last word.
@@ -309,6 +313,7 @@ class FlareClient:
     def _open(self) -> None:
         """Connect, under a name below the client's own: no two processes get each other's mail."""
         root, cert, key = map(str, self.kit.files)
+        self.done = None
         self.cells += 1
         self.cell = self._flare.CoreCell(
             fqcn=f"{self.kit.identity}.{self.session}-{self.cells}",
@@ -328,7 +333,7 @@ class FlareClient:
         """Serve orders until the server says good-bye (its last word), or is gone (None)."""
         began = time.monotonic()
         while not self.stopped.is_set():
-            reply = self._call("pull", timeout=HOLD + 2.0)
+            reply = self._call("pull", timeout=HOLD + 2.0, done=self.done)
             if reply is None:
                 self._check_patience()
                 if time.monotonic() - max(self.heard, began) > LOST:
@@ -356,6 +361,7 @@ class FlareClient:
             cell.fire_and_forget(
                 channel=CHANNEL, topic="answer", targets=[SERVER], message=message, optional=True
             )
+            self.done = headers["ticket"]
 
     def _beat(self) -> None:
         while not self.stopped.wait(BEAT):

@@ -280,12 +280,34 @@ def record_for(known: Trained) -> Method:
     common = method.broadcast(server, hub)
     own = method.greet(server, hub) if method.greet is not None else {}
 
-    def view(site: Site) -> Site:
-        """Number newcomers after the known clients, and go on counting rounds."""
-        return site._replace(index=site.index + num, round=site.round + past)
+    def init_client(params: Tree, site: Site) -> Tree:
+        return newcomer(method, params, _later(site, num, past), server, hub)
+
+    return as_newcomer(
+        method,
+        num,
+        past,
+        init_server=lambda params, hub: server,
+        init_client=init_client,
+        broadcast=lambda server, hub: common,
+        address=lambda server, index, hub: own,
+        aggregate=lambda server, uploads, hub: server,
+        private=lambda leaf: False,
+    )
+
+
+def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
+    """Return the method with the clients' part as a newcomer runs it; it uploads nothing.
+
+    Args:
+        method: the method.
+        num: how many clients were there before.
+        past: how many rounds they trained.
+        **answers: what a server does that only answers, in place of the method's own functions.
+    """
 
     def seen(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: fn(*args[:-1], view(args[-1]))
+        return lambda *args: fn(*args[:-1], _later(args[-1], num, past))
 
     def phases(given: Sequence[Phase]) -> tuple[Phase, ...]:
         return tuple(
@@ -302,24 +324,21 @@ def record_for(known: Trained) -> Method:
         )
 
     def finish(given: Method) -> Callable[[Tree, Tree, Site], tuple[Tree, Tree]]:
-        return lambda client, work, site: (given.finish(client, work, view(site))[0], {})
+        return lambda client, work, site: (
+            given.finish(client, work, _later(site, num, past))[0],
+            {},
+        )
 
     def meets(given: Method) -> Method:
         look = given.inspect_client
-        return replace(
+        changed = replace(
             given,
-            init_server=lambda params, hub: server,
-            init_client=lambda params, site: newcomer(method, params, view(site), server, hub),
-            broadcast=lambda server, hub: common,
-            address=lambda server, index, hub: own,
             begin=seen(given.begin),
             phases=phases(given.phases),
             finish=finish(given),
-            aggregate=lambda server, uploads, hub: server,
             model=seen(given.model),
             adapt=phases(given.adapt),
             centre=None,
-            private=lambda leaf: False,
             inspect=None,
             inspect_client=None if look is None else seen(look),
             join=None,
@@ -332,5 +351,11 @@ def record_for(known: Trained) -> Method:
             epilogue=None if given.epilogue is None else meets(given.epilogue),
             warmup=None,
         )
+        return replace(changed, **answers)
 
     return meets(method)
+
+
+def _later(site: Site, num: int, past: int) -> Site:
+    """Number a newcomer after the known clients, and go on counting rounds."""
+    return site._replace(index=site.index + num, round=site.round + past)

@@ -16,6 +16,12 @@ Yin et al., Byzantine-Robust Distributed Learning, ICML 2018 (median, trimmed me
 al., Machine Learning with Adversaries, NeurIPS 2017 (Krum); Karimireddy et al., Learning from
 History, ICML 2021 (clipping around a centre, with their centre replaced by the median).
 
+With ``mix`` every upload is first replaced by the mean of the n − f uploads nearest to it, itself
+among them (nearest-neighbour mixing; Allouah et al., Fixing by Mixing, AISTATS 2023). The bad ones
+are far from the good ones or harmless, so good uploads mix with good ones, and what a rule then
+selects or trims is an average already: where Krum alone ends with the model of one client, it ends
+with the mean of n − f of them.
+
 These rules do not weigh clients by their samples, and where clients differ much they also push away
 what is merely different; hence an option, and off unless asked for.
 """
@@ -38,13 +44,14 @@ from sartor.tree import Tree
 Rule = Literal["none", "median", "trimmed_mean", "krum", "multi_krum", "clip"]
 
 
-def robust(method: Method, rule: Rule, share: float = 0.2) -> Method:
+def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool = False) -> Method:
     """Let the server of a method average robustly.
 
     Args:
         method: a method that averages.
         rule: see the table above; "none" changes nothing.
         share: the share of the present clients that may be bad, below one half.
+        mix: whether every upload is mixed with its nearest neighbours first.
 
     Raises:
         ConfigError: the method does not average, or the share is out of range.
@@ -68,7 +75,10 @@ def robust(method: Method, rule: Rule, share: float = 0.2) -> Method:
 
         def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
             branch = {k: v for k, v in uploads.items() if k in record.averaged}
-            mended = {**uploads, **pick(branch, hub.present, share)}
+            there = hub.present
+            if mix:
+                branch, there = mixed(branch, there, share)
+            mended = {**uploads, **pick(branch, there, share)}
             return record.aggregate(server, mended, hub)
 
         return replace(record, aggregate=aggregate)
@@ -145,12 +155,44 @@ def clipped(uploads: Tree, present: Tensor, share: float = 0.0) -> Tree:
     return tree.map(one, centre, off)
 
 
-def _crowding(uploads: Tree, present: Tensor, share: float) -> Tensor:
-    """Return each slot's sum of squared distances to its n − f − 2 nearest; infinite if absent."""
-    rows = torch.cat([leaf.reshape(leaf.shape[0], -1) for leaf in tree.leaves(uploads)], 1)
+def mixed(uploads: Tree, present: Tensor, share: float) -> tuple[Tree, Tensor]:
+    """Replace every upload by the mean of the n − f nearest to it, itself among them.
+
+    Returns:
+        the mixtures, and who has one: the present whose numbers are all finite.
+    """
+    sound = present & torch.isfinite(_rows(uploads)).all(1)
+    num = sound.sum()
+    apart = _distances(uploads, sound)
+    apart = torch.where(sound[:, None] & sound, apart, torch.full_like(apart, torch.inf))
+    rank = torch.argsort(torch.argsort(apart, dim=1, stable=True), dim=1)
+    near = (rank < num - _bad(num, share)) & sound
+
+    def one(leaf: Tensor) -> Tensor:
+        flat = leaf.reshape(leaf.shape[0], -1)
+        flat = torch.where(_tall(sound, flat), flat, torch.zeros_like(flat))
+        weight = near.to(flat.dtype)
+        mean = weight @ flat / weight.sum(1, keepdim=True).clamp(min=1)
+        return mean.reshape(leaf.shape)
+
+    return tree.map(one, uploads), sound
+
+
+def _rows(uploads: Tree) -> Tensor:
+    return torch.cat([leaf.reshape(leaf.shape[0], -1) for leaf in tree.leaves(uploads)], 1)
+
+
+def _distances(uploads: Tree, present: Tensor) -> Tensor:
+    """Return squared distances between the uploads of all slots; the absent count as zeros."""
+    rows = _rows(uploads)
     rows = torch.where(_tall(present, rows), rows, torch.zeros_like(rows))
     # Differences, not a Gram matrix: a huge row would drown the others' distances in rounding.
-    apart = torch.stack([(rows - row).square().sum(1) for row in rows.unbind(0)])
+    return torch.stack([(rows - row).square().sum(1) for row in rows.unbind(0)])
+
+
+def _crowding(uploads: Tree, present: Tensor, share: float) -> Tensor:
+    """Return each slot's sum of squared distances to its n − f − 2 nearest; infinite if absent."""
+    apart = _distances(uploads, present)
     endless = torch.full_like(apart, torch.inf)
     same = torch.eye(len(apart), dtype=torch.bool, device=apart.device)
     known = present[:, None] & present & ~same & torch.isfinite(apart)

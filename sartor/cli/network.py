@@ -18,7 +18,9 @@ from sartor.cli.work import Interrupted
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError
 
-keys_app = typer.Typer(help="Who may take part: init, client, request, show.", no_args_is_help=True)
+keys_app = typer.Typer(
+    help="Who may take part: init, client, request, revoke, show.", no_args_is_help=True
+)
 
 Keys = Annotated[Path, typer.Option("--keys", help="The project's keys.", metavar="FOLDER")]
 _SERVER_ONLY = (
@@ -75,6 +77,19 @@ def keys_request(
     show.say(f"Put what comes back (kit.json, client.crt, rootCA.pem) into {folder}.")
 
 
+@keys_app.command("revoke")
+def keys_revoke(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The client.")],
+    keys: Keys = Path("keys"),
+) -> None:
+    """Withdraw the certificate of a client; a running server refuses it at its next call."""
+    from sartor.network.revocation import revoke_client
+
+    revoke_client(keys, name)
+    show.say(f"The certificate of {name} is withdrawn; servers with {keys} refuse it from now on.")
+    show.say(f"A new kit, if it is to come back: sartor keys client {name} --keys {keys}")
+
+
 @keys_app.command("show")
 def keys_show(keys: Keys = Path("keys")) -> None:
     """List the server and the clients of a project, and when their certificates end."""
@@ -83,7 +98,11 @@ def keys_show(keys: Keys = Path("keys")) -> None:
     project = read_project(keys)
     show.say(f"{project['name']} at {project['host']}:{project['port']}")
     for name, end in project["expires"].items():
-        show.say(f"  {name:<20} until {end:%Y-%m-%d}")
+        until = "kit not here" if end is None else f"until {end:%Y-%m-%d}"
+        identity = project["identities"].get(name)
+        show.say(f"  {name:<20} {until}" + (f", as {identity}" if identity else ""))
+    if project["revoked"]:
+        show.say(f"withdrawn: {', '.join(project['revoked'])}")
 
 
 def serve(
@@ -104,6 +123,13 @@ def serve(
     max_norm: Annotated[
         float | None, typer.Option(help="Largest norm of an upload.", metavar="X")
     ] = None,
+    newcomers: Annotated[
+        str | None,
+        typer.Option(help="After training: give these clients models.", metavar="NAMES"),
+    ] = None,
+    newcomer_rounds: Annotated[
+        int, typer.Option(help="Rounds of the newcomers' local work.", metavar="T", min=0)
+    ] = 5,
     host: Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST")] = "0.0.0.0",
     json: Annotated[bool, typer.Option("--json", help="Machine-readable last line.")] = False,
 ) -> None:
@@ -111,28 +137,38 @@ def serve(
     from sartor.network.admission import Admission
     from sartor.network.flare import FlareServer
     from sartor.network.keys import read_kit, read_project
+    from sartor.network.serve import roster_of
     from sartor.network.serve import serve as run_server
+    from sartor.network.welcome import welcome
 
     experiment = read_experiment(target, {}, many=False)
     check_names(experiment)
     plan = plan_of(experiment)
-    names = read_project(keys)["clients"]
     folder = out or experiment.out or Path("runs") / f"{experiment.method}-network"
-    transport = FlareServer(read_kit(keys / "server"), names, host)
+    listed = read_project(keys)["clients"]
+    late = [name.strip() for name in (newcomers or "").split(",") if name.strip()]
+    unlisted = sorted(set(late) - set(listed))
+    if unlisted:
+        raise ConfigError(
+            f"{', '.join(unlisted)} have no kits; make them with sartor keys client NAME."
+        )
+    names = late or roster_of(folder, listed, show.note)
+    transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)
     word = "stopped"
     try:
-        result = run_server(
-            plan,
-            transport,
-            names,
-            folder,
-            quorum=quorum,
-            deadline=deadline,
-            patience=patience,
-            admission=Admission(max_norm=max_norm),
-            progress=reporter(plain=json),
-            say=show.note,
-        )
+        common: dict[str, Any] = {
+            "deadline": deadline,
+            "patience": patience,
+            "progress": reporter(plain=json),
+            "say": show.note,
+        }
+        if late:
+            result = welcome(plan, transport, names, folder, rounds=newcomer_rounds, **common)
+        else:
+            rule = Admission(max_norm=max_norm)
+            result = run_server(
+                plan, transport, names, folder, quorum=quorum, admission=rule, **common
+            )
         word = "done"
     except KeyboardInterrupt:
         again = f"sartor serve {target} --keys {keys} --out {folder}"

@@ -344,10 +344,12 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     own = {name: value for name, value in options.items() if name not in COMMON}
     steps, epochs = options.get("finetune_steps"), options.get("finetune_epochs")
     record = factory(task, local, **own)
-    if "robust_share" in options and options.get("robust", "none") == "none":
-        raise ConfigError("robust_share has no effect without a rule, such as robust='median'.")
     rule: Rule = options.get("robust", "none")
-    record = robust(record, rule, float(options.get("robust_share", 0.2)))
+    for name in ("robust_share", "robust_mix"):
+        if name in options and rule == "none":
+            raise ConfigError(f"{name} has no effect without a rule, such as robust='median'.")
+    mix = bool(options.get("robust_mix", False))
+    record = robust(record, rule, float(options.get("robust_share", 0.2)), mix)
     if steps is not None or epochs is not None:
         record = fine_tuned(record, task, local, steps=steps, epochs=epochs)
     harm = {name: v for name, v in options.items() if name.startswith("harm_")}

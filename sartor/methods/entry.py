@@ -64,6 +64,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "finetune_epochs": (None, int | None),
     "robust": ("none", Literal["none", "median", "trimmed_mean", "krum", "multi_krum", "clip"]),
     "robust_share": (0.2, float),
+    "robust_mix": (False, bool),
     "do_no_harm": (False, bool),
     "harm_share": (0.2, float),
     "harm_score": ("loss", Literal["loss", "error"]),
@@ -72,8 +73,9 @@ COMMON: dict[str, tuple[Any, Any]] = {
 """Static options of every method.
 
 How long each client fine-tunes its model before it is used; how the server averages, if not
-plainly, and which share of bad clients it reckons with (`sartor/robust.py`); whether a client ends
-with the best of alone, global and personalised, and by which samples (`sartor/harm.py`).
+plainly, which share of bad clients it reckons with, and whether uploads are mixed with their
+nearest neighbours first (`sartor/robust.py`); whether a client ends with the best of alone, global
+and personalised, and by which samples (`sartor/harm.py`).
 """
 
 

@@ -10,6 +10,8 @@
     server.py      the rounds of a simulation with the clients' part sent away
     coordinator.py the simulation on top of them: the server of a federation, and its checkpoints
     roster.py      what the server knows of data that it does not have
+    welcome.py     clients that come when training is over
+    revocation.py  who may come in, and whose certificate was withdrawn
     admission.py   what is checked before an answer of a client touches the server's state
 
 A method knows nothing of this. The order of a round stays in `engines/round.py`: the server runs

@@ -97,6 +97,13 @@ class Bench:
 
         return _Lane(make, self.rounds.arena.device), kept.get("trained", {})
 
+    def start(self, letters: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
+        """Keep the state that the server gives to a newcomer."""
+        state = tree.map(lambda leaf: leaf[None, None], letters["client"])
+        generation = {"client": state, "trained": {}}
+        self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
+        return {}
+
     def work(self, letters: Tree, head: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
         """Train on a letter; return the upload and what it cost."""
         method = self._record(head)

@@ -8,6 +8,7 @@ order and with the same keys. What leaves is an upload, counts of samples, and t
 |---|---|---|
 | facts | reads its data | how many samples of what shape it has, and the names of its classes |
 | hello | builds the method from the settings | the same |
+| start | keeps the state that the server gives a newcomer | nothing |
 | work | letter, phases, upload; keeps its new state | upload, costs, scores if asked |
 | score | the model it would use, on its own held-out data | sums of correct answers and losses |
 | centre | the same for a model that it is sent | the same |
@@ -31,6 +32,7 @@ from sartor.method import Method
 from sartor.network.bench import Bench
 from sartor.network.messages import pack, unpack
 from sartor.network.vault import Vault
+from sartor.onboard import as_newcomer
 from sartor.runs.storage import write_state
 from sartor.task import Task
 from sartor.tree import Tree
@@ -85,12 +87,17 @@ class Client:
             if kind == "hello":
                 self.data = _relabelled(self.data, head)
                 method, task = self.build(head["settings"], self.data)
+                if "newcomer" in head:
+                    num, past = (int(number) for number in head["newcomer"])
+                    method = as_newcomer(method, num, past)
                 vault = Vault(self.folder and self.folder / str(head["federation"]))
                 self.bench = Bench(method, task, self.data, head, vault, self.device)
                 self.say(f"greeted by the server: {method.name}")
             return {}, facts
         if self.bench is None:
             raise MessageError("the client was restarted and has not been greeted yet")
+        if kind == "start":
+            return {}, self.bench.start(letters, head)
         if kind == "work":
             found = self.bench.work(letters, head)
             self.say(f"round {head['round'] + 1}: trained")

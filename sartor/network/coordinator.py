@@ -46,6 +46,7 @@ class Coordinator(Simulation):
             back before it goes on with those that are there.
         patience: seconds to wait for a client before giving up.
         admission: what is accepted of clients.
+        hellos: what clients told of their data before, by index.
         **rest: as for `Simulation`.
     """
 
@@ -66,6 +67,7 @@ class Coordinator(Simulation):
         grace: float | None = None,
         patience: float = 600.0,
         admission: Admission | None = None,
+        hellos: Mapping[int, dict[str, Any]] | None = None,
         device: torch.device,
         dtype: torch.dtype,
         **rest: Any,
@@ -76,11 +78,11 @@ class Coordinator(Simulation):
         self.federation, self.settings, self.one = federation, dict(settings), run
         self.common = dict(common or {})
         self.patience = patience
-        self.hellos: dict[int, dict[str, Any]] = {}
+        self.hellos: dict[int, dict[str, Any]] = dict(hellos or {})
         self.dtype = dtype
         self.bases: list[np.ndarray] = []
         if grace is None:
-            self.gather_clients(quorum or len(names))
+            self.gather_clients(len(names) if quorum is None else quorum)
         else:
             self.gather_clients(len(names), grace)
         arena = empty_arena(len(names), self.hellos, device)

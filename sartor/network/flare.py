@@ -23,10 +23,12 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sartor.errors import MissingExtraError, NetworkError
-from sartor.network.keys import SERVER, Kit, check_valid
+from sartor.network.keys import Kit, check_valid
+from sartor.network.revocation import SERVER, Register
 
 CHANNEL = "sartor"
 HOLD = 2.0
@@ -43,6 +45,7 @@ class _Box:
     """What passes between the server and one client."""
 
     session: str = ""
+    identity: str = ""
     heard: float = -1e9
     ticket: int = 0
     order: bytes | None = None
@@ -57,14 +60,23 @@ class FlareServer:
         kit: the server's kit.
         names: the clients that may take part; others are turned away, certificate or not.
         host: the address to listen on; all addresses of this machine by default.
+        project: the project's folder; a certificate that is withdrawn there is refused from the
+            next call of its owner on.
     """
 
-    def __init__(self, kit: Kit, names: Iterable[str], host: str = "0.0.0.0") -> None:
+    def __init__(
+        self,
+        kit: Kit,
+        names: Iterable[str],
+        host: str = "0.0.0.0",
+        project: str | Path | None = None,
+    ) -> None:
         check_valid(kit)
         flare = _flare()
         root, cert, key = map(str, kit.files)
         self._flare = flare
         self.boxes = {name: _Box() for name in names}
+        self.register = Register(self.boxes, project)
         self.closing: str | None = None
         self._door: dict[tuple[str, str], int] = {}
         self._told: set[tuple[str, str]] = set()
@@ -136,19 +148,30 @@ class FlareServer:
 
     def _admit(self, request: Any) -> tuple[_Box | None, str]:
         """Say whose call this is, by the certificate of its connection; or why it is refused."""
-        name = request.get_prop(self._flare.COMMON_NAME)
-        box = self.boxes.get(name)
-        if box is None:
-            return None, self._turn_away(name, f"{name} is not a client of this federation")
+        identity = str(request.get_prop(self._flare.COMMON_NAME))
+        name, why = self.register.look_up(identity)
+        if name is None:
+            self._drop(identity)
+            return None, self._turn_away(identity, why)
+        box = self.boxes[name]
         session = str(request.get_header("session", ""))
         with box.waiting:
             now = time.monotonic()
             if box.session != session:
                 if now - box.heard < LOST:
                     return None, self._turn_away(name, f"another process is connected as {name}")
-                box.session = session
+                box.session, box.identity = session, identity
             box.heard = now
         return box, ""
+
+    def _drop(self, identity: str) -> None:
+        """Take whoever came in with an identity that is refused now off the list of those here."""
+        for box in self.boxes.values():
+            if box.identity == identity:
+                with box.waiting:
+                    box.heard, box.session = -1e9, ""
+                    box.order = None
+                    box.waiting.notify_all()
 
     def _turn_away(self, name: str, why: str) -> str:
         key = (str(name), why)
@@ -158,26 +181,29 @@ class FlareServer:
 
     def _gone(self, agent: Any) -> None:
         """Note at once that a connection was lost; whoever comes back is heard from again."""
-        name, _, rest = str(agent.get_fqcn()).partition(".")
+        identity, _, rest = str(agent.get_fqcn()).partition(".")
         session = rest.partition("-")[0]
-        box = self.boxes.get(name)
-        if box is not None and box.session == session:
-            with box.waiting:
-                box.heard = -1e9
-                box.waiting.notify_all()
+        for box in self.boxes.values():
+            if (box.identity, box.session) == (identity, session):
+                with box.waiting:
+                    box.heard = -1e9
+                    box.waiting.notify_all()
 
     def _pull(self, request: Any) -> Any:
         box, why = self._admit(request)
         if box is None:
             return self._reply("refused", text=why)
         hold = HOLD if self._held.acquire(blocking=False) else 0.0
+        done = request.get_header("done")  # its answer may still be on its way: not at once again
+
+        def wanted() -> bool:
+            new = box.order is not None and box.ticket != done
+            return new or self.closing is not None
+
         try:
             with box.waiting:
-                if box.order is None and self.closing is None:
-                    box.waiting.wait_for(
-                        lambda: box.order is not None or self.closing is not None, hold
-                    )
-                if box.order is not None:
+                box.waiting.wait_for(wanted, hold)
+                if box.order is not None and (hold or box.ticket != done):
                     return self._reply("order", box.order, ticket=box.ticket)
         finally:
             if hold:
@@ -235,6 +261,7 @@ class FlareClient:
         self.stopped = threading.Event()
         self.cells = 0
         self.cell: Any = None
+        self.done: int | None = None
 
     def run(self) -> str:
         """Serve orders; return the server's last word.
@@ -286,9 +313,10 @@ class FlareClient:
     def _open(self) -> None:
         """Connect, under a name below the client's own: no two processes get each other's mail."""
         root, cert, key = map(str, self.kit.files)
+        self.done = None
         self.cells += 1
         self.cell = self._flare.CoreCell(
-            fqcn=f"{self.kit.name}.{self.session}-{self.cells}",
+            fqcn=f"{self.kit.identity}.{self.session}-{self.cells}",
             root_url=f"grpc://{self.kit.host}:{self.kit.port}",
             secure=True,
             credentials={"ca_cert": root, "client_cert": cert, "client_key": key},
@@ -305,7 +333,7 @@ class FlareClient:
         """Serve orders until the server says good-bye (its last word), or is gone (None)."""
         began = time.monotonic()
         while not self.stopped.is_set():
-            reply = self._call("pull", timeout=HOLD + 2.0)
+            reply = self._call("pull", timeout=HOLD + 2.0, done=self.done)
             if reply is None:
                 self._check_patience()
                 if time.monotonic() - max(self.heard, began) > LOST:
@@ -333,6 +361,7 @@ class FlareClient:
             cell.fire_and_forget(
                 channel=CHANNEL, topic="answer", targets=[SERVER], message=message, optional=True
             )
+            self.done = headers["ticket"]
 
     def _beat(self) -> None:
         while not self.stopped.wait(BEAT):

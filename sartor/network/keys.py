@@ -3,7 +3,7 @@
 ::
 
     keys/
-      project.json         name, address of the server, clients
+      project.json         name, address of the server, clients, withdrawn certificates
       authority/           rootCA.pem and rootCA.key: whoever has the key can make clients
       server/              the server's kit
       clients/NAME/        a client's kit: give it to that client and to nobody else
@@ -27,10 +27,8 @@ from pathlib import Path
 from typing import Any
 
 from sartor.errors import ConfigError, MissingExtraError, NetworkError
+from sartor.network.revocation import SERVER, new_identity
 from sartor.runs.storage import naming, read_json, write_json
-
-SERVER = "server"
-"""The name of every server."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +41,7 @@ class Kit:
         project: the federation it belongs to.
         host: of the server.
         port: of the server.
+        identity: the name in its certificate; see `revocation.py`.
     """
 
     folder: Path
@@ -50,6 +49,7 @@ class Kit:
     project: str
     host: str
     port: int
+    identity: str
 
     @property
     def files(self) -> tuple[Path, Path, Path]:
@@ -64,9 +64,7 @@ class Kit:
     @property
     def expires(self) -> datetime:
         """When the certificate ends."""
-        from cryptography import x509
-
-        return x509.load_pem_x509_certificate(self.files[1].read_bytes()).not_valid_after_utc
+        return _expiry(self.files[1])
 
 
 def init_project(
@@ -119,7 +117,7 @@ def init_project(
 def add_client(
     folder: str | Path, name: str, *, request: str | Path | None = None, days: int | None = None
 ) -> Path:
-    """Make the kit of one more client, or of a client whose certificate has ended.
+    """Make the kit of one more client, or of one whose certificate has ended or was withdrawn.
 
     Args:
         folder: the project.
@@ -137,9 +135,12 @@ def add_client(
     if name == project["host"]:
         raise ConfigError(f"A client must not have the name of the server's host, {name!r}.")
     kit = folder / "clients" / name
-    _issue(folder, name, kit, days=days or project["days"], request=request)
+    identity = new_identity(project, name)
+    _issue(folder, name, kit, days=days or project["days"], request=request, identity=identity)
     names = [*project["clients"], *([] if name in project["clients"] else [name])]
-    write_json(folder / "project.json", {**project, "clients": names})
+    identities = {**project.get("identities", {}), name: identity}
+    changes = {"clients": names, "identities": {k: v for k, v in identities.items() if k != v}}
+    write_json(folder / "project.json", {**project, **changes})
     return kit
 
 
@@ -168,11 +169,16 @@ def make_request(folder: str | Path, name: str) -> Path:
 
 
 def read_project(folder: str | Path) -> dict[str, Any]:
-    """Return the project: name, address, clients, and when each certificate ends."""
+    """Return the project: name, address, clients, and when each certificate ends.
+
+    That is None for a client whose kit is no longer here.
+    """
     folder = Path(folder)
     project = _project(folder)
-    kits = {SERVER: folder / SERVER} | {n: folder / "clients" / n for n in project["clients"]}
-    return {**project, "expires": {name: read_kit(kit).expires for name, kit in kits.items()}}
+    files = {SERVER: folder / SERVER / f"{SERVER}.crt"}
+    files |= {n: folder / "clients" / n / "client.crt" for n in project["clients"]}
+    expires = {name: _expiry(path) if path.is_file() else None for name, path in files.items()}
+    return {"identities": {}, "revoked": [], **project, "expires": expires}
 
 
 def read_kit(folder: str | Path) -> Kit:
@@ -188,7 +194,9 @@ def read_kit(folder: str | Path) -> Kit:
             "for this client, such as keys/clients/NAME."
         )
     content = read_json(folder / "kit.json")
-    kit = Kit(folder, content["name"], content["project"], content["host"], int(content["port"]))
+    name, port = content["name"], int(content["port"])
+    identity = content.get("identity", name)
+    kit = Kit(folder, name, content["project"], content["host"], port, identity)
     missing = [path.name for path in kit.files if not path.is_file()]
     if missing:
         raise ConfigError(
@@ -238,8 +246,20 @@ def _project(folder: Path) -> dict[str, Any]:
     return dict(read_json(folder / "project.json"))
 
 
+def _expiry(certificate: Path) -> datetime:
+    from cryptography import x509
+
+    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+
+
 def _issue(
-    folder: Path, name: str, kit: Path, *, days: int, request: str | Path | None = None
+    folder: Path,
+    name: str,
+    kit: Path,
+    *,
+    days: int,
+    request: str | Path | None = None,
+    identity: str | None = None,
 ) -> None:
     """Certify a key, and write the kit."""
     from cryptography import x509
@@ -269,7 +289,7 @@ def _issue(
         (kit / f"{kind}.key").unlink(missing_ok=True)
     begin = datetime.now(UTC) - timedelta(minutes=10)  # clocks differ
     cert = lighter.generate_cert(
-        lighter.Identity(name),
+        lighter.Identity(identity or name),
         lighter.Identity(project["name"]),
         signer,
         public,
@@ -279,7 +299,7 @@ def _issue(
     )
     (kit / f"{kind}.crt").write_bytes(lighter.serialize_cert(cert))
     (kit / "rootCA.pem").write_bytes((authority / "rootCA.pem").read_bytes())
-    facts = {"name": name, "project": project["name"]}
+    facts = {"name": name, "identity": identity or name, "project": project["name"]}
     write_json(kit / "kit.json", {**facts, "host": project["host"], "port": project["port"]})
 
 

@@ -108,9 +108,11 @@ def serve(
     if folder is not None and folder.has_result:
         return folder.read_result()
     board = _Board(Path(out), plan.rounds)
+    before: list[dict[str, Any]] = []
     if folder is None:
         say(f"waiting for {quorum or len(names)} of {len(names)} clients")
-        facts = ask_facts(transport, names, plan.split, quorum or len(names), deadline, patience)
+        wanted = quorum or len(names)
+        facts, before = ask_facts(transport, names, plan.split, wanted, deadline, patience)
         fixed = {"federation": secrets.token_hex(8), "clients": list(names), **_classes(facts)}
         folder = RunFolder.create(out, {"network": fixed, "experiment": dict(plan.settings)})
     fixed = folder.config["network"]
@@ -145,6 +147,7 @@ def serve(
         eval_every=plan.eval_every,
         points=points,
     )
+    coordinator.office.events = [*before, *coordinator.office.events]
     if checkpoint is not None:
         coordinator.load(*checkpoint[1:])
         say(f"going on after round {coordinator.round_index}")
@@ -187,6 +190,32 @@ def _rounds(
             progress.stop()
 
 
+def roster_of(
+    out: str | Path, listed: Sequence[str], say: Callable[[str], None] = lambda text: None
+) -> list[str]:
+    """Return the clients of a run: those it was begun with, or those that the project lists.
+
+    A client whose certificate was withdrawn keeps its place in a run that it was part of; it is
+    absent from then on. One that was added to the project later is not part of it.
+
+    Raises:
+        ConfigError: the folder is not that of a server.
+    """
+    if not (Path(out) / "folder.json").exists():
+        return list(listed)
+    config = RunFolder.open(out).config
+    if "network" not in config:
+        raise ConfigError(f"{out} holds a run of one machine; give another --out.")
+    begun: list[str] = list(config["network"]["clients"])
+    new = sorted(set(listed) - set(begun))
+    if new:
+        say(
+            f"{', '.join(new)} came to the project after this run was begun, and cannot take part "
+            "in it; when it is over, --newcomers gives them models"
+        )
+    return begun
+
+
 def ask_facts(
     transport: Transport,
     names: Sequence[str],
@@ -194,8 +223,11 @@ def ask_facts(
     quorum: int,
     deadline: float,
     patience: float,
-) -> dict[int, dict[str, Any]]:
+) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
     """Ask clients what their data looks like, until enough have answered.
+
+    Returns:
+        what they told, by client; and what happened meanwhile.
 
     Raises:
         NetworkError: too few came in time, or what they say does not fit together.
@@ -224,7 +256,7 @@ def ask_facts(
                 f"{', '.join(missing[:10])}. {told or 'Start them with sartor join.'}"
             )
         time.sleep(0.05)
-    return facts
+    return facts, office.events
 
 
 def _classes(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:

@@ -179,6 +179,20 @@ class RemoteRounds(Rounds):
         """Return nothing: what a client's kept state shows stays with the client."""
         return {}
 
+    def give_first(self, params: Tree, store: Generations) -> set[int]:
+        """Send all clients the states that they begin with; return those who have kept theirs."""
+        ids = self.everybody
+        states = self.new_clients(params, ids)
+        orders: dict[int, Message] = {}
+        for k, i in enumerate(ids[0].tolist()):
+            head = self._head("start", self.method, 0, store, i, ())
+            state = {"client": tree.map(lambda leaf, k=k: leaf[0, k].cpu(), states)}
+            orders[i] = (state, {**head, "lasting": True}, _every_leaf)
+        note = {"kind": "start", "round": 0}
+        taken = self.office.send(orders, 1 << 20, lambda i, body, meta: None, note)
+        store.base[sorted(taken)] = self.office.serial
+        return taken
+
     def keep_first(self, server: Tree, store: Generations) -> None:
         """Let all clients keep the model that they would use before any training."""
         ids = self.everybody

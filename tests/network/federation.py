@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import html
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import sartor
-from sartor.network.keys import init_project
+from sartor.network.keys import Kit, init_project, read_kit
 
 ROOT = Path(sartor.__file__).parents[1]
 ENV = {
@@ -36,6 +39,52 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
+def ended_kit(project: Path, folder: Path) -> Kit:
+    """Make a kit whose certificate ended yesterday."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+    from nvflare.lighter import utils
+
+    shutil.copytree(project / "clients" / "site-1", folder)
+    signer = load_pem_private_key((project / "authority" / "rootCA.key").read_bytes(), None)
+    own = load_pem_private_key((folder / "client.key").read_bytes(), None)
+    now = datetime.now(UTC)
+    cert = utils.generate_cert(
+        utils.Identity("site-1"),
+        utils.Identity("sartor"),
+        signer,
+        own.public_key(),
+        not_valid_before=now - timedelta(days=2),
+        not_valid_after=now - timedelta(days=1),
+    )
+    (folder / "client.crt").write_bytes(utils.serialize_cert(cert))
+    return read_kit(folder)
+
+
+PACED = """
+import sys, time
+from pathlib import Path
+from sartor.cli.network import built, own_data
+from sartor.network.client import Client
+from sartor.network.flare import FlareClient
+from sartor.network.keys import read_kit
+from sartor.network.messages import unpack
+name, kit = sys.argv[1:]
+def say(text):
+    print(text, flush=True)
+def load(split):
+    return own_data(Path(name), name, None, split)
+client = Client(load, built, Path("state-" + name), say=say)
+def answer(message):
+    if unpack(message)[1]["kind"] == "work":
+        end = time.monotonic() + 1.0
+        while time.monotonic() < end and not Path("hurry").exists():
+            time.sleep(0.05)
+    return client.answer(message)
+FlareClient(read_kit(kit), answer, say, patience=60).run()
+"""
+"""A client that works for a second a round, until there is no need to wait for it any more."""
+
+
 class Party:
     """One process with its log."""
 
@@ -44,7 +93,7 @@ class Party:
 
         def before() -> None:
             if limit is not None:  # as a full disk: no file may grow beyond this
-                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+                resource.setrlimit(resource.RLIMIT_FSIZE, (limit, resource.RLIM_INFINITY))
 
         with log.open("ab") as file:
             self.process = subprocess.Popen(
@@ -68,6 +117,11 @@ class Party:
 
     def wait(self, seconds: float) -> int:
         return self.process.wait(timeout=seconds)
+
+    def free_disk(self) -> None:
+        """Take the limit on files away."""
+        endless = (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+        resource.prlimit(self.process.pid, resource.RLIMIT_FSIZE, endless)
 
     @property
     def alive(self) -> bool:
@@ -129,10 +183,18 @@ class Federation:
         base = ["-m", "sartor", "serve", "experiment.toml", "--keys", "keys", "--out", "run"]
         return self.start("server", [*base, "--host", "127.0.0.1", *words])
 
-    def join(self, name: str, kit: Path | None = None, limit: int | None = None) -> Party:
-        place = str(kit or f"keys/clients/{name}")
+    def join(self, name: str, limit: int | None = None, paced: bool = False) -> Party:
+        """Start a client; a paced one makes rounds last a second, until `hurry`."""
+        place = f"keys/clients/{name}"
+        if paced:
+            (self.folder / "paced.py").write_text(PACED)
+            return self.start(name, ["paced.py", name, place])
         words = ["-m", "sartor", "join", place, "--data", name, "--device", "cpu"]
         return self.start(name, [*words, "--state", f"state-{name}", "--patience", "60"], limit)
+
+    def hurry(self) -> None:
+        """Let paced clients run as fast as they can."""
+        (self.folder / "hurry").touch()
 
     def status(self) -> dict[str, Any]:
         path = self.folder / "run" / "status.json"
@@ -155,12 +217,18 @@ class Federation:
         except subprocess.TimeoutExpired:
             raise AssertionError(self.logs()) from None
         assert code == 0, self.logs()
+        from sartor.report import write_report
         from sartor.runs import RunFolder
 
         result = RunFolder.open(self.folder / "run").read_result()
         assert result.ledger.num_rounds == self.settings["rounds"]
         assert np.isfinite(result.scores["pre", "test"].loss).all()
         assert self.status()["state"] == "done"
+        events = self.events(result)
+        page = html.unescape(write_report(self.folder / "run").read_text()) if events else ""
+        for event in events[:5]:
+            assert event["client"] in page
+            assert event["why"] in page
         return result
 
     def events(self, result: Any) -> list[dict[str, Any]]:

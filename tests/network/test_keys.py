@@ -8,7 +8,7 @@ import socket
 import ssl
 import stat
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -20,12 +20,10 @@ from sartor.cli import main
 from sartor.errors import ConfigError, NetworkError
 from sartor.network import keys
 from sartor.network.flare import FlareClient, FlareServer
+from sartor.network.revocation import revoke_client
+from tests.network.federation import ended_kit, free_port
 
-
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+pytestmark = pytest.mark.network
 
 
 def test_a_project_from_the_command_line(
@@ -58,10 +56,28 @@ def test_a_client_can_keep_its_private_key(tmp_path: Path) -> None:
     assert sorted(path.name for path in kit.iterdir()) == ["client.crt", "kit.json", "rootCA.pem"]
     with pytest.raises(ConfigError, match=r"lacks client\.key"):
         keys.read_kit(kit)
+    assert keys.read_project(project)["expires"]["north"] > datetime.now(UTC)
     for path in kit.iterdir():
         shutil.copy(path, home)
     context = ssl.create_default_context()
     context.load_cert_chain(*map(str, keys.read_kit(home).files[1:]))  # raises unless they fit
+
+
+def test_a_new_kit_after_a_withdrawal_has_another_name_in_its_certificate(tmp_path: Path) -> None:
+    from cryptography import x509
+
+    project = keys.init_project(tmp_path / "keys", address="127.0.0.1:1", clients=["north"])
+    revoke_client(project, "north")
+    assert "north" not in keys.read_project(project)["expires"]
+    kit = keys.read_kit(keys.add_client(project, "north"))
+    cert = x509.load_pem_x509_certificate(kit.files[1].read_bytes())
+    assert cert.subject.rfc4514_string() == "CN=north-2"
+    assert (kit.name, kit.identity) == ("north", "north-2")
+    renewed = keys.read_kit(keys.add_client(project, "north"))  # it ended: the same identity
+    assert renewed.identity == "north-2"
+    shutil.rmtree(project / "clients" / "north")  # handed over, and not kept here
+    assert keys.read_project(project)["expires"]["north"] is None
+    assert main(["keys", "show", "--keys", str(project)]) == 0
 
 
 @pytest.mark.parametrize("name", ["server", "a.b", "../x", "", "host"])
@@ -76,7 +92,7 @@ def test_only_valid_certificates_open_a_connection(tmp_path: Path) -> None:
     port = free_port()
     ours = keys.init_project(tmp_path / "ours", address=f"127.0.0.1:{port}", clients=["site-1"])
     kit = keys.read_kit(ours / "clients" / "site-1")
-    ended = _ended(ours, tmp_path / "ended")
+    ended = ended_kit(ours, tmp_path / "ended")
     with pytest.raises(NetworkError, match="ended on"):
         keys.check_valid(ended)
     with pytest.raises(NetworkError, match="ended on"):
@@ -89,27 +105,6 @@ def test_only_valid_certificates_open_a_connection(tmp_path: Path) -> None:
         assert not _speaks(port, kit.files[0], None)
     finally:
         server.close()
-
-
-def _ended(project: Path, folder: Path) -> keys.Kit:
-    """Make a kit whose certificate ended yesterday."""
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from nvflare.lighter import utils
-
-    shutil.copytree(project / "clients" / "site-1", folder)
-    signer = load_pem_private_key((project / "authority" / "rootCA.key").read_bytes(), None)
-    own = load_pem_private_key((folder / "client.key").read_bytes(), None)
-    now = datetime.now(UTC)
-    cert = utils.generate_cert(
-        utils.Identity("site-1"),
-        utils.Identity("sartor"),
-        signer,
-        own.public_key(),
-        not_valid_before=now - timedelta(days=2),
-        not_valid_after=now - timedelta(days=1),
-    )
-    (folder / "client.crt").write_bytes(utils.serialize_cert(cert))
-    return keys.read_kit(folder)
 
 
 def _speaks(port: int, root: Path, kit: keys.Kit | None) -> bool:

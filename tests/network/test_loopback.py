@@ -189,7 +189,13 @@ def replayed(case: Case, fed: Federation, attended: list[dict[str, Any]], **sett
     return run(sim)
 
 
-@pytest.mark.parametrize("name", ["fedavg", "fedapa", "ditto", "scaffold", "fedpac", "lg-fedavg"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("fedapa", "scaffold", "lg-fedavg"),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "ditto", "fedpac")),
+    ],
+)
 def test_a_lost_answer_is_as_if_the_client_had_not_been_asked(name: str, tmp_path: Path) -> None:
     """Clients whose answers are lost go on from the state of before; so does the server."""
     case, fed = Case(name), federation(sizes=SIZES)
@@ -202,7 +208,9 @@ def test_a_lost_answer_is_as_if_the_client_had_not_been_asked(name: str, tmp_pat
     assert_same(found(sim, clients), outcome(wanted), atol=1e-10)
 
 
-@pytest.mark.parametrize("name", ["fedapa", "pfedme", "fedrep"])
+@pytest.mark.parametrize(
+    "name", ["fedapa", "fedrep", pytest.param("pfedme", marks=pytest.mark.slow)]
+)
 def test_restarts_of_server_and_clients_change_nothing(name: str, tmp_path: Path) -> None:
     """A server goes back to its checkpoint and its clients follow, to the bit."""
     case, fed = Case(name), federation(sizes=SIZES)

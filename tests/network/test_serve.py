@@ -16,7 +16,7 @@ from sartor.config import build
 from sartor.data.federation import Federation
 from sartor.errors import ConfigError, NetworkError
 from sartor.network.client import Client
-from sartor.network.serve import serve
+from sartor.network.serve import roster_of, serve
 from sartor.network.transport import Loopback
 from sartor.report import write_report
 from sartor.runs import RunFolder
@@ -120,6 +120,20 @@ def test_a_server_that_was_stopped_goes_on(data: Path, tmp_path: Path) -> None:
         serve(plan, Stops({n: c.answer for n, c in some.items()}), NAMES, unfinished)
     with pytest.raises(ConfigError, match="was begun with the clients"):
         serve(plan, answers(some), (*NAMES, "dogwood"), unfinished)
+
+
+def test_a_run_keeps_the_clients_that_it_was_begun_with(data: Path, tmp_path: Path) -> None:
+    """Whoever was withdrawn since keeps its place, and whoever was added since is told."""
+    told: list[str] = []
+    assert roster_of(tmp_path / "run", ["ash"], told.append) == ["ash"]
+    some = clients(data, tmp_path / "b")
+    loop = Stops({n: c.answer for n, c in some.items()})
+    with pytest.raises(KeyboardInterrupt):
+        serve(plan_of(build(VALUES)), loop, NAMES, tmp_path / "run")
+    assert roster_of(tmp_path / "run", ["cedar", "ash"], told.append) == list(NAMES)
+    assert told == []
+    assert roster_of(tmp_path / "run", [*NAMES, "dogwood"], told.append) == list(NAMES)
+    assert "dogwood came to the project after" in told[0]
 
 
 def test_the_report_names_what_happened(data: Path, tmp_path: Path) -> None:

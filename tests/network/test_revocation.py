@@ -1,0 +1,77 @@
+"""Withdrawn certificates: identities are never given twice, and a server sees the list change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sartor.cli import main
+from sartor.errors import ConfigError
+from sartor.network.revocation import Register, identity_of, new_identity, revoke_client
+from sartor.runs.storage import read_json, write_json
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Path:
+    content = {"name": "p", "host": "fl.example.org", "port": 1, "clients": ["north", "south"]}
+    write_json(tmp_path / "project.json", content)
+    return tmp_path
+
+
+def read(project: Path) -> dict[str, Any]:
+    return dict(read_json(project / "project.json"))
+
+
+def enter(project: Path, name: str) -> str:
+    """Do what a new kit does to the list."""
+    content = read(project)
+    identity = new_identity(content, name)
+    content["clients"] = [*content["clients"], name]
+    content["identities"] = {**content.get("identities", {}), name: identity}
+    write_json(project / "project.json", content)
+    return identity
+
+
+def test_an_identity_is_never_given_again(project: Path) -> None:
+    """Not to its client, and not to another one of that very name."""
+    assert new_identity(read(project), "north") == "north"  # a certificate that ended is renewed
+    assert revoke_client(project, "north") == "north"
+    assert read(project)["clients"] == ["south"]
+    assert enter(project, "north") == "north-2"
+    assert new_identity(read(project), "north") == "north-2"
+    assert enter(project, "north-2") == "north-2-2"
+    assert revoke_client(project, "north") == "north-2"
+    assert read(project)["revoked"] == ["north", "north-2"]
+    assert enter(project, "north") == "north-3"
+    assert identity_of(read(project), "south") == "south"
+
+
+def test_a_register_follows_the_list_while_a_server_runs(project: Path) -> None:
+    register = Register(["north", "south"], project)
+    assert register.look_up("north") == ("north", "")
+    assert main(["keys", "revoke", "north", "--keys", str(project)]) == 0
+    assert register.look_up("north") == (None, "the certificate of north was withdrawn")
+    assert register.look_up("south") == ("south", "")
+    enter(project, "north")
+    assert register.look_up("north-2") == ("north", "")
+    assert register.look_up("north")[0] is None
+    enter(project, "east")  # the federation was begun without it
+    assert register.look_up("east") == (None, "east is not a client of this federation")
+    (project / "project.json").write_text("{")  # damaged: what was known before still holds
+    assert register.look_up("north")[0] is None
+    assert register.look_up("south")[0] == "south"
+
+
+def test_a_register_without_a_project_knows_names_alone() -> None:
+    register = Register(["north"])
+    assert register.look_up("north") == ("north", "")
+    assert register.look_up("south")[0] is None
+
+
+def test_only_clients_can_be_revoked(project: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not a client of this project"):
+        revoke_client(project, "west")
+    with pytest.raises(ConfigError, match="holds no keys"):
+        revoke_client(tmp_path / "nowhere", "north")

@@ -1,0 +1,179 @@
+"""Clients that join a trained federation over messages get what `onboard` gives them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sartor
+from sartor.cli.network import built, own_data, plan_of
+from sartor.cohort import Participation
+from sartor.config import build
+from sartor.data.federation import Federation
+from sartor.engines.vectorised import Vectorised
+from sartor.errors import ConfigError, NetworkError
+from sartor.method import Method
+from sartor.methods import METHODS
+from sartor.network.client import Client
+from sartor.network.messages import unpack
+from sartor.network.serve import serve
+from sartor.network.transport import Loopback
+from sartor.network.welcome import Reception, welcome
+from sartor.onboard import newcomer_record, onboard
+from sartor.runs import RunFolder
+from sartor.runs.storage import read_state
+from sartor.scores import Run
+from sartor.task import Task
+from tests.laws import Case
+from tests.network.test_loopback import alone
+from tests.toys import CPU, federation, net_task, run, simulation
+
+QUICK = ("ditto", "fedapa", "pfedme", "lg-fedavg")
+CASES = [Case(name) for name in METHODS]
+CASES += [Case("ditto", {"do_no_harm": True, "harm_on": "holdout"})]
+
+
+def receive(sim: Any, case: Case, late: Federation, rounds: int) -> Reception:
+    """Take newcomers in by messages: each is a client of its own, which builds its own method."""
+
+    def build_method(settings: Any, data: Federation) -> tuple[Method, Task]:
+        task = net_task()
+        return case.build(task), task
+
+    clients = {
+        name: Client(lambda split, i=i: alone(late, i), build_method)
+        for i, name in enumerate(late.names)
+    }
+    record = newcomer_record(sim)
+    record = record if rounds else replace(record, headline="pre")
+    like = {"shape": list(late.input_shape), "labels": ["int64", []], "tokens": False}
+    found = Reception(
+        record,
+        net_task(),
+        late.names,
+        Run(seed=0, hyper={k: float(np.mean(v)) for k, v in sim.runs[0].hyper.items()}),
+        lambda arena: Vectorised(arena, 1 << 20),
+        Loopback({name: client.answer for name, client in clients.items()}),
+        like=like,
+        federation="toy",
+        settings={},
+        common={"newcomer": [sim.rounds.arena.num_clients, sim.round_index]},
+        rounds=rounds,
+        participation=Participation(),
+        device=CPU,
+        dtype=torch.float64,
+        points=tuple(dict.fromkeys(("pre", record.headline))),
+    )
+    if not rounds:
+        found.score_start()
+    run(found)
+    return found
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(c, id=str(c), marks=[] if c.method in QUICK else pytest.mark.slow)
+        for c in CASES
+    ],
+)
+def test_newcomers_over_messages_get_what_onboard_gives(case: Case) -> None:
+    """Scores after every round, and nothing is uploaded; 0 rounds and 2."""
+    task, fed = net_task(), federation()
+    sim = run(simulation(case.build(task), task, [fed.without(3, 4)], hyper=case.hyper))
+    late = fed.without(0, 1, 2)
+    for rounds in (0, 2):
+        wanted = onboard(sim, late, rounds=rounds)
+        found = receive(sim, case, late, rounds)
+        assert found.office.events == []
+        assert found.scores().keys() == wanted.scores.keys()
+        for key, scores in found.scores().items():
+            np.testing.assert_allclose(scores.loss, wanted.scores[key].loss, atol=1e-10)
+            np.testing.assert_array_equal(scores.correct, wanted.scores[key].correct)
+        assert found.ledger().bytes_up.sum() == 0
+        assert found.ledger().bytes_down.tolist() == wanted.ledger.bytes_down.tolist()
+
+
+NAMES = ("ash", "birch", "cedar")
+VALUES: dict[str, Any] = {
+    "methods": "ditto",
+    "rounds": 3,
+    "lr": 0.2,
+    "model": "dnn",
+    "points": "pre",
+    "dtype": "float64",
+    "device": "cpu",
+}
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    draw = np.random.default_rng(0)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for i, name in enumerate(NAMES):
+        y = np.concatenate([np.arange(3), draw.integers(0, 3, 21 + 6 * i)])
+        x = draw.normal(size=(len(y), 5)) + np.eye(5)[y]
+        np.savez(folder / f"{name}.npz", x=x.astype(np.float32), y=y)
+    return folder
+
+
+def loop(data: Path, home: Path, names: tuple[str, ...], up: list[bytes]) -> Loopback:
+    clients = {
+        name: Client(lambda split, name=name: own_data(data, name, None, split), built, home / name)
+        for name in names
+    }
+
+    def watch(direction: str, name: str, message: bytes) -> None:
+        up.extend([message] if direction == "up" else [])
+
+    return Loopback({name: client.answer for name, client in clients.items()}, watch)
+
+
+def test_a_newcomer_of_a_run_folder(data: Path, tmp_path: Path) -> None:
+    """The whole way: a federation of two trains, and a third client comes when it is over."""
+    plan, out = plan_of(build(VALUES)), tmp_path / "run"
+    with pytest.raises(Exception, match="run"):
+        welcome(plan, loop(data, tmp_path, NAMES[2:], []), NAMES[2:], out)
+    serve(plan, loop(data, tmp_path / "home", NAMES[:2], []), NAMES[:2], out)
+    before = RunFolder.open(out).read_checkpoint()
+    sent: list[bytes] = []
+    late = loop(data, tmp_path / "home", NAMES[2:], sent)
+    result = welcome(plan, late, NAMES[2:], out, rounds=2)
+    fed = Federation.from_folder(data)
+    wanted = sartor.fit(
+        "ditto",
+        fed.without("cedar"),
+        model=sartor.models.dnn(fed),
+        rounds=3,
+        local=sartor.Local(lr=0.2),
+        points=("pre",),
+        dtype="float64",
+        device="cpu",
+    ).onboard(fed.without("ash", "birch"), rounds=2)
+    scores = result.scores["pre", "test"]
+    np.testing.assert_allclose(scores.loss, wanted.scores["pre", "test"].loss, atol=1e-10)
+    (path,) = (tmp_path / "home" / "cedar").glob("*/model.safetensors")
+    model, _ = read_state(path)
+    for leaf, value in wanted.model("cedar").state_dict().items():
+        torch.testing.assert_close(model[leaf], value.double(), rtol=0, atol=1e-9)
+    assert all(not unpack(answer)[0].get("upload") for answer in sent)
+    after = RunFolder.open(out).read_checkpoint()
+    assert before is not None
+    assert after is not None
+    assert before[0] == after[0]
+    again = RunFolder.open(out / "newcomers").read_result()
+    assert again.clients == ("cedar",)
+    with pytest.raises(ConfigError, match="ash cannot be a newcomer"):
+        welcome(plan, late, ("ash",), out)
+    np.savez(data / "cedar.npz", x=np.zeros((20, 7), dtype=np.float32), y=np.arange(20) % 3)
+    strange = tmp_path / "strange"
+    strange.mkdir()
+    (strange / "cedar.npz").write_bytes((data / "cedar.npz").read_bytes())
+    with pytest.raises(NetworkError, match="Only 0 of 1 clients came"):
+        welcome(plan, loop(strange, tmp_path, NAMES[2:], []), NAMES[2:], out, patience=0.2)

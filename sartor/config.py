@@ -139,6 +139,9 @@ class Experiment(BaseModel):
     lr_decay: float | None = _key(
         None, "What is left of lr after a round.", _TRAINING, "X", gt=0, le=1
     )
+    lr_schedule: str | None = _key(
+        None, "Of lr: cosine, step:30:0.1, warmup:5+cosine.", _TRAINING, "KIND"
+    )
     keep_optimiser: bool = _key(False, "Keep momentum between rounds.", _SWITCHES, "")
     drop_last: bool = _key(False, "Leave out a last, smaller batch.", _SWITCHES, "")
     finetune_steps: int | None = _key(

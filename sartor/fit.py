@@ -140,7 +140,7 @@ def fit(
         model=model,
         rounds=parse_whole("rounds", rounds),
         seeds=parse_seeds(seeds),
-        local=local or Local(),
+        local=(local or Local()).over(parse_whole("rounds", rounds)),
         participation=Participation.parse(participation),
         engine=engine,
         chunk=None if chunk is None else parse_whole("chunk", chunk),

@@ -130,7 +130,7 @@ def local_of(experiment: Experiment) -> Local:
     from sartor.local import Local
 
     keys = ("epochs", "steps", "batch", "lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
-    return Local(**_given(experiment, *keys, "keep_optimiser", "drop_last"))
+    return Local(**_given(experiment, *keys, "lr_schedule", "keep_optimiser", "drop_last"))
 
 
 def federation_of(experiment: Experiment) -> Callable[[int], Federation]:

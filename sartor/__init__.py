@@ -5,15 +5,19 @@ from __future__ import annotations
 from sartor import methods, models
 from sartor._version import __version__
 from sartor.adviser import Advice, advise
+from sartor.callbacks import STOP
 from sartor.comparison import Comparison
 from sartor.data.federation import Federation
 from sartor.fit import compare, fit
 from sartor.local import Local
 from sartor.result import Result
+from sartor.stopping import EarlyStopping
 
 __all__ = [
+    "STOP",
     "Advice",
     "Comparison",
+    "EarlyStopping",
     "Federation",
     "Local",
     "Result",

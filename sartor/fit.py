@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from sartor import methods, processes
+from sartor.callbacks import Listeners
 from sartor.cohort import Participation
 from sartor.comparison import Comparison
 from sartor.data.federation import Federation
@@ -46,10 +47,12 @@ from sartor.settings import (
     parse_whole,
     remembered,
     resolved,
+    shown,
     with_held_out,
     with_static_parts,
 )
 from sartor.simulation import Simulation
+from sartor.stopping import EarlyStopping
 from sartor.tree import Tree
 
 if TYPE_CHECKING:
@@ -84,7 +87,9 @@ def fit(
     checkpoint_every: int = 10,
     resume: bool = False,
     reopen: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
+    callbacks: Sequence[Any] = (),
+    early_stopping: EarlyStopping | int | None = None,
 ) -> Result:
     """Train a model for every client of a federation.
 
@@ -121,7 +126,11 @@ def fit(
         resume: go on from the last checkpoint in ``out``.
         reopen: with ``resume``, load a finished run with its server instead of its tables alone, so
             that newcomers can join.
-        progress: shows how far it is.
+        progress: shows how far it is; True takes what suits a terminal, a notebook or a file.
+        callbacks: objects that are told of rounds, evaluations and the end, and may ask to stop;
+            see ``sartor.callbacks``.
+        early_stopping: when to stop before the rounds are over, judged on validation data; a number
+            is the patience. See ``sartor.EarlyStopping``.
 
     Returns:
         a Result: accuracy, gain over LocalTrain, costs and models.
@@ -151,7 +160,9 @@ def fit(
         eval_every=parse_whole("eval_every", eval_every),
         points=parse_points(points),
         checkpoint_every=parse_whole("checkpoint_every", checkpoint_every),
-        progress=progress if processes.is_first() else None,
+        progress=shown(progress) if processes.is_first() else None,
+        callbacks=tuple(callbacks) if processes.is_first() else (),
+        stopping=EarlyStopping.parse(early_stopping),
     )
     factory = methods.find(method)
     static = methods.static_options(factory)
@@ -307,21 +318,27 @@ def _fit_lanes(
         points=points,
         store_folder=where,
         processes=processes.current(),
+        stopping=settings.stopping,
     )
     if where is not None:  # mapped states live as long as models can be asked for
         weakref.finalize(simulation, shutil.rmtree, where, ignore_errors=True)
     if checkpoint is not None:
         simulation.load(*checkpoint[1:])
-    _loop(simulation, settings, folder)
-    if len(runs) == 1 and simulation.diverged[0] is not None:
-        raise _diverged(simulation)
-    baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
-    result = simulation.result(config, baseline)
-    if folder is not None and not (reopen and finished):
-        # The result is written last: a folder that has one is not gone on with.
-        _save(lambda: _write_models(folder, simulation), folder.path)
-        if processes.is_first():
-            _save(lambda: folder.write_result(result), folder.path)
+    listeners, result = Listeners(settings.callbacks), None
+    try:
+        listeners.start(simulation, config)
+        _loop(simulation, settings, folder, listeners)
+        if len(runs) == 1 and simulation.diverged[0] is not None:
+            raise _diverged(simulation)
+        baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
+        result = simulation.result(config, baseline)
+        if folder is not None and not (reopen and finished):
+            # The result is written last: a folder that has one is not gone on with.
+            _save(lambda: _write_models(folder, simulation), folder.path)
+            if processes.is_first():
+                _save(lambda: folder.write_result(result), folder.path)
+    finally:
+        listeners.end(result)
     return result
 
 
@@ -348,8 +365,10 @@ def _scratch(folder: RunFolder | None) -> Path:
         ) from error
 
 
-def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) -> None:
-    """Run the rounds that are left, with progress and checkpoints."""
+def _loop(
+    simulation: Simulation, settings: Settings, folder: RunFolder | None, listeners: Listeners
+) -> None:
+    """Run the rounds that are left, with progress, callbacks and checkpoints."""
     if settings.progress is not None:
         runs = len(simulation.runs)
         name = simulation.method.name + (f" ({runs} runs)" if runs > 1 else "")
@@ -357,6 +376,9 @@ def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) 
     try:
         while not simulation.finished:
             info = simulation.step()
+            asked = processes.first(lambda: listeners.round(simulation))
+            if asked is not None:
+                simulation.stop(asked)
             if settings.progress is not None:
                 settings.progress.update(simulation.round_index - 1, info)
             due = simulation.round_index % settings.checkpoint_every == 0
@@ -403,18 +425,23 @@ def _merge(results: list[Result]) -> Result:
     """Join the parts of a sweep over static options: the runs of all, one after the other."""
     first = results[0]
     scores = {
-        key: Scores(
-            rounds=first.scores[key].rounds,
-            correct=np.concatenate([r.scores[key].correct for r in results]),
-            loss=np.concatenate([r.scores[key].loss for r in results]),
-            count=np.concatenate([r.scores[key].count for r in results]),
-        )
+        key: _side_by_side([r.scores[key] for r in results])
         for key in first.scores
         if all(key in r.scores for r in results)
     }
-    columns = {c: np.concatenate([getattr(r.ledger, c) for r in results]) for c in COUNTERS}
+    rounds = max(r.ledger.num_rounds for r in results)  # one that stopped early has fewer
+
+    def padded(part: np.ndarray) -> np.ndarray:
+        return np.pad(part, [(0, 0), (0, rounds - np.shape(part)[1])])
+
+    columns = {c: np.concatenate([padded(getattr(r.ledger, c)) for r in results]) for c in COUNTERS}
     seconds = {
-        name: [sum(parts) for parts in zip(*(r.ledger.seconds[name] for r in results), strict=True)]
+        name: [
+            sum(parts)
+            for parts in itertools.zip_longest(
+                *(r.ledger.seconds[name] for r in results), fillvalue=0.0
+            )
+        ]
         for name in first.ledger.seconds
     }
     once = {c: np.concatenate([getattr(r.ledger, c) for r in results]) for c in ONCE}
@@ -429,6 +456,7 @@ def _merge(results: list[Result]) -> Result:
         ledger=Ledger(**columns, seconds=seconds, **once),
         label_counts=np.concatenate(counts) if len(counts) == len(results) else None,
         diverged=[d for r in results for d in r.diverged],
+        stopped=[s for r in results for s in r.stopped],
         snapshots=_last_choices(results),
         choices=next((r.choices for r in results if r.choices), ()),
         config=first.config,
@@ -439,6 +467,19 @@ def _merge(results: list[Result]) -> Result:
         newcomers=lambda data, run=0, **settings: owner[run][0].onboard(
             data, run=owner[run][1], **settings
         ),
+    )
+
+
+def _side_by_side(parts: list[Scores]) -> Scores:
+    """Join scores; a part that ended early repeats its last entry at the later evaluations."""
+    rounds = sorted({t for part in parts for t in part.rounds})
+    index = [np.searchsorted(part.rounds, rounds, side="right") - 1 for part in parts]
+    pairs = list(zip(parts, index, strict=True))
+    return Scores(
+        rounds=rounds,
+        correct=np.concatenate([part.correct[:, at] for part, at in pairs]),
+        loss=np.concatenate([part.loss[:, at] for part, at in pairs]),
+        count=np.concatenate([part.count for part in parts]),
     )
 
 
@@ -462,7 +503,7 @@ def _lazily_local(
     same = {name: value for name, value in hyper.items() if name in local.hyper}
 
     def train() -> Result:
-        quiet = replace(settings, progress=None)
+        quiet = replace(settings, progress=None, callbacks=())
         return _fit_lanes("local", federations.__getitem__, quiet, {}, same, {}, None, False)
 
     settings = replace(settings, local=local)

@@ -11,7 +11,7 @@ derived.
 | C | clip_norm | g ← g · min(1, C/‖g‖), ‖·‖ over all trained leaves of an entry of work; 0 is off |
 | d | weight_decay | g ← g + d·w |
 | m, v | momentum, velocity | v ← m·v + g |
-| η_0, δ | local_lr, lr_decay | w ← w − η_t·v with η_t = η_0·δ^t·s(t) in round t; δ = 1 is constant |
+| η_0, δ | local_lr, lr_decay | w ← w − η_t·v with η_t = η_0·δ^t·s(t) in round t; δ = 1 is steady |
 | s | lr_schedule | steps, a cosine, a warm-up; see `sartor/schedule.py`. None is s = 1 |
 """
 

@@ -51,6 +51,8 @@ class Result:
         ledger: counted costs.
         label_counts: (runs, clients, classes) training samples per class, or None.
         diverged: per run None, or ``{"round": ..., "client": ...}``.
+        stopped: per run None, or ``{"round": rounds it trained, "why": ...}`` where it ended before
+            the planned rounds were over; early stopping adds ``"best_round"``.
         snapshots: ``{"round": t, "mix": (runs, M, M)}`` and the like, for pictures.
         choices: the names behind the numbers of the snapshots' table ``choice``, where each client
             ends with one of several models.
@@ -70,6 +72,7 @@ class Result:
         ledger: Ledger,
         label_counts: Array | None = None,
         diverged: Sequence[dict[str, Any] | None] | None = None,
+        stopped: Sequence[dict[str, Any] | None] | None = None,
         snapshots: Sequence[dict[str, Any]] = (),
         choices: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
@@ -87,6 +90,7 @@ class Result:
         self.ledger = ledger
         self.label_counts = label_counts
         self.diverged = list(diverged) if diverged is not None else [None] * len(self.runs)
+        self.stopped = list(stopped) if stopped is not None else [None] * len(self.runs)
         self.snapshots = list(snapshots)
         self.choices = tuple(choices)
         self.config = dict(config or {})
@@ -107,6 +111,8 @@ class Result:
         faults += self.ledger.faults(len(self.runs))
         if len(self.diverged) != len(self.runs):
             faults.append(f"diverged has {len(self.diverged)} entries for {len(self.runs)} runs")
+        if len(self.stopped) != len(self.runs):
+            faults.append(f"stopped has {len(self.stopped)} entries for {len(self.runs)} runs")
         if faults:
             raise ContractError(f"Result of {self.method!r} is not whole: {'; '.join(faults)}.")
 
@@ -324,9 +330,10 @@ class Result:
                     "seed": chosen.seed,
                     "hyper": chosen.hyper,
                     "options": chosen.options,
-                    "rounds": self.ledger.num_rounds,
+                    "rounds": (self.stopped[run] or {"round": self.ledger.num_rounds})["round"],
                     "clients": len(self.clients),
                     "diverged": self.diverged[run],
+                    "stopped": self.stopped[run],
                     **told,
                 }
             )
@@ -378,6 +385,7 @@ class Result:
             ),
             label_counts=None if self.label_counts is None else self.label_counts[kept],
             diverged=[self.diverged[run] for run in kept],
+            stopped=[self.stopped[run] for run in kept],
             snapshots=[
                 {k: v[kept] if np.ndim(v) > 0 else v for k, v in snapshot.items()}
                 for snapshot in self.snapshots
@@ -651,10 +659,11 @@ class Result:
         megabytes = format_cell(metrics.spread(self.megabytes), "megabytes")
         lost = sum(entry is not None for entry in self.diverged)
         runs = f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
+        early = sum(entry is not None for entry in self.stopped)
         return (
             f"<Result {self.method}: accuracy {accuracy} %, worst client {worst} %, "
             f"{len(self.clients)} clients, {self.ledger.num_rounds} rounds{runs}, {megabytes} MB"
-            f"{f', {lost} diverged' if lost else ''}>"
+            f"{f', {early} stopped early' if early else ''}{f', {lost} diverged' if lost else ''}>"
         )
 
     def _repr_html_(self) -> str:

@@ -20,6 +20,7 @@ from sartor.hyper import Value
 from sartor.local import Local
 from sartor.method import Method, endings
 from sartor.scores import Run
+from sartor.stopping import EarlyStopping
 from sartor.task import Task, cross_entropy, given, never, squared_error
 
 Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
@@ -44,6 +45,15 @@ class Progress(Protocol):
         """End, also after an error."""
 
 
+def shown(progress: Progress | bool | None) -> Progress | None:
+    """Return what shows progress; True is a bar on a terminal, and what suits other places."""
+    if progress is True:
+        from sartor.cli.progress import reporter
+
+        return reporter(plain=False)
+    return progress or None
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that ``fit`` and ``compare`` share; see ``fit`` for the meaning of each."""
@@ -63,6 +73,8 @@ class Settings:
     points: tuple[str, ...]
     checkpoint_every: int
     progress: Progress | None
+    callbacks: tuple[Any, ...] = ()
+    stopping: EarlyStopping | None = None
 
 
 def list_runs(
@@ -228,6 +240,7 @@ def resolved(
         "eval_every": settings.eval_every,
         "points": list(settings.points),
         "checkpoint_every": settings.checkpoint_every,
+        "early_stopping": None if settings.stopping is None else dict(vars(settings.stopping)),
         "data": first.describe(),
         "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
     }

@@ -11,6 +11,7 @@ from sartor.data.federation import Federation
 from sartor.fit import compare, fit
 from sartor.local import Local
 from sartor.result import Result
+from sartor.search import Search, search
 from sartor.stopping import EarlyStopping
 
 __all__ = [
@@ -21,10 +22,12 @@ __all__ = [
     "Federation",
     "Local",
     "Result",
+    "Search",
     "__version__",
     "advise",
     "compare",
     "fit",
     "methods",
     "models",
+    "search",
 ]

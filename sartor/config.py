@@ -154,6 +154,14 @@ class Experiment(BaseModel):
         1.0, "Per round: 0.5, 10, at_least:0.6.", _TRAINING, "P"
     )
 
+    patience: int | None = _key(
+        None, "Evaluations without a better validation loss; then stop.", _TRAINING, "N", ge=1
+    )
+    min_delta: float = _key(0.0, "What counts as better, with patience.", _TRAINING, "X", ge=0)
+    restore_best: bool = _key(
+        False, "End with the round best on validation data; with patience.", _SWITCHES, ""
+    )
+
     engine: str = _key("auto", "auto, vectorised, sequential.", _ENGINE, "NAME")
     device: Annotated[str, AfterValidator(_device)] = _key(
         "auto", "auto, cpu, cuda, cuda:1.", _ENGINE, "NAME"
@@ -168,6 +176,9 @@ class Experiment(BaseModel):
     )
     eval_every: int = _key(1, "Rounds between evaluations.", _OUTPUT, "N", ge=1)
     checkpoint_every: int = _key(10, "Rounds between checkpoints.", _OUTPUT, "N", ge=1)
+    track: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
+        (), "tensorboard:FOLDER, mlflow:FILE, wandb:NAME, trackio:NAME.", _OUTPUT, "WHERE"
+    )
     out: Path | None = _key(None, "Run folder; else runs/TIME-NAME.", _OUTPUT, "FOLDER")
 
     @property

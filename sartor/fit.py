@@ -37,6 +37,8 @@ from sartor.settings import (
     Federations,
     Progress,
     Settings,
+    Sweep,
+    checked_rows,
     federation_of,
     list_runs,
     make_task,
@@ -70,7 +72,7 @@ def fit(
     rounds: int = 20,
     seeds: Sequence[int] | int = (0,),
     hyper: Mapping[str, Value] | None = None,
-    sweep: Mapping[str, Sequence[Any]] | None = None,
+    sweep: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Value]] | None = None,
     options: Mapping[str, Any] | None = None,
     local: Local | None = None,
     participation: Participation | str | float = 1.0,
@@ -102,7 +104,8 @@ def fit(
         seeds: one run per seed (and per value of the sweep); a single number is one seed.
         hyper: values of sweepable hyper-parameters: one number, or one number per client.
         sweep: name -> values. All combinations × all seeds train as lanes of one pass; the values
-            of static options are allowed too, and make separate passes.
+            of static options are allowed too, and make separate passes. Or a list of rows, each a
+            dict of hyper-parameters, which are the combinations to train.
         options: static options of the method.
         local: local training: epochs or steps, batch, rate, momentum.
         participation: 1.0 (all), a fraction, a number of clients, or "at_least:0.6".
@@ -168,12 +171,13 @@ def fit(
     static = methods.static_options(factory)
     if do_no_harm:
         options = {**(options or {}), "do_no_harm": True}
-    grid = {**(sweep or {})}
+    rows = None if sweep is None or isinstance(sweep, Mapping) else checked_rows(sweep, static)
+    grid = {**sweep} if isinstance(sweep, Mapping) else {}
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"sweep[{name!r}] must be a list of values, got {values!r}.")
     outer = {k: v for k, v in grid.items() if k in static}
-    inner = {k: v for k, v in grid.items() if k not in static}
+    inner: Sweep = rows or {k: v for k, v in grid.items() if k not in static}
     results = []
     combinations = list(itertools.product(*outer.values()))
     if out and len(combinations) > 1 and not resume and (Path(out) / "folder.json").exists():
@@ -273,7 +277,7 @@ def _fit_lanes(
     settings: Settings,
     options: dict[str, Any],
     hyper: Mapping[str, Value],
-    sweep: Mapping[str, Sequence[Value]],
+    sweep: Sweep,
     out: str | Path | None,
     resume: bool,
     reopen: bool = False,

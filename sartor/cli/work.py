@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from sartor import processes
 from sartor.cli import show
 from sartor.cli.progress import Reporter
-from sartor.cli.settings import check_names, federation_of, local_of, model_of, settings_of
+from sartor.cli.settings import (
+    check_names,
+    federation_of,
+    local_of,
+    model_of,
+    settings_of,
+    stopping_of,
+)
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError, DivergedError, PFLError, RunFolderError, did_you_mean
 
@@ -41,6 +48,7 @@ def fit_one(
 ) -> Result:
     """Train one method of the experiment in one call: all seeds and all values of the sweep."""
     import sartor
+    from sartor.trackers import track
 
     settings = settings_of(experiment, method)
     return sartor.fit(
@@ -67,6 +75,8 @@ def fit_one(
         hyper=settings["hyper"],
         options=settings["options"],
         sweep=settings["sweep"],
+        early_stopping=stopping_of(experiment),
+        callbacks=[track(words) for words in experiment.track] if processes.is_first() else (),
     )
 
 

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
 ModelMaker = Callable[[int, int, str], nn.Module]
+MOST_ROWS = 40
+"""Clients that a notebook shows of a result."""
 METRIC_COLUMNS = ("run", "round", "client", "point", "split", "accuracy", "loss", "count")
 
 
@@ -668,7 +670,31 @@ class Result:
 
     def _repr_html_(self) -> str:
         line = html.escape(repr(self)[1:-1])
-        return f"<p>{line}</p>{self.per_client(run=0)._repr_html_()}"
+        if len(self.runs) > 1:
+            return f"<p>{line}</p>{self._runs_table()._repr_html_()}"
+        table = self.per_client(run=0)
+        more = max(len(table) - MOST_ROWS, 0)
+        if more:  # the page stays short; per_client() has them all
+            table.rows = table.rows[:MOST_ROWS]
+            table.notes["clients not shown"] = more
+        return f"<p>{line}</p>{table._repr_html_()}"
+
+    def _runs_table(self) -> Table:
+        """Return one row per run: what sets it apart, accuracy, worst client and rounds."""
+        keys = [{**run.options, **run.hyper, "seed": run.seed} for run in self.runs]
+        names = dict.fromkeys(name for key in keys for name in key)
+        varying = [name for name in names if len({repr(key.get(name)) for key in keys}) > 1]
+        told = ("accuracy", "worst_client", "rounds")
+        rows = [
+            [run, *(key.get(name) for name in varying), *(one[name] for name in told)]
+            for run, (key, one) in enumerate(zip(keys, self.summaries(), strict=True))
+        ]
+        return Table(
+            ["run", *varying, "accuracy", "worst client", "rounds"],
+            rows,
+            formats={"accuracy": "percent", "worst client": "percent"},
+            title=f"{self.method}: runs",
+        )
 
 
 def fairness_table(first: list[str], rows: list[list[Any]], excluded: int, title: str) -> Table:

@@ -82,7 +82,14 @@ def expected(result: Result, patience: int) -> tuple[int, int]:
     raise AssertionError("the full run never stops; choose another rate")
 
 
-@pytest.mark.parametrize("name", ["fedavg", "local", "ditto", "per-fedavg", "fedavg-ft"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "fedavg",
+        "per-fedavg",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("local", "ditto", "fedavg-ft")),
+    ],
+)
 def test_it_stops_where_the_full_run_says_with_the_models_of_that_round(name: str) -> None:
     """And with ``restore`` it ends with the models and the scores of the best round."""
     s, best = expected(fit(name, FED, **SETTINGS), 2)

@@ -7,6 +7,7 @@ calls that the engine makes: ``start``, ``update``, ``stop``.
 from __future__ import annotations
 
 import html
+import importlib
 import math
 import sys
 import time
@@ -106,11 +107,10 @@ class NotebookBar:
 
     def start(self, total_rounds: int, description: str) -> None:
         """Begin a run of ``total_rounds`` rounds."""
-        from IPython.display import HTML, display
-
-        self.html = HTML
+        shown = importlib.import_module("IPython.display")  # there, or this is no notebook
+        self.html = shown.HTML
         self.total, self.description, self.began = total_rounds, description, time.monotonic()
-        self.handle = display(HTML(self._line(0, "starting")), display_id=True)
+        self.handle = shown.display(self.html(self._line(0, "starting")), display_id=True)
 
     def update(self, round_index: int, info: Mapping[str, Any]) -> None:
         """Tell that round ``round_index`` (from 0) is done."""

@@ -85,9 +85,9 @@ def expected(result: Result, patience: int) -> tuple[int, int]:
 @pytest.mark.parametrize(
     "name",
     [
-        "fedavg",
+        "ditto",
         "per-fedavg",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in ("local", "ditto", "fedavg-ft")),
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ("local", "fedavg", "fedavg-ft")),
     ],
 )
 def test_it_stops_where_the_full_run_says_with_the_models_of_that_round(name: str) -> None:

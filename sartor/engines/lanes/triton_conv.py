@@ -406,53 +406,32 @@ def _launch_weight_grad(
     patch = channels * kernel[0] * kernel[1]
     positions = batch * g.shape[3] * g.shape[4]
     shapes = _shapes(x, outputs, kernel, stride, padding, g.shape[3:])
-    group = _group(outputs, _MOST_GROUP)
-    few = outputs <= _MOST_GROUP and patch < 128 and not any(padding)
-    if few:
-        share = max(1, batch * lanes // (8 * PROGRAMS))
-        splits = ceil(batch, share)
-    else:
-        tall, wide, deep = min(power(patch), 64), min(power(outputs), 32), 32
-        tiles = (ceil(patch, tall) + 1) * ceil(outputs, wide)
-        share, splits = _shares(positions, lanes * ceil(patch, tall) * ceil(outputs, wide), deep)
+    wide = min(power(outputs), 64)
+    tall = min(power(patch), 32 if wide == 64 else 64)
+    deep = 64 if patch <= 32 else 32
+    tiles = (ceil(patch, tall) + 1) * ceil(outputs, wide)
+    share, splits = _shares(positions, lanes * ceil(patch, tall) * ceil(outputs, wide), deep)
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
     to_bias = x.new_empty(lanes, outputs)
     with torch.cuda.device_of(x):
-        if few:
-            _kernels().weight_grad_few[(splits, lanes, outputs // group)](
-                x,
-                g,
-                partial,
-                x.stride(0),
-                g.stride(0),
-                batch,
-                share,
-                splits,
-                **shapes,
-                GROUP=group,
-                BK=power(patch + 1, 32),
-                UNROLL=_group(g.shape[4], 4),
-                num_warps=power(patch + 1, 32) // 32,
-            )
-        else:
-            _kernels().weight_grad[(splits, lanes, tiles)](
-                x,
-                g,
-                partial,
-                x.stride(0),
-                g.stride(0),
-                positions,
-                share,
-                splits,
-                **shapes,
-                BN=wide,
-                BM=deep,
-                BK=tall,
-                PRECISION=PRECISION,
-                num_warps=2 if tall * wide <= 1024 else 4,
-                num_stages=3,
-            )
+        _kernels().weight_grad[(splits, lanes, tiles)](
+            x,
+            g,
+            partial,
+            x.stride(0),
+            g.stride(0),
+            positions,
+            share,
+            splits,
+            **shapes,
+            BN=wide,
+            BM=deep,
+            BK=tall,
+            PRECISION=PRECISION,
+            num_warps=2 if tall * wide <= 1024 else 4,
+            num_stages=3,
+        )
         block = 64
         _kernels().sum_splits[(ceil(outputs * (patch + 1), block), lanes)](
             partial,
@@ -491,7 +470,7 @@ def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
     a tile, since then waiting is what takes the time.
     """
     tall = min(power(channels), 64)
-    wide = full = max(2048 // tall, 64)
+    wide = full = (2048 if tall < 32 else 8192) // tall
 
     def programs() -> int:
         return ceil(positions, wide) * lanes * ceil(channels, tall)

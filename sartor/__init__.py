@@ -5,20 +5,26 @@ from __future__ import annotations
 from sartor import methods, models
 from sartor._version import __version__
 from sartor.adviser import Advice, advise
+from sartor.callbacks import STOP
 from sartor.comparison import Comparison
 from sartor.data.federation import Federation
 from sartor.fit import compare, fit
 from sartor.local import Local
 from sartor.result import Result
+from sartor.search import Search, search
 from sartor.serving import Prediction, load
+from sartor.stopping import EarlyStopping
 
 __all__ = [
+    "STOP",
     "Advice",
     "Comparison",
+    "EarlyStopping",
     "Federation",
     "Local",
     "Prediction",
     "Result",
+    "Search",
     "__version__",
     "advise",
     "compare",
@@ -26,4 +32,5 @@ __all__ = [
     "load",
     "methods",
     "models",
+    "search",
 ]

@@ -114,6 +114,13 @@ class Comparison(Mapping[str, Result]):
                 told = result.ended_with_words(*indices)
                 if told is not None:
                     notes[f"{label} ended with"] = told
+                early = [entry for i in indices if (entry := result.stopped[i]) is not None]
+                if early:
+                    first = min(early, key=lambda entry: entry["round"])
+                    notes[f"{label} stopped early"] = (
+                        f"{len(early)} of {len(indices)} runs, first after round "
+                        f"{first['round']}: {first['why']}"
+                    )
                 lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
                 if lost:
                     first = lost[0]

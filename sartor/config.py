@@ -147,6 +147,9 @@ class Experiment(BaseModel):
     lr_decay: float | None = _key(
         None, "What is left of lr after a round.", _TRAINING, "X", gt=0, le=1
     )
+    lr_schedule: str | None = _key(
+        None, "Of lr: cosine, step:30:0.1, warmup:5+cosine.", _TRAINING, "KIND"
+    )
     keep_optimiser: bool = _key(False, "Keep momentum between rounds.", _SWITCHES, "")
     drop_last: bool = _key(False, "Leave out a last, smaller batch.", _SWITCHES, "")
     finetune_steps: int | None = _key(
@@ -157,6 +160,14 @@ class Experiment(BaseModel):
     )
     participation: Annotated[int | float | str, BeforeValidator(parse_value)] = _key(
         1.0, "Per round: 0.5, 10, at_least:0.6.", _TRAINING, "P"
+    )
+
+    patience: int | None = _key(
+        None, "Evaluations without a better validation loss; then stop.", _TRAINING, "N", ge=1
+    )
+    min_delta: float = _key(0.0, "What counts as better, with patience.", _TRAINING, "X", ge=0)
+    restore_best: bool = _key(
+        False, "End with the round best on validation data; with patience.", _SWITCHES, ""
     )
 
     engine: str = _key("auto", "auto, vectorised, sequential.", _ENGINE, "NAME")
@@ -173,6 +184,9 @@ class Experiment(BaseModel):
     )
     eval_every: int = _key(1, "Rounds between evaluations.", _OUTPUT, "N", ge=1)
     checkpoint_every: int = _key(10, "Rounds between checkpoints.", _OUTPUT, "N", ge=1)
+    track: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
+        (), "tensorboard:FOLDER, mlflow:FILE, wandb:NAME, trackio:NAME.", _OUTPUT, "WHERE"
+    )
     out: Path | None = _key(None, "Run folder; else runs/TIME-NAME.", _OUTPUT, "FOLDER")
 
     @property

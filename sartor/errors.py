@@ -9,6 +9,7 @@
     ├── ModelError         a network that cannot be trained over lanes      (also a ValueError)
     ├── ContractError      a method broke its record                        (also a ValueError)
     ├── DivergedError      a loss or a model became NaN or infinite
+    ├── CallbackError      a callback that failed before the first round
     ├── RunFolderError     a run folder that cannot be read or written
     ├── NetworkError       a federation over a network that cannot start or go on
     │   └── MessageError       a message that is refused
@@ -68,6 +69,10 @@ class DivergedError(PFLError):
         self.run = run
         self.round = round
         self.client = client
+
+
+class CallbackError(PFLError):
+    """A callback that failed before the first round."""
 
 
 class RunFolderError(PFLError):

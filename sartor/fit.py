@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from sartor import methods, processes
+from sartor.callbacks import Listeners
 from sartor.cohort import Participation
 from sartor.comparison import Comparison
 from sartor.data.federation import Federation
@@ -37,6 +38,8 @@ from sartor.settings import (
     Federations,
     Progress,
     Settings,
+    Sweep,
+    checked_rows,
     federation_of,
     list_runs,
     make_task,
@@ -47,10 +50,12 @@ from sartor.settings import (
     parse_whole,
     remembered,
     resolved,
+    shown,
     with_held_out,
     with_static_parts,
 )
 from sartor.simulation import Simulation
+from sartor.stopping import EarlyStopping
 from sartor.tree import Tree
 
 if TYPE_CHECKING:
@@ -68,7 +73,7 @@ def fit(
     rounds: int = 20,
     seeds: Sequence[int] | int = (0,),
     hyper: Mapping[str, Value] | None = None,
-    sweep: Mapping[str, Sequence[Any]] | None = None,
+    sweep: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Value]] | None = None,
     options: Mapping[str, Any] | None = None,
     local: Local | None = None,
     participation: Participation | str | float = 1.0,
@@ -85,7 +90,9 @@ def fit(
     checkpoint_every: int = 10,
     resume: bool = False,
     reopen: bool = False,
-    progress: Progress | None = None,
+    progress: Progress | bool | None = None,
+    callbacks: Sequence[Any] = (),
+    early_stopping: EarlyStopping | int | None = None,
 ) -> Result:
     """Train a model for every client of a federation.
 
@@ -98,7 +105,8 @@ def fit(
         seeds: one run per seed (and per value of the sweep); a single number is one seed.
         hyper: values of sweepable hyper-parameters: one number, or one number per client.
         sweep: name -> values. All combinations × all seeds train as lanes of one pass; the values
-            of static options are allowed too, and make separate passes.
+            of static options are allowed too, and make separate passes. Or a list of rows, each a
+            dict of hyper-parameters, which are the combinations to train.
         options: static options of the method.
         local: local training: epochs or steps, batch, rate, momentum.
         participation: 1.0 (all), a fraction, a number of clients, or "at_least:0.6".
@@ -122,7 +130,11 @@ def fit(
         resume: go on from the last checkpoint in ``out``.
         reopen: with ``resume``, load a finished run with its server instead of its tables alone, so
             that newcomers can join.
-        progress: shows how far it is.
+        progress: shows how far it is; True takes what suits a terminal, a notebook or a file.
+        callbacks: objects that are told of rounds, evaluations and the end, and may ask to stop;
+            see ``sartor.callbacks``.
+        early_stopping: when to stop before the rounds are over, judged on validation data; a number
+            is the patience. See ``sartor.EarlyStopping``.
 
     Returns:
         a Result: accuracy, gain over LocalTrain, costs and models.
@@ -141,7 +153,7 @@ def fit(
         model=model,
         rounds=parse_whole("rounds", rounds),
         seeds=parse_seeds(seeds),
-        local=local or Local(),
+        local=(local or Local()).over(parse_whole("rounds", rounds)),
         participation=Participation.parse(participation),
         engine=engine,
         chunk=None if chunk is None else parse_whole("chunk", chunk),
@@ -152,18 +164,21 @@ def fit(
         eval_every=parse_whole("eval_every", eval_every),
         points=parse_points(points),
         checkpoint_every=parse_whole("checkpoint_every", checkpoint_every),
-        progress=progress if processes.is_first() else None,
+        progress=shown(progress) if processes.is_first() else None,
+        callbacks=tuple(callbacks) if processes.is_first() else (),
+        stopping=EarlyStopping.parse(early_stopping),
     )
     factory = methods.find(method)
     static = methods.static_options(factory)
     if do_no_harm:
         options = {**(options or {}), "do_no_harm": True}
-    grid = {**(sweep or {})}
+    rows = None if sweep is None or isinstance(sweep, Mapping) else checked_rows(sweep, static)
+    grid = {**sweep} if isinstance(sweep, Mapping) else {}
     for name, values in grid.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"sweep[{name!r}] must be a list of values, got {values!r}.")
     outer = {k: v for k, v in grid.items() if k in static}
-    inner = {k: v for k, v in grid.items() if k not in static}
+    inner: Sweep = rows or {k: v for k, v in grid.items() if k not in static}
     results = []
     combinations = list(itertools.product(*outer.values()))
     if out and len(combinations) > 1 and not resume and (Path(out) / "folder.json").exists():
@@ -263,7 +278,7 @@ def _fit_lanes(
     settings: Settings,
     options: dict[str, Any],
     hyper: Mapping[str, Value],
-    sweep: Mapping[str, Sequence[Value]],
+    sweep: Sweep,
     out: str | Path | None,
     resume: bool,
     reopen: bool = False,
@@ -308,21 +323,27 @@ def _fit_lanes(
         points=points,
         store_folder=where,
         processes=processes.current(),
+        stopping=settings.stopping,
     )
     if where is not None:  # mapped states live as long as models can be asked for
         weakref.finalize(simulation, shutil.rmtree, where, ignore_errors=True)
     if checkpoint is not None:
         simulation.load(*checkpoint[1:])
-    _loop(simulation, settings, folder)
-    if len(runs) == 1 and simulation.diverged[0] is not None:
-        raise _diverged(simulation)
-    baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
-    result = simulation.result(config, baseline)
-    if folder is not None and not (reopen and finished):
-        # The result is written last: a folder that has one is not gone on with.
-        _save(lambda: _write_models(folder, simulation), folder.path)
-        if processes.is_first():
-            _save(lambda: folder.write_result(result), folder.path)
+    listeners, result = Listeners(settings.callbacks), None
+    try:
+        listeners.start(simulation, config)
+        _loop(simulation, settings, folder, listeners)
+        if len(runs) == 1 and simulation.diverged[0] is not None:
+            raise _diverged(simulation)
+        baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
+        result = simulation.result(config, baseline)
+        if folder is not None and not (reopen and finished):
+            # The result is written last: a folder that has one is not gone on with.
+            _save(lambda: _write_models(folder, simulation), folder.path)
+            if processes.is_first():
+                _save(lambda: folder.write_result(result), folder.path)
+    finally:
+        listeners.end(result)
     return result
 
 
@@ -349,8 +370,10 @@ def _scratch(folder: RunFolder | None) -> Path:
         ) from error
 
 
-def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) -> None:
-    """Run the rounds that are left, with progress and checkpoints."""
+def _loop(
+    simulation: Simulation, settings: Settings, folder: RunFolder | None, listeners: Listeners
+) -> None:
+    """Run the rounds that are left, with progress, callbacks and checkpoints."""
     if settings.progress is not None:
         runs = len(simulation.runs)
         name = simulation.method.name + (f" ({runs} runs)" if runs > 1 else "")
@@ -358,6 +381,9 @@ def _loop(simulation: Simulation, settings: Settings, folder: RunFolder | None) 
     try:
         while not simulation.finished:
             info = simulation.step()
+            asked = processes.first(lambda: listeners.round(simulation))
+            if asked is not None:
+                simulation.stop(asked)
             if settings.progress is not None:
                 settings.progress.update(simulation.round_index - 1, info)
             due = simulation.round_index % settings.checkpoint_every == 0
@@ -406,18 +432,23 @@ def _merge(results: list[Result]) -> Result:
     """Join the parts of a sweep over static options: the runs of all, one after the other."""
     first = results[0]
     scores = {
-        key: Scores(
-            rounds=first.scores[key].rounds,
-            correct=np.concatenate([r.scores[key].correct for r in results]),
-            loss=np.concatenate([r.scores[key].loss for r in results]),
-            count=np.concatenate([r.scores[key].count for r in results]),
-        )
+        key: _side_by_side([r.scores[key] for r in results])
         for key in first.scores
         if all(key in r.scores for r in results)
     }
-    columns = {c: np.concatenate([getattr(r.ledger, c) for r in results]) for c in COUNTERS}
+    rounds = max(r.ledger.num_rounds for r in results)  # one that stopped early has fewer
+
+    def padded(part: np.ndarray) -> np.ndarray:
+        return np.pad(part, [(0, 0), (0, rounds - np.shape(part)[1])])
+
+    columns = {c: np.concatenate([padded(getattr(r.ledger, c)) for r in results]) for c in COUNTERS}
     seconds = {
-        name: [sum(parts) for parts in zip(*(r.ledger.seconds[name] for r in results), strict=True)]
+        name: [
+            sum(parts)
+            for parts in itertools.zip_longest(
+                *(r.ledger.seconds[name] for r in results), fillvalue=0.0
+            )
+        ]
         for name in first.ledger.seconds
     }
     once = {c: np.concatenate([getattr(r.ledger, c) for r in results]) for c in ONCE}
@@ -432,6 +463,7 @@ def _merge(results: list[Result]) -> Result:
         ledger=Ledger(**columns, seconds=seconds, **once),
         label_counts=np.concatenate(counts) if len(counts) == len(results) else None,
         diverged=[d for r in results for d in r.diverged],
+        stopped=[s for r in results for s in r.stopped],
         snapshots=_last_choices(results),
         choices=next((r.choices for r in results if r.choices), ()),
         config=first.config,
@@ -443,6 +475,19 @@ def _merge(results: list[Result]) -> Result:
             data, run=owner[run][1], **settings
         ),
         server=lambda run: owner[run][0].server_state(owner[run][1]),
+    )
+
+
+def _side_by_side(parts: list[Scores]) -> Scores:
+    """Join scores; a part that ended early repeats its last entry at the later evaluations."""
+    rounds = sorted({t for part in parts for t in part.rounds})
+    index = [np.searchsorted(part.rounds, rounds, side="right") - 1 for part in parts]
+    pairs = list(zip(parts, index, strict=True))
+    return Scores(
+        rounds=rounds,
+        correct=np.concatenate([part.correct[:, at] for part, at in pairs]),
+        loss=np.concatenate([part.loss[:, at] for part, at in pairs]),
+        count=np.concatenate([part.count for part in parts]),
     )
 
 
@@ -466,7 +511,7 @@ def _lazily_local(
     same = {name: value for name, value in hyper.items() if name in local.hyper}
 
     def train() -> Result:
-        quiet = replace(settings, progress=None)
+        quiet = replace(settings, progress=None, callbacks=())
         return _fit_lanes("local", federations.__getitem__, quiet, {}, same, {}, None, False)
 
     settings = replace(settings, local=local)

@@ -11,7 +11,8 @@ derived.
 | C | clip_norm | g ← g · min(1, C/‖g‖), ‖·‖ over all trained leaves of an entry of work; 0 is off |
 | d | weight_decay | g ← g + d·w |
 | m, v | momentum, velocity | v ← m·v + g |
-| η_0, δ | local_lr, lr_decay | w ← w − η_t·v with η_t = η_0·δ^t in round t; δ = 1 is constant |
+| η_0, δ | local_lr, lr_decay | w ← w − η_t·v with η_t = η_0·δ^t·s(t) in round t; δ = 1 is steady |
+| s | lr_schedule | steps, a cosine, a warm-up; see `sartor/schedule.py`. None is s = 1 |
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sartor import tree
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.method import Batch, Phase, Site
+from sartor.schedule import Schedule, parse
 from sartor.task import grad
 from sartor.tree import Tree
 
@@ -49,6 +51,8 @@ class Local:
             clipped apart.
         lr_decay: default of the hyper-parameter ``lr_decay``: what is left of ``local_lr`` after a
             round; 1 leaves it out.
+        lr_schedule: how ``local_lr`` changes from round to round beside that, such as "cosine",
+            "step:30:0.1" or "warmup:5+cosine"; None leaves it as it is. See `sartor/schedule.py`.
         keep_optimiser: whether momentum survives the round (else it starts at zero in every round).
         drop_last: whether the last incomplete batch of an epoch is dropped. A client with fewer
             samples than one batch still trains on the one batch it has.
@@ -64,6 +68,7 @@ class Local:
     drop_last: bool = False
     clip_norm: float = 0.0
     lr_decay: float = 1.0
+    lr_schedule: str | None = None
 
     def __post_init__(self) -> None:
         """Refuse what cannot be right."""
@@ -84,8 +89,23 @@ class Local:
             "lr_decay": FADE,
         }
         faults += [f for k, spec in specs.items() if (f := spec.fault(k, float(getattr(self, k))))]
+        if self.lr_schedule is not None:
+            try:
+                parse(self.lr_schedule)
+            except ConfigError as error:
+                faults.append(str(error))
         if faults:
             raise ConfigError("\n".join(faults))
+
+    def over(self, rounds: int) -> Local:
+        """Return the same for a run of so many rounds, which a schedule may have left open."""
+        if self.lr_schedule is None:
+            return self
+        return replace(self, lr_schedule=str(parse(self.lr_schedule).over(rounds)))
+
+    @property
+    def _schedule(self) -> Schedule | None:
+        return None if self.lr_schedule is None else parse(self.lr_schedule)
 
     @property
     def hyper(self) -> dict[str, Hyper]:
@@ -105,12 +125,14 @@ class Local:
         """Return the hyper-parameters for a method that computes its own step size.
 
         Raises:
-            ConfigError: ``lr_decay`` is on, and there is no ``local_lr`` that it could act on.
+            ConfigError: ``lr_decay`` or ``lr_schedule`` is on, and there is no ``local_lr`` that
+                it could act on.
         """
-        if self.lr_decay != 1.0:
+        on = {"lr_decay": self.lr_decay != 1.0, "lr_schedule": self.lr_schedule is not None}
+        for name in (name for name, given in on.items() if given):
             raise ConfigError(
-                f"{owner} computes its own step size, so lr_decay has nothing to act on; leave "
-                "lr_decay out, or take a preset with a local_lr."
+                f"{owner} computes its own step size, so {name} has nothing to act on; leave "
+                f"{name} out, or take a preset with a local_lr."
             )
         return {name: spec for name, spec in self.hyper.items() if name != "local_lr"}
 
@@ -118,20 +140,29 @@ class Local:
     def plain(self) -> Local:
         """The same batches with plain steps, for what is learnt beside the model."""
         return replace(
-            self, momentum=0.0, weight_decay=0.0, clip_norm=0.0, lr_decay=1.0, keep_optimiser=False
+            self,
+            momentum=0.0,
+            weight_decay=0.0,
+            clip_norm=0.0,
+            lr_decay=1.0,
+            lr_schedule=None,
+            keep_optimiser=False,
         )
 
     def fade(self, site: Site) -> Tensor | float:
-        """Return δ^t, what the decay has left of the rate in this round."""
+        """Return δ^t s(t), what decay and schedule have left of the rate in this round."""
         left: Tensor | float = 1.0
         if self.lr_decay != 1.0:
             left = site.hyper["lr_decay"] ** site.round
+        if self._schedule is not None:
+            left = left * self._schedule.share(site.round, site.hyper["local_lr"].dtype)
         return left
 
     def rate(self, site: Site) -> Tensor:
-        """Return η_t = η_0 δ^t."""
+        """Return η_t = η_0 δ^t s(t)."""
         rate: Tensor = site.hyper["local_lr"]
-        return rate if self.lr_decay == 1.0 else rate * self.fade(site)
+        steady = self.lr_decay == 1.0 and self._schedule is None
+        return rate if steady else rate * self.fade(site)
 
     def clipped(self, slope: Tree, site: Site) -> Tree:
         """Return g · min(1, C/‖g‖), with the norm over all leaves; g itself to the bit if short."""
@@ -190,7 +221,7 @@ def descend(
             all methods see the same batches and limit laws hold to the bit.
         over: the entries of ``work`` that are trained together.
         lr: the hyper-parameter that holds the rate, or one per entry, or a function of work and
-            site that computes it. ``lr_decay`` acts on ``local_lr`` alone.
+            site that computes it. ``lr_decay`` and ``lr_schedule`` act on ``local_lr`` alone.
         steps: the number of steps as data; replaces that of ``local``.
         train: a predicate on leaf names; the others stay as they are.
         aux: whether the objective also returns entries of work to store.

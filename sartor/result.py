@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 __all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
 ModelMaker = Callable[[int, int, str], nn.Module]
+MOST_ROWS = 40
+"""Clients that a notebook shows of a result."""
 METRIC_COLUMNS = ("run", "round", "client", "point", "split", "accuracy", "loss", "count")
 
 
@@ -54,6 +56,8 @@ class Result:
         ledger: counted costs.
         label_counts: (runs, clients, classes) training samples per class, or None.
         diverged: per run None, or ``{"round": ..., "client": ...}``.
+        stopped: per run None, or ``{"round": rounds it trained, "why": ...}`` where it ended before
+            the planned rounds were over; early stopping adds ``"best_round"``.
         snapshots: ``{"round": t, "mix": (runs, M, M)}`` and the like, for pictures.
         choices: the names behind the numbers of the snapshots' table ``choice``, where each client
             ends with one of several models.
@@ -75,6 +79,7 @@ class Result:
         ledger: Ledger,
         label_counts: Array | None = None,
         diverged: Sequence[dict[str, Any] | None] | None = None,
+        stopped: Sequence[dict[str, Any] | None] | None = None,
         snapshots: Sequence[dict[str, Any]] = (),
         choices: Sequence[str] = (),
         config: Mapping[str, Any] | None = None,
@@ -93,6 +98,7 @@ class Result:
         self.ledger = ledger
         self.label_counts = label_counts
         self.diverged = list(diverged) if diverged is not None else [None] * len(self.runs)
+        self.stopped = list(stopped) if stopped is not None else [None] * len(self.runs)
         self.snapshots = list(snapshots)
         self.choices = tuple(choices)
         self.config = dict(config or {})
@@ -114,6 +120,8 @@ class Result:
         faults += self.ledger.faults(len(self.runs))
         if len(self.diverged) != len(self.runs):
             faults.append(f"diverged has {len(self.diverged)} entries for {len(self.runs)} runs")
+        if len(self.stopped) != len(self.runs):
+            faults.append(f"stopped has {len(self.stopped)} entries for {len(self.runs)} runs")
         if faults:
             raise ContractError(f"Result of {self.method!r} is not whole: {'; '.join(faults)}.")
 
@@ -364,9 +372,10 @@ class Result:
                     "seed": chosen.seed,
                     "hyper": chosen.hyper,
                     "options": chosen.options,
-                    "rounds": self.ledger.num_rounds,
+                    "rounds": (self.stopped[run] or {"round": self.ledger.num_rounds})["round"],
                     "clients": len(self.clients),
                     "diverged": self.diverged[run],
+                    "stopped": self.stopped[run],
                     **told,
                 }
             )
@@ -418,6 +427,7 @@ class Result:
             ),
             label_counts=None if self.label_counts is None else self.label_counts[kept],
             diverged=[self.diverged[run] for run in kept],
+            stopped=[self.stopped[run] for run in kept],
             snapshots=[
                 {k: v[kept] if np.ndim(v) > 0 else v for k, v in snapshot.items()}
                 for snapshot in self.snapshots
@@ -802,15 +812,40 @@ class Result:
         megabytes = format_cell(metrics.spread(self.megabytes), "megabytes")
         lost = sum(entry is not None for entry in self.diverged)
         runs = f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
+        early = sum(entry is not None for entry in self.stopped)
         return (
             f"<Result {self.method}: {self.measure} {accuracy}{unit}, worst client {worst}{unit}, "
             f"{len(self.clients)} clients, {self.ledger.num_rounds} rounds{runs}, {megabytes} MB"
-            f"{f', {lost} diverged' if lost else ''}>"
+            f"{f', {early} stopped early' if early else ''}{f', {lost} diverged' if lost else ''}>"
         )
 
     def _repr_html_(self) -> str:
         line = html.escape(repr(self)[1:-1])
-        return f"<p>{line}</p>{self.per_client(run=0)._repr_html_()}"
+        if len(self.runs) > 1:
+            return f"<p>{line}</p>{self._runs_table()._repr_html_()}"
+        table = self.per_client(run=0)
+        more = max(len(table) - MOST_ROWS, 0)
+        if more:  # the page stays short; per_client() has them all
+            table.rows = table.rows[:MOST_ROWS]
+            table.notes["clients not shown"] = more
+        return f"<p>{line}</p>{table._repr_html_()}"
+
+    def _runs_table(self) -> Table:
+        """Return one row per run: what sets it apart, accuracy, worst client and rounds."""
+        keys = [{**run.options, **run.hyper, "seed": run.seed} for run in self.runs]
+        names = dict.fromkeys(name for key in keys for name in key)
+        varying = [name for name in names if len({repr(key.get(name)) for key in keys}) > 1]
+        told = ("accuracy", "worst_client", "rounds")
+        rows = [
+            [run, *(key.get(name) for name in varying), *(one[name] for name in told)]
+            for run, (key, one) in enumerate(zip(keys, self.summaries(), strict=True))
+        ]
+        return Table(
+            ["run", *varying, "accuracy", "worst client", "rounds"],
+            rows,
+            formats={"accuracy": "percent", "worst client": "percent"},
+            title=f"{self.method}: runs",
+        )
 
 
 def fairness_table(first: list[str], rows: list[list[Any]], excluded: int, title: str) -> Table:

@@ -21,6 +21,7 @@ from sartor.local import Local
 from sartor.method import Method, endings
 from sartor.scores import Run
 from sartor.serving import facts_of
+from sartor.stopping import EarlyStopping
 from sartor.task import (
     Criterion,
     Task,
@@ -34,6 +35,9 @@ from sartor.task import (
     squared_error,
     token_cross_entropy,
 )
+
+Sweep = Mapping[str, Sequence[Value]] | Sequence[Mapping[str, Value]]
+"""Name -> values, of which all combinations are meant; or the combinations themselves."""
 
 Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
 
@@ -65,6 +69,15 @@ class Progress(Protocol):
         """End, also after an error."""
 
 
+def shown(progress: Progress | bool | None) -> Progress | None:
+    """Return what shows progress; True is a bar on a terminal, and what suits other places."""
+    if progress is True:
+        from sartor.cli.progress import reporter
+
+        return reporter(plain=False)
+    return progress or None
+
+
 @dataclass(frozen=True)
 class Settings:
     """Everything that ``fit`` and ``compare`` share; see ``fit`` for the meaning of each."""
@@ -84,23 +97,65 @@ class Settings:
     points: tuple[str, ...]
     checkpoint_every: int
     progress: Progress | None
+    callbacks: tuple[Any, ...] = ()
+    stopping: EarlyStopping | None = None
 
 
 def list_runs(
     record: Method,
     options: Mapping[str, Any],
     hyper: Mapping[str, Value],
-    sweep: Mapping[str, Sequence[Value]],
+    sweep: Sweep,
     seeds: Sequence[int],
 ) -> list[Run]:
     """List the runs: all combinations of the sweep, seeds fastest."""
     defaults = {name: spec.default for name, spec in record.hyper.items()}
     runs = []
-    for values in itertools.product(*sweep.values()):
-        chosen = {**defaults, **hyper, **dict(zip(sweep, values, strict=True))}
+    for row in rows_of(sweep):
+        chosen = {**defaults, **hyper, **row}
         numbers = {k: _numbers(k, v) for k, v in chosen.items()}
         runs += [Run(seed=seed, hyper=dict(numbers), options=dict(options)) for seed in seeds]
     return runs
+
+
+def rows_of(sweep: Sweep) -> list[dict[str, Value]]:
+    """Return the combinations of a sweep, one dict each.
+
+    >>> rows_of({"a": [1.0, 2.0], "b": [3.0]})
+    [{'a': 1.0, 'b': 3.0}, {'a': 2.0, 'b': 3.0}]
+    """
+    if not isinstance(sweep, Mapping):
+        return [dict(row) for row in sweep]
+    products = itertools.product(*sweep.values())
+    return [dict(zip(sweep, values, strict=True)) for values in products]
+
+
+def checked_rows(rows: Sequence[Any], static: Mapping[str, Any]) -> list[dict[str, Value]]:
+    """Return the rows of a sweep that is given as a list.
+
+    Raises:
+        ConfigError: there are none, one is not a dict, their names differ, or one holds a static
+            option.
+    """
+    if isinstance(rows, str) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(
+            "sweep must be a dict, name -> values, or a list of dicts, one per run, such as "
+            f"[{{'local_lr': 0.1}}, {{'local_lr': 0.2}}]; got {rows!r}."
+        )
+    names = [*rows[0]]
+    other = next((row for row in rows if row.keys() != rows[0].keys()), None)
+    if other is not None:
+        raise ConfigError(
+            f"the rows of a sweep must name the same hyper-parameters; one has {names}, another "
+            f"{[*other]}. Write out the values that a row leaves to the others."
+        )
+    fixed = sorted({name for row in rows for name in row if name in static})
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)} is a static option, and the rows of one sweep share their "
+            "options; give it in options=, or as sweep={name: values}."
+        )
+    return [dict(row) for row in rows]
 
 
 def _numbers(name: str, value: Any) -> float | list[float]:
@@ -132,9 +187,7 @@ def make_task(model: nn.Module | None, federation: Federation, compute: torch.dt
     return Task(network, head, *LOSSES[kind], compute, kind)
 
 
-def with_static_parts(
-    local: Local, hyper: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]
-) -> Local:
+def with_static_parts(local: Local, hyper: Mapping[str, Any], sweep: Sweep) -> Local:
     """Switch momentum, weight decay, clipping or the decay of the rate on where a value is given.
 
     The value itself is checked, and used, as that of any hyper-parameter.
@@ -151,9 +204,12 @@ def with_static_parts(
     return replace(local, **changes)
 
 
-def _given(name: str, hyper: Mapping[str, Any], sweep: Mapping[str, Sequence[Any]]) -> list[float]:
+def _given(name: str, hyper: Mapping[str, Any], sweep: Sweep) -> list[float]:
     """Return every finite number that is given for a hyper-parameter, those per client too."""
-    values = sweep.get(name, (hyper[name],) if name in hyper else ())
+    if isinstance(sweep, Mapping):
+        values: Sequence[Any] = sweep.get(name, (hyper[name],) if name in hyper else ())
+    else:
+        values = [both[name] for row in sweep if name in (both := {**hyper, **row})]
     flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
     return [float(v) for v in flat if isinstance(v, (int, float)) and math.isfinite(v)]
 
@@ -217,7 +273,7 @@ def resolved(
     task: Task,
     options: Mapping[str, Any],
     hyper: Mapping[str, Any],
-    sweep: Mapping[str, Any],
+    sweep: Sweep,
     federations: dict[int, Federation],
 ) -> dict[str, Any]:
     """Return the resolved settings as JSON-able values."""
@@ -227,7 +283,9 @@ def resolved(
         "options": {k: v[0] for k, v in methods.static_options(methods.find(method)).items()}
         | dict(options),
         "hyper": {k: spec.default for k, spec in record.hyper.items()} | dict(hyper),
-        "sweep": {k: list(v) for k, v in sweep.items()},
+        "sweep": {k: list(v) for k, v in sweep.items()}
+        if isinstance(sweep, Mapping)
+        else rows_of(sweep),
         "rounds": settings.rounds,
         "seeds": list(settings.seeds),
         "local": dict(vars(local)),
@@ -250,6 +308,7 @@ def resolved(
         "checkpoint_every": settings.checkpoint_every,
         "task": None if task.criterion is given else task.kind,
         "rebuild": facts_of(method, task, record.predict is not None, federations),
+        "early_stopping": None if settings.stopping is None else dict(vars(settings.stopping)),
         "data": first.describe(),
         "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
     }

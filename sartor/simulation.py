@@ -27,6 +27,7 @@ from sartor.method import Method, endings
 from sartor.processes import Processes
 from sartor.result import Result
 from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
+from sartor.stopping import EarlyStopping, Watch, settle
 from sartor.task import Predictor, Task
 from sartor.tree import Tree
 
@@ -53,6 +54,7 @@ class Simulation:
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
         arena: the data of all runs where they are not simply those of the federations.
         processes: those that share the lanes; None works on all of them here.
+        stopping: when to stop before the rounds are over; None never does.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class Simulation:
         store_folder: Path | None = None,
         arena: Arena | None = None,
         processes: Processes | None = None,
+        stopping: EarlyStopping | None = None,
     ) -> None:
         self.processes = processes
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
@@ -100,7 +103,19 @@ class Simulation:
         self.once = {name: np.zeros(arena.num_runs, dtype=np.int64) for name in ONCE}
         self.diverged: list[dict[str, Any] | None] = [None] * arena.num_runs
         self.snapshots: list[dict[str, Any]] = []
+        self.stopped: list[dict[str, Any] | None] = [None] * arena.num_runs
+        self.watch = None if stopping is None else self._make_watch(stopping)
         self._post: dict[str, Tally] = {}
+        self._adaptation: Receipt | None = None  # that of the last evaluation
+
+    def _make_watch(self, stopping: EarlyStopping) -> Watch:
+        """Make what decides when to stop."""
+        if "val" not in self.splits:
+            raise ConfigError(
+                "Early stopping looks at validation data, but no client has any; hold some out, "
+                "for example with val=0.2 when the federation is made."
+            )
+        return Watch(stopping, len(self.runs))
 
     def _make_rounds(
         self,
@@ -184,18 +199,86 @@ class Simulation:
         due = last or self.round_index % self.eval_every == 0
         for split in post:
             self._post[split] = _merge(self._post[split], receipt.tally[split])
-        if due and post:
-            self._record("post", t, {split: self._post[split] for split in post})
-        if due and self.points:
+        over = due and self._score(seconds)
+        if over and not last:
+            self._close(seconds)
+        if self.finished:
+            settle(self)
+        seconds["round"] = time.perf_counter() - began
+        for name, value in seconds.items():
+            self.seconds[name].append(value)
+        return self._info()
+
+    def stop(self, why: str) -> None:
+        """End after the rounds that are done, as if no more had been planned.
+
+        Args:
+            why: recorded for every run that has not stopped already.
+        """
+        if self.round_index < self.num_rounds:
+            seconds = dict.fromkeys(PHASES, 0.0)
+            began = time.perf_counter()
+            self._close(seconds)
+            seconds["round"] = time.perf_counter() - began
+            for name, value in seconds.items():
+                self.seconds[name][-1] += value
+            mine = {"round": self.round_index, "why": why}
+            self.stopped = [old or dict(mine) for old in self.stopped]
+            settle(self)
+
+    def _score(self, seconds: dict[str, float]) -> bool:
+        """Score the models after this round; return whether every run has stopped."""
+        t = self.round_index
+        if "post" in self.points:
+            self._record("post", t - 1, {split: self._post[split] for split in self.splits})
+        if self.points:
             server, store = self.deployed(seconds)
             if "pre" in self.points:
                 self._evaluate(server, store, seconds)
             self._evaluate_centre(server, seconds)
             self._snapshot(server, store)
-        seconds["round"] = time.perf_counter() - began
-        for name, value in seconds.items():
-            self.seconds[name].append(value)
-        return self._info()
+        if self.watch is None:
+            return False
+        book = self.history[f"{self.method.headline}/val"]
+        with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
+            sums = book["loss" if self.watch.rule.measure == "loss" else "correct"][-1].sum(1)
+        values = sums / np.maximum(self.rounds.arena.splits["val"].size.sum(1), 1)
+        lost = np.array([d is not None for d in self.diverged])
+        over = self.watch.look(t, values, lost, self._to_keep)
+        self.stopped = self.watch.verdicts()
+        return over
+
+    def _close(self, seconds: dict[str, float]) -> None:
+        """Make the round that is done the last one: its epilogue and its evaluation."""
+        self.num_rounds = self.round_index
+        scored = any(self.evaluated(point) for point in self.when)
+        for ending in endings(self.method) if self.pending else ():
+            self._one_off("epilogue", ending, seconds)
+        self.closed = self.closed or self.method.epilogue is not None
+        if not scored:
+            self._score(seconds)
+        elif self._adaptation is not None:
+            self._book_once(self._adaptation)
+
+    def evaluated(self, point: str) -> bool:
+        """Whether the models of a point were scored after the last round."""
+        seen = self.when.get(point, [])
+        return bool(seen) and seen[-1] == self.round_index - (point == "post")
+
+    def _to_keep(self) -> Tree:
+        """Return the states that would be used now, (runs, ...) each."""
+        server, store = self.deployed()
+        everybody = self.rounds.everybody
+        found = {"server": server, "clients": store.gather(everybody)}
+        if self.trained is not None:
+            found["trained"] = self.trained.gather(everybody)
+        return found
+
+    def _used_round(self, run: int) -> int:
+        """Return the round of the models that a run ends with."""
+        if self.watch is None or not self.watch.settled or self.diverged[run] is not None:
+            return self.round_index
+        return self.watch.ends(self.round_index)[run][1]
 
     def _start(self, seconds: dict[str, float]) -> None:
         """Before round 0: the method's prologue, and the scores of the initial models."""
@@ -247,7 +330,8 @@ class Simulation:
         if record:
             self._record("pre", t, tallies)
         seen = any(ending.stage == "evaluate" for ending in endings(self.method))
-        if self.method.adapt and t == self.num_rounds and not seen:
+        self._adaptation = receipt if self.method.adapt and not seen else None
+        if self._adaptation is not None and t == self.num_rounds:
             self._book_once(receipt)  # the adaptation whose models are used
         seconds["evaluate"] += time.perf_counter() - began
         return tallies
@@ -267,7 +351,7 @@ class Simulation:
             book["loss"].append(tally.loss.copy())
             broken = ~np.isfinite(tally.loss)
             for run in np.nonzero(broken.any(1))[0]:
-                if self.diverged[run] is None:
+                if self.diverged[run] is None and self.stopped[run] is None:
                     client = self.federations[run].names[int(np.argmax(broken[run]))]
                     at = t if point == "post" else max(t - 1, 0)
                     self.diverged[run] = {"round": at, "client": client}
@@ -353,17 +437,26 @@ class Simulation:
         if point == "global":
             if self.method.centre is None:
                 raise ConfigError(f"{self.method.name} has no global model.")
-            centre = self.rounds.centre(self.deployed()[0], self.round_index)
+            centre = self.rounds.centre(self.deployed()[0], self._used_round(run))
             return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
-        model = self.models(ids, point)
+        model = self.models(ids, point, self._used_round(run))
         found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
         return found
 
-    def models(self, ids: np.ndarray, point: str | None = None) -> Tree:
-        """Return what the clients ``ids`` (runs, n) would use now: (runs, n, ...)."""
+    def models(
+        self, ids: np.ndarray, point: str | None = None, round_index: int | None = None
+    ) -> Tree:
+        """Return what the clients ``ids`` (runs, n) would use now: (runs, n, ...).
+
+        Args:
+            ids: the clients.
+            point: the evaluation point; the headline point by default.
+            round_index: the round in which clients that adapt a model draw; now by default.
+        """
         if (point or self.method.headline) == "post" and self.trained is not None:
             return self.trained.gather(ids)
-        return self.rounds.models(*self.deployed(), self.round_index, ids)[1]
+        at = self.round_index if round_index is None else round_index
+        return self.rounds.models(*self.deployed(), at, ids)[1]
 
     def network(self, client: int, run: int = 0, point: str | None = None) -> nn.Module:
         """Return a client's model as an ordinary module."""
@@ -402,6 +495,7 @@ class Simulation:
             ledger=self.ledger(),
             label_counts=self._label_counts(),
             diverged=self.diverged,
+            stopped=self.stopped,
             snapshots=self.snapshots,
             choices=self.method.choices if chosen else (),
             config=config,
@@ -425,6 +519,9 @@ class Simulation:
         trees = {"server": self.server, "clients": self.store.dump()}
         if self.trained is not None:
             trees["trained"] = self.trained.dump()
+        watched: dict[str, np.ndarray] = {}
+        if self.watch is not None:
+            trees["kept"], watched = self.watch.dump()
         arrays: dict[str, Any] = {
             "history": {
                 name: {k: np.stack(v) for k, v in book.items()}
@@ -433,6 +530,7 @@ class Simulation:
             "books": {name: np.stack(rows) for name, rows in self.books.items() if rows},
             "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self._post.items()},
             "once": {name: value.copy() for name, value in self.once.items()},
+            "watch": watched,
             "snapshots": {
                 f"{k:06d}": {name: value for name, value in snap.items() if name != "round"}
                 for k, snap in enumerate(self.snapshots)
@@ -443,6 +541,8 @@ class Simulation:
             "when": {k: list(v) for k, v in self.when.items()},
             "seconds": {k: list(v) for k, v in self.seconds.items()},
             "diverged": list(self.diverged),
+            "stopped": list(self.stopped),
+            "planned": self.num_rounds,
             "closed": self.closed,
             "lanes": self.engine.lanes,
             "snapshots": [snap["round"] for snap in self.snapshots],
@@ -468,6 +568,10 @@ class Simulation:
         self.seconds = {k: list(v) for k, v in meta["seconds"].items()}
         self.diverged = list(meta["diverged"])
         self.closed = meta["closed"]
+        self.stopped = list(meta.get("stopped", self.stopped))
+        self.num_rounds = meta.get("planned", self.num_rounds)
+        if self.watch is not None:
+            self.watch.load(trees.get("kept", {}), arrays["watch"], device)
         # The same blocks of lanes give the same numbers to the last bit.
         self.engine.lanes = self.engine.lanes or meta["lanes"]
         snaps = arrays.get("snapshots", {})

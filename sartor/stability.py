@@ -181,7 +181,9 @@ def stability(
     seed, rounds = parse_seeds(seed)[0], parse_whole("rounds", rounds)
     number = parse_choice("dtype", dtype, DTYPES)
     task = make_task(model, federation, None)
-    record = methods.build(method, task, with_static_parts(local or Local(), hyper, {}), options)
+    record = methods.build(
+        method, task, with_static_parts((local or Local()).over(rounds), hyper, {}), options
+    )
     run = list_runs(record, options, hyper, {}, (seed,))[0]
     if isinstance(replacements, Replacements):
         if pool is not None or clients is not None:

@@ -203,6 +203,7 @@ class Table:
             + "</tr>"
             for cells in self.text_rows()
         )
+        # No colours: a notebook's own stand, in a light theme and in a dark one.
         notes = "".join(f"<p>{html.escape(line)}</p>" for line in self.note_lines())
         caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
         return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -275,6 +276,10 @@ class Advice:
     def __str__(self) -> str:
         """Return the summary."""
         return self.summary()
+
+    def _repr_html_(self) -> str:
+        lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.summary().splitlines())
+        return lines + self.table()._repr_html_()
 
     def verify(self, **settings: Any) -> Any:
         """Train the recommendation, everybody alone, and one model; see ``adviser.verify``."""

@@ -135,6 +135,33 @@ def compare(
 
 
 @app.command()
+@with_experiment_flags
+def search(
+    target: Annotated[
+        str, typer.Argument(metavar="METHOD|FILE", help="A method, or a .toml or .yaml file.")
+    ],
+    space: Annotated[
+        list[str],
+        typer.Option(help="NAME=LOW:HIGH[:log], NAME=A,B; repeatable.", metavar="WHAT"),
+    ],
+    trials: Annotated[int, typer.Option(help="How many values to try.", metavar="N", min=1)] = 40,
+    lanes: Annotated[int, typer.Option(help="Trials in one pass.", metavar="N", min=1)] = 10,
+    measure: Annotated[
+        str, typer.Option(help="loss or accuracy, on validation data.", metavar="NAME")
+    ] = "loss",
+    json: Json = False,
+    **flags: Any,
+) -> None:
+    """Look for good hyper-parameters on validation data, many trials at once."""
+    from sartor.cli.search import parse_space, search_one
+
+    experiment = read_experiment(target, flags, many=False)
+    bar = reporter(plain=json)
+    chosen = parse_space(space)
+    search_one(experiment, chosen, bar, trials=trials, lanes=lanes, measure=measure, json=json)
+
+
+@app.command()
 @with_flags(*FLAGS)
 def advise(
     features: Annotated[

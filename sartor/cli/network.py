@@ -300,7 +300,7 @@ def built(settings: Mapping[str, Any], data: Any) -> Any:
 
     experiment = build(dict(settings))
     chosen = settings_of(experiment, experiment.method)
-    local = with_static_parts(local_of(experiment), chosen["hyper"], {})
+    local = with_static_parts(local_of(experiment).over(experiment.rounds), chosen["hyper"], {})
     compute = None if experiment.compute is None else COMPUTE[experiment.compute]
     task = make_task(model_of(experiment, data), data, compute)
     return methods.build(experiment.method, task, local, cast(Any, chosen["options"])), task

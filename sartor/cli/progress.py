@@ -1,11 +1,13 @@
-"""Progress on stderr: a live bar on a terminal, plain lines elsewhere.
+"""Progress: a live bar on a terminal or in a notebook, plain lines on stderr elsewhere.
 
-Both show the round, the accuracy, the bytes sent so far and the time left, and both have the three
+All show the round, the accuracy, the bytes sent so far and the time left, and all have the three
 calls that the engine makes: ``start``, ``update``, ``stop``.
 """
 
 from __future__ import annotations
 
+import html
+import importlib
 import math
 import sys
 import time
@@ -31,8 +33,17 @@ class Reporter(Protocol):
 
 
 def reporter(*, plain: bool) -> Reporter:
-    """Return the reporter for this place: live on a terminal, unless ``plain`` is asked for."""
+    """Return the reporter for this place: live where it can be, unless ``plain`` is asked for."""
+    if not plain and in_notebook():
+        return NotebookBar()
     return PlainLines() if plain or not sys.stderr.isatty() else LiveBar()
+
+
+def in_notebook() -> bool:
+    """Whether this is the kernel of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    return shell is not None and hasattr(shell, "kernel")
 
 
 def in_words(info: Mapping[str, Any]) -> str:
@@ -85,6 +96,36 @@ class PlainLines:
 
     def stop(self) -> None:
         """End the run; the lines stay."""
+
+
+class NotebookBar:
+    """One line of HTML a method, updated in place; it takes the colours of the page."""
+
+    def __init__(self) -> None:
+        self.total, self.description, self.began = 0, "", 0.0
+        self.handle: Any = None
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin a run of ``total_rounds`` rounds."""
+        shown = importlib.import_module("IPython.display")  # there, or this is no notebook
+        self.html = shown.HTML
+        self.total, self.description, self.began = total_rounds, description, time.monotonic()
+        self.handle = shown.display(self.html(self._line(0, "starting")), display_id=True)
+
+    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
+        """Tell that round ``round_index`` (from 0) is done."""
+        if self.handle is not None:
+            self.handle.update(self.html(self._line(round_index + 1, in_words(info))))
+
+    def stop(self) -> None:
+        """End the run; the last line stays."""
+
+    def _line(self, done: int, words: str) -> str:
+        spent = time.monotonic() - self.began
+        return (
+            f"<div>{html.escape(self.description)} <progress value='{done}' max='{self.total}'>"
+            f"</progress> round {done}/{self.total} {html.escape(words)} {spent:.0f} s</div>"
+        )
 
 
 class LiveBar:

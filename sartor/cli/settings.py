@@ -13,6 +13,7 @@ from sartor.errors import ConfigError, did_you_mean
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
     from sartor.local import Local
+    from sartor.stopping import EarlyStopping
 
 LOCAL_HYPER = ("local_lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
 """Hyper-parameters of local training: every method has them."""
@@ -131,7 +132,23 @@ def local_of(experiment: Experiment) -> Local:
     from sartor.local import Local
 
     keys = ("epochs", "steps", "batch", "lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
-    return Local(**_given(experiment, *keys, "keep_optimiser", "drop_last"))
+    return Local(**_given(experiment, *keys, "lr_schedule", "keep_optimiser", "drop_last"))
+
+
+def stopping_of(experiment: Experiment) -> EarlyStopping | None:
+    """Return when to stop before the rounds are over, if the experiment says so.
+
+    Raises:
+        ConfigError: something of it is given without ``patience``.
+    """
+    from sartor.stopping import EarlyStopping
+
+    if experiment.patience is None:
+        if given := _given(experiment, "min_delta", "restore_best"):
+            words = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+            raise ConfigError(f"{words} needs --patience, the evaluations to wait; add it.")
+        return None
+    return EarlyStopping(experiment.patience, experiment.min_delta, restore=experiment.restore_best)
 
 
 def federation_of(experiment: Experiment) -> Callable[[int], Federation]:

@@ -19,6 +19,7 @@ from sartor.cli.settings import (
     local_of,
     model_of,
     settings_of,
+    stopping_of,
 )
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError, DivergedError, PFLError, RunFolderError, did_you_mean
@@ -48,6 +49,7 @@ def fit_one(
 ) -> Result:
     """Train one method of the experiment in one call: all seeds and all values of the sweep."""
     import sartor
+    from sartor.trackers import track
 
     settings = settings_of(experiment, method)
     return sartor.fit(
@@ -74,6 +76,8 @@ def fit_one(
         hyper=settings["hyper"],
         options=settings["options"],
         sweep=settings["sweep"],
+        early_stopping=stopping_of(experiment),
+        callbacks=[track(words) for words in experiment.track] if processes.is_first() else (),
     )
 
 

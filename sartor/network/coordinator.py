@@ -232,7 +232,9 @@ class Coordinator(Simulation):
         self.gather_clients(1)
         return super().step()
 
-    def models(self, ids: np.ndarray, point: str | None = None) -> Tree:
+    def models(
+        self, ids: np.ndarray, point: str | None = None, round_index: int | None = None
+    ) -> Tree:
         """Refuse: the models of clients are with the clients."""
         raise ConfigError(
             "The models of the clients are not on the server: each client writes its own at the "

@@ -38,6 +38,7 @@ def pack_result(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
         "rounds": {f"{p}.{s}": scores.rounds for (p, s), scores in result.scores.items()},
         "seconds": result.ledger.seconds,
         "diverged": result.diverged,
+        "stopped": result.stopped,
         "snapshots": plain,
         "choices": list(result.choices),
         "config": result.config,
@@ -61,6 +62,7 @@ def unpack_result(tree: Mapping[str, Any], meta: Mapping[str, Any]) -> Result:
         ledger=Ledger(seconds=dict(meta["seconds"]), **tree["ledger"]),
         label_counts=tree.get("labels", {}).get("counts"),
         diverged=meta["diverged"],
+        stopped=meta.get("stopped"),
         snapshots=[
             {**plain, **tree["snapshots"].get(str(position), {})}
             for position, plain in enumerate(meta["snapshots"])

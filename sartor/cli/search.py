@@ -1,0 +1,92 @@
+"""``sartor search``: read the space, let trials train as lanes, print the best values."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sartor.cli import show
+from sartor.cli.progress import Reporter
+from sartor.cli.settings import (
+    check_names,
+    federation_of,
+    local_of,
+    model_of,
+    names_of,
+    settings_of,
+    stopping_of,
+)
+from sartor.config import Experiment, parse_pairs, parse_value
+from sartor.errors import ConfigError, did_you_mean
+
+
+def parse_space(words: list[str]) -> dict[str, Any]:
+    """Read ``NAME=LOW:HIGH``, ``NAME=LOW:HIGH:log``, ``NAME=LOW:HIGH:int`` and ``NAME=A,B,C``.
+
+    >>> parse_space(["prox_strength=0.01:10:log", "rule=normalized,uniform"])
+    {'prox_strength': (0.01, 10, 'log'), 'rule': ['normalized', 'uniform']}
+    """
+    found: dict[str, Any] = {}
+    for name, text in parse_pairs("--space", words).items():
+        if ":" in text:
+            found[name] = tuple(parse_value(part) for part in text.split(":"))
+        else:
+            found[name] = [parse_value(part.strip()) for part in text.split(",")]
+    return found
+
+
+def search_one(
+    experiment: Experiment,
+    space: dict[str, Any],
+    progress: Reporter,
+    *,
+    trials: int,
+    lanes: int,
+    measure: str,
+    json: bool,
+) -> None:
+    """Search, and print the trials, the best values and the command that trains them."""
+    import sartor
+
+    check_names(experiment)
+    if experiment.sweep:
+        raise ConfigError("search chooses the values itself; leave --sweep out, or use run.")
+    known = names_of(experiment, experiment.method)
+    for name in space:
+        if name not in known:
+            raise ConfigError(f"{experiment.method}: no {name!r}{did_you_mean(name, known)}")
+    settings, federations = settings_of(experiment, experiment.method), federation_of(experiment)
+    found = sartor.search(
+        experiment.method,
+        federations,
+        space,
+        trials=trials,
+        lanes=lanes,
+        measure=measure,
+        seeds=experiment.all_seeds,
+        hyper=settings["hyper"],
+        options=settings["options"],
+        model=model_of(experiment, federations(experiment.seed)),
+        rounds=experiment.rounds,
+        local=local_of(experiment),
+        participation=experiment.participation,
+        early_stopping=stopping_of(experiment),
+        engine=experiment.engine,
+        chunk=experiment.chunk,
+        device=experiment.device,
+        dtype=experiment.dtype,
+        compute=experiment.compute,
+        eval_every=experiment.eval_every,
+        points=experiment.points,
+        progress=progress,
+    )
+    show.table(found.table, quiet=json)
+    chosen = " ".join(f"--set {name}={value}" for name, value in found.best.items())
+    show.say(f"Best on validation data: {chosen}", quiet=json)
+    answer = {"method": found.method, "best": found.best, f"validation_{measure}": found.value}
+    if experiment.out is not None:
+        experiment.out.mkdir(parents=True, exist_ok=True)
+        path = found.table.to_csv(experiment.out / "trials.csv")
+        show.places(("Trials", path), quiet=json)
+        answer["trials"] = str(path)
+    if json:
+        show.json_line(answer)

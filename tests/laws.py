@@ -19,6 +19,7 @@ import torch
 
 from sartor import task as task_module
 from sartor import tree
+from sartor.engines import traced
 from sartor.errors import ContractError
 from sartor.local import Local
 from sartor.method import Method, Phase, Site, endings
@@ -226,8 +227,9 @@ class Trials:
         return simulation(method or self.method, self.task, feds or [federation()], **settings)
 
     def pair(self, method: Method | None = None, **settings: Any) -> Outcome:
-        """Run on two allocations at once: two rounds, a changed method always anew."""
-        settings = {"rounds": 2, **settings}
+        """Run on two allocations at once, scored at both ends; a changed method always anew."""
+        rounds = settings.setdefault("rounds", 2)
+        settings["eval_every"] = rounds
         key = tuple(sorted((k, str(v)) for k, v in settings.items()))
         if method is not None:
             return outcome(run(self.new(two_allocations(), method, **settings)))
@@ -237,13 +239,15 @@ class Trials:
 
     @cached_property
     def single(self) -> Any:
-        """Three rounds on one federation."""
-        return run(self.new())
+        """Three rounds on one federation, with every step as it is written."""
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(traced, "_WORTH_IT", 1 << 30)
+            return run(self.new())
 
     @cached_property
     def straight(self) -> Straight:
         """Three rounds on two allocations, with what a checkpoint after the second would hold."""
-        sim = self.new(two_allocations())
+        sim = self.new(two_allocations(), eval_every=3)
         sim.step()
         sim.step()
         state = sim.state()
@@ -304,6 +308,16 @@ def a_sweep_row_is_the_single_run(case: Case) -> None:
 def a_mapped_store_is_a_store(case: Case, folder: Any) -> None:
     """States in memory-mapped files give the numbers of states in memory, to the bit."""
     assert_same(trials(case).pair(folder=folder, chunk=3), trials(case).pair(chunk=3))
+
+
+def a_trace_is_the_step(case: Case) -> None:
+    """Steps traced as soon as they can be, one client at a time, give the numbers of the steps."""
+    shared = trials(case)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(traced, "_WORTH_IT", 2)
+        fast = run(shared.new(chunk=1))
+    assert not shared.single.engine.traces._ready
+    assert_same(outcome(fast), outcome(shared.single), atol=1e-11)
 
 
 def float32_is_close(case: Case) -> None:
@@ -621,7 +635,7 @@ def stop_and_resume_is_straight(case: Case, folder: Any) -> None:
     straight, state, wanted = shared.straight
     write_state(folder / "state", {"trees": state[0], "arrays": state[1]}, state[2])
     read, meta = read_state(folder / "state")
-    resumed = shared.new(two_allocations())
+    resumed = shared.new(two_allocations(), eval_every=3)
     resumed.load(read["trees"], to_numpy(read["arrays"]), meta)
     assert resumed.round_index == 2
     assert_same(outcome(run(resumed)), wanted)
@@ -714,7 +728,8 @@ def every_hyper_parameter_moves_the_result(case: Case) -> None:
     more = ({**base, k: min(2.0 * v, method.hyper[k].high)} for k, v in base.items())
     rows = [base, *less, *more]
     seeds = [0] * len(rows)
-    sim = run(shared.new([federation()] * len(rows), hyper=rows, seeds=seeds, rounds=4))
+    sim = shared.new([federation()] * len(rows), hyper=rows, seeds=seeds, rounds=4, eval_every=2)
+    run(sim)
     loss = np.concatenate([s.loss for s in sim.scores().values()], axis=1)
     for r, name in enumerate(base, start=1):
         moved = [np.abs(loss[k] - loss[0]).max() for k in (r, r + len(base))]
@@ -727,6 +742,7 @@ LAWS: dict[str, Callable[..., None]] = {
         engines_agree,
         a_sweep_row_is_the_single_run,
         a_mapped_store_is_a_store,
+        a_trace_is_the_step,
         float32_is_close,
         private_leaves_are_caught,
         private_values_stay_home,

@@ -220,10 +220,10 @@ def descend(
             slope = {entry: local.clipped(slope[entry], site) for entry in over}
         if local.weight_decay:
             decay = site.hyper["weight_decay"]
-            slope = tree.map(lambda g, p: torch.addcmul(g, p, decay), slope, now)
+            slope = tree.addcmul(slope, now, decay)
         if local.momentum:
             mu = site.hyper["momentum"]
-            slope = tree.map(lambda g, v: torch.addcmul(g, v, mu), slope, work["velocity"])
+            slope = tree.addcmul(slope, work["velocity"], mu)
             changes = {**changes, "velocity": slope}
         new = {}
         for entry in over:
@@ -234,7 +234,7 @@ def descend(
                 rate = site.hyper[name_or_fn]
             else:
                 rate = name_or_fn(work, site)
-            moved = tree.map(_step_by(-rate), now[entry], slope[entry])
+            moved = tree.addcmul(now[entry], slope[entry], -rate)
             new[entry] = {**work[entry], **moved}
         moved_on = {**work, **changes, **new}
         return moved_on if after is None else after(moved_on, site)
@@ -250,7 +250,3 @@ def descend(
         batch=local.batch,
         drop_last=local.drop_last,
     )
-
-
-def _step_by(rate: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
-    return lambda p, g: torch.addcmul(p, g, rate)

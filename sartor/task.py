@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 from sartor import rng, tree
 from sartor.errors import ConfigError
@@ -52,6 +53,14 @@ def most_likely(scores: Tensor, y: Tensor) -> Tensor:
 def never(scores: Tensor, y: Tensor) -> Tensor:
     """Count no answer as correct: for losses without a notion of a right answer."""
     return torch.zeros(scores.shape[:1], dtype=torch.bool, device=scores.device) & (y == y)
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return Σ values·mask / max(1, Σ mask); an engine may catch the call, as torch's own."""
+    if has_torch_function((values, mask)):
+        return handle_torch_function(masked_mean, (values, mask), values, mask)
+    weight = mask.to(values.dtype)
+    return (values * weight).sum() / weight.sum().clamp(min=1.0)
 
 
 @dataclass(frozen=True)
@@ -218,8 +227,7 @@ class Task:
 
     def mean(self, values: Tensor, batch: Batch) -> Tensor:
         """Average over the real samples of a batch."""
-        weight = batch.mask.to(values.dtype)
-        return (values * weight).sum() / weight.sum().clamp(min=1.0)
+        return masked_mean(values, batch.mask)
 
     def loss(self, params: Tree, batch: Batch, predict: Predict | None = None) -> Tensor:
         """Return the mean loss over the real samples of a batch; see ``losses``."""

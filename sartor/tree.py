@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from sartor.errors import ContractError
 
@@ -70,6 +71,19 @@ def sub(a: Tree, b: Tree) -> Tree:
 def scale(a: Tree, factor: float | Tensor) -> Tree:
     """Return factor · a."""
     return map(lambda leaf: leaf * factor, a)
+
+
+def addcmul(a: Tree, b: Tree, factor: Tensor) -> Tree:
+    """Return a + factor · b, rounded once where the device can."""
+    found = iter(addcmul_leaves(leaves(a), leaves(b), factor))
+    return map(lambda x, y: next(found), a, b)
+
+
+def addcmul_leaves(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """Return a + factor · b, leaf by leaf; an engine may catch the call, as torch's own."""
+    if has_torch_function((factor,)):
+        return handle_torch_function(addcmul_leaves, (factor,), a, b, factor)
+    return [torch.addcmul(x, y, factor) for x, y in zip(a, b, strict=True)]
 
 
 def zeros_like(a: Tree) -> Tree:

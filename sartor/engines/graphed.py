@@ -4,31 +4,44 @@ Each step is captured once per lane width in a CUDA graph, and replayed.
 
 A step has static shapes, no branch on data, and takes its randomness from keys that are inputs, so
 one capture serves all rounds. The step counter lives on the device; tables, letters and work trees
-are copied into fixed buffers.
+are copied into fixed buffers. Runs and clients become one axis of lanes, sorted by their number of
+steps, so that few lanes are idle at any step.
 """
 
 from __future__ import annotations
 
 import gc
-import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.func import vmap
+from torch.utils import _pytree as pytree
 
 from sartor import tree
 from sartor.engines.arena import Arena
-from sartor.engines.convolution import LaneConvolutions
+from sartor.engines.lanes import LaneOperations, leaves
 from sartor.engines.plan import Plan
-from sartor.engines.vectorised import STOP_EVERY, Vectorised, narrow_site, over_lanes
-from sartor.method import Phase, Site
+from sartor.engines.vectorised import (
+    PER_CLIENT,
+    STOP_EVERY,
+    Vectorised,
+    narrow_site,
+    over_lanes,
+)
+from sartor.method import Hub, Phase, Site
 from sartor.task import metered
 from sartor.tree import Tree
 
 _WIDTHS = 24  # the most lane widths to capture for one phase of many lanes
+_WORTH_IT = 12  # uses of a function after which it is captured
+_MOST_COMMON = 1 << 28  # bytes that common letters may take when every lane gets its own copy
+_MOST_COPIED = 1 << 30  # bytes of arguments of a captured function
+_EVERY_LANE = Site(*(0,) * len(Site._fields))
 
 
 class Graphed(Vectorised):
@@ -37,19 +50,81 @@ class Graphed(Vectorised):
     def __init__(self, arena: Arena, chunk: int | None = None) -> None:
         super().__init__(arena, chunk)
         self._captured: dict[Any, _Captured] = {}
+        self._functions: dict[Any, _Function | None] = {}
+        self._uses: dict[Any, int] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
     def steps(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Take the steps of a phase by replaying graphs."""
         if plan.num_steps == 0:
             return super().steps(phase, work, site, plan)
+        if plan.steps.shape[0] > 1 and _copied_common(site, plan.steps.size) <= _MOST_COMMON:
+            return self._steps_of_all(phase, work, site, plan)
+        return self._steps(phase, work, site, plan, PER_CLIENT)
+
+    def _steps_of_all(
+        self, phase: Phase, work: Tree, site: Site, plan: Plan
+    ) -> tuple[Tree, Tensor]:
+        """Take the steps of all runs as those of one run with all their clients."""
+        shape = plan.steps.shape
+        order = np.argsort(-plan.steps.reshape(-1), kind="stable")
+        pick = torch.from_numpy(order).to(self.arena.device)
+        back = torch.empty_like(pick)
+        back[pick] = torch.arange(len(pick), device=pick.device)
+        run = pick // shape[1]
+
+        def flat(value: Any, index: Tensor, axes: int) -> Any:
+            return tree.map(lambda leaf: leaf.flatten(0, axes - 1)[index][None], value)
+
+        fields = (
+            flat(value, run, 1) if dim is None else flat(value, pick, 2)
+            for value, dim in zip(site, PER_CLIENT, strict=True)
+        )
+        found, taken = self._steps(
+            phase, flat(work, pick, 2), Site(*fields), plan.as_one_run(order), _EVERY_LANE
+        )
+        return (
+            tree.map(lambda leaf: leaf[0][back].reshape(*shape, *leaf.shape[2:]), found),
+            taken[0][back].reshape(shape),
+        )
+
+    def _steps(
+        self, phase: Phase, work: Tree, site: Site, plan: Plan, dims: Site
+    ) -> tuple[Tree, Tensor]:
         key = (id(phase), _signature(work), tuple(_signature(field) for field in site), plan.batch)
         known = self._captured.get(key)
         if known is None or not known.holds(plan):
-            known = self._captured[key] = _Captured(self, phase, work, site, plan)
+            known = self._captured[key] = _Captured(self, phase, work, site, plan, dims)
         taken = torch.from_numpy(plan.steps).to(self.arena.device)
         found = known.run(work, site, plan, taken)
         return found, taken if phase.stop is None else known.taken.clone()
+
+    def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Apply a server function to each run."""
+        return self._often(fn, super().runs, fn, *args)
+
+    def addresses(self, fn: Callable[..., Any], server: Tree, cohort: Tensor, hub: Hub) -> Any:
+        """Write the letter to each client of the cohort: (runs, slots, ...)."""
+        return self._often(fn, self._addresses, fn, server, cohort, hub)
+
+    def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
+        """Apply a client function to each lane; the last argument is the site."""
+        return self._often(fn, super().clients, fn, *args)
+
+    def _addresses(self, fn: Callable[..., Any], *args: Any) -> Any:
+        return Vectorised.runs(self, vmap(fn, in_dims=(None, 0, None)), *args)
+
+    def _often(self, fn: Callable[..., Any], apply: Callable[..., Any], *args: Any) -> Any:
+        """Apply a function; from its twelfth use with arguments of these shapes on by a graph."""
+        key = (fn, apply.__name__, _shapes(args[1:]))
+        if key in self._functions:
+            known = self._functions[key]
+            return apply(*args) if known is None else known(args[1:])
+        self._uses[key] = uses = self._uses.get(key, 0) + 1
+        if uses < _WORTH_IT:
+            return apply(*args)
+        self._functions[key] = _Function.of(self, apply, fn, args[1:])
+        return self._often(fn, apply, *args)
 
     @property
     def pool(self) -> Any:
@@ -57,11 +132,57 @@ class Graphed(Vectorised):
         return self._pool
 
 
+class _Function:
+    """The graph of a function of tensors, with fixed buffers for its arguments."""
+
+    def __init__(self, engine: Graphed, apply: Any, fn: Any, args: tuple[Any, ...]) -> None:
+        leaves_, self.spec = pytree.tree_flatten(args)
+        self.into = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves_]
+        held = pytree.tree_unflatten(self.into, self.spec)
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")  # what waits for the device cannot be captured
+        try:
+            with torch.cuda.stream(side):
+                apply(fn, *held)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+        torch.cuda.current_stream().wait_stream(side)
+        self.graph = torch.cuda.CUDAGraph()
+        with _no_collection(), torch.cuda.graph(self.graph, pool=engine.pool):
+            self.found = apply(fn, *held)
+
+    @classmethod
+    def of(cls, engine: Graphed, apply: Any, fn: Any, args: tuple[Any, ...]) -> _Function | None:
+        """Capture a function, or say by None that it must go on as it is."""
+        size = sum(x.nbytes for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
+        if size > _MOST_COPIED:
+            return None
+        try:
+            return cls(engine, apply, fn, args)
+        except RuntimeError:
+            return None
+
+    def __call__(self, args: tuple[Any, ...]) -> Any:
+        """Return what the function gives for these arguments."""
+        pairs = zip(self.into, pytree.tree_leaves(args), strict=True)
+        both = [(old, new) for old, new in pairs if isinstance(old, Tensor) and old.numel()]
+        if both:
+            _copy([old for old, _ in both], [new for _, new in both])
+        self.graph.replay()
+        return pytree.tree_map(
+            lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self.found
+        )
+
+
 class _Captured:
     """The graphs and fixed buffers of one phase and shape."""
 
-    def __init__(self, engine: Graphed, phase: Phase, work: Tree, site: Site, plan: Plan) -> None:
-        self.engine, self.phase = engine, phase
+    def __init__(
+        self, engine: Graphed, phase: Phase, work: Tree, site: Site, plan: Plan, dims: Site
+    ) -> None:
+        self.engine, self.phase, self.dims = engine, phase, dims
         # The phase is held so that its id stays its own.
         self.work: Tree = tree.map(_buffer, work)
         self.site = Site(*(tree.map(_buffer, field) for field in site))
@@ -76,9 +197,10 @@ class _Captured:
         self.period = torch.ones(1, dtype=torch.int64, device=device)
         self.taken = torch.zeros_like(self.limit)
         self.done = torch.zeros_like(self.limit, dtype=torch.bool)
-        self.graphs: dict[tuple[int, bool], torch.cuda.CUDAGraph] = {}
-        self.step = over_lanes(phase.step, 2, LaneConvolutions)
-        self.stop = None if phase.stop is None else over_lanes(phase.stop, 1)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        self.widths = few_widths([width for width, _ in plan.widths()], plan.steps.shape[1])
+        self.step = over_lanes(phase.step, 2, LaneOperations, dims)
+        self.stop = None if phase.stop is None else over_lanes(phase.stop, 1, dims=dims)
 
     def holds(self, plan: Plan) -> bool:
         """Say whether the buffers are long enough for a plan."""
@@ -88,11 +210,12 @@ class _Captured:
 
     def run(self, work: Tree, site: Site, plan: Plan, steps: Tensor) -> Tree:
         """Copy the inputs in, replay one graph per step, and return a copy of the outcome."""
-        schedule = [self._allowed(width, idle) for width, idle in plan.widths()]
-        missing = [kind for kind in dict.fromkeys(schedule) if kind not in self.graphs]
+        at = np.searchsorted(self.widths, [width for width, _ in plan.widths()])
+        schedule = [self.widths[k] for k in at]
+        missing = [width for width in dict.fromkeys(schedule) if width not in self.graphs]
         if missing:
             with _no_collection():
-                self.graphs.update({kind: self._capture(*kind) for kind in missing})
+                self.graphs.update({width: self._capture(width) for width in missing})
         _copy(tree.leaves(self.work), tree.leaves(work))
         for mine, given in zip(self.site, site, strict=True):
             _copy(_leaves(mine), _leaves(given))
@@ -103,55 +226,85 @@ class _Captured:
         self.period.fill_(plan.table.shape[2])
         self.taken.zero_()
         self.done.zero_()
-        for s, kind in enumerate(schedule, 1):
-            self.graphs[kind].replay()
+        for s, width in enumerate(schedule, 1):
+            self.graphs[width].replay()
             asks = self.stop is not None and s % STOP_EVERY == 0
             if asks and bool((self.done | (self.limit <= s)).all()):
                 break
         found: Tree = tree.map(torch.clone, self.work)
         return found
 
-    def _allowed(self, width: int, idle: bool) -> tuple[int, bool]:
-        """Round the width up to one of a limited number of widths; extra lanes are idle."""
-        slots = self.limit.shape[1]
-        if slots <= _WIDTHS:
-            return width, idle
-        rounded = math.ceil(math.ceil(width * _WIDTHS / slots) * slots / _WIDTHS)
-        return rounded, idle or rounded > width
-
-    def _advance(self, width: int, idle: bool) -> None:
-        """Take one step on the leading lanes, in place."""
+    def _batch(self, width: int) -> Any:
+        arena = self.engine.arena
+        if leaves.takes_fetch(self.plan, arena):
+            return leaves.fetch(self.plan, arena, self.counter, self.period, width)
         at = self.counter % self.period
-        entry = self.table[:, :width].index_select(2, at)[:, :, 0]
-        key = self.keys[:, :width].index_select(2, self.counter)[:, :, 0]
-        batch = self.plan.batches(self.engine.arena, entry)
+        return self.plan.batches(arena, self.table[:, :width].index_select(2, at)[:, :, 0])
+
+    def _advance(self, width: int) -> None:
+        """Take one step on the leading lanes, in place."""
+        key = self.keys[:, :width]
+        key = key.index_select(2, self.counter)[:, :, 0] if key.shape[3] else key[:, :, 0]
         now = tree.narrow(self.work, 1, 0, width)
-        here = narrow_site(self.site, width)
-        new = self.step(now, batch, here._replace(key=key))
-        active = self.counter < self.limit[:, :width]
+        here = narrow_site(self.site, width, self.dims)
+        new = self.step(now, self._batch(width), here._replace(key=key))
+        limit = self.limit[:, :width]
         if self.stop is not None:
-            active = active & ~self.done[:, :width]
+            active = (self.counter < limit) & ~self.done[:, :width]
             self.taken[:, :width] += active
-        if idle or self.stop is not None:
-            new = tree.where(active, new, now)
-        _settle(tree.leaves(now), tree.leaves(new))
+            limit = torch.where(active, limit, 0)
+        _settle(tree.leaves(now), tree.leaves(new), limit, self.counter)
         if self.stop is not None:
             self.done[:, :width] |= self.stop(now, here)
         self.counter += 1
 
-    def _capture(self, width: int, idle: bool) -> torch.cuda.CUDAGraph:
+    def _capture(self, width: int) -> torch.cuda.CUDAGraph:
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side), metered() as calls:
             self.counter.zero_()
-            self._advance(width, idle)
+            self._advance(width)
         self.engine.calls[self.phase.name] = calls()
         torch.cuda.current_stream().wait_stream(side)
         self.counter.zero_()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self.engine.pool):
-            self._advance(width, idle)
+            self._advance(width)
         return graph
+
+
+def few_widths(schedule: list[int], slots: int, most: int = _WIDTHS) -> list[int]:
+    """Choose the widths to capture, so that rounding up to one of them wastes fewest lane-steps.
+
+    Args:
+        schedule: the width that every step needs.
+        slots: the number of lanes; always among the widths, as another round may need it.
+        most: how many to choose.
+
+    Returns:
+        the widths, in ascending order.
+    """
+    widths, counts = np.unique([*schedule, slots], return_counts=True)
+    if len(widths) <= most:
+        return [int(width) for width in widths]
+    if len(widths) > 256:  # first to a grid, so that the search stays short
+        widths = np.unique(np.ceil(np.linspace(1, slots, 257)[1:]).astype(np.int64))
+        counts = np.bincount(np.searchsorted(widths, schedule), minlength=len(widths))
+    number = len(widths)
+    up_to = np.concatenate([[0], np.cumsum(counts)])
+    # cost[i, j]: the lane-steps of widths i..j-1 when all are rounded up to width j-1.
+    cost = (up_to[None, :] - up_to[:, None]) * np.concatenate([[0], widths])[None, :]
+    cost = np.where(np.tri(number + 1, dtype=bool), np.inf, cost.astype(np.float64))
+    best, choice = cost[0], []
+    for _ in range(most - 1):
+        total = best[:, None] + cost
+        choice.append(total.argmin(0))
+        best = total.min(0)
+    found, at = [], number
+    for step in reversed(choice):
+        found.append(int(widths[at - 1]))
+        at = int(step[at])
+    return sorted([int(widths[at - 1]), *found])
 
 
 @contextmanager
@@ -181,11 +334,12 @@ def _copy(into: list[Tensor], values: list[Tensor]) -> None:
         torch._foreach_copy_(into, values)
 
 
-def _settle(now: list[Tensor], new: list[Tensor]) -> None:
+def _settle(now: list[Tensor], new: list[Tensor], limit: Tensor, counter: Tensor) -> None:
     """Write the outcome of a step into the buffers that it was computed from.
 
-    Leaves that the step handed through stay; one that moved to another name is copied first, as its
-    own buffer may be written before it is read.
+    Only lanes whose limit is above the counter change. Leaves that the step handed through stay;
+    one that moved to another name is copied first, as its own buffer may be written before it is
+    read.
     """
     homes = {leaf.untyped_storage().data_ptr() for leaf in now}
     into, values = [], []
@@ -194,7 +348,24 @@ def _settle(now: list[Tensor], new: list[Tensor]) -> None:
             continue
         into.append(old)
         values.append(leaf.clone() if leaf.untyped_storage().data_ptr() in homes else leaf)
-    _copy(into, values)
+    if leaves.takes_settle(into, values):
+        leaves.settle(into, values, limit, counter)
+    elif into:
+        active = counter < limit
+        masks = (active.reshape(active.shape + (1,) * (x.dim() - 2)) for x in into)
+        both = zip(masks, values, into, strict=True)
+        _copy(into, [torch.where(mask, value, old) for mask, value, old in both])
+
+
+def _copied_common(site: Site, lanes: int) -> int:
+    """Count the bytes of the common letters when every lane has its own."""
+    return tree.num_bytes(site.common, 1) * lanes
+
+
+def _shapes(args: tuple[Any, ...]) -> Any:
+    """Describe arguments: two calls that agree in this can share a graph."""
+    found, spec = pytree.tree_flatten(args)
+    return spec, tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in found)
 
 
 def _signature(value: Any) -> Any:

@@ -79,6 +79,18 @@ class Plan:
             passes=self.passes[:, cut[0], cut[1]],
         )
 
+    def as_one_run(self, order: np.ndarray) -> Plan:
+        """Return the plan of the lanes of all runs, in the given order, as that of one run."""
+        pick = torch.from_numpy(order).to(self.table.device)
+        return replace(
+            self,
+            table=self.table.flatten(0, 1)[pick][None],
+            keys=self.keys.flatten(0, 1)[pick][None],
+            steps=self.steps.reshape(1, -1)[:, order],
+            samples=self.samples.reshape(1, -1)[:, order],
+            passes=self.passes.reshape(2, 1, -1)[:, :, order],
+        )
+
     def batches(self, arena: Arena, entry: Tensor) -> Batch | tuple[Batch, ...]:
         """Gather the batches of a table entry: (..., columns) -> leaves (..., batch, ...)."""
         lead, size = entry.shape[:-1], self.batch

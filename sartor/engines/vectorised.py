@@ -166,6 +166,7 @@ def over_lanes(
     fn: Callable[..., Any],
     num_trees: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    dims: Site = PER_CLIENT,
 ) -> Callable[..., Any]:
     """Map a client function over runs and clients: its arguments are trees, then the site.
 
@@ -173,14 +174,15 @@ def over_lanes(
         fn: the function of one client.
         num_trees: how many trees it takes.
         context: entered while the function runs.
+        dims: which fields of the site have an axis of clients.
     """
-    inner = vmap(fn, in_dims=(*(0,) * num_trees, PER_CLIENT))
+    inner = vmap(fn, in_dims=(*(0,) * num_trees, dims))
 
     def mapped(*args: Any) -> Any:
         runs, slots = args[-1].index.shape
         with context():
             if runs * slots == 1:
-                return _lift(_lift(fn(*(_drop_site(_drop(a)) for a in args))))
+                return _lift(_lift(fn(*(_drop_site(_drop(a), dims) for a in args))))
             if runs == 1:
                 return _lift(inner(*(_drop(a) for a in args)))
             return vmap(inner)(*args)
@@ -188,15 +190,10 @@ def over_lanes(
     return mapped
 
 
-def narrow_site(site: Site, width: int) -> Site:
+def narrow_site(site: Site, width: int, dims: Site = PER_CLIENT) -> Site:
     """View the site of the leading slots."""
-    dims = {f for f, d in zip(Site._fields, PER_CLIENT, strict=True) if d is None}
-    return Site(
-        **{
-            f: v if f in dims else tree.narrow(v, 1, 0, width)
-            for f, v in zip(Site._fields, site, strict=True)
-        }
-    )
+    pairs = zip(site, dims, strict=True)
+    return Site(*(v if d is None else tree.narrow(v, 1, 0, width) for v, d in pairs))
 
 
 def _drop(value: Any) -> Any:
@@ -207,10 +204,10 @@ def _drop(value: Any) -> Any:
     return tree.map(lambda leaf: leaf[0], value)
 
 
-def _drop_site(value: Any) -> Any:
+def _drop_site(value: Any, dims: Site = PER_CLIENT) -> Any:
     """Take the only slot out; what belongs to the run has no such axis."""
     if isinstance(value, Site):
-        pairs = zip(value, PER_CLIENT, strict=True)
+        pairs = zip(value, dims, strict=True)
         return Site(*(field if dim is None else _drop(field) for field, dim in pairs))
     return _drop(value)
 

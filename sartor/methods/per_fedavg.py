@@ -97,7 +97,7 @@ def per_fedavg(
         if mode != "first_order":
             d = tree.map(lambda g, h: g - alpha * h, d, curve(w, d, batches[2], site))
         rate, d = -local.rate(site), local.clipped(d, site)
-        return {"params": tree.map(lambda p, g: p.addcmul(g, rate), w, d)}
+        return {"params": tree.addcmul(w, d, rate)}
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
         return task.loss(work["params"], batch)

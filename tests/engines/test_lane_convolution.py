@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from sartor.engines import triton_conv
-from sartor.engines.convolution import LaneConvolutions, lane_conv2d
-from sartor.engines.triton_conv import available, triton_conv2d
+from sartor.engines.lanes import LaneOperations, triton_conv
+from sartor.engines.lanes.convolution import lane_conv2d
+from sartor.engines.lanes.triton_conv import available, triton_conv2d
 
 Pair = tuple[int, int]
 Conv = Callable[[Tensor, Tensor, Tensor | None, Pair, Pair], Tensor]
@@ -205,7 +205,7 @@ def test_operators_keep_their_promises(launched: list[tuple[str, int]]) -> None:
 def test_the_mode_catches_what_it_can() -> None:
     x, weight, bias = _tensors({**CASE, "kernel": (3, 3)})
     for settings in ({}, {"padding": 1}, {"dilation": 2}, {"padding": "same"}):
-        with LaneConvolutions():
+        with LaneOperations():
             found = F.conv2d(x, weight, bias, **settings)
         _assert_close([found], [F.conv2d(x, weight, bias, **settings)], 1e-11)
 

@@ -9,8 +9,6 @@ from the shapes by rule, since a search would break the capture of a graph.
 
 from __future__ import annotations
 
-import importlib.util
-import math
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -18,13 +16,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-PRECISION = (
-    "tf32x3"  # of float32 products: three tensor-core products, as exact as "ieee" and faster
+from sartor.engines.lanes.shapes import (
+    MOST_ELEMENTS,
+    PRECISION,
+    PROGRAMS,
+    ceil,
+    dense,
+    merge,
+    part,
+    power,
+    usable,
 )
-_PROGRAMS = 264  # what fills an H100 or H200: two programs for each of 132 multiprocessors
+
 _MOST_SPLITS = 64  # shares of the sum over positions; more would make the partial sums large
-_DTYPES = (torch.float32, torch.bfloat16)
-_MOST_ELEMENTS = 2**31 - 1  # offsets inside a lane are 32-bit
 
 
 def available(x: Tensor, weight: Tensor) -> bool:
@@ -33,23 +37,16 @@ def available(x: Tensor, weight: Tensor) -> bool:
     CUDA, float32 or bfloat16, one group, and Triton is there.
     """
     return (
-        x.is_cuda
-        and weight.is_cuda
-        and x.dtype == weight.dtype
-        and x.dtype in _DTYPES
+        usable(x, weight)
         and x.dim() == 4
         and weight.dim() == 4
         and x.shape[1] == weight.shape[1]
-        and min(x.numel(), weight.numel()) > 0
         # No output is larger than this while padding is at most half a kernel.
         and x.shape[0]
         * weight.shape[0]
         * (x.shape[2] + weight.shape[2])
         * (x.shape[3] + weight.shape[3])
-        < _MOST_ELEMENTS
-        and x.numel() < _MOST_ELEMENTS
-        and not torch.is_autocast_enabled("cuda")
-        and _installed()
+        < MOST_ELEMENTS
     )
 
 
@@ -74,16 +71,11 @@ def triton_conv2d(
 
 
 @cache
-def _installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@cache
 def _kernels() -> Any:
     """Import the kernels at first use: without a GPU nobody has to wait for Triton."""
-    from sartor.engines import triton_kernels
+    from sartor.engines.lanes import conv_kernels
 
-    return triton_kernels
+    return conv_kernels
 
 
 # ---- one client: differentiable, to any order ---------------------------------------------------
@@ -272,38 +264,23 @@ def _(
 @lane_conv.register_vmap
 def _(info: Any, in_dims: Any, x: Any, w: Any, b: Any, stride: Any, padding: Any) -> Any:
     size = info.batch_size
-    x, w, b = (_merge(t, dim, size) for t, dim in zip((x, w, b), in_dims, strict=False))
-    return _part(lane_conv(x, w, b, stride, padding), size), 0
+    x, w, b = (merge(t, dim, size) for t, dim in zip((x, w, b), in_dims, strict=False))
+    return part(lane_conv(x, w, b, stride, padding), size), 0
 
 
 @lane_conv_input_grad.register_vmap
 def _(info: Any, in_dims: Any, g: Any, w: Any, *rest: Any) -> Any:
     size = info.batch_size
-    g, w = (_merge(t, dim, size) for t, dim in zip((g, w), in_dims, strict=False))
-    return _part(lane_conv_input_grad(g, w, *rest), size), 0
+    g, w = (merge(t, dim, size) for t, dim in zip((g, w), in_dims, strict=False))
+    return part(lane_conv_input_grad(g, w, *rest), size), 0
 
 
 @lane_conv_weight_grad.register_vmap
 def _(info: Any, in_dims: Any, x: Any, g: Any, *rest: Any) -> Any:
     size = info.batch_size
-    x, g = (_merge(t, dim, size) for t, dim in zip((x, g), in_dims, strict=False))
+    x, g = (merge(t, dim, size) for t, dim in zip((x, g), in_dims, strict=False))
     weight, bias = lane_conv_weight_grad(x, g, *rest)
-    return (_part(weight, size), _part(bias, size)), (0, 0)
-
-
-def _merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Join a mapped axis to the lanes.
-
-    What is not mapped is repeated, without a copy where strides allow it.
-    """
-    if tensor is None:
-        return None
-    tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return tensor.flatten(0, 1)
-
-
-def _part(tensor: Tensor, size: int) -> Tensor:
-    return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
+    return (part(weight, size), part(bias, size)), (0, 0)
 
 
 def _outputs(
@@ -323,12 +300,12 @@ def _launch_forward(
 ) -> Tensor:
     lanes, batch = x.shape[:2]
     rows, columns = _outputs(x.shape[3:], w.shape[3:], stride, padding)
-    x, w = _dense(x), _dense(w)
-    b = None if b is None else _dense(b)
+    x, w = dense(x), dense(w)
+    b = None if b is None else dense(b)
     out = x.new_empty(lanes, batch, w.shape[1], rows, columns)
     positions = batch * rows * columns
     wide, tall, warps = _tile(w.shape[1], positions, lanes)
-    grid = (_ceil(positions, wide), lanes, _ceil(w.shape[1], tall))
+    grid = (ceil(positions, wide), lanes, ceil(w.shape[1], tall))
     shapes = _shapes(x, w.shape[1], w.shape[3:], stride, padding, (rows, columns))
     with torch.cuda.device_of(x):
         _kernels().forward[grid](
@@ -357,11 +334,11 @@ def _launch_input_grad(
     g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     lanes, batch = g.shape[:2]
-    g, w = _dense(g), _dense(w)
+    g, w = dense(g), dense(w)
     out = g.new_empty(lanes, batch, w.shape[2], *size)
     positions = batch * size[0] * size[1]
     wide, tall, warps = _tile(w.shape[2], positions, lanes)
-    grid = (_ceil(positions, wide), lanes, _ceil(w.shape[2], tall))
+    grid = (ceil(positions, wide), lanes, ceil(w.shape[2], tall))
     shapes = _shapes(out, w.shape[1], w.shape[3:], stride, padding, g.shape[3:])
     with torch.cuda.device_of(g):
         _kernels().input_grad[grid](
@@ -387,13 +364,13 @@ def _launch_weight_grad(
 ) -> tuple[Tensor, Tensor]:
     lanes, batch, channels = x.shape[:3]
     outputs = g.shape[2]
-    x, g = _dense(x), _dense(g)
+    x, g = dense(x), dense(g)
     patch = channels * kernel[0] * kernel[1]
     positions = batch * g.shape[3] * g.shape[4]
-    tall, wide = min(_power(patch), 64), min(_power(outputs), 32)
+    tall, wide = min(power(patch), 64), min(power(outputs), 32)
     deep = 64
-    tiles = (_ceil(patch, tall) + 1) * _ceil(outputs, wide)
-    share, splits = _shares(positions, lanes * _ceil(patch, tall) * _ceil(outputs, wide), deep)
+    tiles = (ceil(patch, tall) + 1) * ceil(outputs, wide)
+    share, splits = _shares(positions, lanes * ceil(patch, tall) * ceil(outputs, wide), deep)
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
     to_bias = x.new_empty(lanes, outputs)
@@ -417,14 +394,14 @@ def _launch_weight_grad(
             num_stages=3,
         )
         block = 64
-        _kernels().sum_splits[(_ceil(outputs * (patch + 1), block), lanes)](
+        _kernels().sum_splits[(ceil(outputs * (patch + 1), block), lanes)](
             partial,
             to_weight,
             to_bias,
             splits,
             K=patch,
             O=outputs,
-            SPLITS=_power(splits, 1),
+            SPLITS=power(splits, 1),
             BLOCK=block,
             num_warps=4,
         )
@@ -438,15 +415,15 @@ def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
     tiles to fill the device, tiles are halved; and where that is still too few, more threads share
     a tile, since then waiting is what takes the time.
     """
-    tall = min(_power(channels), 64)
+    tall = min(power(channels), 64)
     wide = full = max(2048 // tall, 64)
 
     def programs() -> int:
-        return _ceil(positions, wide) * lanes * _ceil(channels, tall)
+        return ceil(positions, wide) * lanes * ceil(channels, tall)
 
-    while wide > 64 and programs() < _PROGRAMS:
+    while wide > 64 and programs() < PROGRAMS:
         wide //= 2
-    enough = programs() >= _PROGRAMS
+    enough = programs() >= PROGRAMS
     return wide, tall, 2 if enough and wide == full // 2 else 4
 
 
@@ -455,11 +432,11 @@ def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
 
     Return positions a share (a multiple of ``deep``) and the number of shares.
     """
-    chunks = _ceil(positions, deep)
+    chunks = ceil(positions, deep)
     # These programs have two warps, the others have four.
-    wanted = min(_ceil(2 * _PROGRAMS, programs), chunks, _MOST_SPLITS)
-    share = _ceil(chunks, wanted)
-    return share * deep, _ceil(chunks, share)
+    wanted = min(ceil(2 * PROGRAMS, programs), chunks, _MOST_SPLITS)
+    share = ceil(chunks, wanted)
+    return share * deep, ceil(chunks, share)
 
 
 def _shapes(
@@ -474,20 +451,3 @@ def _shapes(
     names = ("C", "H", "W", "O", "KH", "KW", "SH", "SW", "PH", "PW", "HO", "WO")
     values = (*x.shape[2:], outputs, *kernel, *stride, *padding, *size)
     return dict(zip(names, map(int, values), strict=True))
-
-
-def _dense(tensor: Tensor) -> Tensor:
-    """Make each lane contiguous.
-
-    The step from lane to lane is free, so that a repeated operand is not copied.
-    """
-    return tensor if tensor[0].is_contiguous() else tensor.contiguous()
-
-
-def _power(number: int, least: int = 8) -> int:
-    """Return the power of two that holds ``number``."""
-    return max(least, 1 << math.ceil(math.log2(max(number, 1))))
-
-
-def _ceil(number: int, by: int) -> int:
-    return -(-number // by)

@@ -3,21 +3,19 @@
 Under ``vmap`` a convolution with its own kernel per client becomes a grouped one, for which GPU
 libraries launch a small kernel per client and change layouts back and forth. With few channels it
 is faster to write the patches out once (they serve the forward pass and the kernel's gradient) and
-to multiply all lanes in one batched product. The network of the user is not changed:
-``LaneConvolutions`` catches its calls while a step is traced.
+to multiply all lanes in one batched product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-from sartor.engines.triton_conv import available, triton_conv2d
+from sartor.engines.lanes.triton_conv import available, triton_conv2d
 
 _MOST_PATCH = 512  # the largest patch (channels × kernel) worth writing out
 
@@ -86,39 +84,23 @@ def lane_conv2d(
 
     On a GPU with Triton its kernels do the work; the patches are the form for everything else.
     """
-    rows, columns = _pair(padding)
+    rows, columns = pair(padding)
     if available(x, weight):
-        return triton_conv2d(x, weight, bias, _pair(stride), (rows, columns))
+        return triton_conv2d(x, weight, bias, pair(stride), (rows, columns))
     if rows or columns:
         x = F.pad(x, (columns, columns, rows, rows))
-    out: Tensor = _Convolve.apply(x, weight, _pair(stride))
+    out: Tensor = _Convolve.apply(x, weight, pair(stride))
     return out if bias is None else out + bias[:, None, None]
 
 
-def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+def pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return a number for both axes, or the two that were given."""
+    if not isinstance(value, int) and len(value) == 1:
+        value = value[0]
     return (value, value) if isinstance(value, int) else (value[0], value[1])
 
 
-class LaneConvolutions(TorchFunctionMode):
-    """While active, send the convolutions that profit from it to ``lane_conv2d``."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Catch ``torch.conv2d`` and leave everything else as it is."""
-        kwargs = kwargs or {}
-        if func is torch.conv2d:
-            fixed = _arguments(*args, **kwargs)
-            if fixed is not None:
-                return lane_conv2d(*fixed)
-        return func(*args, **kwargs)
-
-
-def _arguments(
+def arguments(
     input: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -129,5 +111,5 @@ def _arguments(
 ) -> tuple[Any, ...] | None:
     """Return the arguments for ``lane_conv2d``, or None where the plain form must do the work."""
     patch = weight.shape[1] * weight.shape[2] * weight.shape[3]
-    plain = groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4
+    plain = groups != 1 or pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4
     return None if plain or patch > _MOST_PATCH else (input, weight, bias, stride, padding)

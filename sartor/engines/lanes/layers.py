@@ -1,0 +1,566 @@
+"""Dense layers, their loss and poolings for lanes: one kernel where a library takes several.
+
+In a step of a small network nearly all the time goes into starting small kernels one by one. Under
+``vmap`` a dense layer is three of them (product, scaled bias, sum) and three more backwards, a
+cross-entropy about thirty. Here each is one forwards and one or two backwards, for all lanes. First
+derivatives are kernels; derivatives of those are plain operations, so any order is right.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sartor.engines.lanes.shapes import (
+    MOST_ELEMENTS,
+    PRECISION,
+    PROGRAMS,
+    ceil,
+    dense,
+    merge,
+    part,
+    power,
+    usable,
+)
+
+_MOST_WEIGHTS = 1 << 20  # of a dense layer; a library multiplies larger ones faster
+_MOST_CLASSES = 1024
+_IGNORED = -100  # the label that torch's cross-entropy leaves out
+
+
+@cache
+def _kernels() -> Any:
+    """Import the kernels at first use: without a GPU nobody has to wait for Triton."""
+    from sartor.engines.lanes import layer_kernels
+
+    return layer_kernels
+
+
+# ---- dense layers -------------------------------------------------------------------------------
+
+
+def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Say whether the kernels serve this layer."""
+    given = (x, weight) if bias is None else (x, weight, bias)
+    return usable(*given) and x.dim() >= 2 and weight.numel() <= _MOST_WEIGHTS
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x·Wᵀ + b for one client, as ``F.linear``: x (..., I), weight (O, I), bias (O)."""
+    flat = x.reshape(-1, x.shape[-1])
+    out: Tensor = _Linear.apply(flat, weight, bias)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+class _Linear(torch.autograd.Function):
+    """A dense layer of one client."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        row = None if bias is None else bias[None]
+        return lane_product(x[None], weight.mT[None], row)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias = inputs
+        ctx.save_for_backward(x, weight)
+        ctx.biased = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        to_x = to_weight = to_bias = None
+        if ctx.needs_input_grad[0]:
+            to_x = _Product.apply(grad, weight)
+        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
+            to_weight, to_bias = _ProductAndSums.apply(grad.mT, x)
+        return to_x, to_weight, to_bias if ctx.biased else None
+
+
+class _Product(torch.autograd.Function):
+    """The product of two matrices."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> Tensor:
+        return lane_product(a[None], b[None], None)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return along @ b.mT, a.mT @ along
+
+
+class _ProductAndSums(torch.autograd.Function):
+    """The product of two matrices, and the sums of the left one's rows."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+        product, sums = lane_product_and_sums(a[None], b[None])
+        return product[0], sums[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return along @ b.mT + sums[:, None], a.mT @ along
+
+
+@torch.library.custom_op(
+    "sartor::lane_product",
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, Tensor? bias) -> Tensor",
+)
+def lane_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a (L, M, K) · b (L, K, N), plus a row (L, N)."""
+    return _launch_product(a, b, bias, False)[0]
+
+
+@torch.library.custom_op(
+    "sartor::lane_product_and_sums",
+    mutates_args=(),
+    schema="(Tensor a, Tensor b) -> (Tensor, Tensor)",
+)
+def lane_product_and_sums(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a (L, M, K) · b (L, K, N), and the sums of a's rows (L, M)."""
+    return _launch_product(a, b, None, True)
+
+
+@lane_product.register_fake
+def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+
+
+@lane_product_and_sums.register_fake
+def _(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2]), a.new_empty(a.shape[:2])
+
+
+@lane_product.register_vmap
+def _(info: Any, in_dims: Any, a: Any, b: Any, bias: Any) -> Any:
+    size = info.batch_size
+    given = (merge(t, dim, size) for t, dim in zip((a, b, bias), in_dims, strict=True))
+    return part(lane_product(*given), size), 0
+
+
+@lane_product_and_sums.register_vmap
+def _(info: Any, in_dims: Any, a: Any, b: Any) -> Any:
+    size = info.batch_size
+    given = (merge(t, dim, size) for t, dim in zip((a, b), in_dims, strict=True))
+    product, sums = lane_product_and_sums(*given)
+    return (part(product, size), part(sums, size)), (0, 0)
+
+
+def _launch_product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tuple[Tensor, Tensor]:
+    lanes, rows, inner = a.shape
+    columns = b.shape[2]
+    bias = None if bias is None else dense(bias)
+    out = a.new_empty(lanes, rows, columns)
+    total = a.new_empty(lanes, rows) if sums else out
+    tall, wide = min(power(rows, 16), 64), min(power(columns, 16), 64)
+    while ceil(rows, tall) * ceil(columns, wide) * lanes < PROGRAMS and max(tall, wide) > 16:
+        tall, wide = (tall, wide // 2) if wide >= tall else (tall // 2, wide)
+    with torch.cuda.device_of(a):
+        _kernels().product[(ceil(rows, tall) * ceil(columns, wide), lanes)](
+            a,
+            b,
+            a if bias is None else bias,
+            out,
+            total,
+            a.stride(0),
+            b.stride(0),
+            0 if bias is None else bias.stride(0),
+            rows,
+            columns,
+            inner,
+            a.stride(1),
+            a.stride(2),
+            b.stride(1),
+            b.stride(2),
+            HAS_BIAS=bias is not None,
+            SUMS=sums,
+            BM=tall,
+            BN=wide,
+            BK=32,
+            PRECISION=PRECISION,
+            num_warps=4 if tall * wide >= 1024 else 2,
+            num_stages=3,
+        )
+    return out, total
+
+
+# ---- cross-entropy ------------------------------------------------------------------------------
+
+
+def takes_cross_entropy(scores: Tensor, y: Tensor) -> bool:
+    """Say whether the kernel serves these scores (batch, classes) and labels (batch)."""
+    fits = scores.dim() == 2 and y.dim() == 1 and y.dtype == torch.int64
+    return fits and usable(scores) and scores.shape[1] <= _MOST_CLASSES
+
+
+def cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
+    """Return −log softmax at the labels: ``F.cross_entropy(scores, y, reduction="none")``."""
+    found: Tensor = _CrossEntropy.apply(scores, y)
+    return found
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The loss of each sample."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(scores: Tensor, y: Tensor) -> Tensor:
+        return row_losses(scores, y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _CrossEntropyGrad.apply(grad, *ctx.saved_tensors), None
+
+
+class _CrossEntropyGrad(torch.autograd.Function):
+    """The gradient of the losses: (softmax − one-hot) times that of each loss."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, scores: Tensor, y: Tensor) -> Tensor:
+        return row_slopes(grad, scores, y)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, Tensor, None]:
+        grad, scores, y = ctx.saved_tensors
+        p = torch.softmax(scores, -1)
+        kept = (y != _IGNORED)[:, None]
+        along = torch.where(kept, along, 0.0)
+        hot = F.one_hot(y.clamp(min=0), scores.shape[1]).to(p.dtype)
+        to_scores = p * (along - (p * along).sum(-1, keepdim=True)) * grad[:, None]
+        return ((p - hot) * along).sum(-1), to_scores, None
+
+
+@torch.library.custom_op(
+    "sartor::row_losses", mutates_args=(), schema="(Tensor s, Tensor y) -> Tensor"
+)
+def row_losses(s: Tensor, y: Tensor) -> Tensor:
+    """Return the loss of every row of s (..., classes)."""
+    return _launch_losses(s, y, None)
+
+
+@torch.library.custom_op(
+    "sartor::row_slopes", mutates_args=(), schema="(Tensor g, Tensor s, Tensor y) -> Tensor"
+)
+def row_slopes(g: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """Return the gradient of the losses of rows, times g."""
+    return _launch_losses(s, y, g)
+
+
+@row_losses.register_fake
+def _(s: Tensor, y: Tensor) -> Tensor:
+    return s.new_empty(y.shape)
+
+
+@row_slopes.register_fake
+def _(g: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    return s.new_empty(s.shape)
+
+
+def _front(info: Any, in_dims: Any, *tensors: Tensor) -> list[Tensor]:
+    """Put the mapped axis of every tensor first; what is not mapped is repeated."""
+    return [
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, in_dims, strict=True)
+    ]
+
+
+@row_losses.register_vmap
+def _(info: Any, in_dims: Any, s: Any, y: Any) -> Any:
+    return row_losses(*_front(info, in_dims, s, y)), 0
+
+
+@row_slopes.register_vmap
+def _(info: Any, in_dims: Any, g: Any, s: Any, y: Any) -> Any:
+    return row_slopes(*_front(info, in_dims, g, s, y)), 0
+
+
+def _launch_losses(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
+    s, y = s.contiguous(), y.contiguous()
+    g = None if g is None else g.contiguous()
+    classes = s.shape[-1]
+    out = s.new_empty(y.shape) if g is None else torch.empty_like(s)
+    wide = power(classes)
+    block = max(1, min(1024 // wide, 16))
+    with torch.cuda.device_of(s):
+        _kernels().cross_entropy[(ceil(y.numel(), block),)](
+            s,
+            y,
+            s if g is None else g,
+            out,
+            y.numel(),
+            C=classes,
+            IGNORE=_IGNORED,
+            GRAD=g is not None,
+            BC=wide,
+            BR=block,
+            num_warps=1 if wide * block <= 256 else 4,
+        )
+    return out
+
+
+# ---- pooling ------------------------------------------------------------------------------------
+
+
+def takes_pool(x: Tensor, kernel: tuple[int, int]) -> bool:
+    """Say whether the kernel serves windows that lie side by side on images (batch, C, H, W)."""
+    fits = x.dim() == 4 and kernel[0] * kernel[1] <= 16
+    return fits and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and usable(x)
+
+
+def max_pool2d(x: Tensor, kernel: tuple[int, int]) -> Tensor:
+    """Return the largest value of every window: ``F.max_pool2d(x, kernel)``."""
+    found: Tensor = _Pool.apply(x, kernel)
+    return found
+
+
+class _Pool(torch.autograd.Function):
+    """The largest value of every window."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, kernel: tuple[int, int]) -> Tensor:
+        return pooled(x, kernel)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.kernel = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel), None
+
+
+class _PoolGrad(torch.autograd.Function):
+    """The gradient of a pooling, linear in the gradient of its output."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, kernel: tuple[int, int]) -> Tensor:
+        return unpooled(grad, x, kernel)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, x, ctx.kernel = inputs
+        ctx.save_for_backward(x)
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, None, None]:
+        (x,) = ctx.saved_tensors
+        where = F.max_pool2d(x, ctx.kernel, return_indices=True)[1]
+        return along.flatten(2).gather(2, where.flatten(2)).reshape(where.shape), None, None
+
+
+@torch.library.custom_op(
+    "sartor::pooled", mutates_args=(), schema="(Tensor x, SymInt[] kernel) -> Tensor"
+)
+def pooled(x: Tensor, kernel: Any) -> Tensor:
+    """Pool planes (..., H, W)."""
+    return _launch_pool(x, None, kernel)
+
+
+@torch.library.custom_op(
+    "sartor::unpooled", mutates_args=(), schema="(Tensor g, Tensor x, SymInt[] kernel) -> Tensor"
+)
+def unpooled(g: Tensor, x: Tensor, kernel: Any) -> Tensor:
+    """Return the gradient of planes x (..., H, W) from that of what they were pooled to."""
+    return _launch_pool(x, g, kernel)
+
+
+@pooled.register_fake
+def _(x: Tensor, kernel: Any) -> Tensor:
+    return x.new_empty(*x.shape[:-2], x.shape[-2] // kernel[0], x.shape[-1] // kernel[1])
+
+
+@unpooled.register_fake
+def _(g: Tensor, x: Tensor, kernel: Any) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@pooled.register_vmap
+def _(info: Any, in_dims: Any, x: Any, kernel: Any) -> Any:
+    return pooled(*_front(info, in_dims[:1], x), kernel), 0
+
+
+@unpooled.register_vmap
+def _(info: Any, in_dims: Any, g: Any, x: Any, kernel: Any) -> Any:
+    return unpooled(*_front(info, in_dims[:2], g, x), kernel), 0
+
+
+def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
+    x = x.contiguous()
+    height, width = x.shape[-2:]
+    rows, columns = height // kernel[0], width // kernel[1]
+    total = x[..., 0, 0].numel() * rows * columns
+    if g is None:
+        out = x.new_empty(*x.shape[:-2], rows, columns)
+    else:
+        g = g.contiguous()
+        covered = height % kernel[0] == 0 and width % kernel[1] == 0
+        out = torch.empty_like(x) if covered else torch.zeros_like(x)
+    block = 256
+    with torch.cuda.device_of(x):
+        _kernels().pool[(ceil(total, block),)](
+            x,
+            x if g is None else g,
+            out,
+            total,
+            H=height,
+            W=width,
+            HO=rows,
+            WO=columns,
+            KH=kernel[0],
+            KW=kernel[1],
+            GRAD=g is not None,
+            BLOCK=block,
+            num_warps=4,
+        )
+    return out
+
+
+# ---- the mean over real samples -----------------------------------------------------------------
+
+
+def takes_mean(values: Tensor, mask: Tensor) -> bool:
+    """Say whether the kernel serves these values (batch) and their mask (batch)."""
+    fits = values.dim() == 1 and mask.dim() == 1 and mask.dtype == torch.bool and mask.is_cuda
+    return fits and usable(values) and values.numel() < MOST_ELEMENTS
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """Return Σ values·mask / max(1, Σ mask) of one client."""
+    found: Tensor = _Mean.apply(values, mask)
+    return found
+
+
+class _Mean(torch.autograd.Function):
+    """The mean of the values under a mask."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(values: Tensor, mask: Tensor) -> Tensor:
+        return lane_mean(values[None], mask[None])[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        values, mask = inputs
+        ctx.save_for_backward(mask)
+        ctx.dtype = values.dtype
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return _MeanGrad.apply(grad, ctx.saved_tensors[0]), None
+
+
+class _MeanGrad(torch.autograd.Function):
+    """The gradient of a mean, linear in that of the mean."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, mask: Tensor) -> Tensor:
+        return lane_mean_grad(grad[None], mask[None])[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, None]:
+        weight = ctx.saved_tensors[0].to(along.dtype)
+        return (along * weight).sum() / weight.sum().clamp(min=1.0), None
+
+
+@torch.library.custom_op(
+    "sartor::lane_mean", mutates_args=(), schema="(Tensor v, Tensor m) -> Tensor"
+)
+def lane_mean(v: Tensor, m: Tensor) -> Tensor:
+    """Average v (L, n) under the mask m (L, n)."""
+    return _launch_mean(v, m, None)
+
+
+@torch.library.custom_op(
+    "sartor::lane_mean_grad", mutates_args=(), schema="(Tensor g, Tensor m) -> Tensor"
+)
+def lane_mean_grad(g: Tensor, m: Tensor) -> Tensor:
+    """Spread g (L) over the samples under the mask m (L, n)."""
+    return _launch_mean(g, m, g)
+
+
+@lane_mean.register_fake
+def _(v: Tensor, m: Tensor) -> Tensor:
+    return v.new_empty(v.shape[:1])
+
+
+@lane_mean_grad.register_fake
+def _(g: Tensor, m: Tensor) -> Tensor:
+    return g.new_empty(m.shape)
+
+
+@lane_mean.register_vmap
+def _(info: Any, in_dims: Any, v: Any, m: Any) -> Any:
+    size = info.batch_size
+    given = (merge(t, dim, size) for t, dim in zip((v, m), in_dims, strict=True))
+    return part(lane_mean(*given), size), 0
+
+
+@lane_mean_grad.register_vmap
+def _(info: Any, in_dims: Any, g: Any, m: Any) -> Any:
+    size = info.batch_size
+    given = (merge(t, dim, size) for t, dim in zip((g, m), in_dims, strict=True))
+    return part(lane_mean_grad(*given), size), 0
+
+
+def _launch_mean(v: Tensor, m: Tensor, g: Tensor | None) -> Tensor:
+    lanes, size = m.shape
+    v, m = (v if g is not None else dense(v)), dense(m).view(torch.uint8)
+    out = v.new_empty(lanes) if g is None else v.new_empty(lanes, size)
+    with torch.cuda.device_of(v):
+        _kernels().mean[(lanes,)](
+            v,
+            m,
+            v if g is None else g.contiguous(),
+            out,
+            v.stride(0),
+            m.stride(0),
+            size,
+            GRAD=g is not None,
+            BLOCK=min(power(size, 32), 1024),
+            num_warps=1 if size <= 128 else 4,
+        )
+    return out

@@ -1,0 +1,85 @@
+# mypy: ignore-errors
+"""The Triton kernels behind ``leaves``: one launch for all leaves of a tree, in all lanes.
+
+Tensors come as tuples; program axis 0 counts the blocks of all leaves, axis 1 the lanes. Without
+Triton the module can be imported, and nothing in it can be called.
+"""
+
+from __future__ import annotations
+
+try:
+    import triton
+    import triton.language as tl
+except ImportError:  # the caller asks first
+    triton = tl = None
+
+
+def _jit(*plain):
+    """Compile with Triton where there is one; ``plain`` names the numbers not to specialise on."""
+    return (
+        triton.jit(do_not_specialize=list(plain)) if triton is not None else lambda kernel: kernel
+    )
+
+
+@_jit()
+def addcmul(
+    out, a, b, factor, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return a + factor·b; A and B are the steps from lane to lane, FIRST the first blocks."""
+    block = tl.program_id(0)
+    lane = tl.program_id(1).to(tl.int64)
+    scale = tl.load(factor + lane)
+    for i in tl.static_range(COUNT):
+        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
+            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
+            inside = n < SIZES[i]
+            left = tl.load(a[i] + lane * A[i] + n, mask=inside)
+            right = tl.load(b[i] + lane * B[i] + n, mask=inside)
+            tl.store(out[i] + lane * SIZES[i] + n, left + scale * right, mask=inside)
+
+
+@_jit()
+def settle(
+    into, values, limit, counter, TO: tl.constexpr, FROM: tl.constexpr, SIZES: tl.constexpr,
+    FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Copy values into buffers in the lanes whose limit is above the counter."""
+    block = tl.program_id(0)
+    lane = tl.program_id(1).to(tl.int64)
+    live = tl.load(limit + lane) > tl.load(counter)
+    for i in tl.static_range(COUNT):
+        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
+            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
+            inside = (n < SIZES[i]) & live
+            value = tl.load(values[i] + lane * FROM[i] + n, mask=inside)
+            tl.store(into[i] + lane * TO[i] + n, value, mask=inside)
+
+
+@_jit("lane_step", "capacity")
+def fetch(
+    table, counter, period, row_of, x, y, out_x, out_y, out_mask, out_rows, out_last,
+    lane_step, capacity, F: tl.constexpr, HAS_ROWS: tl.constexpr, SIZE: tl.constexpr,
+    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Gather one sample of a batch: its entry of the table, its features, label and place."""
+    r = tl.program_id(0).to(tl.int64)
+    c = tl.program_id(1)
+    lane = r // SIZE
+    j = r % SIZE
+    at = tl.load(counter) % tl.load(period)
+    entry = table + lane * lane_step + at * COLUMNS
+    index = tl.load(entry + j)
+    row = index
+    if HAS_ROWS:
+        row = tl.load(row_of + index)
+    f = c * BLOCK + tl.arange(0, BLOCK)
+    tl.store(out_x + r * F + f, tl.load(x + row * F + f, mask=f < F), mask=f < F)
+    if c == 0:
+        place = tl.load(entry + SIZE + j)
+        tl.store(out_y + r, tl.load(y + index))
+        tl.store(out_mask + r, (place >= 0).to(out_mask.dtype.element_ty))
+        tl.store(out_rows + r, tl.where(place >= 0, place, capacity))
+        if j == 0:
+            last = tl.load(entry + COLUMNS - 1) > 0
+            tl.store(out_last + lane, last.to(out_last.dtype.element_ty))

@@ -1,0 +1,217 @@
+"""Trees for lanes: one launch for all leaves, where a library takes one or two for each.
+
+The update of a network with ten parameter tensors is twenty kernels, and putting its outcome back
+into the buffers of a graph another twenty; here they are two and one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sartor.engines.arena import Arena
+from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, merge, part
+from sartor.engines.plan import Plan
+from sartor.method import Batch
+
+_BLOCK = 1024
+_MOST_LEAVES = 24  # a launch; more arguments are slower to pass than another launch
+
+
+@cache
+def _kernels() -> Any:
+    """Import the kernels at first use: without a GPU nobody has to wait for Triton."""
+    from sartor.engines.lanes import leaf_kernels
+
+    return leaf_kernels
+
+
+# ---- a + factor · b -----------------------------------------------------------------------------
+
+
+def takes_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> bool:
+    """Say whether the kernel serves these leaves: many, of one shape each, with one factor."""
+    return (
+        len(a) > 1
+        and isinstance(factor, Tensor)
+        and factor.dim() == 0
+        and factor.dtype in DTYPES
+        and all(x.is_cuda and x.dtype == factor.dtype and x.numel() for x in (*a, *b))
+        and all(x.shape == y.shape for x, y in zip(a, b, strict=True))
+        and installed()
+        and not _differentiating()
+    )
+
+
+def _differentiating() -> bool:
+    """Say whether a gradient is being taken through what is computed now."""
+    stack = torch._C._functorch.get_interpreter_stack() or ()
+    maps = torch._C._functorch.TransformType.Vmap
+    return any(level.key() != maps for level in stack)
+
+
+def addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """Return a + factor·b, leaf by leaf, for one client."""
+    found = lane_addcmul([x[None] for x in a], [x[None] for x in b], factor[None])
+    return [x[0] for x in found]
+
+
+@torch.library.custom_op(
+    "sartor::lane_addcmul",
+    mutates_args=(),
+    schema="(Tensor[] a, Tensor[] b, Tensor factor) -> Tensor[]",
+)
+def lane_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """Return a + factor·b for leaves (L, ...) and factors (L)."""
+    return _launch_addcmul(a, b, factor)
+
+
+@lane_addcmul.register_fake
+def _(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+    return [x.new_empty(x.shape) for x in a]
+
+
+@lane_addcmul.register_vmap
+def _(info: Any, in_dims: Any, a: Any, b: Any, factor: Any) -> Any:
+    size = info.batch_size
+    left = [merge(x, dim, size) for x, dim in zip(a, in_dims[0], strict=True)]
+    right = [merge(x, dim, size) for x, dim in zip(b, in_dims[1], strict=True)]
+    found = lane_addcmul(left, right, merge(factor, in_dims[2], size))
+    return [part(x, size) for x in found], [0] * len(found)
+
+
+def _launch_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+    a, b = [dense(x) for x in a], [dense(x) for x in b]
+    factor = factor.contiguous()
+    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in a]
+    for cut in _cuts(len(a)):
+        sizes = tuple(x[0].numel() for x in a[cut])
+        first = _first_blocks(sizes)
+        with torch.cuda.device_of(factor):
+            _kernels().addcmul[(first[-1], len(factor))](
+                tuple(out[cut]),
+                tuple(a[cut]),
+                tuple(b[cut]),
+                factor,
+                A=tuple(x.stride(0) for x in a[cut]),
+                B=tuple(x.stride(0) for x in b[cut]),
+                SIZES=sizes,
+                FIRST=first,
+                COUNT=len(sizes),
+                BLOCK=_BLOCK,
+                num_warps=4,
+            )
+    return out
+
+
+# ---- putting an outcome back --------------------------------------------------------------------
+
+
+def takes_settle(into: list[Tensor], values: list[Tensor]) -> bool:
+    """Say whether the kernel can copy these leaves (1, lanes, ...)."""
+    return (
+        len(into) > 1
+        and installed()
+        and all(x.is_cuda and x.numel() and x.shape[0] == 1 for x in into)
+        and all(x[0, 0].is_contiguous() for x in into)
+        and all(
+            x.dtype == y.dtype and x.shape == y.shape and x.dtype != torch.bool
+            for x, y in zip(into, values, strict=True)
+        )
+    )
+
+
+def settle(into: list[Tensor], values: list[Tensor], limit: Tensor, counter: Tensor) -> None:
+    """Copy values into buffers, both (1, lanes, ...), where the limit is above the counter.
+
+    Args:
+        into: the buffers.
+        values: what they shall hold.
+        limit: (1, lanes) int64.
+        counter: (1,) int64.
+    """
+    to = [x[0] for x in into]
+    given = [dense(x[0]) for x in values]
+    limit = limit.reshape(-1)
+    for cut in _cuts(len(to)):
+        sizes = tuple(x[0].numel() for x in to[cut])
+        first = _first_blocks(sizes)
+        with torch.cuda.device_of(counter):
+            _kernels().settle[(first[-1], len(to[0]))](
+                tuple(to[cut]),
+                tuple(given[cut]),
+                limit,
+                counter,
+                TO=tuple(x.stride(0) for x in to[cut]),
+                FROM=tuple(x.stride(0) for x in given[cut]),
+                SIZES=sizes,
+                FIRST=first,
+                COUNT=len(sizes),
+                BLOCK=_BLOCK,
+                num_warps=4,
+            )
+
+
+def _cuts(number: int) -> list[slice]:
+    return [slice(k, k + _MOST_LEAVES) for k in range(0, number, _MOST_LEAVES)]
+
+
+def _first_blocks(sizes: tuple[int, ...]) -> tuple[int, ...]:
+    return (0, *itertools.accumulate(ceil(size, _BLOCK) for size in sizes))
+
+
+# ---- a batch ------------------------------------------------------------------------------------
+
+
+def takes_fetch(plan: Plan, arena: Arena) -> bool:
+    """Say whether the kernel can gather the batches of a plan: one draw, one label a sample."""
+    return (
+        plan.draws == 1
+        and arena.x.is_cuda
+        and arena.x.is_contiguous()
+        and arena.x.dtype != torch.bool
+        and arena.y.dim() == 1
+        and arena.y.dtype != torch.bool
+        and plan.table.shape[0] == 1
+        and installed()
+    )
+
+
+def fetch(plan: Plan, arena: Arena, counter: Tensor, period: Tensor, width: int) -> Batch:
+    """Gather the batch of step ``counter`` of the leading lanes: leaves (1, width, batch, ...)."""
+    size, device = plan.batch, arena.device
+    lead = (1, width, size)
+    features = arena.x[0].numel()
+    x = torch.empty((*lead, *arena.x.shape[1:]), dtype=arena.x.dtype, device=device)
+    y = torch.empty(lead, dtype=arena.y.dtype, device=device)
+    mask = torch.empty(lead, dtype=torch.bool, device=device)
+    rows = torch.empty(lead, dtype=torch.int64, device=device)
+    last = torch.empty(lead[:2], dtype=torch.bool, device=device)
+    block = min(1024, 1 << (max(features, 32) - 1).bit_length())
+    with torch.cuda.device_of(x):
+        _kernels().fetch[(width * size, ceil(features, block))](
+            plan.table,
+            counter,
+            period,
+            plan.table if arena.row is None else arena.row,
+            arena.x,
+            arena.y,
+            x,
+            y,
+            mask.view(torch.uint8),
+            rows,
+            last.view(torch.uint8),
+            plan.table.stride(1),
+            plan.capacity,
+            F=features,
+            HAS_ROWS=arena.row is not None,
+            SIZE=size,
+            COLUMNS=plan.table.shape[3],
+            BLOCK=block,
+            num_warps=1 if block <= 128 else 4,
+        )
+    return Batch(x=x, y=y, mask=mask, rows=rows, last=last)

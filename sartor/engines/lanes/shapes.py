@@ -1,0 +1,70 @@
+"""What all lane operators share: the axis of lanes under ``vmap``, and the sizes of tiles."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from functools import cache
+
+import torch
+from torch import Tensor
+
+DTYPES = (torch.float32, torch.bfloat16)
+PRECISION = "tf32x3"
+"""Of float32 products: three tensor-core products, as exact as "ieee" and faster."""
+PROGRAMS = 264
+"""What fills an H100 or H200: two programs for each of 132 multiprocessors."""
+MOST_ELEMENTS = 2**31 - 1
+"""Offsets inside a lane are 32-bit."""
+
+
+@cache
+def installed() -> bool:
+    """Say whether Triton is there."""
+    return importlib.util.find_spec("triton") is not None
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Say whether kernels can read these: on CUDA, of one dtype that they know, not empty."""
+    first = tensors[0]
+    return (
+        first.dtype in DTYPES
+        and all(t.is_cuda and t.dtype == first.dtype for t in tensors)
+        and all(0 < t.numel() < MOST_ELEMENTS for t in tensors)
+        and not torch.is_autocast_enabled("cuda")
+        and installed()
+    )
+
+
+def merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
+    """Join a mapped axis to the lanes, which come first.
+
+    What is not mapped is repeated, without a copy where strides allow it.
+    """
+    if tensor is None:
+        return None
+    tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
+    return tensor.flatten(0, 1)
+
+
+def part(tensor: Tensor, size: int) -> Tensor:
+    """Undo ``merge``."""
+    return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Make each lane contiguous.
+
+    The step from lane to lane is free, so that a repeated operand is not copied.
+    """
+    return tensor if tensor[0].is_contiguous() else tensor.contiguous()
+
+
+def power(number: int, least: int = 8) -> int:
+    """Return the power of two that holds ``number``."""
+    return max(least, 1 << math.ceil(math.log2(max(number, 1))))
+
+
+def ceil(number: int, by: int) -> int:
+    """Divide, rounding up."""
+    return -(-number // by)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -164,11 +165,17 @@ def poisoned(task: Task, local: Local) -> Method:
     return replace(base, name="poisoned", finish=finish)
 
 
+@cache
+def digits() -> sartor.Federation:
+    return sartor.Federation.from_dataset("digits", clients=10, partition="dirichlet:100")
+
+
 def honest(method: Any, **options: Any) -> float:
     """Train on the digits and return the accuracy of the nine honest clients."""
-    fed = sartor.Federation.from_dataset("digits", clients=10, partition="dirichlet:100")
     local = Local(epochs=2, batch=16, lr=0.1)
-    result = sartor.fit(method, fed, options=options, rounds=15, local=local, device="cpu")
+    result = sartor.fit(
+        method, digits(), options=options, rounds=15, local=local, device="cpu", eval_every=15
+    )
     scores = result.scores["pre", "test"]
     return float(scores.correct[0, -1, 1:].sum() / scores.count[0, 1:].sum())
 

@@ -540,43 +540,51 @@ def _watch(shared: Trials) -> Watched:
             p, **{k: watch(f"{p.name}.{k}", getattr(p, k)) for k in ("enter", "step", "leave")}
         )
 
-    pure = replace(
-        method,
-        **{k: watch(k, getattr(method, k)) for k in _RECORD},
-        phases=tuple(phase(p) for p in method.phases),
-        adapt=tuple(phase(p) for p in method.adapt),
-    )
+    def looked_at(record: Method, private: bool = False) -> Method:
+        """Return a record that writes down what it does; of private leaves only if it has any."""
+        pure = replace(
+            record,
+            **{k: watch(k, getattr(record, k)) for k in _RECORD},
+            phases=tuple(phase(p) for p in record.phases),
+            adapt=tuple(phase(p) for p in record.adapt),
+        )
 
-    def talks(server: Any, hub: Any, there: Any) -> Any:
-        return there if method.connected is None else there & method.connected(server, hub)
+        def talks(server: Any, hub: Any, there: Any) -> Any:
+            return there if record.connected is None else there & record.connected(server, hub)
 
-    def receives(server: Any, hub: Any) -> Any:
-        return talks(server, hub, hub.present | method.train_all)
+        def receives(server: Any, hub: Any) -> Any:
+            return talks(server, hub, hub.present | record.train_all)
 
-    def broadcast(server: Any, hub: Any) -> Any:
-        letter = pure.broadcast(server, hub)
-        size = _packed(letter, _marks(method, "common"))
-        seen.book["common"] += size * int(receives(server, hub).sum())
-        return letter
+        def broadcast(server: Any, hub: Any) -> Any:
+            letter = pure.broadcast(server, hub)
+            size = _packed(letter, _marks(record, "common"))
+            seen.book["common"] += size * int(receives(server, hub).sum())
+            return letter
 
-    def address(server: Any, index: Any, hub: Any) -> Any:
-        letter = pure.address(server, index, hub)
-        size = _packed(letter, _marks(method, "own"))
-        seen.book["own"] += size * int(receives(server, hub)[hub.cohort == index].sum())
-        return letter
+        def address(server: Any, index: Any, hub: Any) -> Any:
+            letter = pure.address(server, index, hub)
+            size = _packed(letter, _marks(record, "own"))
+            seen.book["own"] += size * int(receives(server, hub)[hub.cohort == index].sum())
+            return letter
 
-    def finish(client: Any, work: Any, site: Site) -> tuple[Any, Any]:
-        kept, upload = pure.finish(client, work, site)
-        private = {k: v for k, v in method.model(work, site).items() if method.private(k)}
-        seen.private.append((private, tree.leaves(upload)))
-        return kept, upload
+        def finish(client: Any, work: Any, site: Site) -> tuple[Any, Any]:
+            kept, upload = pure.finish(client, work, site)
+            if private:
+                model = record.model(work, site)
+                home = {k: v for k, v in model.items() if record.private(k)}
+                seen.private.append((home, tree.leaves(upload)))
+            return kept, upload
 
-    def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
-        for k in range(len(hub.cohort)):
-            if talks(server, hub, hub.present)[k]:
-                upload = tree.map(lambda leaf, k=k: leaf[k], uploads)
-                seen.book["up"] += _packed(upload, _marks(method, "upload"))
-        return pure.aggregate(server, uploads, hub)
+        def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
+            for k in range(len(hub.cohort)):
+                if talks(server, hub, hub.present)[k]:
+                    upload = tree.map(lambda leaf, k=k: leaf[k], uploads)
+                    seen.book["up"] += _packed(upload, _marks(record, "upload"))
+            return pure.aggregate(server, uploads, hub)
+
+        return replace(
+            pure, broadcast=broadcast, address=address, finish=finish, aggregate=aggregate
+        )
 
     def counted(plain: Any) -> Any:
         def watched(self: Task, params: Any, batch: Any, *rest: Any) -> Any:
@@ -585,8 +593,11 @@ def _watch(shared: Trials) -> Watched:
 
         return watched
 
-    changed = {"broadcast": broadcast, "address": address, "finish": finish, "aggregate": aggregate}
-    sim = shared.new(method=replace(pure, **changed), engine="sequential")
+    warm = method.warmup
+    if warm is not None:
+        warm = replace(warm, method=looked_at(warm.method), handover=looked_at(warm.handover))
+    changed = replace(looked_at(method, private=True), warmup=warm)
+    sim = shared.new(method=changed, engine="sequential")
     # Making the simulation may have written letters, which nobody was sent.
     seen.book.update(common=0, own=0, up=0)
     with pytest.MonkeyPatch.context() as patch:

@@ -101,7 +101,7 @@ def simulation(
     *,
     hyper: Mapping[str, Value] | Sequence[Mapping[str, Value]] = (),
     seeds: Sequence[int] | None = None,
-    engine: str = "vectorised",
+    engine: str | type[Vectorised] = "vectorised",
     chunk: int | None = None,
     rounds: int = 3,
     participation: str | float = "at_least:0.6",
@@ -124,7 +124,10 @@ def simulation(
 
     def make(arena: Any) -> Any:
         # A fixed number of lanes a block, so that nothing depends on measured times.
-        return Sequential(arena) if engine == "sequential" else Vectorised(arena, chunk or 1 << 20)
+        if engine == "sequential":
+            return Sequential(arena)
+        kind = Vectorised if isinstance(engine, str) else engine
+        return kind(arena, chunk or 1 << 20)
 
     return Simulation(
         method,

@@ -11,6 +11,7 @@ steps, so that few lanes are idle at any step.
 from __future__ import annotations
 
 import gc
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -37,7 +38,7 @@ from sartor.method import Hub, Phase, Site
 from sartor.task import metered
 from sartor.tree import Tree
 
-_WIDTHS = 24  # the most lane widths to capture for one phase of many lanes
+_WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured
 _MOST_COMMON = 1 << 28  # bytes that common letters may take when every lane gets its own copy
 _MOST_COPIED = 1 << 30  # bytes of arguments of a captured function
@@ -141,17 +142,14 @@ class _Function:
         held = pytree.tree_unflatten(self.into, self.spec)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")  # what waits for the device cannot be captured
-        try:
-            with torch.cuda.stream(side):
-                apply(fn, *held)
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
+        with torch.cuda.stream(side), _no_waiting():
+            apply(fn, *held)
         torch.cuda.current_stream().wait_stream(side)
         self.graph = torch.cuda.CUDAGraph()
-        with _no_collection(), torch.cuda.graph(self.graph, pool=engine.pool):
-            self.found = apply(fn, *held)
+        with warnings.catch_warnings(), _no_collection():
+            warnings.simplefilter("ignore")  # a function may only hand its arguments on
+            with torch.cuda.graph(self.graph, pool=engine.pool):
+                self.found = apply(fn, *held)
 
     @classmethod
     def of(cls, engine: Graphed, apply: Any, fn: Any, args: tuple[Any, ...]) -> _Function | None:
@@ -305,6 +303,19 @@ def few_widths(schedule: list[int], slots: int, most: int = _WIDTHS) -> list[int
         found.append(int(widths[at - 1]))
         at = int(step[at])
     return sorted([int(widths[at - 1]), *found])
+
+
+@contextmanager
+def _no_waiting() -> Iterator[None]:
+    """Refuse what waits for the device: it cannot be captured."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls this mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 @contextmanager

@@ -166,6 +166,7 @@ class Rounds:
         self.sizes = torch.from_numpy(arena.splits["train"].size).to(arena.device)
         self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
         self.watch: Watch | None = None
+        self._marks: list[tuple[dict[str, float], str, Any, Any]] = []
         self._plain = replace(method, predict=None)  # scores a global model by its logits
         self._score_phases: dict[tuple[int, str], Phase] = {}
         self._score_plans: dict[Any, Plan] = {}
@@ -351,6 +352,7 @@ class Rounds:
             server, given = self.train(server, store, round_index, "handover")
             receipt.bytes_down += given.bytes_down
             receipt.bytes_up += given.bytes_up
+        self._read_marks()
         return server, receipt
 
     def _exchange(
@@ -448,10 +450,11 @@ class Rounds:
         See `local_work` for the arguments.
         """
         method, cohort, trains = order.method, order.cohort, order.trains
-        clock = self._clock(receipt.seconds)
+        in_turn = self.arena.device.type == "cuda"
+        clock = self._clock({"train": 0.0} if in_turn else receipt.seconds)
 
         def work_on(block: Block) -> tuple[Tree, Costs, dict[str, float]]:
-            seconds = {"train": 0.0, "evaluate": 0.0}
+            seconds = receipt.seconds if in_turn else {"train": 0.0, "evaluate": 0.0}
             clock = self._clock(seconds)
             ids, there = cohort[block.cut], trains[block.cut]
             here = _cut_site(site, block)
@@ -475,14 +478,15 @@ class Rounds:
             return upload, costs, seconds
 
         done = self.engine.blocks(work_on, blocks)
-        passed = clock("train")
-        # Blocks may have run side by side: divide the wall time as their own clocks say.
-        busy = {
-            name: sum(seconds[name] for _, _, seconds in done) for name in ("train", "evaluate")
-        }
-        scoring = passed * busy["evaluate"] / max(sum(busy.values()), 1e-12)
-        receipt.seconds["train"] -= scoring
-        receipt.seconds["evaluate"] += scoring
+        if not in_turn:
+            # Blocks may have run side by side: divide the wall time as their own clocks say.
+            passed = clock("train")
+            busy = {
+                name: sum(seconds[name] for _, _, seconds in done) for name in ("train", "evaluate")
+            }
+            scoring = passed * busy["evaluate"] / max(sum(busy.values()), 1e-12)
+            receipt.seconds["train"] -= scoring
+            receipt.seconds["evaluate"] += scoring
         for block, (_, costs, _) in zip(blocks, done, strict=True):
             receipt.gradient_evaluations[block.cut[0]] += costs.backward
             receipt.forward_evaluations[block.cut[0]] += costs.forward
@@ -846,19 +850,39 @@ class Rounds:
     def _clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
         """Return a stop-watch.
 
-        Each call books the time since the last one under a name, and returns it.
+        Each call books the time since the last one under a name, and returns it. On a GPU it marks
+        the moment in the queue of work, and the time is booked at the end of the round.
         """
         last = [time.perf_counter()]
 
         def stop(name: str) -> float:
-            if self.arena.device.type == "cuda":
-                torch.cuda.synchronize()
             passed = time.perf_counter() - last[0]
             seconds[name] += passed
             last[0] += passed
             return passed
 
-        return stop
+        if self.arena.device.type != "cuda":
+            return stop
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        before = [event]
+
+        def mark(name: str) -> float:
+            now = torch.cuda.Event(enable_timing=True)
+            now.record()
+            self._marks.append((seconds, name, before[0], now))
+            before[0] = now
+            return 0.0
+
+        return mark
+
+    def _read_marks(self) -> None:
+        """Book the times that the device has taken, once it is done: nobody waits before."""
+        if self._marks:
+            torch.cuda.synchronize()
+        for seconds, name, before, now in self._marks:
+            seconds[name] += before.elapsed_time(now) / 1000
+        self._marks.clear()
 
 
 def _cut(value: Tree, run: int, runs: int) -> Tree:

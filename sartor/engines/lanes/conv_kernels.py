@@ -294,3 +294,214 @@ def sum_splits(
         total.to(to_bias.dtype.element_ty),
         mask=(n < SIZE) & (k == K),
     )
+
+
+@_jit("x_lane", "w_lane", "b_lane", "positions")
+def forward_few(
+    x,
+    w,
+    b,
+    out,
+    x_lane,
+    w_lane,
+    b_lane,
+    positions,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
+    GROUP: tl.constexpr,
+    BM: tl.constexpr,
+):
+    """Convolve into few channels: a thread has up to eight channels of its positions.
+
+    Splitting numbers for tensor cores costs more than the products while channels are few. GROUP
+    is a divisor of O, at most eight; program axis 2 counts the groups.
+    """
+    K: tl.constexpr = C * KH * KW
+    lane = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(2) * GROUP
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = m < positions
+    here = tl.minimum(m, positions - 1)
+    image = here // (HO * WO)
+    at = here % (HO * WO)
+    top = (at // WO) * SH - PH
+    left = (at % WO) * SW - PW
+    corner = x + lane * x_lane + (image * (C * H * W) + top * W + left)
+    w += lane * w_lane + first * K
+    a0 = tl.zeros((BM,), dtype=tl.float32)
+    a1 = tl.zeros((BM,), dtype=tl.float32)
+    a2 = tl.zeros((BM,), dtype=tl.float32)
+    a3 = tl.zeros((BM,), dtype=tl.float32)
+    a4 = tl.zeros((BM,), dtype=tl.float32)
+    a5 = tl.zeros((BM,), dtype=tl.float32)
+    a6 = tl.zeros((BM,), dtype=tl.float32)
+    a7 = tl.zeros((BM,), dtype=tl.float32)
+    for _c in range(0, C):
+        for k in tl.static_range(KH * KW):
+            place = corner + ((k // KW) * W + k % KW)
+            if PH > 0 or PW > 0:
+                y = top + k // KW
+                z = left + k % KW
+                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
+                value = tl.load(place, mask=seen, other=0.0).to(tl.float32)
+            else:
+                value = tl.load(place).to(tl.float32)
+            a0 += value * tl.load(w + k).to(tl.float32)
+            if GROUP > 1:
+                a1 += value * tl.load(w + (1 * K + k)).to(tl.float32)
+            if GROUP > 2:
+                a2 += value * tl.load(w + (2 * K + k)).to(tl.float32)
+            if GROUP > 3:
+                a3 += value * tl.load(w + (3 * K + k)).to(tl.float32)
+            if GROUP > 4:
+                a4 += value * tl.load(w + (4 * K + k)).to(tl.float32)
+            if GROUP > 5:
+                a5 += value * tl.load(w + (5 * K + k)).to(tl.float32)
+            if GROUP > 6:
+                a6 += value * tl.load(w + (6 * K + k)).to(tl.float32)
+            if GROUP > 7:
+                a7 += value * tl.load(w + (7 * K + k)).to(tl.float32)
+        corner += H * W
+        w += KH * KW
+    if HAS_BIAS:
+        b += lane * b_lane + first
+        a0 += tl.load(b).to(tl.float32)
+        if GROUP > 1:
+            a1 += tl.load(b + 1).to(tl.float32)
+        if GROUP > 2:
+            a2 += tl.load(b + 2).to(tl.float32)
+        if GROUP > 3:
+            a3 += tl.load(b + 3).to(tl.float32)
+        if GROUP > 4:
+            a4 += tl.load(b + 4).to(tl.float32)
+        if GROUP > 5:
+            a5 += tl.load(b + 5).to(tl.float32)
+        if GROUP > 6:
+            a6 += tl.load(b + 6).to(tl.float32)
+        if GROUP > 7:
+            a7 += tl.load(b + 7).to(tl.float32)
+    into = out + lane * positions * O + (image * (O * HO * WO) + at + first * (HO * WO))
+    tl.store(into, a0.to(out.dtype.element_ty), mask=live)
+    if GROUP > 1:
+        tl.store(into + 1 * (HO * WO), a1.to(out.dtype.element_ty), mask=live)
+    if GROUP > 2:
+        tl.store(into + 2 * (HO * WO), a2.to(out.dtype.element_ty), mask=live)
+    if GROUP > 3:
+        tl.store(into + 3 * (HO * WO), a3.to(out.dtype.element_ty), mask=live)
+    if GROUP > 4:
+        tl.store(into + 4 * (HO * WO), a4.to(out.dtype.element_ty), mask=live)
+    if GROUP > 5:
+        tl.store(into + 5 * (HO * WO), a5.to(out.dtype.element_ty), mask=live)
+    if GROUP > 6:
+        tl.store(into + 6 * (HO * WO), a6.to(out.dtype.element_ty), mask=live)
+    if GROUP > 7:
+        tl.store(into + 7 * (HO * WO), a7.to(out.dtype.element_ty), mask=live)
+
+
+@_jit("g_lane", "w_lane", "positions")
+def input_grad_few(
+    g,
+    w,
+    out,
+    g_lane,
+    w_lane,
+    positions,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    GROUP: tl.constexpr,
+    BM: tl.constexpr,
+    UNROLL: tl.constexpr,
+):
+    """Gather the gradient of few input channels: a thread has up to eight of its positions.
+
+    GROUP is a divisor of C, UNROLL one of O; program axis 2 counts the groups.
+    """
+    PLANE: tl.constexpr = KH * KW
+    lane = tl.program_id(1).to(tl.int64)
+    first = tl.program_id(2) * GROUP
+    m = tl.program_id(0) * BM + tl.arange(0, BM)
+    live = m < positions
+    image = m // (H * W)
+    at = m % (H * W)
+    down = at // W + PH
+    right = at % W + PW
+    planes = g + lane * g_lane + image * (O * HO * WO)
+    w += lane * w_lane + first * PLANE
+    a0 = tl.zeros((BM,), dtype=tl.float32)
+    a1 = tl.zeros((BM,), dtype=tl.float32)
+    a2 = tl.zeros((BM,), dtype=tl.float32)
+    a3 = tl.zeros((BM,), dtype=tl.float32)
+    a4 = tl.zeros((BM,), dtype=tl.float32)
+    a5 = tl.zeros((BM,), dtype=tl.float32)
+    a6 = tl.zeros((BM,), dtype=tl.float32)
+    a7 = tl.zeros((BM,), dtype=tl.float32)
+    for tap in range(0, PLANE):
+        y = down - tap // KW
+        z = right - tap % KW
+        seen = live & (y >= 0) & (z >= 0)
+        if SH > 1:
+            seen = seen & (y % SH == 0)
+            y = y // SH
+        if SW > 1:
+            seen = seen & (z % SW == 0)
+            z = z // SW
+        seen = seen & (y < HO) & (z < WO)
+        place = planes + (y * WO + z)
+        taps = w + tap
+        for _ in range(0, O, UNROLL):
+            for u in tl.static_range(UNROLL):
+                value = tl.load(place + u * (HO * WO), mask=seen, other=0.0).to(tl.float32)
+                a0 += value * tl.load(taps + u * (C * PLANE)).to(tl.float32)
+                if GROUP > 1:
+                    a1 += value * tl.load(taps + (u * (C * PLANE) + 1 * PLANE)).to(tl.float32)
+                if GROUP > 2:
+                    a2 += value * tl.load(taps + (u * (C * PLANE) + 2 * PLANE)).to(tl.float32)
+                if GROUP > 3:
+                    a3 += value * tl.load(taps + (u * (C * PLANE) + 3 * PLANE)).to(tl.float32)
+                if GROUP > 4:
+                    a4 += value * tl.load(taps + (u * (C * PLANE) + 4 * PLANE)).to(tl.float32)
+                if GROUP > 5:
+                    a5 += value * tl.load(taps + (u * (C * PLANE) + 5 * PLANE)).to(tl.float32)
+                if GROUP > 6:
+                    a6 += value * tl.load(taps + (u * (C * PLANE) + 6 * PLANE)).to(tl.float32)
+                if GROUP > 7:
+                    a7 += value * tl.load(taps + (u * (C * PLANE) + 7 * PLANE)).to(tl.float32)
+            place += UNROLL * (HO * WO)
+            taps += UNROLL * (C * PLANE)
+    into = out + lane * positions * C + (image * (C * H * W) + at + first * (H * W))
+    tl.store(into, a0.to(out.dtype.element_ty), mask=live)
+    if GROUP > 1:
+        tl.store(into + 1 * (H * W), a1.to(out.dtype.element_ty), mask=live)
+    if GROUP > 2:
+        tl.store(into + 2 * (H * W), a2.to(out.dtype.element_ty), mask=live)
+    if GROUP > 3:
+        tl.store(into + 3 * (H * W), a3.to(out.dtype.element_ty), mask=live)
+    if GROUP > 4:
+        tl.store(into + 4 * (H * W), a4.to(out.dtype.element_ty), mask=live)
+    if GROUP > 5:
+        tl.store(into + 5 * (H * W), a5.to(out.dtype.element_ty), mask=live)
+    if GROUP > 6:
+        tl.store(into + 6 * (H * W), a6.to(out.dtype.element_ty), mask=live)
+    if GROUP > 7:
+        tl.store(into + 7 * (H * W), a7.to(out.dtype.element_ty), mask=live)

@@ -173,9 +173,9 @@ def _launch_product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tu
     bias = None if bias is None else dense(bias)
     out = a.new_empty(lanes, rows, columns)
     total = a.new_empty(lanes, rows) if sums else out
-    tall, wide = min(power(rows, 16), 64), min(power(columns, 16), 64)
-    while ceil(rows, tall) * ceil(columns, wide) * lanes < PROGRAMS and max(tall, wide) > 16:
-        tall, wide = (tall, wide // 2) if wide >= tall else (tall // 2, wide)
+    tall, wide, warps = 32, 64, 4
+    if ceil(rows, tall) * ceil(columns, wide) * lanes < PROGRAMS:
+        tall, wide, warps = 16, 32, 2
     with torch.cuda.device_of(a):
         _kernels().product[(ceil(rows, tall) * ceil(columns, wide), lanes)](
             a,
@@ -199,7 +199,7 @@ def _launch_product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tu
             BN=wide,
             BK=32,
             PRECISION=PRECISION,
-            num_warps=4 if tall * wide >= 1024 else 2,
+            num_warps=warps,
             num_stages=3,
         )
     return out, total
@@ -257,7 +257,7 @@ class _CrossEntropyGrad(torch.autograd.Function):
         p = torch.softmax(scores, -1)
         kept = (y != _IGNORED)[:, None]
         along = torch.where(kept, along, 0.0)
-        hot = F.one_hot(y.clamp(min=0), scores.shape[1]).to(p.dtype)
+        hot = (y[:, None] == torch.arange(scores.shape[1], device=y.device)).to(p.dtype)
         to_scores = p * (along - (p * along).sum(-1, keepdim=True)) * grad[:, None]
         return ((p - hot) * along).sum(-1), to_scores, None
 

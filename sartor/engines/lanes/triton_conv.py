@@ -28,6 +28,7 @@ from sartor.engines.lanes.shapes import (
     usable,
 )
 
+_MOST_GROUP = 8  # channels of a thread, in the kernels for few channels
 _MOST_SPLITS = 64  # shares of the sum over positions; more would make the partial sums large
 
 
@@ -304,9 +305,29 @@ def _launch_forward(
     b = None if b is None else dense(b)
     out = x.new_empty(lanes, batch, w.shape[1], rows, columns)
     positions = batch * rows * columns
+    shapes = _shapes(x, w.shape[1], w.shape[3:], stride, padding, (rows, columns))
+    group = _group(w.shape[1], _MOST_GROUP)
+    if _few(w[0, 0].numel(), w.shape[1], group, ceil(positions, 512) * lanes):
+        block = 512 if group <= 6 else 256
+        with torch.cuda.device_of(x):
+            _kernels().forward_few[(ceil(positions, block), lanes, w.shape[1] // group)](
+                x,
+                w,
+                w if b is None else b,
+                out,
+                x.stride(0),
+                w.stride(0),
+                0 if b is None else b.stride(0),
+                positions,
+                **shapes,
+                HAS_BIAS=b is not None,
+                GROUP=group,
+                BM=block,
+                num_warps=2,
+            )
+        return out
     wide, tall, warps = _tile(w.shape[1], positions, lanes)
     grid = (ceil(positions, wide), lanes, ceil(w.shape[1], tall))
-    shapes = _shapes(x, w.shape[1], w.shape[3:], stride, padding, (rows, columns))
     with torch.cuda.device_of(x):
         _kernels().forward[grid](
             x,
@@ -337,9 +358,26 @@ def _launch_input_grad(
     g, w = dense(g), dense(w)
     out = g.new_empty(lanes, batch, w.shape[2], *size)
     positions = batch * size[0] * size[1]
+    shapes = _shapes(out, w.shape[1], w.shape[3:], stride, padding, g.shape[3:])
+    group = _group(w.shape[2], _MOST_GROUP)
+    if w.shape[2] <= _MOST_GROUP and w.shape[1] <= 32:
+        with torch.cuda.device_of(g):
+            _kernels().input_grad_few[(ceil(positions, 256), lanes, w.shape[2] // group)](
+                g,
+                w,
+                out,
+                g.stride(0),
+                w.stride(0),
+                positions,
+                **shapes,
+                GROUP=group,
+                BM=256,
+                UNROLL=_group(w.shape[1], 16),
+                num_warps=2,
+            )
+        return out
     wide, tall, warps = _tile(w.shape[2], positions, lanes)
     grid = (ceil(positions, wide), lanes, ceil(w.shape[2], tall))
-    shapes = _shapes(out, w.shape[1], w.shape[3:], stride, padding, g.shape[3:])
     with torch.cuda.device_of(g):
         _kernels().input_grad[grid](
             g,
@@ -367,14 +405,15 @@ def _launch_weight_grad(
     x, g = dense(x), dense(g)
     patch = channels * kernel[0] * kernel[1]
     positions = batch * g.shape[3] * g.shape[4]
-    tall, wide = min(power(patch), 64), min(power(outputs), 32)
-    deep = 64
+    shapes = _shapes(x, outputs, kernel, stride, padding, g.shape[3:])
+    wide = min(power(outputs), 64)
+    tall = min(power(patch), 32 if wide == 64 else 64)
+    deep = 64 if patch <= 32 else 32
     tiles = (ceil(patch, tall) + 1) * ceil(outputs, wide)
     share, splits = _shares(positions, lanes * ceil(patch, tall) * ceil(outputs, wide), deep)
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
     to_bias = x.new_empty(lanes, outputs)
-    shapes = _shapes(x, outputs, kernel, stride, padding, g.shape[3:])
     with torch.cuda.device_of(x):
         _kernels().weight_grad[(splits, lanes, tiles)](
             x,
@@ -408,6 +447,21 @@ def _launch_weight_grad(
     return to_weight, to_bias
 
 
+def _group(channels: int, most: int) -> int:
+    """Return the largest divisor of the number of channels that is at most ``most``."""
+    return max(n for n in range(1, most + 1) if channels % n == 0)
+
+
+def _few(patch: int, channels: int, group: int, programs: int) -> bool:
+    """Say whether plain products beat tensor cores: few channels, or short sums, in good groups.
+
+    Sixteen channels do so only where there are enough lanes to fill the device.
+    """
+    if group < 3 and channels > group:
+        return False
+    return channels <= _MOST_GROUP or patch <= 32 or (channels <= 16 and programs >= PROGRAMS)
+
+
 def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
     """Choose a tile (positions, channels) and its warps.
 
@@ -416,7 +470,7 @@ def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
     a tile, since then waiting is what takes the time.
     """
     tall = min(power(channels), 64)
-    wide = full = max(2048 // tall, 64)
+    wide = full = (2048 if tall < 32 else 8192) // tall
 
     def programs() -> int:
         return ceil(positions, wide) * lanes * ceil(channels, tall)
@@ -433,8 +487,8 @@ def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
     Return positions a share (a multiple of ``deep``) and the number of shares.
     """
     chunks = ceil(positions, deep)
-    # These programs have two warps, the others have four.
-    wanted = min(ceil(2 * PROGRAMS, programs), chunks, _MOST_SPLITS)
+    # These programs have two warps, the others have four; many lanes profit from shorter shares.
+    wanted = min(ceil((2 if programs < 100 else 4) * PROGRAMS, programs), chunks, _MOST_SPLITS)
     share = ceil(chunks, wanted)
     return share * deep, ceil(chunks, share)
 

@@ -1,0 +1,199 @@
+"""Lane forms of layers, losses and updates give the numbers of the plain ones, to any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from sartor import tree
+from sartor.engines.lanes import LaneOperations, layers, leaves
+from sartor.task import masked_mean
+from sartor.tree import Tree
+
+
+@pytest.fixture
+def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Put plain torch in the place of the kernels; returns what was launched."""
+    calls: list[str] = []
+
+    def product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tuple[Tensor, Tensor]:
+        calls.append("sums" if sums else "product")
+        out = a @ b if bias is None else a @ b + bias[:, None, :]
+        return out, a.sum(2)
+
+    def losses(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
+        calls.append("losses")
+        rows, labels = s.reshape(-1, s.shape[-1]), y.reshape(-1)
+        if g is None:
+            return F.cross_entropy(rows, labels, reduction="none").reshape(y.shape)
+        kept = (labels >= 0).to(s.dtype)[:, None]
+        hot = F.one_hot(labels.clamp(min=0), s.shape[-1]).to(s.dtype)
+        slopes = (rows.softmax(-1) - hot) * kept * g.reshape(-1, 1)
+        return slopes.reshape(s.shape)
+
+    def pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
+        calls.append("pool")
+        planes = x.reshape(1, -1, *x.shape[-2:])
+        found, where = F.max_pool2d(planes, tuple(kernel), return_indices=True)
+        if g is None:
+            return found.reshape(*x.shape[:-2], *found.shape[-2:])
+        spread = torch.zeros_like(planes).flatten(2)
+        spread.scatter_(2, where.flatten(2), g.reshape(found.shape).flatten(2))
+        return spread.reshape(x.shape)
+
+    def mean(v: Tensor, m: Tensor, g: Tensor | None) -> Tensor:
+        calls.append("mean")
+        weight = m.to(v.dtype)
+        count = weight.sum(1).clamp(min=1)
+        return (v * weight).sum(1) / count if g is None else g[:, None] * weight / count[:, None]
+
+    def update(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+        calls.append("addcmul")
+        return [
+            x + y * factor.reshape(-1, *(1,) * (x.dim() - 1)) for x, y in zip(a, b, strict=True)
+        ]
+
+    monkeypatch.setattr(layers, "usable", lambda *tensors: True)
+    monkeypatch.setattr(layers, "takes_mean", lambda values, mask: values.dim() == 1)
+    monkeypatch.setattr(leaves, "takes_addcmul", lambda a, b, f: not leaves._differentiating())
+    monkeypatch.setattr(layers, "_launch_product", product)
+    monkeypatch.setattr(layers, "_launch_losses", losses)
+    monkeypatch.setattr(layers, "_launch_pool", pool)
+    monkeypatch.setattr(layers, "_launch_mean", mean)
+    monkeypatch.setattr(leaves, "_launch_addcmul", update)
+    return calls
+
+
+def _loss(p: Tree, x: Tensor, y: Tensor, mask: Tensor) -> Tensor:
+    hidden = F.linear(F.max_pool2d(x, (2, 3)).flatten(1), p["w1"], p["b1"]).tanh()
+    scores = F.linear(hidden, p["w2"])
+    return masked_mean(F.cross_entropy(scores, y, reduction="none"), mask)
+
+
+def _step(p: Tree, x: Tensor, y: Tensor, mask: Tensor, rate: Tensor) -> tuple[Tree, Tensor]:
+    slope = grad(_loss)(p, x, y, mask)
+    return tree.addcmul(p, slope, -rate), _loss(p, x, y, mask)
+
+
+def _drawn(*lead: int) -> tuple[Any, ...]:
+    rng = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn((*lead, *shape), generator=rng, dtype=torch.float64)
+
+    y = torch.randint(0, 4, (*lead, 5), generator=rng)
+    y[..., 2] = -100  # torch leaves such labels out
+    mask = torch.rand(*lead, 5, generator=rng) > 0.3
+    # A pooling by (2, 3) leaves a row and two columns of (5, 8) out.
+    params = {"w1": normal(7, 8), "b1": normal(7), "w2": normal(4, 7)}
+    return params, normal(5, 2, 5, 8), y, mask, normal().abs()
+
+
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_a_step_is_the_same(launched: list[str], lead: tuple[int, ...]) -> None:
+    given = _drawn(*lead)
+    step: Any = _step
+    for _ in lead:
+        step = vmap(step)
+    plain = step(*given)
+    assert not launched
+    with LaneOperations():
+        found = step(*given)
+    assert set(launched) == {"product", "sums", "losses", "pool", "mean", "addcmul"}
+    assert launched.count("addcmul") == 1
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+
+
+def test_second_derivatives(launched: list[str]) -> None:
+    params, x, y, mask, _ = _drawn()
+
+    def curved(p: Tree) -> Tensor:
+        slope = grad(_loss)(p, x, y, mask)
+        return tree.dot(slope, tree.map(torch.sin, p))
+
+    plain = grad(curved)(params)
+    with LaneOperations():
+        found = grad(curved)(params)
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
+
+
+def test_an_update_that_is_differentiated_stays_plain(launched: list[str]) -> None:
+    """Exact meta-gradients go through a step; the kernel of the update has no derivative."""
+
+    def through(w: Tensor) -> Tensor:
+        moved = tree.addcmul({"a": w, "b": 2 * w}, {"a": w * w, "b": w}, torch.tensor(0.5))
+        return (moved["a"] * moved["b"]).sum()
+
+    w = torch.tensor([1.0, 2.0])
+    with LaneOperations():
+        found = grad(through)(w)
+    assert "addcmul" not in launched
+    torch.testing.assert_close(found, grad(through)(w))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"stride": 1},
+        {"padding": 1},
+        {"ceil_mode": True},
+        {"kernel_size": (2, 3), "stride": (2, 3)},
+    ],
+)
+def test_other_poolings_stay_plain(launched: list[str], settings: dict[str, Any]) -> None:
+    x = torch.randn(2, 3, 7, 8, dtype=torch.float64)
+    given = {"kernel_size": 2, **settings}
+    with LaneOperations():
+        found = F.max_pool2d(x, **given)
+    torch.testing.assert_close(found, F.max_pool2d(x, **given))
+    assert bool(launched) == (given.get("stride") == (2, 3))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"reduction": "mean"},
+        {"label_smoothing": 0.1},
+        {"ignore_index": 1},
+        {"weight": torch.ones(4)},
+    ],
+)
+def test_other_losses_stay_plain(launched: list[str], settings: dict[str, Any]) -> None:
+    scores, y = torch.randn(6, 4), torch.randint(0, 4, (6,))
+    given = {"reduction": "none", **settings}
+    with LaneOperations():
+        found = F.cross_entropy(scores, y, **given)
+    assert not launched
+    torch.testing.assert_close(found, F.cross_entropy(scores, y, **given))
+
+
+def test_kernels_are_for_cuda() -> None:
+    x = torch.randn(3, 4)
+    assert not layers.takes_linear(x, x, None)
+    assert not layers.takes_cross_entropy(x, torch.zeros(3, dtype=torch.int64))
+    assert not layers.takes_pool(x[None, None], (2, 2))
+    assert not layers.takes_mean(x[0], x[0] > 0)
+    assert not leaves.takes_addcmul([x, x], [x, x], torch.tensor(1.0))
+    assert not leaves.takes_settle([x[None], x[None]], [x[None], x[None]])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("lead", [(3,), (2, 3)])
+def test_kernels(lead: tuple[int, ...]) -> None:
+    params, x, y, mask, rate = (
+        tree.map(lambda leaf: leaf.cuda(), part) if isinstance(part, dict) else part.cuda()
+        for part in _drawn(*lead)
+    )
+    step: Any = _step
+    for _ in lead:
+        step = vmap(step)
+    plain = step(params, x, y, mask, rate)
+    single = tree.map(lambda leaf: leaf.float(), params)
+    with LaneOperations():
+        found = step(single, x.float(), y, mask, rate.float())
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4, check_dtype=False)

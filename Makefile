@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint format tests slow bench test-network clean
+.PHONY: help demo test lint format tests slow bench test-network docs package clean
 
 help:
 	@echo "make demo    four methods side by side on real digits, with a report (under a minute)"
@@ -12,6 +12,8 @@ help:
 	@echo "make slow    the tests that make test leaves out"
 	@echo "make test-network  federations of real processes, and every fault (needs nvflare)"
 	@echo "make bench   seconds a round: Sartor against a plain loop, every method against FedAvg"
+	@echo "make docs    the documentation as a site, in site/; a broken link fails"
+	@echo "make package the wheel and the source archive, in dist/; the wheel is tried in an empty environment"
 	@echo "make lint    ruff, format check and mypy alone"
 	@echo "make format  let ruff mend what it can"
 	@echo "make clean   remove .venv and caches (run folders stay)"
@@ -20,7 +22,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Sartor needs Python 3.11 or newer; found $$($(PYTHON) --version). Try: make PYTHON=python3.12"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[data,dev,figures]'
 	@touch $@
 
 demo: $(STAMP)
@@ -51,6 +53,21 @@ test-network: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[network]'
 	$(BIN)/python -m pytest -q -m network -n 0 tests/network
 
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	$(BIN)/python -m docs.generate
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going -q -j 2 -b html -d build/doctrees docs site
+	@echo "Open site/index.html"
+
+package: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check build
+	rm -rf dist build/try
+	$(BIN)/python -m build
+	$(PYTHON) -m venv build/try
+	build/try/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt dist/*.whl
+	cd / && $(CURDIR)/build/try/bin/sartor demo --out $(CURDIR)/build/try/demo --overwrite
+	@build/try/bin/python -m pip list
+
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,17 +10,20 @@ from sartor.data.federation import Federation
 from sartor.fit import compare, fit
 from sartor.local import Local
 from sartor.result import Result
+from sartor.serving import Prediction, load
 
 __all__ = [
     "Advice",
     "Comparison",
     "Federation",
     "Local",
+    "Prediction",
     "Result",
     "__version__",
     "advise",
     "compare",
     "fit",
+    "load",
     "methods",
     "models",
 ]

@@ -69,8 +69,9 @@ class Comparison(Mapping[str, Result]):
         partner = result.partners(reference)
         counts = []
         for run in range(len(result.runs)):
-            alone = reference.client_accuracy(run=partner[run])
-            gains = metrics.gain(result.client_accuracy(run=run), alone)
+            sign = 1 if result.measure == "accuracy" else -1
+            alone = sign * reference.client_measure(run=partner[run])
+            gains = metrics.gain(sign * result.client_measure(run=run), alone)
             counts.append(float(gains.hurt) if gains.clients else math.nan)
         return np.asarray(counts)
 
@@ -82,6 +83,7 @@ class Comparison(Mapping[str, Result]):
         """
         rows: list[list[Any]] = []
         notes: dict[str, Any] = {}
+        measure = next((result.measure for result in self.values()), "accuracy")
         for name, result in self.items():
             hurt = self.hurt(name)
             for label, indices in result.groups().items():
@@ -93,12 +95,12 @@ class Comparison(Mapping[str, Result]):
                     return metrics.spread(chosen) if len(chosen) > 1 else float(chosen[0])
 
                 label = label.replace(result.method, name, 1)
-                accuracy = cell(result.accuracy)
+                accuracy = cell(result._each(result.pooled_measure))
                 rows.append(
                     [
                         label,
                         accuracy,
-                        cell(result.worst_client),
+                        cell(result._each(result.worst_measure)),
                         cell(hurt),
                         cell(result.megabytes),
                         cell(result.gradient_evaluations),
@@ -106,8 +108,9 @@ class Comparison(Mapping[str, Result]):
                     ]
                 )
                 if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
-                    values = ", ".join(format_cell(v, "percent") for v in accuracy.values)
-                    notes[f"{label}, accuracy of each run"] = values
+                    kind = "percent" if measure == "accuracy" else ""
+                    values = ", ".join(format_cell(v, kind) for v in accuracy.values)
+                    notes[f"{label}, {measure} of each run"] = values
                 told = result.ended_with_words(*indices)
                 if told is not None:
                     notes[f"{label} ended with"] = told
@@ -126,7 +129,7 @@ class Comparison(Mapping[str, Result]):
         return Table(
             [
                 "method",
-                "accuracy",
+                measure,
                 "worst client",
                 "clients hurt",
                 "MB",
@@ -137,7 +140,7 @@ class Comparison(Mapping[str, Result]):
             notes=notes,
             formats={
                 "accuracy": "percent",
-                "worst client": "percent",
+                "worst client": "percent" if measure == "accuracy" else "",
                 "clients hurt": "count",
                 "MB": "megabytes",
                 "gradient evaluations": "count",

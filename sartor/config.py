@@ -103,7 +103,8 @@ class Experiment(BaseModel):
 
     methods: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = Field(min_length=1)
 
-    data: str = _key("digits", "A data set or a folder.", _DATA, "X")
+    data: str = _key("digits", "A data set, a folder, or a CSV file.", _DATA, "X")
+    client: str | None = _key(None, "CSV: the column that names the client.", _DATA, "NAME")
     clients: int | None = _key(None, "Number of clients of a data set.", _DATA, "N", ge=1)
     partition: str | None = _key(
         None, "dirichlet:0.1, pathological:2, classes:2, iid, ...", _DATA, "KIND"
@@ -114,7 +115,14 @@ class Experiment(BaseModel):
     scale: str | None = _key(None, "Of images: symmetric, unit, standard, pixel.", _DATA, "NAME")
     val: float = _key(0.0, "Share held out for validation.", _DATA, "P", ge=0, lt=1)
     test: float = _key(0.25, "Folders: share held out for testing.", _DATA, "P", gt=0, lt=1)
-    label: str | None = _key(None, "Folders: the column that holds the label.", _DATA, "NAME")
+    label: str | None = _key(
+        None, "Own data: the column of the label; A,B: several.", _DATA, "NAME"
+    )
+    task: str | None = _key(None, "CSV: classification, multilabel, regression.", _DATA, "KIND")
+    drop: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
+        (), "CSV: columns to leave out.", _DATA, "A,B"
+    )
+    missing: str = _key("error", "CSV: empty cells: error, or mean.", _DATA, "HOW")
     data_dir: Path | None = _key(None, "Where data sets lie (else SARTOR_DATA).", _DATA, "FOLDER")
 
     model: str | None = _key(

@@ -33,7 +33,13 @@ class ConfigError(PFLError, ValueError):
 
 
 class FederationError(PFLError, ValueError):
-    """Data that cannot make a federation."""
+    """Data that cannot make a federation.
+
+    Attributes:
+        faults: every fault, one sentence each, where several were looked for.
+    """
+
+    faults: tuple[str, ...] = ()
 
 
 class MissingDataError(FederationError):

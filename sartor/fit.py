@@ -28,6 +28,7 @@ from sartor.engines import make_engine
 from sartor.errors import ConfigError, DivergedError, FederationError, RunFolderError
 from sartor.hyper import Value, stack_hypers
 from sartor.local import Local
+from sartor.onboard import packed, trained
 from sartor.result import Result
 from sartor.scores import COUNTERS, ONCE, Ledger, Scores
 from sartor.settings import (
@@ -397,6 +398,8 @@ def _write_models(folder: RunFolder, simulation: Simulation) -> None:
             trees = [simulation.params(client, run) for client in range(len(names))]
             if writes:
                 folder.write_models(names, trees, run)
+            if writes and simulation.processes is None:
+                folder.write_server(*packed(trained(simulation, run)), run)
 
 
 def _merge(results: list[Result]) -> Result:
@@ -439,6 +442,7 @@ def _merge(results: list[Result]) -> Result:
         newcomers=lambda data, run=0, **settings: owner[run][0].onboard(
             data, run=owner[run][1], **settings
         ),
+        server=lambda run: owner[run][0].server_state(owner[run][1]),
     )
 
 
@@ -501,5 +505,6 @@ def _open(
     folder = RunFolder.open(out)
     if not there:
         return folder, None
-    folder.check_config(config, ignore=("engine", "chunk", "device", "checkpoint_every", "data"))
+    free = ("engine", "chunk", "device", "checkpoint_every", "data", "task", "rebuild")
+    folder.check_config(config, ignore=free)
     return folder, folder.read_checkpoint()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     import pandas
 
     from sartor.data.federation import Federation
+    from sartor.serving import Prediction
+    from sartor.tree import Tree
 
 __all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
@@ -57,6 +60,8 @@ class Result:
         config: the resolved settings.
         models: (client index, run, point) -> a network ready to use, or None.
         baseline: makes the LocalTrain result on the same allocations when first asked for.
+        newcomers: gives clients that join later their models.
+        server: run -> what newcomers are greeted from, to be written to a folder.
     """
 
     def __init__(
@@ -76,6 +81,7 @@ class Result:
         models: ModelMaker | None = None,
         baseline: Callable[[], Result] | None = None,
         newcomers: Callable[..., Result] | None = None,
+        server: Callable[[int], tuple[Tree, dict[str, Any]]] | None = None,
     ) -> None:
         self.method = method
         self.headline = headline
@@ -94,6 +100,7 @@ class Result:
         self._baseline = baseline
         self._baseline_result: Result | None = None
         self._newcomers = newcomers
+        self._server = server
         self._check()
 
     def _check(self) -> None:
@@ -144,6 +151,39 @@ class Result:
         if self.diverged[run] is not None:
             return np.full(len(self.clients), np.nan)
         return np.asarray(self._scores(point).accuracy(run)[-1])
+
+    @property
+    def measure(self) -> str:
+        """What clients are compared by: "accuracy", or "RMSE" (less is better) in a regression."""
+        return "RMSE" if self.config.get("task") == "regression" else "accuracy"
+
+    def client_measure(self, point: str | None = None, run: int = 0) -> Array:
+        """Return (clients,) accuracies, or root mean squared errors, at the last evaluation."""
+        if self.measure == "accuracy":
+            return self.client_accuracy(point, run)
+        if self.diverged[run] is not None:
+            return np.full(len(self.clients), np.nan)
+        loss = self._scores(point).mean_loss(run)[-1]  # ½ (score − y)²
+        return np.asarray(self._unit(run) * np.sqrt(2 * loss))
+
+    def pooled_measure(self, run: int = 0) -> float:
+        """Return accuracy, or root mean squared error, over the test samples of all clients."""
+        if self.measure == "accuracy":
+            return self._accuracy_of("last", run)
+        return float(self._unit(run) * np.sqrt(2 * self.loss_curve(run=run)[1][-1]))
+
+    def _unit(self, run: int) -> float:
+        """Return what a target's deviation of 1 is in the units of the data."""
+        from sartor.serving import target_of
+
+        return target_of(self, run)[1]
+
+    def worst_measure(self, run: int = 0) -> float:
+        """Return the measure of the worst client among those with at least ten test samples."""
+        if self.measure == "accuracy":
+            return self._worst(run).value
+        errors = self.client_measure(run=run)
+        return -metrics.worst_client(-errors, self._scores().count[run]).value
 
     def _scores(self, point: str | None = None, split: str = "test") -> Scores:
         key = (point or self.headline, split)
@@ -389,6 +429,7 @@ class Result:
             newcomers=None
             if join is None
             else lambda data, run=0, **settings: join(data, run=kept[run], **settings),
+            server=None if self._server is None else lambda run: self.server_state(kept[run]),
         )
         chosen._baseline_result = self._baseline_result
         return chosen
@@ -413,11 +454,12 @@ class Result:
         for index in indices:
             words = self.ended_with(index)
             count = self._scores().count[index]
-            at = {point: self.client_accuracy(point, index) for point in points}
+            at = {point: self.client_measure(point, index) for point in points}
             fine = self.diverged[index] is None
             loss = self._scores().mean_loss(index)[-1]
             for client, name in enumerate(self.clients):
-                labels = None if self.label_counts is None else self.label_counts[index][client]
+                counted = self.label_counts if self._counts_samples else None
+                labels = None if counted is None else counted[index][client]
                 rows.append(
                     [
                         *([index] if len(indices) > 1 else []),
@@ -431,7 +473,8 @@ class Result:
                     ]
                 )
         columns = ["client", "train samples", "classes", "test samples"]
-        columns += [f"accuracy {point}" for point in points] + ["loss"] + ["ended with"] * chose
+        columns += [f"{self.measure} {point}" for point in points]
+        columns += ["loss"] + ["ended with"] * chose
         return Table(
             ["run", *columns] if len(indices) > 1 else columns,
             rows,
@@ -439,6 +482,11 @@ class Result:
             formats={f"accuracy {point}": "percent" for point in points},
             title=f"{self.method}: clients",
         )
+
+    @property
+    def _counts_samples(self) -> bool:
+        """Whether every sample is one of the labels that are counted."""
+        return self.config.get("task") in (None, "classification")
 
     def fairness(self, run: int | None = None) -> Table:
         """Return how evenly accuracy is spread over the clients, one row per run.
@@ -473,6 +521,11 @@ class Result:
         return self._baseline_result
 
     @property
+    def can_compare(self) -> bool:
+        """Whether there is a baseline, or a way to train one."""
+        return self._baseline_result is not None or self._baseline is not None
+
+    @property
     def known_baseline(self) -> Result | None:
         """The baseline, if it is there already; asking never trains."""
         return self._baseline_result
@@ -485,6 +538,7 @@ class Result:
     def gain(self, baseline: Result | None = None, run: int | None = None) -> Table:
         """Return for each client its accuracy alone, federated, and the gain.
 
+        In a regression it is the root mean squared error, and the gain what it falls by.
         The notes hold ``mean gain``, ``minimum gain``, ``fraction hurt`` and ``clients hurt``.
         Where each client ended with one of several models, a column says with which.
 
@@ -500,17 +554,18 @@ class Result:
         rows: list[list[Any]] = []
         told = self.ended_with_words(*indices)
         gained: list[tuple[float, float]] = []
+        sign = 1 if self.measure == "accuracy" else -1
         for index in indices:
             words = ended[index]
-            alone = reference.client_accuracy(run=partner[index])
-            federated = self.client_accuracy(run=index)
+            alone = reference.client_measure(run=partner[index])
+            federated = self.client_measure(run=index)
             count = self._scores().count[index]
             for client, name in enumerate(self.clients):
                 a, f = float(alone[client]), float(federated[client])
-                row = [name, int(count[client]), a, f, f - a]
+                row = [name, int(count[client]), a, f, sign * (f - a)]
                 row += [words[client] if words else None] * chose
                 rows.append([index, *row] if len(indices) > 1 else row)
-                gained.append((f, a))
+                gained.append((sign * f, sign * a))
         gains = metrics.gain([f for f, _ in gained], [a for _, a in gained])
         columns = ["client", "test samples", "alone", "federated", "gain"] + ["ended with"] * chose
         return Table(
@@ -521,9 +576,12 @@ class Result:
                 "minimum gain": gains.minimum,
                 "fraction hurt": gains.fraction_hurt,
                 "clients hurt": gains.hurt,
+                **({} if sign > 0 else {"measure": "RMSE; the gain is what it falls by"}),
                 **({} if told is None else {"ended with": told}),
             },
-            formats={"alone": "percent", "federated": "percent", "gain": "points"},
+            formats={"alone": "percent", "federated": "percent", "gain": "points"}
+            if sign > 0
+            else {},
             title=f"{self.method}: gain over training alone",
         )
 
@@ -608,11 +666,102 @@ class Result:
         index, (chosen,) = self.client_index(client), self._indices(run)
         if self._models is None:
             raise RunFolderError(
-                "This result came without models. A run folder keeps the weights of every client "
-                "under models/: RunFolder.open(path).read_models() returns them, for "
-                "your_model.load_state_dict(...)."
+                "This result came without models. Read it with sartor.load(path), which takes them "
+                "from its run folder; RunFolder.open(path).read_models() returns the weights alone."
             )
         return self._models(index, chosen, point or self.headline)
+
+    def predict(
+        self, client: str | int, x: Any, *, run: int = 0, point: str | None = None
+    ) -> Prediction:
+        """Answer for new samples with the model of a client.
+
+        Samples are prepared as the training data were: numbers of a table are standardised,
+        categories become columns, texts token ids.
+
+        Args:
+            client: name or index.
+            x: as the federation was made: an array ``(samples, ...)``; for a table a data frame, a
+                dict of columns, or a list of dicts; for texts a list of them.
+            run: index of the run.
+            point: "pre", "post" or "global"; the headline point by default.
+
+        Returns:
+            labels and scores; see ``sartor.serving.Prediction``.
+        """
+        from sartor.serving import predict
+
+        (chosen,) = self._indices(run)
+        return predict(self, client, x, chosen, point)
+
+    def score(self, federation: Federation, split: str = "test", run: int = 0) -> Table:
+        """Return the measures of the task for every client; see ``sartor.measures.score``.
+
+        Args:
+            federation: with the clients of this result, prepared as for training.
+            split: "train", "val" or "test".
+            run: index of the run.
+        """
+        from sartor.measures import score
+
+        (chosen,) = self._indices(run)
+        return score(self, federation, split, chosen)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the result with the models of all clients, for ``sartor.load``.
+
+        Everything is safetensors and JSON; the training data are not written.
+
+        Args:
+            path: a folder; parents are made.
+            overwrite: replace an earlier result there.
+        """
+        from sartor.runs import RunFolder
+        from sartor.serving import tree_of
+
+        folder = RunFolder.create(path, self.config, overwrite=overwrite)
+        for run in range(len(self.runs)):
+            trees = [tree_of(self.model(client, run)) for client in range(len(self.clients))]
+            folder.write_models(self.clients, trees, run)
+            if self._server is not None:
+                folder.write_server(*self.server_state(run), run)
+        folder.write_result(self)
+        return folder.path
+
+    def export(
+        self, client: str | int, path: str | Path, *, run: int = 0, point: str | None = None
+    ) -> Path:
+        """Write the model of one client to a file that needs no Sartor to be used.
+
+        The ending decides: ``.pt`` and ``.safetensors`` hold the plain ``state_dict``, ``.pt2`` a
+        program by torch.export, ``.onnx`` one in ONNX (``pip install 'sartor[onnx]'``). Beside it
+        stands ``NAME.json``: shape of a sample, classes, and how samples are to be prepared.
+
+        Args:
+            client: name or index.
+            path: the file.
+            run: index of the run.
+            point: "pre", "post" or "global"; the headline point by default.
+        """
+        from sartor.serving import export
+
+        (chosen,) = self._indices(run)
+        return export(self, client, path, chosen, point)
+
+    def server_state(self, run: int = 0) -> tuple[Tree, dict[str, Any]]:
+        """Return what newcomers are greeted from, as a tree of tensors and JSON-able facts."""
+        if self._server is None:
+            raise RunFolderError("This result has no server; it stays in the folder it came from.")
+        return self._server(run)
+
+    def give_models(
+        self,
+        models: ModelMaker,
+        newcomers: Callable[..., Result],
+        server: Callable[[int], tuple[Tree, dict[str, Any]]],
+    ) -> None:
+        """Give a result that was read from a folder its models, and a way in for newcomers."""
+        self._models, self._newcomers, self._server = models, newcomers, server
 
     def onboard(
         self,
@@ -636,8 +785,8 @@ class Result:
         """
         if self._newcomers is None:
             raise RunFolderError(
-                "This result was read from a file and has no server to ask; use sartor onboard "
-                "with its run folder."
+                "This result was read without its server; read it with sartor.load(path), or use "
+                "sartor onboard with its run folder."
             )
         (chosen,) = self._indices(run)
         return self._newcomers(
@@ -646,13 +795,15 @@ class Result:
 
     def __repr__(self) -> str:
         """Return method, accuracy, worst client and cost in one line."""
-        accuracy = format_cell(metrics.spread(self.accuracy), "percent")
-        worst = format_cell(metrics.spread(self.worst_client), "percent")
+        kind = "percent" if self.measure == "accuracy" else ""
+        unit = " %" if kind else ""
+        accuracy = format_cell(metrics.spread(self._each(self.pooled_measure)), kind)
+        worst = format_cell(metrics.spread(self._each(self.worst_measure)), kind)
         megabytes = format_cell(metrics.spread(self.megabytes), "megabytes")
         lost = sum(entry is not None for entry in self.diverged)
         runs = f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
         return (
-            f"<Result {self.method}: accuracy {accuracy} %, worst client {worst} %, "
+            f"<Result {self.method}: {self.measure} {accuracy}{unit}, worst client {worst}{unit}, "
             f"{len(self.clients)} clients, {self.ledger.num_rounds} rounds{runs}, {megabytes} MB"
             f"{f', {lost} diverged' if lost else ''}>"
         )

@@ -20,10 +20,31 @@ from sartor.hyper import Value
 from sartor.local import Local
 from sartor.method import Method, endings
 from sartor.scores import Run
-from sartor.task import Task, cross_entropy, given, never, squared_error
+from sartor.serving import facts_of
+from sartor.task import (
+    Criterion,
+    Task,
+    all_labels,
+    binary_cross_entropy,
+    cross_entropy,
+    given,
+    most_likely,
+    never,
+    next_tokens,
+    squared_error,
+    token_cross_entropy,
+)
 
 Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
 
+
+LOSSES: dict[str, tuple[Criterion, Criterion]] = {
+    "classification": (cross_entropy, most_likely),
+    "multilabel": (binary_cross_entropy, all_labels),
+    "regression": (squared_error, never),
+    "next-token": (token_cross_entropy, next_tokens),
+}
+"""The loss of every task, and what counts as a correct answer."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
 
@@ -107,9 +128,8 @@ def make_task(model: nn.Module | None, federation: Federation, compute: torch.dt
     criterion = getattr(network, "criterion", None)
     if criterion == "given":
         return Task(network, head, given, never, compute)
-    if not federation.num_classes:
-        return Task(network, head, squared_error, never, compute)
-    return Task(network, head, cross_entropy, compute=compute)
+    kind = federation.task
+    return Task(network, head, *LOSSES[kind], compute, kind)
 
 
 def with_static_parts(
@@ -228,6 +248,8 @@ def resolved(
         "eval_every": settings.eval_every,
         "points": list(settings.points),
         "checkpoint_every": settings.checkpoint_every,
+        "task": None if task.criterion is given else task.kind,
+        "rebuild": facts_of(method, task, record.predict is not None, federations),
         "data": first.describe(),
         "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
     }

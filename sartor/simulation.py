@@ -295,7 +295,7 @@ class Simulation:
         name = wanted if wanted in self.history else next(iter(self.history), None)
         accuracy = np.full(len(self.runs), np.nan)  # as long as nothing is measured
         if name is not None:
-            sizes = self.rounds.arena.splits[name.split("/")[1]].size.sum(1)
+            sizes = self._answers(name.split("/")[1])[0].sum(1)
             accuracy = self.history[name]["correct"][-1].sum(1) / np.maximum(sizes, 1)
         sent = sum(self.books["bytes_up"]) + sum(self.books["bytes_down"])
         return {
@@ -317,13 +317,24 @@ class Simulation:
         found = {}
         for name, book in self.history.items():
             point, split = name.split("/")
+            count, weight = self._answers(split)
             found[point, split] = Scores(
                 rounds=list(self.when[point]),
                 correct=np.stack(book["correct"], 1),
-                loss=np.stack(book["loss"], 1),
-                count=self.rounds.arena.splits[split].size.copy(),
+                loss=weight * np.stack(book["loss"], 1),
+                count=count,
             )
         return found
+
+    def _answers(self, split: str) -> tuple[np.ndarray, int]:
+        """Return (runs, clients) answers that are scored, and how many a sample's loss is over.
+
+        A text of a next-token task has one for every token, and its loss is a mean over all steps.
+        """
+        if self.task.kind != "next-token":
+            return self.rounds.arena.splits[split].size.copy(), 1
+        counts = np.stack([fed.num_answers(split).numpy() for fed in self.federations])
+        return counts, int(self.federations[0].y.shape[1])
 
     def ledger(self) -> Ledger:
         """Return the counted costs so far."""
@@ -376,6 +387,11 @@ class Simulation:
 
             return onboard(self, data, **settings)
 
+        def server(run: int) -> tuple[Tree, dict[str, Any]]:
+            from sartor.onboard import packed, trained
+
+            return packed(trained(self, run))
+
         chosen = any("choice" in snap for snap in self.snapshots)
         return Result(
             method=self.method.name,
@@ -392,10 +408,13 @@ class Simulation:
             models=self.network,
             baseline=baseline,
             newcomers=newcomers,
+            server=server,
         )
 
     def _label_counts(self) -> np.ndarray | None:
-        """Count the labels of every client: (runs, clients, classes)."""
+        """Count the labels of every client: (runs, clients, classes), where there are classes."""
+        if any(fed.task in ("regression", "next-token") for fed in self.federations):
+            return None
         return np.stack([fed.label_counts("train").numpy() for fed in self.federations])
 
     # ---- checkpoints

@@ -25,6 +25,9 @@ from sartor.tree import Tree
 Criterion = Callable[[Tensor, Tensor], Tensor]
 """``(scores, labels) -> losses``, one per sample."""
 
+PADDING = 0
+"""The token that is no answer."""
+
 Predict = Callable[[Tree, Tensor], Tensor]
 """``(model, x) -> scores``."""
 
@@ -40,6 +43,21 @@ def squared_error(scores: Tensor, y: Tensor) -> Tensor:
     return 0.5 * flat.square().sum(-1)
 
 
+def binary_cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
+    """Return the mean over labels of −y log σ(s) − (1 − y) log(1 − σ(s)), for each sample."""
+    target = y.to(scores.dtype)
+    return F.binary_cross_entropy_with_logits(scores, target, reduction="none").mean(-1)
+
+
+def token_cross_entropy(scores: Tensor, y: Tensor) -> Tensor:
+    """Return (1/T) Σ_t −log softmax(s_t)[y_t] of each text, over the steps that are not padding.
+
+    T is the full length, so that every token of a batch weighs alike.
+    """
+    losses = F.cross_entropy(scores.flatten(0, 1), y.flatten(), reduction="none")
+    return (losses.reshape(y.shape) * (y != PADDING)).mean(-1)
+
+
 def given(scores: Tensor, y: Tensor) -> Tensor:
     """Take the network's output as the loss of each sample, as for quadratics."""
     return scores.reshape(scores.shape[0])
@@ -48,6 +66,20 @@ def given(scores: Tensor, y: Tensor) -> Tensor:
 def most_likely(scores: Tensor, y: Tensor) -> Tensor:
     """Say for each sample whether the largest score is the label's."""
     return scores.argmax(-1) == y
+
+
+def all_labels(scores: Tensor, y: Tensor) -> Tensor:
+    """Say for each sample whether every one of its labels is right: exact match."""
+    return ((scores > 0) == (y > 0.5)).all(-1)
+
+
+def next_tokens(scores: Tensor, y: Tensor) -> Tensor:
+    """Say for each step of each text, ``(steps, batch)``, whether the token is right.
+
+    Padding is never right, and is not counted either. Steps come first, so that the mask of a
+    batch fits.
+    """
+    return ((scores.argmax(-1) == y) & (y != PADDING)).transpose(0, 1)
 
 
 def never(scores: Tensor, y: Tensor) -> Tensor:
@@ -71,8 +103,10 @@ class Task:
         module: the network; its own parameters give shapes and are otherwise unused.
         head: the dotted name of the head's submodule, or None.
         criterion: losses of scores and labels.
-        is_correct: which answers count as correct.
+        is_correct: which answers count as correct: ``(batch,)``, or ``(steps, batch)`` where a
+            sample asks for several.
         compute: the dtype of the forward and backward pass, if not that of the parameters.
+        kind: what there is to learn, as ``Federation.task`` says it.
         leaf_names: the names of the parameters.
     """
 
@@ -81,6 +115,7 @@ class Task:
     criterion: Criterion = cross_entropy
     is_correct: Criterion = most_likely
     compute: torch.dtype | None = None
+    kind: str = "classification"
     leaf_names: tuple[str, ...] = field(init=False, default=())
     _copies: threading.local = field(init=False, default_factory=threading.local, repr=False)
 
@@ -108,7 +143,7 @@ class Task:
         return {k: p.detach().clone() for k, p in module.named_parameters()}
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
-        """Return the scores of a batch: (batch, classes)."""
+        """Return the scores of a batch: (batch, classes), or (batch, steps, tokens)."""
         return self._call("whole", params, x)
 
     def features(self, params: Tree, x: Tensor) -> Tensor:
@@ -144,7 +179,15 @@ class Task:
 
     @property
     def num_classes(self) -> int:
-        """The number of scores that the head gives."""
+        """The number of scores that the head gives.
+
+        Methods that keep something for every class ask for it, so other tasks are refused.
+        """
+        if self.kind != "classification":
+            raise ConfigError(
+                f"This method keeps something for every class, but the task is {self.kind!r}; use "
+                "one without, such as fedavg, ditto or fedrep."
+            )
         return self._linear_head()[1].out_features
 
     def _linear_head(self) -> tuple[str, nn.Linear]:
@@ -209,8 +252,14 @@ class Task:
         return (criterion or self.criterion)((predict or self.logits)(params, batch.x), batch.y)
 
     def is_wrong(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Return 1 for each answer that does not count as correct, else 0: a criterion."""
-        return (~self.is_correct(scores, y)).to(scores.dtype)
+        """Return 1 for each sample that does not count as correct, else 0: a criterion.
+
+        Where a sample asks for several answers, the share of its steps that are wrong.
+        """
+        right = self.is_correct(scores, y)
+        if right.ndim == 1:
+            return (~right).to(scores.dtype)
+        return (~right & (y != PADDING).transpose(0, 1)).to(scores.dtype).mean(0)
 
     def judge(
         self, params: Tree, batch: Batch, predict: Predict | None = None
@@ -222,8 +271,8 @@ class Task:
         _METER.count()
         scores = (predict or self.logits)(params, batch.x)
         losses = self.criterion(scores, batch.y)
-        wrong = ~self.is_correct(scores, batch.y) & batch.mask
-        return (losses * batch.mask).sum(), wrong.sum().to(losses.dtype)
+        wrong = self.is_wrong(scores, batch.y)
+        return (losses * batch.mask).sum(), (wrong * batch.mask).sum().to(losses.dtype)
 
     def mean(self, values: Tensor, batch: Batch) -> Tensor:
         """Average over the real samples of a batch."""
@@ -273,6 +322,10 @@ class Predictor(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the scores of a batch."""
+        return self.predict(self.tree(), x)
+
+    def tree(self) -> Tree:
+        """Return the model as the method has it."""
         model: Tree = {}
         for path, name in self.paths.items():
             *above, last = path.split("/")
@@ -280,7 +333,7 @@ class Predictor(nn.Module):
             for key in above:
                 place = place.setdefault(key, {})
             place[last] = getattr(self, name)
-        return self.predict(model, x)
+        return model
 
 
 class _Meter(threading.local):

@@ -1,8 +1,15 @@
-"""What a method sends, measured: a round of it on a toy federation, in sizes of the model."""
+"""What a method sends and computes, measured: a round of it on a toy federation.
+
+``python -m sartor.traffic`` measures every listed method and writes ``methods/measured.json``, from
+which lists and pages are made without training; a law holds the file to the measurement.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,27 +21,34 @@ from sartor.data.federation import Federation
 from sartor.engines.round import Receipt
 from sartor.engines.sequential import Sequential
 from sartor.local import Local
-from sartor.methods import Factory, build
+from sartor.methods import METHODS, Factory, build
 from sartor.scores import Run
 from sartor.simulation import Simulation
 from sartor.task import Task
 
 _CLIENTS, _SAMPLES, _CLASSES = 3, 8, 10
+_TRAINED = 4  # samples of a client that are neither for test nor for validation: one batch
+
+MEASURED = Path(__file__).parent / "methods" / "measured.json"
+"""The figures of every listed method, as :func:`traffic` finds them."""
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """Bytes per client, divided by those of the model.
+    """Bytes and work per client, divided by those of the model and of one local pass.
 
     Attributes:
         down: to a participant, in a round.
         up: from a participant, in a round.
         once: both ways, outside of the rounds.
+        gradients: samples through gradients in a round, for every training sample of a
+            participant, where local training is one pass; FedAvg has 1.
     """
 
     down: float
     up: float
     once: float
+    gradients: float
 
 
 def traffic(method: str | Factory) -> Traffic:
@@ -43,7 +57,7 @@ def traffic(method: str | Factory) -> Traffic:
     In the first one some methods have nothing to send yet, such as prototypes.
 
     >>> traffic("fedavg")
-    Traffic(down=1.0, up=1.0, once=0.0)
+    Traffic(down=1.0, up=1.0, once=0.0, gradients=1.0)
     """
     count = _CLIENTS * _SAMPLES
     x = torch.linspace(-1.0, 1.0, count * 64).reshape(count, 64)
@@ -57,8 +71,37 @@ def traffic(method: str | Factory) -> Traffic:
     simulation.step()
     ledger = simulation.ledger()
     size = _CLIENTS * tree.num_bytes(task.init(0))
-    counted = (ledger.bytes_down[0, 1], ledger.bytes_up[0, 1], ledger.setup_bytes[0])
-    return Traffic(*(float(number) / size for number in counted))
+    return Traffic(
+        down=float(ledger.bytes_down[0, 1]) / size,
+        up=float(ledger.bytes_up[0, 1]) / size,
+        once=float(ledger.setup_bytes[0]) / size,
+        gradients=float(ledger.gradient_evaluations[0, 1]) / (_CLIENTS * _TRAINED),
+    )
+
+
+def known(name: str) -> Traffic:
+    """Return the stored figures of a listed method; a method that has none is measured.
+
+    >>> known("fedper").up < known("fedavg").up
+    True
+    """
+    stored = _stored()
+    return Traffic(**stored[name]) if name in stored else traffic(name)
+
+
+@lru_cache(maxsize=1)
+def _stored() -> dict[str, dict[str, float]]:
+    return json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
+
+
+def measure_all() -> str:
+    """Measure every listed method; return the text of :data:`MEASURED`."""
+    names = list(Traffic.__dataclass_fields__)
+    found = {
+        name: {key: round(v, 4) for key, v in zip(names, astuple(traffic(name)), strict=True)}
+        for name in METHODS
+    }
+    return "{\n" + ",\n".join(f'  "{k}": {json.dumps(v)}' for k, v in found.items()) + "\n}\n"
 
 
 def one_round(
@@ -101,3 +144,7 @@ def _simulation(
         dtype=torch.float32,
         points=(record.headline,),
     )
+
+
+if __name__ == "__main__":
+    MEASURED.write_text(measure_all(), encoding="utf-8")

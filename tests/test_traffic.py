@@ -14,7 +14,7 @@ from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.methods import METHODS
 from sartor.task import Task
-from sartor.traffic import one_round, traffic
+from sartor.traffic import MEASURED, known, measure_all, one_round, traffic
 
 KIB = {
     "fedavg": 484.42,
@@ -127,10 +127,16 @@ def test_layers_that_stay_at_home_are_not_booked(retained: int) -> None:
 
 def test_every_method_has_a_size() -> None:
     """One round on a toy says what a method sends, in models; heads and prototypes are small."""
-    sizes = {name: traffic(name) for name in METHODS}
+    sizes = {name: known(name) for name in METHODS}
     assert all(s.down >= 0 and s.up >= 0 for s in sizes.values())
     assert sizes["local"].down == sizes["local"].up == 0
     assert sizes["lg-fedavg"].up < 0.2 < sizes["fedper"].up < 1
     assert sizes["fedproto"].up < 0.2
     assert sizes["apple"].down > 3
     assert sizes["fedem"].up == pytest.approx(3, abs=0.01)
+
+
+def test_the_stored_figures_are_the_measured_ones() -> None:
+    """Lists and pages read methods/measured.json; `python -m sartor.traffic` writes it anew."""
+    assert measure_all() == MEASURED.read_text(encoding="utf-8")
+    assert known("pfedme").gradients == pytest.approx(traffic("pfedme").gradients, abs=1e-4)

@@ -94,6 +94,11 @@ def view(federation: Federation, features: str = "scaled", ridge: float = 0.0) -
     """
     if not ridge >= 0:
         raise ConfigError(f"ridge must be >= 0, got {ridge}.")
+    if federation.task in ("multilabel", "next-token"):
+        raise FederationError(
+            f"There is no advice for the task {federation.task!r}: it covers classes and real "
+            "targets. Compare methods with sartor.compare instead."
+        )
     if not federation.x.is_floating_point():
         raise FederationError(
             "The theory needs real features, but these are tokens; give a network with "

@@ -37,7 +37,11 @@ DATA = (
     "scale",
     "val",
     "test",
+    "client",
     "label",
+    "task",
+    "drop",
+    "missing",
     "data_dir",
     "seed",
 )

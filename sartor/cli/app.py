@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sartor._version import __version__
 from sartor.cli import network, show, work
@@ -20,12 +21,24 @@ from sartor.table import Table
 if TYPE_CHECKING:
     from sartor.comparison import Comparison
 
+
+class _Commands(TyperGroup):
+    """The group of all commands; its help leaves out the two flags of completion."""
+
+    def get_params(self, ctx: Any) -> Any:
+        """Return the flags, with ``--install-completion`` and ``--show-completion`` hidden."""
+        found = super().get_params(ctx)
+        for flag in found:
+            if str(flag.name).endswith("_completion"):
+                flag.hidden = True  # type: ignore[attr-defined]
+        return found
+
+
 app = typer.Typer(
     name="sartor",
-    help="Personalised federated learning: a model of its own for every client.",
-    epilog="Start with: sartor demo",
+    cls=_Commands,
+    help="A model of its own for every client of a federation. Start with: sartor demo",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -52,7 +65,7 @@ def options(
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
 ) -> None:
-    """Personalised federated learning: a model of its own for every client."""
+    """A model of its own for every client of a federation. Start with sartor demo."""
 
 
 @app.command()
@@ -147,7 +160,7 @@ def advise(
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
-    """Should we federate, how much should each client personalise, at what cost?"""
+    """Should we federate, with which pull λ, and at what cost?"""
     take_advice(
         {key: value for key, value in flags.items() if value is not None},
         features=features,
@@ -193,7 +206,7 @@ def onboard(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Give clients that join after training their models, by the method's own rule."""
+    """Give clients that join after training their models."""
     found, place = work.take_in(
         folder,
         data,
@@ -236,7 +249,7 @@ def reproduce(
     ] = 1,
     json: Json = False,
 ) -> None:
-    """Run a table or figure of a paper again, with the published numbers beside ours."""
+    """Run a table or figure of a paper again, beside its numbers."""
     from sartor.cli.reproduction import list_plans, reproduce_one
 
     if list_ or name is None:
@@ -266,7 +279,7 @@ def report(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write report.html for a run folder, offline; or its figures, for a paper."""
+    """Write the page of a run folder, or its figures for a paper."""
     from sartor.report import write_figures, write_report
 
     kinds = ("html", "pdf", "png")
@@ -315,6 +328,9 @@ def data(
     label: Annotated[
         str | None, typer.Option(help="Folders: the column of the label.", metavar="NAME")
     ] = None,
+    client: Annotated[
+        str | None, typer.Option(help="CSV: the column of the client.", metavar="NAME")
+    ] = None,
     data_dir: Annotated[
         Path | None, typer.Option(help="Where data sets lie (else SARTOR_DATA).", metavar="FOLDER")
     ] = None,
@@ -329,13 +345,30 @@ def data(
         return
     words: dict[str, Any] = {"data": name, "clients": clients, "partition": partition}
     words |= {"samples": samples, "min_train": min_train}
-    words |= {"seed": seed, "label": label, "data_dir": data_dir}
+    words |= {"seed": seed, "label": label, "client": client, "data_dir": data_dir}
     flags = {key: value for key, value in words.items() if value is not None}
     answer, text = describe_data(build({"method": "local"}, flags=flags))
     if json:
         show.json_line(answer)
     else:
         show.say(text)
+
+
+@app.command()
+def doctor(
+    data_dir: Annotated[
+        Path | None, typer.Option(help="Where data sets lie (else SARTOR_DATA).", metavar="FOLDER")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """What this machine has, what is missing, and how to get it."""
+    from sartor.cli.doctor import answer, examine, tables
+
+    findings = examine(data_dir)
+    told = answer(findings)
+    _print(tables(findings), told, json=json)
+    if not told["healthy"]:
+        raise typer.Exit(1)
 
 
 def _print(tables: list[Table], answer: Any, *, json: bool) -> None:
@@ -362,7 +395,7 @@ def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: boo
     except (PFLError, OSError, ImportError) as error:  # the results are worth more than the page
         show.note(f"Warning: no report was written: {error}")
     show.table(results.table(), quiet=json)
-    for table in _endings(results):
+    for table in _gains(experiment, results, quiet=json) or _endings(results):
         show.say(quiet=json)
         show.table(table, quiet=json)
     show.places(*places, quiet=json)
@@ -372,6 +405,21 @@ def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: boo
             for row in results.summaries()
         ]
         show.json_line(rows[0] if experiment.is_single else rows)
+
+
+def _gains(experiment: Experiment, results: Comparison, *, quiet: bool) -> list[Table]:
+    """Return what each client of one's own table gains over training alone, if they are few."""
+    from sartor.cli.settings import kind_of
+
+    if quiet or kind_of(experiment) != "a table":
+        return []
+    alone = None if results.reference is None else results[results.reference]
+    return [
+        result.gain(alone, run=0)
+        for name, result in results.items()
+        if name != results.reference and len(result.clients) <= MOST_CLIENTS
+        if alone is not None or result.can_compare
+    ]
 
 
 def _endings(results: Comparison) -> list[Table]:

@@ -20,9 +20,9 @@ Answer = tuple[Any, list[Table]]
 
 def _method(name: str) -> dict[str, Any]:
     from sartor.methods import METHODS, PAPERS
-    from sartor.traffic import traffic
+    from sartor.traffic import known
 
-    entry, sent = METHODS[name], traffic(name)
+    entry, sent = METHODS[name], known(name)
     return {
         "name": name,
         "family": entry.family,
@@ -30,6 +30,7 @@ def _method(name: str) -> dict[str, Any]:
         "models_down": round(sent.down, 4),
         "models_up": round(sent.up, 4),
         "models_once": round(sent.once, 4),
+        "gradients": round(sent.gradients, 4),
         "summary": entry.summary,
         "travels": entry.travels,
         "citation": entry.citation,
@@ -119,6 +120,7 @@ def describe_method(name: str) -> Answer:
                 f"{entry['models_down']:.2f} models down, {entry['models_up']:.2f} up a round; "
                 f"{entry['models_once']:.2f} once",
             ],
+            ["work", f"{entry['gradients']:.4g} times the gradients of one local pass"],
             ["family", entry["family"]],
             ["paper", entry["citation"]],
             ["studied in", "; ".join(entry["papers"]) or "–"],

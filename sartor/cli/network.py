@@ -23,6 +23,7 @@ keys_app = typer.Typer(help="Who may take part: init, client, request, show.", n
 Keys = Annotated[Path, typer.Option("--keys", help="The project's keys.", metavar="FOLDER")]
 _SERVER_ONLY = (
     *("data", "clients", "partition", "protocol", "data_dir", "label", "out"),
+    *("client", "task", "drop", "missing"),
     *("engine", "device", "chunk", "store", "rounds", "participation"),
 )
 

@@ -29,6 +29,7 @@ _DATASET_KEYS = (
     "data_dir",
 )
 _FOLDER_KEYS = ("label", "test", "val")
+_TABLE_KEYS = ("client", "label", "task", "drop", "missing", "test", "val")
 
 
 def check_names(experiment: Experiment) -> None:
@@ -137,11 +138,10 @@ def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
     """Return the maker of federations: the seed of a run is the seed of its allocation."""
     from sartor.data.federation import Federation
 
-    folder = is_folder(experiment.data)
-    wrong = set(_DATASET_KEYS if folder else _FOLDER_KEYS) - {"val"}
+    kind = kind_of(experiment)
+    keys, rule = _KINDS[kind]
+    wrong = {*_DATASET_KEYS, *_FOLDER_KEYS, *_TABLE_KEYS} - set(keys)
     if given := _given(experiment, *sorted(wrong)):
-        rule = "has its own clients" if folder else "is divided by its partition"
-        kind = "a folder" if folder else "a data set"
         raise ConfigError(
             f"{experiment.data} is {kind}, which {rule}; leave out {' and '.join(given)}."
         )
@@ -149,7 +149,9 @@ def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
 
     def make(seed: int) -> Federation:
         if seed not in made:
-            if folder:
+            if kind == "a table":
+                made[seed] = _from_table(experiment, seed)
+            elif kind == "a folder":
                 made[seed] = _from_folder(experiment, seed)
             else:
                 made[seed] = Federation.from_dataset(
@@ -162,21 +164,62 @@ def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
 
 def federation_code(experiment: Experiment) -> str:
     """Return the Python call that makes the federation of the experiment's first seed."""
-    folder = is_folder(experiment.data)
-    keys = _FOLDER_KEYS if folder else _DATASET_KEYS
-    data = str(Path(experiment.data).expanduser()) if folder else experiment.data
-    given = {**_given(experiment, *keys), "seed": experiment.seed}
+    kind = kind_of(experiment)
+    own = kind != "a data set"
+    data = str(Path(experiment.data).expanduser()) if own else experiment.data
+    given = {**_given(experiment, *_KINDS[kind][0]), "seed": experiment.seed}
+    if kind == "a table" and "label" in given:
+        given["label"] = label_of(given["label"])
     values = {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
     words = ", ".join([repr(data), *(f"{key}={value!r}" for key, value in values.items())])
-    return f"sartor.Federation.from_{'folder' if folder else 'dataset'}({words})"
+    maker = {"a table": "file", "a folder": "folder", "a data set": "dataset"}[kind]
+    return f"sartor.Federation.from_{maker}({words})"
 
 
 def given_flags(experiment: Experiment, *keys: str) -> list[str]:
     """Return the words of the command line that give the named keys their values."""
     found = []
     for key, value in _given(experiment, *keys).items():
-        found += [f"--{key.replace('_', '-')}", str(value)]
+        word = ",".join(value) if isinstance(value, tuple) else str(value)
+        found += [f"--{key.replace('_', '-')}", word]
     return found
+
+
+_KINDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "a data set": (_DATASET_KEYS, "is divided by its partition"),
+    "a folder": (_FOLDER_KEYS, "has its own clients"),
+    "a table": (_TABLE_KEYS, "has its own clients"),
+}
+"""What data may be: the keys that go with it, and why the others do not."""
+
+
+def kind_of(experiment: Experiment) -> str:
+    """Return "a data set", "a folder" (a file per client) or "a table" (one file for all)."""
+    from sartor.data.tables import is_table
+
+    if not is_folder(experiment.data):
+        return "a data set"
+    return "a table" if is_table(experiment.data) else "a folder"
+
+
+def _from_table(experiment: Experiment, seed: int) -> Federation:
+    from sartor.data.federation import Federation
+    from sartor.data.tables import read_table
+
+    given = _given(experiment, *_TABLE_KEYS)
+    file = Path(experiment.data).expanduser()
+    if lost := [key for key in ("client", "label") if key not in given]:
+        columns = ", ".join(read_table(file))
+        flags = " and ".join(f"--{key}" for key in lost)
+        raise ConfigError(f"{file} is a table; name a column with {flags} (it has: {columns}).")
+    label = label_of(given.pop("label"))
+    return Federation.from_file(file, label=label, seed=seed, **given)
+
+
+def label_of(words: str) -> str | list[str]:
+    """Read the column of the label, or several with commas."""
+    names = [name.strip() for name in words.split(",")]
+    return names[0] if len(names) == 1 else names
 
 
 def _from_folder(experiment: Experiment, seed: int) -> Federation:

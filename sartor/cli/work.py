@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING
 from sartor import processes
 from sartor.cli import show
 from sartor.cli.progress import Reporter
-from sartor.cli.settings import check_names, federation_of, local_of, model_of, settings_of
+from sartor.cli.settings import (
+    check_names,
+    federation_of,
+    label_of,
+    local_of,
+    model_of,
+    settings_of,
+)
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError, DivergedError, PFLError, RunFolderError, did_you_mean
 
@@ -126,6 +133,7 @@ def take_in(
         The newcomers' result, and the folder with their models.
     """
     from sartor.data.federation import Federation
+    from sartor.data.tables import is_table
     from sartor.runs import RunFolder
 
     experiment = stored_experiment(folder)
@@ -143,7 +151,10 @@ def take_in(
     trained = fit_one(experiment, chosen, federations, inner, progress, resume=True, reopen=True)
     # Who decides by validation data must have some, as the known clients did.
     val = experiment.val if experiment.do_no_harm else 0.0
-    newcomers = Federation.from_folder(data, label=label, val=val)
+    if is_table(data):
+        newcomers = _from_table(experiment, data, label, val, trained, run)
+    else:
+        newcomers = Federation.from_folder(data, label=label, val=val)
     found = trained.onboard(newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=run)
     saved = RunFolder.create(place, found.config, overwrite=overwrite)
     trees = [
@@ -152,6 +163,29 @@ def take_in(
     saved.write_models(found.clients, trees, 0)
     saved.write_result(found)
     return found, place
+
+
+def _from_table(
+    experiment: Experiment, data: Path, label: str | None, val: float, trained: Result, run: int
+) -> Federation:
+    """Read newcomers from one table, prepared as those who trained were."""
+    from sartor.data.tables import from_file
+    from sartor.serving import recipe_of
+
+    facts, recipe = trained.config["rebuild"], recipe_of(trained, run)
+    if experiment.client is None or recipe is None:
+        raise ConfigError(
+            f"{data} is a table, but the run was trained on a folder or a data set; give a folder "
+            "with a file for each newcomer."
+        )
+    return from_file(
+        data,
+        client=experiment.client,
+        label=label_of(label or str(experiment.label)),
+        task=str(trained.config["task"]),
+        val=val,
+        like={"preprocessing": recipe, "class_names": facts["class_names"]},
+    )
 
 
 def train(

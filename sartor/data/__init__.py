@@ -7,7 +7,9 @@ from sartor.data.federation import Federation
 from sartor.data.folder import from_folder
 from sartor.data.layouts import DATASETS
 from sartor.data.partition import Partition, divide, parse_partition
+from sartor.data.sources import from_hf, from_torch
 from sartor.data.split import Ragged
+from sartor.data.tables import from_dataframe, from_file
 
 __all__ = [
     "DATASETS",
@@ -16,8 +18,12 @@ __all__ = [
     "Ragged",
     "available",
     "divide",
+    "from_dataframe",
     "from_dataset",
+    "from_file",
     "from_folder",
+    "from_hf",
+    "from_torch",
     "load",
     "parse_partition",
 ]

@@ -14,17 +14,28 @@ from sartor.data.split import Bool, Int, Ragged
 from sartor.errors import FederationError
 
 OwnersOf = Callable[[Int], list[str]]
+TASKS = ("classification", "multilabel", "regression", "next-token")
+"""What there is to learn."""
+
+MATRIX_TASKS = ("multilabel", "next-token")
+"""Tasks whose samples have several labels each."""
+
+IGNORED = -100
+"""The label that PyTorch's losses pass over; in a next-token task it becomes padding, 0."""
+
 _MANY_CLASSES = 10_000  # fewer need no sample each: a federation may hold a part of them
 _CHUNK = 65_536  # samples looked at together when a fault is searched, to bound memory
 
 
 def raise_faults(faults: Sequence[str]) -> None:
     """Raise one error that lists every fault, or return if there is none."""
-    if len(faults) == 1:
-        raise FederationError(faults[0])
-    if faults:
-        listed = "\n".join(f"  {i}. {fault}" for i, fault in enumerate(faults, 1))
-        raise FederationError(f"{len(faults)} faults in the data:\n{listed}")
+    if not faults:
+        return
+    listed = "\n".join(f"  {i}. {fault}" for i, fault in enumerate(faults, 1))
+    text = faults[0] if len(faults) == 1 else f"{len(faults)} faults in the data:\n{listed}"
+    error = FederationError(text)
+    error.faults = tuple(faults)
+    raise error
 
 
 def as_mask(test: Any, faults: list[str]) -> Bool | None:
@@ -89,10 +100,12 @@ def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
 
 
 def as_labels(
-    y: Any, num_classes: int | None, faults: list[str], owners: OwnersOf
+    y: Any, num_classes: int | None, faults: list[str], owners: OwnersOf, task: str | None = None
 ) -> tuple[Tensor | None, list[str]]:
     """Return labels as int64 (float32 for regression), and the class names if they were text."""
     array = y.detach().cpu().numpy() if isinstance(y, Tensor) else plain(y)
+    if task in MATRIX_TASKS:
+        return _matrix(array, task, faults), []
     if array.ndim != 1:
         faults.append(f"y must hold one label per sample, got shape {array.shape}; use y.ravel().")
         return None, []
@@ -117,6 +130,47 @@ def as_labels(
             )
             return None, []
     return torch.from_numpy(array.astype(np.int64)), []
+
+
+def _matrix(array: npt.NDArray[Any], task: str, faults: list[str]) -> Tensor | None:
+    """Return the labels of a task that has several for every sample."""
+    if array.ndim != 2 or array.dtype.kind not in "biuf":
+        what = {"multilabel": "one 0 or 1 per label", "next-token": "one token id per step"}[task]
+        faults.append(
+            f"y of the task {task!r} must be of shape (samples, ...) with {what}, got an array of "
+            f"shape {array.shape} and dtype {array.dtype}."
+        )
+        return None
+    if task == "multilabel":
+        return torch.from_numpy(array.astype(np.float32))
+    if array.dtype.kind == "f":
+        faults.append(f"y of the task {task!r} must be whole token ids, got {array.dtype}.")
+        return None
+    ids = array.astype(np.int64)
+    return torch.from_numpy(np.where(ids == IGNORED, 0, ids))
+
+
+def matrix_faults(x: Tensor, y: Tensor, num_classes: int, task: str, owners: OwnersOf) -> list[str]:
+    """List what is wrong with labels of which every sample has several."""
+    if task == "multilabel":
+        if y.ndim != 2 or not y.is_floating_point() or y.shape[1] != num_classes:
+            return [
+                f"y of a multi-label task must be real of shape (samples, {num_classes}), got "
+                f"{y.dtype} of shape {tuple(y.shape)}."
+            ]
+        bad = np.flatnonzero(((y != 0) & (y != 1)).any(1).numpy())
+        said = "have labels other than 0 and 1"
+    else:
+        if y.ndim != 2 or y.dtype != torch.int64 or y.shape != x.shape:
+            return [
+                f"y of a next-token task must hold one int64 token id for every step of x, got "
+                f"{y.dtype} of shape {tuple(y.shape)} for x of shape {tuple(x.shape)}."
+            ]
+        bad = np.flatnonzero(((y < 0) | (y >= num_classes)).any(1).numpy())
+        said = f"have token ids outside 0..{num_classes - 1} (0 is padding)"
+    if not len(bad):
+        return []
+    return [f"{len(bad)} samples {said}: rows {_some(bad)}{_of_clients(bad, owners)}."]
 
 
 def feature_faults(x: Tensor, owners: OwnersOf) -> list[str]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 
 from sartor.data.checks import (
+    MATRIX_TASKS,
+    TASKS,
     as_features,
     as_labels,
     as_mask,
@@ -30,6 +32,7 @@ from sartor.data.checks import (
     feature_faults,
     is_mask,
     label_faults,
+    matrix_faults,
     ragged_faults,
     raise_faults,
 )
@@ -48,13 +51,17 @@ class Federation:
 
     Attributes:
         x: ``(samples, ...)`` features, float32 (float64 is kept; int64 for tokens), on the CPU.
-        y: ``(samples,)`` int64 class labels, or real targets when ``num_classes`` is 0.
+        y: ``(samples,)`` int64 class labels, or real targets when ``num_classes`` is 0;
+            ``(samples, labels)`` 0.0 and 1.0 of a multi-label task; ``(samples, steps)`` token ids
+            of a next-token task, 0 for padding.
         train: rows of every client for training; no client may be empty.
         val: rows for validation; may be empty for everybody.
         test: rows for testing.
         names: one name per client.
-        num_classes: the number of classes; 0 for regression.
+        num_classes: the number of classes, of labels, or of token ids; 0 for regression.
         info: how the federation was made, as JSON-able values.
+        task: "classification", "multilabel", "regression" or "next-token"; by default the first,
+            or regression when ``num_classes`` is 0.
     """
 
     x: Tensor
@@ -65,15 +72,15 @@ class Federation:
     names: tuple[str, ...]
     num_classes: int
     info: dict[str, Any] = field(default_factory=dict)
+    task: str = ""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""
+        if not self.task or self.task in ("classification", "regression"):
+            plain = "classification" if self.num_classes else "regression"
+            object.__setattr__(self, "task", plain)
         raise_faults(self._structural_faults())
-        raise_faults(
-            feature_faults(self.x, self._owners_of)
-            + label_faults(self.y, self.num_classes, self._owners_of)
-            + self._leaks()
-        )
+        raise_faults(feature_faults(self.x, self._owners_of) + self._label_faults() + self._leaks())
 
     # ------------------------------------------------------------------ constructors
 
@@ -92,13 +99,17 @@ class Federation:
         names: Sequence[str] | None = None,
         min_samples: int = 0,
         tokens: bool = False,
+        task: str | None = None,
+        standardise: bool = False,
         info: dict[str, Any] | None = None,
     ) -> Federation:
         """Make a federation from arrays and a client id for every sample.
 
         Args:
             x: ``(samples, ...)`` numbers; array or tensor.
-            y: ``(samples,)`` labels 0, 1, ..., or strings (classes in sorted order).
+            y: ``(samples,)`` labels 0, 1, ..., or strings (classes in sorted order); ``(samples,
+                labels)`` of 0 and 1 with ``task="multilabel"``; ``(samples, steps)`` token ids
+                with ``task="next-token"``, or None for the tokens of ``x`` shifted by one.
             client: ``(samples,)`` ids, integers or strings. Without ``names``, clients are the
                 distinct ids in sorted order.
             test: the fraction of every client's samples held out for testing, or ``(samples,)``
@@ -110,6 +121,10 @@ class Federation:
             names: all clients, in order. Integer ids are then positions in it, strings members.
             min_samples: leave out clients with fewer training samples than this.
             tokens: keep integer features as int64 token ids instead of real numbers.
+            task: "classification", "multilabel", "regression" or "next-token"; by default the
+                first, or regression with ``num_classes=0``.
+            standardise: give every feature (every channel of images) mean 0 and deviation 1 by
+                federated statistics of the training samples; ``Result.predict`` does the same.
             info: what to remember about the origin; JSON-able.
 
         Returns:
@@ -121,6 +136,12 @@ class Federation:
             (('7', '8'), [1, 1], [1, 0])
         """
         faults: list[str] = []
+        if task is not None and task not in TASKS:
+            raise FederationError(f"There is no task {task!r}{did_you_mean(task, TASKS)}")
+        if task == "next-token":
+            tokens = True
+            x, y = shifted(x) if y is None else (x, y)
+        num_classes = 0 if task == "regression" else num_classes
         features = as_features(x, tokens, faults)
         ids, known = client_ids(client, names, faults)
 
@@ -129,7 +150,7 @@ class Federation:
                 return []
             return [known[ids[row]] for row in rows if row < len(ids)]
 
-        labels, class_names = as_labels(y, num_classes, faults, owners)
+        labels, class_names = as_labels(y, num_classes, faults, owners, task)
         marks = as_mask(test, faults) if is_mask(test) else None
         check_fractions(None if is_mask(test) else test, val, faults)
         given = {"x": features, "y": labels, "client": ids, "test": marks}
@@ -142,7 +163,11 @@ class Federation:
             faults.append("There are no samples; a federation needs at least one.")
         if features is not None:
             faults += feature_faults(features, owners)
-        if labels is not None:
+        if labels is not None and task in MATRIX_TASKS:
+            classes = _num_labels(task, features, labels, num_classes)
+            if features is not None and len(features) == len(labels):
+                faults += matrix_faults(features, labels, classes, task, owners)
+        elif labels is not None:
             if num_classes is None:
                 classes = max(int(labels.max()) + 1 if len(labels) else 0, 1)
                 faults += class_faults(labels, classes)
@@ -157,7 +182,7 @@ class Federation:
             test=test if marks is None else marks,
             val=val,
             seed=seed,
-            classes=labels.numpy() if stratify and classes else None,
+            classes=labels.numpy() if stratify and classes and labels.ndim == 1 else None,
         )
         record: dict[str, Any] = {"source": "arrays", "seed": seed, "stratify": stratify}
         record |= {"test": "given" if is_mask(test) else test, "val": val}
@@ -173,9 +198,41 @@ class Federation:
                 )
             train, held_val, held_test = (s.select(keep) for s in (train, held_val, held_test))
             known = tuple(name for name, kept in zip(known, keep.tolist(), strict=True) if kept)
-        return cls(
-            features, labels, train, held_val, held_test, known, classes, record | (info or {})
-        )
+        record |= info or {}
+        made = cls(features, labels, train, held_val, held_test, known, classes, record, task or "")
+        return scaled(made) if standardise else made
+
+    @classmethod
+    def from_dataframe(
+        cls, frame: Any, *, client: str, label: str | Sequence[str], **rest: Any
+    ) -> Federation:
+        """Take a table with a column for the client; see ``sartor.data.tables.from_dataframe``."""
+        from sartor.data.tables import from_dataframe
+
+        return from_dataframe(frame, client=client, label=label, **rest)
+
+    @classmethod
+    def from_file(
+        cls, path: str | Path, *, client: str, label: str | Sequence[str], **rest: Any
+    ) -> Federation:
+        """Read one CSV, TSV or Parquet file; see ``sartor.data.tables.from_file``."""
+        from sartor.data.tables import from_file
+
+        return from_file(path, client=client, label=label, **rest)
+
+    @classmethod
+    def from_torch(cls, datasets: Mapping[str, Any], **rest: Any) -> Federation:
+        """Take one torch Dataset per client; see ``sartor.data.sources.from_torch``."""
+        from sartor.data.sources import from_torch
+
+        return from_torch(datasets, **rest)
+
+    @classmethod
+    def from_hf(cls, dataset: Any, client_column: str, **rest: Any) -> Federation:
+        """Take a Hugging Face data set; see ``sartor.data.sources.from_hf``."""
+        from sartor.data.sources import from_hf
+
+        return from_hf(dataset, client_column, **rest)
 
     @classmethod
     def from_folder(
@@ -271,8 +328,26 @@ class Federation:
         shape = (self.num_clients, self.num_classes)
         if self.num_classes == 0:
             return torch.zeros(shape, dtype=torch.int64)
+        if self.task == "multilabel":
+            sums = torch.zeros(shape, dtype=torch.int64)
+            return sums.index_add_(0, ragged.owner, self.y[ragged.rows].long())
+        if self.task == "next-token":
+            steps = self.y.shape[1]
+            cells = ragged.owner.repeat_interleave(steps) * self.num_classes
+            cells = cells + self.y[ragged.rows].flatten()
+            counts = torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+            counts[:, 0] = 0  # padding
+            return counts
         cells = ragged.owner * self.num_classes + self.y[ragged.rows]
         return torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+
+    def num_answers(self, split: str = "test") -> Tensor:
+        """Count the answers that are scored, ``(clients,)``: samples, or true tokens of texts."""
+        ragged = self.split(split)
+        if self.task != "next-token":
+            return ragged.sizes
+        true = (self.y[ragged.rows] != 0).sum(1)
+        return torch.zeros(self.num_clients, dtype=torch.int64).index_add_(0, ragged.owner, true)
 
     def index(self, client: str | int) -> int:
         """Return the position of a client given by its name or by its position."""
@@ -305,6 +380,7 @@ class Federation:
             names,
             self.num_classes,
             self.info | {"left_out": [*self.info.get("left_out", []), *gone]},
+            self.task,
         )
 
     def fingerprint(self) -> str:
@@ -320,8 +396,8 @@ class Federation:
         sizes = {name: self.split(name).sizes for name in SPLITS}
         skew, held = None, None
         if self.num_classes:
-            shares = counts / counts.sum(1, keepdim=True)
-            whole = counts.sum(0) / counts.sum()
+            shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
+            whole = counts.sum(0) / counts.sum().clamp(min=1)
             skew = float(0.5 * (shares - whole).abs().sum(1).mean())
             held = float((counts > 0).sum(1).double().mean())
         return {
@@ -331,6 +407,7 @@ class Federation:
             "largest": {name: int(size.max()) for name, size in sizes.items()},
             "input_shape": list(self.input_shape),
             "num_classes": self.num_classes,
+            "task": self.task,
             "classes_per_client": held,
             "label_skew": skew,
             "info": self.info,
@@ -343,7 +420,12 @@ class Federation:
             f"{self.num_clients} clients, {facts['samples']['train']} training, "
             f"{facts['samples']['val']} validation, {facts['samples']['test']} test samples; "
             f"inputs {'x'.join(map(str, self.input_shape)) or 'scalar'}, "
-            + (f"{self.num_classes} classes" if self.num_classes else "real targets")
+            + {
+                "classification": f"{self.num_classes} classes",
+                "multilabel": f"{self.num_classes} labels, several at once",
+                "regression": "real targets",
+                "next-token": f"the next of {self.num_classes} tokens",
+            }[self.task]
         ]
         if facts["label_skew"] is not None:
             lines.append(
@@ -390,6 +472,8 @@ class Federation:
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(np.ascontiguousarray(tensor.numpy()).data)
         digest.update(json.dumps([self.num_classes, *self.names]).encode())
+        if self.task in MATRIX_TASKS:
+            digest.update(self.task.encode())
         return digest.hexdigest()
 
     def _owners_of(self, rows: Int) -> list[str]:
@@ -400,8 +484,16 @@ class Federation:
             owner[split.rows.numpy()] = split.owner.numpy()
         return [self.names[owner[row]] if owner[row] >= 0 else "" for row in rows]
 
+    def _label_faults(self) -> list[str]:
+        if self.task in MATRIX_TASKS:
+            parts = (self.x, self.y, self.num_classes, self.task)
+            return matrix_faults(*parts, self._owners_of)
+        return label_faults(self.y, self.num_classes, self._owners_of)
+
     def _structural_faults(self) -> list[str]:
         faults: list[str] = []
+        if self.task not in TASKS:
+            faults.append(f"There is no task {self.task!r}{did_you_mean(self.task, TASKS)}")
         if len(self.x) != len(self.y):
             faults.append(f"x has {len(self.x)} samples and y {len(self.y)}; they must agree.")
         if not self.names:
@@ -436,3 +528,54 @@ class Federation:
                     f"({', '.join(who[:5])}); keep the splits apart."
                 )
         return faults
+
+
+def shifted(x: Any) -> tuple[Any, Any]:
+    """Return the tokens before and after every step of texts: inputs and labels.
+
+    >>> [part.tolist() for part in shifted([[5, 6, 7, 0]])]
+    [[[5, 6, 7]], [[6, 7, 0]]]
+    """
+    ids = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    if ids.ndim != 2 or ids.shape[1] < 2:
+        raise FederationError(
+            "A next-token task without y needs texts of at least two tokens, x of shape (samples, "
+            f"tokens), got shape {ids.shape}."
+        )
+    return ids[:, :-1], ids[:, 1:]
+
+
+def scaled(federation: Federation) -> Federation:
+    """Standardise real features by federated statistics, per feature or per channel.
+
+    Every client sends count, sum and sum of squares of its training samples; see
+    ``sartor.data.encoding``. The constants are kept in ``info["preprocessing"]``.
+    """
+    from sartor.data.encoding import client_statistics, combine_statistics, prepare
+
+    x = federation.x
+    if not x.is_floating_point() or x.ndim < 2:
+        raise FederationError(
+            f"standardise=True needs rows of real features, got {x.dtype} of shape "
+            f"{tuple(x.shape)}; leave it out."
+        )
+    flat = x.numpy().astype(np.float64)
+    messages = []
+    for client in range(federation.num_clients):
+        own = flat[federation.train.of(client).numpy()]
+        values = np.moveaxis(own, 1, 0).reshape(x.shape[1], -1)
+        rows = np.arange(values.shape[1])
+        columns = {str(i): ("number", column) for i, column in enumerate(values)}
+        messages.append(client_statistics(columns, rows))
+    steps = combine_statistics(messages)
+    recipe = {"kind": "scale", **{k: [step[k] for step in steps] for k in ("mean", "scale")}}
+    made = torch.from_numpy(prepare(flat, recipe))
+    return replace(federation, x=made, info=federation.info | {"preprocessing": recipe})
+
+
+def _num_labels(task: str | None, x: Tensor | None, y: Tensor, given: int | None) -> int:
+    """Return the number of labels, or of token ids: those that x and y have, or more."""
+    if task == "multilabel":
+        return int(y.shape[1])
+    most = [int(part.max()) + 1 for part in (x, y) if part is not None and part.numel()]
+    return given or max([*most, 2])

@@ -199,9 +199,7 @@ DIGITS = tuple("0123456789")
 _PARTS = ", or {0}_train.npz / {0}_train_0.npz, ... and {0}_test.npz with arrays x, y"
 
 DATASETS: dict[str, Entry] = {
-    "digits": Entry(
-        "8x8 handwritten digits, in scikit-learn", 10, (1, 8, 8), (1347, 450), (), DIGITS
-    ),
+    "digits": Entry("8x8 handwritten digits, with Sartor", 10, (1, 8, 8), (1347, 450), (), DIGITS),
     "mnist": Entry(
         "28x28 handwritten digits",
         10,

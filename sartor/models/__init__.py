@@ -13,6 +13,8 @@ from torch import nn
 
 from sartor.models.check import check_module
 from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
+from sartor.models.describe import describe_model, rebuild_model
+from sartor.models.language import LanguageLSTM, language_lstm
 from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
 from sartor.models.recurrent import LSTM, lstm
 from sartor.models.residual import ResidualBlock, ResNet8, resnet8
@@ -28,6 +30,7 @@ __all__ = [
     "LSTM",
     "MCLR",
     "MODELS",
+    "LanguageLSTM",
     "LeNet5",
     "ResNet8",
     "ResidualBlock",
@@ -37,10 +40,13 @@ __all__ = [
     "cnn3",
     "cnn5",
     "default",
+    "describe_model",
     "dnn",
+    "language_lstm",
     "lenet5",
     "lstm",
     "mclr",
+    "rebuild_model",
     "resnet8",
 ]
 
@@ -53,6 +59,7 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
     "cnn3": cnn3,
     "cnn5": cnn5,
     "dnn": dnn,
+    "language_lstm": language_lstm,
     "lenet5": lenet5,
     "lstm": lstm,
     "mclr": mclr,
@@ -63,9 +70,12 @@ MODELS: dict[str, Callable[..., nn.Module]] = {
 def default(federation: Federation) -> nn.Module:
     """Choose a network.
 
-    LSTM for token ids, LeNet-5 for images of 16 pixels or more, else one hidden layer.
+    LSTM for token ids (for a next-token task, one that answers at every step), LeNet-5 for images
+    of 16 pixels or more, else one hidden layer.
     """
     shape = federation.input_shape
+    if federation.task == "next-token":
+        return language_lstm(federation)
     if len(shape) == 1 and not federation.x.is_floating_point():
         return lstm(federation)
     if len(shape) == 3 and min(shape[1:]) >= 16:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sartor.errors import MissingExtraError
 
@@ -16,19 +18,27 @@ __all__ = ["write_figures", "write_report"]
 
 def write_report(source: Source, path: str | Path | None = None) -> Path:
     """Write one page; see :func:`sartor.report.page.write_report`."""
-    return _page().write_report(source, path)
+    with _extras():
+        from sartor.report import page
+
+        return page.write_report(source, path)
 
 
 def write_figures(
     source: Source, folder: str | Path | None = None, kind: Format = "pdf"
 ) -> list[Path]:
     """Write figures for a paper; see :func:`sartor.report.page.write_figures`."""
-    return _page().write_figures(source, folder, kind)
-
-
-def _page() -> Any:
-    try:
+    with _extras():
         from sartor.report import page
+
+        return page.write_figures(source, folder, kind)
+
+
+@contextmanager
+def _extras() -> Iterator[None]:
+    """Name the extra where a package of it is missing."""
+    try:
+        yield
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] not in ("matplotlib", "jinja2"):
             raise
@@ -36,4 +46,3 @@ def _page() -> Any:
             f"Reports and figures need {error.name}, which is not installed; run pip install "
             "'sartor[figures]'."
         ) from error
-    return page

@@ -5,16 +5,17 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from sartor import runs
 from sartor._version import __version__
-from sartor.report.drawing import Figure
-from sartor.report.fitting import narrow_svg
 from sartor.table import Table, jsonable
+
+if TYPE_CHECKING:
+    from sartor.report.drawing import Figure
 
 MOST_ROWS = 2000
 """Rows of the client table on the page; all of them are in metrics.csv."""
@@ -89,6 +90,8 @@ def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
 
 def pictures(figures: Sequence[Figure]) -> list[tuple[Figure, Markup, Markup | None]]:
     """Return figures as the template takes them: for a screen, and for a phone where it differs."""
+    from sartor.report.fitting import narrow_svg
+
     found = []
     for figure in figures:
         narrow = narrow_svg(figure)

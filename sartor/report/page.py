@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -13,13 +13,7 @@ from sartor import metrics, reproduce, runs
 from sartor.adviser.advice import Advice
 from sartor.adviser.verification import Verification
 from sartor.comparison import Comparison
-from sartor.report.advice_figures import draw_advice
-from sartor.report.advice_page import render_advice
-from sartor.report.figures import draw_all, looks
 from sartor.report.layout import MOST_ROWS, count, fill, pictures, settings_lines, shown
-from sartor.report.printing import Format, save_all
-from sartor.report.reproduction_figures import figures_of
-from sartor.report.reproduction_page import render_reproduction
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
@@ -27,6 +21,9 @@ from sartor.result import POINT_WORDS, Result
 from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES
 from sartor.table import Table
+
+if TYPE_CHECKING:
+    from sartor.report.printing import Format
 
 Source = str | Path | Result | Comparison | Advice | Outcome
 """A folder of a run, a comparison, an advice or a reproduction; or what such a folder holds."""
@@ -52,8 +49,12 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
         path = path or folder / "report.html"
         environment = read_json(folder / "environment.json")
     if isinstance(content, Advice):
+        from sartor.report.advice_page import render_advice
+
         text = render_advice(content, found.verified, config=found.config, environment=environment)
     elif isinstance(content, Outcome):
+        from sartor.report.reproduction_page import render_reproduction
+
         text = render_reproduction(content, environment)
     else:
         text = render(content, environment)
@@ -80,6 +81,11 @@ def write_figures(
     Raises:
         RunFolderError: the folder cannot be read, or a file cannot be written.
     """
+    from sartor.report.advice_figures import draw_advice
+    from sartor.report.figures import draw_all
+    from sartor.report.printing import save_all
+    from sartor.report.reproduction_figures import figures_of
+
     found = _read(source)
     content = found.content
     target = Path(folder) if folder is not None else (found.folder or Path()) / "figures"
@@ -124,7 +130,8 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
     words = summarise(comparison)
     first = next(iter(comparison.values()))
     many = comparison.reference is not None and len(comparison) > 1
-    marks, goals = looks(comparison), list(targets(comparison).items())
+    marks, figures = _drawn(comparison)
+    goals = list(targets(comparison).items())
     seeds = len({run.seed for result in comparison.values() for run in result.runs})
     return fill(
         "page.html",
@@ -141,13 +148,24 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
         fairness=shown(comparison.fairness(), marks),
         reach=_reach(comparison, dict(goals[:1]), marks),
         farther=_reach(comparison, dict(goals[1:]), marks),
-        figures=pictures(draw_all(comparison)),
+        figures=figures,
         clients=shown(client_table(comparison), {}),
         ledger=shown(ledger_table(comparison), marks),
         events=shown(event_table(comparison), {}) if _events(comparison) else None,
         points=POINT_WORDS,
         settings=_settings(comparison),
     )
+
+
+def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], list[Any] | None]:
+    """Return the looks of the methods and the figures; nothing and None without matplotlib."""
+    try:
+        from sartor.report.figures import draw_all, looks
+    except ImportError as error:
+        if (error.name or "").partition(".")[0] != "matplotlib":
+            raise
+        return {}, None
+    return looks(comparison), pictures(draw_all(comparison))
 
 
 def targets(comparison: Comparison) -> dict[float, str]:

@@ -218,9 +218,11 @@ def cell_text(values: np.ndarray | None, known: float | None, spec: Mapping[str,
         return MISSING
     factor, digits, _ = scale_of(spec)
     error = standard_error(values)
-    text = shown(float(np.nanmean(values)), spec)
-    if math.isfinite(error):
-        free = spec.get("scale") in ("number", "seconds")
+    mean = float(np.nanmean(values))
+    text = shown(mean, spec)
+    free = spec.get("scale") in ("number", "seconds")
+    # Runs of one pass share its time: what they differ by is rounding.
+    if math.isfinite(error) and not (free and error <= 1e-9 * abs(mean)):
         text += f" ± {factor * error:.2g}" if free else f" ± {factor * error:.{digits}f}"
     lost = int((~np.isfinite(values)).sum())
     text += f" [{lost} diverged]" if lost else ""

@@ -257,6 +257,31 @@ class RunFolder(_Folder):
         write_json(folder / "index.json", {"format": FORMAT, "clients": index})
         return folder
 
+    def write_server(
+        self, server: Mapping[str, Any], facts: Mapping[str, Any], run: int = 0
+    ) -> None:
+        """Write the state that newcomers are greeted from, beside the models of a run.
+
+        Args:
+            server: a nested dict of tensors.
+            facts: JSON-able values.
+            run: index of the run in a sweep.
+        """
+        folder = self.path / "models" / f"run-{run}"
+        with naming(folder, "create"):
+            folder.mkdir(parents=True, exist_ok=True)
+        write_state(folder / "server.safetensors", server, facts)
+
+    def read_server(self, run: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what :meth:`write_server` wrote."""
+        file = self.path / "models" / f"run-{run}" / "server.safetensors"
+        if not file.exists():
+            raise RunFolderError(
+                f"{self.path} holds no server of run {run} that newcomers could join; train again "
+                "with this release, or use sartor onboard with the training data at hand."
+            )
+        return read_state(file)
+
     def read_models(self, run: int = 0) -> dict[str, dict[str, Tensor]]:
         """Return the final weights: client name -> dict of tensors, for ``load_state_dict``."""
         folder = self.path / "models" / f"run-{run}"

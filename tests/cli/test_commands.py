@@ -389,6 +389,7 @@ def test_methods_lists_what_there_is(command: Any) -> None:
             "models_down",
             "models_up",
             "models_once",
+            "gradients",
             "hyper",
             "options",
         }

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib.metadata as metadata
 import re
 import subprocess
 import sys
 import tomllib
 from pathlib import Path
+
+import pytest
+import yaml
 
 import sartor
 
@@ -82,7 +86,8 @@ def test_every_import_is_declared() -> None:
     foreign = imported - {name.lower() for name in sys.stdlib_module_names} - {"sartor"}
     extras = PROJECT["project"]["optional-dependencies"]
     needed = names(PROJECT["project"]["dependencies"])
-    declared = needed | names(extras["data"]) | names(extras["network"])
+    parts = ("data", "figures", "hf", "network", "onnx")
+    declared = needed.union(*(names(extras[part]) for part in parts))
     assert {called.get(name, name) for name in foreign} <= declared
 
 
@@ -110,3 +115,50 @@ def test_the_version_stands_once() -> None:
     assert PROJECT["project"]["dynamic"] == ["version"]
     assert sartor.__version__ in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert (ROOT / "sartor" / "py.typed").exists()
+
+
+def test_the_base_install_is_small() -> None:
+    """At most 15 packages beside torch and what torch needs, by the metadata of this machine."""
+
+    def closure(package: str, seen: set[str]) -> set[str]:
+        name = re.sub(r"[-_.]+", "-", package).lower()
+        if name in seen:
+            return seen
+        seen.add(name)
+        for line in metadata.requires(name) or []:
+            need, _, marker = line.partition(";")
+            if "extra" not in marker and "platform_system" not in marker:
+                closure(re.split(r"[\s<>=!~(\[]", need.strip())[0], seen)
+        return seen
+
+    torch_own = closure("torch", set())
+    ours: set[str] = set()
+    for package in names(PROJECT["project"]["dependencies"]):
+        closure(package, ours)
+    assert len(ours - torch_own) <= 15, sorted(ours - torch_own)
+    assert len(ours - torch_own) >= len(names(PROJECT["project"]["dependencies"])) - 2
+
+
+def test_what_the_package_reads_is_shipped() -> None:
+    """Files beside the code are kept by git, which decides what goes into the wheel."""
+    if not (ROOT / ".git").exists():
+        pytest.skip("no repository")
+    done = subprocess.run(
+        ["git", "ls-files", "sartor"], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    kept = set(done.stdout.split())
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for path in (ROOT / "sartor").rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert there <= kept
+    assert {"sartor/data/digits.npz", "sartor/methods/measured.json"} <= there
+
+
+def test_the_citation_has_the_version() -> None:
+    """CITATION.cff names the version and the licence of the package."""
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert cited["version"] == sartor.__version__
+    assert cited["license"] == PROJECT["project"]["license"]
+    assert {"cff-version", "message", "title", "authors"} <= set(cited)

@@ -9,13 +9,13 @@ import json
 import os
 import pickle
 import struct
-import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from sartor.data import Federation, available, from_dataset, load
+from sartor.data import Federation, available, datasets, from_dataset, load
 from sartor.data.datasets import ENVIRONMENT
 from sartor.data.readers import read_cifar_python, read_leaf
 from sartor.errors import ConfigError, FederationError, MissingDataError, MissingExtraError
@@ -61,14 +61,16 @@ def test_digits_need_no_file_and_have_a_fixed_stratified_split():
     assert data.y[:8].tolist() == [2, 3, 4, 5, 6, 7, 8, 0]  # as drawn when this was written
 
 
-def test_digits_say_how_to_get_scikit_learn(monkeypatch):
-    """Without scikit-learn the error names the package to install."""
-    from sartor.data import datasets
-
-    datasets._load_digits.cache_clear()
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(MissingExtraError, match="pip install scikit-learn"):
-        load("digits")
+def test_the_shipped_digits_are_those_of_scikit_learn():
+    """The file in the package holds scikit-learn's images and labels, in its order."""
+    shipped = Path(datasets.__file__).with_name("digits.npz")
+    with np.load(shipped, allow_pickle=False) as stored:
+        images, labels = stored["images"], stored["labels"]
+    assert images.shape == (1797, 8, 8)
+    assert (int(images.min()), int(images.max())) == (0, 16)
+    x, y = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
+    assert (images.reshape(-1, 64) == x).all()
+    assert (labels == y).all()
 
 
 @pytest.mark.parametrize("partition", ["dirichlet:0.1", "pathological:2", "iid"])
@@ -468,7 +470,7 @@ def test_available_lists_what_is_here_and_how_to_get_the_rest(tmp_path):
         y_test=np.zeros(1),
     )
     rows = {row.name: row for row in available(tmp_path)}
-    assert rows["digits"].found == "scikit-learn"
+    assert rows["digits"].found == "with Sartor"
     assert rows["emnist"].samples == "4 + 1 (a subset)"
     assert rows["emnist"].found is not None
     assert rows["emnist"].found.endswith("emnist_balanced.npz")

@@ -174,3 +174,20 @@ except MissingExtraError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert "pip install 'sartor[figures]'" in done.stdout, done.stderr
+
+
+def test_without_matplotlib_the_page_has_its_words_and_tables(monkeypatch):
+    """The page of a comparison is written without figures, and says how to get them."""
+    for name in ("drawing", "figures", "fitting", "heat"):
+        monkeypatch.delitem(sys.modules, f"sartor.report.{name}", raising=False)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    from sartor.report.page import render
+
+    page = render(make_comparison())
+    assert (
+        "pip install &#39;sartor[figures]&#39;" in page or "pip install 'sartor[figures]'" in page
+    )
+    assert "<svg" not in page
+    assert "Methods side by side" in page

@@ -1,0 +1,337 @@
+"""Columns of a table as features: standardised numbers and one-hot categories.
+
+The constants come from federated statistics. A client k sends, for every column and over its
+training rows alone, three numbers (or, for a category, its levels); the server adds them up:
+
+    n = Σ_k n_k,   mean = Σ_k s_k / n,   variance = Σ_k q_k / n − mean²
+
+| symbol | code | meaning |
+| --- | --- | --- |
+| n_k | ``count`` | values of a column that client k has, missing ones left out |
+| s_k | ``sum`` | their sum |
+| q_k | ``squares`` | the sum of their squares |
+
+The result is the same, up to rounding, as standardising the pooled training rows. What is sent is a
+sum over a client's rows: a client with one row sends that row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from sartor.errors import ConfigError, FederationError, did_you_mean
+
+Array = npt.NDArray[Any]
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>"})
+"""Words that mean that a cell is empty, in any case."""
+
+MOST_LEVELS = 100
+"""A text column with more levels than this is hardly a category."""
+
+FEWEST_ROWS = 20
+"""With at least so many rows, a text column whose cells all differ is no category either."""
+
+_CONSTANT = 1e-14  # a variance below this share of the mean square is rounding
+
+
+def is_missing(cell: Any) -> bool:
+    """Say whether a cell is empty: None, NaN, or a word such as NA.
+
+    >>> [is_missing(cell) for cell in (None, float("nan"), " NA ", 0, "x")]
+    [True, True, True, False, False]
+    """
+    if cell is None:
+        return True
+    if isinstance(cell, str):
+        return cell.strip().lower() in MISSING
+    return bool(cell != cell) if isinstance(cell, float | np.floating) else str(cell) == "<NA>"
+
+
+def read_column(
+    name: str, values: Any, faults: list[str], *, category: bool = False
+) -> tuple[str, Array] | None:
+    """Read a column: ("number", float64 with NaN) or ("category", text with ``""``).
+
+    Args:
+        name: of the column, for messages.
+        values: ``(rows,)`` numbers, booleans or texts.
+        faults: what is wrong is added to it.
+        category: read numbers as categories too.
+
+    Returns:
+        None if the column cannot be used.
+    """
+    array = np.asarray(values)
+    if array.ndim != 1:
+        faults.append(f"Column {name!r} has shape {array.shape}; every cell must be one value.")
+        return None
+    if array.dtype.kind in "biuf" and not category:
+        return "number", array.astype(np.float64)
+    if array.dtype.kind in "mM":
+        faults.append(
+            f"Column {name!r} holds dates; turn them into numbers (days, hours) or drop the column."
+        )
+        return None
+    cells = array.tolist()
+    empty = [is_missing(cell) for cell in cells]
+    numbers = [None if gone else _number(cell) for cell, gone in zip(cells, empty, strict=True)]
+    known = sum(number is not None for number in numbers)
+    given = len(cells) - sum(empty)
+    if known == given and not category:
+        return "number", np.array([np.nan if n is None else n for n in numbers], dtype=np.float64)
+    if 2 * known > given and not category:
+        bad = [i for i, n in enumerate(numbers) if n is None and not empty[i]]
+        faults.append(
+            f"Column {name!r} holds numbers, but {len(bad)} cells are text: {_cells(cells, bad)}; "
+            f"mend them, or name the column in categories=[{name!r}]."
+        )
+        return None
+    text = ["" if gone else _text(cell) for cell, gone in zip(cells, empty, strict=True)]
+    return "category", np.array(text, dtype=np.str_)
+
+
+def column_faults(name: str, kind: str, values: Array, clients: Array, missing: str) -> list[str]:
+    """List what keeps a readable column from being a feature.
+
+    Args:
+        name: of the column.
+        kind: "number" or "category".
+        values: of all rows, as ``read_column`` gives them.
+        clients: ``(rows,)`` names, for messages.
+        missing: "error" refuses empty cells, "mean" fills them in.
+    """
+    if len(_empty(kind, values)) == len(values):
+        return [f"Column {name!r} is empty; leave it out with drop=[{name!r}] (--drop {name})."]
+    faults = cell_faults(name, kind, values, clients, missing)
+    levels = set(values.tolist()) - {""} if kind == "category" else set()
+    given = len(values) - len(_empty(kind, values))
+    if len(levels) > MOST_LEVELS or (len(levels) == given and given >= FEWEST_ROWS):
+        faults.append(
+            f"Column {name!r} has {len(levels)} different texts in {given} rows, as ids or free "
+            f"texts do (at most {MOST_LEVELS} make a category, and not one for every row); leave "
+            f"it out with drop=[{name!r}] (--drop {name}), or learn from it alone with "
+            f"text_column={name!r}."
+        )
+    return faults
+
+
+def cell_faults(name: str, kind: str, values: Array, clients: Array, missing: str) -> list[str]:
+    """List the empty and infinite cells of a column; the arguments are those of column_faults."""
+    faults = []
+    gone = _empty(kind, values)
+    if len(gone) and missing == "error":
+        faults.append(
+            f"Column {name!r} has {len(gone)} empty cells{_where(gone, clients)}; fill them, leave "
+            "out those rows, or pass missing='mean' (--missing mean)."
+        )
+    if kind == "number" and np.isinf(values).any():
+        bad = np.flatnonzero(np.isinf(values))
+        faults.append(f"Column {name!r} has {len(bad)} infinite cells{_where(bad, clients)}.")
+    return faults
+
+
+def _empty(kind: str, values: Array) -> Array:
+    return np.flatnonzero(np.isnan(values) if kind == "number" else values == "")
+
+
+# ---------------------------------------------------------------------- federated statistics
+
+
+def client_statistics(columns: Mapping[str, tuple[str, Array]], rows: Array) -> dict[str, Any]:
+    """Return what one client sends: count, sum and sum of squares, or levels, of every column.
+
+    >>> client_statistics({"a": ("number", np.array([1.0, 3.0, 9.0]))}, np.array([0, 1]))
+    {'a': {'count': 2, 'sum': 4.0, 'squares': 10.0}}
+    """
+    sent: dict[str, Any] = {}
+    for name, (kind, values) in columns.items():
+        own = values[rows]
+        if kind == "category":
+            sent[name] = {"levels": sorted(set(own.tolist()) - {""})}
+        else:
+            own = own[~np.isnan(own)]
+            sent[name] = {
+                "count": len(own),
+                "sum": float(own.sum()),
+                "squares": float(np.square(own).sum()),
+            }
+    return sent
+
+
+def combine_statistics(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the constants of every column from the messages of all clients: the server's part.
+
+    A column that does not vary keeps its scale, so that it becomes 0.
+
+    >>> one = {"a": {"count": 2, "sum": 4.0, "squares": 10.0}, "b": {"levels": ["x"]}}
+    >>> combine_statistics([one, one])[0]
+    {'name': 'a', 'kind': 'number', 'mean': 2.0, 'scale': 1.0}
+    """
+    found: list[dict[str, Any]] = []
+    for name, first in messages[0].items():
+        if "levels" in first:
+            levels = sorted(set().union(*(message[name]["levels"] for message in messages)))
+            found.append({"name": name, "kind": "category", "levels": levels})
+            continue
+        count, total, squares = (
+            sum(message[name][key] for message in messages) for key in ("count", "sum", "squares")
+        )
+        mean, power = (total / count, squares / count) if count else (0.0, 0.0)
+        variance = power - mean * mean
+        scale = variance**0.5 if variance > _CONSTANT * max(power, 1e-300) else 1.0
+        found.append({"name": name, "kind": "number", "mean": mean, "scale": scale})
+    return found
+
+
+def encode(columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[str, Any]]) -> Array:
+    """Return features ``(rows, features)`` float32 by the constants of ``combine_statistics``.
+
+    A number becomes (value − mean) / scale, or 0 where it is missing; a category one column for
+    every level, all 0 for a level that no client trained on.
+
+    >>> encode({"c": ("category", np.array(["x", "z"]))}, [
+    ...     {"name": "c", "kind": "category", "levels": ["x", "y"]}]).tolist()
+    [[1.0, 0.0], [0.0, 0.0]]
+    """
+    parts = []
+    for step in recipe:
+        _, values = columns[step["name"]]
+        if step["kind"] == "number":
+            scaled = (values - step["mean"]) / step["scale"]
+            parts.append(np.nan_to_num(scaled, nan=0.0)[:, None])
+        else:
+            parts.append(values[:, None] == np.array(step["levels"], dtype=np.str_))
+    return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+
+
+def feature_names(recipe: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a name for every feature: the column, or column=level.
+
+    >>> feature_names([{"name": "c", "kind": "category", "levels": ["x", "y"]}])
+    ['c=x', 'c=y']
+    """
+    return [
+        name
+        for step in recipe
+        for name in (
+            [step["name"]]
+            if step["kind"] == "number"
+            else [f"{step['name']}={level}" for level in step["levels"]]
+        )
+    ]
+
+
+# ---------------------------------------------------------------------- later, without the data
+
+
+def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
+    """Turn new samples into features by a stored recipe (``federation.info["preprocessing"]``).
+
+    Args:
+        x: for a table, a data frame, a dict of columns, a list of dicts, or an array with the
+            columns in their order; for texts a list of them; else an array of features.
+        recipe: what the training data went through, or None for nothing.
+
+    Raises:
+        FederationError: lists every column that is missing or cannot be read.
+    """
+    if recipe is None:
+        return np.asarray(x)
+    if recipe["kind"] == "scale":
+        array = np.asarray(x, dtype=np.float64)
+        shape = (-1, *([1] * (array.ndim - 2)))
+        mean, scale = (np.reshape(recipe[key], shape) for key in ("mean", "scale"))
+        return np.asarray((array - mean) / scale, dtype=np.float32)
+    if recipe["kind"] == "text":
+        from sartor.data.text import encode as encode_text
+        from sartor.data.text import tokenise
+
+        texts = columns_of(x, [recipe["column"]])[recipe["column"]] if _is_table(x) else x
+        vocabulary = {word: number for number, word in enumerate(recipe["words"], 2)}
+        words = [tokenise(str(text)) for text in ([texts] if isinstance(texts, str) else texts)]
+        return encode_text(words, vocabulary, recipe["length"])
+    steps = recipe["columns"]
+    given = columns_of(x, [step["name"] for step in steps])
+    faults: list[str] = []
+    read: dict[str, tuple[str, Array]] = {}
+    for step in steps:
+        name, category = step["name"], step["kind"] == "category"
+        found = read_column(name, given[name], faults, category=category)
+        if found is None:
+            continue
+        if found[0] != step["kind"]:
+            faults.append(f"Column {name!r} held numbers in training, but is text here.")
+            continue
+        nobody = np.full(len(found[1]), "")
+        faults += cell_faults(name, *found, nobody, recipe["missing"])
+        read[name] = found
+    if faults:
+        raise FederationError("\n".join(faults))
+    return encode(read, steps)
+
+
+def columns_of(x: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Return the named columns of a data frame, dict of columns, list of dicts, or array.
+
+    Raises:
+        FederationError: names every column that is not there.
+    """
+    if isinstance(x, Sequence) and len(x) and isinstance(x[0], Mapping):
+        known = list(dict.fromkeys(key for row in x for key in row))
+        table: Any = {name: [row.get(name) for row in x] for name in known}
+    elif isinstance(x, Mapping):
+        known, table = list(x), {k: np.atleast_1d(np.asarray(v)) for k, v in x.items()}
+    elif hasattr(x, "columns"):
+        known, table = [str(name) for name in x.columns], {str(k): x[k].to_numpy() for k in x}
+    else:
+        array = np.asarray(x)
+        if array.ndim != 2 or array.shape[1] != len(names):
+            raise FederationError(
+                f"The models know {len(names)} columns ({', '.join(names[:8])}"
+                f"{', ...' if len(names) > 8 else ''}), got an array of shape {array.shape}; give "
+                "a data frame, a dict of columns, or rows with these columns in this order."
+            )
+        known, table = list(names), {name: array[:, i] for i, name in enumerate(names)}
+    lost = [f"{name!r}{did_you_mean(name, known)}" for name in names if name not in table]
+    if lost:
+        raise FederationError(f"Columns that the models know are missing: {', '.join(lost)}")
+    return {name: table[name] for name in names}
+
+
+def check_missing(missing: str) -> None:
+    """Refuse a rule for empty cells that does not exist."""
+    if missing not in ("error", "mean"):
+        raise ConfigError(f"missing must be 'error' or 'mean', got {missing!r}.")
+
+
+def _is_table(x: Any) -> bool:
+    return isinstance(x, Mapping) or hasattr(x, "columns")
+
+
+def _number(cell: Any) -> float | None:
+    try:
+        return float(cell)
+    except (TypeError, ValueError):
+        return None
+
+
+def _text(cell: Any) -> str:
+    """Write a cell as the name of a level: 3.0 and 3 are one level."""
+    if isinstance(cell, float) and cell.is_integer():
+        cell = int(cell)
+    return str(cell).strip()
+
+
+def _cells(cells: Sequence[Any], rows: Sequence[int]) -> str:
+    shown = ", ".join(f"{str(cells[i])[:20]!r} in row {i}" for i in rows[:3])
+    return shown + (", ..." if len(rows) > 3 else "")
+
+
+def _where(rows: Array, clients: Array) -> str:
+    shown = ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
+    names = [name for name in dict.fromkeys(clients[rows].tolist()) if name][:5]
+    return f" (rows {shown}" + (f"; client {', '.join(names)})" if names else ")")

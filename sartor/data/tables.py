@@ -1,0 +1,395 @@
+"""One table with a column that names the client: a data frame, a CSV or Parquet file.
+
+The rows of every client are divided first; means, deviations and levels are then those of training
+rows alone (``sartor.data.encoding``), and the label becomes classes, several labels or a target.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from sartor.data import encoding, text
+from sartor.data.checks import raise_faults
+from sartor.data.encoding import Array
+from sartor.data.federation import Federation
+from sartor.errors import FederationError, MissingExtraError, did_you_mean
+
+MOST_CLASSES = 100
+"""A label of whole numbers with more values than this is a target, unless the task says so."""
+
+FILES = (".csv", ".tsv", ".parquet")
+"""Endings of the files that ``from_file`` reads."""
+
+
+def from_dataframe(
+    frame: Any,
+    *,
+    client: str,
+    label: str | Sequence[str],
+    task: str | None = None,
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    text_column: str | None = None,
+    standardise: bool = True,
+    missing: str = "error",
+    test: Any = 0.25,
+    val: float = 0.0,
+    seed: int = 0,
+    stratify: bool = False,
+    min_samples: int = 0,
+    length: int = text.LENGTH,
+    vocabulary: int = text.VOCABULARY,
+    like: Mapping[str, Any] | None = None,
+    source: str = "dataframe",
+) -> Federation:
+    """Make a federation from a table with one row per sample.
+
+    Args:
+        frame: a pandas data frame, or a dict of columns.
+        client: the column that names the client of a row.
+        label: the column of the label; several columns of 0 and 1 make a multi-label task.
+        task: "classification", "multilabel" or "regression". By default several label columns are
+            multi-label; text, and whole numbers with at most 100 values, are classes; other numbers
+            are targets of a regression.
+        drop: columns to leave out.
+        categories: columns of numbers that are categories.
+        text_column: learn from this column of texts alone, as token ids.
+        standardise: give numbers, and the target of a regression, mean 0 and deviation 1 over all
+            training rows; predictions and errors are told in the units of the table.
+        missing: "error" refuses empty cells; "mean" puts the mean for a number, no level for a
+            category.
+        test: the fraction of every client's rows held out for testing; or a column of 0 and 1, or
+            booleans, that mark the test rows.
+        val: the fraction held out for validation.
+        seed: seed of the division.
+        stratify: keep the class shares of every client in each part.
+        min_samples: leave out clients with fewer training rows than this.
+        length: tokens of a text.
+        vocabulary: token ids in all.
+        like: ``info`` of a federation that was trained, for newcomers: columns, constants and
+            classes are then those.
+        source: what ``info`` says about the origin.
+
+    Raises:
+        FederationError: one message with every fault of the table.
+
+    Example:
+        >>> table = {"site": ["a", "a", "b", "b"], "age": [20, 40, 60, 80],
+        ...     "sex": ["f", "m", "f", "f"], "ill": [0, 1, 1, 0]}
+        >>> fed = from_dataframe(table, client="site", label="ill", test=0)
+        >>> fed.names, fed.info["features"], fed.x[:, 0].abs().sum().item() > 1
+        (('a', 'b'), ['age', 'sex=f', 'sex=m'], True)
+    """
+    encoding.check_missing(missing)
+    faults: list[str] = []
+    known = dict(like or {})
+    labels = [label] if isinstance(label, str) else list(label)
+    columns = _columns(frame, faults)
+    marks = test if isinstance(test, str) else None
+    wanted: list[tuple[str, Any]] = [("client", client), *(("label", name) for name in labels)]
+    wanted += [("drop", name) for name in drop] + [("categories", name) for name in categories]
+    wanted += [("text_column", text_column)] * (text_column is not None)
+    wanted += [("test", marks)] * (marks is not None)
+    for role, name in wanted:
+        if name not in columns:
+            faults.append(
+                f"The table has no column {name!r} ({role}){did_you_mean(str(name), columns)}"
+            )
+    if client in labels:
+        faults.append(f"Column {client!r} cannot be both client and label.")
+    if faults:  # without these columns the others cannot be told apart
+        raise_faults(faults)
+    ids = _clients(columns[client], client, faults)
+    y, names, kind = _labels({n: columns[n] for n in labels}, task, ids, faults)
+    if known.get("class_names") and kind == "classification" and y is not None:
+        y, names = _renumbered(y, names, list(known["class_names"]), faults)
+    special = {client, marks, *labels, *drop}
+    rest = [name for name in columns if name not in special]
+    read = _features(
+        {name: columns[name] for name in rest} if text_column is None and like is None else {},
+        categories,
+        ids,
+        missing,
+        faults,
+    )
+    if not rest:
+        faults.append("There is no column left to learn from besides client and label.")
+    count = len(ids)
+    try:
+        federation = Federation.from_arrays(
+            np.zeros((count, 1), dtype=np.float32),
+            np.zeros(count, dtype=np.int64) if y is None else y,
+            client=ids,
+            test=test if marks is None else _marks(columns[marks], marks, faults),
+            val=val,
+            seed=seed,
+            stratify=stratify and kind == "classification",
+            num_classes=0 if kind == "regression" else None,
+            task=None if y is None else kind,
+            min_samples=min_samples,
+        )
+    except FederationError as error:
+        raise_faults([*faults, *(getattr(error, "faults", None) or [str(error)])])
+        raise
+    raise_faults(faults)
+    rows = [federation.train.of(i).numpy() for i in range(federation.num_clients)]
+    more: dict[str, Any] = {}
+    if like is not None:
+        recipe = dict(known["preprocessing"])
+        features = encoding.prepare(columns, recipe)
+    elif text_column is not None:
+        features, recipe, more = _text(columns[text_column], text_column, rows, length, vocabulary)
+    else:
+        messages = [encoding.client_statistics(read, own) for own in rows]
+        steps = encoding.combine_statistics(messages)
+        if not standardise:
+            steps = [s | {"mean": 0.0, "scale": 1.0} if "mean" in s else s for s in steps]
+        features = encoding.encode(read, steps)
+        recipe = {"kind": "table", "columns": steps, "missing": missing}
+        more = {"features": encoding.feature_names(steps)}
+    if kind == "regression" and y is not None:
+        recipe |= _target(y, rows, standardise, recipe if like is not None else None)
+        step = recipe["target"]
+        scaled = torch.from_numpy(((y - step["mean"]) / step["scale"]).astype(np.float32))
+        federation = replace(federation, y=scaled)
+    info = federation.info | {"source": source, "client": client, "label": label}
+    info |= {"preprocessing": recipe} | more | ({"class_names": names} if names else {})
+    return replace(federation, x=torch.from_numpy(features), info=info)
+
+
+def from_file(
+    path: str | Path, *, client: str, label: str | Sequence[str], **rest: Any
+) -> Federation:
+    """Read a CSV, TSV or Parquet file with one row per sample; see ``from_dataframe``.
+
+    A CSV file needs a header. Only Parquet needs an extra package, pyarrow.
+    """
+    file = Path(path).expanduser()
+    return from_dataframe(read_table(file), client=client, label=label, source=file.name, **rest)
+
+
+def read_table(file: Path) -> dict[str, Array]:
+    """Read the columns of a CSV, TSV or Parquet file, cells of CSV as text.
+
+    Raises:
+        FederationError: says what is wrong with the file, every uneven line included.
+    """
+    if not file.is_file():
+        raise FederationError(f"There is no file {file}; check the path.")
+    ending = file.suffix.lower()
+    if ending not in FILES:
+        raise FederationError(f"{file} must end in {', '.join(FILES)}, got {ending or 'nothing'}.")
+    if ending == ".parquet":
+        try:
+            from pyarrow import ArrowException, parquet
+        except ImportError as error:
+            raise MissingExtraError(
+                "Parquet files need pyarrow; install it with: pip install 'sartor[data]'"
+            ) from error
+        try:
+            table = parquet.read_table(file)
+        except ArrowException as error:
+            raise FederationError(f"{file} cannot be read: {error}.") from error
+        return {
+            name: np.asarray(table.column(name).to_numpy(zero_copy_only=False))
+            for name in table.column_names
+        }
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            rows = [row for row in csv.reader(lines, dialect=_dialect(file)) if row]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise FederationError(
+            f"{file} cannot be read as text: {error}; save it as UTF-8."
+        ) from error
+    if len(rows) < 2:
+        raise FederationError(f"{file} has no rows below its header; it needs one per sample.")
+    header = [name.strip() for name in rows.pop(0)]
+    faults = []
+    uneven = [i for i, row in enumerate(rows, 2) if len(row) != len(header)]
+    if uneven:
+        shown = ", ".join(f"{i} has {len(rows[i - 2])}" for i in uneven[:3])
+        faults.append(
+            f"{len(uneven)} lines of {file.name} do not have {len(header)} cells (line {shown}"
+            f"{', ...' if len(uneven) > 3 else ''})."
+        )
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        faults.append(f"Two columns of {file.name} have the same name: {', '.join(twice)}.")
+    raise_faults(faults)
+    cells = np.array(rows, dtype=object)
+    return {name: cells[:, i] for i, name in enumerate(header)}
+
+
+def is_table(path: str | Path) -> bool:
+    """Say whether a path names one table rather than a folder with a file per client."""
+    file = Path(path).expanduser()
+    return file.suffix.lower() in FILES and not file.is_dir()
+
+
+# ---------------------------------------------------------------------- parts
+
+
+def _dialect(file: Path) -> type[csv.Dialect]:
+    """Take tabs for .tsv; else commas, or semicolons where the header has more of those."""
+
+    class Found(csv.excel):
+        delimiter = ","
+
+    with file.open(encoding="utf-8-sig") as lines:
+        header = lines.readline()
+    if file.suffix.lower() == ".tsv":
+        Found.delimiter = "\t"
+    elif header.count(";") > header.count(","):
+        Found.delimiter = ";"
+    return Found
+
+
+def _columns(frame: Any, faults: list[str]) -> dict[str, Array]:
+    if isinstance(frame, Mapping):
+        found = {str(name): np.asarray(values) for name, values in frame.items()}
+    elif hasattr(frame, "columns") and hasattr(frame, "__getitem__"):
+        names = [str(name) for name in frame.columns]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise FederationError(f"Two columns have the same name: {', '.join(twice)}.")
+        found = {str(name): np.asarray(frame[name].to_numpy()) for name in frame.columns}
+    else:
+        raise FederationError(
+            f"The table must be a pandas data frame or a dict of columns, got "
+            f"{type(frame).__name__}; for arrays use Federation.from_arrays."
+        )
+    lengths = {len(values) for values in found.values()}
+    if len(lengths) > 1:
+        faults.append(f"The columns have different lengths: {sorted(lengths)}.")
+    if lengths in (set(), {0}):
+        faults.append("The table has no rows; a federation needs at least one.")
+    return found
+
+
+def _clients(values: Array, name: str, faults: list[str]) -> Array:
+    cells = values.tolist()
+    gone = [i for i, cell in enumerate(cells) if encoding.is_missing(cell)]
+    if gone:
+        shown = ", ".join(map(str, gone[:5])) + (", ..." if len(gone) > 5 else "")
+        faults.append(
+            f"Column {name!r} names no client in {len(gone)} rows ({shown}); fill them in, or "
+            "leave out those rows."
+        )
+    return np.array([encoding._text(cell) for cell in cells], dtype=np.str_)
+
+
+def _marks(values: Array, name: str, faults: list[str]) -> Array:
+    found = encoding.read_column(name, values, faults)
+    if found is None or found[0] != "number" or not np.isin(found[1], (0, 1)).all():
+        faults.append(f"Column {name!r} must mark test rows with 1 and the others with 0.")
+        return np.zeros(len(values), dtype=np.bool_)
+    return found[1].astype(np.bool_)
+
+
+def _features(
+    columns: Mapping[str, Array],
+    categories: Sequence[str],
+    ids: Array,
+    missing: str,
+    faults: list[str],
+) -> dict[str, tuple[str, Array]]:
+    read = {}
+    for name, values in columns.items():
+        found = encoding.read_column(name, values, faults, category=name in categories)
+        if found is not None:
+            faults += encoding.column_faults(name, *found, ids, missing)
+            read[name] = found
+    return read
+
+
+def _labels(
+    columns: Mapping[str, Array], task: str | None, ids: Array, faults: list[str]
+) -> tuple[Array | None, list[str], str]:
+    """Return labels (None if something is wrong with them), the names of classes, the task."""
+    before, kind = len(faults), task
+    parts: list[Array] = []
+    names: list[str] = []
+    for name, values in columns.items():
+        found = encoding.read_column(name, values, faults)
+        if found is None:
+            continue
+        how, cells = found
+        gone = np.flatnonzero(np.isnan(cells) if how == "number" else cells == "")
+        if len(gone):
+            faults.append(
+                f"Label {name!r} is empty in {len(gone)} rows{encoding._where(gone, ids)}; leave "
+                "out those rows."
+            )
+            continue
+        if len(columns) > 1 or task == "multilabel":
+            kind = "multilabel"
+            if how != "number" or not np.isin(cells, (0, 1)).all():
+                faults.append(f"Label {name!r} of a multi-label task must be 0 or 1 in every row.")
+            parts.append(cells)
+            names.append(name)
+            continue
+        whole = how == "category" or bool((cells == np.floor(cells)).all())
+        few = how == "category" or len(np.unique(cells)) <= MOST_CLASSES
+        kind = task or ("classification" if whole and few else "regression")
+        if kind == "regression" and how == "category":
+            faults.append(f"Label {name!r} of a regression must be numbers; it holds text.")
+        elif kind == "regression":
+            parts.append(cells)
+        elif not whole:
+            faults.append(
+                f"Label {name!r} has values that are not whole; for those use task='regression'."
+            )
+        else:
+            values_, y = np.unique(cells, return_inverse=True)
+            shown = [encoding._text(value) for value in values_.tolist()]
+            names = [] if shown == [str(i) for i in range(len(shown))] else shown
+            parts.append(y.astype(np.int64))
+    if len(faults) > before or not parts:
+        return None, [], kind or "classification"
+    y = np.stack(parts, axis=1) if kind == "multilabel" else parts[0]
+    return y, names, str(kind)
+
+
+def _target(
+    y: Array, rows: Sequence[Array], standardise: bool, known: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return mean and scale of the target, by the same federated statistics as those of columns."""
+    if known is not None:
+        return {"target": known["target"]}
+    if not standardise:
+        return {"target": {"mean": 0.0, "scale": 1.0}}
+    column = {"y": ("number", y)}
+    (step,) = encoding.combine_statistics([encoding.client_statistics(column, r) for r in rows])
+    return {"target": {key: step[key] for key in ("mean", "scale")}}
+
+
+def _renumbered(
+    y: Array, names: list[str], known: list[str], faults: list[str]
+) -> tuple[Array, list[str]]:
+    """Number classes as those who trained do."""
+    own = names or [str(i) for i in range(int(y.max()) + 1)]
+    strange = [name for name in own if name not in known]
+    if strange:
+        faults.append(
+            f"Classes {', '.join(strange[:5])} are not known to the models, which tell apart "
+            f"{', '.join(known[:10])}; leave out those rows."
+        )
+        return y, known
+    return np.array([known.index(name) for name in own], dtype=np.int64)[y], known
+
+
+def _text(
+    values: Array, name: str, rows: Sequence[Array], length: int, size: int
+) -> tuple[Array, dict[str, Any], dict[str, Any]]:
+    words = [text.tokenise("" if encoding.is_missing(cell) else str(cell)) for cell in values]
+    own = (words[i] for client in rows for i in client.tolist())
+    vocabulary = text.make_vocabulary(own, size)
+    recipe = {"kind": "text", "column": name, "words": list(vocabulary), "length": length}
+    return text.encode(words, vocabulary, length), recipe, {"vocabulary": len(vocabulary) + 2}

@@ -1,0 +1,83 @@
+"""A network of this library as a name and arguments, so that it can be made again from JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch import nn
+
+from sartor.errors import ModelError
+from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
+from sartor.models.language import LanguageLSTM, language_lstm
+from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
+from sartor.models.recurrent import LSTM, lstm
+from sartor.models.residual import ResNet8, resnet8
+
+_MAKERS: dict[type[nn.Module], tuple[str, Callable[..., nn.Module]]] = {
+    CNN2: ("cnn2", cnn2),
+    CNN3: ("cnn3", cnn3),
+    CNN5: ("cnn5", cnn5),
+    DNN: ("dnn", dnn),
+    LSTM: ("lstm", lstm),
+    LanguageLSTM: ("language_lstm", language_lstm),
+    LeNet5: ("lenet5", lenet5),
+    MCLR: ("mclr", mclr),
+    ResNet8: ("resnet8", resnet8),
+}
+
+
+def describe_model(
+    module: nn.Module, input_shape: tuple[int, ...], num_classes: int
+) -> dict[str, Any] | None:
+    """Return name and arguments of a network of this library, or None for any other.
+
+    Args:
+        module: the network.
+        input_shape: the shape of a sample.
+        num_classes: as the federation has it; 0 for regression.
+
+    >>> from sartor.models import dnn
+    >>> describe_model(dnn(input_shape=(4,), num_classes=3, hidden=7), (4,), 3)["name"]
+    'dnn'
+    """
+    known = _MAKERS.get(type(module))
+    if known is None:
+        return None
+    sizes = {"input_shape": list(input_shape), "num_classes": num_classes}
+    described = {"name": known[0], "arguments": sizes | _own(module)}
+    try:
+        again = rebuild_model(described)
+    except ModelError:
+        return None
+    shapes = [{k: tuple(p.shape) for k, p in net.named_parameters()} for net in (module, again)]
+    return described if shapes[0] == shapes[1] else None  # made by hand, with other sizes
+
+
+def rebuild_model(described: Mapping[str, Any]) -> nn.Module:
+    """Make the network that :func:`describe_model` described, with parameters of its own."""
+    makers = dict(_MAKERS.values())
+    if described.get("name") not in makers:
+        raise ModelError(f"There is no network {described.get('name')!r} in this release.")
+    arguments = dict(described["arguments"])
+    arguments["input_shape"] = tuple(arguments["input_shape"])
+    return makers[described["name"]](**arguments)
+
+
+def _own(module: nn.Module) -> dict[str, Any]:
+    """Return the arguments that differ from network to network of one class."""
+    if isinstance(module, DNN):
+        return {"hidden": module.fc1.out_features}
+    if isinstance(module, LSTM | LanguageLSTM):
+        first: Any = module.layers[0]
+        found = {
+            "vocabulary": module.embedding.weight.shape[0],
+            "embedding": module.embedding.weight.shape[1],
+            "hidden": first.forwards.weight_hh.shape[1],
+            "layers": len(module.layers),
+        }
+        if isinstance(module, LSTM):
+            found["classifier"] = module.fc1.out_features
+            found["bidirectional"] = first.backwards is not None
+        return found
+    return {}

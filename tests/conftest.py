@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 # Two workers share two cores; a thread pool in each would only make them wait for one another.
 # This has to stand before torch is imported, and subprocesses inherit it.
@@ -10,6 +11,7 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 
+import pytest  # noqa: E402
 import torch  # noqa: E402
 from hypothesis import HealthCheck, settings  # noqa: E402
 
@@ -26,3 +28,30 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
+
+LAWS = "tests/methods/test_laws.py::test_law["
+
+
+def together(nodeid: str) -> str:
+    """Name what a test shares runs and fixtures with: its file, or the case whose law it is."""
+    if nodeid.startswith(LAWS):
+        return nodeid.removeprefix(LAWS).partition("-")[2]
+    return nodeid.partition("::")[0]
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
+    """Keep tests that share something on one worker: what is made for them is made once."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Together(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return together(nodeid)
+
+    return Together(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the laws last: 125 small groups, with which both workers come to an end together."""
+    items.sort(key=lambda item: item.nodeid.startswith(LAWS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,12 @@ def trained(name: str, options: dict[str, Any] | None = None, **settings: Any) -
     return run(simulation(method, task, [federation().without(4)], **settings))
 
 
+@cache
+def trained_once(name: str) -> Any:
+    """Train a method for all tests that only look at it."""
+    return trained(name)
+
+
 def newcomer() -> Any:
     """Return a federation of the fifth client alone."""
     return federation().without(0, 1, 2, 3)
@@ -39,7 +46,7 @@ def test_every_method_takes_in_a_newcomer_and_leaves_the_others_alone(
     name: str, rounds: int
 ) -> None:
     """It gets a model with finite scores, uploads nothing, and no state changes."""
-    sim = trained(name)
+    sim = trained_once(name)
     before = states(sim)
     result = onboard(sim, newcomer(), rounds=rounds)
     assert_same(states(sim), before)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import errno
+import itertools
 import json
 import os
 import signal
@@ -13,6 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ from sartor.engines import pooling, traced, tuning
 from sartor.engines.pooling import FastPooling
 from sartor.engines.tuning import choose_chunk
 from sartor.errors import FederationError, RunFolderError
-from sartor.methods import METHODS, build
+from sartor.methods import build
 from sartor.report import write_report
 from sartor.runs import RunFolder, storage
 from sartor.task import Task
@@ -543,30 +545,32 @@ def trained(name: str, net: str, chunk: int, worth: int = NEVER, workers: int = 
         return run(sim)
 
 
-@pytest.mark.parametrize("chunk", [1, 3])
-@pytest.mark.parametrize("net", list(TASKS))
-@pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedapa"])
+@cache
+def untraced(name: str, net: str, chunk: int) -> Any:
+    """Run a method as it is; tests of traces and of threads compare with the same run."""
+    return trained(name, net, chunk)
+
+
+# Every method with every network, with every size of block, and every network with every size; the
+# other half of all combinations is slow.
+PAIRWISE = {("fedavg", "conv", 3), ("fedavg", "dnn", 1), ("fedprox", "dnn", 3)}
+PAIRWISE |= {("fedprox", "conv", 1), ("fedapa", "dnn", 1), ("fedapa", "conv", 3)}
+
+
+@pytest.mark.parametrize(
+    ("name", "net", "chunk"),
+    [
+        pytest.param(*way, marks=[] if way in PAIRWISE else pytest.mark.slow)
+        for way in itertools.product(("fedavg", "fedprox", "fedapa"), TASKS, (1, 3))
+    ],
+)
 def test_a_traced_step_is_the_step_to_the_bit(name: str, net: str, chunk: int) -> None:
     """Models, scores and the counted gradients are the same with traces and without."""
-    plain, fast = trained(name, net, chunk), trained(name, net, chunk, worth=2)
+    plain, fast = untraced(name, net, chunk), trained(name, net, chunk, worth=2)
     assert not plain.engine.traces._ready
     assert len(fast.engine.traces._ready) >= 2  # of training, and of scoring
     assert_same(outcome(fast), outcome(plain))
     assert (fast.ledger().gradient_evaluations > 0).all()
-
-
-@pytest.mark.parametrize("name", list(METHODS))
-def test_every_method_survives_tracing(name: str) -> None:
-    """A run long enough for traces, one client at a time, gives the numbers of a run without."""
-    task, local = net_task(), Local(epochs=1, batch=4, lr=0.1)
-    found = []
-    for worth in (2, 10**9):
-        sim = simulation(build(name, task, local, {}), task, [federation()], chunk=1, rounds=2)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(traced, "_WORTH_IT", worth)
-            found.append(outcome(run(sim)))
-    assert sim.engine.traces._ready == {}
-    assert_same(found[0], found[1], atol=1e-12)
 
 
 def test_a_step_that_cannot_be_traced_goes_on_as_it_is() -> None:
@@ -629,7 +633,7 @@ def test_traces_wait_until_nobody_computes() -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedprox", "fedapa"])
 def test_two_threads_are_one_to_the_bit(name: str, net: str, worth: int) -> None:
     """Blocks side by side give the numbers of blocks one after the other."""
-    wanted = outcome(trained(name, net, 1))
+    wanted = outcome(untraced(name, net, 1))
     assert_same(outcome(trained(name, net, 1, worth, workers=2)), wanted)
 
 

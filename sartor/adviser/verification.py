@@ -29,7 +29,7 @@ from sartor.tree import Tree
 
 if TYPE_CHECKING:
     from sartor.adviser.advice import Advice
-    from sartor.adviser.advise import Subject
+    from sartor.adviser.subject import Subject
 
 WORK = 2e8
 """Gradient evaluations of single samples that verification takes at most."""

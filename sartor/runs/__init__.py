@@ -29,7 +29,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -85,7 +85,7 @@ Checkpoint = tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]
 
 
 class _Folder:
-    """What a run folder and a comparison folder have in common."""
+    """What the folders of a run, of a comparison and of an advice have in common."""
 
     kind = ""
 
@@ -97,10 +97,29 @@ class _Folder:
         """Return kind and path."""
         return f"<{type(self).__name__} {self.path}>"
 
-    @property
-    def report_path(self) -> Path:
-        """Where the report stands, or will."""
-        return self.path / "report.html"
+    @classmethod
+    def create(cls, path: str | Path, config: Mapping[str, Any], overwrite: bool = False) -> Self:
+        """Make a new folder and write its settings and environment.
+
+        Args:
+            path: the folder; parents are made.
+            config: JSON-able resolved settings.
+            overwrite: replace an earlier run there. Files that are not Sartor's stay.
+
+        Raises:
+            RunFolderError: the folder is taken, or cannot be written.
+        """
+        return cls(cls._prepare(path, config, overwrite), jsonable(config))
+
+    @classmethod
+    def open(cls, path: str | Path) -> Self:
+        """Open an existing folder of this kind.
+
+        Raises:
+            RunFolderError: there is none, it is damaged, or of a later release.
+        """
+        path = cls._check(path)
+        return cls(path, read_json(path / "config.json"))
 
     @classmethod
     def _prepare(cls, path: str | Path, config: Mapping[str, Any], overwrite: bool) -> Path:
@@ -174,32 +193,6 @@ class RunFolder(_Folder):
     """
 
     kind = "run"
-
-    @classmethod
-    def create(
-        cls, path: str | Path, config: Mapping[str, Any], overwrite: bool = False
-    ) -> RunFolder:
-        """Make a new run folder and write its settings and environment.
-
-        Args:
-            path: the folder; parents are made.
-            config: JSON-able resolved settings.
-            overwrite: replace an earlier run there. Files that are not Sartor's stay.
-
-        Raises:
-            RunFolderError: the folder is taken, or cannot be written.
-        """
-        return cls(cls._prepare(path, config, overwrite), jsonable(config))
-
-    @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
-        """Open an existing run folder.
-
-        Raises:
-            RunFolderError: there is none, it is damaged, or of a later release.
-        """
-        path = cls._check(path)
-        return cls(path, read_json(path / "config.json"))
 
     # --- checkpoints ----------------------------------------------------------------------------
 
@@ -340,19 +333,6 @@ class ComparisonFolder(_Folder):
 
     kind = "comparison"
 
-    @classmethod
-    def create(
-        cls, path: str | Path, config: Mapping[str, Any], overwrite: bool = False
-    ) -> ComparisonFolder:
-        """Make a new comparison folder; see :meth:`RunFolder.create`."""
-        return cls(cls._prepare(path, config, overwrite), jsonable(config))
-
-    @classmethod
-    def open(cls, path: str | Path) -> ComparisonFolder:
-        """Open an existing comparison folder; see :meth:`RunFolder.open`."""
-        path = cls._check(path)
-        return cls(path, read_json(path / "config.json"))
-
     def run_path(self, name: str) -> Path:
         """Return where the run folder of a method stands, or will."""
         return self.path / slug(name)
@@ -398,19 +378,6 @@ class AdviceFolder(_Folder):
     """A folder with an advice, and with its verification if there was one."""
 
     kind = "advice"
-
-    @classmethod
-    def create(
-        cls, path: str | Path, config: Mapping[str, Any], overwrite: bool = False
-    ) -> AdviceFolder:
-        """Make a new folder for an advice; see :meth:`RunFolder.create`."""
-        return cls(cls._prepare(path, config, overwrite), jsonable(config))
-
-    @classmethod
-    def open(cls, path: str | Path) -> AdviceFolder:
-        """Open an existing folder with an advice; see :meth:`RunFolder.open`."""
-        path = cls._check(path)
-        return cls(path, read_json(path / "config.json"))
 
     def write_advice(self, advice: Advice) -> None:
         """Write advice.json."""

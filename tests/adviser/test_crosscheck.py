@@ -64,7 +64,7 @@ def test_folds_belong_to_a_client_wherever_it_is_listed() -> None:
 def test_the_adviser_says_that_the_theory_does_not_carry_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    module = importlib.import_module("sartor.adviser.advise")
+    module = importlib.import_module("sartor.adviser.by_theory")
     fed, _ = logistic(spread=0.4, clients=8, samples=200, dim=4, test_samples=50)
     usual = sartor.advise(fed, features="raw", draws=0)
     assert (usual.strategy, usual.contradicted) == ("personalised", False)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sartor import rng
 from sartor.engines.arena import Arena, Split
-from sartor.engines.plan import Plan, build_plan, num_steps
+from sartor.engines.plan import Plan, _used, build_plan, num_steps
 from sartor.method import Phase
 
 KINDS = st.fixed_dictionaries(
@@ -222,3 +222,13 @@ def test_widths_cover_all_active_lanes_and_mark_the_idle() -> None:
     plan = _plan([9, 2, 5], {"batch": 2, "epochs": 1})
     assert plan.steps.tolist() == [[5, 1, 3]]
     assert plan.widths() == [(3, False), (3, True), (3, True), (1, False), (1, False)]
+
+
+def test_a_part_of_a_client_ends_at_whole_samples() -> None:
+    """Edges are rounded down, 0.7 of 7 is 4; what is whole but for rounding, 0.3·10, counts."""
+    first, length, _ = _used(_phase(part=(0.0, 0.7)), np.array([7, 10, 1]))
+    assert first.tolist() == [0, 0, 0]
+    assert length.tolist() == [4, 7, 1]
+    first, length, _ = _used(_phase(part=(0.3, 1.0)), np.array([10, 7]))
+    assert first.tolist() == [3, 2]
+    assert length.tolist() == [7, 5]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
@@ -42,15 +43,21 @@ def _net(name: str, local: Local = SGD, options: dict | None = None, **settings)
     return run(simulation(method, task, [federation()], **settings))
 
 
+@cache
+def _fedavg(local: Local, rule: str):
+    return _net("fedavg", local, {"rule": rule})
+
+
 @pytest.mark.parametrize("local", [SGD, HEAVY, KEPT], ids=["plain", "heavy", "kept"])
 @pytest.mark.parametrize("rule", ["normalized", "uniform", "chen"])
 @pytest.mark.parametrize("pull", [0.0, 1.0, 50.0])
 def test_the_global_model_is_fedavgs_to_the_bit(local: Local, rule: str, pull: float) -> None:
     """Whatever λ is, w and its optimisers never notice the personal branch; nor do the bytes."""
-    wanted = _net("fedavg", local, {"rule": rule})
+    wanted = _fedavg(local, rule)
     found = _net("ditto", local, {"rule": rule}, hyper={"prox_strength": pull})
+    leaves = states(found)
     for name, leaf in states(wanted).items():
-        np.testing.assert_array_equal(states(found)[name], leaf, err_msg=name)
+        np.testing.assert_array_equal(leaves[name], leaf, err_msg=name)
     for name in ("bytes_up", "bytes_down", "participants"):
         np.testing.assert_array_equal(
             getattr(found.ledger(), name), getattr(wanted.ledger(), name), err_msg=name

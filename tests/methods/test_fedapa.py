@@ -419,3 +419,22 @@ def test_engines_serve_sequential_schedules_alike() -> None:
     method = build("fedapa", task, SGD, {"preset": "authors_code"})
     one = outcome(run(simulation(method, task, two_allocations(), engine="sequential")))
     assert_same(outcome(run(simulation(method, task, two_allocations(), chunk=1))), one, atol=1e-11)
+
+
+@pytest.mark.parametrize(("preset", "own"), [("paper", 0.5), ("authors_code", 1.0)])
+def test_a_weight_of_its_own_is_a_share(preset: str, own: float) -> None:
+    """a_ii is 0.5 in the paper and 1 in the authors' code, and nothing beyond 1 is taken."""
+    spec = build("fedapa", net_task(), SGD, {"preset": preset}).hyper["self_weight"]
+    assert spec.default == own
+    assert spec.fault("self_weight", 0.0) is None
+    assert spec.fault("self_weight", 1.0) is None
+    assert "<= 1, got 1.01" in (spec.fault("self_weight", 1.01) or "")
+    assert ">= 0" in (spec.fault("self_weight", -0.01) or "")
+
+
+def test_the_momentum_of_the_matrix_ends_at_one() -> None:
+    """A velocity that grew by itself would be no average of past steps."""
+    spec = build("fedapa", net_task(), SGD, {"server_momentum": True}).hyper["mix_momentum"]
+    assert spec.default == 0.9
+    assert spec.fault("mix_momentum", 1.0) is None
+    assert "<= 1, got 1.01" in (spec.fault("mix_momentum", 1.01) or "")

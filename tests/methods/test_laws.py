@@ -12,7 +12,10 @@ from tests.laws import CASES, FOR_VARIANTS, LAWS, Case, check_method
 
 
 def pairs() -> list[Any]:
-    """Return every law with every case; some laws of variants are slow tests."""
+    """Return every case with every law, so that laws find the runs of the case before them.
+
+    Some laws of variants are slow tests.
+    """
     return [
         pytest.param(
             law,
@@ -20,8 +23,8 @@ def pairs() -> list[Any]:
             id=f"{law}-{case}",
             marks=[] if case.is_default or law in FOR_VARIANTS else pytest.mark.slow,
         )
-        for law in LAWS
         for case in CASES
+        for law in LAWS
     ]
 
 

@@ -241,3 +241,10 @@ def test_what_has_no_meaning_is_refused(local: Local, options: dict, words: str)
     for name in ("pfedme", "pfedbred"):
         with pytest.raises(ConfigError, match=words):
             build(name, net_task(), local, options)
+
+
+def test_everybody_trains_unless_told_otherwise() -> None:
+    """Algorithm 1 trains all clients and averages a sample of them."""
+    method = build("pfedme", net_task(), Local(), {})
+    assert method.train_all
+    assert not build("pfedme", net_task(), Local(), {"train_all": False}).train_all

@@ -346,9 +346,13 @@ def test_a_lead_that_was_bought_with_work_is_pointed_out() -> None:
     assert any("times the gradient evaluations of local" in text for text in unfair.caveats)
 
 
+@pytest.fixture(scope="module")
+def digits() -> Federation:
+    return Federation.from_dataset("digits", clients=4)
+
+
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "fedbn"])
-def test_every_method_can_be_reported(method: str) -> None:
+def test_every_method_can_be_reported(method: str, digits: Federation) -> None:
     """What a method records of its server is drawn or left out, whatever its shape."""
-    fed = Federation.from_dataset("digits", clients=4)
-    result = fit(method, fed, rounds=1, local=Local(steps=1), eval_every=1)
+    result = fit(method, digits, rounds=1, local=Local(steps=1), eval_every=1)
     assert "<html" in render(Comparison({method: result}))

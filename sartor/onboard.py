@@ -116,14 +116,21 @@ def trained(simulation: Simulation, run: int = 0) -> Trained:
         simulation.make_engine,
         simulation.rounds.arena.device,
         simulation.dtype,
-        {
-            "input_shape": known.input_shape,
-            "num_classes": known.num_classes,
-            "tokens": not known.x.is_floating_point(),
-            "class_names": known.info.get("class_names", []),
-        },
-        known.info.get("preprocessing"),
+        *_data_facts(known),
     )
+
+
+def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
+    """Return what newcomers' data must fit; nothing where the data is elsewhere."""
+    if not isinstance(known, Federation):
+        return {}, None
+    facts = {
+        "input_shape": known.input_shape,
+        "num_classes": known.num_classes,
+        "tokens": not known.x.is_floating_point(),
+        "class_names": known.info.get("class_names", []),
+    }
+    return facts, known.info.get("preprocessing")
 
 
 def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:

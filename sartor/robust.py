@@ -20,7 +20,7 @@ With ``mix`` every upload is first replaced by the mean of the n − f uploads n
 among them (nearest-neighbour mixing; Allouah et al., Fixing by Mixing, AISTATS 2023). The bad ones
 are far from the good ones or harmless, so good uploads mix with good ones, and what a rule then
 selects or trims is an average already: where Krum alone ends with the model of one client, it ends
-with the mean of n − f of them.
+with the mean of n − f of them. Krum therefore mixes unless told otherwise.
 
 These rules do not weigh clients by their samples, and where clients differ much they also push away
 what is merely different; hence an option, and off unless asked for.
@@ -44,14 +44,15 @@ from sartor.tree import Tree
 Rule = Literal["none", "median", "trimmed_mean", "krum", "multi_krum", "clip"]
 
 
-def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool = False) -> Method:
+def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool | None = None) -> Method:
     """Let the server of a method average robustly.
 
     Args:
         method: a method that averages.
         rule: see the table above; "none" changes nothing.
         share: the share of the present clients that may be bad, below one half.
-        mix: whether every upload is mixed with its nearest neighbours first.
+        mix: whether every upload is mixed with its nearest neighbours first; by default for Krum
+            alone, which otherwise takes over the model of a single client.
 
     Raises:
         ConfigError: the method does not average, or the share is out of range.
@@ -68,6 +69,7 @@ def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool = False) ->
             "no meaning for it; use a method that does, such as fedavg, ditto or fedper."
         )
     pick = _RULES[rule]
+    mixes = rule == "krum" if mix is None else mix
 
     def wrap(record: Method) -> Method:
         if not record.averaged:
@@ -76,7 +78,7 @@ def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool = False) ->
         def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
             branch = {k: v for k, v in uploads.items() if k in record.averaged}
             there = hub.present
-            if mix:
+            if mixes:
                 branch, there = mixed(branch, there, share)
             mended = {**uploads, **pick(branch, there, share)}
             return record.aggregate(server, mended, hub)

@@ -348,8 +348,8 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     for name in ("robust_share", "robust_mix"):
         if name in options and rule == "none":
             raise ConfigError(f"{name} has no effect without a rule, such as robust='median'.")
-    mix = bool(options.get("robust_mix", False))
-    record = robust(record, rule, float(options.get("robust_share", 0.2)), mix)
+    share, mix = float(options.get("robust_share", 0.2)), options.get("robust_mix")
+    record = robust(record, rule, share, mix)
     if steps is not None or epochs is not None:
         record = fine_tuned(record, task, local, steps=steps, epochs=epochs)
     harm = {name: v for name, v in options.items() if name.startswith("harm_")}

@@ -64,7 +64,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "finetune_epochs": (None, int | None),
     "robust": ("none", Literal["none", "median", "trimmed_mean", "krum", "multi_krum", "clip"]),
     "robust_share": (0.2, float),
-    "robust_mix": (False, bool),
+    "robust_mix": (None, bool | None),
     "do_no_harm": (False, bool),
     "harm_share": (0.2, float),
     "harm_score": ("loss", Literal["loss", "error"]),

@@ -128,6 +128,7 @@ def _facts(data: Federation) -> dict[str, Any]:
         "labels": [str(data.y.dtype).removeprefix("torch."), list(data.y.shape[1:])],
         "tokens": not data.x.dtype.is_floating_point,
         "classes": data.num_classes,
+        "task": data.task,
         "class_names": list(data.info.get("class_names", [])),
     }
 

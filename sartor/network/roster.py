@@ -40,6 +40,7 @@ def read_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
             "tokens": bool(meta["tokens"]),
             "classes": int(meta["classes"]),
             "class_names": [str(name) for name in meta["class_names"]],
+            "task": str(meta["task"]),
         }
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise MessageError(f"a greeting that cannot be read: {error!r}") from error

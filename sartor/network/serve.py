@@ -39,10 +39,11 @@ GRACE = 10.0
 
 @dataclass(frozen=True)
 class Shape:
-    """What a network must fit: the shape of a sample, and the number of classes."""
+    """What a network must fit: the shape of a sample, the number of classes, and the task."""
 
     input_shape: tuple[int, ...]
     num_classes: int
+    task: str
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def serve(
             f"{out} was begun with the clients {', '.join(fixed['clients'])}; a client can be "
             "added to a new run only."
         )
-    shape = Shape(tuple(fixed["shape"]), fixed["classes"])
+    shape = Shape(tuple(fixed["shape"]), fixed["classes"], fixed["task"])
     method, task = plan.build(plan.settings, cast(Federation, shape))
     points = tuple(dict.fromkeys((*plan.points, method.headline)))
     checkpoint = folder.read_checkpoint() if known else None
@@ -263,15 +264,18 @@ def _classes(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     """Agree on the shape of samples, and on the classes: those that any client has."""
     shapes = {tuple(f["shape"]) for f in facts.values()}
     named = {bool(f["class_names"]) for f in facts.values()}
-    if len(shapes) > 1 or len(named) > 1:
+    tasks = {f["task"] for f in facts.values()}
+    if len(shapes) > 1 or len(named) > 1 or len(tasks) > 1:
         raise NetworkError(
             f"The clients' samples differ: shapes {sorted(shapes)}"
             + (", and only some have named classes" if len(named) > 1 else "")
+            + (f", tasks {sorted(tasks)}" if len(tasks) > 1 else "")
             + "; all clients need the same columns and the same kind of labels."
         )
     names = sorted({name for f in facts.values() for name in f["class_names"]})
     classes = len(names) or max(f["classes"] for f in facts.values())
-    return {"shape": list(shapes.pop()), "classes": classes, "class_names": names}
+    fixed = {"shape": list(shapes.pop()), "classes": classes, "class_names": names}
+    return {**fixed, "task": tasks.pop()}
 
 
 def _wire(coordinator: Coordinator) -> dict[str, int]:

@@ -85,7 +85,7 @@ def trained_server(plan: Plan, out: str | Path) -> Coordinator:
             "Go on with it first, by the same command without --newcomers."
         )
     fixed = folder.config["network"]
-    shape = Shape(tuple(fixed["shape"]), fixed["classes"])
+    shape = Shape(tuple(fixed["shape"]), fixed["classes"], fixed["task"])
     method, task = plan.build(plan.settings, cast(Federation, shape))
     server = Coordinator(
         method,

@@ -22,6 +22,7 @@ DOCTESTS = {"advise.md", "theory.md"}
 
 ELSEWHERE = {"README.md": "tests/cli/test_readme.py", "CONTRIBUTING.md": "test_contributing.py"}
 ELSEWHERE |= dict.fromkeys(("data.md", "using-the-result.md"), "tests/test_docs_blocks.py")
+ELSEWHERE |= dict.fromkeys(("training.md", "search.md"), "tests/test_training_docs.py")
 MOST_NOT_RUN = 3
 """Blocks that may say why they are not run."""
 
@@ -150,7 +151,7 @@ def test_commands_are_read(
     words = shlex.split(line)[1:]
     if is_pattern(line) or len(words) == 1:  # or the name of a command, in a sentence
         known = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-        assert words[0] == "--version" or set(words[0].split("|")) <= set(known)
+        assert words[0] in ("--version", "--install-completion") or set(words[0].split("|")) <= set(known)
         return
     name, params = parse(words)
     if name in ("run", "compare") and params["target"] != "fedblend":

@@ -19,7 +19,8 @@ from sartor import tree
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
 from sartor.engines.arena import Arena, build_arena
-from sartor.engines.round import Engine, Receipt, Rounds, Tally
+from sartor.engines.parts import Engine, Receipt, Tally
+from sartor.engines.round import Rounds
 from sartor.engines.store import Store
 from sartor.errors import ConfigError
 from sartor.hyper import Value, stack_hypers

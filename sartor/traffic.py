@@ -18,7 +18,7 @@ import torch
 from sartor import models, tree
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
-from sartor.engines.round import Receipt
+from sartor.engines.parts import Receipt
 from sartor.engines.sequential import Sequential
 from sartor.local import Local
 from sartor.methods import METHODS, Factory, build

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from sartor.engines.arena import Arena
 from sartor.engines.graphed import Graphed
-from sartor.engines.round import Engine
+from sartor.engines.parts import Engine
 from sartor.engines.sequential import Sequential
 from sartor.engines.vectorised import Vectorised
 from sartor.errors import ConfigError, did_you_mean

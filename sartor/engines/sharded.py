@@ -29,8 +29,9 @@ import numpy as np
 import torch
 
 from sartor import tree
+from sartor.engines.parts import Block, Order, Receipt, Tally, cut_site
 from sartor.engines.plan import num_steps
-from sartor.engines.round import Block, Order, Receipt, Rounds, Tally, _cut_site
+from sartor.engines.round import Rounds
 from sartor.engines.store import Store
 from sartor.errors import FederationError
 from sartor.method import Method, Phase, Site
@@ -265,7 +266,7 @@ class ShardedRounds(Rounds):
 
         def measure() -> int:
             some = np.arange(0, cohort.shape[1], self.processes.size)
-            here = _cut_site(site, Block(0, len(cohort), 0, 0, some))
+            here = cut_site(site, Block(0, len(cohort), 0, 0, some))
             self._tune(method, here, store, keys[:, some], cohort[:, some])
             return self.engine.lanes or 0
 

@@ -14,7 +14,8 @@ from sartor import tree, wire
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
 from sartor.engines.arena import build_arena
-from sartor.engines.round import Engine, Order, Receipt, Rounds, Tally
+from sartor.engines.parts import Engine, Order, Receipt, Tally
+from sartor.engines.round import Rounds
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
 from sartor.hyper import Value, stack_hypers

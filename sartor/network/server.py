@@ -17,7 +17,8 @@ import numpy as np
 from sartor import tree, wire
 from sartor.cohort import Participation
 from sartor.engines.arena import Arena
-from sartor.engines.round import Costs, Order, Receipt, Rounds, Tally
+from sartor.engines.parts import Costs, Order, Receipt, Tally
+from sartor.engines.round import Rounds
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
 from sartor.method import Method, Site, records

@@ -1,0 +1,245 @@
+"""Evaluation, written once for all engines: what every client would use now, on its own data."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from sartor import tree
+from sartor.engines.base import Base
+from sartor.engines.parts import Costs, Receipt, Tally, cut_arena, cut_runs
+from sartor.engines.plan import build_plan, num_steps
+from sartor.engines.store import Store
+from sartor.method import Batch, Method, Phase, Site
+from sartor.tree import Tree
+
+
+class Evaluation(Base):
+    """Scores models; nothing is kept."""
+
+    def evaluate(
+        self, server: Tree, store: Store, round_index: int, splits: tuple[str, ...] = ("test",)
+    ) -> tuple[dict[str, Tally], Receipt]:
+        """Score what every client would use now: letters, ``begin``, ``adapt``, ``model``.
+
+        Nothing is kept. The receipt says what letters and adaptation cost.
+        """
+        tallies = {split: self._blank() for split in splits}
+        method = self.record(round_index)
+
+        def score(block: tuple[int, np.ndarray]) -> tuple[Costs, np.ndarray]:
+            run, ids = block
+            site, keys = self.letters_to(cut_runs(server, run, len(ids)), round_index, ids, run)
+            model, costs = self.use(method, store, site, keys, ids, run)
+            self.score(method, model, site, ids, run, tallies)
+            return costs, (np.ones_like(ids) * self._letter_bytes(method, site)).sum(1)
+
+        zero = np.zeros(self.arena.num_runs, dtype=np.int64)
+        receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
+        blocks = self.client_blocks()
+        found = self.engine.blocks(score, blocks)
+        for (run, ids), (costs, letters) in zip(blocks, found, strict=True):
+            runs = slice(run, run + len(ids))
+            receipt.bytes_down[runs] += letters
+            receipt.gradient_evaluations[runs] += costs.backward
+            receipt.forward_evaluations[runs] += costs.forward
+        return tallies, receipt
+
+    def evaluate_centre(
+        self, server: Tree, round_index: int, splits: tuple[str, ...] = ("test",)
+    ) -> dict[str, Tally]:
+        """Score the global model on every client's data."""
+        return self.evaluate_common(self.centre(server, round_index), round_index, splits)
+
+    def evaluate_common(
+        self,
+        models: Tree,
+        round_index: int,
+        splits: tuple[str, ...] = ("test",),
+        clients: int | None = None,
+    ) -> dict[str, Tally]:
+        """Score one model per run, (runs, ...), on the data of the first clients, or of all."""
+        tallies = {split: self._blank() for split in splits}
+
+        def score(block: tuple[int, np.ndarray]) -> None:
+            run, ids = block
+            self.score_centre(cut_runs(models, run, len(ids)), round_index, ids, run, tallies)
+
+        blocks = self.client_blocks()
+        if clients is not None:
+            most = self.engine.chunk((self._phase_once(self._plain, splits[0]),))
+            width = max(1, most // clients)
+            runs = range(0, self.arena.num_runs, width)
+            blocks = [(run, self.everybody[run : run + width, :clients]) for run in runs]
+        self.engine.blocks(score, blocks)
+        return tallies
+
+    def score_centre(
+        self,
+        centre: Tree,
+        round_index: int,
+        ids: np.ndarray,
+        run: int,
+        tallies: dict[str, Tally],
+    ) -> None:
+        """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
+        hub = self.hub("evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        site = self.site(hub, self.keys("evaluate", round_index, ids, run), {}, {})
+        model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
+        self.score(self._plain, model, site, ids, run, tallies)
+
+    def score(
+        self,
+        method: Method,
+        model: Tree,
+        site: Site,
+        ids: np.ndarray,
+        run: int,
+        tallies: dict[str, Tally],
+    ) -> None:
+        """Score the models (runs, n, ...) of the clients ``ids`` on their own data."""
+        there = np.ones_like(ids, dtype=bool)
+        for split, tally in tallies.items():
+            self._score(method, model, site, ids, there, run, split, tally)
+
+    def centre(self, server: Tree, round_index: int) -> Tree:
+        """Return the parameters of the global model: (runs, ...)."""
+        there = np.ones_like(self.everybody, dtype=bool)
+        hub = self.hub("evaluate", round_index, self.everybody, there)
+        found: Tree = self.engine.runs(self.method.centre, server, hub)
+        return found
+
+    def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
+        """Return what the method shows of every client's kept state: (runs, clients, ...)."""
+        found: dict[str, np.ndarray] = {}
+        if self.method.inspect_client is None:
+            return found
+        for run, ids in self.client_blocks():
+            for name, leaf in tree.items(self.inspect_some(store, round_index, ids, run)):
+                rows = leaf.cpu().numpy()
+                shape = (*self.everybody.shape, *rows.shape[2:])
+                table = found.setdefault(name, np.zeros(shape, dtype=np.float32))
+                table[run + np.arange(len(ids))[:, None], ids] = rows
+        return found
+
+    def inspect_some(self, store: Store, round_index: int, ids: np.ndarray, run: int = 0) -> Tree:
+        """Return what the method shows of the kept states of the clients ``ids`` (runs, n)."""
+        if self.method.inspect_client is None:
+            return {}
+        hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        site = self.site(hub, self.keys("inspect", round_index, ids, run), {}, {})
+        found = self.engine.clients(self.method.inspect_client, store.gather(ids, run), site)
+        return tree.map(lambda leaf: leaf.float(), found)
+
+    def client_blocks(self) -> list[tuple[int, np.ndarray]]:
+        """Cut all clients into blocks, the largest test sets of every run first.
+
+        Returns:
+            of every block the first run, and the ids (runs, n) of its clients.
+        """
+        phases = self.method.adapt or (self._phase_once(self.method, "test"),)
+        size = self.arena.splits["test"].size
+        order = np.argsort(-size, axis=1, kind="stable")
+        most = self.engine.chunk(phases)
+        width = max(1, min(most // len(order), 4096))
+        return [
+            (run, order[run : run + most, slot : slot + width])
+            for run in range(0, len(order), most)
+            for slot in range(0, order.shape[1], width)
+        ]
+
+    def models(
+        self, server: Tree, store: Store, round_index: int, ids: np.ndarray, run: int = 0
+    ) -> tuple[Site, Tree, Costs]:
+        """Return site and models of the clients ``ids`` (runs, n) before local training.
+
+        The runs are ``run`` and those after it, and the server is theirs. The costs are those of
+        adaptation.
+        """
+        site, keys = self.letters_to(server, round_index, ids, run)
+        model, costs = self.use(self.record(round_index), store, site, keys, ids, run)
+        return site, model, costs
+
+    def letters_to(
+        self, server: Tree, round_index: int, ids: np.ndarray, run: int = 0
+    ) -> tuple[Site, np.ndarray]:
+        """Write the letters of an evaluation to the clients ``ids`` (runs, n): sites and keys."""
+        hub = self.hub("evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        keys = self.keys("evaluate", round_index, ids, run)
+        letters = self.letters(self.record(round_index), server, hub)
+        return self.site(hub, keys, *letters), keys
+
+    def use(
+        self,
+        method: Method,
+        store: Store,
+        site: Site,
+        keys: np.ndarray,
+        ids: np.ndarray,
+        run: int = 0,
+    ) -> tuple[Tree, Costs]:
+        """Do what clients do with a letter at an evaluation: ``begin``, ``adapt``, ``model``."""
+        work = self.engine.clients(method.begin, store.gather(ids, run), site)
+        there = np.ones_like(ids, dtype=bool)
+        work, costs = self._phases(method.adapt, work, site, keys, ids, there, run)
+        return self.engine.clients(method.model, work, site), costs
+
+    def _score_phase(self, method: Method, split: str) -> Phase:
+        predict = method.predict or self.task.logits
+
+        def step(sums: Tree, batch: Batch, site: Site) -> Tree:
+            scores = predict(site.own, batch.x)
+            loss = torch.where(batch.mask, self.task.criterion(scores, batch.y), 0.0).sum()
+            right = (self.task.is_correct(scores, batch.y) & batch.mask).sum()
+            return {"correct": sums["correct"] + right, "loss": sums["loss"] + loss.double()}
+
+        return Phase(
+            name=f"score {split}", step=step, data=split, shuffle=False, batch=self.eval_batch
+        )
+
+    def _score(
+        self,
+        method: Method,
+        model: Tree,
+        site: Site,
+        ids: np.ndarray,
+        present: np.ndarray,
+        run: int,
+        split: str,
+        tally: Tally,
+    ) -> None:
+        """Add up correct answers and losses of one model per lane.
+
+        The model takes the place of a letter.
+        """
+        phase = self._phase_once(method, split)
+        arena = cut_arena(self.arena, run, ids.shape[0])
+        size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
+        order = np.argsort(-size, axis=1, kind="stable")
+        pick = torch.from_numpy(order).to(self.arena.device)
+        lane = torch.arange(len(pick), device=pick.device)[:, None]
+        ids, size = np.take_along_axis(ids, order, 1), np.take_along_axis(size, order, 1)
+        sorted_model = tree.map(lambda leaf: leaf[lane, pick], model)
+        here = site._replace(own=sorted_model, common={}, index=site.index[lane, pick])
+        signature = (split, run, ids.tobytes(), size.tobytes())
+        plan = self._score_plans.get(signature)
+        if plan is None:
+            keys = np.zeros((*ids.shape, 2), dtype=np.int64)
+            plan = build_plan(phase, arena, ids, keys, num_steps(phase, size))
+            if len(self._score_plans) > 64:
+                self._score_plans.clear()
+            self._score_plans[signature] = plan
+        zero = torch.zeros(ids.shape, device=self.arena.device, dtype=torch.float64)
+        sums, _ = self.engine.phase(phase, {"correct": zero.long(), "loss": zero}, here, plan)
+        found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
+        where = (np.arange(run, run + len(ids))[:, None], ids)
+        scored = np.take_along_axis(present, order, 1)
+        tally.correct[where] = np.where(scored, found[0], tally.correct[where])
+        tally.loss[where] = np.where(scored, found[1], tally.loss[where])
+
+    def _phase_once(self, method: Method, split: str) -> Phase:
+        """Make each scoring phase once, so that engines can recognise it."""
+        key = (id(method), split)
+        if key not in self._score_phases:
+            self._score_phases[key] = self._score_phase(method, split)
+        return self._score_phases[key]

@@ -1,0 +1,172 @@
+"""The words of a round: what an engine must do, who is asked for what, and what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor import tree
+from sartor.engines.arena import Arena
+from sartor.engines.plan import Plan
+from sartor.method import Hub, Method, Phase, Site
+from sartor.tree import Tree
+
+
+class Engine(Protocol):
+    """What an engine must do; see `sequential.py` for the plainest one."""
+
+    calls: dict[str, tuple[int, int]]
+    lanes: int | None
+    workers: int
+
+    def tune(self, trial: Any, lanes: int, signature: Any) -> None:
+        """Choose the number of lanes a block by measuring, if there is a choice."""
+
+    def chunk(self, phases: tuple[Phase, ...]) -> int:
+        """Say how many lanes to work on at once."""
+
+    def runs(self, fn: Any, *args: Any) -> Any:
+        """Apply a server function to each run."""
+
+    def addresses(self, fn: Any, server: Tree, cohort: Tensor, hub: Hub) -> Any:
+        """Write the letter to each client of the cohort."""
+
+    def clients(self, fn: Any, *args: Any) -> Any:
+        """Apply a client function to each lane; the last argument is the site."""
+
+    def blocks(self, work: Any, blocks: list[Any]) -> list[Any]:
+        """Apply ``work`` to every block of lanes, in order or side by side."""
+
+    def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Any]:
+        """Run a phase on each lane; returns the work and the number of steps taken."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A rectangle of lanes: ``runs`` runs from ``run`` on, ``slots`` slots from ``slot`` on.
+
+    Slots that are not neighbours are listed in ``only``.
+    """
+
+    run: int
+    runs: int
+    slot: int
+    slots: int
+    only: np.ndarray | None = None
+
+    @property
+    def cut(self) -> tuple[slice, Any]:
+        """The block as an index of (runs, slots) arrays."""
+        columns = slice(self.slot, self.slot + self.slots) if self.only is None else self.only
+        return slice(self.run, self.run + self.runs), columns
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the clients of an exchange are asked to do; letters and keys come beside it.
+
+    Attributes:
+        method: the record.
+        stage: what the keys are folded with.
+        round_index: the round.
+        cohort: (runs, slots) who is asked.
+        trains: (runs, slots) who of them trains.
+        present: (runs, slots) who of them reports.
+        talks: what ``connected`` said, with the axis of runs first; None if all exchange messages.
+    """
+
+    method: Method
+    stage: str
+    round_index: int
+    cohort: np.ndarray
+    trains: np.ndarray
+    present: np.ndarray
+    talks: Any = None
+
+
+@dataclass
+class Costs:
+    """Samples in passes with and without a gradient, per run."""
+
+    backward: np.ndarray
+    forward: np.ndarray
+
+
+@dataclass
+class Tally:
+    """Sums over test samples: (runs, clients), NaN where a client was not scored."""
+
+    correct: np.ndarray
+    loss: np.ndarray
+
+
+@dataclass
+class Receipt:
+    """What a round cost, per run, and how long its parts took."""
+
+    participants: np.ndarray
+    bytes_down: np.ndarray
+    bytes_up: np.ndarray
+    gradient_evaluations: np.ndarray
+    forward_evaluations: np.ndarray
+    seconds: dict[str, float] = field(default_factory=dict)
+    tally: dict[str, Tally] = field(default_factory=dict)
+
+
+def cut_runs(value: Tree, run: int, runs: int) -> Tree:
+    """View some runs of a tree."""
+    return tree.narrow(value, 0, run, runs)
+
+
+def cut_site(site: Site, block: Block) -> Site:
+    """View (or, where slots are listed, copy) the site of a block of lanes."""
+    by_run = {"common", "round"}
+    only = None if block.only is None else torch.from_numpy(block.only).to(site.index.device)
+
+    def slots(value: Tree) -> Tree:
+        if only is None:
+            return tree.narrow(value, 1, block.slot, block.slots)
+        return tree.map(lambda leaf: leaf.index_select(1, only), value)
+
+    return Site(
+        **{
+            f: cut_runs(v, block.run, block.runs)
+            if f in by_run
+            else slots(cut_runs(v, block.run, block.runs))
+            for f, v in zip(Site._fields, site, strict=True)
+        }
+    )
+
+
+def planned(phase: Phase) -> tuple[bool, int]:
+    """Rank phases by what they are sure to cost: first those that nobody leaves out or ends."""
+    return phase.when is None and phase.stop is None, phase.epochs if phase.steps is None else 1
+
+
+def reorder(value: Tree, order: Tensor) -> Tree:
+    """Put the slots of every run into another order."""
+    lane = torch.arange(len(order), device=order.device)[:, None]
+    found: Tree = tree.map(lambda leaf: leaf[lane, order], value)
+    return found
+
+
+def reorder_site(site: Site, order: Tensor) -> Site:
+    """Put the slots of every run of a site into another order."""
+    by_run = {"common", "round"}
+    fields = zip(Site._fields, site, strict=True)
+    return Site(**{f: v if f in by_run else reorder(v, order) for f, v in fields})
+
+
+def cut_arena(arena: Arena, run: int, runs: int) -> Arena:
+    """View the arena of some runs."""
+    if runs == arena.num_runs:
+        return arena
+    splits = {
+        k: replace(s, start=s.start[run : run + runs], size=s.size[run : run + runs])
+        for k, s in arena.splits.items()
+    }
+    return replace(arena, splits=splits, num_runs=runs)

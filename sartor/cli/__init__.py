@@ -82,4 +82,11 @@ def _run(words: list[str]) -> tuple[int, str, BaseException | None]:
 
 def entry() -> None:
     """Run as a program: :func:`main` with the words of this process, then exit."""
-    sys.exit(main())
+    code = main()
+    if "nvflare" in sys.modules:
+        # Everything is closed and written; threads of the network library that are still about
+        # may abort an orderly end of the interpreter.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

@@ -12,7 +12,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("page", ["training.md", "search.md"])
+@pytest.mark.parametrize("page", ["training.md", "tuning.md"])
 def test_the_blocks_of_a_page_run(page: str, tmp_path, monkeypatch, capsys) -> None:
     """Those that need a package that is not here are compiled only."""
     monkeypatch.chdir(tmp_path)

@@ -22,7 +22,7 @@ DOCTESTS = {"advise.md", "theory.md"}
 
 ELSEWHERE = {"README.md": "tests/cli/test_readme.py", "CONTRIBUTING.md": "test_contributing.py"}
 ELSEWHERE |= dict.fromkeys(("data.md", "using-the-result.md"), "tests/test_docs_blocks.py")
-ELSEWHERE |= dict.fromkeys(("training.md", "search.md"), "tests/test_training_docs.py")
+ELSEWHERE |= dict.fromkeys(("training.md", "tuning.md"), "tests/test_training_docs.py")
 MOST_NOT_RUN = 3
 """Blocks that may say why they are not run."""
 

@@ -71,6 +71,7 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     ]
     there = {path.stem for path in site.glob("*.md")} - {"index"} | {"methods/index"}
     assert sorted(listed) == sorted(there)
+    assert not there & {"search", "genindex"}  # the generator writes pages of these names itself
 
 
 def test_notes_are_of_methods_that_exist() -> None:

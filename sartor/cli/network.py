@@ -238,7 +238,10 @@ def status(
     from sartor.runs.storage import read_json
 
     if not (folder / "status.json").is_file():
-        raise ConfigError(f"{folder} has no status.json; give the --out of a sartor serve.")
+        raise ConfigError(
+            f"{folder} has no status.json: the server still waits for its first clients, or this "
+            "is not the --out of a sartor serve."
+        )
     found = read_json(folder / "status.json")
     if json:
         print(json_module.dumps(found))

@@ -76,6 +76,11 @@ class Federation:
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""
+        if not (isinstance(self.x, Tensor) and isinstance(self.y, Tensor)):
+            raise FederationError(
+                f"Federation(...) takes tensors, got {type(self.x).__name__} and "
+                f"{type(self.y).__name__}; Federation.from_arrays(x, y, client=...) takes arrays."
+            )
         if not self.task or self.task in ("classification", "regression"):
             plain = "classification" if self.num_classes else "regression"
             object.__setattr__(self, "task", plain)

@@ -316,3 +316,10 @@ def test_a_hundred_thousand_clients_are_built_in_seconds():
     assert fed.label_counts().sum() == len(fed.train.rows)
     assert fed.without(3).num_clients == clients - 1
     assert time.perf_counter() - started < 20
+
+
+def test_arrays_belong_to_from_arrays() -> None:
+    empty = Ragged.from_lists([[]])
+    given = (np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.int64))
+    with pytest.raises(FederationError, match="from_arrays"):
+        Federation(*given, Ragged.from_lists([[0, 1]]), empty, empty, ("a",), 2)  # type: ignore[arg-type]

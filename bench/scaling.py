@@ -41,13 +41,13 @@ MEANING = {
 def made_up(clients: int, samples: int) -> Federation:
     """Make equal clients; all of them share 100,000 samples at most, so that memory stays small."""
     rng = torch.Generator().manual_seed(0)
-    pool = min(clients * samples, 100_000)
+    pool = min(clients * (samples + 1), 100_000)
     x = torch.randn(pool, FEATURES, generator=rng)
     y = torch.randint(0, CLASSES, (pool,), generator=rng)
-    rows = torch.arange(clients * samples) % pool
-    ends = torch.arange(clients + 1) * samples
-    train, test = Ragged(rows, ends), Ragged(rows[::samples].clone(), torch.arange(clients + 1))
-    empty = Ragged(rows[:0], torch.zeros(clients + 1, dtype=torch.int64))
+    rows = torch.arange(clients * (samples + 1)).reshape(clients, -1) % pool
+    train = Ragged(rows[:, :-1].reshape(-1), torch.arange(clients + 1) * samples)
+    test = Ragged(rows[:, -1].clone(), torch.arange(clients + 1))
+    empty = Ragged(rows.new_zeros(0), torch.zeros(clients + 1, dtype=torch.int64))
     names = tuple(f"client{i}" for i in range(clients))
     return Federation(x, y, train, empty, test, names, CLASSES)
 

@@ -75,8 +75,10 @@ def scale(a: Tree, factor: float | Tensor) -> Tree:
 
 def addcmul(a: Tree, b: Tree, factor: Tensor) -> Tree:
     """Return a + factor · b, rounded once where the device can."""
-    found = iter(addcmul_leaves(leaves(a), leaves(b), factor))
-    return map(lambda x, y: next(found), a, b)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    map(lambda x, y: pairs.append((x, y)), a, b)  # trees that differ are refused here
+    found = iter(addcmul_leaves([x for x, _ in pairs], [y for _, y in pairs], factor))
+    return map(lambda x: next(found), a)
 
 
 def addcmul_leaves(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:

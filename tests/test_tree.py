@@ -42,6 +42,12 @@ def test_trees_that_differ_are_an_error_that_names_the_difference(other) -> None
         tree.add(A, other)
 
 
+def test_an_update_of_trees_that_differ_is_an_error() -> None:
+    """Also where both have as many leaves."""
+    with pytest.raises(ContractError, match="Trees differ"):
+        tree.addcmul({"a": torch.ones(2)}, {"b": torch.ones(2)}, torch.tensor(1.0))
+
+
 def test_bytes_are_numbers_times_their_width() -> None:
     """Axes of runs and clients can be left out."""
     leaf = {

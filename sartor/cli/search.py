@@ -9,11 +9,8 @@ from sartor.cli.progress import Reporter
 from sartor.cli.settings import (
     check_names,
     federation_of,
-    local_of,
-    model_of,
     names_of,
-    settings_of,
-    stopping_of,
+    training_of,
 )
 from sartor.config import Experiment, parse_pairs, parse_value
 from sartor.errors import ConfigError, did_you_mean
@@ -54,7 +51,7 @@ def search_one(
     for name in space:
         if name not in known:
             raise ConfigError(f"{experiment.method}: no {name!r}{did_you_mean(name, known)}")
-    settings, federations = settings_of(experiment, experiment.method), federation_of(experiment)
+    federations = federation_of(experiment)
     found = sartor.search(
         experiment.method,
         federations,
@@ -62,22 +59,8 @@ def search_one(
         trials=trials,
         lanes=lanes,
         measure=measure,
-        seeds=experiment.all_seeds,
-        hyper=settings["hyper"],
-        options=settings["options"],
-        model=model_of(experiment, federations(experiment.seed)),
-        rounds=experiment.rounds,
-        local=local_of(experiment),
-        participation=experiment.participation,
-        early_stopping=stopping_of(experiment),
-        engine=experiment.engine,
-        chunk=experiment.chunk,
-        device=experiment.device,
-        dtype=experiment.dtype,
-        compute=experiment.compute,
-        eval_every=experiment.eval_every,
-        points=experiment.points,
         progress=progress,
+        **training_of(experiment, experiment.method, federations),
     )
     show.table(found.table, quiet=json)
     chosen = " ".join(f"--set {name}={value}" for name, value in found.best.items())

@@ -127,6 +127,28 @@ def settings_of(experiment: Experiment, method: str) -> dict[str, dict[str, Any]
     }
 
 
+def training_of(experiment: Experiment, method: str, federations: Any) -> dict[str, Any]:
+    """Return what ``fit`` and ``search`` take alike: network, seeds, local training, engine."""
+    settings = settings_of(experiment, method)
+    return {
+        "model": model_of(experiment, federations(experiment.seed)),
+        "rounds": experiment.rounds,
+        "seeds": experiment.all_seeds,
+        "hyper": settings["hyper"],
+        "options": settings["options"],
+        "local": local_of(experiment),
+        "participation": experiment.participation,
+        "early_stopping": stopping_of(experiment),
+        "engine": experiment.engine,
+        "chunk": experiment.chunk,
+        "device": experiment.device,
+        "dtype": experiment.dtype,
+        "compute": experiment.compute,
+        "eval_every": experiment.eval_every,
+        "points": experiment.points,
+    }
+
+
 def local_of(experiment: Experiment) -> Local:
     """Return how a client trains in a round; what is not given keeps the library's default."""
     from sartor.local import Local

@@ -16,10 +16,9 @@ from sartor.cli.settings import (
     check_names,
     federation_of,
     label_of,
-    local_of,
     model_of,
     settings_of,
-    stopping_of,
+    training_of,
 )
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError, DivergedError, PFLError, RunFolderError, did_you_mean
@@ -51,33 +50,18 @@ def fit_one(
     import sartor
     from sartor.trackers import track
 
-    settings = settings_of(experiment, method)
     return sartor.fit(
         method,
         federations,
-        model=model_of(experiment, federations(experiment.seed)),
-        rounds=experiment.rounds,
-        seeds=experiment.all_seeds,
-        local=local_of(experiment),
-        participation=experiment.participation,
-        engine=experiment.engine,
-        chunk=experiment.chunk,
-        device=experiment.device,
-        dtype=experiment.dtype,
-        compute=experiment.compute,
         store=experiment.store,
-        points=experiment.points,
-        eval_every=experiment.eval_every,
         checkpoint_every=experiment.checkpoint_every,
         out=out,
         resume=resume,
         reopen=reopen,
         progress=progress,
-        hyper=settings["hyper"],
-        options=settings["options"],
-        sweep=settings["sweep"],
-        early_stopping=stopping_of(experiment),
+        sweep=settings_of(experiment, method)["sweep"],
         callbacks=[track(words) for words in experiment.track] if processes.is_first() else (),
+        **training_of(experiment, method, federations),
     )
 
 

@@ -46,6 +46,12 @@ class Shape:
     task: str
 
 
+def shape_of(fixed: Mapping[str, Any]) -> Shape:
+    """Read what the clients of a run agreed on; runs of earlier releases name no task."""
+    plain = "classification" if fixed["classes"] else "regression"
+    return Shape(tuple(fixed["shape"]), fixed["classes"], fixed.get("task", plain))
+
+
 @dataclass(frozen=True)
 class Plan:
     """What is trained; everything but the data, which is elsewhere.
@@ -122,7 +128,7 @@ def serve(
             f"{out} was begun with the clients {', '.join(fixed['clients'])}; a client can be "
             "added to a new run only."
         )
-    shape = Shape(tuple(fixed["shape"]), fixed["classes"], fixed["task"])
+    shape = shape_of(fixed)
     method, task = plan.build(plan.settings, cast(Federation, shape))
     points = tuple(dict.fromkeys((*plan.points, method.headline)))
     checkpoint = folder.read_checkpoint() if known else None

@@ -26,7 +26,7 @@ from sartor.engines.vectorised import Vectorised
 from sartor.errors import ConfigError, MessageError, NetworkError
 from sartor.network.coordinator import Coordinator
 from sartor.network.office import Generations
-from sartor.network.serve import Plan, Shape
+from sartor.network.serve import Plan, shape_of
 from sartor.network.server import RemoteRounds
 from sartor.network.transport import Loopback, Transport
 from sartor.onboard import newcomer_record
@@ -85,7 +85,7 @@ def trained_server(plan: Plan, out: str | Path) -> Coordinator:
             "Go on with it first, by the same command without --newcomers."
         )
     fixed = folder.config["network"]
-    shape = Shape(tuple(fixed["shape"]), fixed["classes"], fixed["task"])
+    shape = shape_of(fixed)
     method, task = plan.build(plan.settings, cast(Federation, shape))
     server = Coordinator(
         method,

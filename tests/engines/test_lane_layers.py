@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -12,6 +14,7 @@ from torch.nn import functional as F
 
 from sartor import tree
 from sartor.engines.lanes import LaneOperations, layers, leaves
+from sartor.engines.plan import Plan
 from sartor.task import masked_mean
 from sartor.tree import Tree
 
@@ -197,3 +200,46 @@ def test_kernels(lead: tuple[int, ...]) -> None:
     with LaneOperations():
         found = step(single, x.float(), y, mask, rate.float())
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+DEVICE = "cuda"
+
+
+@pytest.mark.gpu
+def test_settling_changes_the_lanes_that_are_active() -> None:
+    shapes, dtypes = ((3, 2), (), (1500,), ()), (torch.float32, torch.float32, torch.float64)
+    kinds = [*dtypes, torch.int64]
+    into = [
+        torch.zeros((1, 4, *s), dtype=d, device=DEVICE) for s, d in zip(shapes, kinds, strict=True)
+    ]
+    values = [torch.ones((1, 3, *leaf.shape[2:]), device=DEVICE).to(leaf.dtype) for leaf in into]
+    limit = torch.tensor([[5, 2, 4]], device=DEVICE)
+    leaves.settle([x[:, :3] for x in into], values, limit, torch.tensor([3], device=DEVICE))
+    for leaf in into:
+        assert [bool(lane.any()) for lane in leaf[0]] == [True, False, True, False]
+        assert (leaf[0, 0] == 1).all()
+        assert (leaf[0, 2] == 1).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_batch_is_the_gathered_one(shared: bool) -> None:
+    """For runs that differ in their labels alone, features are found through ``row``."""
+    rng = torch.Generator().manual_seed(0)
+    parts = (torch.randint(0, 50, (1, 5, 3, 4), generator=rng),)
+    parts += (torch.randint(-1, 6, (1, 5, 3, 4), generator=rng),)
+    parts += (torch.randint(0, 2, (1, 5, 3, 1), generator=rng),)
+    table = torch.cat(parts, -1).to(DEVICE)
+    none = np.zeros((1, 5), dtype=np.int64)
+    plan = Plan(table, table, none, none, 4, 1, 6, np.stack([none, none]))
+    arena: Any = SimpleNamespace(
+        x=torch.randn(50, 5, 7, generator=rng).to(DEVICE),
+        y=torch.randint(0, 9, (50,), generator=rng).to(DEVICE),
+        row=torch.randperm(50, generator=rng).to(DEVICE) if shared else None,
+        device=torch.device(DEVICE),
+    )
+    period = torch.tensor([3], device=DEVICE)
+    for step in (1, 5):
+        found = leaves.fetch(plan, arena, torch.tensor([step], device=DEVICE), period, 3)
+        wanted = plan.batches(arena, table[:, :3, step % 3])
+        torch.testing.assert_close(found, wanted, rtol=0, atol=0)

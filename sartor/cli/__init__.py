@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 
+from sartor.cli.interruption import Interrupted, is_asked, watched
 from sartor.errors import PFLError, ProcessError
 
 BUG, FAULT, INTERRUPTED = 1, 2, 130
@@ -55,10 +56,9 @@ def _run(words: list[str]) -> tuple[int, str, BaseException | None]:
     """Run one command: its exit code, and, if it failed, what to tell and why."""
     from sartor.cli import show
     from sartor.cli.app import app
-    from sartor.cli.work import Interrupted
 
     debug = "--debug" in words
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), watched():
         warnings.showwarning = show.warning
         try:
             app(args=[word for word in words if word != "--debug"], prog_name="sartor")
@@ -66,6 +66,8 @@ def _run(words: list[str]) -> tuple[int, str, BaseException | None]:
             code = exit.code if isinstance(exit.code, int) else int(exit.code is not None)
             return code, "", None
         except Interrupted as stop:
+            if debug:
+                traceback.print_exc()
             show.note(str(stop))
             return INTERRUPTED, "", None
         except KeyboardInterrupt:
@@ -73,6 +75,8 @@ def _run(words: list[str]) -> tuple[int, str, BaseException | None]:
         except Exception as error:
             if debug:
                 traceback.print_exc()
+            if is_asked():
+                return INTERRUPTED, "", None
             if isinstance(error, PFLError):
                 return FAULT, str(error), error
             hint = "This is a bug of Sartor" + ("." if debug else "; --debug shows where.")
@@ -83,9 +87,10 @@ def _run(words: list[str]) -> tuple[int, str, BaseException | None]:
 def entry() -> None:
     """Run as a program: :func:`main` with the words of this process, then exit."""
     code = main()
-    if "nvflare" in sys.modules:
-        # Everything is closed and written; threads of the network library that are still about
-        # may abort an orderly end of the interpreter.
+    if "nvflare" in sys.modules or code == INTERRUPTED:
+        # Everything is closed and written. Threads of the network library that are still about
+        # may abort an orderly end of the interpreter, and a KeyboardInterrupt that passed through
+        # an exec() makes it die by the signal instead of returning the code.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

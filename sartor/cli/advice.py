@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sartor.cli import show, work
+from sartor.cli.interruption import stoppable
 from sartor.cli.progress import reporter
 from sartor.cli.settings import (
     federation_code,
@@ -98,7 +99,7 @@ def take_advice(
     progress = reporter(plain=json)
     if experiment.model is None and basis != "trial" and federation.num_clients > 1:
         show.note(f"Fitting {federation.num_clients} clients, each alone.")
-    with work.stoppable("Stopped; nothing was kept."), _in_flags():
+    with stoppable("Stopped; nothing was kept."), _in_flags():
         advice = advise(
             federation,
             model=model_of(experiment, federation),
@@ -128,7 +129,7 @@ def take_advice(
     print_advice(advice, quiet=json)
     found = None
     if verified:
-        with work.stoppable(f"Stopped. The advice is kept in {out}, without verification."):
+        with stoppable(f"Stopped. The advice is kept in {out}, without verification."):
             found = advice.verify(progress=progress)
         folder.write_verification(found)
     _finish(advice, found, carry_out, out, json=json)

@@ -12,9 +12,9 @@ import typer
 
 from sartor.cli import show
 from sartor.cli.flags import read_experiment
+from sartor.cli.interruption import Interrupted, stoppable
 from sartor.cli.progress import reporter
 from sartor.cli.settings import check_names, local_of, model_of, settings_of
-from sartor.cli.work import Interrupted
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError
 
@@ -155,24 +155,23 @@ def serve(
     names = late or roster_of(folder, listed, show.note)
     transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)
     word = "stopped"
+    again = f"sartor serve {target} --keys {keys} --out {folder}"
     try:
-        common: dict[str, Any] = {
-            "deadline": deadline,
-            "patience": patience,
-            "progress": reporter(plain=json),
-            "say": show.note,
-        }
-        if late:
-            result = welcome(plan, transport, names, folder, rounds=newcomer_rounds, **common)
-        else:
-            rule = Admission(max_norm=max_norm)
-            result = run_server(
-                plan, transport, names, folder, quorum=quorum, admission=rule, **common
-            )
-        word = "done"
-    except KeyboardInterrupt:
-        again = f"sartor serve {target} --keys {keys} --out {folder}"
-        raise Interrupted(f"Stopped; go on with: {again}") from None
+        with stoppable(f"Stopped; go on with: {again}"):
+            common: dict[str, Any] = {
+                "deadline": deadline,
+                "patience": patience,
+                "progress": reporter(plain=json),
+                "say": show.note,
+            }
+            if late:
+                result = welcome(plan, transport, names, folder, rounds=newcomer_rounds, **common)
+            else:
+                rule = Admission(max_norm=max_norm)
+                result = run_server(
+                    plan, transport, names, folder, quorum=quorum, admission=rule, **common
+                )
+            word = "done"
     finally:
         transport.close(word)
     events = result.config["network"]["events"]
@@ -220,10 +219,11 @@ def join(
     end = FlareClient(own, client.answer, say, patience)
     say(f"connecting to {own.host}:{own.port}")
     try:
-        word = end.run()
-    except KeyboardInterrupt:
+        with stoppable(f"Stopped; come back with: sartor join {kit} --data {data}"):
+            word = end.run()
+    except Interrupted:
         end.stopped.set()
-        raise Interrupted(f"Stopped; come back with: sartor join {kit} --data {data}") from None
+        raise
     if word == "done":
         show.say(f"Training is over. Your model and your states are in {folder}.")
     else:

@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 
 from sartor import processes
-from sartor.cli import show, work
+from sartor.cli import show
+from sartor.cli.interruption import stoppable
 from sartor.cli.progress import reporter
 from sartor.errors import ConfigError, RunFolderError
 from sartor.table import Table
@@ -68,7 +69,7 @@ def reproduce_one(
     if jobs > 1 and processes.current() is not None:
         raise ConfigError("torchrun shares every pass among its processes; leave --jobs out.")
     reproduce.load(name, quick=quick, repeats=repeats)  # a wrong name is told before any work
-    with work.stoppable(
+    with stoppable(
         f"Stopped. Finished passes are kept in {folder}; go on with the same command and --resume."
     ):
         if jobs > 1:

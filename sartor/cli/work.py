@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sartor import processes
 from sartor.cli import show
+from sartor.cli.interruption import stoppable
 from sartor.cli.progress import Reporter
 from sartor.cli.settings import (
     check_names,
@@ -30,10 +31,6 @@ if TYPE_CHECKING:
 
 EXPERIMENT_FILE = "experiment.json"
 """The experiment of a run folder, from which ``sartor resume`` starts."""
-
-
-class Interrupted(Exception):
-    """Ctrl-C during training; the message says what is kept and how to go on."""
 
 
 def fit_one(
@@ -232,25 +229,12 @@ def folder_of(experiment: Experiment, method: str, out: Path) -> Path:
     return out if len(experiment.methods) == 1 else out / slug(method)
 
 
-@contextmanager
-def interruptible(out: Path, experiment: Experiment) -> Iterator[None]:
+def interruptible(out: Path, experiment: Experiment) -> AbstractContextManager[None]:
     """Turn Ctrl-C into a message that says what is kept and how to go on."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(
-            f"Stopped. The last checkpoint (one every {experiment.checkpoint_every} rounds) is "
-            f"kept in {out}; go on with: sartor resume {out}"
-        ) from None
-
-
-@contextmanager
-def stoppable(message: str) -> Iterator[None]:
-    """Turn Ctrl-C into a message."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        raise Interrupted(message) from None
+    return stoppable(
+        f"Stopped. The last checkpoint (one every {experiment.checkpoint_every} rounds) is "
+        f"kept in {out}; go on with: sartor resume {out}"
+    )
 
 
 def free_folder(experiment: Experiment, name: str, *, overwrite: bool) -> Path:

@@ -604,8 +604,31 @@ def test_sigint_ends_the_process_with_130() -> None:
             time.sleep(0.01)
         os.kill(process.pid, signal.SIGINT)
         rest = process.stderr.read()
-        assert process.wait(timeout=60) == 130
+        assert process.wait(timeout=60) == 130, rest
     assert "sartor resume a" in rest
+
+
+def test_an_error_that_ctrl_c_became_is_an_interruption(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native code may answer a KeyboardInterrupt with an error of its own; no bug is told."""
+
+    def fit(*arguments: Any, **settings: Any) -> None:
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise RuntimeError("something in C++ went wrong") from None
+
+    monkeypatch.setattr("sartor.fit", fit)
+    answer = command("run", "local", *TINY, "--out", "a")
+    assert answer.code == 130, answer.err
+    assert "sartor resume a" in answer.err
+    monkeypatch.setattr("sartor.fit", _fail)
+    assert command("run", "local", *TINY, "--out", "b").code == 1, "the next command starts afresh"
+
+
+def _fail(*arguments: Any, **settings: Any) -> None:
+    raise RuntimeError("a bug")
 
 
 @pytest.mark.slow

@@ -80,12 +80,14 @@ class _Kept:
 
 
 def _cleared(traced: GraphModule) -> GraphModule:
-    """Take out operations whose result nobody reads, and permutations that change nothing."""
+    """Take out operations whose result nobody reads, and those that change nothing."""
     for node in list(traced.graph.nodes):
         if node.target is torch.ops.aten.permute.default:
             source, order = node.args
             if list(order) == list(range(len(order))):
                 node.replace_all_uses_with(source)
+        elif node.target is torch.ops.aten.detach.default:  # a trace has no gradients to cut
+            node.replace_all_uses_with(node.args[0])
     traced.graph.eliminate_dead_code()
     traced.recompile()
     return traced

@@ -4,7 +4,8 @@ Three operators take tensors with one leading axis of lanes: the convolution, th
 input, and the gradients of kernel and bias. Under ``vmap`` a mapped axis joins that axis, so that
 runs and clients become lanes of one launch. Each of the three is differentiated through the other
 two, to any order. Sums have a fixed order: the same call gives the same bits. Block sizes follow
-from the shapes by rule, since a search would break the capture of a graph.
+from the shapes by rule, since a search would break the capture of a graph. On a CPU the same three
+operators are those of ``native``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sartor.engines.lanes import native
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
     PRECISION,
@@ -51,7 +53,7 @@ def available(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def triton_conv2d(
+def convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -299,6 +301,8 @@ def _outputs(
 def _launch_forward(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
+    if not x.is_cuda:
+        return native.convolved(x, w, b, padding)
     lanes, batch = x.shape[:2]
     rows, columns = _outputs(x.shape[3:], w.shape[3:], stride, padding)
     x, w = dense(x), dense(w)
@@ -354,6 +358,8 @@ def _launch_forward(
 def _launch_input_grad(
     g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
+    if not g.is_cuda:
+        return native.input_gradient(g, w, padding)
     lanes, batch = g.shape[:2]
     g, w = dense(g), dense(w)
     out = g.new_empty(lanes, batch, w.shape[2], *size)
@@ -400,6 +406,8 @@ def _launch_input_grad(
 def _launch_weight_grad(
     x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
+    if not x.is_cuda:
+        return native.kernel_gradient(x, g, kernel, padding)
     lanes, batch, channels = x.shape[:3]
     outputs = g.shape[2]
     x, g = dense(x), dense(g)

@@ -230,10 +230,32 @@ def test_block_sizes(channels: int, positions: int, lanes: int) -> None:
     assert (splits - 1) * share < positions <= splits * share
 
 
+def test_rows_are_for_large_kernels_on_few_channels() -> None:
+    """Their tile is chosen where it needs fewer products than patches, and the stride allows it."""
+    names = ("C", "H", "W", "O", "KH", "KW", "SH", "SW", "PH", "PW", "HO", "WO")
+    first = dict(zip(names, (3, 32, 32, 6, 5, 5, 1, 1, 0, 0, 28, 28), strict=True))
+    assert triton_conv._rows_tile(first, 128 * 8) == (16, 32)
+    assert triton_conv._rows_tile({**first, "SW": 2}, 128 * 8) is None
+    second = {**first, "C": 6, "O": 16, "H": 14, "W": 14, "HO": 10, "WO": 10}
+    assert triton_conv._rows_tile(second, 192 * 16) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("maps", [0, 1, 2])
+@pytest.mark.parametrize("padding", [(0, 0), (2, 1)])
+def test_kernels_by_rows(padding: Pair, maps: int) -> None:
+    case = {"batch": 3, "channels": (3, 6), "size": (8, 11), "kernel": (5, 5), "bias": True}
+    _check_kernels({**case, "stride": (1, 1), "padding": padding}, maps)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("maps", [0, 1, 2])
 @given(case=cases())
 def test_kernels(case: dict[str, Any], maps: int) -> None:
+    _check_kernels(case, maps)
+
+
+def _check_kernels(case: dict[str, Any], maps: int) -> None:
     inputs = [None if t is None else t.cuda() for t in _tensors(case, (2, 3)[:maps], torch.float32)]
     assert inputs[0] is not None
     assert inputs[1] is not None

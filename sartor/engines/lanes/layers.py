@@ -423,7 +423,7 @@ def _(info: Any, in_dims: Any, g: Any, x: Any, kernel: Any) -> Any:
 
 
 def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
-    if not x.is_cuda:
+    if native.serves(x):
         return native.pooled(x, g, kernel)
     x = x.contiguous()
     height, width = x.shape[-2:]

@@ -57,8 +57,13 @@ def takes_pool(x: Tensor, kernel: Sequence[int]) -> bool:
     )
 
 
+def serves(x: Tensor) -> bool:
+    """Say whether a tensor is where these operations work."""
+    return x.device.type == "cpu"
+
+
 def _takes(x: Tensor) -> bool:
-    plain = x.device.type == "cpu" and x.dtype in _NAMES and x.dim() == 4 and x.numel() > 0
+    plain = serves(x) and x.dtype in _NAMES and x.dim() == 4 and x.numel() > 0
     return plain and x.shape[0] >= LANES and not torch.is_autocast_enabled("cpu")
 
 

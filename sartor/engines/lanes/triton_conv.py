@@ -301,7 +301,7 @@ def _outputs(
 def _launch_forward(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    if not x.is_cuda:
+    if native.serves(x):
         return native.convolved(x, w, b, padding)
     lanes, batch = x.shape[:2]
     rows, columns = _outputs(x.shape[3:], w.shape[3:], stride, padding)
@@ -358,7 +358,7 @@ def _launch_forward(
 def _launch_input_grad(
     g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
-    if not g.is_cuda:
+    if native.serves(g):
         return native.input_gradient(g, w, padding)
     lanes, batch = g.shape[:2]
     g, w = dense(g), dense(w)
@@ -406,7 +406,7 @@ def _launch_input_grad(
 def _launch_weight_grad(
     x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
-    if not x.is_cuda:
+    if native.serves(x):
         return native.kernel_gradient(x, g, kernel, padding)
     lanes, batch, channels = x.shape[:3]
     outputs = g.shape[2]
@@ -416,30 +416,46 @@ def _launch_weight_grad(
     shapes = _shapes(x, outputs, kernel, stride, padding, g.shape[3:])
     wide = min(power(outputs), 64)
     tall = min(power(patch), 32 if wide == 64 else 64)
-    deep = 64 if patch <= 32 else 32
-    tiles = (ceil(patch, tall) + 1) * ceil(outputs, wide)
-    share, splits = _shares(positions, lanes * ceil(patch, tall) * ceil(outputs, wide), deep)
+    by_rows = _rows_tile(shapes, ceil(patch, tall) * tall * ceil(outputs, wide) * wide)
+    if by_rows is not None:
+        tall, wide = by_rows
+        tiles = ceil(channels * kernel[0], tall) * ceil(outputs * kernel[1], wide)
+        deep, places = 64, batch * g.shape[3] * x.shape[4]
+    else:
+        tiles = ceil(patch, tall) * ceil(outputs, wide)
+        deep, places = 64 if patch <= 32 else 32, positions
+    share, splits = _shares(places, lanes * tiles, deep)
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
     to_bias = x.new_empty(lanes, outputs)
+    common = {
+        "BN": wide,
+        "BM": deep,
+        "BK": tall,
+        "PRECISION": PRECISION,
+        "num_warps": 2 if tall * wide <= 1024 else 4,
+        "num_stages": 3,
+    }
+    given = (x, g, partial, x.stride(0), g.stride(0), positions)
     with torch.cuda.device_of(x):
-        _kernels().weight_grad[(splits, lanes, tiles)](
-            x,
-            g,
-            partial,
-            x.stride(0),
-            g.stride(0),
-            positions,
-            share,
-            splits,
-            **shapes,
-            BN=wide,
-            BM=deep,
-            BK=tall,
-            PRECISION=PRECISION,
-            num_warps=2 if tall * wide <= 1024 else 4,
-            num_stages=3,
-        )
+        if by_rows is not None:
+            _kernels().weight_grad_rows[(splits, lanes, tiles + 1)](
+                *given,
+                places,
+                share,
+                splits,
+                **shapes,
+                BO=power(outputs),
+                **common,
+            )
+        else:
+            _kernels().weight_grad[(splits, lanes, tiles + ceil(outputs, wide))](
+                *given,
+                share,
+                splits,
+                **shapes,
+                **common,
+            )
         block = 64
         _kernels().sum_splits[(ceil(outputs * (patch + 1), block), lanes)](
             partial,
@@ -453,6 +469,22 @@ def _launch_weight_grad(
             num_warps=4,
         )
     return to_weight, to_bias
+
+
+def _rows_tile(shapes: dict[str, int], work: int) -> tuple[int, int] | None:
+    """Return the tile (rows of the input, columns of the gradient) of ``weight_grad_rows``.
+
+    Args:
+        shapes: the numbers of the convolution.
+        work: products a position with a tile of patches.
+
+    Returns:
+        None where patches need fewer products: rows pay off for a large kernel on few channels.
+    """
+    rows, columns = shapes["C"] * shapes["KH"], shapes["O"] * shapes["KW"]
+    tall, wide = min(power(rows, 16), 64), min(power(columns, 16), 64)
+    padded = ceil(rows, tall) * tall * ceil(columns, wide) * wide * shapes["W"] / shapes["WO"]
+    return (tall, wide) if shapes["SW"] == 1 and padded <= 0.75 * work else None
 
 
 def _group(channels: int, most: int) -> int:

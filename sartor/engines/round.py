@@ -15,6 +15,7 @@ import torch
 from sartor import rng, tree, wire
 from sartor.engines.base import plan_key
 from sartor.engines.evaluation import Evaluation
+from sartor.engines.memory import halved_block, joined_work, sparing
 from sartor.engines.parts import Block, Costs, Order, Receipt, cut_arena, cut_site, planned
 from sartor.engines.plan import Plan, build_plan
 from sartor.engines.store import Store
@@ -260,7 +261,8 @@ class Rounds(Evaluation):
             clock("train")
             return upload, costs, seconds
 
-        done = self.engine.blocks(work_on, blocks)
+        careful = sparing(self.engine, work_on, halved_block, joined_work)
+        done = self.engine.blocks(careful, blocks)
         if not in_turn:
             # Blocks may have run side by side: divide the wall time as their own clocks say.
             passed = clock("train")

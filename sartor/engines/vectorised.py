@@ -48,6 +48,10 @@ class Vectorised:
         """Say how many lanes to work on at once."""
         return self.lanes or (_UNTUNED if self.arena.device.type == "cpu" else 1 << 30)
 
+    def spare(self, lanes: int) -> None:
+        """Work on so many lanes at most from now on."""
+        self.lanes = lanes
+
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
         """Choose the number of lanes a block by measuring, unless it was given."""
         if self.lanes is None and self.arena.device.type == "cpu":

@@ -609,3 +609,38 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     assert again._clocks
     assert len(again.state()[2]["seconds"]["train"]) == 2
     assert not again._clocks
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def tight(most: int) -> type[Vectorised]:
+    """Make an engine that runs out of memory with more than so many lanes."""
+
+    class Tight(Vectorised):
+        def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+            if plan.steps.size > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore")
+            return super().phase(phase, work, site, plan)
+
+    return Tight
+
+
+@pytest.mark.parametrize(("name", "most"), [("fedapa", 3), ("everything", 1)])
+def test_blocks_that_do_not_fit_are_halved(name: str, most: int) -> None:
+    """States, scores and costs are those of the whole block, and later blocks fit at once."""
+    task = net_task()
+    method = everything(task) if name == "everything" else build(name, task, LOCAL, {})
+    wanted = outcome(_run(method, task))
+    sim = run(simulation(method, task, two_allocations(), engine=tight(most)))
+    assert_same(outcome(sim), wanted, atol=1e-11)
+    assert sim.engine.lanes is not None
+    assert sim.engine.lanes <= most
+
+
+def test_a_client_that_does_not_fit_is_told() -> None:
+    """One lane cannot be halved: the message says what can be done."""
+    task = net_task()
+    sim = simulation(build("fedavg", task, LOCAL, {}), task, [federation()], engine=tight(0))
+    with pytest.raises(ConfigError, match=r"single client does not fit.*9 GiB.*smaller batch"):
+        sim.step()

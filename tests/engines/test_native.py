@@ -10,9 +10,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from sartor.engines.lanes import CoreOperations, native
+from sartor.engines.traced import _cleared
 
 compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
 
@@ -176,7 +178,9 @@ def test_many_channels_and_other_numbers_are_left_to_torch(called: list[str]) ->
 @compiled
 def test_a_batch_that_fills_no_vector_is_refused_by_the_operator() -> None:
     with pytest.raises(ValueError, match="at least 8"):
-        native.convolved(torch.randn(1, 7, 1, 5, 5), torch.randn(1, 2, 1, 3, 3), None, (0, 0))
+        native.convolved(
+            torch.randn(1, 7, 1, 5, 5), torch.randn(1, 2, 1, 3, 3), None, (1, 1), (0, 0)
+        )
 
 
 @pytest.mark.parametrize(
@@ -220,3 +224,38 @@ def test_without_the_library_torch_does_the_work(
         out = F.max_pool2d(F.conv2d(x, w), 2)
     assert not called
     assert torch.equal(out, F.max_pool2d(F.conv2d(x, w), 2))
+
+
+def _step(also: bool, w: Tensor, b: Tensor, x: Tensor) -> list[Tensor]:
+    """Take a step through convolution, ReLU and pooling; ``also``: the ReLU is read twice."""
+    with torch.enable_grad():
+        w, b = w.detach().requires_grad_(), b.detach().requires_grad_()
+        with CoreOperations():
+            lit = F.relu(F.conv2d(x, w, b))
+            loss = (F.max_pool2d(lit, 2) ** 2).sum() + (lit.sum() if also else 0.0)
+        return [
+            p.detach() - 0.1 * g
+            for p, g in zip((w, b), torch.autograd.grad(loss, (w, b)), strict=True)
+        ]
+
+
+@compiled
+@pytest.mark.parametrize("also", [False, True])
+def test_a_trace_pools_before_the_relu_with_the_same_bits(also: bool, called: list[str]) -> None:
+    """On a quarter of the numbers, unless something else reads what the ReLU gives."""
+    rng = torch.Generator().manual_seed(1)
+    x, w, b = (torch.randn(s, generator=rng) for s in ((9, 1, 8, 8), (4, 1, 3, 3), (4,)))
+    wanted = _step(also, w, b, x)
+    traced = _cleared(make_fx(lambda *args: _step(also, *args))(w, b, x))
+    called.clear()
+    found = traced(w, b, x)
+    assert called == ["convolve", "pool", "pool", "kernel_gradient"]
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    sizes = [
+        node.meta["tensor_meta"].shape
+        for node in traced.graph.nodes
+        if node.target is torch.ops.aten.relu.default and "tensor_meta" in node.meta
+    ]
+    assert sizes == ([(9, 4, 6, 6)] if also else [])  # a node of ours carries no shape
+    targets = {str(node.target) for node in traced.graph.nodes}
+    assert not any(target.startswith("sartor.") for target in targets), "the registry is spared"

@@ -147,3 +147,13 @@ class CoreOperations(_Operations):
         F.max_pool2d: _max_pool2d_alone,
         torch.max_pool2d: _max_pool2d_alone,
     }
+
+
+DIRECT: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.sartor.lane_conv.default: native.convolved,
+    torch.ops.sartor.lane_conv_input_grad.default: native.input_gradient,
+    torch.ops.sartor.lane_conv_weight_grad.default: native.kernel_gradient,
+    torch.ops.sartor.pooled.default: native.pooled,
+    torch.ops.sartor.unpooled.default: native.unpooled,
+}
+"""What the operators of lanes do on a CPU, for traces that only run there."""

@@ -424,7 +424,7 @@ def _(info: Any, in_dims: Any, g: Any, x: Any, kernel: Any) -> Any:
 
 def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
     if native.serves(x):
-        return native.pooled(x, g, kernel)
+        return native.pooled(x, kernel) if g is None else native.unpooled(g, x, kernel)
     x = x.contiguous()
     height, width = x.shape[-2:]
     rows, columns = height // kernel[0], width // kernel[1]

@@ -131,8 +131,11 @@ def _processor() -> str:
 # ---- what the operators of lanes do on a CPU ------------------------------------------------
 
 
-def convolved(x: Tensor, w: Tensor, b: Tensor | None, padding: Sequence[int]) -> Tensor:
+def convolved(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
     """Convolve x (L, B, C, H, W) with w (L, O, C, kh, kw), and add b (L, O)."""
+    _check_stride(stride)
     x, w = _batch_last(x), w.contiguous()
     b = None if b is None else b.contiguous()
     lanes, channels, height, width, batch = x.shape
@@ -150,19 +153,22 @@ def convolved(x: Tensor, w: Tensor, b: Tensor | None, padding: Sequence[int]) ->
     return out.permute(0, 4, 1, 2, 3)
 
 
-def input_gradient(g: Tensor, w: Tensor, padding: Sequence[int]) -> Tensor:
+def input_gradient(
+    g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
     """Return the gradient of the inputs; g (L, B, O, H', W') is the outputs'.
 
     It is a convolution with the kernel turned round, which sees all of its margin.
     """
     margin = [k - 1 - p for k, p in zip(w.shape[3:], padding, strict=True)]
-    return convolved(g, w.flip(3, 4).transpose(1, 2), None, margin)
+    return convolved(g, w.flip(3, 4).transpose(1, 2), None, stride, margin)
 
 
 def kernel_gradient(
-    x: Tensor, g: Tensor, kernel: Sequence[int], padding: Sequence[int]
+    x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of kernels (L, O, C, kh, kw) and biases (L, O); g is the outputs'."""
+    _check_stride(stride)
     x, g = _batch_last(x), _batch_last(g)
     rows, columns = padding
     if rows or columns:
@@ -179,11 +185,17 @@ def kernel_gradient(
     return weight, bias
 
 
-def pooled(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
-    """Pool images (..., B, C, H, W), or return their gradient from that of what they became.
+def pooled(x: Tensor, kernel: Sequence[int]) -> Tensor:
+    """Pool images (..., B, C, H, W); axes before the batch join it."""
+    return _pool(x, None, kernel)
 
-    Axes before the batch join it.
-    """
+
+def unpooled(g: Tensor, x: Tensor, kernel: Sequence[int]) -> Tensor:
+    """Return the gradient of images (..., B, C, H, W) from that of what they were pooled to."""
+    return _pool(x, g, kernel)
+
+
+def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
     front = x.shape[:-3]
     x = _batch_last(x.flatten(0, -4)[None])[0]
     channels, height, width, batch = x.shape
@@ -198,6 +210,11 @@ def pooled(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
     source = None if g is None else _address(g)
     _function("pool", x.dtype)(shape, _address(x), source, _address(out))
     return out.permute(3, 0, 1, 2).unflatten(0, front)
+
+
+def _check_stride(stride: Sequence[int]) -> None:
+    if tuple(stride) != (1, 1):
+        raise ValueError(f"a stride of 1 was expected, got {tuple(stride)}")
 
 
 def _batch_last(x: Tensor) -> Tensor:

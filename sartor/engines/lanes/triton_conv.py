@@ -302,7 +302,7 @@ def _launch_forward(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     if native.serves(x):
-        return native.convolved(x, w, b, padding)
+        return native.convolved(x, w, b, stride, padding)
     lanes, batch = x.shape[:2]
     rows, columns = _outputs(x.shape[3:], w.shape[3:], stride, padding)
     x, w = dense(x), dense(w)
@@ -359,7 +359,7 @@ def _launch_input_grad(
     g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
     if native.serves(g):
-        return native.input_gradient(g, w, padding)
+        return native.input_gradient(g, w, size, stride, padding)
     lanes, batch = g.shape[:2]
     g, w = dense(g), dense(w)
     out = g.new_empty(lanes, batch, w.shape[2], *size)
@@ -407,7 +407,7 @@ def _launch_weight_grad(
     x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
     if native.serves(x):
-        return native.kernel_gradient(x, g, kernel, padding)
+        return native.kernel_gradient(x, g, kernel, stride, padding)
     lanes, batch, channels = x.shape[:3]
     outputs = g.shape[2]
     x, g = dense(x), dense(g)

@@ -7,6 +7,7 @@ from typing import Any
 
 import matplotlib as mpl
 import numpy as np
+from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from bench.results import NAMES, Record, label, ratio
 from sartor.report.charts import Line, line_figure
@@ -65,7 +66,7 @@ def ratio_figure(record: Record) -> Figure | None:
     axes.set_xlabel("times as fast as the plain loop")
     legend_above(axes, len(seen), most=4)
     return Figure(
-        "ratios",
+        "ratio-bars",
         "Speed beside the plain loop",
         "Seconds of the plain loop over seconds of the contender, medians of the same run; longer "
         "is faster, and the dotted line is the plain loop itself. Lines across: the contender's "
@@ -77,22 +78,27 @@ def ratio_figure(record: Record) -> Figure | None:
 
 
 def history_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Draw how the ratio of every workload moved over commits; None where nothing could move."""
+    """Draw how the ratio of every workload moved over commits; None where nothing could move.
+
+    Machines are not mixed: each has a curve of its own.
+    """
     rows = [row for row in rows if row["× plain loop"] is not None]
     commits = list(dict.fromkeys(row["commit"] for row in rows))
     if len(commits) < 2:
         return None
-    lines = []
-    for name in dict.fromkeys(row["workload"] for row in rows):
-        mine: dict[int, list[float]] = {}
-        for row in rows:
-            if row["workload"] == name:
-                mine.setdefault(commits.index(row["commit"]), []).append(row["× plain loop"])
-        places = sorted(mine)
-        lines.append(Line(name, places, [float(np.median(mine[place])) for place in places]))
+    several = len({row["machine"] for row in rows}) > 1
+    curves: dict[str, dict[int, list[float]]] = {}
+    for row in rows:
+        name = row["workload"] + f" ({row['machine']})" * several
+        place = commits.index(row["commit"])
+        curves.setdefault(name, {}).setdefault(place, []).append(row["× plain loop"])
+    lines = [
+        Line(name, sorted(mine), [float(np.median(mine[place])) for place in sorted(mine)])
+        for name, mine in curves.items()
+    ]
     figure = line_figure(
-        "history",
-        "The same ratios by commit",
+        "ratio-history",
+        "Ratios by commit",
         lines,
         x_label="commit, oldest first",
         y_label="times as fast as the plain loop",
@@ -155,8 +161,14 @@ def scaling_figures(rows: Sequence[Mapping[str, Any]], meaning: Mapping[str, str
             y_label="milliseconds a round",
             x_scale="log",
             y_scale="log",
+            x_ticks=sizes,
         )
-        if (legend := figure.canvas.axes[0].get_legend()) is not None:
+        (axes,) = figure.canvas.axes
+        axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        axes.yaxis.set_minor_locator(NullLocator())
+        if (legend := axes.get_legend()) is not None:
             legend.remove()  # one curve needs none
         found.append(figure)
     return found

@@ -191,7 +191,7 @@ def _nominal(workload: Workload) -> Work:
         batch=w.batch,
         epochs=w.epochs,
         cohort=w.cohort,
-        tested=tests,
+        tested=int(cut.test.sizes.sum()),
     )
 
 

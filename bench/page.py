@@ -152,11 +152,11 @@ def _workload(found: dict[str, Any], record: Record) -> Section:
         rows.append(
             [
                 NAMES[name],
-                float(f"{row['seconds']:.3g}"),
+                _short(row["seconds"]),
                 f"{row['fastest']:.3g} to {row['slowest']:.3g}",
                 results.ratio(found, name),
                 row["steps_per_second"],
-                floor and float(f"{floor['seconds']:.3g}"),
+                floor and _short(floor["seconds"]),
                 results.share(found, row["seconds"], record),
                 row["memory_mb"],
                 *([row["gpu_memory_mb"]] if gpu else []),
@@ -199,7 +199,8 @@ def _rates(record: Record) -> dict[str, str]:
 
 def _device(record: Record) -> Section:
     columns = list(dict.fromkeys(key for row in record["rows"] for key in row))
-    rows = [[row.get(column) for column in columns] for row in record["rows"]]
+    columns.sort(key=lambda column: column not in ("what", "network in"))
+    rows = [[_short(row.get(column)) for column in columns] for row in record["rows"]]
     formats = {"share of the floor": "percent", "client-steps a second": "count"}
     return Section(
         "Device", [Table(columns, rows, formats=formats)], " · ".join(_facts(record)) + "."
@@ -208,9 +209,17 @@ def _device(record: Record) -> Section:
 
 def _methods(record: Record) -> Section:
     rows = record["rows"]
-    table = Table(list(rows[0]), [list(row.values()) for row in rows]) if rows else None
+    if not rows:
+        return Section("Methods", ["No method was measured."])
+    body = [[_short(value) for value in row.values()] for row in rows]
+    table = Table(list(rows[0]), body, formats={"times FedAvg": "seconds"})
     lead = f"{record['title']}; local work and server, without evaluation."
-    return Section("Methods", [figures.method_figure(rows), table] if table else [], lead)
+    return Section("Methods", [figures.method_figure(rows), table], lead)
+
+
+def _short(value: Any) -> Any:
+    """Return a number with three digits, and anything else as it is."""
+    return float(f"{value:.3g}") if isinstance(value, float) else value
 
 
 def _scaling(record: Record) -> Section:
@@ -218,7 +227,7 @@ def _scaling(record: Record) -> Section:
     head = ["what grows", "to", "ms a round", "fastest", "slowest"]
     body = [
         [record["meaning"][r["what"]], f"{r['value']:,}"]
-        + [float(f"{1e3 * r[key]:.3g}") for key in ("seconds", "fastest", "slowest")]
+        + [_short(1e3 * r[key]) for key in ("seconds", "fastest", "slowest")]
         for r in rows
     ]
     drawn = figures.scaling_figures(rows, record["meaning"])

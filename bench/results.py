@@ -81,7 +81,7 @@ def write_outputs(args: argparse.Namespace, kind: str, **content: Any) -> Record
 
 def write(record: Record, path: Path) -> Path:
     """Write a record to a file, or into a folder under its date, kind and commit."""
-    if path.is_dir() or path.suffix != ".json":
+    if path.is_dir() or not path.suffix:
         moment = record["date"][:19].replace(":", "")
         path = path / f"{moment}-{record['kind']}-{record['commit']['id']}.json"
     make_folder(path.parent)
@@ -178,13 +178,23 @@ def busy(found: Mapping[str, Any]) -> float:
 
 
 def history(records: Iterable[Record]) -> list[dict[str, Any]]:
-    """Return one row per workload and record, workload by workload, oldest commit first."""
+    """Return one row per workload and record, workload by workload, in the order of the records.
+
+    A ratio depends on the machine, so every row names it.
+    """
     rows: list[dict[str, Any]] = []
     for record in records:
+        threads = record.get("settings", {}).get("threads")
+        on_cpu = (
+            [f"{threads} thread{'s' * (threads > 1)}"]
+            if threads and record["device"] == "cpu"
+            else []
+        )
+        machine = record["environment"].get("device") or "unknown"
         common = {
             "commit": commit_name(record),
             "run": record["date"][:10],
-            "machine": record["environment"].get("device"),
+            "machine": ", ".join([machine, *on_cpu]),
         }
         for found in record["workloads"] if record["kind"] == "rounds" else []:
             mine = found["contenders"].get("sartor")
@@ -193,7 +203,7 @@ def history(records: Iterable[Record]) -> list[dict[str, Any]]:
                     {
                         "workload": label(found, record["device"]),
                         **common,
-                        "s a round": mine["seconds"],
+                        "s a round": float(f"{mine['seconds']:.3g}"),
                         "× plain loop": ratio(found, "sartor"),
                         "share of floor": share(found, mine["seconds"], record),
                         "note": "busy" if busy(found) > load.QUIET else "",
@@ -206,7 +216,7 @@ def history(records: Iterable[Record]) -> list[dict[str, Any]]:
                     {
                         "workload": f"device: {what}",
                         **common,
-                        "s a round": row["seconds a round"],
+                        "s a round": float(f"{row['seconds a round']:.3g}"),
                         "× plain loop": None,
                         "share of floor": row.get("share of the floor"),
                         "note": "",
@@ -227,6 +237,5 @@ def history_table(rows: list[dict[str, Any]]) -> Table:
             "These results have no round of Sartor in them, so they have no history; give files "
             "of python -m bench --json or python -m bench.device --json."
         )
-    return Table(
-        list(rows[0]), [list(row.values()) for row in rows], formats={"share of floor": "percent"}
-    )
+    formats = {"share of floor": "percent", "× plain loop": "seconds"}
+    return Table(list(rows[0]), [list(row.values()) for row in rows], formats=formats)

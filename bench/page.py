@@ -27,7 +27,7 @@ FLOOR = (
 
 
 def write_page(records: Sequence[Record], path: Path) -> Path:
-    """Write the page of the newest record of each kind, with the history of all."""
+    """Write the page of the latest record of each kind, with the history of all."""
     results.make_folder(path.parent)
     path.write_text(render(records), encoding="utf-8")
     return path
@@ -39,9 +39,10 @@ def render(records: Sequence[Record]) -> str:
     Args:
         records: oldest first, as ``results.read`` gives them; one at least.
     """
-    newest = {record["kind"]: record for record in records}
-    rounds, last = newest.get("rounds"), records[-1]
-    top = rounds or last
+    latest = sorted(records, key=lambda record: record["date"])  # of the run, not of the commit
+    newest = {record["kind"]: record for record in latest}
+    rounds = newest.get("rounds")
+    top = rounds or latest[-1]
     sections: list[Section] = []
     if rounds:
         figure = figures.ratio_figure(rounds)

@@ -219,11 +219,11 @@ def test_a_page_without_the_plain_loop_or_a_floor_says_less():
 
 
 def test_a_page_of_several_runs_shows_the_newest_and_how_it_got_there():
-    """One curve a workload and machine, its points in the order of the commits."""
+    """The latest run on top, though of an old commit; points in the order of the commits."""
     runs = [
-        record("aaaaaaa", day=13, workloads=[found(sartor=4.0)]),
-        record("bbbbbbb", day=14, workloads=[found(sartor=2.0)]),
-        record("ccccccc", day=15, workloads=[found(sartor=1.0)]),
+        record("aaaaaaa", day=13, run=16, workloads=[found(sartor=4.0)]),
+        record("bbbbbbb", day=14, run=20, workloads=[found(sartor=2.0)]),
+        record("ccccccc", day=15, run=17, workloads=[found(sartor=1.0)]),
     ]
     figure = page.figures.history_figure(results.history(runs))
     (axes,) = figure.canvas.axes
@@ -231,7 +231,8 @@ def test_a_page_of_several_runs_shows_the_newest_and_how_it_got_there():
     labels = [tick.get_text() for tick in axes.get_xticklabels()]
     assert labels == ["aaaaaaa", "bbbbbbb", "ccccccc"]
     html = page.render(runs)
-    assert "Sartor is 4.0 times" in html
+    assert "Sartor is 2.0 times" in html
+    assert "commit bbbbbbb" in html
     assert 'id="ratio-history"' in html
     other = copy.deepcopy(runs[1])
     other["environment"]["device"] = "another"

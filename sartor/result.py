@@ -21,6 +21,7 @@ from sartor.errors import ConfigError, ContractError, RunFolderError, did_you_me
 from sartor.metrics import Array
 from sartor.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.table import Table, format_cell, import_pandas, jsonable
+from sartor.yardstick import Yardstick, yardstick_of
 
 if TYPE_CHECKING:
     import pandas
@@ -44,7 +45,8 @@ class Result:
     ``accuracy_best_val``, ``worst_client``, ``bytes_up``, ``bytes_down``,
     ``gradient_evaluations`` and ``seconds`` are floats for one run and arrays ``(runs,)`` for a
     sweep. ``accuracy`` is the last evaluation at the method's headline point, pooled over all
-    clients. A run that diverged has NaN for its accuracies: it has no result.
+    clients. A run that diverged has NaN for its accuracies: it has no result. So has a regression,
+    whose answers are not right or wrong: ``pooled_measure(run)`` is its error.
 
     Args:
         method: name of the method.
@@ -161,37 +163,54 @@ class Result:
         return np.asarray(self._scores(point).accuracy(run)[-1])
 
     @property
+    def yardstick(self) -> Yardstick:
+        """What clients are compared by; see ``sartor.yardstick``."""
+        return yardstick_of(self.config)
+
+    @property
     def measure(self) -> str:
-        """What clients are compared by: "accuracy", or "RMSE" (less is better) in a regression."""
-        return "RMSE" if self.config.get("task") == "regression" else "accuracy"
+        """The name of what clients are compared by: "accuracy", or "RMSE" in a regression, ..."""
+        return self.yardstick.name
+
+    def measure_curve(
+        self, point: str | None = None, split: str = "test", run: int = 0
+    ) -> tuple[list[int], Array]:
+        """Return rounds and what the task is measured by, over all samples; NaN once diverged.
+
+        Args:
+            point: "pre", "post" or "global"; the headline point by default.
+            split: "test" or "val".
+            run: index of the run.
+        """
+        rounds, accuracy = self.curve(point, split, run)
+        losses = self.loss_curve(point, split, run)[1]
+        return rounds, self.yardstick.measure(accuracy, losses, self._unit(run))
 
     def client_measure(self, point: str | None = None, run: int = 0) -> Array:
-        """Return (clients,) accuracies, or root mean squared errors, at the last evaluation."""
-        if self.measure == "accuracy":
-            return self.client_accuracy(point, run)
+        """Return (clients,) values of what the task is measured by, at the last evaluation."""
         if self.diverged[run] is not None:
             return np.full(len(self.clients), np.nan)
-        loss = self._scores(point).mean_loss(run)[-1]  # ½ (score − y)²
-        return np.asarray(self._unit(run) * np.sqrt(2 * loss))
+        scores = self._scores(point)
+        accuracy, loss = scores.accuracy(run)[-1], scores.mean_loss(run)[-1]
+        return self.yardstick.measure(accuracy, loss, self._unit(run))
 
     def pooled_measure(self, run: int = 0) -> float:
-        """Return accuracy, or root mean squared error, over the test samples of all clients."""
-        if self.measure == "accuracy":
-            return self._accuracy_of("last", run)
-        return float(self._unit(run) * np.sqrt(2 * self.loss_curve(run=run)[1][-1]))
+        """Return what the task is measured by, over the test samples of all clients."""
+        if self.diverged[run] is not None:
+            return math.nan
+        return metrics.last(self.measure_curve(run=run)[1])
 
     def _unit(self, run: int) -> float:
         """Return what a target's deviation of 1 is in the units of the data."""
+        if self.yardstick.is_share:
+            return 1.0
         from sartor.serving import target_of
 
         return target_of(self, run)[1]
 
     def worst_measure(self, run: int = 0) -> float:
         """Return the measure of the worst client among those with at least ten test samples."""
-        if self.measure == "accuracy":
-            return self._worst(run).value
-        errors = self.client_measure(run=run)
-        return -metrics.worst_client(-errors, self._scores().count[run]).value
+        return self.yardstick.sign * self._worst(run).value
 
     def _scores(self, point: str | None = None, split: str = "test") -> Scores:
         key = (point or self.headline, split)
@@ -217,7 +236,7 @@ class Result:
         return values[0] if len(values) == 1 else np.asarray(values)
 
     def _accuracy_of(self, kind: str, run: int) -> float:
-        if self.diverged[run] is not None:
+        if self.diverged[run] is not None or not self.yardstick.is_share:
             return math.nan
         rounds, curve = self.curve(run=run)
         if kind == "best":
@@ -240,7 +259,9 @@ class Result:
         )
 
     def _worst(self, run: int) -> metrics.Worst:
-        return metrics.worst_client(self.client_accuracy(run=run), self._scores().count[run])
+        """Return the worst client; its value has the sign with which more is better."""
+        values = self.yardstick.sign * self.client_measure(run=run)
+        return metrics.worst_client(values, self._scores().count[run])
 
     @property
     def accuracy(self) -> Any:
@@ -269,8 +290,8 @@ class Result:
 
     @property
     def worst_client(self) -> Any:
-        """Lowest accuracy among clients with at least ten test samples; NaN without any."""
-        return self._each(lambda run: self._worst(run).value)
+        """Worst measure among clients with at least ten test samples; NaN without any."""
+        return self._each(self.worst_measure)
 
     @property
     def bytes_up(self) -> Any:
@@ -343,6 +364,8 @@ class Result:
         )
         points = {
             f"accuracy_{point}": self.curve(point, run=run)[1][-1]
+            if self.yardstick.is_share
+            else None
             for point in POINT_WORDS
             if (point, "test") in self.scores
         }
@@ -351,13 +374,15 @@ class Result:
                 {
                     "method": self.method,
                     "headline": self.headline,
+                    "measure": self.measure,
+                    "pooled_measure": self.pooled_measure(run),
                     "accuracy": self._accuracy_of("last", run),
                     "accuracy_best": self._accuracy_of("best", run),
                     "accuracy_macro": self._accuracy_of("macro", run),
                     "accuracy_last10": self._accuracy_of("last10", run),
                     "accuracy_best_val": self._accuracy_of("best_val", run),
                     **points,
-                    "worst_client": worst.value,
+                    "worst_client": self.yardstick.sign * worst.value,
                     "worst_client_name": self.clients[worst.client] if worst.client >= 0 else None,
                     "clients_below_floor": worst.excluded,
                     "bytes_up": total["bytes_up"],
@@ -468,7 +493,7 @@ class Result:
             fine = self.diverged[index] is None
             loss = self._scores().mean_loss(index)[-1]
             for client, name in enumerate(self.clients):
-                counted = self.label_counts if self._counts_samples else None
+                counted = self.label_counts if self.counts_samples else None
                 labels = None if counted is None else counted[index][client]
                 rows.append(
                     [
@@ -489,17 +514,17 @@ class Result:
             ["run", *columns] if len(indices) > 1 else columns,
             rows,
             notes={"headline": f"{self.headline} ({POINT_WORDS[self.headline]})"},
-            formats={f"accuracy {point}": "percent" for point in points},
+            formats={f"{self.measure} {point}": self.yardstick.kind for point in points},
             title=f"{self.method}: clients",
         )
 
     @property
-    def _counts_samples(self) -> bool:
+    def counts_samples(self) -> bool:
         """Whether every sample is one of the labels that are counted."""
         return self.config.get("task") in (None, "classification")
 
     def fairness(self, run: int | None = None) -> Table:
-        """Return how evenly accuracy is spread over the clients, one row per run.
+        """Return how evenly accuracy (or error) is spread over the clients, one row per run.
 
         Args:
             run: index of a run; None for all of them.
@@ -510,10 +535,19 @@ class Result:
             for index in indices
         ]
         found = self._fairness(indices[0])
-        return fairness_table(["run"], rows, found.excluded, f"{self.method}: fairness")
+        title = f"{self.method}: fairness"
+        return fairness_table(["run"], rows, found.excluded, title, self.yardstick)
 
     def _fairness(self, run: int) -> Fairness:
-        return fairness(self.client_accuracy(run=run), self._scores().count[run])
+        found = fairness(self.client_measure(run=run), self._scores().count[run])
+        if self.yardstick.sign > 0:
+            return found
+        return found._replace(  # the largest error is the worst
+            worst=found.best,
+            worst_decile=found.best_decile,
+            best_decile=found.worst_decile,
+            best=found.worst,
+        )
 
     def baseline(self) -> Result:
         """Return the LocalTrain result on the same allocations, training it when first asked.
@@ -564,7 +598,7 @@ class Result:
         rows: list[list[Any]] = []
         told = self.ended_with_words(*indices)
         gained: list[tuple[float, float]] = []
-        sign = 1 if self.measure == "accuracy" else -1
+        yardstick = self.yardstick
         for index in indices:
             words = ended[index]
             alone = reference.client_measure(run=partner[index])
@@ -572,10 +606,10 @@ class Result:
             count = self._scores().count[index]
             for client, name in enumerate(self.clients):
                 a, f = float(alone[client]), float(federated[client])
-                row = [name, int(count[client]), a, f, sign * (f - a)]
+                row = [name, int(count[client]), a, f, yardstick.gain(f, a)]
                 row += [words[client] if words else None] * chose
                 rows.append([index, *row] if len(indices) > 1 else row)
-                gained.append((sign * f, sign * a))
+                gained.append((yardstick.sign * f, yardstick.sign * a))
         gains = metrics.gain([f for f, _ in gained], [a for _, a in gained])
         columns = ["client", "test samples", "alone", "federated", "gain"] + ["ended with"] * chose
         return Table(
@@ -586,12 +620,18 @@ class Result:
                 "minimum gain": gains.minimum,
                 "fraction hurt": gains.fraction_hurt,
                 "clients hurt": gains.hurt,
-                **({} if sign > 0 else {"measure": "RMSE; the gain is what it falls by"}),
+                **(
+                    {"measure": f"{yardstick.name}; the gain is what it falls by"}
+                    if yardstick.sign < 0
+                    else {}
+                ),
                 **({} if told is None else {"ended with": told}),
             },
-            formats={"alone": "percent", "federated": "percent", "gain": "points"}
-            if sign > 0
-            else {},
+            formats={
+                "alone": yardstick.kind,
+                "federated": yardstick.kind,
+                "gain": yardstick.gain_kind,
+            },
             title=f"{self.method}: gain over training alone",
         )
 
@@ -805,8 +845,8 @@ class Result:
 
     def __repr__(self) -> str:
         """Return method, accuracy, worst client and cost in one line."""
-        kind = "percent" if self.measure == "accuracy" else ""
-        unit = " %" if kind else ""
+        kind = self.yardstick.kind
+        unit = " %" if self.yardstick.is_share else ""
         accuracy = format_cell(metrics.spread(self._each(self.pooled_measure)), kind)
         worst = format_cell(metrics.spread(self._each(self.worst_measure)), kind)
         megabytes = format_cell(metrics.spread(self.megabytes), "megabytes")
@@ -835,32 +875,37 @@ class Result:
         keys = [{**run.options, **run.hyper, "seed": run.seed} for run in self.runs]
         names = dict.fromkeys(name for key in keys for name in key)
         varying = [name for name in names if len({repr(key.get(name)) for key in keys}) > 1]
-        told = ("accuracy", "worst_client", "rounds")
+        told = ("pooled_measure", "worst_client", "rounds")
         rows = [
             [run, *(key.get(name) for name in varying), *(one[name] for name in told)]
             for run, (key, one) in enumerate(zip(keys, self.summaries(), strict=True))
         ]
+        kind = self.yardstick.kind
         return Table(
-            ["run", *varying, "accuracy", "worst client", "rounds"],
+            ["run", *varying, self.measure, "worst client", "rounds"],
             rows,
-            formats={"accuracy": "percent", "worst client": "percent"},
+            formats={self.measure: kind, "worst client": kind},
             title=f"{self.method}: runs",
         )
 
 
-def fairness_table(first: list[str], rows: list[list[Any]], excluded: int, title: str) -> Table:
+def fairness_table(
+    first: list[str], rows: list[list[Any]], excluded: int, title: str, yardstick: Yardstick
+) -> Table:
     """Return a table of :class:`~sartor.analysis.evenness.Fairness` below its first column."""
     names = ["mean", "std", "worst", "worst decile", "best decile", "best"]
     notes: dict[str, Any] = {
         "std": "over clients, not over repeats",
         "even is": "Jain's index 1, Gini 0, entropy 1",
     }
+    if yardstick.sign < 0:
+        notes["shown"] = f"{yardstick.name}, of which less is better: the worst is the largest"
     if excluded:
         notes["worst, best and deciles"] = (
             f"among clients with at least {metrics.FLOOR} test samples; {excluded} left out"
         )
     formats = {
-        **dict.fromkeys(names, "percent"),
+        **dict.fromkeys(names, yardstick.kind),
         **dict.fromkeys(("Jain", "Gini", "entropy"), "index"),
     }
     return Table(

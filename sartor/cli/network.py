@@ -178,10 +178,12 @@ def serve(
     for event in events[-10:]:
         show.note(f"round {event['round'] + 1}, {event['client']}: {event['why']}")
     if json:
-        last = {"out": str(folder), "accuracy": result.accuracy, "events": len(events)}
-        print(json_module.dumps(last))
+        summary = result.summary()
+        told = {key: summary[key] for key in ("accuracy", "measure", "pooled_measure")}
+        print(json_module.dumps({"out": str(folder), **told, "events": len(events)}))
     else:
-        show.say(f"Mean accuracy of the clients: {100 * result.accuracy:.1f}%")
+        value = result.yardstick.text(result.pooled_measure())
+        show.say(f"{result.yardstick.title} of all test samples: {value}")
         show.say(f"Everything is in {folder}.")
 
 

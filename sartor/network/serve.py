@@ -166,7 +166,8 @@ def serve(
         raise
     coordinator.deploy()
     network = {**fixed, "events": coordinator.office.events, "wire": _wire(coordinator)}
-    result = coordinator.result({**folder.config, "network": network, "method": method.name})
+    about = {"network": network, "method": method.name, "task": task.kind}
+    result = coordinator.result({**folder.config, **about})
     folder.write_result(result)
     board.show(coordinator, "done")
     return result

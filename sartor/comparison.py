@@ -10,9 +10,10 @@ import numpy as np
 
 from sartor import metrics
 from sartor.analysis.costs import pareto_front, to_reach
+from sartor.client_tables import fairness_of, fairness_table
 from sartor.errors import ConfigError, did_you_mean
 from sartor.metrics import Array
-from sartor.result import Result, fairness_table
+from sartor.result import Result
 from sartor.table import Table, format_cell, jsonable
 from sartor.yardstick import ACCURACY, SHARES, Yardstick
 
@@ -223,7 +224,7 @@ class Comparison(Mapping[str, Result]):
         excluded = 0
         for name, result in self.items():
             for label, indices in result.groups().items():
-                found = [result._fairness(index) for index in indices]
+                found = [fairness_of(result, index) for index in indices]
                 excluded = max([excluded, *(one.excluded for one in found)])
                 values = np.asarray([one[:-2] for one in found], dtype=np.float64)
                 means = [metrics.spread(column).mean for column in values.T]

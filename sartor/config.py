@@ -141,6 +141,12 @@ class Experiment(BaseModel):
         (), "CSV: columns to leave out.", _DATA, "A,B"
     )
     missing: str = _key("error", "CSV: empty cells: error, or mean.", _DATA, "HOW")
+    standardise: bool = _key(
+        False, "Folders: features of mean 0 and deviation 1; texts are categories.", _SWITCHES, ""
+    )
+    image_size: int | None = _key(
+        None, "Folders of images: height and width.", _DATA, "PIXELS", ge=1
+    )
     data_dir: Path | None = _key(None, "Where data sets lie (else SARTOR_DATA).", _DATA, "FOLDER")
 
     model: str | None = _key(

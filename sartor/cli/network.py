@@ -25,7 +25,7 @@ keys_app = typer.Typer(
 Keys = Annotated[Path, typer.Option("--keys", help="The project's keys.", metavar="FOLDER")]
 _SERVER_ONLY = (
     *("data", "clients", "partition", "protocol", "data_dir", "label", "out"),
-    *("client", "task", "drop", "missing"),
+    *("client", "task", "drop", "missing", "standardise", "image_size"),
     *("engine", "device", "chunk", "store", "rounds", "participation"),
 )
 

@@ -251,8 +251,11 @@ class Federation:
         stratify: bool = False,
         num_classes: int | None = None,
         min_samples: int = 0,
+        standardise: bool = False,
+        image_size: int | tuple[int, int] | None = None,
+        like: Mapping[str, Any] | None = None,
     ) -> Federation:
-        """Read a folder with one file per client; see ``sartor.data.folder.from_folder``."""
+        """Read a file or a folder of images per client; see ``sartor.data.folder.from_folder``."""
         from sartor.data.folder import from_folder
 
         return from_folder(
@@ -264,6 +267,9 @@ class Federation:
             stratify=stratify,
             num_classes=num_classes,
             min_samples=min_samples,
+            standardise=standardise,
+            image_size=image_size,
+            like=like,
         )
 
     @classmethod

@@ -241,15 +241,20 @@ def status(
 
     if not (folder / "status.json").is_file():
         raise ConfigError(
-            f"{folder} has no status.json: the server still waits for its first clients, or this "
-            "is not the --out of a sartor serve."
+            f"{folder} has no status.json, which a server writes as soon as it runs; give the "
+            "--out of sartor serve (else it is runs/METHOD-network)."
         )
     found = read_json(folder / "status.json")
     if json:
         print(json_module.dumps(found))
         return
     ago = time.time() - found["time"]
-    show.say(f"{found['method']}: {found['state']}, round {found['round']} of {found['rounds']}")
+    if found["state"] == "waiting":
+        here, wanted = len(found["there"]), found["wanted"]
+        show.say(f"{found['method']}: waiting for its first clients, {here} of {wanted} are there")
+    else:
+        how_far = f"round {found['round']} of {found['rounds']}"
+        show.say(f"{found['method']}: {found['state']}, {how_far}")
     show.say(f"last sign of life {ago:.0f} s ago")
     missing = sorted(set(found["clients"]) - set(found["there"]))
     show.say(f"there: {', '.join(found['there']) or 'nobody'}")

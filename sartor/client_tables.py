@@ -101,6 +101,9 @@ def gain_table(result: Result, baseline: Result | None, run: int | None) -> Tabl
             "alone": yardstick.kind,
             "federated": yardstick.kind,
             "gain": yardstick.gain_kind,
+            "mean gain": yardstick.gain_kind,
+            "minimum gain": yardstick.gain_kind,
+            "fraction hurt": "percent",
         },
         title=f"{result.method}: gain over training alone",
     )

@@ -126,7 +126,7 @@ class Table:
         columns: names of the columns.
         rows: one list of values per row; a value may be a :class:`~sartor.metrics.Spread`.
         notes: what stands below, name -> value.
-        formats: how a column is shown, column -> kind of :func:`format_cell`.
+        formats: how a column or a note is shown, its name -> kind of :func:`format_cell`.
     """
 
     def __init__(
@@ -191,8 +191,16 @@ class Table:
         return all(not isinstance(value, str) for value in self.column(name))
 
     def note_lines(self) -> list[str]:
-        """Return the notes as lines of text."""
-        return [f"{name}: {format_cell(value)}" for name, value in self.notes.items()]
+        """Return the notes as lines of text, with their units."""
+        units = {"percent": " %", "points": " points", "change": " points"}
+        found = []
+        for name, value in self.notes.items():
+            kind = self.formats.get(name, "")
+            plain = isinstance(value, str) or _is_missing(value)
+            found.append(
+                f"{name}: {format_cell(value, kind)}{'' if plain else units.get(kind, '')}"
+            )
+        return found
 
     def __str__(self) -> str:
         """Return aligned text."""

@@ -29,7 +29,7 @@ from sartor.processes import Processes
 from sartor.result import Result
 from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
 from sartor.stopping import EarlyStopping, Watch, settle
-from sartor.task import Predictor, Task, given
+from sartor.task import Predictor, Task, given, never
 from sartor.tree import Tree
 from sartor.yardstick import YARDSTICKS, unit_of
 
@@ -116,6 +116,11 @@ class Simulation:
             raise ConfigError(
                 "Early stopping looks at validation data, but no client has any; hold some out, "
                 "for example with val=0.2 when the federation is made."
+            )
+        if stopping.measure == "accuracy" and self.task.is_correct is never:
+            raise ConfigError(
+                "There is no right or wrong in this task, so early stopping cannot look at its "
+                "accuracy; use EarlyStopping(measure='loss')."
             )
         return Watch(stopping, len(self.runs))
 

@@ -211,6 +211,18 @@ def test_a_federated_method_that_errs_less_is_told_so() -> None:
     assert ("Against training alone", f"+{fall:.3g}", "what the RMSE falls by") in words.tiles
 
 
+def test_nobody_chooses_by_the_accuracy_of_a_regression(towns: Federation) -> None:
+    """It would always be 0: a search and early stopping refuse it, and name the loss."""
+    with pytest.raises(ConfigError, match="measure='loss'"):
+        sartor.search("ditto", towns, {"prox_strength": (0.1, 1.0)}, measure="accuracy")
+    federation = Federation.from_arrays(
+        np.ones((180, 1)), np.arange(180.0), client=CLIENTS, task="regression", val=0.2
+    )
+    stopping = sartor.EarlyStopping(measure="accuracy")
+    with pytest.raises(ConfigError, match="measure='loss'"):
+        sartor.fit("local", federation, rounds=2, early_stopping=stopping)
+
+
 # ---------------------------------------------------------------------- other tasks
 
 

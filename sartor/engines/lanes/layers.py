@@ -449,6 +449,7 @@ def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
             KH=kernel[0],
             KW=kernel[1],
             GRAD=g is not None,
+            WIDE=x.numel() > MOST_ELEMENTS - block * kernel[0] * kernel[1],
             BLOCK=block,
             num_warps=4,
         )

@@ -88,7 +88,7 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
     try:
         path = _compiled(compiler)
         return ctypes.CDLL(str(path)), f"compiled, {path}"
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
         last = str(said).strip().splitlines()[-1:]
         return None, f"{compiler} failed ({''.join(last)}); plain convolutions are used"

@@ -20,9 +20,9 @@ from sartor.table import Table
 FLOOR = (
     "The floor is the least time of a round on this machine: the floating-point operations of its "
     "products at the rate of a large matrix product, or the bytes that parameters and batches must "
-    "move at the rate of a large copy, whichever takes longer. Both rates were measured in the "
-    "same run. Activations, poolings and gradients in memory are not counted, so a real program "
-    "stays well below 100 %. A floor by memory can be undercut, where parameters stay in a cache."
+    "move at the rate of a large copy, whichever takes longer. Activations, poolings and gradients "
+    "in memory are not counted, so a real program stays well below 100 %. A floor by memory can be "
+    "undercut, where parameters stay in a cache."
 )
 
 
@@ -192,7 +192,7 @@ def _workload(found: dict[str, Any], record: Record) -> Section:
 def _rates(record: Record) -> dict[str, str]:
     rates = record["rates"]
     return {
-        "device": rates["device"],
+        "rates": f"of {rates['device']}, in the same run" if rates["device"] else "given by hand",
         "large product of float32 matrices": f"{rates['flops'] / 1e9:,.0f} GFLOP/s",
         "large copy, read and written": f"{rates['bytes'] / 1e9:,.1f} GB/s",
     }
@@ -203,9 +203,8 @@ def _device(record: Record) -> Section:
     columns.sort(key=lambda column: column not in ("what", "network in"))
     rows = [[_short(row.get(column)) for column in columns] for row in record["rows"]]
     formats = {"share of the floor": "percent", "client-steps a second": "count"}
-    return Section(
-        "Device", [Table(columns, rows, formats=formats)], " · ".join(_facts(record)) + "."
-    )
+    table = Table(columns, rows, _busy(record), formats)
+    return Section("Device", [table], " · ".join(_facts(record)) + ".")
 
 
 def _methods(record: Record) -> Section:
@@ -213,9 +212,16 @@ def _methods(record: Record) -> Section:
     if not rows:
         return Section("Methods", ["No method was measured."])
     body = [[_short(value) for value in row.values()] for row in rows]
-    table = Table(list(rows[0]), body, formats={"times FedAvg": "seconds"})
+    table = Table(list(rows[0]), body, _busy(record), {"times FedAvg": "seconds"})
     lead = f"{record['title']}; local work and server, without evaluation."
     return Section("Methods", [figures.method_figure(rows), table], lead)
+
+
+def _busy(record: Record) -> dict[str, str]:
+    """Return the note on a busy machine, where it was one."""
+    others = record.get("others", 0.0)
+    said = f"other processes kept {others:.1f} processors on average; repeat when quiet"
+    return {"busy machine": said} if others > load.QUIET else {}
 
 
 def _short(value: Any) -> Any:
@@ -232,4 +238,6 @@ def _scaling(record: Record) -> Section:
         for r in rows
     ]
     drawn = figures.scaling_figures(rows, record["meaning"])
-    return Section("Growth", [*drawn, Table(head, body)], "One thing grows at a time.")
+    return Section(
+        "Growth", [*drawn, Table(head, body, _busy(record))], "One thing grows at a time."
+    )

@@ -36,6 +36,9 @@ NAMES = {
 KINDS = {"rounds": "workloads", "methods": "rows", "scaling": "rows", "device": "rows"}
 """Kind of a record -> where its numbers are."""
 
+STARTED = load.Meter()
+"""How busy others keep the machine while this process measures."""
+
 
 def git(*words: str) -> str:
     """Return what git says of this tree; nothing where there is no git or no repository."""
@@ -69,7 +72,8 @@ def add_outputs(parser: argparse.ArgumentParser) -> None:
 
 def write_outputs(args: argparse.Namespace, kind: str, **content: Any) -> Record:
     """Write what was asked for, say where, and return the record."""
-    record = {"kind": kind, **stamp(content.get("device", "cpu")), **content}
+    about = {**stamp(content.get("device", "cpu")), "others": STARTED.others()}
+    record = {"kind": kind, **about, **content}
     if args.json is not None:
         print(f"numbers: {write(record, args.json)}")
     if args.html is not None:
@@ -219,7 +223,7 @@ def history(records: Iterable[Record]) -> list[dict[str, Any]]:
                         "s a round": float(f"{row['seconds a round']:.3g}"),
                         "× plain loop": None,
                         "share of floor": row.get("share of the floor"),
-                        "note": "",
+                        "note": "busy" if record.get("others", 0.0) > load.QUIET else "",
                     }
                 )
     order = list(dict.fromkeys(row["workload"] for row in rows))

@@ -156,9 +156,10 @@ def test_a_row_of_the_device_has_its_floor_and_its_place_in_the_history():
     assert told["share of the floor"] == pytest.approx(0.4)
     assert "work" in row
     assert device.beside_floor({"what": "sweep"}, Rates(1.0, 1.0)) == {"what": "sweep"}
-    kept = record(kind="device", rows=[told, {"what": "sweep", "ratio": 3.0}])
+    kept = record(kind="device", rows=[told, {"what": "sweep", "ratio": 3.0}], others=1.0)
     (line,) = results.history([kept])
     assert (line["workload"], line["share of floor"]) == ("device: lenet", pytest.approx(0.4))
+    assert line["note"] == "busy"
 
 
 @pytest.fixture(scope="module")
@@ -178,6 +179,7 @@ def test_the_page_has_every_number_of_the_run(plain_page):
     assert "A &lt;fast&gt; CPU" in html
     assert "<fast>" not in html
     assert "20 GFLOP take 0.2 s, 1 GB take 0.1 s" in html
+    assert "of A &lt;fast&gt; CPU, in the same run" in html
     assert "Before you rely on this" not in html
 
 
@@ -263,13 +265,14 @@ def test_all_kinds_of_records_share_a_page():
         [
             record(kind="methods", title="lenet5", rows=methods),
             record(kind="scaling", meaning={"data": "samples of a client"}, rows=growth),
-            record(kind="device", rows=[lanes]),
+            record(kind="device", rows=[lanes], others=1.25),
             record("aaaaaaa", day=13),
             record("bbbbbbb", day=14),
         ]
     )
     for part in ('id="methods"', "4.25", 'id="growth"', "samples of a client", "10000", "0.125"):
         assert part in html
+    assert html.count("other processes kept 1.2 processors on average") == 1
     told = Page(html)
     assert told.faults == []
     assert len(told.ids) == len(set(told.ids))
@@ -342,6 +345,7 @@ def test_outputs_are_written_only_where_asked(tmp_path, capsys):
     """No option, no file."""
     made = results.write_outputs(Namespace(json=None, html=None), "methods", rows=[], title="")
     assert made["kind"] == "methods"
+    assert made["others"] >= 0
     assert capsys.readouterr().out == ""
     assert list(tmp_path.iterdir()) == []
 

@@ -18,6 +18,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sartor import tree
+from sartor.engines.lanes import DIRECT
 
 _WORTH_IT = 50  # uses after which a trace, had it been made at first, would have paid for itself
 
@@ -80,13 +81,20 @@ class _Kept:
 
 
 def _cleared(traced: GraphModule) -> GraphModule:
-    """Take out operations whose result nobody reads, and permutations that change nothing."""
-    for node in list(traced.graph.nodes):
+    """Take out what changes nothing and what nobody reads, and call operators of ours directly."""
+    graph = traced.graph
+    for node in list(graph.nodes):
         if node.target is torch.ops.aten.permute.default:
             source, order = node.args
             if list(order) == list(range(len(order))):
                 node.replace_all_uses_with(source)
-    traced.graph.eliminate_dead_code()
+        elif node.target is torch.ops.aten.detach.default:  # a trace has no gradients to cut
+            node.replace_all_uses_with(node.args[0])
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        # Nothing is differentiated or mapped any more: the way through PyTorch's registry, which
+        # takes as long as a small operation, is spared.
+        node.target = DIRECT.get(node.target, node.target)
     traced.recompile()
     return traced
 

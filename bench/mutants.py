@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import ast
 import copy
+import gc
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -65,7 +66,9 @@ TARGETS = {
     "sartor/engines/plan.py": Target(
         (("tests/engines/test_plan.py",), ("tests/engines/test_record_fields.py",))
     ),
-    "sartor/engines/vectorised.py": Target((("tests/engines/test_engines.py",),)),
+    "sartor/engines/vectorised.py": Target(
+        (("tests/engines/test_vectorised.py",), ("tests/engines/test_engines.py",))
+    ),
     "sartor/engines/parts.py": Target(
         (("tests/engines/test_record_fields.py",), ("tests/engines/test_engines.py",))
     ),
@@ -309,6 +312,7 @@ def prepare() -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
+    gc.freeze()  # a fork need not look through what was imported here
 
 
 def main(arguments: list[str] | None = None) -> int:

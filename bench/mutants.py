@@ -143,6 +143,9 @@ def swapped(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
             yield ast.AugAssign(target, SWAPPED[type(op)](), value)
         case ast.BoolOp(op, values):
             yield ast.BoolOp(ast.And() if isinstance(op, ast.Or) else ast.Or(), values)
+        case ast.UnaryOp(ast.USub(), ast.Constant(int() | float() as value) as operand):
+            yield operand
+            yield ast.Constant(1 - value)
         case ast.UnaryOp(ast.USub() | ast.Not() | ast.Invert(), operand):
             yield operand
         case ast.Constant(bool() as value):
@@ -174,8 +177,11 @@ def negated(node: ast.AST) -> Iterator[ast.expr]:
 def walk(node: ast.AST, only: Sequence[str]) -> Iterator[ast.AST]:
     """Yield the nodes that may change, outermost first."""
     yield node
+    children: list[ast.AST]
     if isinstance(node, ast.Module) and only:
-        children: list[ast.AST] = [n for n in node.body if getattr(n, "name", "") in only]
+        children = [n for n in node.body if getattr(n, "name", "") in only]
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
+        children = []  # a negative number is one constant
     else:
         fixed = {"annotation", "returns", "decorator_list", "op", "ops"}
         fields = (value for name, value in ast.iter_fields(node) if name not in fixed)

@@ -236,6 +236,8 @@ def test_a_part_of_a_client_ends_at_whole_samples() -> None:
     first, length, _ = _used(_phase(part=(0.3, 1.0)), np.array([10, 7]))
     assert first.tolist() == [3, 2]
     assert length.tolist() == [7, 5]
+    assert 0.29 * 100 < 29
+    assert _used(_phase(part=(0.0, 0.29)), np.array([100]))[1].tolist() == [29]
     # Only what rounding makes is forgiven: 4.95 is not 5.
     first, length, _ = _used(_phase(part=(0.0, 0.495)), np.array([10]))
     assert (first.tolist(), length.tolist()) == ([0], [4])

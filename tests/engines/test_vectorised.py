@@ -278,6 +278,24 @@ def _both(tensor: Tensor) -> tuple[Any, Any]:
     return {"s": torch.arange(float(len(tensor)))}, {"a": tensor}
 
 
+def test_a_function_that_is_used_often_is_traced_and_stays_the_same() -> None:
+    """After fifty uses its operations are known: Python is not asked again."""
+    there, asked = world([[2, 3]]), []
+    engine = Vectorised(there.arena)
+
+    def client(work: Any, site: Site) -> Any:
+        asked.append(1)
+        return {"a": work["a"] * site.hyper["rate"]}
+
+    work = {"a": torch.tensor([[5.0, 7.0]], dtype=torch.float64)}
+    for _ in range(50):
+        engine.clients(client, work, there.site)
+    engine.traces.prepare()
+    before = len(asked)
+    assert engine.clients(client, work, there.site)["a"].tolist() == [[5.0, 14.0]]
+    assert len(asked) == before
+
+
 def test_what_surrounds_a_mapped_function_is_entered_once_for_all_lanes() -> None:
     """The context is open while the function runs, and closed afterwards."""
     there, told = world([[1, 2, 3]]), []
@@ -411,7 +429,7 @@ def test_lanes_at_once_are_those_given_or_measured_or_all(monkeypatch: pytest.Mo
     assert (here.workers, freed) == (5, [1])
     assert Vectorised(arena, 7).chunk(()) == 7
     assert here.chunk(()) == 256
-    assert elsewhere.chunk(()) >= 10**9
+    assert elsewhere.chunk(()) == Sequential(arena).chunk(()) >= 10**9
     costs = {1: 3.0, 2: 2.0, 8: 4.0}
     elsewhere.tune(costs.__getitem__, 8, "cuda")
     assert elsewhere.lanes is None

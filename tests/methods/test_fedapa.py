@@ -86,6 +86,15 @@ def test_what_can_be_set_is_what_is_used(options: dict, wanted: dict[str, float]
     )
 
 
+def test_the_head_is_private_and_so_is_nothing_else() -> None:
+    """Leaves of the head never leave; with share="all" there is nothing to keep."""
+    task = net_task()
+    leaves = (*task.leaf_names, "velocity")
+    kept = build("fedapa", task, SGD, {}).private
+    assert [leaf for leaf in leaves if kept(leaf)] == ["fc.weight", "fc.bias"]
+    assert not any(map(build("fedapa", task, SGD, {"share": "all"}).private, leaves))
+
+
 PRINTED = {"weight_step": "as_printed"}
 
 

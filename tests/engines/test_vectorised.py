@@ -98,6 +98,7 @@ def nothing(there: World) -> Any:
 SHAPES = {
     "one lane": [[5]],
     "one run": [[9, 5, 5, 2]],
+    "equal clients": [[5, 5, 5]],
     "runs of one client": [[7], [3], [5]],
     "as many runs as clients": [[9, 4], [3, 5]],
     "longest lanes not first": [[1, 6, 3], [2, 2, 8]],
@@ -138,7 +139,7 @@ def test_a_pass_in_order_is_repeated_batch_by_batch(shape: str) -> None:
 
     phase = Phase("weigh", weigh, epochs=3, batch=3, shuffle=False)
     plan = plan_of(there, phase)
-    assert (plan.table.shape[2] < plan.num_steps) == (shape == "one lane")
+    assert (plan.table.shape[2] < plan.num_steps) == (shape in ("one lane", "equal clients"))
     start = {k: v for k, v in nothing(there).items() if k in ("w", "count")}
     work, _ = Vectorised(there.arena).phase(phase, start, there.site, plan)
     for r, i, n in _lanes(SHAPES[shape]):

@@ -62,7 +62,12 @@ TARGETS = {
     "sartor/methods/pfedme.py": Target(
         (("tests/methods/test_pfedme.py",), ("tests/methods/test_pfedbred.py",))
     ),
-    "sartor/methods/ditto.py": Target((("tests/methods/test_ditto.py",),)),
+    "sartor/methods/ditto.py": Target(
+        (
+            ("tests/methods/test_ditto.py", "-k", "not to_the_bit and not smallest and not centre"),
+            ("tests/methods/test_ditto.py",),
+        )
+    ),
     "sartor/engines/plan.py": Target(
         (("tests/engines/test_plan.py",), ("tests/engines/test_record_fields.py",))
     ),
@@ -73,21 +78,22 @@ TARGETS = {
     "sartor/task.py": Target((("tests/test_task.py",), ("tests/test_tasks.py",)), ("masked_mean",)),
 }
 
-# (file, the line as the mutant has it): why it is no fault.
-_SITE = "both have one entry for each field of a site"
-EQUIVALENT: dict[tuple[str, str], str] = {
-    ("sartor/engines/parts.py", "for f, v in zip(Site._fields, site, strict=False)"): _SITE,
-    ("sartor/engines/parts.py", "fields = zip(Site._fields, site, strict=False)"): _SITE,
-    ("sartor/engines/vectorised.py", "pairs = zip(site, dims, strict=False)"): _SITE,
-    ("sartor/engines/vectorised.py", "pairs = zip(value, dims, strict=False)"): _SITE,
-    (
-        "sartor/engines/vectorised.py",
-        "if (width <= before):",
-    ): "where nobody has finished, no lane is cut off: an empty piece, and all that there was",
-    (
-        "sartor/methods/ditto.py",
-        'pulls = dict(zip(tries, choices, strict=False)) or {"params": site.hyper["prox_strength"]}',
-    ): "tries are made from choices, one each",
+# Of a file, the line as the mutant has it: why it is no fault.
+_FIELDS = "both have one entry for each field of a site"
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "sartor/engines/parts.py": {
+        "for f, v in zip(Site._fields, site, strict=False)": _FIELDS,
+        "fields = zip(Site._fields, site, strict=False)": _FIELDS,
+    },
+    "sartor/engines/vectorised.py": {
+        "pairs = zip(site, dims, strict=False)": _FIELDS,
+        "pairs = zip(value, dims, strict=False)": _FIELDS,
+        "if (width <= before):": "as many lanes as before all go on, beside an empty piece",
+    },
+    "sartor/methods/ditto.py": {
+        "pulls = dict(zip(tries, choices, strict=False)) or "
+        '{"params": site.hyper["prox_strength"]}': "tries are made from choices, one each",
+    },
 }
 
 NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
@@ -294,6 +300,8 @@ def judge(file: str, target: Target, chosen: Sequence[Mutant]) -> list[str]:
     plain = compile((ROOT / file).read_bytes(), ROOT / file, "exec", dont_inherit=True)
     fates = ["survived"] * len(chosen)
     for tests in target.stages:
+        if "survived" not in fates:
+            break
         begun = time.perf_counter()
         fate, said = trial(file, plain, tests, 600)
         if fate != "survived":
@@ -310,7 +318,7 @@ def judge(file: str, target: Target, chosen: Sequence[Mutant]) -> list[str]:
 def counted(file: str, target: Target) -> list[Mutant]:
     """Return the mutants of a file that are faults."""
     made = mutants(ROOT / file, target.only)
-    known = {line for name, line in EQUIVALENT if name == file}
+    known = EQUIVALENT.get(file, {}).keys()
     if gone := known - {m.after for m in made}:
         raise SystemExit(f"EQUIVALENT names lines of {file} that no mutant has: {sorted(gone)}")
     return [m for m in made if m.after not in known]
@@ -356,7 +364,7 @@ def main(arguments: list[str] | None = None) -> int:
         low |= share < BAR
         told = [str(fates.count(fate)) for fate in ("killed", "timed out", "survived")]
         taken = f"{time.perf_counter() - begun:.0f}"
-        excused = str(sum(name == file for name, _ in EQUIVALENT))
+        excused = str(len(EQUIVALENT.get(file, {})))
         rows.append([file, f"{len(made)}", f"{len(fates)}", *told, f"{share:.1%}", excused, taken])
         both = zip(chosen, fates, strict=True)
         alive += [(file, m) for m, fate in both if fate == "survived"]

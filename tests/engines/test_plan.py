@@ -116,7 +116,7 @@ def test_batches_gather_the_clients_own_samples(sizes: list[int], kind: dict[str
     per_pass = plan.passes[0][0]
     for s in range(plan.num_steps):
         found = plan.batches(arena, plan.table[:, :, s % plan.table.shape[2]])
-        for batch in (found,) if kind["draws"] == 1 else found:
+        for draw, batch in enumerate((found,) if kind["draws"] == 1 else found):
             assert batch.x.shape == (1, len(sizes), plan.batch, 1)
             for lane in range(len(sizes)):
                 if s >= plan.steps[0, lane]:
@@ -124,6 +124,7 @@ def test_batches_gather_the_clients_own_samples(sizes: list[int], kind: dict[str
                 own = split.rows[split.start[0, lane] : split.start[0, lane] + sizes[lane]]
                 mask = batch.mask[0, lane]
                 rows = batch.rows[0, lane]
+                assert rows[mask].tolist() == _rows(plan, lane, draw)[s]
                 assert torch.equal(batch.x[0, lane, mask, 0].long(), own[rows[mask]])
                 assert bool((rows[~mask] == split.capacity).all())
                 assert bool(torch.isin(batch.x[0, lane, :, 0].long(), own).all())

@@ -358,13 +358,14 @@ def test_runs_that_differ_in_labels_share_the_features() -> None:
     """With a list of rows, the label is that of the sample and the features those of its row."""
     arena = _arena([3, 2])
     row = torch.tensor([4, 3, 2, 1, 0])
-    arena = replace(arena, row=row, y=torch.arange(5) * 10)
+    labels = torch.arange(10).reshape(5, 2)  # two of them a sample
+    arena = replace(arena, row=row, y=labels)
     plan = _plan([3, 2], {"batch": 3})
     batch = plan.batches(arena, plan.table[:, :, 0])
     assert isinstance(batch, Batch)
     numbers = plan.table[:, :, 0, :3]
     assert torch.equal(batch.x[..., 0].long(), row[numbers])
-    assert torch.equal(batch.y, 10 * numbers)
+    assert torch.equal(batch.y, labels[numbers])
 
 
 def _three_runs() -> Plan:

@@ -85,6 +85,10 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "for f, v in zip(Site._fields, site, strict=False)": _FIELDS,
         "fields = zip(Site._fields, site, strict=False)": _FIELDS,
     },
+    "sartor/engines/plan.py": {
+        "if np.any(per_epoch != period) and (total_steps >= period):": "where both are equal it sets nothing new",
+        "value = (segment[:, None] << 33) + words": "words have 32 bits and segments are fewer than 2^30: the same order",
+    },
     "sartor/engines/vectorised.py": {
         "pairs = zip(site, dims, strict=False)": _FIELDS,
         "pairs = zip(value, dims, strict=False)": _FIELDS,

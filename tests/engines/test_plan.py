@@ -120,6 +120,7 @@ def test_batches_gather_the_clients_own_samples(sizes: list[int], kind: dict[str
             assert batch.x.shape == (1, len(sizes), plan.batch, 1)
             for lane in range(len(sizes)):
                 if s >= plan.steps[0, lane]:
+                    assert not bool(batch.mask[0, lane].any())  # who is done sees no sample
                     continue
                 own = split.rows[split.start[0, lane] : split.start[0, lane] + sizes[lane]]
                 mask = batch.mask[0, lane]
@@ -303,13 +304,14 @@ def test_the_table_is_as_long_as_what_differs(
 
 @pytest.mark.parametrize("sizes", [[1, 0], [0, 1], [1, 1], [3, 1, 0], [0]])
 def test_few_samples_and_none_have_a_table(sizes: list[int]) -> None:
-    """Padding points at samples that exist; the rows are all there."""
-    for kind in ({}, {"share": 0.5}, {"shuffle": False}):
-        plan = _plan(sizes, {"batch": 2, "epochs": 2, **kind}, steps=3)
+    """Padding points at samples that exist; the rows are all there, in one pass and in three."""
+    kinds = ({"steps": 3}, {"steps": 3, "share": 0.5}, {"steps": 3, "shuffle": False}, {})
+    for kind in kinds:
+        plan = _plan(sizes, {"batch": 2, **kind})
         numbers = plan.table[..., : plan.batch]
         assert bool(((numbers >= 0) & (numbers < max(sum(sizes), 1))).all())
         for lane, size in enumerate(sizes):
-            if kind != {"share": 0.5}:
+            if "share" not in kind:
                 assert {r for rows in _rows(plan, lane, 0) for r in rows} == set(range(size))
 
 
@@ -327,11 +329,11 @@ def test_a_pass_is_the_permutation_of_its_key() -> None:
             assert torch.equal(plan.keys[0, lane, s], rng.fold(key, "step", s))
 
 
+@pytest.mark.parametrize("sizes", [[10, 1, 4, 0], [1, 0]])
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_parts_are_cut_from_one_order_and_shuffled_inside(share: float) -> None:
+def test_parts_are_cut_from_one_order_and_shuffled_inside(share: float, sizes: list[int]) -> None:
     """Rows of (a, b) are those from a·n to b·n of the client's own order, in any order."""
-    sizes = [10, 1, 4, 0]
-    arena, ids = _arena(sizes), np.arange(4)[None]
+    arena, ids = _arena(sizes), np.arange(len(sizes))[None]
     base = rng.key(3).numpy()[None, None, :]
     keys, part_keys = rng.fold_host(base, ids, "train"), rng.fold_host(base, ids, "part")
     for part in ((0.0, 0.3), (0.3, 1.0)):
@@ -420,19 +422,25 @@ def test_the_lanes_of_all_runs_are_the_lanes_of_one() -> None:
 # ---- what is drawn -------------------------------------------------------------------------------
 
 
-def test_permutations_are_packed_and_no_word_too_many_is_drawn(monkeypatch) -> None:
-    """Four numbers a block: ⌈n/4⌉ blocks for n samples, once for lanes with the same key."""
-    drawn, words_at = [], rng.words_at
+@pytest.fixture
+def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Note how many blocks of four words every draw takes."""
+    found: list[int] = []
+    words_at = rng.words_at
 
     def counting(keys: torch.Tensor, blocks: torch.Tensor) -> torch.Tensor:
-        drawn.append(len(blocks))
+        found.append(len(blocks))
         return words_at(keys, blocks)
 
+    monkeypatch.setattr(rng, "words_at", counting)
+    return found
+
+
+def test_permutations_are_packed_and_no_word_too_many_is_drawn(drawn: list[int]) -> None:
+    """Four numbers a block: ⌈n/4⌉ blocks for n samples, once for lanes with the same key."""
     keys = rng.fold_host(np.tile(rng.key(1).numpy(), (4, 1)), np.array([0, 1, 0, 2]))
     sizes, epochs = np.array([8, 5, 8, 1]), np.array([2, 1, 2, 3])
-    with monkeypatch.context() as patch:
-        patch.setattr(rng, "words_at", counting)
-        order, offset, base = _permutations(keys, sizes, epochs, torch.device("cpu"))
+    order, offset, base = _permutations(keys, sizes, epochs, torch.device("cpu"))
     assert drawn == [2 * 2 + 1 * 2 + 3 * 1]
     assert len(order) == 2 * 8 + 5 + 3 * 1
     for lane, (size, num) in enumerate(zip(sizes, epochs, strict=True)):
@@ -441,6 +449,21 @@ def test_permutations_are_packed_and_no_word_too_many_is_drawn(monkeypatch) -> N
             own = rng.permutation(rng.fold(torch.from_numpy(keys[lane]), e), int(size))
             assert torch.equal(order[begin : begin + size], own)
     assert base[0] == base[2]
+
+
+def test_no_pass_is_drawn_that_nobody_begins(drawn: list[int]) -> None:
+    """Three steps of two batches a pass begin two passes; the absent begin none."""
+    _plan([8, 5, 0], {"batch": 4, "steps": 3})
+    assert drawn == [2 * 2 + 2 * 2]
+
+
+def test_of_equal_words_the_earlier_sample_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in ``rng.permutation``: the order is the same on every device."""
+    monkeypatch.setattr(rng, "words_at", lambda keys, blocks: torch.zeros(len(blocks), 4).long())
+    order, *_ = _permutations(
+        np.array([[1, 2], [3, 4]]), np.array([150, 70]), np.array([1, 1]), torch.device("cpu")
+    )
+    assert order.tolist() == [*range(150), *range(70)]
 
 
 def test_draws_are_shared_by_equal_keys_alone() -> None:

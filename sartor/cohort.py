@@ -82,7 +82,7 @@ class Participation:
         if self.kind == "all":
             return np.arange(num_clients), np.ones(num_clients, dtype=bool)
         key = rng.fold(rng.key(seed), "cohort", round_index)
-        order = rng.permutation(rng.fold(key, "who"), num_clients)[:slots].numpy()
+        order = rng.sample(rng.fold(key, "who"), num_clients, slots).numpy()
         size = slots
         if self.kind == "at_least":
             least = max(1, math.ceil(self.value * num_clients - 1e-9))

@@ -25,6 +25,9 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 _FOLD = 1  # the last counter word of a fold; draws use 0, so the two never share a block
 
 
+_MANY = 4096  # numbers, from which on a sample of few is cheaper than an order of all
+
+
 def key(seed: int, device: torch.device | str = "cpu") -> Tensor:
     """Make the key of a seed: shape (2,).
 
@@ -134,3 +137,22 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
 def permutation(key: Tensor, num: int) -> Tensor:
     """Draw a permutation of ``range(num)``."""
     return torch.sort(bits(key, num), dim=0, stable=True).indices
+
+
+def sample(key: Tensor, num: int, count: int) -> Tensor:
+    """Draw ``count`` different numbers of ``range(num)``, in random order.
+
+    Few of many are drawn one after the other, and what came before is left out: the cost grows
+    with ``count`` alone.
+    """
+    if num < _MANY or count * 8 > num:
+        return permutation(key, num)[:count]
+    drawn = 2 * count + 16  # repetitions are rare; more is drawn until enough are different
+    while True:
+        words = bits(key, 2 * drawn).reshape(-1, 2)
+        # 63 bits: a number is likelier than another by num / 2^63 at most.
+        found = ((words[:, 0] << 31) ^ words[:, 1]) % num
+        different, first = np.unique(found.numpy(force=True), return_index=True)
+        if len(different) >= count:
+            return found[torch.from_numpy(np.sort(first)[:count]).to(found.device)]
+        drawn *= 2

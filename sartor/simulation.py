@@ -108,6 +108,8 @@ class Simulation:
         self.watch = None if stopping is None else self._make_watch(stopping)
         self._post: dict[str, Tally] = {}
         self._adaptation: Receipt | None = None  # that of the last evaluation
+        # Of rounds whose times were not read yet: of step itself, and of its training.
+        self._clocks: list[tuple[dict[str, float], dict[str, float]]] = []
 
     def _make_watch(self, stopping: EarlyStopping) -> Watch:
         """Make what decides when to stop."""
@@ -190,9 +192,12 @@ class Simulation:
         self.server, receipt = self.rounds.train(
             self.server, self.store, t, score=post, keep=self.trained
         )
-        self._book(receipt, seconds)
+        for name in COUNTERS:
+            self.books[name].append(getattr(receipt, name))
         self.round_index = t + 1
         last = self.round_index == self.num_rounds
+        if not last:
+            self.rounds.plan_ahead(self.round_index)
         if last and self.method.epilogue is not None:
             for ending in endings(self.method):
                 self._one_off("epilogue", ending, seconds)
@@ -205,10 +210,33 @@ class Simulation:
             self._close(seconds)
         if self.finished:
             settle(self)
+        looks = due or t == 0 or self.finished or not self.rounds.queued
+        if looks:
+            self.rounds.read_clocks()
         seconds["round"] = time.perf_counter() - began
         for name, value in seconds.items():
             self.seconds[name].append(value)
+        self._clocks.append((seconds, receipt.seconds))
+        if looks:
+            self._book_clocks()
         return self._info()
+
+    def _book_clocks(self) -> None:
+        """Book the times of the rounds since the last look at the device.
+
+        Between two looks a GPU works on while later rounds are prepared, so that only the time of
+        all of them together is known; each gets an equal share.
+        """
+        if not self._clocks:
+            return
+        self.rounds.read_clocks()
+        first = len(self.seconds["round"]) - len(self._clocks)
+        for at, (own, trained) in enumerate(self._clocks, first):
+            for name in PHASES[1:]:
+                self.seconds[name][at] = own[name] + trained.get(name, 0.0)
+        walls = self.seconds["round"]
+        walls[first:] = [sum(walls[first:]) / len(self._clocks)] * len(self._clocks)
+        self._clocks.clear()
 
     def stop(self, why: str) -> None:
         """End after the rounds that are done, as if no more had been planned.
@@ -220,7 +248,9 @@ class Simulation:
             seconds = dict.fromkeys(PHASES, 0.0)
             began = time.perf_counter()
             self._close(seconds)
+            self.rounds.read_clocks()
             seconds["round"] = time.perf_counter() - began
+            self._book_clocks()
             for name, value in seconds.items():
                 self.seconds[name][-1] += value
             mine = {"round": self.round_index, "why": why}
@@ -298,6 +328,7 @@ class Simulation:
             self.server, self.store, self.round_index, stage, record=record
         )
         self._book_once(receipt)
+        self.rounds.read_clocks()
         for name, value in receipt.seconds.items():
             seconds[name] += value
 
@@ -313,20 +344,19 @@ class Simulation:
         """
         if not self.pending:
             return self.server, self.store
-        began = time.perf_counter()
+        clock = self.rounds.clock({"evaluate": 0.0} if seconds is None else seconds)
         store, server = self.store.fork(), self.server
         for ending in endings(self.method):
             server, _ = self.rounds.train(
                 server, store, self.round_index, "epilogue", record=ending
             )
-        if seconds is not None:
-            seconds["evaluate"] += time.perf_counter() - began
+        clock("evaluate")
         return server, store
 
     def _evaluate(
         self, server: Tree, store: Store, seconds: dict[str, float], record: bool = True
     ) -> dict[str, Tally]:
-        began, t = time.perf_counter(), self.round_index
+        clock, t = self.rounds.clock(seconds), self.round_index
         tallies, receipt = self.rounds.evaluate(server, store, t, self.splits)
         if record:
             self._record("pre", t, tallies)
@@ -334,15 +364,15 @@ class Simulation:
         self._adaptation = receipt if self.method.adapt and not seen else None
         if self._adaptation is not None and t == self.num_rounds:
             self._book_once(receipt)  # the adaptation whose models are used
-        seconds["evaluate"] += time.perf_counter() - began
+        clock("evaluate")
         return tallies
 
     def _evaluate_centre(self, server: Tree, seconds: dict[str, float]) -> None:
         if "global" not in self.points or self.method.centre is None:
             return
-        began, t = time.perf_counter(), self.round_index
+        clock, t = self.rounds.clock(seconds), self.round_index
         self._record("global", t, self.rounds.evaluate_centre(server, t, self.splits))
-        seconds["evaluate"] += time.perf_counter() - began
+        clock("evaluate")
 
     def _record(self, point: str, t: int, tallies: dict[str, Tally]) -> None:
         self.when.setdefault(point, []).append(t)
@@ -356,12 +386,6 @@ class Simulation:
                     client = self.federations[run].names[int(np.argmax(broken[run]))]
                     at = t if point == "post" else max(t - 1, 0)
                     self.diverged[run] = {"round": at, "client": client}
-
-    def _book(self, receipt: Receipt, seconds: dict[str, float]) -> None:
-        for name in COUNTERS:
-            self.books[name].append(getattr(receipt, name))
-        for name, value in receipt.seconds.items():
-            seconds[name] += value
 
     def _snapshot(self, server: Tree, store: Store) -> None:
         if self.method.inspect is None and self.method.inspect_client is None:
@@ -517,6 +541,7 @@ class Simulation:
 
     def state(self) -> tuple[dict[str, Tree], dict[str, Any], dict[str, Any]]:
         """Return all state: trees of tensors, nested arrays, and JSON-able values."""
+        self._book_clocks()
         trees = {"server": self.server, "clients": self.store.dump()}
         if self.trained is not None:
             trees["trained"] = self.trained.dump()

@@ -113,6 +113,34 @@ def test_a_permutation_covers_everything_once(seed: int, num: int) -> None:
     assert sorted(rng.permutation(rng.key(seed), num).tolist()) == list(range(num))
 
 
+@pytest.mark.parametrize(("num", "count"), [(10, 3), (5000, 5000), (5000, 600), (10**9, 50)])
+def test_a_sample_holds_different_numbers(num: int, count: int) -> None:
+    """As many as asked for, in range; a longer sample of few begins with the shorter one."""
+    key = rng.key(7)
+    drawn = rng.sample(key, num, count).tolist()
+    assert len(set(drawn)) == len(drawn) == count
+    assert 0 <= min(drawn) <= max(drawn) < num
+    assert rng.sample(key, num, count // 2).tolist() == drawn[: count // 2]
+
+
+def test_samples_of_few_are_uniform_and_cost_no_more_than_they_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Every number comes equally often, at every place; words drawn do not follow ``num``."""
+    asked: list[int] = []
+    plain = rng.bits
+    monkeypatch.setattr(rng, "bits", lambda key, num: asked.append(num) or plain(key, num))
+    base = rng.key(3)
+    rows = torch.stack([rng.sample(rng.fold(base, k), 4096, 512) for k in range(400)])
+    assert max(asked) <= 4 * 512 + 32
+    for place in (rows[:, :256], rows[:, 256:]):
+        # 400 · 256 numbers over 16 bins of 256: 6,400 each, standard deviation about 77.
+        counts = torch.bincount(place.flatten() // 256, minlength=16)
+        assert (counts - 6400).abs().max() < 5 * 77
+    parity = torch.bincount(rows.flatten() % 2)
+    assert abs(int(parity[0]) - 102_400) < 5 * 226
+
+
 def test_permutations_are_uniform() -> None:
     """All six orders of three things come equally often."""
     base = rng.key(0)

@@ -158,6 +158,8 @@ def _extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
 def _device() -> Iterator[Finding]:
     import torch
 
+    from sartor.engines.lanes import native
+
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(index)
@@ -171,6 +173,9 @@ def _device() -> Iterator[Finding]:
     words = f"{torch.get_num_threads()} threads on {cores} cores"
     found = words + (f", OMP_NUM_THREADS={limit}" if limit else "")
     yield Finding("device", "threads", "ok", found)
+    state: State = "missing" if native.library() is None else "ok"
+    mend = "" if state == "ok" else "install a C++ compiler, for example with: apt install g++"
+    yield Finding("device", "CPU convolutions", state, native.status(), mend)
 
 
 def _folders(data_dir: Path | None) -> Iterator[Finding]:

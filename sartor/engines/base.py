@@ -71,6 +71,8 @@ class Base:
         self._plain = replace(method, predict=None)  # scores a global model by its logits
         self._score_phases: dict[tuple[int, str], Phase] = {}
         self._score_plans: dict[Any, Plan] = {}
+        self.queued = arena.device.type == "cuda"  # work goes on while the host runs ahead
+        self._ahead: dict[Any, Plan] = {}  # plans of the next round
 
     # ---- what is read-only in a round
     # -----------------------------------------------------------------
@@ -182,12 +184,9 @@ class Base:
             keys = rng.fold_host(client_keys, phase.stream or phase.name)
             arena = cut_arena(self.arena, run, ids.shape[0])
             if callable(phase.steps):
-                steps = self.engine.clients(phase.steps, site).cpu().numpy()
+                steps = np.where(present, self.engine.clients(phase.steps, site).cpu().numpy(), 0)
             else:
-                where = arena.splits["train" if phase.data == "none" else phase.data]
-                size = np.take_along_axis(where.size, ids, 1)
-                steps = num_steps(phase, size)
-            steps = np.where(present, steps, 0)
+                steps = self._known_steps(phase, ids, present, run)
             if phase.when is not None:
                 takes = self.engine.clients(phase.when, work, site).cpu().numpy()
                 steps = np.where(takes, steps, 0)
@@ -197,7 +196,7 @@ class Base:
                 continue
             order = np.argsort(steps == 0, axis=1, kind="stable")
             if phase.when is None or (order[:, 1:] > order[:, :-1]).all():
-                plan = build_plan(phase, arena, ids, keys, steps, self._part_keys(phase, ids, run))
+                plan = self._plan(phase, ids, keys, steps, run)
                 work, taken = self.engine.phase(phase, work, site, plan)
             else:  # those who take it come first, so that no step is computed for the others
                 who, there = (np.take_along_axis(v, order, 1) for v in (ids, steps))
@@ -217,6 +216,24 @@ class Base:
             costs.backward += backward * samples.sum(1) // phase.draws
             costs.forward += forward * samples.sum(1) // phase.draws
         return work, costs
+
+    def _known_steps(
+        self, phase: Phase, ids: np.ndarray, present: np.ndarray, run: int
+    ) -> np.ndarray:
+        """Count the steps of clients in a phase of known length; those absent take none."""
+        split = self.arena.splits["train" if phase.data == "none" else phase.data]
+        size = np.take_along_axis(split.size[run : run + len(ids)], ids, 1)
+        return np.where(present, num_steps(phase, size), 0)
+
+    def _plan(
+        self, phase: Phase, ids: np.ndarray, keys: np.ndarray, steps: np.ndarray, run: int
+    ) -> Plan:
+        """Draw the batches of a phase, or take them from what was drawn ahead."""
+        ready = self._ahead.pop(plan_key(phase, ids, keys, steps, run), None)
+        if ready is not None:
+            return ready
+        arena = cut_arena(self.arena, run, len(ids))
+        return build_plan(phase, arena, ids, keys, steps, self._part_keys(phase, ids, run))
 
     def _part_keys(self, phase: Phase, ids: np.ndarray, run: int) -> np.ndarray | None:
         """Fold the keys of the order that cuts a client's samples into parts.
@@ -249,11 +266,11 @@ class Base:
             for slot in range(0, slots, num_slots)
         ]
 
-    def _clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
+    def clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
         """Return a stop-watch.
 
         Each call books the time since the last one under a name, and returns it. On a GPU it marks
-        the moment in the queue of work, and the time is booked at the end of the round.
+        the moment in the queue of work, and the time is booked by ``read_clocks``.
         """
         last = [time.perf_counter()]
 
@@ -278,10 +295,17 @@ class Base:
 
         return mark
 
-    def _read_marks(self) -> None:
+    def read_clocks(self) -> None:
         """Book the times that the device has taken, once it is done: nobody waits before."""
         if self._marks:
             torch.cuda.synchronize()
         for seconds, name, before, now in self._marks:
             seconds[name] += before.elapsed_time(now) / 1000
         self._marks.clear()
+
+
+def plan_key(
+    phase: Phase, ids: np.ndarray, keys: np.ndarray, steps: np.ndarray, run: int
+) -> tuple[Any, ...]:
+    """Return all that a plan depends on."""
+    return id(phase), run, ids.shape, ids.tobytes(), keys.tobytes(), steps.tobytes()

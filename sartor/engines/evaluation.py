@@ -7,6 +7,7 @@ import torch
 
 from sartor import tree
 from sartor.engines.base import Base
+from sartor.engines.memory import halved_clients, joined_scores, sparing
 from sartor.engines.parts import Costs, Receipt, Tally, cut_arena, cut_runs
 from sartor.engines.plan import build_plan, num_steps
 from sartor.engines.store import Store
@@ -37,7 +38,8 @@ class Evaluation(Base):
         zero = np.zeros(self.arena.num_runs, dtype=np.int64)
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
         blocks = self.client_blocks()
-        found = self.engine.blocks(score, blocks)
+        careful = sparing(self.engine, score, halved_clients, joined_scores)
+        found = self.engine.blocks(careful, blocks)
         for (run, ids), (costs, letters) in zip(blocks, found, strict=True):
             runs = slice(run, run + len(ids))
             receipt.bytes_down[runs] += letters
@@ -65,13 +67,16 @@ class Evaluation(Base):
             run, ids = block
             self.score_centre(cut_runs(models, run, len(ids)), round_index, ids, run, tallies)
 
+        def joined(done: list[None], axis: int) -> None:
+            return None
+
         blocks = self.client_blocks()
         if clients is not None:
             most = self.engine.chunk((self._phase_once(self._plain, splits[0]),))
             width = max(1, most // clients)
             runs = range(0, self.arena.num_runs, width)
             blocks = [(run, self.everybody[run : run + width, :clients]) for run in runs]
-        self.engine.blocks(score, blocks)
+        self.engine.blocks(sparing(self.engine, score, halved_clients, joined), blocks)
         return tallies
 
     def score_centre(

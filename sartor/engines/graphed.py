@@ -55,6 +55,15 @@ class Graphed(Vectorised):
         self._uses: dict[Any, int] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
+    def spare(self, lanes: int) -> None:
+        """Work on so many lanes at most from now on; graphs of larger blocks give their memory."""
+        super().spare(lanes)
+        self._captured.clear()
+        self._functions.clear()
+        gc.collect()
+        torch.cuda.empty_cache()
+        self._pool = torch.cuda.graph_pool_handle()
+
     def steps(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Take the steps of a phase by replaying graphs."""
         if plan.num_steps == 0:

@@ -29,6 +29,9 @@ class Engine(Protocol):
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
 
+    def spare(self, lanes: int) -> None:
+        """Work on so many lanes at most from now on, and free what larger blocks left behind."""
+
     def runs(self, fn: Any, *args: Any) -> Any:
         """Apply a server function to each run."""
 

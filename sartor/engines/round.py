@@ -12,8 +12,10 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from sartor import tree, wire
+from sartor import rng, tree, wire
+from sartor.engines.base import plan_key
 from sartor.engines.evaluation import Evaluation
+from sartor.engines.memory import halved_block, joined_work, sparing
 from sartor.engines.parts import Block, Costs, Order, Receipt, cut_arena, cut_site, planned
 from sartor.engines.plan import Plan, build_plan
 from sartor.engines.store import Store
@@ -111,8 +113,31 @@ class Rounds(Evaluation):
             server, given = self.train(server, store, round_index, "handover")
             receipt.bytes_down += given.bytes_down
             receipt.bytes_up += given.bytes_up
-        self._read_marks()
         return server, receipt
+
+    def plan_ahead(self, round_index: int) -> None:
+        """Draw the batches of a round to come while a GPU is busy with the one before.
+
+        Only what is known before the round: phases that every client of the cohort takes, for a
+        known number of steps. A plan that is not asked for is thrown away with the next.
+        """
+        self._ahead.clear()
+        method = self.record(round_index)
+        local = type(self).local_work is Rounds.local_work  # elsewhere others draw their own
+        if not self.queued or method.one_by_one or not local:
+            return
+        cohort, trains, _ = self.draw(method, "train", round_index)
+        keys = self.keys(method.stage or "train", round_index, cohort)
+        for block in self._blocks(method.phases, cohort.shape):
+            ids = cohort[block.cut]
+            for phase in method.phases:
+                if callable(phase.steps) or phase.when is not None:
+                    continue
+                steps = self._known_steps(phase, ids, trains[block.cut], block.run)
+                own = rng.fold_host(keys[block.cut], phase.stream or phase.name)
+                self._ahead[plan_key(phase, ids, own, steps, block.run)] = self._plan(
+                    phase, ids, own, steps, block.run
+                )
 
     def _exchange(
         self,
@@ -128,7 +153,7 @@ class Rounds(Evaluation):
         keep: Store | None,
     ) -> Tree:
         """Letters out, local work, uploads in, aggregation."""
-        clock = self._clock(receipt.seconds)
+        clock = self.clock(receipt.seconds)
         stage = method.stage or stage
         hub = self.hub(stage, round_index, cohort, present)
         keys = self.keys(stage, round_index, cohort)
@@ -139,7 +164,7 @@ class Rounds(Evaluation):
         order = Order(method, stage, round_index, cohort, trains, present, talks)
         clock("server")
         uploads, there = self.local_work(order, site, keys, store, receipt, keep)
-        clock = self._clock(receipt.seconds)
+        clock = self.clock(receipt.seconds)
         receipt.participants -= (trains & ~there).sum(1)
         trains, present = trains & there, present & there
         hub = hub._replace(present=torch.from_numpy(present).to(self.arena.device))
@@ -210,11 +235,11 @@ class Rounds(Evaluation):
         """
         method, cohort, trains = order.method, order.cohort, order.trains
         in_turn = self.arena.device.type == "cuda"
-        clock = self._clock({"train": 0.0} if in_turn else receipt.seconds)
+        clock = self.clock({"train": 0.0} if in_turn else receipt.seconds)
 
         def work_on(block: Block) -> tuple[Tree, Costs, dict[str, float]]:
             seconds = receipt.seconds if in_turn else {"train": 0.0, "evaluate": 0.0}
-            clock = self._clock(seconds)
+            clock = self.clock(seconds)
             ids, there = cohort[block.cut], trains[block.cut]
             here = cut_site(site, block)
             state = store.gather(ids, block.run)
@@ -236,7 +261,8 @@ class Rounds(Evaluation):
             clock("train")
             return upload, costs, seconds
 
-        done = self.engine.blocks(work_on, blocks)
+        careful = sparing(self.engine, work_on, halved_block, joined_work)
+        done = self.engine.blocks(careful, blocks)
         if not in_turn:
             # Blocks may have run side by side: divide the wall time as their own clocks say.
             passed = clock("train")

@@ -36,7 +36,11 @@ class Sequential:
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Take any number of lanes: they are worked one by one anyway."""
-        return 1 << 30
+        return self.lanes or 1 << 30
+
+    def spare(self, lanes: int) -> None:
+        """Make blocks smaller, so that fewer outcomes are stacked at a time."""
+        self.lanes = lanes
 
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
         """Have nothing to choose."""

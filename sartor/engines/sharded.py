@@ -201,7 +201,7 @@ class ShardedRounds(Rounds):
         done = self.work_blocks(
             replace(order, trains=trains_here), blocks, site, keys, store, own, keep
         )
-        clock = self._clock(receipt.seconds)
+        clock = self.clock(receipt.seconds)
         shape = cohort.shape
         uploads: Tree = tree.map(lambda leaf: leaf.new_zeros((*shape, *leaf.shape[2:])), done[0])
         for block, upload in zip(blocks, done, strict=True):

@@ -18,8 +18,8 @@ from torch.func import vmap
 
 from sartor import tree
 from sartor.engines.arena import Arena
+from sartor.engines.lanes import CoreOperations
 from sartor.engines.plan import Plan
-from sartor.engines.pooling import FastPooling
 from sartor.engines.traced import Traces, keep_freed_memory
 from sartor.engines.tuning import choose_chunk
 from sartor.method import Hub, Phase, Site
@@ -47,6 +47,10 @@ class Vectorised:
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
         return self.lanes or (_UNTUNED if self.arena.device.type == "cpu" else 1 << 30)
+
+    def spare(self, lanes: int) -> None:
+        """Work on so many lanes at most from now on."""
+        self.lanes = lanes
 
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
         """Choose the number of lanes a block by measuring, unless it was given."""
@@ -135,11 +139,11 @@ class Vectorised:
     def _steps_alone(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Take the steps of one lane without vmap, on plain autograd."""
         now, here = _drop(_drop(work)), _drop_site(_drop(site))
-        pooling = FastPooling if self.arena.device.type == "cpu" else nullcontext
+        operations = CoreOperations if self.arena.device.type == "cpu" else nullcontext
         taken = 0
 
         def step(*args: Any) -> Tree:
-            with alone(pooling):
+            with alone(operations):
                 return phase.step(*args)
 
         for s in range(plan.num_steps):

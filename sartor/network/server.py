@@ -62,7 +62,7 @@ class RemoteRounds(Rounds):
     ) -> tuple[Tree, np.ndarray]:
         """Let the clients of an exchange work where they are; see `Rounds.local_work`."""
         assert isinstance(store, Generations)
-        clock = self._clock(receipt.seconds)
+        clock = self.clock(receipt.seconds)
         method, cohort = order.method, order.cohort[0]
         wanted = self.template(order, site, keys)
         marks = wire.marks_of(method.sparse, "upload")

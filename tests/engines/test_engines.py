@@ -553,3 +553,94 @@ def test_weighted_means_leave_out_weight_zero() -> None:
     assert weighted_mean(uploads, torch.tensor([1.0, 0.0, 2.0]), old)["w"].tolist() == [3.0]
     assert weighted_mean(uploads, torch.zeros(3), old)["w"].tolist() == [7.0]
     assert weighted_sum(uploads, torch.tensor([0.5, 0.0, 1.0]))["w"].tolist() == [4.5]
+
+
+# ---- running ahead of a device -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["fedapa", "fedala", "pfedhn", "everything"])
+def test_batches_drawn_ahead_are_those_of_the_round(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While a device works the next round is planned; nothing but the time of planning changes."""
+    task = net_task()
+    method = everything(task) if name == "everything" else build(name, task, LOCAL, {})
+    wanted = outcome(_run(method, task, chunk=4))
+    sim = simulation(method, task, two_allocations(), chunk=4)
+    sim.rounds.queued = True
+    taken: list[bool] = []
+    plan = type(sim.rounds)._plan
+
+    def watched(rounds: Any, *args: Any) -> Plan:
+        before = len(rounds._ahead)
+        found = plan(rounds, *args)
+        taken.append(len(rounds._ahead) < before)
+        return found
+
+    monkeypatch.setattr(type(sim.rounds), "_plan", watched)
+    assert_same(outcome(run(sim)), wanted)
+    assert any(taken) == (name != "pfedhn"), "pFedHN serves one client after the other"
+
+
+def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
+    """Five rounds, looked at after the first, the third and the last: sums stay, shares are equal.
+
+    A checkpoint looks as well.
+    """
+    task = net_task()
+    sim = simulation(build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=3)
+    sim.rounds.queued = True
+    looked = []
+    for _ in range(5):
+        sim.step()
+        looked.append(not sim._clocks)
+    assert looked == [True, False, True, False, True]
+    walls = sim.seconds["round"]
+    assert walls[1] == walls[2]
+    assert walls[3] == walls[4]
+    assert len(walls) == len(sim.seconds["train"]) == 5
+    assert all(0 < part <= whole for part, whole in zip(sim.seconds["train"], walls, strict=True))
+    again = simulation(
+        build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=5
+    )
+    again.rounds.queued = True
+    again.step()
+    again.step()
+    assert again._clocks
+    assert len(again.state()[2]["seconds"]["train"]) == 2
+    assert not again._clocks
+
+
+# ---- memory --------------------------------------------------------------------------------------
+
+
+def tight(most: int) -> type[Vectorised]:
+    """Make an engine that runs out of memory with more than so many lanes."""
+
+    class Tight(Vectorised):
+        def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+            if plan.steps.size > most:
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore")
+            return super().phase(phase, work, site, plan)
+
+    return Tight
+
+
+@pytest.mark.parametrize(("name", "most"), [("fedapa", 3), ("everything", 1)])
+def test_blocks_that_do_not_fit_are_halved(name: str, most: int) -> None:
+    """States, scores and costs are those of the whole block, and later blocks fit at once."""
+    task = net_task()
+    method = everything(task) if name == "everything" else build(name, task, LOCAL, {})
+    wanted = outcome(_run(method, task))
+    sim = run(simulation(method, task, two_allocations(), engine=tight(most)))
+    assert_same(outcome(sim), wanted, atol=1e-11)
+    assert sim.engine.lanes is not None
+    assert sim.engine.lanes <= most
+
+
+def test_a_client_that_does_not_fit_is_told() -> None:
+    """One lane cannot be halved: the message says what can be done."""
+    task = net_task()
+    sim = simulation(build("fedavg", task, LOCAL, {}), task, [federation()], engine=tight(0))
+    with pytest.raises(ConfigError, match=r"single client does not fit.*9 GiB.*smaller batch"):
+        sim.step()

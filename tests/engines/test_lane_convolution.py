@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from sartor.engines.lanes import LaneOperations, triton_conv
 from sartor.engines.lanes.convolution import lane_conv2d
-from sartor.engines.lanes.triton_conv import available, triton_conv2d
+from sartor.engines.lanes.triton_conv import available, convolve
 
 Pair = tuple[int, int]
 Conv = Callable[[Tensor, Tensor, Tensor | None, Pair, Pair], Tensor]
@@ -129,7 +129,7 @@ def test_wrapping(launched: list[tuple[str, int]], maps: int) -> None:
     def check(case: dict[str, Any]) -> None:
         launched.clear()
         inputs = _tensors(case, (2, 3)[:maps])
-        found = _slopes(triton_conv2d, case, inputs, maps)
+        found = _slopes(convolve, case, inputs, maps)
         lanes = (1, 2, 6)[maps]
         assert sorted(launched) == [("forward", lanes), ("input", lanes), ("weight", lanes)]
         _assert_close(found, _slopes(_plain, case, inputs, maps), 1e-11)
@@ -159,7 +159,7 @@ def test_an_operand_shared_by_the_lanes(launched: list[tuple[str, int]]) -> None
 
         return vmap(vmap(one))(weight, bias)
 
-    _assert_close([over(triton_conv2d)], [over(_plain)], 1e-11)
+    _assert_close([over(convolve)], [over(_plain)], 1e-11)
     assert launched == [("forward", 6)]
 
 
@@ -167,7 +167,7 @@ def test_no_gradient_for_an_input_that_needs_none(launched: list[tuple[str, int]
     x, weight, bias = _tensors(CASE, (3,))
 
     def loss(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
-        return triton_conv2d(x, w, b, CASE["stride"], CASE["padding"]).square().sum()
+        return convolve(x, w, b, CASE["stride"], CASE["padding"]).square().sum()
 
     vmap(grad(loss, argnums=(0, 1)))(weight, bias, x)
     assert launched == [("forward", 3), ("weight", 3)]
@@ -177,7 +177,7 @@ def test_gradients_of_gradients(launched: list[tuple[str, int]]) -> None:
     x, weight, bias = (t for t in _tensors(CASE) if t is not None)
 
     def out(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return triton_conv2d(x, w, b, CASE["stride"], CASE["padding"])
+        return convolve(x, w, b, CASE["stride"], CASE["padding"])
 
     inputs = [t.requires_grad_() for t in (x, weight, bias)]
     assert torch.autograd.gradcheck(out, inputs)
@@ -230,16 +230,38 @@ def test_block_sizes(channels: int, positions: int, lanes: int) -> None:
     assert (splits - 1) * share < positions <= splits * share
 
 
+def test_rows_are_for_large_kernels_on_few_channels() -> None:
+    """Their tile is chosen where it needs fewer products than patches, and the stride allows it."""
+    names = ("C", "H", "W", "O", "KH", "KW", "SH", "SW", "PH", "PW", "HO", "WO")
+    first = dict(zip(names, (3, 32, 32, 6, 5, 5, 1, 1, 0, 0, 28, 28), strict=True))
+    assert triton_conv._rows_tile(first, 128 * 8) == (16, 32)
+    assert triton_conv._rows_tile({**first, "SW": 2}, 128 * 8) is None
+    second = {**first, "C": 6, "O": 16, "H": 14, "W": 14, "HO": 10, "WO": 10}
+    assert triton_conv._rows_tile(second, 192 * 16) is None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("maps", [0, 1, 2])
+@pytest.mark.parametrize("padding", [(0, 0), (2, 1)])
+def test_kernels_by_rows(padding: Pair, maps: int) -> None:
+    case = {"batch": 3, "channels": (3, 6), "size": (8, 11), "kernel": (5, 5), "bias": True}
+    _check_kernels({**case, "stride": (1, 1), "padding": padding}, maps)
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("maps", [0, 1, 2])
 @given(case=cases())
 def test_kernels(case: dict[str, Any], maps: int) -> None:
+    _check_kernels(case, maps)
+
+
+def _check_kernels(case: dict[str, Any], maps: int) -> None:
     inputs = [None if t is None else t.cuda() for t in _tensors(case, (2, 3)[:maps], torch.float32)]
     assert inputs[0] is not None
     assert inputs[1] is not None
     assert available(inputs[0][(0,) * maps], inputs[1][(0,) * maps])
     exact = [None if t is None else t.double() for t in inputs]
-    found = _slopes(triton_conv2d, case, inputs, maps)
+    found = _slopes(convolve, case, inputs, maps)
     _assert_close(found, _slopes(_plain, case, exact, maps), 1e-4)
-    again = _slopes(triton_conv2d, case, inputs, maps)
+    again = _slopes(convolve, case, inputs, maps)
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))

@@ -1,19 +1,21 @@
 """Operations for lanes: what a network of the user calls, in forms that serve all lanes at once.
 
-``LaneOperations`` catches calls while a step is recorded; the network is not changed. What it does
-not know goes its plain way.
+``LaneOperations`` catches calls while a step is recorded for a GPU, ``CoreOperations`` while one
+core of a CPU works on one lane; the network is not changed. What they do not know goes its plain
+way.
 
-| call | instead |
-|---|---|
-| ``conv2d`` | ``convolution``: Triton kernels, or patches and one batched product |
-| ``linear``, ``cross_entropy``, ``max_pool2d``, ``sartor.task.masked_mean`` | ``layers`` |
-| ``sartor.tree.addcmul`` | ``leaves``: all leaves in one launch |
+| call | on a GPU, all lanes | on a core, one lane |
+|---|---|---|
+| ``conv2d`` | ``convolution``: Triton kernels, or patches and one batched product | ``native`` |
+| ``max_pool2d`` | ``layers`` | ``native``, or ``pooling`` |
+| ``linear``, ``cross_entropy``, ``sartor.task.masked_mean`` | ``layers`` | |
+| ``sartor.tree.addcmul`` | ``leaves``: all leaves in one launch | |
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,12 +23,15 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sartor import tree
-from sartor.engines.lanes import convolution, layers, leaves
+from sartor.engines.lanes import convolution, layers, leaves, native, pooling
 from sartor.task import masked_mean
 
 
-class LaneOperations(TorchFunctionMode):
-    """While active, send the operations that profit from it to their lane forms."""
+class _Operations(TorchFunctionMode):
+    """While active, send the operations that profit from it to other forms."""
+
+    forms: ClassVar[Mapping[Any, Callable[..., Any]]] = {}
+    """For a function of torch or of ours: what serves it, or returns None to leave it alone."""
 
     def __torch_function__(
         self,
@@ -35,9 +40,9 @@ class LaneOperations(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Catch what has a lane form, and leave everything else as it is."""
+        """Catch what has another form, and leave everything else as it is."""
         kwargs = kwargs or {}
-        serve = _FORMS.get(func)
+        serve = self.forms.get(func)
         if serve is not None:
             found = serve(*args, **kwargs)
             if found is not None:
@@ -74,7 +79,12 @@ _ENTROPY_DEFAULTS = {
 }
 
 
-def _max_pool2d(
+def _max_pool2d(*args: Any, **kwargs: Any) -> Tensor | None:
+    x, kernel = _windows(*args, **kwargs)
+    return layers.max_pool2d(x, kernel) if kernel and layers.takes_pool(x, kernel) else None
+
+
+def _windows(
     input: Tensor,
     kernel_size: Any,
     stride: Any = None,
@@ -82,7 +92,8 @@ def _max_pool2d(
     dilation: Any = 1,
     ceil_mode: bool = False,
     return_indices: bool = False,
-) -> Tensor | None:
+) -> tuple[Tensor, tuple[int, int] | None]:
+    """Return the images and the size of windows that lie side by side; None for other windows."""
     kernel = convolution.pair(kernel_size)
     step = kernel if stride is None or stride == [] else convolution.pair(stride)
     plain = (
@@ -91,7 +102,7 @@ def _max_pool2d(
         and convolution.pair(dilation) == (1, 1)
         and not (ceil_mode or return_indices)
     )
-    return layers.max_pool2d(input, kernel) if plain and layers.takes_pool(input, kernel) else None
+    return input, kernel if plain else None
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
@@ -102,12 +113,47 @@ def _addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] |
     return leaves.addcmul(a, b, factor) if leaves.takes_addcmul(a, b, factor) else None
 
 
-_FORMS: dict[Any, Callable[..., Any]] = {
-    torch.conv2d: _conv2d,
-    F.linear: _linear,
-    F.cross_entropy: _cross_entropy,
-    F.max_pool2d: _max_pool2d,
-    torch.max_pool2d: _max_pool2d,
-    masked_mean: _mean,
-    tree.addcmul_leaves: _addcmul,
+def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
+    fixed = convolution.arguments(*args, **kwargs)
+    return None if fixed is None else convolution.native_conv2d(*fixed)
+
+
+def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
+    x, kernel = _windows(*args, **kwargs)
+    if kernel and native.takes_pool(x, kernel):
+        return layers.max_pool2d(x, kernel)
+    return pooling.halved(x) if kernel == (2, 2) and pooling.takes(x) else None
+
+
+class LaneOperations(_Operations):
+    """All lanes at once on a GPU."""
+
+    forms: ClassVar = {
+        torch.conv2d: _conv2d,
+        F.linear: _linear,
+        F.cross_entropy: _cross_entropy,
+        F.max_pool2d: _max_pool2d,
+        torch.max_pool2d: _max_pool2d,
+        masked_mean: _mean,
+        tree.addcmul_leaves: _addcmul,
+    }
+
+
+class CoreOperations(_Operations):
+    """One lane on one core of a CPU, without vmap."""
+
+    forms: ClassVar = {
+        torch.conv2d: _conv2d_alone,
+        F.max_pool2d: _max_pool2d_alone,
+        torch.max_pool2d: _max_pool2d_alone,
+    }
+
+
+DIRECT: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.sartor.lane_conv.default: native.convolved,
+    torch.ops.sartor.lane_conv_input_grad.default: native.input_gradient,
+    torch.ops.sartor.lane_conv_weight_grad.default: native.kernel_gradient,
+    torch.ops.sartor.pooled.default: native.pooled,
+    torch.ops.sartor.unpooled.default: native.unpooled,
 }
+"""What the operators of lanes do on a CPU, for traces that only run there."""

@@ -260,6 +260,100 @@ def weight_grad(
         tl.store(into, acc, mask=(k < K)[:, None] & (o < O)[None, :])
 
 
+@_jit("x_lane", "g_lane", "positions", "places", "share", "splits")
+def weight_grad_rows(
+    x,
+    g,
+    partial,
+    x_lane,
+    g_lane,
+    positions,
+    places,
+    share,
+    splits,
+    C: tl.constexpr,
+    H: tl.constexpr,
+    W: tl.constexpr,
+    O: tl.constexpr,  # noqa: E741
+    KH: tl.constexpr,
+    KW: tl.constexpr,
+    SH: tl.constexpr,
+    SW: tl.constexpr,
+    PH: tl.constexpr,
+    PW: tl.constexpr,
+    HO: tl.constexpr,
+    WO: tl.constexpr,
+    BO: tl.constexpr,
+    BN: tl.constexpr,
+    BM: tl.constexpr,
+    BK: tl.constexpr,
+    PRECISION: tl.constexpr,
+):
+    """Sum like ``weight_grad``, with the columns of a kernel on the side of the gradients.
+
+    The sum over a row of the input, dW[o, c, i, j] = Σ x[c, y + i, q] · g[o, y, q − j], is a
+    product of the C·KH rows with the O·KW shifted gradients at (image, y, q). Few channels fill a
+    tile of it better than one of C·KH·KW by O, and fewer numbers are fetched. The last program of
+    axis 2 sums the gradients, for the bias. The stride to the right is 1.
+    """
+    K: tl.constexpr = C * KH * KW
+    R: tl.constexpr = C * KH
+    S: tl.constexpr = O * KW
+    ACROSS: tl.constexpr = (S + BN - 1) // BN
+    TILES: tl.constexpr = ((R + BK - 1) // BK) * ACROSS
+    split = tl.program_id(0)
+    lane = tl.program_id(1).to(tl.int64)
+    tile = tl.program_id(2)
+    x += lane * x_lane
+    g += lane * g_lane
+    partial += (lane * splits + split) * (O * (K + 1))
+    if tile == TILES:
+        output = tl.arange(0, BO)
+        plane = tl.minimum(output, O - 1) * (HO * WO)
+        each = (positions + splits - 1) // splits
+        stop = tl.minimum((split + 1) * each, positions)
+        plain = tl.zeros((BM, BO), dtype=tl.float32)
+        for start in range(split * each, stop, BM):
+            m = start + tl.arange(0, BM)
+            place = g + ((m // (HO * WO)) * (O * HO * WO) + m % (HO * WO))
+            found = tl.load(place[:, None] + plane[None, :], mask=(m < stop)[:, None], other=0.0)
+            plain += found.to(tl.float32)
+        tl.store(partial + (output * (K + 1) + K), tl.sum(plain, axis=0), mask=output < O)
+    else:
+        r = (tile // ACROSS) * BK + tl.arange(0, BK)
+        row = tl.minimum(r, R - 1)
+        down = row % KH - PH
+        line = (row // KH * H + down) * W
+        s = (tile % ACROSS) * BN + tl.arange(0, BN)
+        column = tl.minimum(s, S - 1)
+        o = column // KW
+        j = column % KW - PW
+        shift = o * (HO * WO) - j
+        end = tl.minimum((split + 1) * share, places)
+        acc = tl.zeros((BK, BN), dtype=tl.float32)
+        for start in range(split * share, end, BM):
+            m = start + tl.arange(0, BM)
+            here = tl.minimum(m, end - 1)
+            q = here % W
+            y = (here // W) % HO
+            image = here // (W * HO)
+            top = y * SH
+            into = (image * (C * H * W) + top * W + q)[:, None] + line[None, :]
+            if PH > 0:
+                level = top[:, None] + down[None, :]
+                values = tl.load(x + into, mask=(level >= 0) & (level < H), other=0.0)
+            else:
+                values = tl.load(x + into)
+            z = q[:, None] - j[None, :]
+            seen = (z >= 0) & (z < WO) & (m < end)[:, None]
+            at = (image * (O * HO * WO) + y * WO + q)[:, None] + shift[None, :]
+            slopes = tl.load(g + at, mask=seen, other=0.0)
+            acc = tl.dot(tl.trans(values), slopes, acc, input_precision=PRECISION)
+        # r · KW is where row r begins among the taps of a kernel.
+        to = (r * KW)[:, None] + (s // KW * (K + 1) + s % KW)[None, :]
+        tl.store(partial + to, acc, mask=(r < R)[:, None] & (s < S)[None, :])
+
+
 @_jit("splits")
 def sum_splits(
     partial,

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sartor.engines.lanes.triton_conv import available, triton_conv2d
+from sartor.engines.lanes import native
+from sartor.engines.lanes.triton_conv import available, convolve
 
 _MOST_PATCH = 512  # the largest patch (channels × kernel) worth writing out
 
@@ -86,11 +87,24 @@ def lane_conv2d(
     """
     rows, columns = pair(padding)
     if available(x, weight):
-        return triton_conv2d(x, weight, bias, pair(stride), (rows, columns))
+        return convolve(x, weight, bias, pair(stride), (rows, columns))
     if rows or columns:
         x = F.pad(x, (columns, columns, rows, rows))
     out: Tensor = _Convolve.apply(x, weight, pair(stride))
     return out if bias is None else out + bias[:, None, None]
+
+
+def native_conv2d(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+) -> Tensor | None:
+    """Convolve a batch on one core of a CPU, or return None where a library does it better."""
+    if not native.takes_conv(x, weight, pair(stride), pair(padding)):
+        return None
+    return convolve(x, weight, bias, pair(stride), pair(padding))
 
 
 def pair(value: int | Sequence[int]) -> tuple[int, int]:

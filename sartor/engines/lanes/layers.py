@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sartor.engines.lanes import native
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
     PRECISION,
@@ -422,6 +423,8 @@ def _(info: Any, in_dims: Any, g: Any, x: Any, kernel: Any) -> Any:
 
 
 def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
+    if native.serves(x):
+        return native.pooled(x, kernel) if g is None else native.unpooled(g, x, kernel)
     x = x.contiguous()
     height, width = x.shape[-2:]
     rows, columns = height // kernel[0], width // kernel[1]

@@ -4,7 +4,8 @@ Three operators take tensors with one leading axis of lanes: the convolution, th
 input, and the gradients of kernel and bias. Under ``vmap`` a mapped axis joins that axis, so that
 runs and clients become lanes of one launch. Each of the three is differentiated through the other
 two, to any order. Sums have a fixed order: the same call gives the same bits. Block sizes follow
-from the shapes by rule, since a search would break the capture of a graph.
+from the shapes by rule, since a search would break the capture of a graph. On a CPU the same three
+operators are those of ``native``.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sartor.engines.lanes import native
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
     PRECISION,
@@ -51,7 +53,7 @@ def available(x: Tensor, weight: Tensor) -> bool:
     )
 
 
-def triton_conv2d(
+def convolve(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None = None,
@@ -299,6 +301,8 @@ def _outputs(
 def _launch_forward(
     x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
+    if native.serves(x):
+        return native.convolved(x, w, b, stride, padding)
     lanes, batch = x.shape[:2]
     rows, columns = _outputs(x.shape[3:], w.shape[3:], stride, padding)
     x, w = dense(x), dense(w)
@@ -354,6 +358,8 @@ def _launch_forward(
 def _launch_input_grad(
     g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> Tensor:
+    if native.serves(g):
+        return native.input_gradient(g, w, size, stride, padding)
     lanes, batch = g.shape[:2]
     g, w = dense(g), dense(w)
     out = g.new_empty(lanes, batch, w.shape[2], *size)
@@ -400,6 +406,8 @@ def _launch_input_grad(
 def _launch_weight_grad(
     x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
 ) -> tuple[Tensor, Tensor]:
+    if native.serves(x):
+        return native.kernel_gradient(x, g, kernel, stride, padding)
     lanes, batch, channels = x.shape[:3]
     outputs = g.shape[2]
     x, g = dense(x), dense(g)
@@ -408,30 +416,46 @@ def _launch_weight_grad(
     shapes = _shapes(x, outputs, kernel, stride, padding, g.shape[3:])
     wide = min(power(outputs), 64)
     tall = min(power(patch), 32 if wide == 64 else 64)
-    deep = 64 if patch <= 32 else 32
-    tiles = (ceil(patch, tall) + 1) * ceil(outputs, wide)
-    share, splits = _shares(positions, lanes * ceil(patch, tall) * ceil(outputs, wide), deep)
+    by_rows = _rows_tile(shapes, ceil(patch, tall) * tall * ceil(outputs, wide) * wide)
+    if by_rows is not None:
+        tall, wide = by_rows
+        tiles = ceil(channels * kernel[0], tall) * ceil(outputs * kernel[1], wide)
+        deep, places = 64, batch * g.shape[3] * x.shape[4]
+    else:
+        tiles = ceil(patch, tall) * ceil(outputs, wide)
+        deep, places = 64 if patch <= 32 else 32, positions
+    share, splits = _shares(places, lanes * tiles, deep)
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
     to_bias = x.new_empty(lanes, outputs)
+    common = {
+        "BN": wide,
+        "BM": deep,
+        "BK": tall,
+        "PRECISION": PRECISION,
+        "num_warps": 2 if tall * wide <= 1024 else 4,
+        "num_stages": 3,
+    }
+    given = (x, g, partial, x.stride(0), g.stride(0), positions)
     with torch.cuda.device_of(x):
-        _kernels().weight_grad[(splits, lanes, tiles)](
-            x,
-            g,
-            partial,
-            x.stride(0),
-            g.stride(0),
-            positions,
-            share,
-            splits,
-            **shapes,
-            BN=wide,
-            BM=deep,
-            BK=tall,
-            PRECISION=PRECISION,
-            num_warps=2 if tall * wide <= 1024 else 4,
-            num_stages=3,
-        )
+        if by_rows is not None:
+            _kernels().weight_grad_rows[(splits, lanes, tiles + 1)](
+                *given,
+                places,
+                share,
+                splits,
+                **shapes,
+                BO=power(outputs),
+                **common,
+            )
+        else:
+            _kernels().weight_grad[(splits, lanes, tiles + ceil(outputs, wide))](
+                *given,
+                share,
+                splits,
+                **shapes,
+                **common,
+            )
         block = 64
         _kernels().sum_splits[(ceil(outputs * (patch + 1), block), lanes)](
             partial,
@@ -445,6 +469,22 @@ def _launch_weight_grad(
             num_warps=4,
         )
     return to_weight, to_bias
+
+
+def _rows_tile(shapes: dict[str, int], work: int) -> tuple[int, int] | None:
+    """Return the tile (rows of the input, columns of the gradient) of ``weight_grad_rows``.
+
+    Args:
+        shapes: the numbers of the convolution.
+        work: products a position with a tile of patches.
+
+    Returns:
+        None where patches need fewer products: rows pay off for a large kernel on few channels.
+    """
+    rows, columns = shapes["C"] * shapes["KH"], shapes["O"] * shapes["KW"]
+    tall, wide = min(power(rows, 16), 64), min(power(columns, 16), 64)
+    padded = ceil(rows, tall) * tall * ceil(columns, wide) * wide * shapes["W"] / shapes["WO"]
+    return (tall, wide) if shapes["SW"] == 1 and padded <= 0.75 * work else None
 
 
 def _group(channels: int, most: int) -> int:

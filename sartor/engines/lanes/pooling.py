@@ -1,22 +1,17 @@
 """Max pooling over 2×2 blocks with whole-tensor operations.
 
-The library's own is a scalar loop on the CPU.
-
-It takes a third of a LeNet-5 step there. Of equal numbers the first in reading order gets the
-gradient, as in ``max_pool2d``, so the numbers are the same.
+The library's own is a scalar loop on the CPU: a third of a LeNet-5 step. This is the form for CPUs
+where ``native`` cannot be compiled, one lane at a time. Of equal numbers the first in reading order
+gets the gradient, as in ``max_pool2d``, so the numbers are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
-_POOLING = (F.max_pool2d, torch.max_pool2d)
 _LEAST = 256  # pixels: smaller images are pooled faster by the library
 
 
@@ -58,39 +53,13 @@ class _HalvingMax(torch.autograd.Function):
         return full
 
 
-class FastPooling(TorchFunctionMode):
-    """While active, send 2×2 max pooling of even images to the form above.
-
-    For one lane at a time, without vmap.
-    """
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Catch max pooling and leave everything else as it is."""
-        kwargs = kwargs or {}
-        if func in _POOLING and _fits(*args, **kwargs):
-            return _HalvingMax.apply(args[0] if args else kwargs["input"])[0]
-        return func(*args, **kwargs)
+def takes(x: Tensor) -> bool:
+    """Say whether images (..., H, W) can be halved, and are large enough for it to pay."""
+    rows, columns = x.shape[-2:]
+    return rows % 2 == 0 and columns % 2 == 0 and rows * columns >= _LEAST
 
 
-def _fits(
-    input: Tensor,
-    kernel_size: Any,
-    stride: Any = None,
-    padding: Any = 0,
-    dilation: Any = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> bool:
-    two = (2, (2, 2), [2, 2])
-    plain = padding in (0, (0, 0), [0, 0]) and dilation in (1, (1, 1), [1, 1])
-    rows, columns = input.shape[-2:]
-    even = rows % 2 == 0 and columns % 2 == 0 and rows * columns >= _LEAST
-    return bool(
-        kernel_size in two and (stride in two or not stride) and plain and even and not ceil_mode
-    )
+def halved(x: Tensor) -> Tensor:
+    """Return the largest of every 2×2 block, as ``max_pool2d(x, 2)``."""
+    out: Tensor = _HalvingMax.apply(x)[0]
+    return out

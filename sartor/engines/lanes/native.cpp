@@ -1,0 +1,280 @@
+// Convolutions and poolings of one core, for images whose batch is the last axis: (C, H, W, B).
+//
+// Every loop runs over neighbouring samples, so vector registers are full whatever the channels and
+// the kernel. B is at least LANES; where it is no multiple, the last vector overlaps the one before.
+// The order of all sums is fixed.
+
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+constexpr int LANES = 8;
+
+template <typename T>
+struct vector_of;
+template <>
+struct vector_of<float> {
+    typedef float type __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
+};
+template <>
+struct vector_of<double> {
+    typedef double type __attribute__((vector_size(LANES * sizeof(double)), aligned(8)));
+};
+template <typename T>
+using vec = typename vector_of<T>::type;
+
+template <typename T>
+inline vec<T> load(const T* at) {
+    return *reinterpret_cast<const vec<T>*>(at);
+}
+template <typename T>
+inline void store(T* at, vec<T> value) {
+    *reinterpret_cast<vec<T>*>(at) = value;
+}
+inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
+
+struct Shape {
+    int64_t batch, channels, height, width, outputs, kernel_h, kernel_w, pad_h, pad_w;
+    int64_t rows() const { return height + 2 * pad_h - kernel_h + 1; }
+    int64_t columns() const { return width + 2 * pad_w - kernel_w + 1; }
+};
+
+// OUT neighbouring output channels at one position, for N vectors of samples.
+// weight: (C, kh, kw, OUT)
+template <typename T, int OUT, int N>
+inline void position(const Shape& s, const T* x, const T* weight, const T* bias, T* out,
+                     int64_t plane, int64_t row, int64_t column) {
+    vec<T> sum[OUT][N];
+    for (int o = 0; o < OUT; o++)
+        for (int n = 0; n < N; n++) sum[o][n] = vec<T>{} + (bias ? bias[o] : T(0));
+    const int64_t top = row - s.pad_h, left = column - s.pad_w;
+    const int64_t kh_from = most(0, -top), kh_to = least(s.kernel_h, s.height - top);
+    const int64_t kw_from = most(0, -left), kw_to = least(s.kernel_w, s.width - left);
+    for (int64_t c = 0; c < s.channels; c++)
+        for (int64_t kh = kh_from; kh < kh_to; kh++) {
+            const T* from = x + ((c * s.height + top + kh) * s.width + left + kw_from) * s.batch;
+            const T* w = weight + ((c * s.kernel_h + kh) * s.kernel_w + kw_from) * OUT;
+            for (int64_t kw = kw_from; kw < kw_to; kw++, from += s.batch, w += OUT) {
+                vec<T> value[N];
+                for (int n = 0; n < N; n++) value[n] = load(from + n * LANES);
+                for (int o = 0; o < OUT; o++)
+                    for (int n = 0; n < N; n++) sum[o][n] += value[n] * w[o];
+            }
+        }
+    for (int o = 0; o < OUT; o++)
+        for (int n = 0; n < N; n++)
+            store(out + o * plane + n * LANES, sum[o][n]);
+}
+
+template <typename T, int OUT>
+void some_outputs(const Shape& s, const T* x, const T* weight, const T* bias, T* out) {
+    const int64_t rows = s.rows(), columns = s.columns(), plane = rows * columns * s.batch;
+    for (int64_t row = 0; row < rows; row++) {
+        int64_t b = 0;
+        for (; b + 2 * LANES <= s.batch; b += 2 * LANES)
+            for (int64_t column = 0; column < columns; column++)
+                position<T, OUT, 2>(s, x + b, weight, bias,
+                                    out + (row * columns + column) * s.batch + b, plane, row, column);
+        for (; b < s.batch; b += LANES) {
+            const int64_t at = least(b, s.batch - LANES);
+            for (int64_t column = 0; column < columns; column++)
+                position<T, OUT, 1>(s, x + at, weight, bias,
+                                    out + (row * columns + column) * s.batch + at, plane, row, column);
+        }
+    }
+}
+
+// weight: (O, C, kh, kw); scratch: as large.
+template <typename T>
+void convolve(const Shape& s, const T* x, const T* weight, const T* bias, T* out, T* scratch) {
+    const int64_t taps = s.channels * s.kernel_h * s.kernel_w;
+    const int64_t plane = s.rows() * s.columns() * s.batch;
+    for (int64_t o = 0; o < s.outputs;) {
+        const int64_t left = s.outputs - o;
+        const int64_t take = left >= 8 ? 8 : left;
+        for (int64_t t = 0; t < taps; t++)
+            for (int64_t i = 0; i < take; i++) scratch[t * take + i] = weight[(o + i) * taps + t];
+        const T* b = bias ? bias + o : nullptr;
+        T* to = out + o * plane;
+        switch (take) {
+            case 8: some_outputs<T, 8>(s, x, scratch, b, to); break;
+            case 7: some_outputs<T, 7>(s, x, scratch, b, to); break;
+            case 6: some_outputs<T, 6>(s, x, scratch, b, to); break;
+            case 5: some_outputs<T, 5>(s, x, scratch, b, to); break;
+            case 4: some_outputs<T, 4>(s, x, scratch, b, to); break;
+            case 3: some_outputs<T, 3>(s, x, scratch, b, to); break;
+            case 2: some_outputs<T, 2>(s, x, scratch, b, to); break;
+            default: some_outputs<T, 1>(s, x, scratch, b, to);
+        }
+        o += take;
+    }
+}
+
+template <typename T>
+inline vec<T> without_first(vec<T> value, int64_t count) {
+    for (int n = 0; n < LANES; n++) value[n] = n < count ? T(0) : value[n];
+    return value;
+}
+
+// Adds the products of OUT gradients with TAPS neighbouring inputs. REST: the first samples of the
+// vector were counted before.
+template <typename T, int OUT, int TAPS, bool REST>
+inline void products(const T* x, const T* grad, int64_t plane, int64_t batch, int64_t counted,
+                     vec<T> (&sum)[OUT][TAPS]) {
+    vec<T> value[TAPS];
+    for (int k = 0; k < TAPS; k++) value[k] = load(x + k * batch);
+    for (int o = 0; o < OUT; o++) {
+        vec<T> g = load(grad + o * plane);
+        if (REST) g = without_first<T>(g, counted);
+        for (int k = 0; k < TAPS; k++) sum[o][k] += g * value[k];
+    }
+}
+
+// The sums over one row of positions, for OUT outputs and TAPS neighbouring columns of the kernel.
+template <typename T, int OUT, int TAPS>
+inline void row_sums(const T* x, const T* grad, int64_t plane, int64_t batch, int64_t columns,
+                     T* total, int64_t next) {
+    vec<T> sum[OUT][TAPS] = {};
+    const int64_t whole = batch - batch % LANES;
+    for (int64_t column = 0; column < columns; column++) {
+        const T* from = x + column * batch;
+        const T* g = grad + column * batch;
+        for (int64_t b = 0; b < whole; b += LANES)
+            products<T, OUT, TAPS, false>(from + b, g + b, plane, batch, 0, sum);
+        if (whole < batch)
+            products<T, OUT, TAPS, true>(from + batch - LANES, g + batch - LANES, plane, batch,
+                                         LANES - (batch - whole), sum);
+    }
+    for (int o = 0; o < OUT; o++)
+        for (int k = 0; k < TAPS; k++) {
+            T* to = total + o * next + k * LANES;
+            store(to, load(to) + sum[o][k]);
+        }
+}
+
+template <typename T, int OUT>
+inline void row_of_taps(int64_t taps, const T* x, const T* grad, int64_t plane, int64_t batch,
+                        int64_t columns, T* total, int64_t next) {
+    constexpr int MOST = OUT > 4 ? 3 : 5;  // sums that fit into registers
+    for (int64_t k = 0; k < taps;) {
+        const T* from = x + k * batch;
+        T* to = total + k * LANES;
+        const int64_t left = taps - k;
+        if (left >= MOST) {
+            row_sums<T, OUT, MOST>(from, grad, plane, batch, columns, to, next);
+            k += MOST;
+        } else if (left >= 3) {
+            row_sums<T, OUT, 3>(from, grad, plane, batch, columns, to, next);
+            k += 3;
+        } else if (left == 2) {
+            row_sums<T, OUT, 2>(from, grad, plane, batch, columns, to, next);
+            k += 2;
+        } else {
+            row_sums<T, OUT, 1>(from, grad, plane, batch, columns, to, next);
+            k += 1;
+        }
+    }
+}
+
+// x without padding; weight: (O, C, kh, kw); scratch: O·C·kh·kw·LANES zeros.
+template <typename T>
+void kernel_gradient(const Shape& s, const T* x, const T* grad, T* weight, T* bias, T* scratch) {
+    const int64_t rows = s.rows(), columns = s.columns(), plane = rows * columns * s.batch;
+    const int64_t taps = s.channels * s.kernel_h * s.kernel_w, next = taps * LANES;
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t o = 0; o < s.outputs;) {
+            const int64_t wide = s.kernel_w <= 3 ? 8 : 4, left = s.outputs - o;
+            const int64_t take = left >= wide ? wide : left >= 4 ? 4 : left;
+            const T* g = grad + o * plane + row * columns * s.batch;
+            for (int64_t c = 0; c < s.channels; c++)
+                for (int64_t kh = 0; kh < s.kernel_h; kh++) {
+                    const T* from = x + (c * s.height + row + kh) * s.width * s.batch;
+                    T* to = scratch + o * next + (c * s.kernel_h + kh) * s.kernel_w * LANES;
+                    const int64_t k = s.kernel_w;
+                    switch (take) {
+                        case 8: row_of_taps<T, 8>(k, from, g, plane, s.batch, columns, to, next); break;
+                        case 4: row_of_taps<T, 4>(k, from, g, plane, s.batch, columns, to, next); break;
+                        case 3: row_of_taps<T, 3>(k, from, g, plane, s.batch, columns, to, next); break;
+                        case 2: row_of_taps<T, 2>(k, from, g, plane, s.batch, columns, to, next); break;
+                        default: row_of_taps<T, 1>(k, from, g, plane, s.batch, columns, to, next);
+                    }
+                }
+            o += take;
+        }
+    for (int64_t i = 0; i < s.outputs * taps; i++) {
+        T sum = 0;
+        for (int n = 0; n < LANES; n++) sum += scratch[i * LANES + n];
+        weight[i] = sum;
+    }
+    for (int64_t o = 0; o < s.outputs; o++) {
+        T sum = 0;
+        for (int64_t row = 0; row < rows; row++) {
+            vec<T> part = {};
+            const T* from = grad + o * plane + row * columns * s.batch;
+            const int64_t count = columns * s.batch, whole = count - count % LANES;
+            for (int64_t i = 0; i < whole; i += LANES) part += load(from + i);
+            for (int n = 0; n < LANES; n++) sum += part[n];
+            for (int64_t i = whole; i < count; i++) sum += from[i];
+        }
+        bias[o] = sum;
+    }
+}
+
+// The largest of every window; of equal ones the first in reading order gets the gradient.
+template <typename T, bool GRAD>
+void pool(int64_t planes, int64_t height, int64_t width, int64_t batch, int64_t kernel_h,
+          int64_t kernel_w, const T* x, const T* grad, T* out) {
+    const int64_t rows = height / kernel_h, columns = width / kernel_w;
+    for (int64_t p = 0; p < planes; p++)
+        for (int64_t row = 0; row < rows; row++)
+            for (int64_t column = 0; column < columns; column++) {
+                const int64_t first =
+                    ((p * height + row * kernel_h) * width + column * kernel_w) * batch;
+                const int64_t here = ((p * rows + row) * columns + column) * batch;
+                for (int64_t start = 0; start < batch; start += LANES) {
+                    const int64_t b = least(start, batch - LANES);
+                    vec<T> best = load(x + first + b), place = {};
+                    for (int64_t i = 1; i < kernel_h * kernel_w; i++) {
+                        const vec<T> value =
+                            load(x + first + (i / kernel_w * width + i % kernel_w) * batch + b);
+                        const auto stays = (value <= best) | (best != best);  // not a number stays
+                        best = stays ? best : value;
+                        if (GRAD) place = stays ? place : vec<T>{} + T(i);
+                    }
+                    if (!GRAD) store(out + here + b, best);
+                    if (GRAD) {
+                        const vec<T> g = load(grad + here + b), none = {};
+                        for (int64_t i = 0; i < kernel_h * kernel_w; i++) {
+                            const auto won = place == vec<T>{} + T(i);
+                            store(out + first + (i / kernel_w * width + i % kernel_w) * batch + b,
+                                  won ? g : none);
+                        }
+                    }
+                }
+            }
+}
+
+Shape shape_of(const int64_t* s) { return {s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8]}; }
+
+}  // namespace
+
+#define FORMS(NAME, T)                                                                          \
+    extern "C" void convolve_##NAME(const int64_t* s, const T* x, const T* w, const T* b,       \
+                                    T* out, T* scratch) {                                       \
+        convolve<T>(shape_of(s), x, w, b, out, scratch);                                        \
+    }                                                                                           \
+    extern "C" void kernel_gradient_##NAME(const int64_t* s, const T* x, const T* g, T* w,      \
+                                           T* b, T* scratch) {                                  \
+        kernel_gradient<T>(shape_of(s), x, g, w, b, scratch);                                   \
+    }                                                                                           \
+    extern "C" void pool_##NAME(const int64_t* s, const T* x, const T* g, T* out) {             \
+        if (g)                                                                                  \
+            pool<T, true>(s[0], s[1], s[2], s[3], s[4], s[5], x, g, out);                       \
+        else                                                                                    \
+            pool<T, false>(s[0], s[1], s[2], s[3], s[4], s[5], x, g, out);                      \
+    }
+
+FORMS(float, float)
+FORMS(double, double)

@@ -1,0 +1,237 @@
+"""Convolutions and poolings for one core of a CPU, compiled where a C++ compiler is found.
+
+Libraries are built for many channels; with the one to sixteen of a client's small network most of
+a vector register stays empty, above all backwards. ``native.cpp`` works on images whose batch is
+the last axis, (C, H, W, B): every loop runs over neighbouring samples. To PyTorch such images are
+ordinary ones, (B, C, H, W), with other strides, so that what stands between two of these
+operations, such as a ReLU, keeps the layout, and nothing is copied.
+
+The library is compiled once for the machine and kept in the user's cache folder. Without a
+compiler, or with ``SARTOR_NATIVE=0``, the plain operations of PyTorch do the work.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+LANES = 8
+"""Samples of a vector, as in the source."""
+_MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
+_SOURCE = Path(__file__).with_name("native.cpp")
+_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
+_NAMES = {torch.float32: "float", torch.float64: "double"}
+
+
+def takes_conv(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
+    """Say whether these operations convolve x (B, C, H, W) with weight (O, C, kh, kw)."""
+    return (
+        _takes(x)
+        and weight.dtype == x.dtype
+        and tuple(stride) == (1, 1)
+        and weight.shape[0] * weight.shape[1] <= _MOST_PAIRS
+        and all(p < k <= n for p, k, n in zip(padding, weight.shape[2:], x.shape[2:], strict=True))
+        and library() is not None
+    )
+
+
+def takes_pool(x: Tensor, kernel: Sequence[int]) -> bool:
+    """Say whether these operations pool images (B, C, H, W)."""
+    return (
+        _takes(x)
+        and all(0 < k <= n for k, n in zip(kernel, x.shape[2:], strict=True))
+        and library() is not None
+    )
+
+
+def serves(x: Tensor) -> bool:
+    """Say whether a tensor is where these operations work."""
+    return x.device.type == "cpu"
+
+
+def _takes(x: Tensor) -> bool:
+    plain = serves(x) and x.dtype in _NAMES and x.dim() == 4 and x.numel() > 0
+    return plain and x.shape[0] >= LANES and not torch.is_autocast_enabled("cpu")
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """Return the compiled operations, or None where there are none; see :func:`status`."""
+    return _found()[0]
+
+
+def status() -> str:
+    """Say in words what was found: for people who ask why convolutions are slow."""
+    return _found()[1]
+
+
+@cache
+def _found() -> tuple[ctypes.CDLL | None, str]:
+    if os.environ.get("SARTOR_NATIVE", "1") == "0":
+        return None, "switched off by SARTOR_NATIVE=0"
+    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        return None, "no C++ compiler found; install one (g++ or clang++) for faster convolutions"
+    try:
+        path = _compiled(compiler)
+        return ctypes.CDLL(str(path)), f"compiled, {path}"
+    except (OSError, subprocess.SubprocessError) as error:
+        said = getattr(error, "stderr", None) or error
+        last = str(said).strip().splitlines()[-1:]
+        return None, f"{compiler} failed ({''.join(last)}); plain convolutions are used"
+
+
+def _compiled(compiler: str) -> Path:
+    """Return the library of this source, compiler and processor, compiling it if it is new."""
+    words = [compiler, *_FLAGS]
+    version = subprocess.run(
+        [compiler, "--version"], capture_output=True, text=True, check=True, timeout=60
+    ).stdout
+    what = "\n".join([_SOURCE.read_text(), *words, version, platform.machine(), _processor()])
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sartor"
+    path = folder / f"native-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Another process may compile at the same time; the last one to finish is as good.
+        with tempfile.TemporaryDirectory(dir=folder) as place:
+            made = Path(place, path.name)
+            subprocess.run(
+                [*words, "-o", str(made), str(_SOURCE)],
+                capture_output=True,
+                text=True,
+                check=True,
+                timeout=300,
+            )
+            made.replace(path)
+    return path
+
+
+def _processor() -> str:
+    """Return what this processor can do: a library for another one must not be loaded."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
+
+
+# ---- what the operators of lanes do on a CPU ------------------------------------------------
+
+
+def convolved(
+    x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """Convolve x (L, B, C, H, W) with w (L, O, C, kh, kw), and add b (L, O)."""
+    _check_stride(stride)
+    x, w = _batch_last(x), w.contiguous()
+    b = None if b is None else b.contiguous()
+    lanes, channels, height, width, batch = x.shape
+    outputs, kernel = w.shape[1], w.shape[3:]
+    rows, columns = (
+        n + 2 * p - k + 1 for n, p, k in zip((height, width), padding, kernel, strict=True)
+    )
+    out = x.new_empty(lanes, outputs, rows, columns, batch)
+    scratch = x.new_empty(w[0].numel())
+    shape = _numbers(batch, channels, height, width, outputs, *kernel, *padding)
+    call = _function("convolve", x.dtype)
+    for lane in range(lanes):
+        here = (None if t is None else _address(t, lane) for t in (x, w, b, out))
+        call(shape, *here, _address(scratch))
+    return out.permute(0, 4, 1, 2, 3)
+
+
+def input_gradient(
+    g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> Tensor:
+    """Return the gradient of the inputs; g (L, B, O, H', W') is the outputs'.
+
+    It is a convolution with the kernel turned round, which sees all of its margin.
+    """
+    margin = [k - 1 - p for k, p in zip(w.shape[3:], padding, strict=True)]
+    return convolved(g, w.flip(3, 4).transpose(1, 2), None, stride, margin)
+
+
+def kernel_gradient(
+    x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of kernels (L, O, C, kh, kw) and biases (L, O); g is the outputs'."""
+    _check_stride(stride)
+    x, g = _batch_last(x), _batch_last(g)
+    rows, columns = padding
+    if rows or columns:
+        x = F.pad(x, (0, 0, columns, columns, rows, rows))
+    lanes, channels, height, width, batch = x.shape
+    outputs = g.shape[1]
+    weight = x.new_empty(lanes, outputs, channels, *kernel)
+    bias = x.new_empty(lanes, outputs)
+    scratch = x.new_zeros(lanes, weight[0].numel() * LANES)
+    shape = _numbers(batch, channels, height, width, outputs, *kernel, 0, 0)
+    call = _function("kernel_gradient", x.dtype)
+    for lane in range(lanes):
+        call(shape, *(_address(t, lane) for t in (x, g, weight, bias, scratch)))
+    return weight, bias
+
+
+def pooled(x: Tensor, kernel: Sequence[int]) -> Tensor:
+    """Pool images (..., B, C, H, W); axes before the batch join it."""
+    return _pool(x, None, kernel)
+
+
+def unpooled(g: Tensor, x: Tensor, kernel: Sequence[int]) -> Tensor:
+    """Return the gradient of images (..., B, C, H, W) from that of what they were pooled to."""
+    return _pool(x, g, kernel)
+
+
+def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
+    front = x.shape[:-3]
+    x = _batch_last(x.flatten(0, -4)[None])[0]
+    channels, height, width, batch = x.shape
+    rows, columns = height // kernel[0], width // kernel[1]
+    if g is None:
+        out = x.new_empty(channels, rows, columns, batch)
+    else:
+        g = _batch_last(g.flatten(0, -4)[None])[0]
+        covered = height % kernel[0] == 0 and width % kernel[1] == 0
+        out = torch.empty_like(x) if covered else torch.zeros_like(x)
+    shape = _numbers(channels, height, width, batch, *kernel)
+    source = None if g is None else _address(g)
+    _function("pool", x.dtype)(shape, _address(x), source, _address(out))
+    return out.permute(3, 0, 1, 2).unflatten(0, front)
+
+
+def _check_stride(stride: Sequence[int]) -> None:
+    if tuple(stride) != (1, 1):
+        raise ValueError(f"a stride of 1 was expected, got {tuple(stride)}")
+
+
+def _batch_last(x: Tensor) -> Tensor:
+    """Return images (L, B, C, H, W) as (L, C, H, W, B) without gaps; mostly they are so already."""
+    if x.shape[1] < LANES:
+        raise ValueError(f"a batch of at least {LANES} was expected, got {x.shape[1]}")
+    return x.permute(0, 2, 3, 4, 1).contiguous()
+
+
+def _function(name: str, dtype: torch.dtype) -> Any:
+    return getattr(library(), f"{name}_{_NAMES[dtype]}")
+
+
+def _numbers(*values: int) -> Any:
+    return (ctypes.c_int64 * len(values))(*values)
+
+
+def _address(tensor: Tensor, lane: int = 0) -> ctypes.c_void_p:
+    """Return where the numbers of a lane begin."""
+    return ctypes.c_void_p(tensor.data_ptr() + lane * tensor.stride(0) * tensor.element_size())

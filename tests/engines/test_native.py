@@ -1,0 +1,261 @@
+"""Operations for one core: the numbers of PyTorch's, to any derivative, or PyTorch's themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+from sartor.engines.lanes import CoreOperations, native
+from sartor.engines.traced import _cleared
+
+compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is called of the compiled library."""
+    calls: list[str] = []
+    plain = native._function
+
+    def watched(name: str, dtype: torch.dtype) -> Any:
+        calls.append(name)
+        return plain(name, dtype)
+
+    monkeypatch.setattr(native, "_function", watched)
+    return calls
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> dict[str, Any]:
+    """Draw the shapes of a convolution; batches that fill vectors, and others."""
+    kernel = draw(st.tuples(st.integers(1, 6), st.integers(1, 6)))
+    return {
+        "batch": draw(st.sampled_from([8, 9, 15, 16, 20, 24, 33])),
+        "channels": draw(st.sampled_from([(1, 1), (1, 6), (3, 9), (6, 16), (2, 3)])),
+        "size": tuple(draw(st.integers(k, k + 5)) for k in kernel),
+        "kernel": kernel,
+        "padding": tuple(draw(st.integers(0, k - 1)) for k in kernel),
+        "bias": draw(st.booleans()),
+        "double": draw(st.booleans()),
+    }
+
+
+def _drawn(case: dict[str, Any]) -> tuple[Tensor, Tensor, Tensor | None]:
+    rng = torch.Generator().manual_seed(0)
+    into, out = case["channels"]
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64)
+
+    x, weight = draw(case["batch"], into, *case["size"]), draw(out, into, *case["kernel"])
+    return x, weight, draw(out) if case["bias"] else None
+
+
+def _slopes(inputs: tuple[Tensor | None, ...], padding: Any, order: int) -> list[Tensor]:
+    """Return the output and its gradients; of order 2 the gradients of a function of those."""
+    leaves = [None if t is None else t.clone().requires_grad_() for t in inputs]
+    wanted = [t for t in leaves if t is not None]
+    x, weight, bias = leaves
+    assert x is not None
+    assert weight is not None
+    out = F.conv2d(x, weight, bias, padding=padding)
+    slopes = torch.autograd.grad((out.sin() * out).sum(), wanted, create_graph=order == 2)
+    if order == 2:
+        slopes = torch.autograd.grad(sum((s * s.cos()).sum() for s in slopes), wanted)
+    return [out.detach(), *slopes]
+
+
+@compiled
+@given(case=cases())
+def test_convolutions_and_gradients_are_those_of_torch(case: dict[str, Any]) -> None:
+    """Every output and gradient to 1e-11 in double, to 1e-5 of the largest in single precision."""
+    inputs = _drawn(case)
+    dtype = torch.float64 if case["double"] else torch.float32
+    wanted = _slopes(inputs, case["padding"], 1)
+    with CoreOperations():
+        found = _slopes(
+            tuple(None if t is None else t.to(dtype) for t in inputs), case["padding"], 1
+        )
+    for a, b in zip(found, wanted, strict=True):
+        assert a.dtype == dtype
+        scale = float(b.abs().max())
+        tolerance = 1e-11 if case["double"] else 1e-5
+        torch.testing.assert_close(a.double(), b, rtol=0, atol=tolerance * max(scale, 1.0))
+
+
+@compiled
+def test_the_compiled_operations_are_used_and_know_second_derivatives(called: list[str]) -> None:
+    case = {"batch": 10, "channels": (2, 5), "size": (6, 7), "kernel": (3, 2), "bias": True}
+    inputs, padding = _drawn(case), (1, 0)
+    wanted = _slopes(inputs, padding, 2)
+    assert not called
+    with CoreOperations():
+        found = _slopes(inputs, padding, 2)
+    assert {"convolve", "kernel_gradient"} == set(called)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@compiled
+@given(
+    batch=st.sampled_from([8, 11, 16]),
+    kernel=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    rest=st.tuples(st.integers(0, 2), st.integers(0, 2)),
+    levels=st.integers(1, 4),
+    double=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_pooling_is_that_of_torch_with_all_ties(
+    batch: int, kernel: Any, rest: Any, levels: int, double: bool, seed: int
+) -> None:
+    """To the bit; few levels make windows full of equal numbers, and some are not numbers."""
+    rng = torch.Generator().manual_seed(seed)
+    size = [2 * k + min(r, k - 1) for k, r in zip(kernel, rest, strict=True)]
+    x = torch.randint(0, levels, (batch, 3, *size), generator=rng).to(
+        torch.float64 if double else torch.float32
+    )
+    x[0, 0, 0, 0] = torch.nan
+    x[1, 0, -1, -1] = torch.nan
+    x.requires_grad_()
+    wanted = F.max_pool2d(x, kernel)
+    grad = torch.randn(wanted.shape, generator=rng, dtype=x.dtype)
+    with CoreOperations():
+        found = F.max_pool2d(x, kernel)
+    assert torch.equal(found.nan_to_num(-1.0), wanted.nan_to_num(-1.0))
+    pair = [torch.autograd.grad(out, x, grad)[0] for out in (found, wanted)]
+    assert torch.equal(*pair)
+
+
+@compiled
+def test_the_layout_stays_between_operations(called: list[str]) -> None:
+    """The images of a convolution, rectified and pooled, are never laid out anew."""
+    x, weight = torch.randn(16, 1, 12, 12), torch.randn(6, 1, 5, 5)
+    with CoreOperations():
+        out = F.max_pool2d(F.relu(F.conv2d(x, weight)), 2)
+    assert called == ["convolve", "pool"]
+    assert out.permute(1, 2, 3, 0).is_contiguous()
+    torch.testing.assert_close(out, F.max_pool2d(F.relu(F.conv2d(x, weight)), 2))
+
+
+@pytest.mark.parametrize(
+    ("shape", "settings"),
+    [
+        ((7, 1, 9, 9), {}),
+        ((8, 1, 9, 9), {"stride": 2}),
+        ((8, 1, 9, 9), {"dilation": 2}),
+        ((8, 1, 9, 9), {"padding": "same"}),
+        ((8, 1, 9, 9), {"padding": 3}),
+        ((1, 9, 9), {}),
+    ],
+)
+def test_what_has_no_compiled_form_is_left_to_torch(
+    shape: tuple[int, ...], settings: dict[str, Any], called: list[str]
+) -> None:
+    x, weight = torch.randn(shape), torch.randn(4, 1, 3, 3)
+    with CoreOperations():
+        found = F.conv2d(x, weight, **settings)
+    assert not called
+    assert torch.equal(found, F.conv2d(x, weight, **settings))
+
+
+def test_many_channels_and_other_numbers_are_left_to_torch(called: list[str]) -> None:
+    for channels, dtype in ((64, torch.float32), (2, torch.bfloat16)):
+        x = torch.randn(8, channels, 6, 6).to(dtype)
+        weight = torch.randn(8, channels, 3, 3).to(dtype)
+        with CoreOperations():
+            F.conv2d(x, weight)
+    assert not called
+
+
+@compiled
+def test_a_batch_that_fills_no_vector_is_refused_by_the_operator() -> None:
+    with pytest.raises(ValueError, match="at least 8"):
+        native.convolved(
+            torch.randn(1, 7, 1, 5, 5), torch.randn(1, 2, 1, 3, 3), None, (1, 1), (0, 0)
+        )
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ({"SARTOR_NATIVE": "0"}, "switched off"),
+        ({"CXX": "/no/such/compiler"}, "/no/such/compiler failed"),
+        ({"CXX": "false"}, "false failed"),
+    ],
+)
+def test_without_a_compiler_the_reason_is_told(
+    setting: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in {**setting, "XDG_CACHE_HOME": str(tmp_path)}.items():
+        monkeypatch.setenv(name, value)
+    library, status = native._found.__wrapped__()
+    assert library is None
+    assert said in status
+
+
+@compiled
+def test_the_library_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiled once, for this process and later ones."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "_FLAGS", ("-O0", *native._FLAGS[1:]))  # it compiles sooner
+    kept = tmp_path / "sartor"
+    status = native._found.__wrapped__()[1]
+    (made,) = kept.iterdir()
+    assert str(made) in status
+    written = made.stat().st_mtime_ns
+    assert native._found.__wrapped__()[0] is not None
+    assert made.stat().st_mtime_ns == written
+
+
+def test_without_the_library_torch_does_the_work(
+    called: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    x, w = torch.randn(8, 1, 16, 16), torch.randn(2, 1, 5, 5)
+    with CoreOperations():
+        out = F.max_pool2d(F.conv2d(x, w), 2)
+    assert not called
+    assert torch.equal(out, F.max_pool2d(F.conv2d(x, w), 2))
+
+
+def _step(also: bool, w: Tensor, b: Tensor, x: Tensor) -> list[Tensor]:
+    """Take a step through convolution, ReLU and pooling; ``also``: the ReLU is read twice."""
+    with torch.enable_grad():
+        w, b = w.detach().requires_grad_(), b.detach().requires_grad_()
+        with CoreOperations():
+            lit = F.relu(F.conv2d(x, w, b))
+            loss = (F.max_pool2d(lit, 2) ** 2).sum() + (lit.sum() if also else 0.0)
+        return [
+            p.detach() - 0.1 * g
+            for p, g in zip((w, b), torch.autograd.grad(loss, (w, b)), strict=True)
+        ]
+
+
+@compiled
+@pytest.mark.parametrize("also", [False, True])
+def test_a_trace_pools_before_the_relu_with_the_same_bits(also: bool, called: list[str]) -> None:
+    """On a quarter of the numbers, unless something else reads what the ReLU gives."""
+    rng = torch.Generator().manual_seed(1)
+    x, w, b = (torch.randn(s, generator=rng) for s in ((9, 1, 8, 8), (4, 1, 3, 3), (4,)))
+    wanted = _step(also, w, b, x)
+    traced = _cleared(make_fx(lambda *args: _step(also, *args))(w, b, x))
+    called.clear()
+    found = traced(w, b, x)
+    assert called == ["convolve", "pool", "pool", "kernel_gradient"]
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
+    sizes = [
+        node.meta["tensor_meta"].shape
+        for node in traced.graph.nodes
+        if node.target is torch.ops.aten.relu.default and "tensor_meta" in node.meta
+    ]
+    assert sizes == ([(9, 4, 6, 6)] if also else [])  # a node of ours carries no shape
+    targets = {str(node.target) for node in traced.graph.nodes}
+    assert not any(target.startswith("sartor.") for target in targets), "the registry is spared"

@@ -79,6 +79,8 @@ TARGETS = {
 }
 
 # Of a file, the line as the mutant has it: why it is no fault.
+_BITS = "words have 32 bits, and there are fewer than 2^30 segments: they sort the same"
+_EQUAL = "where both are equal, the line below sets nothing new"
 _FIELDS = "both have one entry for each field of a site"
 EQUIVALENT: dict[str, dict[str, str]] = {
     "sartor/engines/parts.py": {
@@ -86,8 +88,8 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "fields = zip(Site._fields, site, strict=False)": _FIELDS,
     },
     "sartor/engines/plan.py": {
-        "if np.any(per_epoch != period) and (total_steps >= period):": "where both are equal it sets nothing new",
-        "value = (segment[:, None] << 33) + words": "words have 32 bits and segments are fewer than 2^30: the same order",
+        "if np.any(per_epoch != period) and (total_steps >= period):": _EQUAL,
+        "value = (segment[:, None] << 33) + words": _BITS,
     },
     "sartor/engines/vectorised.py": {
         "pairs = zip(site, dims, strict=False)": _FIELDS,

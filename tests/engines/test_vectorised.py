@@ -395,16 +395,16 @@ def test_losses_of_a_step_are_counted_and_a_trace_forgets_none(sizes: list[list[
     assert engine.calls == {"twice": (2, 0)}
 
 
-def test_one_lane_pools_fast_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every forward pass of a lane that is computed alone is surrounded by the fast pooling."""
+def test_one_lane_has_operations_of_its_own_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every forward pass of a lane that is computed alone is surrounded by them."""
     entered = []
 
     @contextmanager
-    def pooling() -> Any:
+    def operations() -> Any:
         entered.append(1)
         yield
 
-    monkeypatch.setattr(vectorised, "FastPooling", pooling)
+    monkeypatch.setattr(vectorised, "CoreOperations", operations)
     there = world([[3]])
     task = Task(Net(inputs=1), head="fc")
     params = {k: v.double() for k, v in task.init(0).items()}

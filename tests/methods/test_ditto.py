@@ -284,6 +284,7 @@ def test_the_choice_adds_up_real_validation_losses() -> None:
     """
     (_, choose, *_) = build("ditto", quadratic_task(), GD, {"choices": (0.0, 1.0, 2.0)}).phases
     assert (choose.data, choose.epochs, choose.steps) == ("val", 1, None)
+    assert not choose.shuffle  # a sum needs no order, and no order is drawn for it
     values = {"params": 0.0, "try0": -2.0, "try1": 2.0, "try2": 0.0}
     personal = {k: {"w": torch.tensor([v], dtype=torch.float64)} for k, v in values.items()}
     work = choose.enter({"personal": personal, "params": {}}, None)

@@ -132,6 +132,18 @@ def test_batches_gather_the_clients_own_samples(sizes: list[int], kind: dict[str
                 assert bool(batch.last[0, lane]) == ((s + 1) % per_pass[lane] == 0)
 
 
+def test_the_last_short_batch_ends_a_pass() -> None:
+    """Ten samples in batches of three, beside four: 3, 3, 3, 1 and 3, 1, twice."""
+    arena, plan = _arena([10, 4]), _plan([10, 4], {"batch": 3, "epochs": 2})
+    batches = [plan.batches(arena, plan.table[:, :, s]) for s in range(8)]
+    held = [[int(b.mask[0, lane].sum()) for b in batches] for lane in (0, 1)]
+    assert held == [[3, 3, 3, 1, 3, 3, 3, 1], [3, 1, 3, 1, 0, 0, 0, 0]]
+    ends = [[s for s, b in enumerate(batches) if b.last[0, lane]] for lane in (0, 1)]
+    assert ends[0] == [3, 7]
+    assert ends[1][:2] == [1, 3]
+    assert plan.samples.tolist() == [[20, 8]]
+
+
 @given(SIZES, KINDS, st.randoms(use_true_random=False))
 def test_a_lane_does_not_depend_on_the_others(
     sizes: list[int], kind: dict[str, Any], random: Any

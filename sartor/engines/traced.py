@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from sartor import tree
@@ -91,51 +91,12 @@ def _cleared(traced: GraphModule) -> GraphModule:
         elif node.target is torch.ops.aten.detach.default:  # a trace has no gradients to cut
             node.replace_all_uses_with(node.args[0])
     graph.eliminate_dead_code()
-    for node in list(graph.nodes):
-        if node.target is torch.ops.aten.relu.default:
-            _pool_first(traced, node)
     for node in graph.nodes:
         # Nothing is differentiated or mapped any more: the way through PyTorch's registry, which
         # takes as long as a small operation, is spared.
         node.target = DIRECT.get(node.target, node.target)
-    graph.lint()
     traced.recompile()
     return traced
-
-
-def _pool_first(traced: GraphModule, relu: Node) -> None:
-    """Take the maximum of windows before the ReLU, on a quarter of the numbers for 2×2 windows.
-
-    max(ReLU(x)) = ReLU(max(x)), and where that is 0 the gradient is 0 whoever would get it; so the
-    numbers are the same to the bit. Only where nothing else reads what the ReLU gives.
-    """
-    pools, spreads, masks = (
-        [user for user in relu.users if user.target is target]
-        for target in (
-            torch.ops.sartor.pooled.default,
-            torch.ops.sartor.unpooled.default,
-            torch.ops.aten.threshold_backward.default,
-        )
-    )
-    if [len(pools), len(spreads), len(masks)] != [1, 1, 1] or len(relu.users) != 3:
-        return
-    (pool,), (spread,), (mask,) = pools, spreads, masks
-    grad, _, kernel = spread.args
-    if mask.args != (spread, relu, 0) or list(spread.users) != [mask]:
-        return
-    if pool.args != (relu, kernel):
-        return
-    graph, x = traced.graph, relu.args[0]
-    with graph.inserting_after(pool):
-        small = graph.call_function(torch.ops.aten.relu.default, (pool,))
-    pool.replace_all_uses_with(small, delete_user_cb=lambda user: user is not small)
-    pool.args = (x, kernel)
-    with graph.inserting_before(spread):
-        passed = graph.call_function(torch.ops.aten.threshold_backward.default, (grad, small, 0))
-    spread.args = (passed, x, kernel)
-    mask.replace_all_uses_with(spread)
-    for node in (mask, relu):
-        graph.erase_node(node)
 
 
 def _signature(value: Any) -> Any:

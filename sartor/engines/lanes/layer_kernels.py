@@ -110,10 +110,15 @@ def cross_entropy(
 @_jit("total")
 def pool(
     x, grad, out, total, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, BLOCK: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Take the largest value of every window; or give its gradient to the first that has it."""
-    n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    """Take the largest value of every window; or give its gradient to the first that has it.
+
+    Places are 64-bit numbers only where they must be: they cost twice the arithmetic.
+    """
+    first = tl.program_id(0).to(tl.int64) if WIDE else tl.program_id(0)
+    n = first * BLOCK + tl.arange(0, BLOCK)
     live = n < total
     plane = n // (HO * WO)
     at = n % (HO * WO)

@@ -449,8 +449,9 @@ def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
             KH=kernel[0],
             KW=kernel[1],
             GRAD=g is not None,
+            WIDE=x.numel() > MOST_ELEMENTS - block * kernel[0] * kernel[1],
             BLOCK=block,
-            num_warps=4,
+            num_warps=8,  # one window a thread: more would be exchanged between threads
         )
     return out
 

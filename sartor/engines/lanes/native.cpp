@@ -113,21 +113,26 @@ void convolve(const Shape& s, const T* x, const T* weight, const T* bias, T* out
 }
 
 template <typename T>
-inline vec<T> without_first(vec<T> value, int64_t count) {
-    for (int n = 0; n < LANES; n++) value[n] = n < count ? T(0) : value[n];
-    return value;
+using mask = decltype(vec<T>{} < vec<T>{});
+
+// True but for the first samples.
+template <typename T>
+inline mask<T> all_but(int64_t count) {
+    vec<T> number;
+    for (int n = 0; n < LANES; n++) number[n] = T(n);
+    return number >= vec<T>{} + T(count);
 }
 
 // Adds the products of OUT gradients with TAPS neighbouring inputs. REST: the first samples of the
 // vector were counted before.
 template <typename T, int OUT, int TAPS, bool REST>
-inline void products(const T* x, const T* grad, int64_t plane, int64_t batch, int64_t counted,
+inline void products(const T* x, const T* grad, int64_t plane, int64_t batch, const mask<T>& fresh,
                      vec<T> (&sum)[OUT][TAPS]) {
     vec<T> value[TAPS];
     for (int k = 0; k < TAPS; k++) value[k] = load(x + k * batch);
     for (int o = 0; o < OUT; o++) {
         vec<T> g = load(grad + o * plane);
-        if (REST) g = without_first<T>(g, counted);
+        if (REST) g = fresh ? g : vec<T>{};
         for (int k = 0; k < TAPS; k++) sum[o][k] += g * value[k];
     }
 }
@@ -138,14 +143,15 @@ inline void row_sums(const T* x, const T* grad, int64_t plane, int64_t batch, in
                      T* total, int64_t next) {
     vec<T> sum[OUT][TAPS] = {};
     const int64_t whole = batch - batch % LANES;
+    const mask<T> fresh = all_but<T>(LANES - (batch - whole));
     for (int64_t column = 0; column < columns; column++) {
         const T* from = x + column * batch;
         const T* g = grad + column * batch;
         for (int64_t b = 0; b < whole; b += LANES)
-            products<T, OUT, TAPS, false>(from + b, g + b, plane, batch, 0, sum);
+            products<T, OUT, TAPS, false>(from + b, g + b, plane, batch, fresh, sum);
         if (whole < batch)
             products<T, OUT, TAPS, true>(from + batch - LANES, g + batch - LANES, plane, batch,
-                                         LANES - (batch - whole), sum);
+                                         fresh, sum);
     }
     for (int o = 0; o < OUT; o++)
         for (int k = 0; k < TAPS; k++) {

@@ -30,7 +30,7 @@ from torch.nn import functional as F
 
 LANES = 8
 """Samples of a vector, as in the source."""
-_MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
+_MOST_PAIRS = 192  # input channels × output channels: beyond, libraries are as fast
 _SOURCE = Path(__file__).with_name("native.cpp")
 _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
@@ -88,7 +88,7 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
     try:
         path = _compiled(compiler)
         return ctypes.CDLL(str(path)), f"compiled, {path}"
-    except (OSError, subprocess.SubprocessError) as error:
+    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
         last = str(said).strip().splitlines()[-1:]
         return None, f"{compiler} failed ({''.join(last)}); plain convolutions are used"

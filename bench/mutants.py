@@ -75,6 +75,10 @@ TARGETS = {
         (("tests/engines/test_vectorised.py",), ("tests/engines/test_engines.py",))
     ),
     "sartor/engines/parts.py": Target((("tests/engines/test_parts.py",),)),
+    "sartor/engines/evaluation.py": Target(
+        (("tests/engines/test_evaluation.py",),), ("_score_phase", "_score")
+    ),
+    "sartor/tree.py": Target((("tests/test_tree.py",),), ("where",)),
     "sartor/task.py": Target((("tests/test_task.py",), ("tests/test_tasks.py",)), ("masked_mean",)),
 }
 
@@ -203,7 +207,7 @@ def walk(node: ast.AST, only: Sequence[str]) -> Iterator[ast.AST]:
     yield node
     children: list[ast.AST]
     if isinstance(node, ast.Module) and only:
-        children = [n for n in node.body if getattr(n, "name", "") in only]
+        children = [n for n in ast.walk(node) if getattr(n, "name", "") in only]
     elif isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant):
         children = []  # a negative number is one constant
     else:

@@ -75,6 +75,7 @@ def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:
     model, _ = rounds.use(method, trained.store, site, keys, ids, 1)
     tally = Tally(np.full((2, 5), -1.0), np.full((2, 5), -2.0))
     present = np.array([[True, False, True]])
+    rounds._score_plans.clear()
     rounds._score(method, model, site, ids, present, 1, "test", tally)
     wanted = np.full((2, 5), -1.0)
     wanted[1, [3, 4]] = whole.correct[1, [3, 4]]
@@ -82,6 +83,9 @@ def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:
     wanted = np.full((2, 5), -2.0)
     wanted[1, [3, 4]] = whole.loss[1, [3, 4]]
     np.testing.assert_allclose(tally.loss, wanted, rtol=1e-12)
+    (plan,) = rounds._score_plans.values()
+    assert plan.samples.tolist() == [[3, 0, 0]]  # the most first, so that lanes can be left out
+    assert not rounds._phase_once(method, "test").shuffle  # a sum needs no order
 
 
 def test_plans_are_made_once_and_not_kept_without_end(trained: Simulation) -> None:

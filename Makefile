@@ -11,7 +11,8 @@ help:
 	@echo "make test    lint, format check, types, tests"
 	@echo "make slow    the tests that make test leaves out"
 	@echo "make test-network  federations of real processes, and every fault (needs nvflare)"
-	@echo "make bench   seconds a round: Sartor against a plain loop, every method against FedAvg"
+	@echo "make bench   seconds a round: Sartor against a plain loop, every method against FedAvg;"
+	@echo "             a page in .bench/report.html, with the history of earlier runs"
 	@echo "make docs    the documentation as a site, in site/; a broken link fails"
 	@echo "make package the wheel and the source archive, in dist/; the wheel is tried in an empty environment"
 	@echo "make lint    ruff, format check and mypy alone"
@@ -43,8 +44,9 @@ tests: $(STAMP)
 test: lint tests
 
 bench: $(STAMP)
-	@$(BIN)/python -m bench $(BENCH)
-	@$(BIN)/python -m bench.methods
+	@$(BIN)/python -m bench --json .bench/history $(BENCH)
+	@$(BIN)/python -m bench.methods --json .bench/history
+	@$(BIN)/python -m bench --history .bench/history --html .bench/report.html
 
 slow: $(STAMP)
 	HYPOTHESIS_PROFILE=ci $(BIN)/python -m pytest -q -m "slow and not gpu"

@@ -3,7 +3,11 @@
 All train federated averaging on the same partition with the same network, batch size, epochs, rate
 and number of threads, and all are evaluated on the test samples of every client after every round;
 that is part of the time. Each contender runs in a process of its own, and they change their order
-from repeat to repeat.
+from repeat to repeat. Beside them stands the floor: the least seconds that the operations and bytes
+of a round take at the rates of this machine (bench/floors.py).
+
+    python -m bench --json FOLDER --html PAGE       measure, keep the numbers, write a page
+    python -m bench --history FOLDER [--html PAGE]  no measurement: how ratios moved by commit
 """
 
 from __future__ import annotations
@@ -11,7 +15,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -20,17 +23,13 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from bench import load
+from bench import load, results
+from bench.floors import Work
+from bench.rates import Rates
+from bench.results import CACHE, NAMES, ROOT, make_folder
 from bench.workloads import WORKLOADS, Workload, quick
+from sartor.errors import PFLError
 
-ROOT = Path(__file__).resolve().parent.parent
-CACHE = ROOT / ".bench"
-NAMES = {
-    "sartor": "Sartor",
-    "reference": "Sartor, reference engine",
-    "plain": "plain PyTorch loop",
-    "fluke": "fluke-fl",
-}
 Found = dict[str, Any]
 
 
@@ -65,8 +64,7 @@ def other_python(install: bool) -> str:
         return str(python)
     if not install:
         raise Failed("not installed yet (run once without --quick)")
-    CACHE.mkdir(exist_ok=True)
-    (CACHE / ".gitignore").write_text("*\n")
+    make_folder(CACHE)
     print("making an environment with fluke-fl (once; some minutes) ...", flush=True)
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for command in (
@@ -84,12 +82,18 @@ def other_python(install: bool) -> str:
 
 def measure(workload: Workload, args: argparse.Namespace) -> Found:
     """Run all contenders on a workload, ``--repeats`` times in changing order."""
-    pythons = {}
+    pythons: dict[str, str] = {}
+    left_out: dict[str, str] = {}
+
+    def leave_out(name: str, error: Failed) -> None:
+        print(f"{NAMES[name]}: left out, {error}")
+        left_out[name] = str(error)
+
     for name in args.contenders:
         try:
             pythons[name] = other_python(not args.quick) if name == "fluke" else sys.executable
         except Failed as error:
-            print(f"{NAMES[name]}: left out, {error}")
+            leave_out(name, error)
     reports: dict[str, list[Found]] = {name: [] for name in pythons}
     with tempfile.TemporaryDirectory() as folder:
         extra = ["--npz", str(args.npz)] if args.npz else []
@@ -105,11 +109,11 @@ def measure(workload: Workload, args: argparse.Namespace) -> Found:
                         call(pythons[name], "bench.worker", *command, threads=args.threads)
                     )
                 except Failed as error:
-                    print(f"{NAMES[name]}: left out, {error}")
+                    leave_out(name, error)
                     pythons.pop(name)
                     reports.pop(name)
     found = {name: summary(runs, about["steps"]) for name, runs in reports.items() if runs}
-    return {"workload": asdict(workload), **about, "contenders": found}
+    return {"workload": asdict(workload), **about, "contenders": found, "left_out": left_out}
 
 
 def summary(runs: list[Found], steps: float) -> Found:
@@ -137,37 +141,43 @@ def summary(runs: list[Found], steps: float) -> Found:
     }
 
 
-def show(found: Found, workload: Workload, device: str) -> None:
+def show(found: Found, record: Found) -> None:
     """Print the table of a workload."""
-    gpu = device == "cuda"
+    gpu, workload = record["device"] == "cuda", Workload(**found["workload"])
     print(f"\n{workload.name}: {workload.describe()}")
     print(
         f"data: {found['source']}; {found['least']} to {found['most']} training samples a client; "
         f"{found['steps']:.0f} client-steps a round"
     )
-    base = found["contenders"].get("plain", {}).get("seconds")
     head = f"{'contender':26} {'s a round':>10} {'(range)':>17} {'x plain':>8} {'steps/s':>9}"
-    head += f" {'peak MB':>8}" + (f" {'GPU MB':>8}" if gpu else "")
+    head += f" {'floor %':>8} {'peak MB':>8}" + (f" {'GPU MB':>8}" if gpu else "")
     print(f"{head} {'accuracy':>9}")
     for name, row in found["contenders"].items():
-        ratio = f"{base / row['seconds']:.2f}" if base else "-"
+        ratio, share = results.ratio(found, name), results.share(found, row["seconds"], record)
         spread = f"({row['fastest']:.3f}-{row['slowest']:.3f})"
-        line = f"{NAMES[name]:26} {row['seconds']:10.4f} {spread:>17} {ratio:>8}"
-        line += f" {row['steps_per_second']:9.0f} {row['memory_mb']:8.0f}"
+        line = f"{NAMES[name]:26} {row['seconds']:10.4f} {spread:>17}"
+        line += f" {f'{ratio:.2f}' if ratio else '-':>8} {row['steps_per_second']:9.0f}"
+        line += f" {f'{100 * share:.1f}' if share else '-':>8} {row['memory_mb']:8.0f}"
         line += f" {row['gpu_memory_mb']:8.0f}" if gpu else ""
         print(line + f" {statistics.mean(row['accuracy']):9.4f}")
     for name, row in found["contenders"].items():
         if row["parts"]:
             times = ", ".join(f"{part} {value:.4f}" for part, value in row["parts"].items())
             print(f"  {NAMES[name]}, seconds a round by part: {times}")
-    noisy = max((row["others"] for row in found["contenders"].values()), default=0.0)
-    if noisy > load.QUIET:
+    least = Work(**found["work"]).floor(Rates(**record["rates"]))
+    print(f"  floor: {least['arithmetic']:.4f} by arithmetic, {least['memory']:.4f} by memory")
+    if results.busy(found) > load.QUIET:
+        noisy = results.busy(found)
         print(f"  note: other processes kept up to {noisy:.1f} processors busy; repeat when quiet")
 
 
 def arguments() -> argparse.Namespace:
     """Read the command line."""
-    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m bench",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("--workload", nargs="+", choices=[*WORKLOADS, "all"], default=["all"])
     add("--rounds", type=int, help="timed rounds a repeat, after one that is not (default 3)")
@@ -180,7 +190,8 @@ def arguments() -> argparse.Namespace:
     add(
         "--quick", action="store_true", help="a tenth of the data, two rounds, once: under a minute"
     )
-    add("--json", type=Path, help="write all numbers here")
+    add("--history", nargs="+", type=Path, help="show these files or folders; nothing is measured")
+    results.add_outputs(parser)
     args = parser.parse_args()
     args.rounds = args.rounds or (2 if args.quick else 3)
     args.repeats = args.repeats or (1 if args.quick else 2)
@@ -191,16 +202,42 @@ def arguments() -> argparse.Namespace:
     return args
 
 
+def look_back(args: argparse.Namespace) -> int:
+    """Show what earlier measurements found."""
+    try:
+        records = results.read(args.history)
+        if rows := results.history(records):
+            print(results.history_table(rows))
+        if args.html is not None:
+            from bench.page import write_page
+
+            print(f"page: {write_page(records, args.html)}")
+    except PFLError as error:
+        print(error)
+        return 1
+    return 0
+
+
 def main() -> int:
     """Measure what was asked for."""
     args = arguments()
-    machine = platform.processor() or platform.machine()
-    print(f"FedAvg on {args.device} ({machine}), {args.threads} threads of every contender")
+    if args.history:
+        return look_back(args)
+    python, rates_of = sys.executable, ["--device", args.device]
+    try:
+        rates = call(python, "bench.rates", *rates_of, threads=args.threads)
+    except Failed as error:
+        print(f"the rates of the machine: {error}")
+        return 1
+    print(f"FedAvg on {args.device}, {args.threads} threads of every contender")
+    print(f"{Rates(**rates)} in a large product and a large copy")
     print(
         f"median of {args.rounds} x {args.repeats} rounds, first rounds left out; "
         "every round includes testing on all clients"
     )
-    everything = []
+    settings = ("rounds", "repeats", "threads", "quick")
+    content: Found = {"device": args.device, "rates": rates, "workloads": []}
+    content["settings"] = {name: getattr(args, name) for name in settings}
     for name in args.workload:
         workload = quick(WORKLOADS[name]) if args.quick else WORKLOADS[name]
         workload = replace(workload, partition=args.partition or workload.partition)
@@ -209,11 +246,10 @@ def main() -> int:
         except Failed as error:
             print(f"{name}: {error}")
             return 1
-        show(found, workload, args.device)
-        everything.append(found)
-    if args.json is not None:
-        args.json.write_text(json.dumps({"device": args.device, "workloads": everything}, indent=1))
-        print(f"\nnumbers: {args.json}")
+        show(found, content)
+        content["workloads"].append(found)
+    print()
+    results.write_outputs(args, "rounds", **content)
     return 0
 
 

@@ -1,6 +1,7 @@
 """What a GPU reaches, beside the floors that follow from arithmetic and memory.
 
     python -m bench.device lenet lanes yardstick sweep methods [--profile] [--json FILE]
+    python -m bench.device lanes --rates 67e12 4.8e12 --html FILE
 
 lenet      Fashion-MNIST, 20 clients, Dirichlet 0.1, LeNet-5, batch 64, 2 epochs, all tested
 lanes      100 clients at once, CIFAR-shaped LeNet-5, batch 64: client-steps a second
@@ -10,52 +11,33 @@ sweep      20 values of λ × 5 seeds of `lenet` in one pass, against one run
 methods    seconds a round of the costlier methods, against FedAvg
 
 Data are Fashion-MNIST from SARTOR_DATA for `lenet`, `sweep` and `methods`, made up for the others
-(time does not depend on what images show). Floors: the floating-point operations by the card's
-float32 rate, and the bytes that parameters, gradients and batches must move by its memory's.
+(time does not depend on what images show). Floors are those of ``bench.floors``, with rates
+measured in the same run, or given (an H200's data sheet: 67e12 operations in float32 without tensor
+cores, 4.8e12 bytes a second).
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 import sartor
+from bench import floors, results
+from bench.rates import Rates, measure_rates
 
-PEAK_FLOPS, PEAK_BYTES = 67e12, 4.8e12  # NVIDIA H200: float32 without tensor cores, HBM3e
+LENET = {"batch": 64, "epochs": 2}
+LANES = {"clients": 100, "samples": 1800, "batch": 64, "epochs": 2}
+YARDSTICK = {
+    "clients": 1000, "samples": 50, "cohort": 50, "batch": 10, "epochs": 1, "test_every": 10
+}  # fmt: skip
 METHODS = ("fedapa", "fedala", "fedpac", "apple", "pfedhn", "fedem", "pfedbayes", "pfedme")
-
-
-class Clock:
-    """A progress that notes the seconds of every round."""
-
-    def __init__(self) -> None:
-        self.rounds: list[float] = []
-        self.last = 0.0
-
-    def start(self, total_rounds: int, description: str) -> None:
-        """Begin."""
-        self.last = time.perf_counter()
-
-    def update(self, round_index: int, info: dict[str, Any]) -> None:
-        """Note a round."""
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        now = time.perf_counter()
-        self.rounds.append(now - self.last)
-        self.last = now
-
-    def stop(self) -> None:
-        """Nothing to end."""
 
 
 class TwoLayers(nn.Module):
@@ -92,75 +74,71 @@ def fashion() -> sartor.Federation:
     return sartor.Federation.from_dataset("fashion_mnist", partition="dirichlet:0.1", clients=20)
 
 
-def lane_steps(fed: sartor.Federation, batch: int, epochs: int) -> int:
-    """Count the steps of all clients in a round."""
-    return int((epochs * -(-np.diff(fed.train.offsets.numpy()) // batch)).sum())
+def train(
+    fed: sartor.Federation, model: nn.Module, rounds: int, **settings: Any
+) -> dict[str, np.ndarray]:
+    """Return the seconds of every round and of its parts.
 
-
-def floor(model: nn.Module, fed: sartor.Federation, batch: int, steps: int) -> dict[str, float]:
-    """Return the least seconds of so many steps: by arithmetic, and by memory."""
-    x = torch.zeros(batch, *fed.x.shape[1:])
-    with FlopCounterMode(display=False) as counter:
-        model(x)
-    flops = 3 * counter.get_total_flops() * steps  # backwards twice as many as forwards
-    parameters = 4 * sum(p.numel() for p in model.parameters())
-    moved = (5 * parameters + 2 * 4 * x.numel()) * steps  # read twice, gradient, update; batch
-    return {"arithmetic": flops / PEAK_FLOPS, "memory": moved / PEAK_BYTES}
-
-
-def train(fed: sartor.Federation, model: nn.Module, rounds: int, **settings: Any) -> list[float]:
-    """Return the seconds of every round."""
-    clock = Clock()
+    Rounds that are not tested do not wait for the device; they share their time equally.
+    """
     method = settings.pop("method", "fedavg")
     settings = {"device": "auto", "points": ("pre",), **settings}
-    sartor.fit(method, fed, model=model, rounds=rounds, progress=clock, **settings)
-    return clock.rounds
+    found = sartor.fit(method, fed, model=model, rounds=rounds, **settings)
+    return {name: np.array(times) for name, times in found.ledger.seconds.items()}
 
 
 def lenet(rounds: int) -> Iterator[dict[str, Any]]:
     """Time the workload that every library is compared by."""
-    fed, local = fashion(), sartor.Local(epochs=2, batch=64, lr=0.05)
+    fed, local = fashion(), sartor.Local(batch=LENET["batch"], epochs=LENET["epochs"], lr=0.05)
     model = sartor.models.lenet5(fed)
-    seconds = train(fed, model, rounds, local=local)
-    least = floor(model, fed, 64, lane_steps(fed, 64, 2))
+    seconds = train(fed, model, rounds, local=local)["round"]
     yield {
         "what": "lenet",
         "seconds a round": float(np.median(seconds[3:])),
-        "fastest": min(seconds),
-        "first": seconds[0],
-        **{f"floor by {k}": v for k, v in least.items()},
+        "fastest": float(seconds.min()),
+        "first": float(seconds[0]),
+        "work": floors.work_of_federation(fed, model, **LENET, test_every=1),
     }
 
 
 def lanes(rounds: int) -> Iterator[dict[str, Any]]:
     """Time 100 equal clients, in float32 and with bfloat16 networks."""
-    fed = made_up(100, 1800)
+    fed = made_up(LANES["clients"], LANES["samples"])
     model = sartor.models.lenet5(fed)
-    steps = lane_steps(fed, 64, 2)
+    sizes = {name: LANES[name] for name in ("batch", "epochs")}
+    work = floors.work_of_federation(fed, model, **sizes)
     for compute in (None, "bfloat16"):
-        local = sartor.Local(epochs=2, batch=64, lr=0.01)
-        seconds = train(fed, model, 6, local=local, compute=compute, eval_every=6)
-        middle = float(np.median(seconds[1:-1]))
+        local = sartor.Local(batch=sizes["batch"], epochs=sizes["epochs"], lr=0.01)
+        # Between the first round and the test after the last one nobody waits for the device.
+        seconds = train(fed, model, 12, local=local, compute=compute, eval_every=12)
+        middle = float((seconds["round"] - seconds["evaluate"])[1:].mean())
         yield {
             "what": "lanes",
             "network in": compute or "float32",
-            "client-steps a second": steps / middle,
-            "share of the arithmetic floor": floor(model, fed, 64, steps)["arithmetic"] / middle,
+            "seconds a round": middle,
+            "client-steps a second": work.steps / middle,
+            "work": work,
         }
 
 
 def yardstick(rounds: int) -> Iterator[dict[str, Any]]:
     """Time small cohorts of a larger population."""
-    fed = made_up(1000, 50)
-    local = sartor.Local(epochs=1, batch=10, lr=0.1)
-    seconds = train(fed, TwoLayers(), 200, local=local, participation=50, eval_every=10)
+    fed = made_up(YARDSTICK["clients"], YARDSTICK["samples"])
+    sizes = {name: YARDSTICK[name] for name in ("batch", "epochs")}
+    cohort, every = YARDSTICK["cohort"], YARDSTICK["test_every"]
+    local = sartor.Local(batch=sizes["batch"], epochs=sizes["epochs"], lr=0.1)
+    seconds = train(fed, TwoLayers(), 200, local=local, participation=cohort, eval_every=every)[
+        "round"
+    ]
     rest = float(np.mean(seconds[20:]))
     yield {
         "what": "yardstick",
         "seconds a round": rest,
         "1,500 rounds": 1500 * rest,
-        "first": seconds[0],
-        **{f"floor by {k}": v for k, v in floor(TwoLayers(), fed, 10, 250).items()},
+        "first": float(seconds[0]),
+        "work": floors.work_of_federation(
+            fed, TwoLayers(), **sizes, cohort=cohort, test_every=every
+        ),
     }
 
 
@@ -168,9 +146,10 @@ def sweep(rounds: int) -> Iterator[dict[str, Any]]:
     """Time a sweep of 2,000 lanes against one run."""
     fed, local = fashion(), sartor.Local(epochs=2, batch=64, lr=0.05)
     model = sartor.models.lenet5(fed)
-    one = train(fed, model, 6, method="fedprox", local=local)
-    grid = {"lam": [float(v) for v in np.logspace(-3, 1, 20)]}
-    many = train(fed, model, 6, method="fedprox", local=local, seeds=range(5), sweep=grid)
+    one = train(fed, model, 6, method="fedprox", local=local)["round"]
+    grid = {"prox_strength": [float(v) for v in np.logspace(-3, 1, 20)]}
+    settings = {"method": "fedprox", "local": local, "seeds": range(5), "sweep": grid}
+    many = train(fed, model, 6, **settings)["round"]
     yield {
         "what": "sweep",
         "one run, seconds a round": float(np.median(one[2:])),
@@ -182,10 +161,10 @@ def sweep(rounds: int) -> Iterator[dict[str, Any]]:
 def methods(rounds: int) -> Iterator[dict[str, Any]]:
     """Time the costlier methods against FedAvg."""
     fed, local = fashion(), sartor.Local(epochs=2, batch=64, lr=0.01)
-    base = float(np.median(train(fed, sartor.models.lenet5(fed), 8, local=local)[3:]))
+    base = float(np.median(train(fed, sartor.models.lenet5(fed), 8, local=local)["round"][3:]))
     for name in METHODS:
         model = sartor.models.lenet5(fed)
-        seconds = float(np.median(train(fed, model, 6, method=name, local=local)[3:]))
+        seconds = float(np.median(train(fed, model, 6, method=name, local=local)["round"][3:]))
         yield {"what": name, "seconds a round": seconds, "times FedAvg": seconds / base}
 
 
@@ -193,16 +172,24 @@ def profiled(rounds: int) -> None:
     """Print the kernels of one round of ``lenet``."""
     from torch.profiler import ProfilerActivity, profile
 
-    class Watch(Clock):
+    class Watch:
         """Profiles the 16th round."""
+
+        rounds = 0
+
+        def start(self, total_rounds: int, description: str) -> None:
+            """Nothing to begin."""
 
         def update(self, round_index: int, info: dict[str, Any]) -> None:
             """Begin after one round, end after the next."""
-            super().update(round_index, info)
-            if len(self.rounds) == 15:
+            self.rounds += 1
+            if self.rounds == 15:
                 tool.__enter__()
-            elif len(self.rounds) == 16:
+            elif self.rounds == 16:
                 tool.__exit__(None, None, None)
+
+        def stop(self) -> None:
+            """Nothing to end."""
 
     tool = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
     fed, local = fashion(), sartor.Local(epochs=2, batch=64, lr=0.05)
@@ -226,24 +213,43 @@ def profiled(rounds: int) -> None:
 WORK = {f.__name__: f for f in (lenet, lanes, yardstick, sweep, methods)}
 
 
+def beside_floor(row: dict[str, Any], rates: Rates) -> dict[str, Any]:
+    """Put the floors of a row's work, and the share that was reached, in the place of the work."""
+    row = dict(row)
+    work = row.pop("work", None)
+    if work is None:
+        return row
+    least = work.floor(rates)
+    return {
+        **row,
+        "floor by arithmetic": least["arithmetic"],
+        "floor by memory": least["memory"],
+        "share of the floor": work.share(row["seconds a round"], rates),
+    }
+
+
 def main() -> None:
     """Run what was asked for."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("what", nargs="*", choices=[*WORK, []], default=[])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--rates", nargs=2, type=float, metavar=("FLOPS", "BYTES"), help="a second")
+    results.add_outputs(parser)
     args = parser.parse_args()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    rates = Rates(*args.rates) if args.rates else measure_rates(device)
+    print(rates)
     rows = []
     for name in args.what or WORK:
-        for row in WORK[name](args.rounds):
+        for found in WORK[name](args.rounds):
+            row = beside_floor(found, rates)
             rows.append(row)
             shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{v}" for k, v in row.items())
             print("  ".join(shown), flush=True)
     if args.profile:
         profiled(args.rounds)
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
+    results.write_outputs(args, "device", device=device, rates=asdict(rates), rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Time a round of every method relative to FedAvg, beside the ratios of Sun et al. 2025, Table 2.
 
-    python -m bench.methods [--model lenet5] [--rounds 6] [--device cpu] [--npz fashion_mnist.npz]
+    python -m bench.methods [--model lenet5] [--rounds 6] [--device cpu] [--npz FILE] [--html FILE]
 
 All methods train on the same 20 clients (Dirichlet 0.5) with batch 64 and two epochs; only local
 work and the server are timed, not the evaluation. FedAvg is timed before and after the others, and
@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 import sartor
+from bench import results
 from bench.prepare import images, synthetic
 from sartor.errors import PFLError
 from sartor.methods import METHODS
@@ -72,6 +73,7 @@ def main() -> None:
     parser.add_argument("--npz", type=Path, default=None, help="Fashion-MNIST; else made-up images")
     parser.add_argument("--samples", type=int, default=2000, help="training samples in all")
     parser.add_argument("--methods", default="all", help="names with commas")
+    results.add_outputs(parser)
     args = parser.parse_args()
     x, y, _, name = images(args.npz) if args.npz else synthetic(args.samples, args.samples // 4)
     draw = np.random.default_rng(0)
@@ -94,18 +96,20 @@ def main() -> None:
     after = one("fedavg", federation, args)
     unit = statistics.median(r["seconds"] for r in (before, after))
     rows = [
-        [
-            method,
-            1000 * row["seconds"],
-            row["seconds"] / unit,
-            row["gradients"] / before["gradients"],
-            PUBLISHED[method] / PUBLISHED["fedavg"] if method in PUBLISHED else None,
-            row["kib"],
-        ]
+        {
+            "method": method,
+            "ms a round": 1000 * row["seconds"],
+            "times FedAvg": row["seconds"] / unit,
+            "gradients": row["gradients"] / before["gradients"],
+            "published": PUBLISHED[method] / PUBLISHED["fedavg"] if method in PUBLISHED else None,
+            "KiB a client": row["kib"],
+        }
         for method, row in found.items()
     ]
-    columns = ["method", "ms a round", "times FedAvg", "gradients", "published", "KiB a client"]
-    print(Table(columns, rows, title=f"{args.model}, {name}, {args.device}"))
+    title = f"{args.model}, {name}, {args.device}"
+    if rows:
+        print(Table(list(rows[0]), [list(row.values()) for row in rows], title=title))
+    results.write_outputs(args, "methods", device=args.device, title=title, rows=rows)
 
 
 if __name__ == "__main__":

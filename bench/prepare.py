@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
 
+from bench.floors import work_of_share
 from bench.workloads import Array, Share, Workload
 
 
@@ -84,6 +86,7 @@ def main() -> None:
     made.save(args.folder)
     sizes = [len(rows) for rows in made.train]
     about = {"source": made.source, "steps": made.steps(), "least": min(sizes), "most": max(sizes)}
+    about["work"] = asdict(work_of_share(made))
     print(json.dumps(about))
 
 

@@ -1,6 +1,6 @@
 """How the seconds of a round grow: with the cohort, the population, the network and the data.
 
-    python -m bench.scaling [cohort population network data] [--json FILE] [--png FILE]
+    python -m bench.scaling [cohort population network data] [--json FILE] [--html FILE]
 
 Made-up clients of 64 features and 10 classes, FedAvg, batch 10, one local epoch. One thing is
 changed at a time; the others stay at 10,000 clients (1,000 for `network` and `data`) of 10 samples,
@@ -11,7 +11,6 @@ is left out: a test of everybody grows with the population by its nature.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import torch
 
 import sartor
+from bench import results
 from bench.device import Clock
 from sartor.data import Federation, Ragged
 
@@ -106,8 +106,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Seconds of a round against size.")
     parser.add_argument("what", nargs="*", choices=[*CURVES, []], default=[])
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--png", type=Path)
+    results.add_outputs(parser)
     args = parser.parse_args()
     rows = []
     for what in args.what or CURVES:
@@ -119,10 +119,9 @@ def main() -> None:
                 f"({1e3 * row['fastest']:.2f} to {1e3 * row['slowest']:.2f})",
                 flush=True,
             )
-    if args.json:
-        args.json.write_text(json.dumps(rows, indent=1))
     if args.png:
         draw(rows, args.png)
+    results.write_outputs(args, "scaling", meaning=MEANING, rows=rows)
 
 
 if __name__ == "__main__":

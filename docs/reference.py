@@ -69,7 +69,7 @@ def _described(name: str, value: Any) -> Iterator[str]:
     yield ""
     if not inspect.isclass(value) or issubclass(value, (Exception, tuple)):
         return
-    for key, member in vars(value).items():
+    for key, member in _members(value).items():
         member = member.__func__ if isinstance(member, (classmethod, staticmethod)) else member
         if key.startswith("_") or not (inspect.isfunction(member) or isinstance(member, property)):
             continue
@@ -81,6 +81,12 @@ def _described(name: str, value: Any) -> Iterator[str]:
             yield from _signature(key, member)
             yield _sections(inspect.getdoc(member) or "")
         yield ""
+
+
+def _members(value: type) -> dict[str, Any]:
+    """Return what a class has from bases of this library, and of its own."""
+    ours = [base for base in reversed(value.__mro__) if base.__module__.startswith("sartor.")]
+    return {key: member for base in ours for key, member in vars(base).items()}
 
 
 def _first(value: Any) -> str:

@@ -10,10 +10,12 @@ import numpy as np
 
 from sartor import metrics
 from sartor.analysis.costs import pareto_front, to_reach
+from sartor.client_tables import fairness_of, fairness_table
 from sartor.errors import ConfigError, did_you_mean
 from sartor.metrics import Array
-from sartor.result import Result, fairness_table
+from sartor.result import Result
 from sartor.table import Table, format_cell, jsonable
+from sartor.yardstick import ACCURACY, SHARES, Yardstick
 
 
 class Comparison(Mapping[str, Result]):
@@ -61,6 +63,11 @@ class Comparison(Mapping[str, Result]):
                 found[key] = result if single else result.select(runs)
         return Comparison(found, reference=self.reference, config=self.config)
 
+    @property
+    def yardstick(self) -> Yardstick:
+        """What the methods are compared by; see ``sartor.yardstick``."""
+        return next((result.yardstick for result in self.values()), ACCURACY)
+
     def hurt(self, name: str) -> Array | None:
         """Return (runs,) how many clients are below the reference, or None without one."""
         if self.reference is None or name == self.reference:
@@ -69,21 +76,21 @@ class Comparison(Mapping[str, Result]):
         partner = result.partners(reference)
         counts = []
         for run in range(len(result.runs)):
-            sign = 1 if result.measure == "accuracy" else -1
+            sign = result.yardstick.sign
             alone = sign * reference.client_measure(run=partner[run])
             gains = metrics.gain(sign * result.client_measure(run=run), alone)
             counts.append(float(gains.hurt) if gains.clients else math.nan)
         return np.asarray(counts)
 
     def table(self) -> Table:
-        """Return one row per method: accuracy, worst client, clients hurt and costs.
+        """Return one row per method: accuracy (or error), worst client, clients hurt and costs.
 
         Repeats give mean ± sample standard deviation; with fewer than five, the notes list the
-        accuracies one by one.
+        values one by one.
         """
         rows: list[list[Any]] = []
         notes: dict[str, Any] = {}
-        measure = next((result.measure for result in self.values()), "accuracy")
+        measure, kind = self.yardstick.name, self.yardstick.kind
         for name, result in self.items():
             hurt = self.hurt(name)
             for label, indices in result.groups().items():
@@ -108,7 +115,6 @@ class Comparison(Mapping[str, Result]):
                     ]
                 )
                 if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
-                    kind = "percent" if measure == "accuracy" else ""
                     values = ", ".join(format_cell(v, kind) for v in accuracy.values)
                     notes[f"{label}, {measure} of each run"] = values
                 told = result.ended_with_words(*indices)
@@ -146,8 +152,8 @@ class Comparison(Mapping[str, Result]):
             rows,
             notes=notes,
             formats={
-                "accuracy": "percent",
-                "worst client": "percent" if measure == "accuracy" else "",
+                measure: kind,
+                "worst client": kind,
                 "clients hurt": "count",
                 "MB": "megabytes",
                 "gradient evaluations": "count",
@@ -158,6 +164,7 @@ class Comparison(Mapping[str, Result]):
     def paired(self, reference: str | None = None, confidence: float = 0.95) -> Table:
         """Return the difference of every method to the reference, with its interval.
 
+        Positive is better than the reference: an error is subtracted from the reference's.
         With several runs a pair is one allocation (equal seeds); with a single run a pair is one
         client, and the interval says nothing about other allocations.
 
@@ -170,6 +177,8 @@ class Comparison(Mapping[str, Result]):
             hint = did_you_mean(against or "local", self.results)
             raise ConfigError(f"{against or 'local'!r} was not compared{hint}")
         base = self[against]
+        yardstick = self.yardstick
+        sign = yardstick.sign
         rows: list[list[Any]] = []
         units = set()
         for name, result in self.items():
@@ -179,46 +188,52 @@ class Comparison(Mapping[str, Result]):
             for label, indices in result.groups().items():
                 if len(indices) > 1:
                     unit = "allocations"
-                    mine = np.atleast_1d(result.accuracy)[indices]
-                    theirs = np.atleast_1d(base.accuracy)[[partner[i] for i in indices]]
+                    mine = np.asarray([result.pooled_measure(i) for i in indices])
+                    theirs = np.asarray([base.pooled_measure(partner[i]) for i in indices])
                 else:
                     unit = "clients"
-                    mine = result.client_accuracy(run=indices[0])
-                    theirs = base.client_accuracy(run=partner[indices[0]])
-                pair = metrics.paired(mine, theirs, confidence)
+                    mine = result.client_measure(run=indices[0])
+                    theirs = base.client_measure(run=partner[indices[0]])
+                pair = metrics.paired(sign * mine, sign * theirs, confidence)
                 units.add(unit)
                 label = label.replace(result.method, name, 1)
                 rows.append([label, pair.mean, pair.std, pair.low, pair.high, pair.number, unit])
-        notes = {"difference": f"method minus {against}, {confidence:.0%} t-interval of the mean"}
+        what = (
+            f"method minus {against}"
+            if sign > 0
+            else f"{against} minus method, what the {yardstick.name} falls by"
+        )
+        notes = {"difference": f"{what}; {confidence:.0%} t-interval of the mean"}
         if "clients" in units:
             notes["caution"] = (
                 "one allocation alone: pairs are clients, each alike, and the interval does not "
                 "say how another allocation would turn out"
             )
-        percent = dict.fromkeys(("difference", "low", "high"), "points")
+        signed = dict.fromkeys(("difference", "low", "high"), yardstick.gain_kind)
         return Table(
             ["method", "difference", "std", "low", "high", "pairs", "unit"],
             rows,
             notes=notes,
-            formats={**percent, "std": "percent"},
+            formats={**signed, "std": yardstick.kind},
             title=f"Paired differences to {against}",
         )
 
     def fairness(self) -> Table:
-        """Return how evenly every method spreads accuracy over the clients; means over repeats."""
+        """Return how evenly every method treats the clients; means over repeats."""
         rows: list[list[Any]] = []
         excluded = 0
         for name, result in self.items():
             for label, indices in result.groups().items():
-                found = [result._fairness(index) for index in indices]
+                found = [fairness_of(result, index) for index in indices]
                 excluded = max([excluded, *(one.excluded for one in found)])
                 values = np.asarray([one[:-2] for one in found], dtype=np.float64)
                 means = [metrics.spread(column).mean for column in values.T]
                 rows.append([label.replace(result.method, name, 1), *means])
-        return fairness_table(["method"], rows, excluded, "Fairness between clients")
+        title = "Fairness between clients"
+        return fairness_table(["method"], rows, excluded, title, self.yardstick)
 
     def to_reach(
-        self, target: float | Sequence[float], *, measure: str = "accuracy", window: int = 3
+        self, target: float | Sequence[float], *, measure: str | None = None, window: int = 3
     ) -> Table:
         """Return what every method had spent when it reached a target.
 
@@ -226,10 +241,11 @@ class Comparison(Mapping[str, Result]):
         those of the runs that did, mean ± standard deviation.
 
         Args:
-            target: pooled test accuracies (shares), or mean test losses; one or several.
-            measure: "accuracy" (at least) or "loss" (at most).
+            target: pooled test accuracies (shares), errors, or mean test losses; one or several.
+            measure: "accuracy" (at least), "RMSE" or "loss" (at most); that of the task by default.
             window: evaluations in a row.
         """
+        told = measure or self.yardstick.name
         targets = [float(one) for one in np.atleast_1d(np.asarray(target, dtype=np.float64))]
         rows: list[list[Any]] = []
         for goal in targets:
@@ -254,16 +270,18 @@ class Comparison(Mapping[str, Result]):
                 "traffic and work included; – is not reached"
             },
             formats={
-                "target": "percent" if measure == "accuracy" else "",
+                "target": "percent" if told in SHARES else "",
                 "rounds": "count",
                 "MB": "megabytes",
                 "gradient evaluations": "count",
             },
-            title=f"What a target {measure} costs",
+            title=f"What a target {told} costs",
         )
 
     def pareto(self, cost: str = "megabytes") -> list[str]:
         """Return the methods that no other beats at both cost and accuracy, cheapest first.
+
+        In a regression it is the error that counts.
 
         Args:
             cost: "megabytes", "gradient_evaluations" or "seconds".
@@ -276,7 +294,8 @@ class Comparison(Mapping[str, Result]):
             for label, indices in result.groups().items():
                 names.append(label.replace(result.method, name, 1))
                 costs.append(metrics.spread(np.atleast_1d(getattr(result, cost))[indices]).mean)
-                values.append(metrics.spread(np.atleast_1d(result.accuracy)[indices]).mean)
+                pooled = metrics.spread([result.pooled_measure(index) for index in indices])
+                values.append(self.yardstick.sign * pooled.mean)
         return [names[index] for index in pareto_front(costs, values)]
 
     def summaries(self) -> list[dict[str, Any]]:

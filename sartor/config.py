@@ -74,14 +74,26 @@ def _parse_names(value: Any) -> Any:
     return value
 
 
-def _key(default: Any, text: str, group: str, show: str, **checks: Any) -> Any:
-    """A field with what the command line shows of it: its help, its group and its placeholder."""
-    return Field(
-        default, description=text, json_schema_extra={"group": group, "show": show}, **checks
-    )
+def _key(
+    default: Any, text: str, group: str, show: str, *, everyday: bool = False, **checks: Any
+) -> Any:
+    """A field with what the command line shows of it.
+
+    Args:
+        default: its value where it is not given.
+        text: its help.
+        group: under which heading of the help it stands.
+        show: the placeholder of its value.
+        everyday: whether ``--help`` shows its flag; ``--help-all`` shows them all.
+        checks: what the value must satisfy.
+    """
+    extra: dict[str, Any] = {"group": group, "show": show, "everyday": everyday}
+    return Field(default, description=text, json_schema_extra=extra, **checks)
 
 
 _DATA, _TRAINING, _SWITCHES, _ENGINE, _OUTPUT = ("Data", "Training", "Switches", "Engine", "Output")
+_FIRST = "Options"
+"""The heading of what belongs to the command itself, such as ``--json``."""
 
 
 def _device(name: str) -> str:
@@ -103,44 +115,66 @@ class Experiment(BaseModel):
 
     methods: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = Field(min_length=1)
 
-    data: str = _key("digits", "A data set, a folder, or a CSV file.", _DATA, "X")
-    client: str | None = _key(None, "CSV: the column that names the client.", _DATA, "NAME")
-    clients: int | None = _key(None, "Number of clients of a data set.", _DATA, "N", ge=1)
+    data: str = _key("digits", "A data set, a folder, or a CSV file.", _DATA, "X", everyday=True)
+    client: str | None = _key(
+        None, "CSV: the column that names the client.", _DATA, "NAME", everyday=True
+    )
+    clients: int | None = _key(
+        None, "Number of clients of a data set.", _DATA, "N", ge=1, everyday=True
+    )
     partition: str | None = _key(
-        None, "dirichlet:0.1, pathological:2, classes:2, iid, ...", _DATA, "KIND"
+        None, "dirichlet:0.1, pathological:2, classes:2, iid, ...", _DATA, "KIND", everyday=True
     )
     protocol: str | None = _key(None, "Rules of the partition: authors, pfllib.", _DATA, "NAME")
     samples: int | None = _key(None, "Training samples of a data set, in all.", _DATA, "N", ge=1)
     min_train: int | None = _key(None, "Least samples of a client; see data.", _DATA, "N", ge=1)
     scale: str | None = _key(None, "Of images: symmetric, unit, standard, pixel.", _DATA, "NAME")
-    val: float = _key(0.0, "Share held out for validation.", _DATA, "P", ge=0, lt=1)
+    val: float = _key(0.0, "Share held out for validation.", _DATA, "P", ge=0, lt=1, everyday=True)
     test: float = _key(0.25, "Folders: share held out for testing.", _DATA, "P", gt=0, lt=1)
     label: str | None = _key(
-        None, "Own data: the column of the label; A,B: several.", _DATA, "NAME"
+        None, "Own data: the column of the label; A,B: several.", _DATA, "NAME", everyday=True
     )
-    task: str | None = _key(None, "CSV: classification, multilabel, regression.", _DATA, "KIND")
+    task: str | None = _key(
+        None, "CSV: classification, multilabel, regression.", _DATA, "KIND", everyday=True
+    )
     drop: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
         (), "CSV: columns to leave out.", _DATA, "A,B"
     )
     missing: str = _key("error", "CSV: empty cells: error, or mean.", _DATA, "HOW")
+    standardise: bool = _key(
+        False, "Folders: features of mean 0 and deviation 1; texts are categories.", _SWITCHES, ""
+    )
+    image_size: int | None = _key(
+        None, "Folders of images: height and width.", _DATA, "PIXELS", ge=1
+    )
     data_dir: Path | None = _key(None, "Where data sets lie (else SARTOR_DATA).", _DATA, "FOLDER")
 
     model: str | None = _key(
-        None, "mclr, dnn, cnn2, lenet5, lstm, ...; else one that fits.", _TRAINING, "NAME"
+        None,
+        "mclr, dnn, cnn2, lenet5, lstm, ...; else one that fits.",
+        _TRAINING,
+        "NAME",
+        everyday=True,
     )
-    rounds: int = _key(20, "Communication rounds.", _TRAINING, "T", ge=1)
-    seed: int = _key(0, "First seed: allocation, start, batches.", _TRAINING, "S", ge=0)
-    seeds: int = _key(1, "Repeat with seeds S, S+1, ..., S+K-1.", _TRAINING, "K", ge=1)
+    rounds: int = _key(20, "Communication rounds.", _TRAINING, "T", ge=1, everyday=True)
+    seed: int = _key(
+        0, "First seed: allocation, start, batches.", _TRAINING, "S", ge=0, everyday=True
+    )
+    seeds: int = _key(
+        1, "Repeat with seeds S, S+1, ..., S+K-1.", _TRAINING, "K", ge=1, everyday=True
+    )
     set: Annotated[dict[str, Value], BeforeValidator(_parse_values)] = _key(
-        {}, "Hyper-parameter or option; repeatable.", _TRAINING, "NAME=VALUE"
+        {}, "Hyper-parameter or option; repeatable.", _TRAINING, "NAME=VALUE", everyday=True
     )
     sweep: Annotated[dict[str, Values], BeforeValidator(_parse_lists)] = _key(
-        {}, "All values in one pass; repeatable.", _TRAINING, "NAME=V1,V2"
+        {}, "All values in one pass; repeatable.", _TRAINING, "NAME=V1,V2", everyday=True
     )
-    lr: float | None = _key(None, "Local learning rate (local_lr).", _TRAINING, "X", gt=0)
-    epochs: int = _key(1, "Local epochs a round.", _TRAINING, "E", ge=1)
+    lr: float | None = _key(
+        None, "Local learning rate (local_lr).", _TRAINING, "X", gt=0, everyday=True
+    )
+    epochs: int = _key(1, "Local epochs a round.", _TRAINING, "E", ge=1, everyday=True)
     steps: int | None = _key(None, "Local steps a round, in place of epochs.", _TRAINING, "K", ge=1)
-    batch: int | None = _key(32, "Local batch size.", _TRAINING, "B", ge=1)
+    batch: int | None = _key(32, "Local batch size.", _TRAINING, "B", ge=1, everyday=True)
     momentum: float | None = _key(None, "Momentum of local SGD.", _TRAINING, "X", ge=0, lt=1)
     weight_decay: float | None = _key(None, "Weight decay of local SGD.", _TRAINING, "X", ge=0)
     clip_norm: float | None = _key(None, "Longest gradient of local SGD.", _TRAINING, "X", ge=0)
@@ -155,11 +189,15 @@ class Experiment(BaseModel):
     finetune_steps: int | None = _key(
         None, "Steps of fine-tuning before use; not for local.", _TRAINING, "K", ge=0
     )
-    do_no_harm: bool = _key(
-        False, "Best of alone, global, personalised for each client; not for local.", _SWITCHES, ""
-    )
     participation: Annotated[int | float | str, BeforeValidator(parse_value)] = _key(
-        1.0, "Per round: 0.5, 10, at_least:0.6.", _TRAINING, "P"
+        1.0, "Per round: 0.5, 10, at_least:0.6.", _TRAINING, "P", everyday=True
+    )
+    do_no_harm: bool = _key(
+        False,
+        "Each client's best of alone, global, own; not for local.",
+        _SWITCHES,
+        "",
+        everyday=True,
     )
 
     patience: int | None = _key(
@@ -187,7 +225,9 @@ class Experiment(BaseModel):
     track: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
         (), "tensorboard:FOLDER, mlflow:FILE, wandb:NAME, trackio:NAME.", _OUTPUT, "WHERE"
     )
-    out: Path | None = _key(None, "Run folder; else runs/TIME-NAME.", _OUTPUT, "FOLDER")
+    out: Path | None = _key(
+        None, "Run folder; else runs/TIME-NAME.", _FIRST, "FOLDER", everyday=True
+    )
 
     @property
     def method(self) -> str:

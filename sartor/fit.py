@@ -205,7 +205,7 @@ def fit(
 
 
 def compare(
-    names: Sequence[str],
+    names: str | Sequence[str],
     federation: Federations,
     *,
     baselines: bool = True,
@@ -219,7 +219,8 @@ def compare(
     """Train several methods on the same allocations, seeds and settings.
 
     Args:
-        names: methods; "all", or "all-regularised" and the like, stand for a family.
+        names: methods, in a list or with commas; "all", or "all-regularised" and the like, stand
+            for a family.
         federation: see ``fit``.
         baselines: put LocalTrain, FedAvg and FedAvg + fine-tuning beside them.
         hyper: per method, values of hyper-parameters.
@@ -232,7 +233,8 @@ def compare(
     Returns:
         a Comparison: a table, and paired differences with their intervals.
     """
-    wanted = methods.expand([*(BASELINES if baselines else ()), *names])
+    listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    wanted = methods.expand([*(BASELINES if baselines else ()), *listed])
     for name in wanted:
         methods.find(name)
     federations = remembered(federation)

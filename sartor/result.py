@@ -2,12 +2,18 @@
 
 ``Result`` is one method: one run, or a sweep of runs. It works from recorded sums alone, so a
 result read from a run folder is the same as the one that ``fit`` returned.
+
+| room | holds |
+| --- | --- |
+| ``sartor.readings`` | curves, numbers per client and totals |
+| ``sartor.yardstick`` | what a task is measured by |
+| ``sartor.client_tables`` | tables of the clients: measures, gains, fairness |
+| ``sartor.summaries`` | a run in a few lines |
+| ``sartor.serving`` | predictions and exports |
 """
 
 from __future__ import annotations
 
-import html
-import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +21,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import nn
 
-from sartor import metrics
-from sartor.analysis.evenness import Fairness, fairness
+from sartor.client_tables import (
+    METRIC_COLUMNS,
+    client_table,
+    fairness_by_run,
+    gain_table,
+    metric_columns,
+)
 from sartor.errors import ConfigError, ContractError, RunFolderError, did_you_mean
 from sartor.metrics import Array
+from sartor.readings import POINT_WORDS, Readings
 from sartor.scores import COUNTERS, ONCE, Ledger, Run, Scores
-from sartor.table import Table, format_cell, import_pandas, jsonable
+from sartor.summaries import group_runs, notebook_page, one_line, summarise
+from sartor.table import Table, import_pandas
 
 if TYPE_CHECKING:
     import pandas
@@ -32,19 +45,17 @@ if TYPE_CHECKING:
 __all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
 ModelMaker = Callable[[int, int, str], nn.Module]
-MOST_ROWS = 40
-"""Clients that a notebook shows of a result."""
-METRIC_COLUMNS = ("run", "round", "client", "point", "split", "accuracy", "loss", "count")
 
 
-class Result:
+class Result(Readings):
     """What a method reached, for whom, and at what cost.
 
     The numbers ``accuracy``, ``accuracy_best``, ``accuracy_macro``, ``accuracy_last10``,
     ``accuracy_best_val``, ``worst_client``, ``bytes_up``, ``bytes_down``,
     ``gradient_evaluations`` and ``seconds`` are floats for one run and arrays ``(runs,)`` for a
     sweep. ``accuracy`` is the last evaluation at the method's headline point, pooled over all
-    clients. A run that diverged has NaN for its accuracies: it has no result.
+    clients. A run that diverged has NaN for its accuracies: it has no result. So has a regression,
+    whose answers are not right or wrong: ``pooled_measure(run)`` is its error.
 
     Args:
         method: name of the method.
@@ -125,261 +136,11 @@ class Result:
         if faults:
             raise ContractError(f"Result of {self.method!r} is not whole: {'; '.join(faults)}.")
 
-    # --- numbers, one per run -------------------------------------------------------------------
-
-    def curve(
-        self, point: str | None = None, split: str = "test", run: int = 0
-    ) -> tuple[list[int], Array]:
-        """Return rounds and pooled accuracies of a run; NaN from its divergence on.
-
-        Args:
-            point: "pre", "post" or "global"; the headline point by default.
-            split: "test" or "val".
-            run: index of the run.
-        """
-        scores = self._scores(point, split)
-        return scores.rounds, np.where(self._valid(point, split, run), scores.curve(run), np.nan)
-
-    def loss_curve(
-        self, point: str | None = None, split: str = "test", run: int = 0
-    ) -> tuple[list[int], Array]:
-        """Return rounds and mean losses over all samples of a run; NaN from its divergence on.
-
-        Args:
-            point: "pre", "post" or "global"; the headline point by default.
-            split: "test" or "val".
-            run: index of the run.
-        """
-        scores = self._scores(point, split)
-        losses = metrics.micro(scores.loss[run], scores.count[run])
-        return scores.rounds, np.where(self._valid(point, split, run), losses, np.nan)
-
-    def client_accuracy(self, point: str | None = None, run: int = 0) -> Array:
-        """Return (clients,) test accuracies at the last evaluation of a point."""
-        if self.diverged[run] is not None:
-            return np.full(len(self.clients), np.nan)
-        return np.asarray(self._scores(point).accuracy(run)[-1])
-
-    @property
-    def measure(self) -> str:
-        """What clients are compared by: "accuracy", or "RMSE" (less is better) in a regression."""
-        return "RMSE" if self.config.get("task") == "regression" else "accuracy"
-
-    def client_measure(self, point: str | None = None, run: int = 0) -> Array:
-        """Return (clients,) accuracies, or root mean squared errors, at the last evaluation."""
-        if self.measure == "accuracy":
-            return self.client_accuracy(point, run)
-        if self.diverged[run] is not None:
-            return np.full(len(self.clients), np.nan)
-        loss = self._scores(point).mean_loss(run)[-1]  # ½ (score − y)²
-        return np.asarray(self._unit(run) * np.sqrt(2 * loss))
-
-    def pooled_measure(self, run: int = 0) -> float:
-        """Return accuracy, or root mean squared error, over the test samples of all clients."""
-        if self.measure == "accuracy":
-            return self._accuracy_of("last", run)
-        return float(self._unit(run) * np.sqrt(2 * self.loss_curve(run=run)[1][-1]))
-
-    def _unit(self, run: int) -> float:
-        """Return what a target's deviation of 1 is in the units of the data."""
-        from sartor.serving import target_of
-
-        return target_of(self, run)[1]
-
-    def worst_measure(self, run: int = 0) -> float:
-        """Return the measure of the worst client among those with at least ten test samples."""
-        if self.measure == "accuracy":
-            return self._worst(run).value
-        errors = self.client_measure(run=run)
-        return -metrics.worst_client(-errors, self._scores().count[run]).value
-
-    def _scores(self, point: str | None = None, split: str = "test") -> Scores:
-        key = (point or self.headline, split)
-        if key not in self.scores:
-            known = ", ".join(f"{a}/{b}" for a, b in self.scores)
-            raise ConfigError(
-                f"{self.method} was not evaluated at {key[0]}/{key[1]} (have: {known}); run fit "
-                f"with points={key[0]!r} among its points, or a federation with that split."
-            )
-        return self.scores[key]
-
-    def _valid(self, point: str | None, split: str, run: int) -> Array:
-        rounds = np.asarray(self._scores(point, split).rounds)
-        seen = self.diverged[run]
-        if seen is None or not isinstance(seen.get("round"), int):
-            return np.full(rounds.shape, seen is None)
-        # "pre" entry t precedes the local training of round t, "post" entry t follows it.
-        before = rounds < seen["round"] + ((point or self.headline) != "post")
-        return np.asarray(before)
-
-    def _each(self, function: Callable[[int], float]) -> Any:
-        values = [function(run) for run in range(len(self.runs))]
-        return values[0] if len(values) == 1 else np.asarray(values)
-
-    def _accuracy_of(self, kind: str, run: int) -> float:
-        if self.diverged[run] is not None:
-            return math.nan
-        rounds, curve = self.curve(run=run)
-        if kind == "best":
-            return metrics.best_test(curve)
-        if kind == "last10":
-            return metrics.last(curve, 10)
-        if kind == "macro":
-            return float(metrics.macro(self.client_accuracy(run=run)))
-        if kind == "best_val":
-            return self._best_val(rounds, curve, run)
-        return metrics.last(curve)
-
-    def _best_val(self, rounds: list[int], curve: Array, run: int) -> float:
-        if (self.headline, "val") not in self.scores:
-            return math.nan
-        at, validation = self.curve(split="val", run=run)
-        shared = [t for t in rounds if t in set(at)]
-        return metrics.best_val(
-            [curve[rounds.index(t)] for t in shared], [validation[at.index(t)] for t in shared]
-        )
-
-    def _worst(self, run: int) -> metrics.Worst:
-        return metrics.worst_client(self.client_accuracy(run=run), self._scores().count[run])
-
-    @property
-    def accuracy(self) -> Any:
-        """Pooled test accuracy at the last evaluation of the headline point."""
-        return self._each(lambda run: self._accuracy_of("last", run))
-
-    @property
-    def accuracy_best(self) -> Any:
-        """Maximum over evaluations: optimistic; for comparison with papers that report it."""
-        return self._each(lambda run: self._accuracy_of("best", run))
-
-    @property
-    def accuracy_macro(self) -> Any:
-        """Mean over clients, each client alike, at the last evaluation."""
-        return self._each(lambda run: self._accuracy_of("macro", run))
-
-    @property
-    def accuracy_last10(self) -> Any:
-        """Mean of the last ten evaluations."""
-        return self._each(lambda run: self._accuracy_of("last10", run))
-
-    @property
-    def accuracy_best_val(self) -> Any:
-        """Test accuracy of the round that is best on validation data; NaN without such data."""
-        return self._each(lambda run: self._accuracy_of("best_val", run))
-
-    @property
-    def worst_client(self) -> Any:
-        """Lowest accuracy among clients with at least ten test samples; NaN without any."""
-        return self._each(lambda run: self._worst(run).value)
-
-    @property
-    def bytes_up(self) -> Any:
-        """Payload sent by the clients in all rounds."""
-        return self._each(lambda run: float(self.ledger.total("bytes_up")[run]))
-
-    @property
-    def bytes_down(self) -> Any:
-        """Payload sent to the clients in all rounds."""
-        return self._each(lambda run: float(self.ledger.total("bytes_down")[run]))
-
-    @property
-    def megabytes(self) -> Any:
-        """MB (10^6 bytes) both ways, one-off traffic included."""
-        totals = self.ledger.total("bytes_up") + self.ledger.total("bytes_down")
-        return self._each(lambda run: float(totals[run] + self.ledger.setup_bytes[run]) / 1e6)
-
-    @property
-    def gradient_evaluations(self) -> Any:
-        """Pairs of a sample and a backward pass in all rounds, one-off work included."""
-        totals = self.ledger.total("gradient_evaluations") + self.ledger.setup_gradients
-        return self._each(lambda run: float(totals[run]))
-
-    @property
-    def seconds(self) -> Any:
-        """Wall time of the rounds; the runs of a sweep train together and share it equally."""
-        return self._each(lambda run: self.ledger.total_seconds / len(self.runs))
-
-    def ended_with(self, run: int = 0) -> list[str] | None:
-        """Return what every client ended with, in words, or None if there was no choice.
-
-        With ``do_no_harm`` the words are "alone", "global" and "personalised".
-
-        Args:
-            run: index of the run.
-        """
-        last = next((s["choice"] for s in reversed(self.snapshots) if "choice" in s), None)
-        if not self.choices or last is None:
-            return None
-        numbers = np.asarray(last)[run].astype(int)
-        return None if (numbers < 0).any() else [self.choices[k] for k in numbers]
-
-    def ended_with_words(self, *runs: int) -> str | None:
-        """Return how many clients ended with what: "alone 3, global 5 of 8 clients", or None.
-
-        Args:
-            runs: indices of runs, of which the mean is told; the first by default.
-        """
-        found = [ended for run in runs or (0,) if (ended := self.ended_with(run)) is not None]
-        if not found:
-            return None
-        mean = {word: sum(e.count(word) for e in found) / len(found) for word in self.choices}
-        counts = ", ".join(f"{w} {f'{n:.1f}'.removesuffix('.0')}" for w, n in mean.items())
-        return f"{'on average ' * (len(found) > 1)}{counts} of {len(self.clients)} clients"
-
     # --- summaries ------------------------------------------------------------------------------
 
     def summary(self, run: int = 0) -> dict[str, Any]:
         """Return the numbers of one run as a JSON-able dict; what does not exist is None."""
-        worst, chosen = self._worst(run), self.runs[run]
-        total = {name: int(self.ledger.total(name)[run]) for name in COUNTERS}
-        ended = self.ended_with(run)
-        told = (
-            {}
-            if ended is None
-            else {
-                "ended_with": {word: ended.count(word) for word in self.choices},
-                "ended_with_by_client": dict(zip(self.clients, ended, strict=True)),
-            }
-        )
-        points = {
-            f"accuracy_{point}": self.curve(point, run=run)[1][-1]
-            for point in POINT_WORDS
-            if (point, "test") in self.scores
-        }
-        return dict(
-            jsonable(
-                {
-                    "method": self.method,
-                    "headline": self.headline,
-                    "accuracy": self._accuracy_of("last", run),
-                    "accuracy_best": self._accuracy_of("best", run),
-                    "accuracy_macro": self._accuracy_of("macro", run),
-                    "accuracy_last10": self._accuracy_of("last10", run),
-                    "accuracy_best_val": self._accuracy_of("best_val", run),
-                    **points,
-                    "worst_client": worst.value,
-                    "worst_client_name": self.clients[worst.client] if worst.client >= 0 else None,
-                    "clients_below_floor": worst.excluded,
-                    "bytes_up": total["bytes_up"],
-                    "bytes_down": total["bytes_down"],
-                    "bytes_setup": int(self.ledger.setup_bytes[run]),
-                    "gradient_evaluations": total["gradient_evaluations"],
-                    "gradient_evaluations_setup": int(self.ledger.setup_gradients[run]),
-                    "forward_evaluations": total["forward_evaluations"],
-                    "forward_evaluations_setup": int(self.ledger.setup_forward[run]),
-                    "seconds": self.ledger.total_seconds / len(self.runs),
-                    "seconds_all_runs": self.ledger.total_seconds,
-                    "seed": chosen.seed,
-                    "hyper": chosen.hyper,
-                    "options": chosen.options,
-                    "rounds": (self.stopped[run] or {"round": self.ledger.num_rounds})["round"],
-                    "clients": len(self.clients),
-                    "diverged": self.diverged[run],
-                    "stopped": self.stopped[run],
-                    **told,
-                }
-            )
-        )
+        return summarise(self, run)
 
     def summaries(self) -> list[dict[str, Any]]:
         """Return :meth:`summary` of every run."""
@@ -390,17 +151,7 @@ class Result:
 
         The label is the method, followed by what differs between the groups, if anything does.
         """
-        keys = [{**run.options, **run.hyper} for run in self.runs]
-        varying = [
-            name
-            for name in dict.fromkeys(name for key in keys for name in key)
-            if len({repr(key.get(name)) for key in keys}) > 1
-        ]
-        found: dict[str, list[int]] = {}
-        for index, key in enumerate(keys):
-            parts = [f"{name}={format_cell(key.get(name))}" for name in varying]
-            found.setdefault(" ".join([self.method, *parts]), []).append(index)
-        return found
+        return group_runs(self)
 
     def select(self, runs: Sequence[int]) -> Result:
         """Return a result of some of the runs; the time is shared out in proportion.
@@ -444,76 +195,21 @@ class Result:
         chosen._baseline_result = self._baseline_result
         return chosen
 
-    def _indices(self, run: int | None) -> list[int]:
-        if run is None:
-            return list(range(len(self.runs)))
-        if not -len(self.runs) <= run < len(self.runs):
-            raise ConfigError(f"run {run} does not exist; there are {len(self.runs)}, from 0.")
-        return [run % len(self.runs)]
-
     def per_client(self, run: int | None = None) -> Table:
         """Return a table of the clients: size, classes, accuracy at both points, loss.
 
         Args:
             run: index of a run; None for all of them (then with a column "run").
         """
-        points = [point for point in POINT_WORDS if (point, "test") in self.scores]
-        indices = self._indices(run)
-        chose = any(self.ended_with(index) for index in indices)
-        rows = []
-        for index in indices:
-            words = self.ended_with(index)
-            count = self._scores().count[index]
-            at = {point: self.client_measure(point, index) for point in points}
-            fine = self.diverged[index] is None
-            loss = self._scores().mean_loss(index)[-1]
-            for client, name in enumerate(self.clients):
-                counted = self.label_counts if self._counts_samples else None
-                labels = None if counted is None else counted[index][client]
-                rows.append(
-                    [
-                        *([index] if len(indices) > 1 else []),
-                        name,
-                        None if labels is None else int(labels.sum()),
-                        None if labels is None else int((labels > 0).sum()),
-                        int(count[client]),
-                        *(float(at[point][client]) for point in points),
-                        float(loss[client]) if fine else None,
-                        *([words[client] if words else None] if chose else []),
-                    ]
-                )
-        columns = ["client", "train samples", "classes", "test samples"]
-        columns += [f"{self.measure} {point}" for point in points]
-        columns += ["loss"] + ["ended with"] * chose
-        return Table(
-            ["run", *columns] if len(indices) > 1 else columns,
-            rows,
-            notes={"headline": f"{self.headline} ({POINT_WORDS[self.headline]})"},
-            formats={f"accuracy {point}": "percent" for point in points},
-            title=f"{self.method}: clients",
-        )
-
-    @property
-    def _counts_samples(self) -> bool:
-        """Whether every sample is one of the labels that are counted."""
-        return self.config.get("task") in (None, "classification")
+        return client_table(self, run)
 
     def fairness(self, run: int | None = None) -> Table:
-        """Return how evenly accuracy is spread over the clients, one row per run.
+        """Return how evenly accuracy (or error) is spread over the clients, one row per run.
 
         Args:
             run: index of a run; None for all of them.
         """
-        indices = self._indices(run)
-        rows = [
-            [f"run {index}, seed {self.runs[index].seed}", *self._fairness(index)[:-2]]
-            for index in indices
-        ]
-        found = self._fairness(indices[0])
-        return fairness_table(["run"], rows, found.excluded, f"{self.method}: fairness")
-
-    def _fairness(self, run: int) -> Fairness:
-        return fairness(self.client_accuracy(run=run), self._scores().count[run])
+        return fairness_by_run(self, run)
 
     def baseline(self) -> Result:
         """Return the LocalTrain result on the same allocations, training it when first asked.
@@ -556,44 +252,7 @@ class Result:
             baseline: the LocalTrain result on the same seeds; made on demand by default.
             run: index of a run; None for all of them (then with a column "run").
         """
-        reference = baseline if baseline is not None else self.baseline()
-        partner = self.partners(reference)
-        indices = self._indices(run)
-        ended = {index: self.ended_with(index) for index in indices}
-        chose = any(ended.values())
-        rows: list[list[Any]] = []
-        told = self.ended_with_words(*indices)
-        gained: list[tuple[float, float]] = []
-        sign = 1 if self.measure == "accuracy" else -1
-        for index in indices:
-            words = ended[index]
-            alone = reference.client_measure(run=partner[index])
-            federated = self.client_measure(run=index)
-            count = self._scores().count[index]
-            for client, name in enumerate(self.clients):
-                a, f = float(alone[client]), float(federated[client])
-                row = [name, int(count[client]), a, f, sign * (f - a)]
-                row += [words[client] if words else None] * chose
-                rows.append([index, *row] if len(indices) > 1 else row)
-                gained.append((sign * f, sign * a))
-        gains = metrics.gain([f for f, _ in gained], [a for _, a in gained])
-        columns = ["client", "test samples", "alone", "federated", "gain"] + ["ended with"] * chose
-        return Table(
-            ["run", *columns] if len(indices) > 1 else columns,
-            rows,
-            notes={
-                "mean gain": gains.mean,
-                "minimum gain": gains.minimum,
-                "fraction hurt": gains.fraction_hurt,
-                "clients hurt": gains.hurt,
-                **({} if sign > 0 else {"measure": "RMSE; the gain is what it falls by"}),
-                **({} if told is None else {"ended with": told}),
-            },
-            formats={"alone": "percent", "federated": "percent", "gain": "points"}
-            if sign > 0
-            else {},
-            title=f"{self.method}: gain over training alone",
-        )
+        return gain_table(self, baseline, run)
 
     def partners(self, reference: Result) -> list[int]:
         """Return for every run the run of ``reference`` on the same allocation (equal seed).
@@ -625,24 +284,7 @@ class Result:
 
         Rows are ordered by point and split, then run, evaluation and client.
         """
-        parts: dict[str, list[Any]] = {name: [] for name in METRIC_COLUMNS}
-        names = np.asarray(self.clients, dtype=object)
-        for (point, split), scores in self.scores.items():
-            evaluations, clients = len(scores.rounds), len(self.clients)
-            for run in range(len(self.runs)):
-                valid = self._valid(point, split, run)[:, None]
-                accuracy = np.where(valid, scores.accuracy(run), np.nan)
-                loss = np.where(valid, scores.mean_loss(run), np.nan)
-                size = evaluations * clients
-                parts["run"].append(np.full(size, run))
-                parts["round"].append(np.repeat(scores.rounds, clients))
-                parts["client"].append(np.tile(names, evaluations))
-                parts["point"].append(np.full(size, point, dtype=object))
-                parts["split"].append(np.full(size, split, dtype=object))
-                parts["accuracy"].append(accuracy.ravel())
-                parts["loss"].append(loss.ravel())
-                parts["count"].append(np.tile(np.asarray(scores.count[run]), evaluations))
-        return {name: np.concatenate(arrays) for name, arrays in parts.items()}
+        return metric_columns(self)
 
     def to_dataframe(self) -> pandas.DataFrame:
         """Return one row per run, round, client, point and split.
@@ -805,72 +447,7 @@ class Result:
 
     def __repr__(self) -> str:
         """Return method, accuracy, worst client and cost in one line."""
-        kind = "percent" if self.measure == "accuracy" else ""
-        unit = " %" if kind else ""
-        accuracy = format_cell(metrics.spread(self._each(self.pooled_measure)), kind)
-        worst = format_cell(metrics.spread(self._each(self.worst_measure)), kind)
-        megabytes = format_cell(metrics.spread(self.megabytes), "megabytes")
-        lost = sum(entry is not None for entry in self.diverged)
-        runs = f", {len(self.runs)} runs" if len(self.runs) > 1 else ""
-        early = sum(entry is not None for entry in self.stopped)
-        return (
-            f"<Result {self.method}: {self.measure} {accuracy}{unit}, worst client {worst}{unit}, "
-            f"{len(self.clients)} clients, {self.ledger.num_rounds} rounds{runs}, {megabytes} MB"
-            f"{f', {early} stopped early' if early else ''}{f', {lost} diverged' if lost else ''}>"
-        )
+        return one_line(self)
 
     def _repr_html_(self) -> str:
-        line = html.escape(repr(self)[1:-1])
-        if len(self.runs) > 1:
-            return f"<p>{line}</p>{self._runs_table()._repr_html_()}"
-        table = self.per_client(run=0)
-        more = max(len(table) - MOST_ROWS, 0)
-        if more:  # the page stays short; per_client() has them all
-            table.rows = table.rows[:MOST_ROWS]
-            table.notes["clients not shown"] = more
-        return f"<p>{line}</p>{table._repr_html_()}"
-
-    def _runs_table(self) -> Table:
-        """Return one row per run: what sets it apart, accuracy, worst client and rounds."""
-        keys = [{**run.options, **run.hyper, "seed": run.seed} for run in self.runs]
-        names = dict.fromkeys(name for key in keys for name in key)
-        varying = [name for name in names if len({repr(key.get(name)) for key in keys}) > 1]
-        told = ("accuracy", "worst_client", "rounds")
-        rows = [
-            [run, *(key.get(name) for name in varying), *(one[name] for name in told)]
-            for run, (key, one) in enumerate(zip(keys, self.summaries(), strict=True))
-        ]
-        return Table(
-            ["run", *varying, "accuracy", "worst client", "rounds"],
-            rows,
-            formats={"accuracy": "percent", "worst client": "percent"},
-            title=f"{self.method}: runs",
-        )
-
-
-def fairness_table(first: list[str], rows: list[list[Any]], excluded: int, title: str) -> Table:
-    """Return a table of :class:`~sartor.analysis.evenness.Fairness` below its first column."""
-    names = ["mean", "std", "worst", "worst decile", "best decile", "best"]
-    notes: dict[str, Any] = {
-        "std": "over clients, not over repeats",
-        "even is": "Jain's index 1, Gini 0, entropy 1",
-    }
-    if excluded:
-        notes["worst, best and deciles"] = (
-            f"among clients with at least {metrics.FLOOR} test samples; {excluded} left out"
-        )
-    formats = {
-        **dict.fromkeys(names, "percent"),
-        **dict.fromkeys(("Jain", "Gini", "entropy"), "index"),
-    }
-    return Table(
-        [*first, *names, "Jain", "Gini", "entropy"], rows, notes=notes, formats=formats, title=title
-    )
-
-
-POINT_WORDS = {
-    "pre": "after aggregation, before local training",
-    "post": "after local training, before aggregation",
-    "global": "the global model itself, after aggregation",
-}
-"""The points at which models are scored, in words."""
+        return notebook_page(self)

@@ -116,7 +116,10 @@ def search(
     _check_space(space)
     chosen, federations = parse_seeds(seeds), remembered(federation)
     for seed in chosen:
-        if not len(federation_of(federations, chosen, seed).val.rows):
+        of_seed = federation_of(federations, chosen, seed)
+        if measure == "accuracy" and of_seed.task == "regression":
+            raise ConfigError("A regression has no accuracy to search by; use measure='loss'.")
+        if not len(of_seed.val.rows):
             raise ConfigError(
                 "A search is judged on validation data, but no client has any; hold some out, for "
                 "example with val=0.2 when the federation is made."

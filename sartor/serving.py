@@ -28,6 +28,7 @@ from sartor.tree import Tree
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
+    from sartor.readings import Readings
     from sartor.result import Result
 
 BATCH = 4096
@@ -88,7 +89,7 @@ def facts_of(
     }
 
 
-def recipe_of(result: Result, run: int) -> Mapping[str, Any] | None:
+def recipe_of(result: Readings, run: int) -> Mapping[str, Any] | None:
     """Return how samples become features in a run, or None if they are used as they are."""
     recipes = _facts(result).get("preprocessing", {})
     found: Mapping[str, Any] | None = recipes.get(str(result.runs[run].seed))
@@ -125,7 +126,7 @@ def answer(
     return _answers(scores, kind, facts.get("class_names", []), features)
 
 
-def target_of(result: Result, run: int) -> tuple[float, float]:
+def target_of(result: Readings, run: int) -> tuple[float, float]:
     """Return mean and scale of the target in the units of the data; (0, 1) if it was not scaled."""
     recipe = recipe_of(result, run) if "rebuild" in result.config else None
     step = (recipe or {}).get("target", {"mean": 0.0, "scale": 1.0})
@@ -339,7 +340,7 @@ def tree_of(network: nn.Module) -> Tree:
     return tree.map(torch.detach, network.tree())
 
 
-def _facts(result: Result) -> dict[str, Any]:
+def _facts(result: Readings) -> dict[str, Any]:
     facts = result.config.get("rebuild")
     if facts is None:
         raise RunFolderError(

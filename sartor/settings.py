@@ -63,7 +63,7 @@ class Progress(Protocol):
         """Begin; ``total_rounds`` rounds will follow."""
 
     def update(self, round_index: int, info: dict[str, Any]) -> None:
-        """Show a round: accuracy, bytes so far, seconds of the round, number of runs."""
+        """Show a round: accuracy, measure and its value, bytes, seconds, number of runs."""
 
     def stop(self) -> None:
         """End, also after an error."""
@@ -237,18 +237,35 @@ def with_held_out(
 
 
 def federation_of(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:
-    """Return the federation of a seed."""
+    """Return the federation of a seed.
+
+    Raises:
+        ConfigError: there is none for it, or it is something else.
+    """
     if isinstance(federation, Federation):
         return federation
     if callable(federation):
-        return federation(seed)
+        return _is_federation(federation(seed), f"the function, for seed {seed},")
+    if not isinstance(federation, list | tuple):
+        return _is_federation(federation, "federation")
+    for number, one in enumerate(federation):
+        _is_federation(one, f"federation[{number}]")
     if len(federation) != len(seeds):
         raise ConfigError(
             f"{len(federation)} federations for {len(seeds)} seeds; give one federation, one per "
-            "seed, "
-            "or a function from seed to federation."
+            "seed, or a function from seed to federation."
         )
     return federation[list(seeds).index(seed)]
+
+
+def _is_federation(found: Any, what: str) -> Federation:
+    if isinstance(found, Federation):
+        return found
+    raise ConfigError(
+        f"{what} should be a sartor.Federation, got {type(found).__name__}. Make one with "
+        "Federation.from_arrays(x, y, client=...), from_dataframe(df, client=..., label=...), "
+        "from_folder(path) or from_dataset('digits')."
+    )
 
 
 def remembered(federation: Federations) -> Federations:

@@ -29,8 +29,9 @@ from sartor.processes import Processes
 from sartor.result import Result
 from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
 from sartor.stopping import EarlyStopping, Watch, settle
-from sartor.task import Predictor, Task
+from sartor.task import Predictor, Task, given, never
 from sartor.tree import Tree
+from sartor.yardstick import YARDSTICKS, unit_of
 
 
 class Simulation:
@@ -117,6 +118,11 @@ class Simulation:
             raise ConfigError(
                 "Early stopping looks at validation data, but no client has any; hold some out, "
                 "for example with val=0.2 when the federation is made."
+            )
+        if stopping.measure == "accuracy" and self.task.is_correct is never:
+            raise ConfigError(
+                "There is no right or wrong in this task, so early stopping cannot look at its "
+                "accuracy; use EarlyStopping(measure='loss')."
             )
         return Watch(stopping, len(self.runs))
 
@@ -402,13 +408,22 @@ class Simulation:
     def _info(self) -> dict[str, Any]:
         wanted = f"{self.method.headline}/test"
         name = wanted if wanted in self.history else next(iter(self.history), None)
-        accuracy = np.full(len(self.runs), np.nan)  # as long as nothing is measured
+        accuracy = loss = np.full(len(self.runs), np.nan)  # as long as nothing is measured
         if name is not None:
-            sizes = self._answers(name.split("/")[1])[0].sum(1)
-            accuracy = self.history[name]["correct"][-1].sum(1) / np.maximum(sizes, 1)
+            count, weight = self._answers(name.split("/")[1])
+            sizes = np.maximum(count.sum(1), 1)
+            accuracy = self.history[name]["correct"][-1].sum(1) / sizes
+            loss = weight * self.history[name]["loss"][-1].sum(1) / sizes
         sent = sum(self.books["bytes_up"]) + sum(self.books["bytes_down"])
+        # The server of a network knows the names of its clients alone.
+        infos = [getattr(federation, "info", {}) for federation in self.federations]
+        units = np.asarray([unit_of(info.get("preprocessing")) for info in infos])
+        yardstick = YARDSTICKS[None if self.task.criterion is given else self.task.kind]
+        value = yardstick.measure(accuracy, loss, units)
         return {
             "accuracy": float(np.mean(accuracy)),
+            "measure": yardstick.name,
+            "value": float(np.mean(value)),
             "bytes": int(np.sum(sent)),
             "seconds": self.seconds["round"][-1],
             "runs": len(self.runs),

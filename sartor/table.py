@@ -44,12 +44,23 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float | np.floating) and not math.isfinite(value))
 
 
-def _number(value: float, kind: str) -> str:
+FIGURES = {"error": 4, "gain": 3}
+"""Significant figures of the largest value of a column; all of its kind have as many decimals."""
+
+
+def _number(value: float, kind: str, decimals: int | None = None) -> str:
     if kind == "percent":
         return f"{100 * value:.1f}"
     if kind in ("points", "change"):
         rounded = round(100 * value, 1)
         return f"{rounded:+.1f}" if rounded else "0.0"
+    if kind in FIGURES:
+        form = f".{FIGURES[kind]}g" if decimals is None else f",.{decimals}f"
+        text = f"{value:{form}}"
+        is_zero = not any(digit in text for digit in "123456789")
+        if kind == "gain" and not is_zero:
+            return f"{value:+{form}}"
+        return text.lstrip("-") if is_zero else text
     if kind == "count":
         whole = abs(value) >= 100 or abs(value - round(value)) < 1e-9
         return f"{value:,.0f}" if whole else f"{value:,.1f}"
@@ -64,15 +75,23 @@ def _number(value: float, kind: str) -> str:
     return f"{value:.4g}"
 
 
-def format_cell(value: Any, kind: str = "") -> str:
+def _decimals(values: Sequence[Any], kind: str) -> int:
+    """Return the decimals with which the largest of errors or gains has its figures."""
+    numbers = [v.mean if isinstance(v, Spread) else v for v in values]
+    largest = max((abs(float(v)) for v in numbers if not _is_missing(v)), default=0.0)
+    return max(0, FIGURES[kind] - 1 - math.floor(math.log10(largest))) if largest else 0
+
+
+def format_cell(value: Any, kind: str = "", decimals: int | None = None) -> str:
     """Return the text of one cell.
 
     Args:
         value: a string, a number, a :class:`~sartor.metrics.Spread`, or None.
         kind: "percent" (of a share), "points" (signed, of a share; less is worse), "change"
-            (signed, and less is not worse), "count", "megabytes",
-            "seconds", "index" (four decimals), "strength" (a λ, which may be infinite), or "" for
-            the value as it is.
+            (signed, and less is not worse), "error" (in the unit of the data), "gain" (of errors:
+            signed, less is worse), "count", "megabytes", "seconds", "index" (four decimals),
+            "strength" (a λ, which may be infinite), or "" for the value as it is.
+        decimals: of errors and gains; None for a few significant figures.
 
     >>> format_cell(0.9314, "percent"), format_cell(-0.02, "points"), format_cell(None)
     ('93.1', '-2.0', '–')
@@ -80,10 +99,10 @@ def format_cell(value: Any, kind: str = "") -> str:
     if isinstance(value, Spread):
         if _is_missing(value.mean):
             return MISSING
-        text = _number(value.mean, kind)
+        text = _number(value.mean, kind, decimals)
         if _is_missing(value.std) or value.std == 0:  # one repeat, or a constant
             return text
-        return f"{text} ± {_number(value.std, kind).lstrip('+')}"
+        return f"{text} ± {_number(value.std, kind, decimals).lstrip('+')}"
     if kind == "strength" and isinstance(value, float) and math.isinf(value):
         return _number(value, kind)
     if _is_missing(value):
@@ -93,7 +112,7 @@ def format_cell(value: Any, kind: str = "") -> str:
     if isinstance(value, int | float | np.number):
         if not kind and float(value).is_integer():
             return str(int(value))
-        return _number(float(value), kind)
+        return _number(float(value), kind, decimals)
     return str(value)
 
 
@@ -107,7 +126,7 @@ class Table:
         columns: names of the columns.
         rows: one list of values per row; a value may be a :class:`~sartor.metrics.Spread`.
         notes: what stands below, name -> value.
-        formats: how a column is shown, column -> kind of :func:`format_cell`.
+        formats: how a column or a note is shown, its name -> kind of :func:`format_cell`.
     """
 
     def __init__(
@@ -153,10 +172,16 @@ class Table:
 
     def text_rows(self) -> list[list[str]]:
         """Return the cells as they are shown."""
+        kinds = [self.formats.get(name, "") for name in self.columns]
+        decimals: dict[str, int] = {}
+        for name, kind in zip(self.columns, kinds, strict=True):
+            if kind in FIGURES:
+                needed = _decimals(self.column(name), kind)
+                decimals[kind] = max(needed, decimals.get(kind, 0))
         return [
             [
-                format_cell(value, self.formats.get(name, ""))
-                for name, value in zip(self.columns, row, strict=True)
+                format_cell(value, kind, decimals.get(kind))
+                for value, kind in zip(row, kinds, strict=True)
             ]
             for row in self.rows
         ]
@@ -166,8 +191,16 @@ class Table:
         return all(not isinstance(value, str) for value in self.column(name))
 
     def note_lines(self) -> list[str]:
-        """Return the notes as lines of text."""
-        return [f"{name}: {format_cell(value)}" for name, value in self.notes.items()]
+        """Return the notes as lines of text, with their units."""
+        units = {"percent": " %", "points": " points", "change": " points"}
+        found = []
+        for name, value in self.notes.items():
+            kind = self.formats.get(name, "")
+            plain = isinstance(value, str) or _is_missing(value)
+            found.append(
+                f"{name}: {format_cell(value, kind)}{'' if plain else units.get(kind, '')}"
+            )
+        return found
 
     def __str__(self) -> str:
         """Return aligned text."""

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch.utils.data import TensorDataset
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -43,6 +44,10 @@ def given() -> dict[str, Any]:
     Path("clinics").mkdir()
     for name in ("a", "b"):
         np.savez(f"clinics/{name}.npz", x=x, outcome=y)
+    for number in range(8):
+        place = Path("photos", "ab"[number % 2], ("cat", "dog")[number // 4])
+        place.mkdir(parents=True, exist_ok=True)
+        Image.new("L", (9, 9 + number), 30 * number).save(place / f"{number}.png")
     pairs = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
     return {
         "x": x,

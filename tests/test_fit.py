@@ -200,7 +200,7 @@ def test_progress_hears_of_every_round_and_of_the_end() -> None:
             heard.append("stop")
 
     _fit("fedavg", progress=Show(), rounds=3)
-    keys = {"accuracy", "bytes", "seconds", "runs"}
+    keys = {"accuracy", "measure", "value", "bytes", "seconds", "runs"}
     assert heard == [(3, "fedavg"), (0, keys), (1, keys), (2, keys), "stop"]
     heard.clear()
     with pytest.raises(DivergedError):

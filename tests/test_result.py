@@ -133,6 +133,17 @@ def test_the_gain_table_adds_up():
     assert table.notes["minimum gain"] == pytest.approx(gains.min())
     assert table.notes["fraction hurt"] == pytest.approx((gains < 0).mean())
     assert len(table) == 20
+    lines = str(table).splitlines()[-4:]
+    assert lines[0] == f"mean gain: {100 * gains.mean():+.1f} points"
+    assert lines[2] == f"fraction hurt: {100 * (gains < 0).mean():.1f} %"
+    assert lines[3] == f"clients hurt: {(gains < 0).sum()}"
+
+
+def test_a_note_of_words_has_no_unit():
+    """A note may have the name of a column; its words stay as they are."""
+    table = Table(["gain"], [[0.1]], notes={"gain": "in words"}, formats={"gain": "points"})
+    assert table.note_lines() == ["gain: in words"]
+    assert Table(["a"], [[1]], {"gain": math.nan}, {"gain": "points"}).note_lines() == ["gain: –"]
 
 
 def test_the_baseline_is_trained_once_and_only_when_asked_for():

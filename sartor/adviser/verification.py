@@ -356,8 +356,8 @@ def _watched(
                 now = tree.map(lambda leaf: leaf[0], simulation.server["params"])
                 distances.append(float(tree.sqdist(now, centre)))
             if progress is not None:
-                # Scored at the start and at the end alone: a stale accuracy would mislead.
-                seen = info if simulation.finished else {**info, "accuracy": None}
+                # Scored at the start and at the end alone: a stale value would mislead.
+                seen = info if simulation.finished else {**info, "accuracy": None, "value": None}
                 progress.update(simulation.round_index - 1, seen)
     finally:
         if progress is not None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from sartor.result import Result
 
 MEASURES = ("accuracy", "loss")
-"""What a target may be set for: pooled accuracy (at least), or mean test loss (at most)."""
+"""What a target may be set for in every task: pooled accuracy (at least), or mean test loss (at
+most); besides, what the task is measured by."""
 
 
 class Reached(NamedTuple):
@@ -37,24 +38,30 @@ class Reached(NamedTuple):
 
 
 def to_reach(
-    result: Result, target: float, *, measure: str = "accuracy", run: int = 0, window: int = 3
+    result: Result, target: float, *, measure: str | None = None, run: int = 0, window: int = 3
 ) -> Reached | None:
     """Return what a run had spent when it reached a target, or None if it never did.
 
     Args:
         result: of one method.
-        target: pooled test accuracy (a share) to reach, or mean test loss to go below.
-        measure: "accuracy" or "loss".
+        target: pooled test accuracy (a share) to reach, or error or mean test loss to go below.
+        measure: "accuracy", "loss", or what the task is measured by, which is the default.
         run: index of the run.
         window: evaluations whose mean has to reach the target.
 
     Raises:
         ConfigError: an unknown measure.
     """
-    if measure not in MEASURES:
-        raise ConfigError(f"measure must be one of {', '.join(MEASURES)}, got {measure!r}.")
-    rounds, curve = result.curve(run=run) if measure == "accuracy" else result.loss_curve(run=run)
-    sign = 1 if measure == "accuracy" else -1
+    own = result.yardstick
+    if measure not in (None, own.name, *MEASURES):
+        known = ", ".join(dict.fromkeys((own.name, *MEASURES)))
+        raise ConfigError(f"measure must be one of {known}, got {measure!r}.")
+    if measure in (None, own.name):
+        (rounds, curve), sign = result.measure_curve(run=run), own.sign
+    elif measure == "accuracy":
+        (rounds, curve), sign = result.curve(run=run), 1
+    else:
+        (rounds, curve), sign = result.loss_curve(run=run), -1
     at = metrics.rounds_to_target(rounds, sign * curve, sign * target, window)
     if at is None:
         return None

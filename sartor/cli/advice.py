@@ -43,6 +43,8 @@ DATA = (
     "task",
     "drop",
     "missing",
+    "standardise",
+    "image_size",
     "data_dir",
     "seed",
 )

@@ -12,6 +12,7 @@ from sartor._version import __version__
 from sartor.cli import network, show, work
 from sartor.cli.advice import FLAGS, take_advice
 from sartor.cli.flags import read_experiment, with_experiment_flags, with_flags
+from sartor.cli.help_pages import ShortHelp
 from sartor.cli.progress import reporter
 from sartor.config import Experiment, build
 from sartor.errors import ConfigError, PFLError, did_you_mean
@@ -91,7 +92,7 @@ def demo(
     _compare(experiment, "demo", overwrite=overwrite, json=json)
 
 
-@app.command()
+@app.command(cls=ShortHelp)
 @with_experiment_flags
 def run(
     target: Annotated[
@@ -108,7 +109,7 @@ def run(
     _finish(experiment, results, out, json=json)
 
 
-@app.command()
+@app.command(cls=ShortHelp)
 @with_experiment_flags
 def compare(
     target: Annotated[
@@ -134,7 +135,7 @@ def compare(
     _compare(experiment, "compare", overwrite=overwrite, json=json)
 
 
-@app.command()
+@app.command(cls=ShortHelp)
 @with_experiment_flags
 def search(
     target: Annotated[
@@ -161,7 +162,7 @@ def search(
     search_one(experiment, chosen, bar, trials=trials, lanes=lanes, measure=measure, json=json)
 
 
-@app.command()
+@app.command(cls=ShortHelp)
 @with_flags(*FLAGS)
 def advise(
     features: Annotated[

@@ -10,6 +10,7 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from sartor.cli.help_pages import help_all
 from sartor.config import SUFFIXES, Experiment, build, parse_pairs, read_file
 from sartor.errors import ConfigError
 
@@ -53,9 +54,10 @@ def _with_flags(command: F, keys: tuple[str, ...]) -> F:
         for key in keys
         if key != "methods"
     ]
+    made.append(help_all(keys))
 
     @functools.wraps(command)
-    def wrapped(**words: Any) -> Any:
+    def wrapped(help_all: bool, **words: Any) -> Any:
         return command(**words)
 
     wrapped.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
@@ -67,8 +69,9 @@ def _annotation(key: str) -> Any:
     field = Experiment.model_fields[key]
     extra: Any = field.json_schema_extra
     text = field.description or ""
-    if field.default not in (None, {}, False):
-        text = f"{text} ({field.default})"
+    if field.default not in (None, {}, False, ()):
+        many = isinstance(field.default, tuple)
+        text = f"{text} ({','.join(field.default) if many else field.default})"
     if field.annotation is bool:
         return Annotated[bool | None, typer.Option(help=text, rich_help_panel=extra["group"])]
     option = typer.Option(

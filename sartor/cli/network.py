@@ -25,7 +25,7 @@ keys_app = typer.Typer(
 Keys = Annotated[Path, typer.Option("--keys", help="The project's keys.", metavar="FOLDER")]
 _SERVER_ONLY = (
     *("data", "clients", "partition", "protocol", "data_dir", "label", "out"),
-    *("client", "task", "drop", "missing"),
+    *("client", "task", "drop", "missing", "standardise", "image_size"),
     *("engine", "device", "chunk", "store", "rounds", "participation"),
 )
 
@@ -178,10 +178,12 @@ def serve(
     for event in events[-10:]:
         show.note(f"round {event['round'] + 1}, {event['client']}: {event['why']}")
     if json:
-        last = {"out": str(folder), "accuracy": result.accuracy, "events": len(events)}
-        print(json_module.dumps(last))
+        summary = result.summary()
+        told = {key: summary[key] for key in ("accuracy", "measure", "pooled_measure")}
+        print(json_module.dumps({"out": str(folder), **told, "events": len(events)}))
     else:
-        show.say(f"Mean accuracy of the clients: {100 * result.accuracy:.1f}%")
+        value = result.yardstick.text(result.pooled_measure())
+        show.say(f"{result.yardstick.title} of all test samples: {value}")
         show.say(f"Everything is in {folder}.")
 
 
@@ -239,15 +241,20 @@ def status(
 
     if not (folder / "status.json").is_file():
         raise ConfigError(
-            f"{folder} has no status.json: the server still waits for its first clients, or this "
-            "is not the --out of a sartor serve."
+            f"{folder} has no status.json, which a server writes as soon as it runs; give the "
+            "--out of sartor serve (else it is runs/METHOD-network)."
         )
     found = read_json(folder / "status.json")
     if json:
         print(json_module.dumps(found))
         return
     ago = time.time() - found["time"]
-    show.say(f"{found['method']}: {found['state']}, round {found['round']} of {found['rounds']}")
+    if found["state"] == "waiting":
+        here, wanted = len(found["there"]), found["wanted"]
+        show.say(f"{found['method']}: waiting for its first clients, {here} of {wanted} are there")
+    else:
+        how_far = f"round {found['round']} of {found['rounds']}"
+        show.say(f"{found['method']}: {found['state']}, {how_far}")
     show.say(f"last sign of life {ago:.0f} s ago")
     missing = sorted(set(found["clients"]) - set(found["there"]))
     show.say(f"there: {', '.join(found['there']) or 'nobody'}")

@@ -1,7 +1,7 @@
 """Progress: a live bar on a terminal or in a notebook, plain lines on stderr elsewhere.
 
-All show the round, the accuracy, the bytes sent so far and the time left, and all have the three
-calls that the engine makes: ``start``, ``update``, ``stop``.
+All show the round, the accuracy (or error), the bytes sent so far and the time left, and all have
+the three calls that the engine makes: ``start``, ``update``, ``stop``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ from typing import Any, Protocol
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+
+from sartor.yardstick import SHARES
 
 
 class Reporter(Protocol):
@@ -47,16 +49,20 @@ def in_notebook() -> bool:
 
 
 def in_words(info: Mapping[str, Any]) -> str:
-    """Say the figures of a round: mean accuracy over the runs, and megabytes.
+    """Say the figures of a round: what the task is measured by, mean over the runs, and megabytes.
 
     >>> in_words({"accuracy": 0.931, "bytes": 2_500_000})
     'accuracy 93.1%  2.5 MB'
+    >>> in_words({"measure": "RMSE", "value": 26.4321})
+    'RMSE 26.43'
     """
     words = []
-    accuracy = info.get("accuracy")
-    if accuracy is not None and np.size(accuracy):
-        mean = float(np.mean(np.asarray(accuracy, dtype=float)))
-        words += [f"accuracy {100 * mean:.1f}%"] if math.isfinite(mean) else ["accuracy –"]
+    name = info.get("measure", "accuracy")
+    value = info.get("value", info.get("accuracy"))
+    if value is not None and np.size(value):
+        mean = float(np.mean(np.asarray(value, dtype=float)))
+        text = f"{100 * mean:.1f}%" if name in SHARES else f"{mean:.4g}"
+        words.append(f"{name} {text if math.isfinite(mean) else '–'}")
     if info.get("bytes") is not None:
         words.append(f"{float(np.mean(np.asarray(info['bytes'], dtype=float))) / 1e6:.1f} MB")
     return "  ".join(words)

@@ -29,7 +29,7 @@ _DATASET_KEYS = (
     "val",
     "data_dir",
 )
-_FOLDER_KEYS = ("label", "test", "val")
+_FOLDER_KEYS = ("label", "test", "val", "standardise", "image_size")
 _TABLE_KEYS = ("client", "label", "task", "drop", "missing", "test", "val")
 
 
@@ -220,7 +220,7 @@ def given_flags(experiment: Experiment, *keys: str) -> list[str]:
     found = []
     for key, value in _given(experiment, *keys).items():
         word = ",".join(value) if isinstance(value, tuple) else str(value)
-        found += [f"--{key.replace('_', '-')}", word]
+        found += [f"--{key.replace('_', '-')}", *([] if value is True else [word])]
     return found
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from sartor import processes
 from sartor.cli import show
@@ -139,7 +139,13 @@ def take_in(
     if is_table(data):
         newcomers = _from_table(experiment, data, label, val, trained, run)
     else:
-        newcomers = Federation.from_folder(data, label=label, val=val)
+        newcomers = Federation.from_folder(
+            data,
+            label=label or experiment.label,
+            val=val,
+            image_size=experiment.image_size,
+            like=_known(trained, run),
+        )
     found = trained.onboard(newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=run)
     saved = RunFolder.create(place, found.config, overwrite=overwrite)
     trees = [
@@ -155,10 +161,9 @@ def _from_table(
 ) -> Federation:
     """Read newcomers from one table, prepared as those who trained were."""
     from sartor.data.tables import from_file
-    from sartor.serving import recipe_of
 
-    facts, recipe = trained.config["rebuild"], recipe_of(trained, run)
-    if experiment.client is None or recipe is None:
+    like = _known(trained, run)
+    if experiment.client is None or like is None:
         raise ConfigError(
             f"{data} is a table, but the run was trained on a folder or a data set; give a folder "
             "with a file for each newcomer."
@@ -169,8 +174,17 @@ def _from_table(
         label=label_of(label or str(experiment.label)),
         task=str(trained.config["task"]),
         val=val,
-        like={"preprocessing": recipe, "class_names": facts["class_names"]},
+        like=like,
     )
+
+
+def _known(trained: Result, run: int) -> dict[str, Any] | None:
+    """Return how samples of those who trained were prepared, or None if they were not."""
+    from sartor.serving import recipe_of
+
+    recipe = recipe_of(trained, run) if "rebuild" in trained.config else None
+    classes = trained.config.get("rebuild", {}).get("class_names", [])
+    return None if recipe is None else {"preprocessing": recipe, "class_names": classes}
 
 
 def train(

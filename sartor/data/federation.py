@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -73,6 +73,21 @@ class Federation:
     num_classes: int
     info: dict[str, Any] = field(default_factory=dict)
     task: str = ""
+
+    if not TYPE_CHECKING:  # a checker of types sees the fields
+
+        def __new__(cls, *given: Any, **named: Any) -> Federation:
+            """Tell who calls it with arrays alone what to call instead."""
+            fields = list(cls.__dataclass_fields__)
+            places = set(fields[: len(given)]) | set(named)
+            if places and (not places >= set(fields[:7]) or places - set(fields)):
+                raise FederationError(
+                    "Federation(...) wants samples that are divided among clients already; with "
+                    "arrays use Federation.from_arrays(x, y, client=...), where client names the "
+                    "client of every sample. For a table there is Federation.from_dataframe(df, "
+                    "client='COLUMN', label='COLUMN'), for files Federation.from_folder(path)."
+                )
+            return super().__new__(cls)
 
     def __post_init__(self) -> None:
         """Refuse what cannot be trained on."""
@@ -251,8 +266,11 @@ class Federation:
         stratify: bool = False,
         num_classes: int | None = None,
         min_samples: int = 0,
+        standardise: bool = False,
+        image_size: int | tuple[int, int] | None = None,
+        like: Mapping[str, Any] | None = None,
     ) -> Federation:
-        """Read a folder with one file per client; see ``sartor.data.folder.from_folder``."""
+        """Read a file or a folder of images per client; see ``sartor.data.folder.from_folder``."""
         from sartor.data.folder import from_folder
 
         return from_folder(
@@ -264,6 +282,9 @@ class Federation:
             stratify=stratify,
             num_classes=num_classes,
             min_samples=min_samples,
+            standardise=standardise,
+            image_size=image_size,
+            like=like,
         )
 
     @classmethod

@@ -1,31 +1,30 @@
-"""A folder with one file per client: npz, CSV or Parquet.
+"""A folder with one file per client, npz, CSV or Parquet; or with one folder of images per client.
 
 The name of a client is its file's name without the ending. Files called ``NAME.train.npz`` and
 ``NAME.test.npz`` (any format, all clients alike) bring their own division into train and test.
+Images lie in ``CLIENT/CLASS/`` (``sartor.data.pictures``).
 """
 
 from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
+from sartor.data import pictures
 from sartor.data.checks import raise_faults
+from sartor.data.client_file import READERS, Table, read_cells
+from sartor.data.encoding import prepare
 from sartor.data.federation import Federation
-from sartor.errors import FederationError, MissingExtraError, did_you_mean
-
-LABELS = ("y", "label", "target", "class")  # tried in this order when no label column is named
-
-
-class _Table(NamedTuple):
-    x: npt.NDArray[Any]
-    y: npt.NDArray[Any]
-    columns: tuple[str, ...]
+from sartor.data.tables import from_dataframe
+from sartor.errors import FederationError
 
 
 def from_folder(
@@ -38,11 +37,15 @@ def from_folder(
     stratify: bool = False,
     num_classes: int | None = None,
     min_samples: int = 0,
+    standardise: bool = False,
+    image_size: pictures.Size | None = None,
+    like: Mapping[str, Any] | None = None,
 ) -> Federation:
-    """Read a folder with one file per client.
+    """Read a folder with one file, or one folder of images, per client.
 
     Args:
-        path: the folder. Files that are not npz, CSV or Parquet are passed over.
+        path: the folder. Files that are not npz, CSV or Parquet are passed over; where there are
+            none of these, the images in ``CLIENT/CLASS/`` are read.
         label: the label's column, or array in npz files. By default ``y``, ``label``, ``target``
             or ``class``, whichever is there, otherwise the last column. All other columns are
             features and must be numbers; in npz files the features are the array ``x``.
@@ -52,9 +55,17 @@ def from_folder(
         stratify: keep the class shares of every client in each part.
         num_classes: the number of classes; 0 for regression.
         min_samples: leave out clients with fewer training samples than this.
+        standardise: give features mean 0 and deviation 1 by federated statistics of the training
+            samples. CSV and Parquet files then become one table: columns of text are categories,
+            and the target of a regression is standardised too (``sartor.data.tables``). Of npz
+            files it is every feature (of images every channel), see ``Federation.from_arrays``.
+        image_size: bring images to this height and width, or (height, width).
+        like: ``info`` of a federation that was trained, for newcomers: their samples are then
+            prepared with the constants of that one.
 
     Raises:
         FederationError: lists every file that cannot be used, with the reason.
+        MissingExtraError: a package for Parquet or for images is missing; says how to install it.
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
@@ -62,45 +73,118 @@ def from_folder(
     files = sorted(
         file
         for file in folder.iterdir()
-        if file.is_file() and file.suffix.lower() in _READERS and not file.name.startswith(".")
+        if file.is_file() and file.suffix.lower() in READERS and not file.name.startswith(".")
     )
+    rest: dict[str, Any] = {"val": val, "seed": seed, "stratify": stratify}
+    rest["min_samples"] = min_samples
+    recipe = (like or {}).get("preprocessing")
+    whole: dict[str, Any] = {"num_classes": num_classes}
+    whole["standardise"] = standardise and recipe is None
+    if not files and pictures.has_images(folder):
+        images = pictures.read_images(folder, image_size)
+        made = Federation.from_arrays(
+            images.x,
+            images.y,
+            client=images.client,
+            test=test,
+            info={"source": "folder", "files": len(images.y)},
+            **whole,
+            **rest,
+        )
+        return _prepared(made, recipe)
     if not files:
         raise FederationError(
-            f"{folder} holds no file that ends in {', '.join(_READERS)}; put one per client there."
+            f"{folder} holds no file that ends in {', '.join(READERS)}, and no images in "
+            "CLIENT/CLASS/; put one file per client there."
         )
+    given = all(file.stem.endswith((".train", ".test")) for file in files)
+    stems = [file.stem.rsplit(".", 1)[0] if given else file.stem for file in files]
+    wanted = standardise if recipe is None else recipe["kind"] == "table"
+    if wanted and not any(file.suffix.lower() == ".npz" for file in files):
+        held = [file.stem.endswith(".test") for file in files] if given else None
+        rest |= {"test": test, "like": like if recipe else None}
+        return _as_table(files, stems, held, label, num_classes, rest)
     tables, faults = _read_all(files, label)
     faults += _unlike(tables) + _twice(files)
     raise_faults(faults)
-    given = all(file.stem.endswith((".train", ".test")) for file in files)
-    stems = [file.stem.rsplit(".", 1)[0] if given else file.stem for file in files]
     names = list(dict.fromkeys(stems))
     sizes = [len(table.y) for table in tables.values()]
     owner = np.repeat([names.index(stem) for stem in stems], sizes)
-    held = np.repeat([file.stem.endswith(".test") for file in files], sizes)
+    marks = np.repeat([file.stem.endswith(".test") for file in files], sizes)
     columns = next(iter(tables.values())).columns
-    return Federation.from_arrays(
+    made = Federation.from_arrays(
         np.concatenate([table.x for table in tables.values()]),
         _labels([table.y for table in tables.values()]),
         client=owner,
-        test=held if given else test,
-        val=val,
-        seed=seed,
-        stratify=stratify,
-        num_classes=num_classes,
+        test=marks if given else test,
         names=names,
-        min_samples=min_samples,
         info={"source": "folder", "files": len(files), "columns": list(columns)},
+        **whole,
+        **rest,
     )
+    return _prepared(made, recipe)
 
 
-def _read_all(files: Sequence[Path], label: str | None) -> tuple[dict[Path, _Table], list[str]]:
-    tables: dict[Path, _Table] = {}
+def _prepared(federation: Federation, recipe: Mapping[str, Any] | None) -> Federation:
+    """Prepare features with the constants of those who trained, if there are any."""
+    if recipe is None:
+        return federation
+    x = torch.from_numpy(prepare(federation.x.numpy(), recipe))
+    return replace(federation, x=x, info=federation.info | {"preprocessing": recipe})
+
+
+def _as_table(
+    files: Sequence[Path],
+    stems: Sequence[str],
+    held: Sequence[bool] | None,
+    label: str | None,
+    num_classes: int | None,
+    rest: dict[str, Any],
+) -> Federation:
+    """Join CSV and Parquet files to one table, prepared by federated statistics."""
+    found, faults = _each(files, lambda file: read_cells(file, label))
+    faults += _unlike(found) + _twice(files)
+    raise_faults(faults)
+    target = next(iter(found.values())).label
+    columns = next(iter(found.values())).columns
+    sizes = [len(cells.y) for cells in found.values()]
+    client = "client"
+    while client in (*columns, target):
+        client += "_"
+    table = {
+        name: np.concatenate([cells.x[:, i] for cells in found.values()])
+        for i, name in enumerate(columns)
+    }
+    table |= {target: np.concatenate([cells.y for cells in found.values()])}
+    table |= {client: np.repeat(np.array(stems, dtype=object), sizes)}
+    if held is not None:
+        rest = {**rest, "test": np.repeat(held, sizes)}
+    task = {None: None, 0: "regression"}.get(num_classes, "classification")
+    made = from_dataframe(table, client=client, label=target, task=task, source="folder", **rest)
+    about = {"files": len(files), "columns": list(columns)}
+    classes = max(made.num_classes, num_classes or 0)
+    return replace(made, num_classes=classes, info=made.info | about)
+
+
+def _read_all(files: Sequence[Path], label: str | None) -> tuple[dict[Path, Table], list[str]]:
+    def read(file: Path) -> Table:
+        table = READERS[file.suffix.lower()](file, label)
+        if table.x.dtype.kind not in "biuf":
+            raise ValueError(f"features have dtype {table.x.dtype}; they must be numbers")
+        return table
+
+    return _each(files, read)
+
+
+def _each(
+    files: Sequence[Path], read: Callable[[Path], Table]
+) -> tuple[dict[Path, Table], list[str]]:
+    """Read every file; what cannot be used is told in the second list."""
+    tables: dict[Path, Table] = {}
     faults = []
     for file in files:
         try:
-            table = _READERS[file.suffix.lower()](file, label)
-            if table.x.dtype.kind not in "biuf":
-                raise ValueError(f"features have dtype {table.x.dtype}; they must be numbers")
+            table = read(file)
             if table.y.ndim != 1 or table.x.ndim == 0 or len(table.x) != len(table.y):
                 raise ValueError(
                     f"features of shape {table.x.shape} do not fit labels of shape {table.y.shape}"
@@ -114,7 +198,7 @@ def _read_all(files: Sequence[Path], label: str | None) -> tuple[dict[Path, _Tab
     return tables, faults
 
 
-def _unlike(tables: dict[Path, _Table]) -> list[str]:
+def _unlike(tables: dict[Path, Table]) -> list[str]:
     """List files whose features differ in shape or name from those of the first file."""
     faults = []
     first: Path | None = None
@@ -156,93 +240,3 @@ def _labels(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         return joined.astype(np.float64)
     except ValueError:
         return joined
-
-
-# ---------------------------------------------------------------------- formats
-
-
-def _read_npz(file: Path, label: str | None) -> _Table:
-    with np.load(file, allow_pickle=False) as arrays:
-        known = list(arrays)
-        wanted = label if label is not None else next((k for k in LABELS if k in known), "y")
-        for name in ("x", wanted):
-            if name not in known:
-                raise ValueError(f"it has no array {name!r}{did_you_mean(name, known)}")
-        return _Table(arrays["x"], arrays[wanted], ())
-
-
-def _read_csv(file: Path, label: str | None) -> _Table:
-    with file.open(newline="", encoding="utf-8-sig") as text:
-        rows = [row for row in csv.reader(text) if row]
-    if not rows:
-        raise ValueError("it is empty")
-    header = None if all(_is_number(cell) for cell in rows[0][:-1]) else rows.pop(0)
-    if header is None and len(rows[0]) == 1:
-        raise ValueError("it has one column, but features and a label are needed")
-    width = len(header or rows[0])
-    for number, row in enumerate(rows, 1 + (header is not None)):
-        if len(row) != width:
-            raise ValueError(f"line {number} has {len(row)} cells instead of {width}")
-    columns = [cell.strip() for cell in header] if header else [str(i) for i in range(width)]
-    cells = np.array(rows, dtype=np.str_).reshape(len(rows), width)
-    return _columns({name: cells[:, i] for i, name in enumerate(columns)}, columns, label)
-
-
-def _read_parquet(file: Path, label: str | None) -> _Table:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            'Parquet files need pyarrow; install it with: pip install "sartor[data]"'
-        ) from error
-    try:
-        table = parquet.read_table(file)
-        found = {
-            name: np.asarray(table.column(name).to_numpy(zero_copy_only=False))
-            for name in table.column_names
-        }
-    except ArrowException as error:
-        raise ValueError(str(error)) from error
-    texts = {
-        name: values.astype(str) if values.dtype.kind == "O" else values
-        for name, values in found.items()
-    }
-    return _columns(texts, list(table.column_names), label)
-
-
-def _columns(values: dict[str, npt.NDArray[Any]], names: list[str], label: str | None) -> _Table:
-    """Take the label's column out and join the others as features."""
-    if len(values) != len(names):
-        raise ValueError("two columns have the same name")
-    if label is not None and label not in values:
-        raise ValueError(f"it has no column {label!r}{did_you_mean(label, names)}")
-    target = label or next((name for name in LABELS if name in values), names[-1])
-    rest = [name for name in names if name != target]
-    if not rest:
-        raise ValueError(f"it has no column besides the label {target!r}")
-    features = []
-    for name in rest:
-        try:
-            features.append(values[name].astype(np.float32))
-        except ValueError:
-            row = next(i for i, cell in enumerate(values[name].tolist()) if not _is_number(cell))
-            raise ValueError(
-                f"column {name!r} holds {values[name][row]!s:.40} in sample {row}, which is not a "
-                "number; encode it as numbers first"
-            ) from None
-    return _Table(np.stack(features, axis=1), values[target], tuple(rest))
-
-
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
-
-
-_READERS: dict[str, Callable[[Path, str | None], _Table]] = {
-    ".npz": _read_npz,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}

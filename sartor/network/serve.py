@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -21,6 +21,7 @@ from sartor.engines.vectorised import Vectorised
 from sartor.errors import ConfigError, NetworkError
 from sartor.method import Method
 from sartor.network.admission import Admission
+from sartor.network.board import Board
 from sartor.network.client import Build
 from sartor.network.coordinator import Coordinator
 from sartor.network.office import Message, Office
@@ -28,7 +29,6 @@ from sartor.network.roster import read_facts
 from sartor.network.transport import Transport
 from sartor.result import Result
 from sartor.runs import RunFolder
-from sartor.runs.storage import write_json
 from sartor.scores import Run
 from sartor.settings import Progress
 from sartor.tree import Tree
@@ -114,13 +114,25 @@ def serve(
     folder = RunFolder.open(out) if known else None
     if folder is not None and folder.has_result:
         return folder.read_result()
-    board = _Board(Path(out), plan.rounds)
+    board = Board(Path(out), plan.rounds)
     before: list[dict[str, Any]] = []
     if folder is None:
         say(f"waiting for {quorum or len(names)} of {len(names)} clients")
         wanted = quorum or len(names)
-        facts, before = ask_facts(transport, names, plan.split, wanted, deadline, patience)
-        fixed = {"federation": secrets.token_hex(8), "clients": list(names), **_classes(facts)}
+        trained = ",".join(plan.settings.get("methods", ()))
+
+        def tell(there: Collection[str], events: Sequence[dict[str, Any]]) -> None:
+            board.wait(trained, names, wanted, there, events)
+
+        try:
+            facts, before = ask_facts(
+                transport, names, plan.split, wanted, deadline, patience, tell
+            )
+            agreed = _classes(facts)
+        except BaseException:
+            board.withdraw()  # what did not begin leaves nothing behind
+            raise
+        fixed = {"federation": secrets.token_hex(8), "clients": list(names), **agreed}
         folder = RunFolder.create(out, {"network": fixed, "experiment": dict(plan.settings)})
     fixed = folder.config["network"]
     if fixed["clients"] != list(names):
@@ -166,7 +178,8 @@ def serve(
         raise
     coordinator.deploy()
     network = {**fixed, "events": coordinator.office.events, "wire": _wire(coordinator)}
-    result = coordinator.result({**folder.config, "network": network, "method": method.name})
+    about = {"network": network, "method": method.name, "task": task.kind}
+    result = coordinator.result({**folder.config, **about})
     folder.write_result(result)
     board.show(coordinator, "done")
     return result
@@ -177,7 +190,7 @@ def _rounds(
     folder: RunFolder,
     plan: Plan,
     progress: Progress | None,
-    board: _Board,
+    board: Board,
 ) -> None:
     """Run the rounds that are left, with progress and checkpoints."""
     if progress is not None:
@@ -230,8 +243,11 @@ def ask_facts(
     quorum: int,
     deadline: float,
     patience: float,
+    tell: Callable[[Collection[str], Sequence[dict[str, Any]]], None],
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
     """Ask clients what their data looks like, until enough have answered.
+
+    ``tell`` hears again and again who has answered, and what went wrong.
 
     Returns:
         what they told, by client; and what happened meanwhile.
@@ -254,6 +270,7 @@ def ask_facts(
         }
         if orders:
             office.send(orders, 1 << 20, take, {"kind": "facts", "round": 0})
+        tell([names[i] for i in facts], office.events)
         if len(facts) < quorum and time.monotonic() - began > patience:
             missing = [name for i, name in enumerate(names) if i not in facts]
             why = {event["client"]: event["why"] for event in office.events}
@@ -287,25 +304,3 @@ def _classes(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 def _wire(coordinator: Coordinator) -> dict[str, int]:
     office = coordinator.office
     return {"bytes_down": office.bytes_down, "bytes_up": office.bytes_up}
-
-
-@dataclass
-class _Board:
-    """A small file that says how far the server is, for `sartor status`."""
-
-    out: Path
-    rounds: int
-
-    def show(self, coordinator: Coordinator, state: str) -> None:
-        office = coordinator.office
-        content = {
-            "state": state,
-            "round": coordinator.round_index,
-            "rounds": self.rounds,
-            "method": coordinator.method.name,
-            "there": sorted(office.names[i] for i in office.there()),
-            "clients": list(office.names),
-            "events": office.events[-20:],
-            "time": time.time(),
-        }
-        write_json(self.out / "status.json", content)

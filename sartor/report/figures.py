@@ -10,7 +10,7 @@ from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
 from sartor.comparison import Comparison
-from sartor.metrics import Array
+from sartor.metrics import Array, spread
 from sartor.report.drawing import (
     BAD,
     DASH,
@@ -26,6 +26,7 @@ from sartor.report.drawing import (
 )
 from sartor.report.heat import label_map, mixing_matrix
 from sartor.result import Result
+from sartor.yardstick import Yardstick
 
 MOST_PANELS = 12
 """Panels of the figure of gains; beyond that the table has to do."""
@@ -45,17 +46,18 @@ def looks(comparison: Comparison) -> dict[str, tuple[int, str]]:
 def draw_all(comparison: Comparison) -> list[Figure]:
     """Return every figure that the recorded numbers allow."""
     made = [
-        accuracy_by_round(comparison),
+        measure_by_round(comparison),
         gain_by_client(comparison),
-        bytes_against_accuracy(comparison),
+        bytes_against_measure(comparison),
         mixing_matrix(comparison),
         label_map(comparison),
     ]
     return [figure for figure in made if figure is not None]
 
 
-def accuracy_by_round(comparison: Comparison) -> Figure:
-    """Draw pooled test accuracy by round: headline point solid, the others dashed or dotted."""
+def measure_by_round(comparison: Comparison) -> Figure:
+    """Draw pooled test accuracy (or error) by round: headline point solid, others not."""
+    yardstick = comparison.yardstick
     axes, canvas = make_axes(7.4, 3.7)
     several = False
     look = looks(comparison)
@@ -69,7 +71,7 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
             several |= number > 1
             axes.plot(
                 x,
-                100 * mean,
+                mean,
                 color=colour,
                 linestyle="solid" if main else "dotted" if point == "global" else DASH,
                 linewidth=2.1 if main else 1.2,
@@ -81,30 +83,27 @@ def accuracy_by_round(comparison: Comparison) -> Figure:
                 label=clip(name, 40) if main else None,
             )
             if main and number > 1:
-                low, high = 100 * (mean - std), 100 * (mean + std)
-                axes.fill_between(x, low, high, color=colour, alpha=0.16, linewidth=0)
+                axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
     axes.set_xlabel("round")
-    axes.set_ylabel("test accuracy, %")
+    axes.set_ylabel(_axis(yardstick))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     legend_above(axes, len(comparison))
     finals = "; ".join(
-        f"{name} ends at {_percent(np.nanmean(np.atleast_1d(result.accuracy)))}"
-        if np.isfinite(np.atleast_1d(result.accuracy)).any()
-        else f"{name} diverged"
-        for name, result in comparison.items()
+        f"{name} ends at {yardstick.text(final)}" if math.isfinite(final) else f"{name} diverged"
+        for name, final in _finals(comparison).items()
     )
     points = ", ".join(f"{name} {result.headline}" for name, result in comparison.items())
     has_centre = any(("global", "test") in result.scores for result in comparison.values())
     centre = "; dots: the global model" if has_centre else ""
     band = " The band is ± one standard deviation over runs." if several else ""
     return Figure(
-        "accuracy-by-round",
-        "Accuracy by round",
+        f"{_key(yardstick)}-by-round",
+        f"{yardstick.title} by round",
         "Solid: the point at which each method is meant to be used "
         f"({points}); thin dashes: the other point{centre}. Pre is after "
         f"aggregation, post is after local training; compare like with like. All test samples of "
-        f"all clients are pooled.{band}",
-        f"Line chart of pooled test accuracy by round. {finals}.",
+        f"all clients are pooled.{_better(yardstick)}{band}",
+        f"Line chart of pooled test {yardstick.name} by round. {finals}.",
         canvas,
     )
 
@@ -114,6 +113,8 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
     pairs = _references(comparison)
     if not pairs:
         return None
+    yardstick = comparison.yardstick
+    scale = 100 if yardstick.is_share else 1
     left_out = len(pairs) - MOST_PANELS
     pairs = pairs[-MOST_PANELS:]
     columns = {1: 1, 2: 2, 4: 2}.get(len(pairs), 3)
@@ -127,7 +128,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
         words = []
         for panel, (name, result, reference) in zip(grid.flat, pairs, strict=False):
             gains = np.asarray(result.gain(reference).column("gain"), dtype=float)
-            gains = 100 * np.sort(gains[np.isfinite(gains)])[::-1]
+            gains = scale * np.sort(gains[np.isfinite(gains)])[::-1]
             colours = [BAD if gain < 0 else GOOD for gain in gains]
             edge = 0.82 if len(gains) <= 120 else 1.0
             panel.bar(np.arange(len(gains)), gains, width=edge, color=colours, linewidth=0)
@@ -139,23 +140,29 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
             panel.set_xlabel(f"{hurt} of {len(gains)} worse than alone")
             words.append(f"{name}: {hurt} of {len(gains)} clients are worse off than alone")
         for row in grid:
-            row[0].set_ylabel("gain, points")
+            row[0].set_ylabel("gain, points" if yardstick.is_share else f"gain, {yardstick.name}")
     runs = max(len(result.runs) for _, result, _ in pairs)
     each = "client of a run" if runs > 1 else "client"
+    few = (
+        "With few test samples, one answer moves a bar by several points."
+        if yardstick.is_share
+        else f"The gain is what the {yardstick.name} falls by."
+    )
     return Figure(
         "gain-by-client",
         "Gain of each client over training alone",
         f"One bar per {each}, sorted. Blue is better than alone, orange is worse; a client that "
-        "did not change has no bar. With few test samples, one answer moves a bar by several "
-        f"points.{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
-        f"Bar charts of the accuracy gain of each client. {'; '.join(words)}.",
+        f"did not change has no bar. {few}"
+        f"{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
+        f"Bar charts of the gain in {yardstick.name} of each client. {'; '.join(words)}.",
         canvas,
         wide=len(pairs) > 1,
     )
 
 
-def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
-    """Draw accuracy against the megabytes that had travelled."""
+def bytes_against_measure(comparison: Comparison) -> Figure | None:
+    """Draw accuracy (or error) against the megabytes that had travelled."""
+    yardstick = comparison.yardstick
     axes, canvas = make_axes(7.4, 3.4)
     drawn, silent = [], []
     look = looks(comparison)
@@ -171,7 +178,7 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
             if known.size:
                 label = f"{clip(name, 40)} (0 MB)"
                 axes.axhline(
-                    100 * known[-1],
+                    known[-1],
                     color=colour,
                     linestyle=(0, (1, 2)),
                     label=label,
@@ -180,7 +187,7 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
             continue
         axes.plot(
             travelled,
-            100 * mean,
+            mean,
             color=colour,
             marker=mark,
             markevery=max(1, len(x) // 8),
@@ -192,16 +199,16 @@ def bytes_against_accuracy(comparison: Comparison) -> Figure | None:
     if not drawn:
         return None
     axes.set_xlabel("MB sent and received, all clients")
-    axes.set_ylabel("test accuracy, %")
+    axes.set_ylabel(_axis(yardstick))
     axes.set_xlim(left=0)
     legend_above(axes, len(comparison))
     nothing = f" Dotted: {', '.join(silent)}, which sends nothing." if silent else ""
     return Figure(
-        "bytes-against-accuracy",
-        "What the accuracy costs in traffic",
+        f"bytes-against-{_key(yardstick)}",
+        f"What the {yardstick.name} costs in traffic",
         "Counted from the tensors that travel, up and down, without protocol headers; 1 MB is 10⁶ "
-        f"bytes.{nothing}{_front(comparison)}",
-        f"Line chart of accuracy against megabytes. {'; '.join(drawn)}.",
+        f"bytes.{_better(yardstick)}{nothing}{_front(comparison)}",
+        f"Line chart of {yardstick.name} against megabytes. {'; '.join(drawn)}.",
         canvas,
     )
 
@@ -217,15 +224,18 @@ def _references(comparison: Comparison) -> list[tuple[str, Result, Result]]:
         reference = shared or result.known_baseline
         if reference is None or name == comparison.reference:
             continue
-        if np.isfinite(np.atleast_1d(result.accuracy)).any():
+        if math.isfinite(_finals(comparison)[name]):
             found.append((name, result, reference))
     return found
 
 
 def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, int]:
-    """Return rounds, mean and standard deviation over runs that are there, and their number."""
-    curves = [result.curve(point, run=run) for run in range(len(result.runs))]
-    values = np.stack([curve for _, curve in curves])
+    """Return rounds, mean and standard deviation over runs that are there, and their number.
+
+    Shares are in per cent.
+    """
+    curves = [result.measure_curve(point, run=run) for run in range(len(result.runs))]
+    values = (100 if result.yardstick.is_share else 1) * np.stack([curve for _, curve in curves])
     known = np.isfinite(values).sum(axis=0)
     total = np.nansum(values, axis=0)
     mean = np.where(known > 0, total / np.maximum(known, 1), np.nan)
@@ -243,5 +253,22 @@ def _front(comparison: Comparison) -> str:
     return f" No method is both cheaper and better than {listed}, at the end of the runs."
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+def _finals(comparison: Comparison) -> dict[str, float]:
+    """Return where every method ends, mean over runs; NaN if all of them diverged."""
+    return {
+        name: spread([result.pooled_measure(run) for run in range(len(result.runs))]).mean
+        for name, result in comparison.items()
+    }
+
+
+def _axis(yardstick: Yardstick) -> str:
+    return f"test {yardstick.name}{', %' * yardstick.is_share}"
+
+
+def _better(yardstick: Yardstick) -> str:
+    return "" if yardstick.sign > 0 else f" Less {yardstick.name} is better."
+
+
+def _key(yardstick: Yardstick) -> str:
+    """The name as part of the name of a file."""
+    return yardstick.name.lower().replace(" ", "-")

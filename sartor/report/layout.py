@@ -72,7 +72,7 @@ def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
     marks = [
         (number, SHAPES[mark]) if number else None for number, mark in (f or (0, "") for f in found)
     ]
-    lowered = [name for name in table.columns if table.formats.get(name) == "points"]
+    lowered = [name for name in table.columns if table.formats.get(name) in ("points", "gain")]
     return {
         "head": [(table.header(name), table.numeric(name)) for name in table.columns],
         "rows": [

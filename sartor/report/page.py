@@ -21,6 +21,7 @@ from sartor.result import POINT_WORDS, Result
 from sartor.runs.storage import naming, read_json, write_text
 from sartor.scores import COUNTERS, PHASES
 from sartor.table import Table
+from sartor.yardstick import Yardstick
 
 if TYPE_CHECKING:
     from sartor.report.printing import Format
@@ -153,8 +154,21 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
         ledger=shown(ledger_table(comparison), marks),
         events=shown(event_table(comparison), {}) if _events(comparison) else None,
         points=POINT_WORDS,
+        about=ABOUT_MEASURES[comparison.yardstick.name],
+        yardstick=comparison.yardstick,
         settings=_settings(comparison),
     )
+
+
+ABOUT_MEASURES = {
+    "accuracy": "Accuracy",
+    "exact match": "Exact match is the share of samples with all labels right. It",
+    "tokens right": "Tokens right is the share of tokens that are predicted right. It",
+    "RMSE": "RMSE is the root of the mean squared error, in the units of the label: less is "
+    "better. It",
+    "loss": "Loss is what the network itself returns: less is better. It",
+}
+"""The beginning of a sentence on what methods are measured by."""
 
 
 def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], list[Any] | None]:
@@ -171,23 +185,41 @@ def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], list[Any
 def targets(comparison: Comparison) -> dict[float, str]:
     """Return accuracies worth reaching, and why: where training alone ends, and most of the best.
 
-    The most telling one that somebody reached comes first. Where nobody came to a result there
-    is none.
+    Of an error it is a little more than the least. The most telling one that somebody reached comes
+    first. Where nobody came to a result there is none.
     """
-    final = {name: metrics.spread(result.accuracy).mean for name, result in comparison.items()}
+    yardstick = comparison.yardstick
+    final = {
+        name: metrics.spread([result.pooled_measure(run) for run in range(len(result.runs))]).mean
+        for name, result in comparison.items()
+    }
     known = [value for value in final.values() if math.isfinite(value)]
     found = {}
     alone = final.get(comparison.reference or "", math.nan)
     if math.isfinite(alone):
-        found[round(alone, 3)] = f"where {comparison.reference} ends"
+        found[_rounded(alone, yardstick)] = f"where {comparison.reference} ends"
     for percent in (95, 98, 90):
-        if known:
-            found.setdefault(round(percent / 100 * max(known), 3), f"{percent} % of the best")
+        if not known:
+            continue
+        if yardstick.sign > 0:
+            goal, why = percent / 100 * max(known), f"{percent} % of the best"
+        else:
+            more = 100 - percent
+            goal, why = (1 + more / 100) * min(known), f"{more} % above the least"
+        found.setdefault(_rounded(goal, yardstick), why)
 
     def missed(goal: float) -> bool:
         return not any(comparison.to_reach(goal).column("rounds"))
 
     return {goal: found[goal] for goal in sorted(found, key=missed)}
+
+
+def _rounded(goal: float, yardstick: Yardstick) -> float:
+    """Round a share to a tenth of a per cent, and an error up to four digits."""
+    if yardstick.is_share:
+        return round(goal, 3)
+    digits = 3 - math.floor(math.log10(goal)) if goal > 0 else 0
+    return math.ceil(goal * 10.0**digits) / 10.0**digits
 
 
 def _reach(
@@ -197,7 +229,8 @@ def _reach(
     if not goals:
         return None
     table = comparison.to_reach(list(goals))
-    table.notes["target"] = ", ".join(f"{100 * t:.1f} % ({why})" for t, why in goals.items())
+    text = comparison.yardstick.text
+    table.notes["target"] = ", ".join(f"{text(goal)} ({why})" for goal, why in goals.items())
     return shown(table, marks)
 
 
@@ -213,14 +246,16 @@ def as_comparison(content: Result | Comparison) -> Comparison:
 
 
 def client_table(comparison: Comparison) -> Table:
-    """Return one row per client (and run): its data, and its accuracy under every method."""
+    """Return one row per client (and run): its data, and its measure under every method."""
     first = next(iter(comparison.values()))
     several = len(first.runs) > 1 and all(
         [run.seed for run in result.runs] == [run.seed for run in first.runs]
         for result in comparison.values()
     )
     chosen = range(len(first.runs)) if several else range(1)
-    columns = ["run"] * several + ["client", "train samples", "classes", "test samples"]
+    labels_counted = first.label_counts is not None and first.counts_samples
+    about = ["train samples", "classes"] * labels_counted
+    columns = ["run"] * several + ["client", *about, "test samples"]
     points = [
         (f"{name} {point}", result, point)
         for name, result in comparison.items()
@@ -231,12 +266,14 @@ def client_table(comparison: Comparison) -> Table:
     rows: list[list[Any]] = []
     for run in chosen:
         ended = [result.ended_with(run) for result in chose.values()]
-        accuracy = [result.client_accuracy(point, run) for _, result, point in points]
+        measured = [result.client_measure(point, run) for _, result, point in points]
         count = first.scores[first.headline, "test"].count[run]
         for client, name in enumerate(first.clients):
-            labels = None if first.label_counts is None else first.label_counts[run][client]
-            data = (None, None) if labels is None else (int(labels.sum()), int((labels > 0).sum()))
-            values = [float(column[client]) for column in accuracy]
+            data: tuple[int, ...] = ()
+            if labels_counted and first.label_counts is not None:
+                labels = first.label_counts[run][client]
+                data = int(labels.sum()), int((labels > 0).sum())
+            values = [float(column[client]) for column in measured]
             words = [column[client] if column else None for column in ended]
             rows.append([*([run] * several), name, *data, int(count[client]), *values, *words])
     notes = {}
@@ -245,9 +282,9 @@ def client_table(comparison: Comparison) -> Table:
     if not several and len(first.runs) > 1:
         notes["shown"] = "run 0; metrics.csv has the others"
     names = [label for label, _, _ in points]
-    percent = dict.fromkeys(names, "percent")
+    formats = dict.fromkeys(names, comparison.yardstick.kind)
     ends = [f"{name} ended with" for name in chose]
-    return Table([*columns, *names, *ends], rows[:MOST_ROWS], notes=notes, formats=percent)
+    return Table([*columns, *names, *ends], rows[:MOST_ROWS], notes=notes, formats=formats)
 
 
 def ledger_table(comparison: Comparison) -> Table:

@@ -11,6 +11,16 @@ import numpy as np
 from sartor import metrics
 from sartor.comparison import Comparison
 from sartor.result import Result
+from sartor.table import format_cell
+
+REACHES = {
+    "accuracy": ("gets", "{} of all test samples right"),
+    "exact match": ("gets", "all labels right for {} of all test samples"),
+    "tokens right": ("gets", "{} of all test tokens right"),
+    "RMSE": ("has", "a root mean squared error of {} over all test samples"),
+    "loss": ("has", "a mean loss of {} over all test samples"),
+}
+"""What is said of a method and its value, for every yardstick."""
 
 POINTS = {"pre": "after aggregation", "post": "after local training"}
 """When a method is scored, in short."""
@@ -43,8 +53,13 @@ class _Row:
     runs: list[int]
 
     @property
-    def accuracy(self) -> float:
-        return metrics.spread(np.atleast_1d(self.result.accuracy)[self.runs]).mean
+    def value(self) -> float:
+        """What the task is measured by, mean over runs."""
+        return metrics.spread([self.result.pooled_measure(run) for run in self.runs]).mean
+
+    @property
+    def text(self) -> str:
+        return self.result.yardstick.text(self.value)
 
 
 def summarise(comparison: Comparison) -> Words:
@@ -55,7 +70,8 @@ def summarise(comparison: Comparison) -> Words:
         for label, runs in result.groups().items()
     ]
     words = Words()
-    alive = sorted((row for row in rows if math.isfinite(row.accuracy)), key=lambda r: -r.accuracy)
+    sign = comparison.yardstick.sign
+    alive = sorted((r for r in rows if math.isfinite(r.value)), key=lambda r: -sign * r.value)
     if not alive:
         words.headline = "No run came to a result: all of them diverged."
         words.caveats = _diverged(rows)
@@ -79,24 +95,30 @@ def summarise(comparison: Comparison) -> Words:
 
 
 def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | None) -> None:
-    right = f"{_percent(best.accuracy)} of all test samples right{_mean_of(best)}"
+    yardstick = best.result.yardstick
+    verb, phrase = REACHES[yardstick.name]
+    told = f"{phrase.format(best.text)}{_mean_of(best)}"
+    most, no_more = ("is the most accurate of", "was more accurate")
+    if not yardstick.is_share:
+        most, no_more = ("errs least of", "erred less")
     if len(alive) == 1:
-        words.headline = f"{best.label} gets {right}."
+        words.headline = f"{best.label} {verb} {told}."
     elif reference is not None and best.name == reference.name:
-        words.headline = f"Training alone wins here: {best.label} gets {right}."
+        words.headline = f"Training alone wins here: {best.label} {verb} {told}."
         words.findings.append(
-            "No federated method was more accurate on these data and settings; federating them "
+            f"No federated method {no_more} on these data and settings; federating them "
             "this way would cost traffic and gain nothing on average."
         )
     else:
-        words.headline = f"{best.label} is the most accurate of {len(alive)}: {right}."
-    words.tiles.append(("Accuracy", _percent(best.accuracy), f"{best.label}, pooled"))
+        words.headline = f"{best.label} {most} {len(alive)}: {told}."
+    less = "" if yardstick.sign > 0 else "; less is better"
+    words.tiles.append((yardstick.title, best.text, f"{best.label}, pooled{less}"))
     if reference is not None and best.name == reference.name and len(alive) > 1:
-        words.tiles.append(("Best federated", _percent(alive[1].accuracy), alive[1].label))
+        words.tiles.append(("Best federated", alive[1].text, alive[1].label))
     if len(alive) > 1:
         second = alive[1]
         pair = _pair(best, second)
-        told = f"{second.label} follows at {_percent(second.accuracy)}"
+        told = f"{second.label} follows at {second.text}"
         if math.isfinite(pair.low) and pair.low > 0:
             words.findings.append(f"{told}; these runs tell the two apart: {_mean(best, pair)}.")
         else:
@@ -104,13 +126,22 @@ def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | Non
 
 
 def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row) -> None:
-    difference = best.accuracy - reference.accuracy
+    yardstick = comparison.yardstick
+    difference = yardstick.gain(best.value, reference.value)
     pair = _pair(best, reference)
+    worth = f"is worth {_gap(best, difference)}"
+    if yardstick.sign < 0:
+        worth = f"lowers the {yardstick.name} by {_signed(best, difference).lstrip('+')}"
+    verb = REACHES[yardstick.name][0]
     words.findings.append(
-        f"Training alone gets {_percent(reference.accuracy)}, so federating is worth "
-        f"{_points(difference)} points: {_mean(best, pair)}."
+        f"Training alone {verb} {reference.text}, so federating {worth}: {_mean(best, pair)}."
     )
-    words.tiles.append(("Against training alone", _points(difference), "points of accuracy"))
+    remark = (
+        f"points of {yardstick.name}"
+        if yardstick.is_share
+        else f"what the {yardstick.name} falls by"
+    )
+    words.tiles.append(("Against training alone", _signed(best, difference), remark))
     hurt = comparison.hurt(best.name)
     counts = metrics.spread(hurt[best.runs] if hurt is not None else [math.nan])
     total = len(best.result.clients)
@@ -127,7 +158,7 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
     verb = "is" if number == "1" else "are"
     words.findings.append(
         f"{number[0].upper()}{number[1:]} of {total} clients {verb} worse off than alone; the "
-        f"largest loss is {_points(float(gains[run, client]))} points, at "
+        f"largest loss is {_gap(best, float(gains[run, client]))}, at "
         f"{best.result.clients[client]}."
     )
     words.tiles.append(("Clients hurt", f"{shown} of {total}", "worse off than alone"))
@@ -185,12 +216,14 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
         )
     count = best.result.scores[best.result.headline, "test"].count[best.runs[0]]
     samples = int(np.asarray(count).sum())
-    error = 1.96 * math.sqrt(best.accuracy * (1 - best.accuracy) / samples) if samples else math.nan
-    if error > 0.005:
-        found.append(
-            f"{samples:,} test samples in a run: its accuracy is itself uncertain by about "
-            f"±{100 * error:.1f} points."
-        )
+    name = best.result.yardstick.name
+    if samples and name in ("accuracy", "exact match"):  # tokens of a text hang together
+        error = 1.96 * math.sqrt(best.value * (1 - best.value) / samples)
+        if error > 0.005:
+            found.append(
+                f"{samples:,} test samples in a run: its {name} is itself uncertain by about "
+                f"±{100 * error:.1f} points."
+            )
     found += _mixed_points(rows)
     below = best.result.summary(best.runs[0])["clients_below_floor"]
     if below:
@@ -250,36 +283,41 @@ def _diverged(rows: list[_Row]) -> list[str]:
 
 
 def _pair(row: _Row, other: _Row) -> metrics.Paired:
-    """Return paired differences: over allocations with several runs, else over clients."""
+    """Return paired gains over the other: over allocations with several runs, else over clients."""
     partner = row.result.partners(other.result)
+    sign = row.result.yardstick.sign
     if len(row.runs) > 1:
         matched = {other.result.runs[run].seed: run for run in other.runs}
         theirs = [matched.get(row.result.runs[run].seed, partner[run]) for run in row.runs]
-        mine = np.atleast_1d(row.result.accuracy)[row.runs]
-        return metrics.paired(mine, np.atleast_1d(other.result.accuracy)[theirs])
+        return metrics.paired(
+            [sign * row.result.pooled_measure(run) for run in row.runs],
+            [sign * other.result.pooled_measure(run) for run in theirs],
+        )
     return metrics.paired(
-        row.result.client_accuracy(run=row.runs[0]),
-        other.result.client_accuracy(run=other.runs[0]),
+        sign * row.result.client_measure(run=row.runs[0]),
+        sign * other.result.client_measure(run=other.runs[0]),
     )
 
 
 def _mean(row: _Row, pair: metrics.Paired) -> str:
-    """Say the mean paired difference and its interval, and over what."""
+    """Say the mean paired gain and its interval, and over what."""
     several = len(row.runs) > 1
     unit = f"{pair.number} allocations" if several else f"the {pair.number} clients"
     interval = (
-        f" (95 % interval {_points(pair.low)} to {_points(pair.high)})"
+        f" (95 % interval {_signed(row, pair.low)} to {_signed(row, pair.high)})"
         if math.isfinite(pair.low)
         else ""
     )
-    return f"the mean over {unit} is {_points(pair.mean)}{interval}"
+    return f"the mean gain over {unit} is {_signed(row, pair.mean)}{interval}"
 
 
 def _gains(row: _Row, reference: Result) -> metrics.Array:
     partner = row.result.partners(reference)
     return np.stack(
         [
-            row.result.client_accuracy(run=run) - reference.client_accuracy(run=partner[run])
+            row.result.yardstick.gain(
+                row.result.client_measure(run=run), reference.client_measure(run=partner[run])
+            )
             for run in row.runs
         ]
     )
@@ -289,10 +327,10 @@ def _mean_of(row: _Row) -> str:
     return f" (mean of {len(row.runs)} runs)" if len(row.runs) > 1 else ""
 
 
-def _percent(value: float) -> str:
-    return f"{100 * value:.1f} %"
+def _signed(row: _Row, gain: float) -> str:
+    """Return a gain with its sign: in points, or in the unit of the measure."""
+    return format_cell(float(gain), row.result.yardstick.gain_kind).replace("-", "−")
 
 
-def _points(value: float) -> str:
-    rounded = round(100 * value, 1)
-    return "0.0" if rounded == 0 else f"{rounded:+.1f}".replace("-", "−")
+def _gap(row: _Row, gain: float) -> str:
+    return f"{_signed(row, gain)}{' points' * row.result.yardstick.is_share}"

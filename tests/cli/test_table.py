@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -128,7 +129,15 @@ def test_a_regression_has_its_report(capsys: pytest.CaptureFixture[str]) -> None
 
     words = [*WORDS, "--label", "age", "--out", "run"]
     assert main(["compare", "ditto", *words]) == 0
-    shown = capsys.readouterr().out
-    assert "RMSE" in shown
-    assert "ditto: gain over training alone" in shown
-    assert write_report(Path("run")).stat().st_size > 1000
+    shown = capsys.readouterr()
+    assert "RMSE" in shown.out
+    assert "ditto: gain over training alone" in shown.out
+    assert re.search(r"ditto  round 2/2  RMSE [1-9]", shown.err)
+    assert "accuracy" not in shown.out + shown.err
+    page = write_report(Path("run")).read_text(encoding="utf-8")
+    assert "RMSE by round" in page
+    capsys.readouterr()
+    assert main(["run", "ditto", *words[:-1], "other", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (found["measure"], found["accuracy"]) == ("RMSE", None)
+    assert 0 < found["pooled_measure"] < 100

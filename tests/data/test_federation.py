@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,8 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import sartor
 from sartor.data import Federation, Ragged
-from sartor.errors import FederationError
+from sartor.errors import ConfigError, FederationError
 
 
 def make(sizes, *, seed=0, classes=3, width=2, **options):
@@ -323,3 +327,36 @@ def test_arrays_belong_to_from_arrays() -> None:
     given = (np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.int64))
     with pytest.raises(FederationError, match="from_arrays"):
         Federation(*given, Ragged.from_lists([[0, 1]]), empty, empty, ("a",), 2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [((1,), {}), ((1, 2), {}), ((1, 2), {"client": [0]}), ((), {"x": 1, "y": 2})],
+)
+def test_arrays_alone_are_told_what_to_call(given, named):
+    """Federation(x, y) names the maker for arrays, with its argument, and the others."""
+    with pytest.raises(FederationError, match=r"Federation\.from_arrays\(x, y, client=\.\.\.\)"):
+        Federation(*given, **named)
+
+
+def test_a_federation_is_still_copied_and_stored():
+    """Copies, pickles and replacements go past that check."""
+    fed, *_ = make([4, 5])
+    for other in (copy.copy(fed), pickle.loads(pickle.dumps(fed)), replace(fed, info={"a": 1})):
+        assert other.fingerprint() == fed.fingerprint()
+
+
+@pytest.mark.parametrize("wrong", [(np.ones((4, 2)), np.ones(4)), {"a": 1}, "digits", np.ones(3)])
+def test_what_is_no_federation_is_told_how_to_become_one(wrong):
+    """Fit says what it got and how a federation is made."""
+    with pytest.raises(ConfigError, match=r"should be a sartor.Federation, got .*from_arrays"):
+        sartor.fit("local", wrong, rounds=1)
+    with pytest.raises(ConfigError, match=r"for seed 0, should be"):
+        sartor.fit("local", lambda seed: wrong, rounds=1)
+
+
+def test_methods_may_be_written_with_commas():
+    """compare("a, b") is compare(["a", "b"]), as on the command line."""
+    fed, *_ = make([8, 9])
+    found = sartor.compare("local, fedavg", fed, rounds=1, baselines=False)
+    assert list(found) == ["local", "fedavg"]

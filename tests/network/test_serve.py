@@ -122,6 +122,57 @@ def test_a_server_that_was_stopped_goes_on(data: Path, tmp_path: Path) -> None:
         serve(plan, answers(some), (*NAMES, "dogwood"), unfinished)
 
 
+class OneByOne(Loopback):
+    """Clients come one with every look at the door; somebody asks for the status each time."""
+
+    def __init__(self, clients: Any, ask: Any) -> None:
+        super().__init__(clients)
+        self.looks, self.ask = 0, ask
+
+    def present(self) -> frozenset[str]:
+        self.looks += 1
+        if self.looks > 1:
+            self.ask()
+        return frozenset(sorted(self.clients)[: self.looks - 1])
+
+
+def test_a_server_that_waits_says_so(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Status counts who has come before the first round, and is no error."""
+    folder = tmp_path / "run"
+    assert main(["status", str(folder)]) == 2
+    assert "has no status.json" in capsys.readouterr().err
+    told: list[str] = []
+
+    def ask() -> None:
+        assert main(["status", str(folder)]) == 0
+        told.append(capsys.readouterr().out)
+
+    some = {n: c.answer for n, c in clients(data, tmp_path / "home").items()}
+    serve(plan_of(build(VALUES)), OneByOne(some, ask), NAMES, folder, say=lambda text: None)
+    first, second = told[0], told[1]
+    assert "fedper: waiting for its first clients, 0 of 3 are there" in first
+    assert "there: nobody" in first
+    assert "missing: ash, birch, cedar" in first
+    assert "1 of 3 are there" in second
+    assert "missing: birch, cedar" in second
+    ask()
+    assert "fedper: done, round 4 of 4" in told[-1]
+
+
+def test_a_server_for_which_nobody_came_leaves_nothing(tmp_path: Path) -> None:
+    """Its folder is gone again; one that was there before stays, with what is in it."""
+    plan = plan_of(build(VALUES))
+    for place in ("new", "old"):
+        (tmp_path / "old").mkdir(exist_ok=True)
+        (tmp_path / "old" / "notes.txt").write_text("mine")
+        with pytest.raises(NetworkError, match="Only 0 of 3 clients came"):
+            serve(plan, Loopback({}), NAMES, tmp_path / place, patience=0.1)
+    assert not (tmp_path / "new").exists()
+    assert [path.name for path in (tmp_path / "old").iterdir()] == ["notes.txt"]
+
+
 def test_a_run_keeps_the_clients_that_it_was_begun_with(data: Path, tmp_path: Path) -> None:
     """Whoever was withdrawn since keeps its place, and whoever was added since is told."""
     told: list[str] = []

@@ -202,8 +202,7 @@ class Simulation:
             self.books[name].append(getattr(receipt, name))
         self.round_index = t + 1
         last = self.round_index == self.num_rounds
-        if not last:
-            self.rounds.plan_ahead(self.round_index)
+        self.rounds.plan_ahead(None if last else self.round_index)
         if last and self.method.epilogue is not None:
             for ending in endings(self.method):
                 self._one_off("epilogue", ending, seconds)
@@ -287,6 +286,7 @@ class Simulation:
 
     def _close(self, seconds: dict[str, float]) -> None:
         """Make the round that is done the last one: its epilogue and its evaluation."""
+        self.rounds.plan_ahead(None)
         self.num_rounds = self.round_index
         scored = any(self.evaluated(point) for point in self.when)
         for ending in endings(self.method) if self.pending else ():
@@ -462,6 +462,7 @@ class Simulation:
 
     def ledger(self) -> Ledger:
         """Return the counted costs so far."""
+        self._book_clocks()
         runs = len(self.runs)
         columns = {
             name: np.stack(rows, 1) if rows else np.zeros((runs, 0), dtype=np.int64)
@@ -586,6 +587,7 @@ class Simulation:
             "planned": self.num_rounds,
             "closed": self.closed,
             "lanes": self.engine.lanes,
+            "limit": self.engine.limit,
             "snapshots": [snap["round"] for snap in self.snapshots],
         }
         return trees, arrays, meta
@@ -615,6 +617,7 @@ class Simulation:
             self.watch.load(trees.get("kept", {}), arrays["watch"], device)
         # The same blocks of lanes give the same numbers to the last bit.
         self.engine.lanes = self.engine.lanes or meta["lanes"]
+        self.engine.limit = meta.get("limit")
         snaps = arrays.get("snapshots", {})
         self.snapshots = [
             {"round": t, **snaps[f"{k:06d}"]} for k, t in enumerate(meta["snapshots"])

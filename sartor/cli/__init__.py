@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import sys
 import traceback
@@ -87,10 +89,14 @@ def _run(words: list[str]) -> tuple[int, str, BaseException | None]:
 def entry() -> None:
     """Run as a program: :func:`main` with the words of this process, then exit."""
     code = main()
-    if "nvflare" in sys.modules or code == INTERRUPTED:
+    network = "nvflare" in sys.modules
+    if network or code == INTERRUPTED:
         # Everything is closed and written. Threads of the network library that are still about
         # may abort an orderly end of the interpreter, and a KeyboardInterrupt that passed through
         # an exec() makes it die by the signal instead of returning the code.
+        if not network:
+            gc.collect()
+            atexit._run_exitfuncs()  # temporary folders are removed
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

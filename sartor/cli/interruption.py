@@ -28,7 +28,6 @@ def watched() -> Iterator[None]:
     A KeyboardInterrupt that falls into native code, or into an import that is half done, can come
     back as another error; the memory tells such an error from a bug.
     """
-    _asked.clear()
     earlier = signal.getsignal(signal.SIGINT)
     # Only the main thread may set a handler; a handler that a host program set is left alone.
     mine = (
@@ -36,12 +35,14 @@ def watched() -> Iterator[None]:
         and earlier is signal.default_int_handler
     )
     if mine:
+        _asked.clear()
         signal.signal(signal.SIGINT, _note)
     try:
         yield
     finally:
         if mine:
             signal.signal(signal.SIGINT, earlier)
+            _asked.clear()
 
 
 def _note(number: int, frame: FrameType | None) -> None:

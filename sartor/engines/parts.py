@@ -21,6 +21,7 @@ class Engine(Protocol):
 
     calls: dict[str, tuple[int, int]]
     lanes: int | None
+    limit: int | None
     workers: int
 
     def tune(self, trial: Any, lanes: int, signature: Any) -> None:

@@ -115,17 +115,29 @@ class Rounds(Evaluation):
             receipt.bytes_up += given.bytes_up
         return server, receipt
 
-    def plan_ahead(self, round_index: int) -> None:
+    def plan_ahead(self, round_index: int | None) -> None:
         """Draw the batches of a round to come while a GPU is busy with the one before.
 
         Only what is known before the round: phases that every client of the cohort takes, for a
-        known number of steps. A plan that is not asked for is thrown away with the next.
+        known number of steps, and as much as fits into memory. A plan that is not asked for is
+        thrown away with the next.
+
+        Args:
+            round_index: the round, or None if there is none to come.
         """
         self._ahead.clear()
-        method = self.record(round_index)
         local = type(self).local_work is Rounds.local_work  # elsewhere others draw their own
-        if not self.queued or method.one_by_one or not local:
+        if round_index is None or not self.queued or not local:
             return
+        method = self.record(round_index)
+        if method.one_by_one:
+            return
+        try:
+            self._draw_ahead(method, round_index)
+        except torch.OutOfMemoryError:  # then it is drawn when it is its turn
+            self._ahead.clear()
+
+    def _draw_ahead(self, method: Method, round_index: int) -> None:
         cohort, trains, _ = self.draw(method, "train", round_index)
         keys = self.keys(method.stage or "train", round_index, cohort)
         for block in self._blocks(method.phases, cohort.shape):

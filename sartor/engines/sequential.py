@@ -31,16 +31,17 @@ class Sequential:
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         self.lanes: int | None = None
+        self.limit: int | None = None
         self.workers = 1
         self.calls: dict[str, tuple[int, int]] = {}
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Take any number of lanes: they are worked one by one anyway."""
-        return self.lanes or 1 << 30
+        return self.limit or 1 << 30
 
     def spare(self, lanes: int) -> None:
         """Make blocks smaller, so that fewer outcomes are stacked at a time."""
-        self.lanes = lanes
+        self.limit = min(lanes, self.limit or lanes)
 
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
         """Have nothing to choose."""

@@ -99,9 +99,11 @@ class Store:
         index = tuple(torch.from_numpy(np.ascontiguousarray(i)).to(home) for i in (run, client))
 
         def put(leaf: Tensor, new: Tensor) -> None:
-            leaf[index] = new.to(home, leaf.dtype)
+            leaf[index] = new
 
-        tree.map(put, self.table, rows)  # empty states must still agree in structure
+        # First what may fail for want of memory, so that a state is never half new.
+        ready = tree.map(lambda leaf, new: new.to(home, leaf.dtype), self.table, rows)
+        tree.map(put, self.table, ready)  # empty states must still agree in structure
 
     def rows(self, run: np.ndarray, client: np.ndarray) -> Tree:
         """Return single states that were put, (rows, ...), on the device; see `put`."""

@@ -38,6 +38,7 @@ class Vectorised:
     def __init__(self, arena: Arena, chunk: int | None = None) -> None:
         self.arena = arena
         self.lanes = chunk
+        self.limit: int | None = None  # of lanes, by memory
         self.workers = torch.get_num_threads() if arena.device.type == "cpu" else 1
         self.traces = Traces()
         if arena.device.type == "cpu":
@@ -46,11 +47,12 @@ class Vectorised:
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
-        return self.lanes or (_UNTUNED if self.arena.device.type == "cpu" else 1 << 30)
+        wanted = self.lanes or (_UNTUNED if self.arena.device.type == "cpu" else 1 << 30)
+        return min(wanted, self.limit or wanted)
 
     def spare(self, lanes: int) -> None:
         """Work on so many lanes at most from now on."""
-        self.lanes = lanes
+        self.limit = min(lanes, self.limit or lanes)
 
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
         """Choose the number of lanes a block by measuring, unless it was given."""

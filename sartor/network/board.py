@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
@@ -87,7 +88,8 @@ class Board:
         """Take the file away, and the folder if it was made for it: nothing has begun."""
         (self.out / FILE).unlink(missing_ok=True)
         if self._made:
-            self.out.rmdir()
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                self.out.rmdir()
 
     def _write(self, content: dict[str, Any]) -> None:
         write_json(self.out / FILE, {**content, "rounds": self.rounds, "time": time.time()})

@@ -589,7 +589,8 @@ def test_the_program_is_the_module() -> None:
 
 def test_sigint_ends_the_process_with_130() -> None:
     """A real SIGINT in the middle of a run ends with 130, and the run can be resumed."""
-    words = ("run", "local", *TINY, "--rounds", "100000", "--eval-every", "100000")
+    words = ("run", "ditto", *TINY, "--rounds", "100000", "--eval-every", "100000")
+    words = (*words, "--store", "mapped")
     with subprocess.Popen(
         [sys.executable, "-m", "sartor", *words, "--checkpoint-every", "1", "--out", "a"],
         stderr=subprocess.PIPE,
@@ -606,6 +607,7 @@ def test_sigint_ends_the_process_with_130() -> None:
         rest = process.stderr.read()
         assert process.wait(timeout=60) == 130, rest
     assert "sartor resume a" in rest
+    assert not list(Path("a").rglob("*.state")), "states in files are the process's own"
 
 
 def test_an_error_that_ctrl_c_became_is_an_interruption(

@@ -634,8 +634,9 @@ def test_blocks_that_do_not_fit_are_halved(name: str, most: int) -> None:
     wanted = outcome(_run(method, task))
     sim = run(simulation(method, task, two_allocations(), engine=tight(most)))
     assert_same(outcome(sim), wanted, atol=1e-11)
-    assert sim.engine.lanes is not None
-    assert sim.engine.lanes <= most
+    assert sim.engine.limit is not None
+    assert sim.engine.limit <= most
+    assert sim.engine.lanes == 1 << 20, "what was chosen stays, for all processes alike"
 
 
 def test_a_client_that_does_not_fit_is_told() -> None:

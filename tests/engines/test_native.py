@@ -176,6 +176,55 @@ def test_many_channels_and_other_numbers_are_left_to_torch(called: list[str]) ->
 
 
 @compiled
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:DeprecationWarning")
+def test_derivatives_forwards(called: list[str]) -> None:
+    """Forward-mode derivatives, first and mixed with backward ones, are those of torch."""
+    rng = torch.Generator().manual_seed(2)
+    shapes = ((9, 2, 6, 6), (3, 2, 3, 3), (3,))
+    x, w, b = (torch.randn(s, generator=rng, dtype=torch.float64) for s in shapes)
+    along = tuple(torch.randn(s, generator=rng, dtype=torch.float64) for s in shapes)
+
+    def score(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return F.max_pool2d(F.conv2d(x, w, b), 2).sin().sum()
+
+    def both() -> list[Tensor]:
+        slopes = torch.func.grad(score, argnums=(0, 1, 2))
+        value, change = torch.func.jvp(score, (x, w, b), along)
+        _, bend = torch.func.jvp(slopes, (x, w, b), along)
+        return [value, change, *bend]
+
+    wanted = both()
+    with CoreOperations():
+        found = both()
+    assert called
+    for one, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@compiled
+@pytest.mark.parametrize(
+    ("weight", "bias", "settings"),
+    [
+        ((4, 2, 3, 3), None, {}),
+        ((4, 1, 3, 3), torch.zeros(4, dtype=torch.float64), {}),
+        ((4, 1, 3, 3), torch.zeros(3), {}),
+        ((4, 1, 3, 3), None, {"padding": -1}),
+    ],
+)
+def test_what_does_not_fit_together_is_an_error(
+    weight: tuple[int, ...], bias: Tensor | None, settings: dict[str, Any], called: list[str]
+) -> None:
+    with CoreOperations(), pytest.raises((RuntimeError, ValueError)):
+        F.conv2d(torch.randn(8, 1, 9, 9), torch.randn(weight), bias, **settings)
+    assert not called
+    x, g = torch.randn(1, 8, 1, 9, 9), torch.randn(1, 8, 4, 7, 7)
+    with pytest.raises(ValueError, match="fit together"):
+        native.convolved(x, torch.randn(1, 4, 2, 3, 3), None, (1, 1), (0, 0))
+    with pytest.raises(ValueError, match="fit together"):
+        native.kernel_gradient(x, g, (5, 5), (1, 1), (0, 0))
+
+
+@compiled
 def test_a_batch_that_fills_no_vector_is_refused_by_the_operator() -> None:
     with pytest.raises(ValueError, match="at least 8"):
         native.convolved(

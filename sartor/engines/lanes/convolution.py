@@ -102,7 +102,7 @@ def native_conv2d(
     padding: int | Sequence[int] = 0,
 ) -> Tensor | None:
     """Convolve a batch on one core of a CPU, or return None where a library does it better."""
-    if not native.takes_conv(x, weight, pair(stride), pair(padding)):
+    if not native.takes_conv(x, weight, bias, pair(stride), pair(padding)):
         return None
     return convolve(x, weight, bias, pair(stride), pair(padding))
 

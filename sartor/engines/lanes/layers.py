@@ -359,6 +359,11 @@ class _Pool(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, ctx.kernel = inputs
         ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def jvp(ctx: Any, along: Tensor, _: Any) -> Tensor:
+        return _taken(along, ctx.saved_tensors[0], ctx.kernel)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -378,12 +383,21 @@ class _PoolGrad(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         _, x, ctx.kernel = inputs
         ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def jvp(ctx: Any, grad: Tensor | None, *_: Any) -> Tensor | None:
+        return None if grad is None else _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel)
 
     @staticmethod
     def backward(ctx: Any, along: Tensor) -> tuple[Tensor, None, None]:
-        (x,) = ctx.saved_tensors
-        where = F.max_pool2d(x, ctx.kernel, return_indices=True)[1]
-        return along.flatten(2).gather(2, where.flatten(2)).reshape(where.shape), None, None
+        return _taken(along, ctx.saved_tensors[0], ctx.kernel), None, None
+
+
+def _taken(along: Tensor, x: Tensor, kernel: tuple[int, int]) -> Tensor:
+    """Return what stands where the largest value of every window of x is."""
+    where = F.max_pool2d(x, kernel, return_indices=True)[1]
+    return along.flatten(2).gather(2, where.flatten(2)).reshape(where.shape)
 
 
 @torch.library.custom_op(

@@ -16,6 +16,7 @@ import ctypes
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -36,16 +37,33 @@ _FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
-def takes_conv(x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int]) -> bool:
-    """Say whether these operations convolve x (B, C, H, W) with weight (O, C, kh, kw)."""
+def takes_conv(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: Sequence[int],
+    padding: Sequence[int],
+) -> bool:
+    """Say whether these operations convolve x (B, C, H, W) with weight (O, C, kh, kw).
+
+    What does not fit together is left to PyTorch, which says so.
+    """
     return (
         _takes(x)
-        and weight.dtype == x.dtype
+        and _is_like(x, weight, (*weight.shape[:1], *x.shape[1:2], *weight.shape[2:]))
+        and weight.dim() == 4
+        and (bias is None or _is_like(x, bias, weight.shape[:1]))
         and tuple(stride) == (1, 1)
         and weight.shape[0] * weight.shape[1] <= _MOST_PAIRS
-        and all(p < k <= n for p, k, n in zip(padding, weight.shape[2:], x.shape[2:], strict=True))
+        and all(
+            0 <= p < k <= n for p, k, n in zip(padding, weight.shape[2:], x.shape[2:], strict=True)
+        )
         and library() is not None
     )
+
+
+def _is_like(x: Tensor, other: Tensor, shape: Sequence[int]) -> bool:
+    return other.dtype == x.dtype and other.device == x.device and other.shape == tuple(shape)
 
 
 def takes_pool(x: Tensor, kernel: Sequence[int]) -> bool:
@@ -96,9 +114,13 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
 
 def _compiled(compiler: str) -> Path:
     """Return the library of this source, compiler and processor, compiling it if it is new."""
-    words = [compiler, *_FLAGS]
+    words = [*shlex.split(compiler), *_FLAGS]
     version = subprocess.run(
-        [compiler, "--version"], capture_output=True, text=True, check=True, timeout=60
+        [*shlex.split(compiler), "--version"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     ).stdout
     what = "\n".join([_SOURCE.read_text(), *words, version, platform.machine(), _processor()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sartor"
@@ -140,6 +162,7 @@ def convolved(
     b = None if b is None else b.contiguous()
     lanes, channels, height, width, batch = x.shape
     outputs, kernel = w.shape[1], w.shape[3:]
+    _check(w.shape[:3] == (lanes, outputs, channels) and (b is None or b.shape == w.shape[:2]))
     rows, columns = (
         n + 2 * p - k + 1 for n, p, k in zip((height, width), padding, kernel, strict=True)
     )
@@ -175,6 +198,7 @@ def kernel_gradient(
         x = F.pad(x, (0, 0, columns, columns, rows, rows))
     lanes, channels, height, width, batch = x.shape
     outputs = g.shape[1]
+    _check(g.shape == (lanes, outputs, height - kernel[0] + 1, width - kernel[1] + 1, batch))
     weight = x.new_empty(lanes, outputs, channels, *kernel)
     bias = x.new_empty(lanes, outputs)
     scratch = x.new_zeros(lanes, weight[0].numel() * LANES)
@@ -204,12 +228,19 @@ def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
         out = x.new_empty(channels, rows, columns, batch)
     else:
         g = _batch_last(g.flatten(0, -4)[None])[0]
+        _check(g.shape == (channels, rows, columns, batch))
         covered = height % kernel[0] == 0 and width % kernel[1] == 0
         out = torch.empty_like(x) if covered else torch.zeros_like(x)
     shape = _numbers(channels, height, width, batch, *kernel)
     source = None if g is None else _address(g)
     _function("pool", x.dtype)(shape, _address(x), source, _address(out))
     return out.permute(3, 0, 1, 2).unflatten(0, front)
+
+
+def _check(fits: bool) -> None:
+    """Stop before numbers outside of a tensor are touched."""
+    if not fits:
+        raise ValueError("the tensors of a lane operation do not fit together")
 
 
 def _check_stride(stride: Sequence[int]) -> None:

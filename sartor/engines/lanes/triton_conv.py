@@ -104,7 +104,18 @@ class _Forward(torch.autograd.Function):
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
         x, weight, bias, ctx.stride, ctx.padding = inputs
         ctx.save_for_backward(x, weight)
+        ctx.save_for_forward(x, weight)
         ctx.biased = bias is not None
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor | None, weight: Tensor | None, bias: Tensor | None, *_: Any) -> Any:
+        at_x, at_weight = ctx.saved_tensors
+        parts = [None if bias is None else bias[:, None, None]]
+        if x is not None:
+            parts.append(_Forward.apply(x, at_weight, None, ctx.stride, ctx.padding))
+        if weight is not None:
+            parts.append(_Forward.apply(at_x, weight, None, ctx.stride, ctx.padding))
+        return sum_of(parts)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -135,8 +146,20 @@ class _InputGrad(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        grad, weight, _, ctx.stride, ctx.padding = inputs
+        grad, weight, ctx.size, ctx.stride, ctx.padding = inputs
         ctx.save_for_backward(grad, weight)
+        ctx.save_for_forward(grad, weight)
+
+    @staticmethod
+    def jvp(ctx: Any, grad: Tensor | None, weight: Tensor | None, *_: Any) -> Any:
+        at_grad, at_weight = ctx.saved_tensors
+        rest = (ctx.size, ctx.stride, ctx.padding)
+        return sum_of(
+            [
+                None if grad is None else _InputGrad.apply(grad, at_weight, *rest),
+                None if weight is None else _InputGrad.apply(at_grad, weight, *rest),
+            ]
+        )
 
     @staticmethod
     def backward(ctx: Any, along: Tensor) -> tuple[Tensor | None, ...]:
@@ -168,8 +191,19 @@ class _WeightGrad(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, grad, _, ctx.stride, ctx.padding = inputs
+        x, grad, ctx.kernel, ctx.stride, ctx.padding = inputs
         ctx.save_for_backward(x, grad)
+        ctx.save_for_forward(x, grad)
+
+    @staticmethod
+    def jvp(ctx: Any, x: Tensor | None, grad: Tensor | None, *_: Any) -> Any:
+        at_x, at_grad = ctx.saved_tensors
+        rest = (ctx.kernel, ctx.stride, ctx.padding)
+        by_x = (None, None) if x is None else _WeightGrad.apply(x, at_grad, *rest)
+        by_grad = (None, None) if grad is None else _WeightGrad.apply(at_x, grad, *rest)
+        # The bias does not see the input.
+        to_bias = torch.zeros_like(at_grad.sum((0, 2, 3))) if grad is None else by_grad[1]
+        return sum_of([by_x[0], by_grad[0]]), to_bias
 
     @staticmethod
     def backward(ctx: Any, weight: Tensor, bias: Tensor) -> tuple[Tensor | None, ...]:
@@ -180,6 +214,12 @@ class _WeightGrad(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             to_grad = _Forward.apply(x, weight, bias, ctx.stride, ctx.padding)
         return to_x, to_grad, None, None, None
+
+
+def sum_of(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Add what is there."""
+    found = [part for part in parts if part is not None]
+    return sum(found[1:], found[0]) if found else None
 
 
 # ---- many lanes: the operators ------------------------------------------------------------------

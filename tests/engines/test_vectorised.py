@@ -438,3 +438,12 @@ def test_lanes_at_once_are_those_given_or_measured_or_all(monkeypatch: pytest.Mo
     assert here.chunk(()) == 2
     here.tune({2: 9.0}.__getitem__, 8, "another, but it was measured already")
     assert here.chunk(()) == 2
+
+
+def test_the_limit_of_memory_only_falls() -> None:
+    """256 lanes, then 100 at most, then 50; a larger limit later frees nothing."""
+    engine, few = Vectorised(world([[1]]).arena), Vectorised(world([[1]]).arena, 7)
+    for limit, wanted in ((100, 100), (50, 50), (80, 50)):
+        engine.spare(limit)
+        few.spare(limit)
+        assert (engine.chunk(()), few.chunk(())) == (wanted, 7)

@@ -15,7 +15,7 @@ from sartor.local import Local
 from sartor.method import Batch
 from sartor.methods import build
 from sartor.prototypes import class_means, class_sums
-from sartor.task import Task, hessian_product, metered
+from sartor.task import Task, hessian_product, masked_mean, metered
 from tests.toys import Net, federation, net_task, quadratic_task, run, simulation
 
 NETS = {
@@ -133,3 +133,22 @@ def test_a_mixture_is_a_module_too() -> None:
     assert torch.equal(again(x), scores)
     scores.sum().backward()
     assert all(p.grad is not None for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("mask", "mean", "slope"),
+    [
+        ([True, True, True, True], 4.0, [0.25, 0.25, 0.25, 0.25]),
+        ([True, False, True, False], 2.0, [0.5, 0.0, 0.5, 0.0]),
+        ([False, True, False, False], 5.0, [0.0, 1.0, 0.0, 0.0]),
+        ([False, False, False, False], 0.0, [0.0, 0.0, 0.0, 0.0]),  # nobody: no loss, no slope
+    ],
+)
+def test_a_mean_is_over_the_real_samples(mask: list, mean: float, slope: list) -> None:
+    """1, 5, 3 and 7: the sum of what is real by its number, and padding has no gradient."""
+    values = torch.tensor([1.0, 5.0, 3.0, 7.0], requires_grad=True)
+    found = masked_mean(values, torch.tensor(mask))
+    found.backward()
+    assert found.item() == mean
+    assert values.grad is not None
+    assert values.grad.tolist() == slope

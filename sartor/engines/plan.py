@@ -128,7 +128,7 @@ def _used(phase: Phase, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
     """Return where the phase's part of every client begins, how long it is, and its share."""
     # A part that is not empty by its edges has the first sample, however few there are.
     first, end = (
-        np.clip(np.floor(edge * sizes + 1e-9).astype(np.int64), min(1, math.ceil(edge)), sizes)
+        np.clip(np.floor(edge * sizes + 1e-9).astype(np.int64), math.ceil(edge), sizes)
         for edge in phase.part
     )
     return first, end - first, np.ceil(phase.share * (end - first) - 1e-9).astype(np.int64)

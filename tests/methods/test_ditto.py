@@ -277,6 +277,48 @@ def test_a_client_without_validation_data_uses_the_first_candidate() -> None:
     assert not all(same)
 
 
+def test_the_choice_adds_up_real_validation_losses() -> None:
+    """Losses (w − c)²/2 at c = 1, then at 5; padding at 9 does not count: 5 beats 29 and 13.
+
+    Of equal sums the first is kept.
+    """
+    (_, choose, *_) = build("ditto", quadratic_task(), GD, {"choices": (0.0, 1.0, 2.0)}).phases
+    assert (choose.data, choose.epochs, choose.steps) == ("val", 1, None)
+    assert not choose.shuffle  # a sum needs no order, and no order is drawn for it
+    values = {"params": 0.0, "try0": -2.0, "try1": 2.0, "try2": 0.0}
+    personal = {k: {"w": torch.tensor([v], dtype=torch.float64)} for k, v in values.items()}
+    work = choose.enter({"personal": personal, "params": {}}, None)
+    assert work["personal"]["losses"].tolist() == [0.0, 0.0, 0.0]
+    assert work["personal"]["losses"].dtype == torch.float64
+
+    def batch(point: float) -> Batch:
+        x = torch.tensor([[1.0, point], [1.0, 9.0]], dtype=torch.float64)
+        mask = torch.tensor([True, False])
+        return Batch(x, torch.zeros(2), mask, torch.tensor([0, 2]), torch.tensor(True))
+
+    for point in (1.0, 5.0):
+        work = choose.step(work, batch(point), None)
+    assert work["personal"]["losses"].tolist() == [4.5 + 24.5, 0.5 + 4.5, 0.5 + 12.5]
+    assert choose.leave(work, None)["personal"]["params"]["w"].tolist() == [2.0]
+    work["personal"]["losses"] = torch.tensor([5.0, 3.0, 3.0])
+    assert choose.leave(work, None)["personal"]["params"]["w"].tolist() == [2.0]
+
+
+@pytest.mark.parametrize("name", ["personal_epochs", "personal_steps"])
+def test_the_shortest_personal_training_is_one(name: str) -> None:
+    """One pass or one step is legal, λ = 0 and λ < 1 are legal candidates."""
+    options = {name: 1, "choices": (0.0, 0.5)}
+    phase = build("ditto", net_task(), replace(SGD, epochs=3), options).phases[0]
+    assert (phase.epochs, phase.steps) == ((1, None) if name == "personal_epochs" else (3, 1))
+
+
+def test_what_can_be_set_has_no_negative_values() -> None:
+    """λ from 0 on, 1 by default; η_l is that of the global branch until it is set."""
+    hyper = build("ditto", net_task(), SGD, {}).hyper
+    found = {k: (hyper[k].default, hyper[k].low) for k in ("prox_strength", "personal_lr")}
+    assert found == {"prox_strength": (1.0, 0.0), "personal_lr": (SGD.lr, 0.0)}
+
+
 def test_candidates_are_paid_for() -> None:
     """Three candidates cost three personal trainings, and a pass over the validation data each."""
     plain = _net("ditto", participation="all").ledger()

@@ -65,6 +65,36 @@ def _step(
     return found
 
 
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, {"mix_lr": 0.01, "self_weight": 0.5}),
+        ({"preset": "authors_code"}, {"mix_lr": 0.01, "self_weight": 1.0, "mix_momentum": 0.9}),
+        ({"pin_weights": False}, {"mix_lr": 0.01}),
+        ({"server_momentum": True}, {"mix_lr": 0.01, "self_weight": 0.5, "mix_momentum": 0.9}),
+    ],
+)
+def test_what_can_be_set_is_what_is_used(options: dict, wanted: dict[str, float]) -> None:
+    """Each has the value of its preset, none is negative, and all are the server's."""
+    hyper = build("fedapa", net_task(), SGD, options).hyper
+    own = {k: h for k, h in hyper.items() if k not in SGD.hyper}
+    assert {k: h.default for k, h in own.items()} == wanted
+    assert {h.low for h in own.values()} == {0.0}
+    assert all(h.server for h in own.values())
+    assert {k: h.high for k, h in own.items() if k != "mix_lr"} == dict.fromkeys(
+        wanted.keys() - {"mix_lr"}, 1.0
+    )
+
+
+def test_the_head_is_private_and_so_is_nothing_else() -> None:
+    """Leaves of the head never leave; with share="all" there is nothing to keep."""
+    task = net_task()
+    leaves = (*task.leaf_names, "velocity")
+    kept = build("fedapa", task, SGD, {}).private
+    assert [leaf for leaf in leaves if kept(leaf)] == ["fc.weight", "fc.bias"]
+    assert not any(map(build("fedapa", task, SGD, {"share": "all"}).private, leaves))
+
+
 PRINTED = {"weight_step": "as_printed"}
 
 

@@ -248,3 +248,14 @@ def test_everybody_trains_unless_told_otherwise() -> None:
     method = build("pfedme", net_task(), Local(), {})
     assert method.train_all
     assert not build("pfedme", net_task(), Local(), {"train_all": False}).train_all
+
+
+def test_the_hyper_parameters_begin_within_the_papers_ranges() -> None:
+    """λ = 15, α = 0.05, β = 1; none is negative, and β is the server's: one number a run."""
+    hyper = build("pfedme", net_task(), Local(), {}).hyper
+    found = {k: (h.default, h.low, h.server) for k, h in hyper.items() if k not in Local().hyper}
+    assert found == {
+        "prox_strength": (15.0, 0.0, False),
+        "personal_lr": (0.05, 0.0, False),
+        "relax": (1.0, 0.0, True),
+    }

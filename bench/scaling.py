@@ -20,7 +20,6 @@ import torch
 
 import sartor
 from bench import results
-from bench.device import Clock
 from sartor.data import Federation, Ragged
 
 FEATURES, CLASSES = 64, 10
@@ -59,8 +58,8 @@ def seconds(what: str, value: int, rounds: int) -> dict[str, Any]:
     fed = made_up(clients, value if what == "data" else 10)
     hidden = value if what == "network" else None
     model = sartor.models.dnn(fed, hidden=hidden) if hidden else sartor.models.mclr(fed)
-    clock, began = Clock(), time.perf_counter()
-    sartor.fit(
+    began = time.perf_counter()
+    result = sartor.fit(
         "fedavg",
         fed,
         model=model,
@@ -69,9 +68,8 @@ def seconds(what: str, value: int, rounds: int) -> dict[str, Any]:
         participation=min(value if what == "cohort" else 100, clients),
         points=("pre",),
         eval_every=rounds,
-        progress=clock,
     )
-    middle = clock.rounds[2:-1]
+    middle = result.ledger.seconds["round"][2:-1]
     return {
         "what": what,
         "value": value,

@@ -622,7 +622,12 @@ def test_an_error_that_ctrl_c_became_is_an_interruption(
             raise RuntimeError("something in C++ went wrong") from None
 
     monkeypatch.setattr("sartor.fit", fit)
-    answer = command("run", "local", *TINY, "--out", "a")
+    # Whoever starts the tests in the background may have switched the signal off.
+    earlier = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        answer = command("run", "local", *TINY, "--out", "a")
+    finally:
+        signal.signal(signal.SIGINT, earlier)
     assert answer.code == 130, answer.err
     assert "sartor resume a" in answer.err
     monkeypatch.setattr("sartor.fit", _fail)

@@ -645,3 +645,43 @@ def test_a_client_that_does_not_fit_is_told() -> None:
     sim = simulation(build("fedavg", task, LOCAL, {}), task, [federation()], engine=tight(0))
     with pytest.raises(ConfigError, match=r"single client does not fit.*9 GiB.*smaller batch"):
         sim.step()
+
+
+def test_without_memory_to_plan_ahead_a_round_is_planned_in_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Running out while the next round is drawn costs nothing but the time of drawing it later."""
+    task = net_task()
+    method = build("fedavg", task, LOCAL, {})
+    wanted = outcome(_run(method, task, [federation()]))
+    sim = simulation(method, task, [federation()])
+    sim.rounds.queued = True
+    tried: list[int] = []
+
+    def draw(method: Method, round_index: int) -> None:
+        tried.append(round_index)
+        sim.rounds._ahead["half"] = None  # type: ignore[assignment]
+        raise torch.OutOfMemoryError("no room")
+
+    monkeypatch.setattr(sim.rounds, "_draw_ahead", draw)
+    assert_same(outcome(run(sim)), wanted)
+    assert tried == [1, 2]
+    assert not sim.rounds._ahead
+
+
+def test_a_state_that_cannot_be_put_stays_as_it_was() -> None:
+    """Half of a block starts where the whole one failed: its states must not be half new."""
+    store = Store(
+        lambda ids: {"a": torch.zeros(*ids.shape, 2), "b": torch.zeros(*ids.shape)}, 1, 3, CPU
+    )
+    ids = np.array([[0, 1]])
+    store.gather(ids)
+
+    class Full:
+        def to(self, *where: Any) -> Tensor:
+            raise torch.OutOfMemoryError("no room")
+
+    rows: Any = {"a": torch.ones(2, 2), "b": Full()}
+    with pytest.raises(torch.OutOfMemoryError):
+        store.put(np.zeros(2, dtype=int), np.array([0, 1]), rows)
+    assert not store.gather(ids)["a"].any()

@@ -15,6 +15,7 @@ from sartor.cli.network import built, own_data, plan_of
 from sartor.config import build
 from sartor.data.federation import Federation
 from sartor.errors import ConfigError, NetworkError
+from sartor.network.board import Board
 from sartor.network.client import Client
 from sartor.network.serve import roster_of, serve
 from sartor.network.transport import Loopback
@@ -226,3 +227,16 @@ def test_experiments_that_cannot_be_served() -> None:
         plan_of(build({**VALUES, "methods": "fedavg,fedper"}))
     with pytest.raises(ConfigError, match="harm_on"):
         plan_of(build({**VALUES, "do_no_harm": True}))
+
+
+def test_taking_the_notice_away_leaves_what_others_put_there(tmp_path: Path) -> None:
+    """A folder made for the notice goes with it, unless something else lies in it by then."""
+    for name, more in (("empty", False), ("used", True)):
+        out = tmp_path / name
+        board = Board(out, rounds=3)
+        board.wait("fedavg", NAMES, wanted=3, there=["ash"])
+        if more:
+            (out / "mine.txt").write_text("stay")
+        board.withdraw()
+        assert out.exists() == more
+        assert not (out / "status.json").exists()

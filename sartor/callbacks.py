@@ -154,8 +154,8 @@ class Listeners:
         event = Round(
             number=simulation.round_index,
             rounds=simulation.num_rounds,
-            cost={name: simulation.books[name][-1].copy() for name in COUNTERS},
-            seconds=simulation.seconds["round"][-1],
+            cost={name: simulation.books.costs[name][-1].copy() for name in COUNTERS},
+            seconds=simulation.books.seconds["round"][-1],
         )
         later = self._tell("on_round", event)
         return asked or later
@@ -198,9 +198,9 @@ def evaluation_of(simulation: Simulation) -> Evaluation | None:
     count = {
         split: simulation.rounds.arena.splits[split].size.copy() for split in simulation.splits
     }
-    for name, book in simulation.history.items():
+    for name, book in simulation.books.history.items():
         point, split = name.split("/")
-        if simulation.evaluated(point):
+        if simulation.books.scored(point, simulation.round_index):
             right, lost = book["correct"][-1].copy(), book["loss"][-1].copy()
             accuracy[point, split] = micro(right, count[split])
             loss[point, split] = micro(lost, count[split])

@@ -374,7 +374,9 @@ class Simulation:
         ids = np.full((len(self.runs), 1), client)
         if point == "global":
             if self.method.centre is None:
-                raise ConfigError(f"{self.method.name} has no global model.")
+                raise ConfigError(
+                    f"{self.method.name} has no global model; ask for the point 'pre' or 'post'."
+                )
             centre = self.rounds.centre(self.deployed()[0], self._used_round(run))
             return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
         model = self.models(ids, point, self._used_round(run))

@@ -8,18 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sartor.result import Result
-from sartor.task import given
 from sartor.tree import Tree
-from sartor.yardstick import YARDSTICKS, Yardstick, unit_of
+from sartor.yardstick import YARDSTICKS, unit_of
 
 if TYPE_CHECKING:
     from sartor.simulation import Simulation
-
-
-def yardstick_of(simulation: Simulation) -> Yardstick:
-    """Return what the clients of a simulation are compared by."""
-    task = simulation.task
-    return YARDSTICKS[None if task.criterion is given else task.kind]
 
 
 def units_of(simulation: Simulation) -> np.ndarray:
@@ -45,7 +38,7 @@ def progress_of(simulation: Simulation) -> dict[str, Any]:
         accuracy = books.history[name]["correct"][-1].sum(1) / sizes
         loss = weight * books.history[name]["loss"][-1].sum(1) / sizes
     sent = sum(books.costs["bytes_up"]) + sum(books.costs["bytes_down"])
-    yardstick = yardstick_of(simulation)
+    yardstick = YARDSTICKS[simulation.task.measured_as]
     value = yardstick.measure(accuracy, loss, units_of(simulation))
     return {
         "accuracy": float(np.mean(accuracy)),

@@ -26,6 +26,7 @@ from torch.utils import _pytree as pytree
 from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.lanes import LaneOperations, leaves
+from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.plan import Plan
 from sartor.engines.vectorised import (
     PER_CLIENT,
@@ -206,7 +207,9 @@ class _Captured:
         self.done = torch.zeros_like(self.limit, dtype=torch.bool)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.widths = few_widths([width for width, _ in plan.widths()], plan.steps.shape[1])
-        self.step = over_lanes(phase.step, 2, LaneOperations, dims)
+        self.fusion = Fusion()
+        self.step = over_lanes(phase.step, 2, lambda: LaneOperations(self.fusion), dims)
+        self.proven = False
         self.stop = None if phase.stop is None else over_lanes(phase.stop, 1, dims=dims)
 
     def holds(self, plan: Plan) -> bool:
@@ -220,9 +223,24 @@ class _Captured:
         at = np.searchsorted(self.widths, [width for width, _ in plan.widths()])
         schedule = [self.widths[k] for k in at]
         missing = [width for width in dict.fromkeys(schedule) if width not in self.graphs]
+        self._fill(work, site, plan, steps)
         if missing:
+            if not self.proven:
+                self.fusion.prove(lambda: self._next(missing[0]))
+                self.proven = True
             with _no_collection():
                 self.graphs.update({width: self._capture(width) for width in missing})
+            self._fill(work, site, plan, steps)  # recording a step takes it once
+        for s, width in enumerate(schedule, 1):
+            self.graphs[width].replay()
+            asks = self.stop is not None and s % STOP_EVERY == 0
+            if asks and bool((self.done | (self.limit <= s)).all()):
+                break
+        found: Tree = tree.map(torch.clone, self.work)
+        return found
+
+    def _fill(self, work: Tree, site: Site, plan: Plan, steps: Tensor) -> None:
+        """Copy the inputs into the buffers."""
         _copy(tree.leaves(self.work), tree.leaves(work))
         for mine, given in zip(self.site, site, strict=True):
             _copy(_leaves(mine), _leaves(given))
@@ -233,13 +251,6 @@ class _Captured:
         self.period.fill_(plan.table.shape[2])
         self.taken.zero_()
         self.done.zero_()
-        for s, width in enumerate(schedule, 1):
-            self.graphs[width].replay()
-            asks = self.stop is not None and s % STOP_EVERY == 0
-            if asks and bool((self.done | (self.limit <= s)).all()):
-                break
-        found: Tree = tree.map(torch.clone, self.work)
-        return found
 
     def _batch(self, width: int) -> Any:
         arena = self.engine.arena
@@ -248,13 +259,20 @@ class _Captured:
         at = self.counter % self.period
         return self.plan.batches(arena, self.table[:, :width].index_select(2, at)[:, :, 0])
 
-    def _advance(self, width: int) -> None:
-        """Take one step on the leading lanes, in place."""
+    def _next(self, width: int) -> Tree:
+        """Compute what one step makes of the leading lanes."""
         key = self.keys[:, :width]
         key = key.index_select(2, self.counter)[:, :, 0] if key.shape[3] else key[:, :, 0]
         now = tree.narrow(self.work, 1, 0, width)
         here = narrow_site(self.site, width, self.dims)
-        new = self.step(now, self._batch(width), here._replace(key=key))
+        found: Tree = self.step(now, self._batch(width), here._replace(key=key))
+        return found
+
+    def _advance(self, width: int) -> None:
+        """Take one step on the leading lanes, in place."""
+        now = tree.narrow(self.work, 1, 0, width)
+        here = narrow_site(self.site, width, self.dims)
+        new = self._next(width)
         limit = self.limit[:, :width]
         if self.stop is not None:
             active = (self.counter < limit) & ~self.done[:, :width]

@@ -27,6 +27,7 @@ from sartor.engines.lanes.shapes import (
     merge,
     part,
     power,
+    side_by_side,
     usable,
 )
 
@@ -120,12 +121,23 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        to_x = to_weight = to_bias = None
-        if ctx.needs_input_grad[0]:
-            to_x = _InputGrad.apply(grad, weight, tuple(x.shape[2:]), ctx.stride, ctx.padding)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            kernel = tuple(weight.shape[2:])
-            to_weight, to_bias = _WeightGrad.apply(x, grad, kernel, ctx.stride, ctx.padding)
+        rest = (ctx.stride, ctx.padding)
+
+        def of_weight() -> tuple[Tensor | None, Tensor | None]:
+            if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
+                return None, None
+            found: tuple[Tensor, Tensor] = _WeightGrad.apply(
+                x, grad, tuple(weight.shape[2:]), *rest
+            )
+            return found
+
+        def of_x() -> Tensor | None:
+            if not ctx.needs_input_grad[0]:
+                return None
+            found: Tensor = _InputGrad.apply(grad, weight, tuple(x.shape[2:]), *rest)
+            return found
+
+        (to_weight, to_bias), to_x = side_by_side(grad, of_weight, of_x)
         return to_x, to_weight, to_bias if ctx.biased else None, None, None
 
 

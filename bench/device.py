@@ -37,7 +37,7 @@ LANES = {"clients": 100, "samples": 1800, "batch": 64, "epochs": 2}
 YARDSTICK = {
     "clients": 1000, "samples": 50, "cohort": 50, "batch": 10, "epochs": 1, "test_every": 10
 }  # fmt: skip
-SETTLED = 14  # rounds after which all that is used often has been recorded
+SETTLED = 15  # rounds after which all that is used often has been recorded
 PARTS = ("train", "server", "evaluate")
 METHODS = (
     "fedprox",
@@ -122,8 +122,8 @@ def lanes(rounds: int) -> Iterator[dict[str, Any]]:
     for compute in (None, "bfloat16"):
         local = sartor.Local(batch=sizes["batch"], epochs=sizes["epochs"], lr=0.01)
         # Graphs are recorded before the first test; after it nobody waits for the device.
-        seconds = train(fed, model, 45, local=local, compute=compute, eval_every=15)
-        middle = float((seconds["round"] - seconds["evaluate"])[15:].mean())
+        seconds = train(fed, model, 3 * SETTLED, local=local, compute=compute, eval_every=SETTLED)
+        middle = float((seconds["round"] - seconds["evaluate"])[SETTLED:].mean())
         yield {
             "what": "lanes",
             "network in": compute or "float32",

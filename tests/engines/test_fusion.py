@@ -37,7 +37,7 @@ def _proven(network: Callable[[Tree], Tensor]) -> tuple[Fusion, Any, Any]:
         with LaneOperations(fusion):
             return slope(given)
 
-    fusion.prove(step)
+    fusion.prove(given, step)
     return fusion, step(), slope(given)
 
 
@@ -126,7 +126,7 @@ def test_second_derivatives_of_joined_layers() -> None:
         with LaneOperations(fusion):
             return vmap(grad(curved))(given)
 
-    fusion.prove(step)
+    fusion.prove(given, step)
     assert fusion.rectify
     torch.testing.assert_close(step(), vmap(grad(curved))(given), rtol=1e-10, atol=1e-10)
 
@@ -142,5 +142,5 @@ def test_lanes_without_numbers_agree() -> None:
         fusion._learner.uses[0] = [1]
         return next(passes)
 
-    fusion.prove(step)
+    fusion.prove(torch.zeros(2), step)
     assert fusion.rectify == {0}

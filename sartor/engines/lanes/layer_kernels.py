@@ -62,7 +62,6 @@ def product(
     b += lane * b_lane
     mask += lane * mask_lane
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    plain = tl.zeros((BM,), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
         left = tl.load(
@@ -83,8 +82,6 @@ def product(
             other=0.0,
         )
         acc = tl.dot(left, right, acc, input_precision=PRECISION)
-        if SUMS:
-            plain += tl.sum(left.to(tl.float32), axis=1)
     if HAS_BIAS:
         shift = tl.load(bias + lane * bias_lane + n, mask=n < N, other=0.0).to(tl.float32)
         acc += shift[None, :]
@@ -92,9 +89,22 @@ def product(
         acc = tl.where(acc < 0, 0.0, acc)
     into = out + lane * M * N + (m[:, None] * N + n[None, :])
     tl.store(into, acc.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
-    if SUMS:
-        first = (m < M) & (tl.program_id(0) % tiles == 0)
-        tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=first)
+    if SUMS:  # noqa: SIM102 (known when this is compiled)
+        # By one program of a row of tiles, after its product: a sum inside the loop above would
+        # make every program exchange numbers between its threads.
+        if tl.program_id(0) % tiles == 0:
+            plain = tl.zeros((BM,), dtype=tl.float32)
+            for start in range(0, K, BK):
+                k = start + tl.arange(0, BK)
+                inside = (m < M)[:, None] & (k < K)[None, :]
+                left = tl.load(a + (m[:, None] * am + k[None, :] * ak), mask=inside, other=0.0)
+                if MASKED:
+                    over = tl.load(
+                        mask + (m[:, None] * mm + k[None, :] * mk), mask=inside, other=0.0
+                    )
+                    left = tl.where(over <= 0, 0.0, left).to(left.dtype)
+                plain += tl.sum(left.to(tl.float32), axis=1)
+            tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=m < M)
 
 
 @_jit("rows")

@@ -32,7 +32,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(device, "train", short)
     monkeypatch.setattr(device, "fashion", tiny)
-    monkeypatch.setattr(device, "made_up", lambda clients, samples: tiny())
+    monkeypatch.setattr(device, "made_up", lambda clients, samples, tests: tiny())
     monkeypatch.setattr(device, "METHODS", ("fedapa",))
     monkeypatch.setattr(device, "SETTLED", 1)
 

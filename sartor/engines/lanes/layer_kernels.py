@@ -35,6 +35,7 @@ def product(
     M,
     N,
     K,
+    share,
     am,
     ak,
     bk,
@@ -52,7 +53,8 @@ def product(
 ):
     """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum the columns of a.
 
-    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0.
+    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0. A program
+    adds up ``share`` products; where that is not all K, there is an outcome for every part.
     """
     lane = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(N, BN)
@@ -62,7 +64,8 @@ def product(
     b += lane * b_lane
     mask += lane * mask_lane
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, K, BK):
+    begin = tl.program_id(2) * share
+    for start in range(begin, tl.minimum(begin + share, K), BK):
         k = start + tl.arange(0, BK)
         left = tl.load(
             a + (m[:, None] * am + k[None, :] * ak),
@@ -87,7 +90,8 @@ def product(
         acc += shift[None, :]
     if RECTIFY:
         acc = tl.where(acc < 0, 0.0, acc)
-    into = out + lane * M * N + (m[:, None] * N + n[None, :])
+    part = lane * tl.num_programs(2) + tl.program_id(2)
+    into = out + part * M * N + (m[:, None] * N + n[None, :])
     tl.store(into, acc.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
     if SUMS:  # noqa: SIM102 (known when this is compiled)
         # By one program of a row of tiles, after its product: a sum inside the loop above would

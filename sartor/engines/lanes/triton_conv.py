@@ -32,6 +32,7 @@ from sartor.engines.lanes.shapes import (
 )
 
 _MOST_GROUP = 8  # channels of a thread, in the kernels for few channels
+_FEW_PROGRAMS = 200  # with fewer, tensor cores give the gradient of the input sooner
 _MOST_SPLITS = 64  # shares of the sum over positions; more would make the partial sums large
 
 
@@ -418,7 +419,8 @@ def _launch_input_grad(
     positions = batch * size[0] * size[1]
     shapes = _shapes(out, w.shape[1], w.shape[3:], stride, padding, g.shape[3:])
     group = _group(w.shape[2], _MOST_GROUP)
-    if w.shape[2] <= _MOST_GROUP and w.shape[1] <= 32:
+    programs = ceil(positions, 256) * lanes
+    if w.shape[2] <= _MOST_GROUP and w.shape[1] <= 32 and programs >= _FEW_PROGRAMS:
         with torch.cuda.device_of(g):
             _kernels().input_grad_few[(ceil(positions, 256), lanes, w.shape[2] // group)](
                 g,

@@ -64,7 +64,7 @@ class Verdict:
 
 
 class Missing(Exception):
-    """A rule looks at something that was not run."""
+    """A rule looks at something that has no number."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,18 @@ class View:
     places: Mapping[str, float | None]
     published: Mapping[str, Mapping[str, float | None]]
     measured: Callable[[str], Means]
+    lost: frozenset[tuple[str, str]] = frozenset()  # cells of which every run diverged
 
     def runs(self, row: str, column: str) -> np.ndarray:
         """Return the values of a cell, one per seed."""
         cell = self.values.get(row, {}).get(column)
         if cell is None or not len(cell) or not np.isfinite(cell).any():
-            raise Missing(f"{row}, {column}")
+            lost = (row, column) in self.lost
+            raise Missing(
+                f"every run of {row}, {column} diverged"
+                if lost
+                else f"no result for {row}, {column}"
+            )
         return cell
 
     def mean(self, row: str) -> np.ndarray:
@@ -107,7 +113,7 @@ def judge(rule: Mapping[str, Any], view: View) -> Verdict:
     try:
         holds, found = check(rule, view)
     except Missing as missing:
-        return Verdict(rule["claim"], None, f"no result for {missing}")
+        return Verdict(rule["claim"], None, str(missing))
     return Verdict(rule["claim"], bool(holds), found)
 
 
@@ -233,7 +239,7 @@ def _published(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
         if value is not None and row in view.values and column in view.columns
     ]
     if not gaps:
-        raise Missing("any published number")
+        raise Missing("no result for any published number")
     near = sum(gap <= rule["by"] for gap in gaps)
     return near == len(gaps), f"{near} of {len(gaps)} numbers, farthest {max(gaps):.4g}"
 

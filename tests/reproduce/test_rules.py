@@ -101,6 +101,9 @@ def test_what_was_not_run_is_never_passed() -> None:
     assert verdict.holds is None
     assert verdict.word == "NOT RUN"
     lost = view(a=[[1.0]], b=[[float("nan")]])
+    assert judge(rule, lost).found.startswith("no result for b")
+    lost = replace(lost, lost=frozenset({("b", lost.columns[0])}))
+    assert judge(rule, lost).found.startswith("every run of b")
     assert judge(rule, lost).holds is None
 
 

@@ -20,7 +20,7 @@ from sartor import tree
 from sartor.books import Books
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
-from sartor.engines.arena import Arena, build_arena
+from sartor.engines.arena import Arena, build_arena, packed
 from sartor.engines.parts import Engine, Receipt, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.store import Store
@@ -85,7 +85,9 @@ class Simulation:
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
-        arena = arena or build_arena(federations, device, dtype)
+        if arena is None:
+            arena = build_arena(federations, device, dtype)
+            arena = packed(arena) if device.type == "cuda" else arena
         self.eval_start = bool(points) and (eval_start or "post" in points)
         _check_held_out(method, arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]

@@ -104,7 +104,7 @@ class Plan:
             mask = rows >= 0
             found.append(
                 Batch(
-                    x=arena.x.index_select(0, row).reshape((*lead, size, *arena.x.shape[1:])),
+                    x=arena.features(row).reshape((*lead, size, *arena.x.shape[1:])),
                     y=arena.y.index_select(0, flat).reshape((*lead, size, *arena.y.shape[1:])),
                     mask=mask,
                     rows=torch.where(mask, rows, self.capacity),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from sartor import tree
+from sartor.engines.arena import Arena
 from sartor.engines.lanes import LaneOperations, layers, leaves
 from sartor.engines.plan import Plan
 from sartor.task import masked_mean
@@ -266,7 +266,8 @@ def test_settling_changes_the_lanes_that_are_active() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_batch_is_the_gathered_one(shared: bool) -> None:
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_batch_is_the_gathered_one(shared: bool, coded: bool) -> None:
     """For runs that differ in their labels alone, features are found through ``row``."""
     rng = torch.Generator().manual_seed(0)
     parts = (torch.randint(0, 50, (1, 5, 3, 4), generator=rng),)
@@ -275,11 +276,17 @@ def test_a_batch_is_the_gathered_one(shared: bool) -> None:
     table = torch.cat(parts, -1).to(DEVICE)
     none = np.zeros((1, 5), dtype=np.int64)
     plan = Plan(table, table, none, none, 4, 1, 6, np.stack([none, none]))
-    arena: Any = SimpleNamespace(
-        x=torch.randn(50, 5, 7, generator=rng).to(DEVICE),
+    x = torch.randint(0, 256, (50, 5, 7), generator=rng, dtype=torch.uint8).to(DEVICE)
+    palette = torch.randn(256, generator=rng).to(DEVICE)
+    arena = Arena(
+        x=x if coded else palette[x.int()],
         y=torch.randint(0, 9, (50,), generator=rng).to(DEVICE),
-        row=torch.randperm(50, generator=rng).to(DEVICE) if shared else None,
+        splits={},
+        num_runs=1,
+        num_clients=5,
         device=torch.device(DEVICE),
+        row=torch.randperm(50, generator=rng).to(DEVICE) if shared else None,
+        palette=palette if coded else None,
     )
     period = torch.tensor([3], device=DEVICE)
     for step in (1, 5):

@@ -94,9 +94,9 @@ def settle(
 
 @_jit("lane_step", "capacity")
 def fetch(
-    table, counter, period, row_of, x, y, out_x, out_y, out_mask, out_rows, out_last,
-    lane_step, capacity, F: tl.constexpr, HAS_ROWS: tl.constexpr, SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    table, counter, period, row_of, x, palette, y, out_x, out_y, out_mask, out_rows, out_last,
+    lane_step, capacity, F: tl.constexpr, HAS_ROWS: tl.constexpr, CODED: tl.constexpr,
+    SIZE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gather one sample of a batch: its entry of the table, its features, label and place."""
     r = tl.program_id(0).to(tl.int64)
@@ -110,7 +110,10 @@ def fetch(
     if HAS_ROWS:
         row = tl.load(row_of + index)
     f = c * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_x + r * F + f, tl.load(x + row * F + f, mask=f < F), mask=f < F)
+    value = tl.load(x + row * F + f, mask=f < F)
+    if CODED:
+        value = tl.load(palette + value.to(tl.int32), mask=f < F)
+    tl.store(out_x + r * F + f, value, mask=f < F)
     if c == 0:
         place = tl.load(entry + SIZE + j)
         tl.store(out_y + r, tl.load(y + index))

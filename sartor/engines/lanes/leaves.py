@@ -347,7 +347,8 @@ def fetch(plan: Plan, arena: Arena, counter: Tensor, period: Tensor, width: int)
     size, device = plan.batch, arena.device
     lead = (1, width, size)
     features = arena.x[0].numel()
-    x = torch.empty((*lead, *arena.x.shape[1:]), dtype=arena.x.dtype, device=device)
+    values = arena.x if arena.palette is None else arena.palette
+    x = torch.empty((*lead, *arena.x.shape[1:]), dtype=values.dtype, device=device)
     y = torch.empty(lead, dtype=arena.y.dtype, device=device)
     mask = torch.empty(lead, dtype=torch.bool, device=device)
     rows = torch.empty(lead, dtype=torch.int64, device=device)
@@ -360,6 +361,7 @@ def fetch(plan: Plan, arena: Arena, counter: Tensor, period: Tensor, width: int)
             period,
             plan.table if arena.row is None else arena.row,
             arena.x,
+            values,
             arena.y,
             x,
             y,
@@ -370,6 +372,7 @@ def fetch(plan: Plan, arena: Arena, counter: Tensor, period: Tensor, width: int)
             plan.capacity,
             F=features,
             HAS_ROWS=arena.row is not None,
+            CODED=arena.palette is not None,
             SIZE=size,
             COLUMNS=plan.table.shape[3],
             BLOCK=block,

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from sartor import tree
 from sartor.engines.arena import Arena
-from sartor.engines.lanes import LaneOperations, layers, leaves
+from sartor.engines.lanes import LaneOperations, dense, leaves, losses, pooling
 from sartor.engines.plan import Plan
 from sartor.task import masked_mean
 from sartor.tree import Tree
@@ -32,7 +32,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         out = a @ b if bias is None else a @ b + bias[:, None, :]
         return out.relu() if rectify else out, a.sum(2)
 
-    def losses(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
+    def entropy(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
         calls.append("losses")
         rows, labels = s.reshape(-1, s.shape[-1]), y.reshape(-1)
         if g is None:
@@ -77,13 +77,14 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             (x - y) * factor.reshape(-1, *(1,) * (x.dim() - 1)) for x, y in zip(a, b, strict=True)
         ]
 
-    monkeypatch.setattr(layers, "usable", lambda *tensors: True)
-    monkeypatch.setattr(layers, "takes_mean", lambda values, mask: values.dim() == 1)
+    for room in (dense, losses, pooling):
+        monkeypatch.setattr(room, "usable", lambda *tensors: True)
+    monkeypatch.setattr(losses, "takes_mean", lambda values, mask: values.dim() == 1)
     monkeypatch.setattr(leaves, "takes_addcmul", lambda a, b, f: not leaves._differentiating())
-    monkeypatch.setattr(layers, "_launch_product", product)
-    monkeypatch.setattr(layers, "_launch_losses", losses)
-    monkeypatch.setattr(layers, "_launch_pool", pool)
-    monkeypatch.setattr(layers, "_launch_mean", mean)
+    monkeypatch.setattr(dense, "_launch_product", product)
+    monkeypatch.setattr(losses, "_launch_losses", entropy)
+    monkeypatch.setattr(pooling, "_launch_pool", pool)
+    monkeypatch.setattr(losses, "_launch_mean", mean)
     monkeypatch.setattr(leaves, "_launch_addcmul", update)
     monkeypatch.setattr(leaves, "takes_sqdist", lambda a, b: True)
     monkeypatch.setattr(leaves, "_launch_sqdist", distance)
@@ -219,10 +220,10 @@ def test_other_losses_stay_plain(launched: list[str], settings: dict[str, Any]) 
 
 def test_kernels_are_for_cuda() -> None:
     x = torch.randn(3, 4)
-    assert not layers.takes_linear(x, x, None)
-    assert not layers.takes_cross_entropy(x, torch.zeros(3, dtype=torch.int64))
-    assert not layers.takes_pool(x[None, None], (2, 2))
-    assert not layers.takes_mean(x[0], x[0] > 0)
+    assert not dense.takes_linear(x, x, None)
+    assert not losses.takes_cross_entropy(x, torch.zeros(3, dtype=torch.int64))
+    assert not pooling.takes_pool(x[None, None], (2, 2))
+    assert not losses.takes_mean(x[0], x[0] > 0)
     assert not leaves.takes_sqdist([x, x], [x, x])
     assert not leaves.takes_addcmul([x, x], [x, x], torch.tensor(1.0))
     assert not leaves.takes_settle([x[None], x[None]], [x[None], x[None]])

@@ -7,8 +7,9 @@ way.
 | call | on a GPU, all lanes | on a core, one lane |
 |---|---|---|
 | ``conv2d`` | ``convolution``: Triton kernels, or patches and one batched product | ``native`` |
-| ``max_pool2d`` | ``layers`` | ``native``, or ``pooling`` |
-| ``linear``, ``cross_entropy``, ``sartor.task.masked_mean`` | ``layers`` | |
+| ``max_pool2d`` | ``pooling`` | ``native``, or ``halving`` |
+| ``linear`` | ``dense`` | |
+| ``cross_entropy``, ``sartor.task.masked_mean`` | ``losses`` | |
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
 | ``sartor.tree.addcmul``, ``sqdist`` | ``leaves``: all leaves in one launch | |
 """
@@ -24,7 +25,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sartor import tree
-from sartor.engines.lanes import convolution, layers, leaves, native, pooling
+from sartor.engines.lanes import convolution, dense, halving, leaves, losses, native, pooling
 from sartor.engines.lanes.fusion import Fusion, Pass
 from sartor.task import masked_mean
 
@@ -60,18 +61,18 @@ def _conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
 def _linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False
 ) -> Tensor | None:
-    if not layers.takes_linear(input, weight, bias):
+    if not dense.takes_linear(input, weight, bias):
         return None
-    return layers.linear(input, weight, bias, rectify)
+    return dense.linear(input, weight, bias, rectify)
 
 
 def _cross_entropy(
     input: Tensor, target: Tensor, reduction: str = "mean", **others: Any
 ) -> Tensor | None:
     plain = others in ({}, _ENTROPY_DEFAULTS)
-    if not plain or reduction != "none" or not layers.takes_cross_entropy(input, target):
+    if not plain or reduction != "none" or not losses.takes_cross_entropy(input, target):
         return None
-    return layers.cross_entropy(input, target)
+    return losses.cross_entropy(input, target)
 
 
 _ENTROPY_DEFAULTS = {
@@ -85,9 +86,9 @@ _ENTROPY_DEFAULTS = {
 
 def _max_pool2d(*args: Any, rectify: bool = False, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
-    if kernel is None or not layers.takes_pool(x, kernel):
+    if kernel is None or not pooling.takes_pool(x, kernel):
         return None
-    return layers.max_pool2d(x, kernel, rectify)
+    return pooling.max_pool2d(x, kernel, rectify)
 
 
 def _windows(
@@ -112,7 +113,7 @@ def _windows(
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
-    return layers.masked_mean(values, mask) if layers.takes_mean(values, mask) else None
+    return losses.masked_mean(values, mask) if losses.takes_mean(values, mask) else None
 
 
 def _addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] | None:
@@ -131,8 +132,8 @@ def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
 def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
     if kernel and native.takes_pool(x, kernel):
-        return layers.max_pool2d(x, kernel)
-    return pooling.halved(x) if kernel == (2, 2) and pooling.takes(x) else None
+        return pooling.max_pool2d(x, kernel)
+    return halving.halved(x) if kernel == (2, 2) and halving.takes(x) else None
 
 
 class LaneOperations(_Operations):

@@ -6,21 +6,10 @@ Without Triton the module can be imported, and nothing in it can be called.
 
 from __future__ import annotations
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the caller asks first
-    triton = tl = None
+from sartor.engines.lanes.jit import jit, tl
 
 
-def _jit(*plain):
-    """Compile with Triton where there is one; ``plain`` names the numbers not to specialise on."""
-    return (
-        triton.jit(do_not_specialize=list(plain)) if triton is not None else lambda kernel: kernel
-    )
-
-
-@_jit("a_lane", "b_lane", "bias_lane", "mask_lane")
+@jit("a_lane", "b_lane", "bias_lane", "mask_lane")
 def product(
     a,
     b,
@@ -107,7 +96,7 @@ def product(
             tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=m < M)
 
 
-@_jit("rows")
+@jit("rows")
 def cross_entropy(
     scores, y, slope, out, rows, C: tl.constexpr, IGNORE: tl.constexpr, GRAD: tl.constexpr,
     BC: tl.constexpr, BR: tl.constexpr,
@@ -136,7 +125,7 @@ def cross_entropy(
         tl.store(out + r, loss.to(out.dtype.element_ty), mask=live)
 
 
-@_jit("total")
+@jit("total")
 def pool(
     x, grad, out, total, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
     KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, RECTIFY: tl.constexpr,
@@ -174,7 +163,7 @@ def pool(
         tl.store(out + n, best.to(out.dtype.element_ty), mask=live)
 
 
-@_jit("size")
+@jit("size")
 def mean(
     values, mask, slope, out, values_lane, mask_lane, size, GRAD: tl.constexpr, BLOCK: tl.constexpr
 ):

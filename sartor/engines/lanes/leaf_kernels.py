@@ -7,21 +7,10 @@ Triton the module can be imported, and nothing in it can be called.
 
 from __future__ import annotations
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the caller asks first
-    triton = tl = None
+from sartor.engines.lanes.jit import jit, tl
 
 
-def _jit(*plain):
-    """Compile with Triton where there is one; ``plain`` names the numbers not to specialise on."""
-    return (
-        triton.jit(do_not_specialize=list(plain)) if triton is not None else lambda kernel: kernel
-    )
-
-
-@_jit()
+@jit()
 def addcmul(
     out, a, b, factor, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -39,7 +28,7 @@ def addcmul(
             tl.store(out[i] + lane * SIZES[i] + n, left + scale * right, mask=inside)
 
 
-@_jit()
+@jit()
 def difference(
     out, a, b, factor, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -57,7 +46,7 @@ def difference(
             tl.store(out[i] + lane * SIZES[i] + n, scale * (left - right), mask=inside)
 
 
-@_jit()
+@jit()
 def sqdist(
     partial, a, b, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -75,7 +64,7 @@ def sqdist(
             tl.store(partial + lane * FIRST[COUNT] + block, tl.sum(apart * apart, axis=0))
 
 
-@_jit()
+@jit()
 def settle(
     into, values, limit, counter, TO: tl.constexpr, FROM: tl.constexpr, SIZES: tl.constexpr,
     FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -92,7 +81,7 @@ def settle(
             tl.store(into[i] + lane * TO[i] + n, value, mask=inside)
 
 
-@_jit("lane_step", "capacity")
+@jit("lane_step", "capacity")
 def fetch(
     table, counter, period, row_of, x, palette, y, out_x, out_y, out_mask, out_rows, out_last,
     lane_step, capacity, F: tl.constexpr, HAS_ROWS: tl.constexpr, CODED: tl.constexpr,

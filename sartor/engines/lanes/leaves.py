@@ -7,27 +7,18 @@ into the buffers of a graph another twenty; here they are two and one.
 from __future__ import annotations
 
 import itertools
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sartor.engines.arena import Arena
-from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, merge, part
+from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, kernels, merge, part
 from sartor.engines.plan import Plan
 from sartor.method import Batch
 
 _BLOCK = 1024
 _MOST_LEAVES = 24  # a launch; more arguments are slower to pass than another launch
-
-
-@cache
-def _kernels() -> Any:
-    """Import the kernels at first use: without a GPU nobody has to wait for Triton."""
-    from sartor.engines.lanes import leaf_kernels
-
-    return leaf_kernels
 
 
 # ---- a + factor · b -----------------------------------------------------------------------------
@@ -91,7 +82,7 @@ def _launch_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Te
         sizes = tuple(x[0].numel() for x in a[cut])
         first = _first_blocks(sizes)
         with torch.cuda.device_of(factor):
-            _kernels().addcmul[(first[-1], len(factor))](
+            kernels("leaf_kernels").addcmul[(first[-1], len(factor))](
                 tuple(out[cut]),
                 tuple(a[cut]),
                 tuple(b[cut]),
@@ -231,7 +222,7 @@ def _launch_sqdist(a: list[Tensor], b: list[Tensor]) -> Tensor:
     first = _first_blocks(sizes)
     partial = torch.empty((len(a[0]), first[-1]), dtype=torch.float32, device=a[0].device)
     with torch.cuda.device_of(partial):
-        _kernels().sqdist[(first[-1], len(partial))](
+        kernels("leaf_kernels").sqdist[(first[-1], len(partial))](
             partial,
             tuple(a),
             tuple(b),
@@ -253,7 +244,7 @@ def _launch_difference(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list
     sizes = tuple(x[0].numel() for x in a)
     first = _first_blocks(sizes)
     with torch.cuda.device_of(factor):
-        _kernels().difference[(first[-1], len(factor))](
+        kernels("leaf_kernels").difference[(first[-1], len(factor))](
             tuple(out),
             tuple(a),
             tuple(b),
@@ -302,7 +293,7 @@ def settle(into: list[Tensor], values: list[Tensor], limit: Tensor, counter: Ten
         sizes = tuple(x[0].numel() for x in to[cut])
         first = _first_blocks(sizes)
         with torch.cuda.device_of(counter):
-            _kernels().settle[(first[-1], len(to[0]))](
+            kernels("leaf_kernels").settle[(first[-1], len(to[0]))](
                 tuple(to[cut]),
                 tuple(given[cut]),
                 limit,
@@ -355,7 +346,7 @@ def fetch(plan: Plan, arena: Arena, counter: Tensor, period: Tensor, width: int)
     last = torch.empty(lead[:2], dtype=torch.bool, device=device)
     block = min(1024, 1 << (max(features, 32) - 1).bit_length())
     with torch.cuda.device_of(x):
-        _kernels().fetch[(width * size, ceil(features, block))](
+        kernels("leaf_kernels").fetch[(width * size, ceil(features, block))](
             plan.table,
             counter,
             period,

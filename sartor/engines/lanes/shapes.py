@@ -1,7 +1,8 @@
-"""What all lane operators share: the axis of lanes under ``vmap``, and the sizes of tiles."""
+"""What all lane operators share: the way to kernels, the axis of lanes, the sizes of tiles."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 from collections.abc import Callable
@@ -26,6 +27,12 @@ MOST_ELEMENTS = 2**31 - 1
 def installed() -> bool:
     """Say whether Triton is there."""
     return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def kernels(module: str) -> Any:
+    """Import kernels at first use: without a GPU nobody has to wait for Triton."""
+    return importlib.import_module(f"sartor.engines.lanes.{module}")
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -54,6 +61,19 @@ def merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
 def part(tensor: Tensor, size: int) -> Tensor:
     """Undo ``merge``."""
     return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
+
+
+def front(info: Any, in_dims: Any, *tensors: Tensor) -> list[Tensor]:
+    """Put the mapped axis of every tensor first; what is not mapped is repeated."""
+    return [
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, in_dims, strict=True)
+    ]
+
+
+def kept(values: Tensor, mask: list[Tensor]) -> Tensor:
+    """Return the values where the mask, if there is one, is above 0 (or no number), else 0."""
+    return torch.where(mask[0] <= 0, 0.0, values) if mask else values
 
 
 def dense(tensor: Tensor) -> Tensor:

@@ -113,7 +113,7 @@ def fit(
         do_no_harm: let every client end with the best of {trained alone, FedAvg's model, the
             method's model} by its held-out loss, staying alone unless another is better by
             ``harm_margin`` standard errors (a hyper-parameter, 1 by default). The same as the
-            option of that name; see ``sartor.harm`` for what it costs.
+            option of that name; see ``sartor.compose.harm`` for what it costs.
 
     Other Args:
         engine: "auto", "vectorised" or "sequential" (the reference: one client at a time, slow).

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sartor.compose import fine_tuned
+from sartor.compose.harm import HeldOut, do_no_harm
+from sartor.compose.robust import Rule, robust
 from sartor.errors import ConfigError, did_you_mean
-from sartor.harm import HeldOut, do_no_harm
 from sartor.local import Local
 from sartor.method import Method
 from sartor.methods.apfl import apfl
@@ -44,7 +45,6 @@ from sartor.methods.pfedhn import pfedhn
 from sartor.methods.pfedla import pfedla
 from sartor.methods.pfedme import pfedme
 from sartor.methods.scaffold import scaffold
-from sartor.robust import Rule, robust
 from sartor.task import Task
 
 METHODS: dict[str, MethodEntry] = {

@@ -291,8 +291,7 @@ def _fit_lanes(
         if not len(fed.test.rows):
             raise FederationError(
                 f"The federation of seed {seed} has no test samples, so no model could be scored; "
-                "hold some out, "
-                "for example with Federation.from_arrays(..., test=0.25)."
+                "hold some out, for example with Federation.from_arrays(..., test=0.25)."
             )
     local = with_static_parts(settings.local, hyper, sweep)
     task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
@@ -358,9 +357,8 @@ def _scratch(folder: RunFolder | None) -> Path:
 
     def prepare() -> None:
         if home is not None:
-            shutil.rmtree(
-                home, ignore_errors=True
-            )  # what a killed run left behind; its checkpoint holds the states
+            # What a killed run left behind; its checkpoint holds the states.
+            shutil.rmtree(home, ignore_errors=True)
             home.mkdir()
 
     try:

@@ -108,7 +108,10 @@ def score(result: Result, federation: Federation, split: str, run: int) -> Table
         columns = list(values)
         rows.append([name, len(own), *values.values()])
     if not rows:
-        raise ConfigError(f"No client has samples in the split {split!r}.")
+        raise ConfigError(
+            f"No client has samples in the split {split!r}; take another, or hold some out when "
+            "the federation is made."
+        )
     plain = ("RMSE", "MAE", "R²", "perplexity")
     formats = {name: "percent" for name in columns if name not in plain}
     title = f"{result.method}: {task}, {split}"

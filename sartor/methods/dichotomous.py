@@ -88,7 +88,10 @@ def dichotomous(
     """
     for name, value in (("val_share", val_share), ("split_share", split_share)):
         if not 0.0 < value < 1.0:
-            raise ConfigError(f"{name} must be between 0 and 1, got {value}.")
+            raise ConfigError(
+                f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's "
+                "training samples."
+            )
     clustered = version == "clustered"
     by_radius = version == "threshold" or (clustered and inside == "threshold")
     by_fits = clustered or (by_radius and radius == "estimated")

@@ -427,29 +427,3 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         if abs(value - previous) < 1e-15 * abs(value):
             break
     return front * value
-
-
-# --- communication ------------------------------------------------------------------------------
-
-KIB = 1024
-"""Bytes of a KiB, the unit of tables per round and client."""
-
-
-def payload_bytes(scalars: int, bytes_per_scalar: int = 4) -> int:
-    """Return the bytes of a message: payload alone, no headers.
-
-    >>> round(payload_bytes(2 * 62_006) / KIB, 1)
-    484.4
-    """
-    return scalars * bytes_per_scalar
-
-
-def cost_to_round(cost: npt.ArrayLike, reached: int | None) -> float | None:
-    """Return the cost of rounds 0 .. reached - 1, or None when the target was not reached.
-
-    Args:
-        cost: (rounds,) bytes, scalars or gradient evaluations of each round.
-        reached: what :func:`rounds_to_target` returned on a "pre" curve, whose entry t stands
-            after t rounds.
-    """
-    return None if reached is None else float(np.asarray(cost)[:reached].sum())

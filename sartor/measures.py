@@ -21,6 +21,7 @@ import numpy as np
 from sartor.errors import ConfigError
 from sartor.metrics import Array, balanced_accuracy
 from sartor.table import Table
+from sartor.task import PADDING
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
@@ -71,7 +72,7 @@ def measure(task: str, y: Array, scores: Array) -> dict[str, float]:
             "labels right": float((found == (y > 0)).mean()),
         }
     if task == "next-token":
-        true = y != 0
+        true = y != PADDING
         chance = np.take_along_axis(scores, y[..., None], -1)[..., 0][true]
         return {
             "tokens right": float((scores.argmax(-1) == y)[true].mean()),

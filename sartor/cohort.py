@@ -74,9 +74,8 @@ class Participation:
         """Draw the cohort of a round.
 
         Returns:
-            ids (slots,), distinct, in random order, and present (slots,): false for the absent
-                clients that
-            only pad a cohort of varying size.
+            ids (slots,), distinct, in random order; and present (slots,), false for the absent
+            clients that only pad a cohort of varying size.
         """
         slots = self.slots(num_clients)
         if self.kind == "all":

@@ -26,7 +26,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 """``(scores, labels) -> losses``, one per sample."""
 
 PADDING = 0
-"""The token that is no answer."""
+"""The token that fills a text up to its full length, and is no answer."""
 
 Predict = Callable[[Tree, Tensor], Tensor]
 """``(model, x) -> scores``."""

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from sartor.data.checks import MATRIX_TASKS, OwnersOf, of_clients, some_of
 from sartor.data.split import Bool, Int
+from sartor.task import PADDING
 
 IGNORED = -100
-"""The label that PyTorch's losses pass over; in a next-token task it becomes padding, 0."""
+"""The label that PyTorch's losses pass over; in a next-token task it becomes padding."""
 
 
 def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
@@ -110,7 +111,7 @@ def _matrix(array: npt.NDArray[Any], task: str, faults: list[str]) -> Tensor | N
         )
         return None
     ids = array.astype(np.int64)
-    return torch.from_numpy(np.where(ids == IGNORED, 0, ids))
+    return torch.from_numpy(np.where(ids == IGNORED, PADDING, ids))
 
 
 def plain(values: Any) -> npt.NDArray[Any]:

@@ -69,6 +69,7 @@ def summary(federation: Federation, limit: int = 20) -> str:
         more = int((counts[i] > 0).sum()) - sum(int(counts[i, c]) > 0 for c in top)
         tail = f" +{more} more" if more else ""
         lines.append(f"{name:<{width}}  {size[0]:>6}  {size[1]:>5}  {size[2]:>5}  {shown}{tail}")
-    if federation.num_clients > limit:
-        lines.append(f"... and {federation.num_clients - limit} more clients")
+    rest = federation.num_clients - limit
+    if rest > 0:
+        lines.append(f"... and {rest} more client{'s' if rest > 1 else ''}")
     return "\n".join(lines)

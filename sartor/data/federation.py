@@ -28,6 +28,7 @@ from sartor.data.checks import (
 )
 from sartor.data.split import SPLITS, Int, Ragged
 from sartor.errors import FederationError, did_you_mean
+from sartor.task import PADDING
 
 
 @dataclass(frozen=True, eq=False)
@@ -302,7 +303,7 @@ class Federation:
             cells = ragged.owner.repeat_interleave(steps) * self.num_classes
             cells = cells + self.y[ragged.rows].flatten()
             counts = torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
-            counts[:, 0] = 0  # padding
+            counts[:, PADDING] = 0
             return counts
         cells = ragged.owner * self.num_classes + self.y[ragged.rows]
         return torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
@@ -312,7 +313,7 @@ class Federation:
         ragged = self.split(split)
         if self.task != "next-token":
             return ragged.sizes
-        true = (self.y[ragged.rows] != 0).sum(1)
+        true = (self.y[ragged.rows] != PADDING).sum(1)
         return torch.zeros(self.num_clients, dtype=torch.int64).index_add_(0, ragged.owner, true)
 
     def index(self, client: str | int) -> int:

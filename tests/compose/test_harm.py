@@ -12,8 +12,8 @@ import torch
 
 import sartor
 from sartor import tree
-from sartor.beside import kept_after_training, on_share
-from sartor.choice import HUGE, beyond_noise, paired_sums
+from sartor.compose.beside import kept_after_training, on_share
+from sartor.compose.choice import HUGE, beyond_noise, paired_sums
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.errors import ConfigError

@@ -249,11 +249,12 @@ def status(
         print(json_module.dumps(found))
         return
     ago = time.time() - found["time"]
+    how_far = f"round {found['round']} of {found['rounds']}"
     if found["state"] == "waiting":
         here, wanted = len(found["there"]), found["wanted"]
-        show.say(f"{found['method']}: waiting for its first clients, {here} of {wanted} are there")
+        whom = f"clients, to go on after {how_far}" if found["round"] else "its first clients"
+        show.say(f"{found['method']}: waiting for {whom}; {here} of {wanted} are there")
     else:
-        how_far = f"round {found['round']} of {found['rounds']}"
         show.say(f"{found['method']}: {found['state']}, {how_far}")
     show.say(f"last sign of life {ago:.0f} s ago")
     missing = sorted(set(found["clients"]) - set(found["there"]))

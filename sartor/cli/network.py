@@ -56,7 +56,9 @@ def keys_client(
         typer.Option(help="Its request, if it keeps its private key.", metavar="FILE"),
     ] = None,
     keys: Keys = Path("keys"),
-    days: Annotated[int | None, typer.Option(help="How long it is valid.", metavar="D")] = None,
+    days: Annotated[
+        int | None, typer.Option(help="How long it is valid.", metavar="D", min=1)
+    ] = None,
 ) -> None:
     """Make the kit of one more client, or renew one."""
     from sartor.network.keys import add_client
@@ -150,7 +152,7 @@ def serve(
     unlisted = sorted(set(late) - set(listed))
     if unlisted:
         raise ConfigError(
-            f"{', '.join(unlisted)} have no kits; make them with sartor keys client NAME."
+            f"No kit was made for {', '.join(unlisted)}; make one with sartor keys client NAME."
         )
     names = late or roster_of(folder, listed, show.note)
     transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)

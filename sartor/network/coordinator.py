@@ -18,8 +18,8 @@ from sartor.errors import ConfigError, MessageError, NetworkError
 from sartor.method import Method
 from sartor.network.admission import Admission
 from sartor.network.office import Generations, Message, Office
+from sartor.network.remote_rounds import RemoteRounds
 from sartor.network.roster import Roster, empty_arena, read_facts, sample_arena
-from sartor.network.server import RemoteRounds
 from sartor.network.transport import Transport
 from sartor.scores import Run
 from sartor.simulation import Simulation

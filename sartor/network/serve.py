@@ -132,8 +132,8 @@ def serve(
     fixed = folder.config["network"]
     if fixed["clients"] != list(names):
         raise ConfigError(
-            f"{out} was begun with the clients {', '.join(fixed['clients'])}; a client can be "
-            "added to a new run only."
+            f"{out} was begun with the clients {', '.join(fixed['clients'])}, not with "
+            f"{', '.join(names)}; go on with those, or begin a new run with another --out."
         )
     shape = shape_of(fixed)
     method, task = plan.build(plan.settings, cast(Federation, shape))

@@ -58,7 +58,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_pages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Drawing takes longer than training here; tests that ask for ``pages`` get them."""
     if "pages" not in request.fixturenames:
-        monkeypatch.setattr("sartor.cli.app._write_report", lambda out: out / "report.html")
+        monkeypatch.setattr("sartor.cli.work._write_report", lambda out: out / "report.html")
 
 
 @pytest.fixture
@@ -568,7 +568,7 @@ def test_a_run_without_a_page_keeps_its_numbers(
     def broken(out: Path) -> Path:
         raise RunFolderError("the disk is full")
 
-    monkeypatch.setattr("sartor.cli.app._write_report", broken)
+    monkeypatch.setattr("sartor.cli.work._write_report", broken)
     answer = command("run", "local", *TINY, "--out", "a", "--json")
     assert answer.code == 0
     assert answer.json.keys() >= PROMISED

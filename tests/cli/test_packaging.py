@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata as metadata
+import os
 import re
 import subprocess
 import sys
@@ -35,11 +36,11 @@ import numpy
 import sartor
 
 rng = numpy.random.default_rng(0)
-x, y, ids = rng.normal(size=(60, 4)), rng.integers(0, 2, 60), numpy.arange(60) % 3
+x, y, ids = rng.normal(size=(18, 4)), rng.integers(0, 2, 18), numpy.arange(18) % 3
 federation = sartor.Federation.from_arrays(x, y, client=ids)
 for method in sartor.methods.METHODS:
     model = sartor.models.dnn(federation, hidden=3)
-    result = sartor.fit(method, federation, model=model, rounds=2)
+    result = sartor.fit(method, federation, model=model, rounds=1, chunk=3)
     result.summary(), result.per_client(), result.model(0)
 result.gain()
 sartor.compare(["fedapa"], federation, model=model, rounds=1).table()
@@ -54,7 +55,12 @@ def test_the_core_needs_torch_and_numpy_alone() -> None:
     edges |= {"pandas", "PIL", "pyarrow", "scipy"}
     code = CORE_ONLY.format(edges=sorted(edges))
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},  # tests beside this one have the other cores
     )
     assert done.stdout.strip() == "done", done.stderr
 

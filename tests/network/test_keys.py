@@ -52,6 +52,10 @@ def test_a_client_can_keep_its_private_key(tmp_path: Path) -> None:
     assert b"PRIVATE" not in request.read_bytes()
     with pytest.raises(ConfigError, match="not of south"):
         keys.add_client(project, "south", request=request)
+    damaged = tmp_path / "north.csr"
+    damaged.write_bytes(request.read_bytes()[:40])
+    with pytest.raises(ConfigError, match=r"is not a request .*sartor keys request north"):
+        keys.add_client(project, "north", request=damaged)
     kit = keys.add_client(project, "north", request=request)
     assert sorted(path.name for path in kit.iterdir()) == ["client.crt", "kit.json", "rootCA.pem"]
     with pytest.raises(ConfigError, match=r"lacks client\.key"):

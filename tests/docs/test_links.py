@@ -10,7 +10,7 @@ import pytest
 
 from docs.generate import main
 from sartor.methods import METHODS
-from tests.docs.pages import ROOT, broken, pages
+from tests.docs.pages import ROOT, broken, links, pages
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +72,13 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     there = {path.stem for path in site.glob("*.md")} - {"index"} | {"methods/index"}
     assert sorted(listed) == sorted(there)
     assert not there & {"search", "genindex"}  # the generator writes pages of these names itself
+
+
+def test_every_page_has_a_link_on_the_index() -> None:
+    """Who reads the folder without the site finds each page from its first one."""
+    linked = {target.partition("#")[0] for target in links(ROOT / "docs" / "index.md")}
+    kept = {path.name for path in pages() if path.parent.name == "docs"}
+    assert kept - linked == {"index.md"}
 
 
 def test_notes_are_of_methods_that_exist() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata as metadata
-import os
 import re
 import subprocess
 import sys
@@ -18,51 +17,6 @@ import sartor
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-
-CORE_ONLY = """
-import importlib.machinery
-import sys
-
-EDGES = set({edges})
-find = importlib.machinery.PathFinder.find_spec
-
-
-def absent(name, path=None, target=None):
-    return None if name.split(".")[0] in EDGES else find(name, path, target)
-
-
-importlib.machinery.PathFinder.find_spec = absent
-import numpy
-import sartor
-
-rng = numpy.random.default_rng(0)
-x, y, ids = rng.normal(size=(18, 4)), rng.integers(0, 2, 18), numpy.arange(18) % 3
-federation = sartor.Federation.from_arrays(x, y, client=ids)
-for method in sartor.methods.METHODS:
-    model = sartor.models.dnn(federation, hidden=3)
-    result = sartor.fit(method, federation, model=model, rounds=1, chunk=3)
-    result.summary(), result.per_client(), result.model(0)
-result.gain()
-sartor.compare(["fedapa"], federation, model=model, rounds=1).table()
-assert not EDGES & {{name.split(".")[0] for name in sys.modules}}
-print("done")
-"""
-
-
-def test_the_core_needs_torch_and_numpy_alone() -> None:
-    """Every method trains where none of the edge packages is installed."""
-    edges = {"safetensors", "pydantic", "yaml", "typer", "rich", "click", "matplotlib", "sklearn"}
-    edges |= {"pandas", "PIL", "pyarrow", "scipy"}
-    code = CORE_ONLY.format(edges=sorted(edges))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},  # tests beside this one have the other cores
-    )
-    assert done.stdout.strip() == "done", done.stderr
 
 
 def names(requirements: list[str]) -> set[str]:

@@ -545,3 +545,12 @@ def test_one_module_alone_knows_pickles():
         "data/readers.py"
     ]
     assert not any("allow_pickle=True" in text for text in sources.values())
+
+
+def test_a_folder_of_an_unknown_kind_is_told(tmp_path):
+    """Whoever edited folder.json is told what may stand there."""
+    run = RunFolder.create(tmp_path / "run", CONFIG)
+    marker = json.loads((run.path / "folder.json").read_text())
+    (run.path / "folder.json").write_text(json.dumps({**marker, "kind": "cake"}))
+    with pytest.raises(RunFolderError, match="'cake', expected one of run, comparison, advice"):
+        open_folder(run.path)

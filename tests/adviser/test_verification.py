@@ -13,6 +13,7 @@ from sartor.adviser import verification
 from sartor.adviser.trial import choose, clustered_error
 from sartor.adviser.verification import Row, Verification, _judge, _owners, _solved
 from sartor.data.synthetic import logistic
+from sartor.errors import ConfigError
 
 
 def test_clustered_error_by_hand() -> None:
@@ -132,3 +133,10 @@ def test_the_advice_states_its_own_traffic(advice: sartor.Advice) -> None:
     again = sartor.Advice.from_dict(json.loads(json.dumps(advice.to_dict())))
     assert again.asked == advice.asked
     assert again.held_out == pytest.approx(advice.held_out)
+
+
+def test_an_advice_from_a_file_cannot_be_verified(advice: sartor.Advice) -> None:
+    """It has the numbers and not the data; the message says how to go about it."""
+    again = sartor.Advice.from_dict(json.loads(json.dumps(advice.to_dict())))
+    with pytest.raises(ConfigError, match=r"read from a file.*sartor\.advise"):
+        again.verify()

@@ -252,6 +252,7 @@ def test_the_report_names_what_happened(data: Path, tmp_path: Path) -> None:
     page = write_report(tmp_path / "run").read_text()
     assert "no answer in time" in page
     assert "What happened on the network" in page
+    assert '<a href="#events">Network</a>' in page
 
 
 def test_clients_that_do_not_fit_are_told(data: Path, tmp_path: Path) -> None:

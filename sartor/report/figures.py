@@ -27,6 +27,7 @@ from sartor.report.drawing import (
     make_axes,
 )
 from sartor.report.heat import label_map, mixing_matrix
+from sartor.report.layout import listed
 from sartor.result import Result
 from sartor.yardstick import Yardstick
 
@@ -265,8 +266,7 @@ def _front(comparison: Comparison) -> str:
     names = comparison.pareto()
     if len(comparison) < 3 or not names:
         return ""
-    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    return f" No method is both cheaper and better than {listed}, at the end of the runs."
+    return f" No method is both cheaper and better than {listed(names)}, at the end of the runs."
 
 
 def _finals(comparison: Comparison) -> dict[str, float]:

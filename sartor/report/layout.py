@@ -120,6 +120,15 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them.
+
+    >>> listed(["local"]), listed(["local", "fedavg", "fedapa"])
+    ('local', 'local, fedavg and fedapa')
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
 def settings_lines(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     """Return nested settings as (dotted key, value) lines."""
     found = []

@@ -116,6 +116,7 @@ def serve(
         return folder.read_result()
     board = Board(Path(out), plan.rounds, ",".join(plan.settings.get("methods", ())), names)
     earlier: list[dict[str, Any]] = []
+    came: list[str] = []
     wanted = len(names) if known else quorum or len(names)
     if folder is None:
         say(f"waiting for {wanted} of {len(names)} clients")
@@ -123,7 +124,7 @@ def serve(
             facts, earlier = ask_facts(
                 transport, names, plan.split, wanted, deadline, patience, board.wait
             )
-            agreed = _classes(facts)
+            agreed, came = _classes(facts), [names[i] for i in facts]
         except BaseException:
             board.withdraw()  # what did not begin leaves nothing behind
             raise
@@ -142,7 +143,7 @@ def serve(
     done = 0
     if checkpoint is not None:
         done, earlier = checkpoint[0], list(checkpoint[3]["events"])
-    board.wait(wanted, (), earlier, done)
+    board.wait(wanted, came, earlier, done)
     try:
         coordinator = Coordinator(
             method,

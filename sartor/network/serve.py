@@ -182,14 +182,14 @@ def serve(
     board.show(coordinator, "training")
     try:
         _rounds(coordinator, folder, plan, progress, board)
+        coordinator.deploy()
+        network = {**fixed, "events": coordinator.office.events, "wire": _wire(coordinator)}
+        about = {"network": network, "method": method.name, "task": task.kind}
+        result = coordinator.result({**folder.config, **about})
+        folder.write_result(result)
     except BaseException:
         board.show(coordinator, "stopped")
         raise
-    coordinator.deploy()
-    network = {**fixed, "events": coordinator.office.events, "wire": _wire(coordinator)}
-    about = {"network": network, "method": method.name, "task": task.kind}
-    result = coordinator.result({**folder.config, **about})
-    folder.write_result(result)
     board.show(coordinator, "done")
     return result
 

@@ -323,7 +323,7 @@ def resolved(
         "eval_every": settings.eval_every,
         "points": list(settings.points),
         "checkpoint_every": settings.checkpoint_every,
-        "task": None if task.criterion is given else task.kind,
+        "task": task.measured_as,
         "rebuild": facts_of(method, task, record.predict is not None, federations),
         "early_stopping": None if settings.stopping is None else dict(vars(settings.stopping)),
         "data": first.describe(),

@@ -173,6 +173,14 @@ class Task:
         return self.features(params, batch.x)
 
     @property
+    def measured_as(self) -> str | None:
+        """Its kind, or None where the network gives its own loss; names a yardstick.
+
+        See ``sartor.yardstick``.
+        """
+        return None if self.criterion is given else self.kind
+
+    @property
     def feature_dim(self) -> int:
         """The number of features that the head receives."""
         return self._linear_head()[1].in_features

@@ -593,22 +593,24 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     looked = []
     for _ in range(5):
         sim.step()
-        looked.append(not sim._clocks)
+        looked.append(not sim.books.unread)
     assert looked == [True, False, True, False, True]
-    walls = sim.seconds["round"]
+    walls = sim.books.seconds["round"]
     assert walls[1] == walls[2]
     assert walls[3] == walls[4]
-    assert len(walls) == len(sim.seconds["train"]) == 5
-    assert all(0 < part <= whole for part, whole in zip(sim.seconds["train"], walls, strict=True))
+    assert len(walls) == len(sim.books.seconds["train"]) == 5
+    assert all(
+        0 < part <= whole for part, whole in zip(sim.books.seconds["train"], walls, strict=True)
+    )
     again = simulation(
         build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=5
     )
     again.rounds.queued = True
     again.step()
     again.step()
-    assert again._clocks
+    assert again.books.unread
     assert len(again.state()[2]["seconds"]["train"]) == 2
-    assert not again._clocks
+    assert not again.books.unread
 
 
 # ---- memory --------------------------------------------------------------------------------------

@@ -24,10 +24,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Put plain torch in the place of the kernels; returns what was launched."""
     calls: list[str] = []
 
-    def product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tuple[Tensor, Tensor]:
+    def product(
+        a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
+    ) -> tuple[Tensor, Tensor]:
         calls.append("sums" if sums else "product")
+        a = a if mask is None else torch.where(mask <= 0, 0.0, a)
         out = a @ b if bias is None else a @ b + bias[:, None, :]
-        return out, a.sum(2)
+        return out.relu() if rectify else out, a.sum(2)
 
     def losses(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
         calls.append("losses")
@@ -39,14 +42,17 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         slopes = (rows.softmax(-1) - hot) * kept * g.reshape(-1, 1)
         return slopes.reshape(s.shape)
 
-    def pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
+    def pool(x: Tensor, g: Tensor | None, kernel: Any, rectify: bool) -> Tensor:
         calls.append("pool")
         planes = x.reshape(1, -1, *x.shape[-2:])
         found, where = F.max_pool2d(planes, tuple(kernel), return_indices=True)
         if g is None:
+            found = found.relu() if rectify else found
             return found.reshape(*x.shape[:-2], *found.shape[-2:])
+        g = g.reshape(found.shape)
+        g = torch.where(found <= 0, 0.0, g) if rectify else g
         spread = torch.zeros_like(planes).flatten(2)
-        spread.scatter_(2, where.flatten(2), g.reshape(found.shape).flatten(2))
+        spread.scatter_(2, where.flatten(2), g.flatten(2))
         return spread.reshape(x.shape)
 
     def mean(v: Tensor, m: Tensor, g: Tensor | None) -> Tensor:
@@ -61,6 +67,16 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             x + y * factor.reshape(-1, *(1,) * (x.dim() - 1)) for x, y in zip(a, b, strict=True)
         ]
 
+    def distance(a: list[Tensor], b: list[Tensor]) -> Tensor:
+        calls.append("sqdist")
+        return sum(((x - y) ** 2).flatten(1).sum(1) for x, y in zip(a, b, strict=True))  # type: ignore[return-value]
+
+    def difference(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+        calls.append("difference")
+        return [
+            (x - y) * factor.reshape(-1, *(1,) * (x.dim() - 1)) for x, y in zip(a, b, strict=True)
+        ]
+
     monkeypatch.setattr(layers, "usable", lambda *tensors: True)
     monkeypatch.setattr(layers, "takes_mean", lambda values, mask: values.dim() == 1)
     monkeypatch.setattr(leaves, "takes_addcmul", lambda a, b, f: not leaves._differentiating())
@@ -69,6 +85,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(layers, "_launch_pool", pool)
     monkeypatch.setattr(layers, "_launch_mean", mean)
     monkeypatch.setattr(leaves, "_launch_addcmul", update)
+    monkeypatch.setattr(leaves, "takes_sqdist", lambda a, b: True)
+    monkeypatch.setattr(leaves, "_launch_sqdist", distance)
+    monkeypatch.setattr(leaves, "_launch_difference", difference)
     return calls
 
 
@@ -139,6 +158,29 @@ def test_an_update_that_is_differentiated_stays_plain(launched: list[str]) -> No
     torch.testing.assert_close(found, grad(through)(w))
 
 
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_a_distance_and_its_derivatives(launched: list[str], lead: tuple[int, ...]) -> None:
+    params = _drawn(*lead)[0]
+    centre = {"w1": params["w1"].roll(1, -1), "w2": params["w2"].roll(1, -1)}
+
+    def far(p: Tree, q: Tree) -> Tensor:
+        return tree.sqdist({"w1": p["w1"].sin(), "w2": p["w2"]}, q) ** 2
+
+    def curved(p: Tree, q: Tree) -> Tensor:
+        return tree.dot(grad(far)(p, q), tree.map(torch.cos, p))
+
+    functions: list[Any] = [far, grad(far), grad(far, argnums=1), grad(curved)]
+    mine = {name: params[name] for name in ("w1", "w2")}
+    for fn in functions:
+        for _ in lead:
+            fn = vmap(fn)
+        plain = fn(mine, tree.scale(centre, 0.5))
+        with LaneOperations():
+            found = fn(mine, tree.scale(centre, 0.5))
+        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+    assert {"sqdist", "difference"} <= set(launched)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -181,6 +223,7 @@ def test_kernels_are_for_cuda() -> None:
     assert not layers.takes_cross_entropy(x, torch.zeros(3, dtype=torch.int64))
     assert not layers.takes_pool(x[None, None], (2, 2))
     assert not layers.takes_mean(x[0], x[0] > 0)
+    assert not leaves.takes_sqdist([x, x], [x, x])
     assert not leaves.takes_addcmul([x, x], [x, x], torch.tensor(1.0))
     assert not leaves.takes_settle([x[None], x[None]], [x[None], x[None]])
 

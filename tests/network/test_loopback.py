@@ -107,7 +107,7 @@ def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]
         out |= {f"{point}/{split}/correct": scores.correct, f"{point}/{split}/loss": scores.loss}
     ledger = sim.ledger()
     out |= {name: getattr(ledger, name) for name in (*COUNTERS, *ONCE)}
-    for k, snap in enumerate(sim.snapshots):
+    for k, snap in enumerate(sim.books.snapshots):
         out |= {f"snap/{k}/{name}": np.asarray(v) for name, v in snap.items()}
         for name in (
             next(iter(clients.values())).seen[k] if next(iter(clients.values())).seen else ()

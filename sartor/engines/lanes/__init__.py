@@ -9,7 +9,8 @@ way.
 | ``conv2d`` | ``convolution``: Triton kernels, or patches and one batched product | ``native`` |
 | ``max_pool2d`` | ``layers`` | ``native``, or ``pooling`` |
 | ``linear``, ``cross_entropy``, ``sartor.task.masked_mean`` | ``layers`` | |
-| ``sartor.tree.addcmul`` | ``leaves``: all leaves in one launch | |
+| ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
+| ``sartor.tree.addcmul``, ``sqdist`` | ``leaves``: all leaves in one launch | |
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from torch.overrides import TorchFunctionMode
 
 from sartor import tree
 from sartor.engines.lanes import convolution, layers, leaves, native, pooling
+from sartor.engines.lanes.fusion import Fusion, Pass
 from sartor.task import masked_mean
 
 
@@ -55,10 +57,12 @@ def _conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
     return None if fixed is None else convolution.lane_conv2d(*fixed)
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+def _linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False
+) -> Tensor | None:
     if not layers.takes_linear(input, weight, bias):
         return None
-    return layers.linear(input, weight, bias)
+    return layers.linear(input, weight, bias, rectify)
 
 
 def _cross_entropy(
@@ -79,9 +83,11 @@ _ENTROPY_DEFAULTS = {
 }
 
 
-def _max_pool2d(*args: Any, **kwargs: Any) -> Tensor | None:
+def _max_pool2d(*args: Any, rectify: bool = False, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
-    return layers.max_pool2d(x, kernel) if kernel and layers.takes_pool(x, kernel) else None
+    if kernel is None or not layers.takes_pool(x, kernel):
+        return None
+    return layers.max_pool2d(x, kernel, rectify)
 
 
 def _windows(
@@ -113,6 +119,10 @@ def _addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] |
     return leaves.addcmul(a, b, factor) if leaves.takes_addcmul(a, b, factor) else None
 
 
+def _sqdist(a: list[Tensor], b: list[Tensor]) -> Tensor | None:
+    return leaves.sqdist(a, b) if leaves.takes_sqdist(a, b) else None
+
+
 def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     fixed = convolution.arguments(*args, **kwargs)
     return None if fixed is None else convolution.native_conv2d(*fixed)
@@ -136,7 +146,31 @@ class LaneOperations(_Operations):
         torch.max_pool2d: _max_pool2d,
         masked_mean: _mean,
         tree.addcmul_leaves: _addcmul,
+        tree.sqdist_leaves: _sqdist,
     }
+
+    def __init__(self, fusion: Fusion | None = None) -> None:
+        """Begin a pass; ``fusion`` says which ReLUs their neighbours compute."""
+        super().__init__()
+        self.fused: Pass | None = None if fusion is None else fusion.begin()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Catch as all of them do; and ReLUs."""
+        if self.fused is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        return self.fused.call(
+            func,
+            lambda *a, **k: super(LaneOperations, self).__torch_function__(func, types, a, k),
+            self.forms.get(func),
+            args,
+            kwargs or {},
+        )
 
 
 class CoreOperations(_Operations):

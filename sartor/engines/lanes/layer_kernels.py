@@ -20,62 +20,95 @@ def _jit(*plain):
     )
 
 
-@_jit("a_lane", "b_lane", "bias_lane")
+@_jit("a_lane", "b_lane", "bias_lane", "mask_lane")
 def product(
     a,
     b,
     bias,
+    mask,
     out,
     sums,
     a_lane,
     b_lane,
     bias_lane,
+    mask_lane,
     M,
     N,
     K,
+    share,
     am,
     ak,
     bk,
     bn,
+    mm,
+    mk,
     HAS_BIAS: tl.constexpr,
+    MASKED: tl.constexpr,
+    RECTIFY: tl.constexpr,
     SUMS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum the columns of a."""
+    """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum the columns of a.
+
+    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0. A program
+    adds up ``share`` products; where that is not all K, there is an outcome for every part.
+    """
     lane = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(N, BN)
     m = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
     n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
     a += lane * a_lane
     b += lane * b_lane
+    mask += lane * mask_lane
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    plain = tl.zeros((BM,), dtype=tl.float32)
-    for start in range(0, K, BK):
+    begin = tl.program_id(2) * share
+    for start in range(begin, tl.minimum(begin + share, K), BK):
         k = start + tl.arange(0, BK)
         left = tl.load(
             a + (m[:, None] * am + k[None, :] * ak),
             mask=(m < M)[:, None] & (k < K)[None, :],
             other=0.0,
         )
+        if MASKED:
+            over = tl.load(
+                mask + (m[:, None] * mm + k[None, :] * mk),
+                mask=(m < M)[:, None] & (k < K)[None, :],
+                other=0.0,
+            )
+            left = tl.where(over <= 0, 0.0, left).to(left.dtype)
         right = tl.load(
             b + (k[:, None] * bk + n[None, :] * bn),
             mask=(k < K)[:, None] & (n < N)[None, :],
             other=0.0,
         )
         acc = tl.dot(left, right, acc, input_precision=PRECISION)
-        if SUMS:
-            plain += tl.sum(left.to(tl.float32), axis=1)
     if HAS_BIAS:
         shift = tl.load(bias + lane * bias_lane + n, mask=n < N, other=0.0).to(tl.float32)
         acc += shift[None, :]
-    into = out + lane * M * N + (m[:, None] * N + n[None, :])
+    if RECTIFY:
+        acc = tl.where(acc < 0, 0.0, acc)
+    part = lane * tl.num_programs(2) + tl.program_id(2)
+    into = out + part * M * N + (m[:, None] * N + n[None, :])
     tl.store(into, acc.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
-    if SUMS:
-        first = (m < M) & (tl.program_id(0) % tiles == 0)
-        tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=first)
+    if SUMS:  # noqa: SIM102 (known when this is compiled)
+        # By one program of a row of tiles, after its product: a sum inside the loop above would
+        # make every program exchange numbers between its threads.
+        if tl.program_id(0) % tiles == 0:
+            plain = tl.zeros((BM,), dtype=tl.float32)
+            for start in range(0, K, BK):
+                k = start + tl.arange(0, BK)
+                inside = (m < M)[:, None] & (k < K)[None, :]
+                left = tl.load(a + (m[:, None] * am + k[None, :] * ak), mask=inside, other=0.0)
+                if MASKED:
+                    over = tl.load(
+                        mask + (m[:, None] * mm + k[None, :] * mk), mask=inside, other=0.0
+                    )
+                    left = tl.where(over <= 0, 0.0, left).to(left.dtype)
+                plain += tl.sum(left.to(tl.float32), axis=1)
+            tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=m < M)
 
 
 @_jit("rows")
@@ -110,11 +143,12 @@ def cross_entropy(
 @_jit("total")
 def pool(
     x, grad, out, total, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, RECTIFY: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take the largest value of every window; or give its gradient to the first that has it.
 
+    RECTIFY: what is below 0 becomes 0, and gets no gradient.
     Places are 64-bit numbers only where they must be: they cost twice the arithmetic.
     """
     first = tl.program_id(0).to(tl.int64) if WIDE else tl.program_id(0)
@@ -133,10 +167,14 @@ def pool(
         where = tl.where(larger, k, where)
     if GRAD:
         slope = tl.load(grad + n, mask=live, other=0.0)
+        if RECTIFY:
+            slope = tl.where(best <= 0, 0.0, slope).to(slope.dtype)
         for k in tl.static_range(KH * KW):
             into = out + corner + ((k // KW) * W + k % KW)
             tl.store(into, tl.where(where == k, slope, 0.0).to(out.dtype.element_ty), mask=live)
     else:
+        if RECTIFY:
+            best = tl.where(best < 0, 0.0, best)
         tl.store(out + n, best.to(out.dtype.element_ty), mask=live)
 
 

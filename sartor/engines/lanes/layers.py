@@ -25,10 +25,13 @@ from sartor.engines.lanes.shapes import (
     merge,
     part,
     power,
+    side_by_side,
     usable,
 )
 
-_MOST_WEIGHTS = 1 << 20  # of a dense layer; a library multiplies larger ones faster
+_MOST_WEIGHTS = 1 << 20  # of a dense layer; a library multiplies larger ones faster,
+_FEW_ROWS = 16  # except for batches as small as this
+_LONG = 1024  # sums of so many products are cut in parts where that fills the device
 _MOST_CLASSES = 1024
 _IGNORED = -100  # the label that torch's cross-entropy leaves out
 
@@ -47,13 +50,21 @@ def _kernels() -> Any:
 def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Say whether the kernels serve this layer."""
     given = (x, weight) if bias is None else (x, weight, bias)
-    return usable(*given) and x.dim() >= 2 and weight.numel() <= _MOST_WEIGHTS
+    small = weight.numel() <= _MOST_WEIGHTS or x.numel() <= _FEW_ROWS * x.shape[-1]
+    return usable(*given) and x.dim() >= 2 and small
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """Return x·Wᵀ + b for one client, as ``F.linear``: x (..., I), weight (O, I), bias (O)."""
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
+    """Return x·Wᵀ + b for one client, as ``F.linear``; with ``rectify`` what is below 0 becomes 0.
+
+    Args:
+        x: (..., I).
+        weight: (O, I).
+        bias: (O), or None.
+        rectify: whether ``F.relu`` follows.
+    """
     flat = x.reshape(-1, x.shape[-1])
-    out: Tensor = _Linear.apply(flat, weight, bias)
+    out: Tensor = _Linear.apply(flat, weight, bias, rectify)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
@@ -63,147 +74,196 @@ class _Linear(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool) -> Tensor:
         row = None if bias is None else bias[None]
-        return lane_product(x[None], weight.mT[None], row)[0]
+        return lane_product(x[None], weight.mT[None], row, None, rectify)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, bias = inputs
-        ctx.save_for_backward(x, weight)
+        x, weight, bias, rectify = inputs
+        ctx.save_for_backward(x, weight, *((output,) if rectify else ()))
         ctx.biased = bias is not None
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight = ctx.saved_tensors
-        to_x = to_weight = to_bias = None
-        if ctx.needs_input_grad[0]:
-            to_x = _Product.apply(grad, weight)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            to_weight, to_bias = _ProductAndSums.apply(grad.mT, x)
-        return to_x, to_weight, to_bias if ctx.biased else None
+        x, weight, *rectified = ctx.saved_tensors
+        mask = rectified[0] if rectified else None
+
+        def of_weight() -> tuple[Tensor | None, Tensor | None]:
+            if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
+                return None, None
+            turned = None if mask is None else mask.mT
+            found: tuple[Tensor, Tensor] = _ProductAndSums.apply(grad.mT, x, turned)
+            return found
+
+        def of_x() -> Tensor | None:
+            return _Product.apply(grad, weight, mask) if ctx.needs_input_grad[0] else None
+
+        (to_weight, to_bias), to_x = side_by_side(grad, of_weight, of_x)
+        return to_x, to_weight, to_bias if ctx.biased else None, None
 
 
 class _Product(torch.autograd.Function):
-    """The product of two matrices."""
+    """The product of two matrices; the left one counts only where ``mask`` is above 0."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor) -> Tensor:
-        return lane_product(a[None], b[None], None)[0]
+    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
+        return lane_product(a[None], b[None], None, None if mask is None else mask[None], False)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*(given for given in inputs if given is not None))
 
     @staticmethod
-    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        return along @ b.mT, a.mT @ along
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b, *mask = ctx.saved_tensors
+        return _kept(along @ b.mT, mask), _kept(a, mask).mT @ along, None
 
 
 class _ProductAndSums(torch.autograd.Function):
-    """The product of two matrices, and the sums of the left one's rows."""
+    """The product of two matrices, and the sums of the left one's rows; masked as ``_Product``."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-        product, sums = lane_product_and_sums(a[None], b[None])
+    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        lanes = (a[None], b[None], None if mask is None else mask[None])
+        product, sums = lane_product_and_sums(*lanes)
         return product[0], sums[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*inputs)
+        ctx.save_for_backward(*(given for given in inputs if given is not None))
 
     @staticmethod
-    def backward(ctx: Any, along: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
-        a, b = ctx.saved_tensors
-        return along @ b.mT + sums[:, None], a.mT @ along
+    def backward(ctx: Any, along: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b, *mask = ctx.saved_tensors
+        return _kept(along @ b.mT + sums[:, None], mask), _kept(a, mask).mT @ along, None
+
+
+def _kept(values: Tensor, mask: list[Tensor]) -> Tensor:
+    """Return the values where the mask, if there is one, is above 0 (or no number), else 0."""
+    return torch.where(mask[0] <= 0, 0.0, values) if mask else values
 
 
 @torch.library.custom_op(
     "sartor::lane_product",
     mutates_args=(),
-    schema="(Tensor a, Tensor b, Tensor? bias) -> Tensor",
+    schema="(Tensor a, Tensor b, Tensor? bias, Tensor? mask, bool rectify) -> Tensor",
 )
-def lane_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
-    """Return a (L, M, K) · b (L, K, N), plus a row (L, N)."""
-    return _launch_product(a, b, bias, False)[0]
+def lane_product(
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool
+) -> Tensor:
+    """Return a (L, M, K) · b (L, K, N), plus a row (L, N); a counts where ``mask`` is above 0."""
+    return _launch_product(a, b, bias, mask, rectify, False)[0]
 
 
 @torch.library.custom_op(
     "sartor::lane_product_and_sums",
     mutates_args=(),
-    schema="(Tensor a, Tensor b) -> (Tensor, Tensor)",
+    schema="(Tensor a, Tensor b, Tensor? mask) -> (Tensor, Tensor)",
 )
-def lane_product_and_sums(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """Return a (L, M, K) · b (L, K, N), and the sums of a's rows (L, M)."""
-    return _launch_product(a, b, None, True)
+def lane_product_and_sums(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return a (L, M, K) · b (L, K, N), and the sums of a's rows (L, M); masked as the product."""
+    return _launch_product(a, b, None, mask, False, True)
 
 
 @lane_product.register_fake
-def _(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+def _(a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool) -> Tensor:
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
 
 
 @lane_product_and_sums.register_fake
-def _(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2]), a.new_empty(a.shape[:2])
 
 
 @lane_product.register_vmap
-def _(info: Any, in_dims: Any, a: Any, b: Any, bias: Any) -> Any:
+def _(info: Any, in_dims: Any, a: Any, b: Any, bias: Any, mask: Any, rectify: bool) -> Any:
     size = info.batch_size
-    given = (merge(t, dim, size) for t, dim in zip((a, b, bias), in_dims, strict=True))
-    return part(lane_product(*given), size), 0
+    given = (merge(t, dim, size) for t, dim in zip((a, b, bias, mask), in_dims, strict=False))
+    return part(lane_product(*given, rectify), size), 0
 
 
 @lane_product_and_sums.register_vmap
-def _(info: Any, in_dims: Any, a: Any, b: Any) -> Any:
+def _(info: Any, in_dims: Any, a: Any, b: Any, mask: Any) -> Any:
     size = info.batch_size
-    given = (merge(t, dim, size) for t, dim in zip((a, b), in_dims, strict=True))
+    given = (merge(t, dim, size) for t, dim in zip((a, b, mask), in_dims, strict=True))
     product, sums = lane_product_and_sums(*given)
     return (part(product, size), part(sums, size)), (0, 0)
 
 
-def _launch_product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tuple[Tensor, Tensor]:
+def _launch_product(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    rectify: bool,
+    sums: bool,
+) -> tuple[Tensor, Tensor]:
     lanes, rows, inner = a.shape
     columns = b.shape[2]
+    tall, wide, deep, warps = _tile(rows, columns, lanes, forwards=b.stride(1) == 1)
+    tiles = ceil(rows, tall) * ceil(columns, wide)
+    plain = mask is None and not sums
+    parts = ceil(2 * PROGRAMS, tiles * lanes) if plain and inner >= _LONG else 1
+    share = ceil(ceil(inner, parts), deep) * deep
+    parts = ceil(inner, share)
     bias = None if bias is None else dense(bias)
     out = a.new_empty(lanes, rows, columns)
     total = a.new_empty(lanes, rows) if sums else out
-    tall, wide, warps = 32, 64, 4
-    if ceil(rows, tall) * ceil(columns, wide) * lanes < PROGRAMS:
-        tall, wide, warps = 16, 32, 2
+    into = out if parts == 1 else a.new_empty(lanes, parts, rows, columns, dtype=torch.float32)
+    alone = parts == 1  # then the kernel adds the row itself
+    over = a if mask is None else mask
     with torch.cuda.device_of(a):
-        _kernels().product[(ceil(rows, tall) * ceil(columns, wide), lanes)](
+        _kernels().product[(tiles, lanes, parts)](
             a,
             b,
             a if bias is None else bias,
-            out,
+            over,
+            into,
             total,
             a.stride(0),
             b.stride(0),
             0 if bias is None else bias.stride(0),
+            over.stride(0),
             rows,
             columns,
             inner,
+            share,
             a.stride(1),
             a.stride(2),
             b.stride(1),
             b.stride(2),
-            HAS_BIAS=bias is not None,
+            over.stride(1),
+            over.stride(2),
+            HAS_BIAS=bias is not None and alone,
+            MASKED=mask is not None,
+            RECTIFY=rectify and alone,
             SUMS=sums,
             BM=tall,
             BN=wide,
-            BK=32,
+            BK=deep,
             PRECISION=PRECISION,
             num_warps=warps,
             num_stages=3,
         )
+    if not alone:
+        whole = into.sum(1) if bias is None else into.sum(1) + bias[:, None]
+        out.copy_(whole.relu_() if rectify else whole)
     return out, total
+
+
+def _tile(rows: int, columns: int, lanes: int, forwards: bool) -> tuple[int, int, int, int]:
+    """Choose rows, columns and depth of a tile, and its warps; by timings on an H200.
+
+    Forwards the right matrix is a transposed one, which wants narrow tiles.
+    """
+    if ceil(rows, 32) * ceil(columns, 64) * lanes >= PROGRAMS:
+        return (64, 32, 32, 2) if forwards else (32, 64, 32, 2)
+    return (32, 16, 64, 2) if forwards else (16, 32, 32, 4)
 
 
 # ---- cross-entropy ------------------------------------------------------------------------------
@@ -340,9 +400,12 @@ def takes_pool(x: Tensor, kernel: tuple[int, int]) -> bool:
     return fits and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and usable(x)
 
 
-def max_pool2d(x: Tensor, kernel: tuple[int, int]) -> Tensor:
-    """Return the largest value of every window: ``F.max_pool2d(x, kernel)``."""
-    found: Tensor = _Pool.apply(x, kernel)
+def max_pool2d(x: Tensor, kernel: tuple[int, int], rectify: bool = False) -> Tensor:
+    """Return the largest value of every window, as ``F.max_pool2d(x, kernel)``.
+
+    With ``rectify`` what is below 0 becomes 0: ``F.relu`` before or after gives the same.
+    """
+    found: Tensor = _Pool.apply(x, kernel, rectify)
     return found
 
 
@@ -352,22 +415,23 @@ class _Pool(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, kernel: tuple[int, int]) -> Tensor:
-        return pooled(x, kernel)
+    def forward(x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
+        return pooled(x, kernel, rectify)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.kernel = inputs
+        x, ctx.kernel, ctx.rectify = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
 
     @staticmethod
-    def jvp(ctx: Any, along: Tensor, _: Any) -> Tensor:
-        return _taken(along, ctx.saved_tensors[0], ctx.kernel)
+    def jvp(ctx: Any, along: Tensor, *_: Any) -> Tensor:
+        return _taken(along, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        return _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel), None
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        found = _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
+        return found, None, None
 
 
 class _PoolGrad(torch.autograd.Function):
@@ -376,69 +440,80 @@ class _PoolGrad(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(grad: Tensor, x: Tensor, kernel: tuple[int, int]) -> Tensor:
-        return unpooled(grad, x, kernel)
+    def forward(grad: Tensor, x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
+        return unpooled(grad, x, kernel, rectify)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, x, ctx.kernel = inputs
+        _, x, ctx.kernel, ctx.rectify = inputs
         ctx.save_for_backward(x)
         ctx.save_for_forward(x)
 
     @staticmethod
     def jvp(ctx: Any, grad: Tensor | None, *_: Any) -> Tensor | None:
-        return None if grad is None else _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel)
+        if grad is None:
+            return None
+        found: Tensor = _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
+        return found
 
     @staticmethod
-    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, None, None]:
-        return _taken(along, ctx.saved_tensors[0], ctx.kernel), None, None
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, None, None, None]:
+        found = _taken(along, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
+        return found, None, None, None
 
 
-def _taken(along: Tensor, x: Tensor, kernel: tuple[int, int]) -> Tensor:
-    """Return what stands where the largest value of every window of x is."""
-    where = F.max_pool2d(x, kernel, return_indices=True)[1]
-    return along.flatten(2).gather(2, where.flatten(2)).reshape(where.shape)
+def _taken(along: Tensor, x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
+    """Return what stands where the largest value of every window of x is, if it counts."""
+    largest, where = F.max_pool2d(x, kernel, return_indices=True)
+    found = along.flatten(2).gather(2, where.flatten(2)).reshape(where.shape)
+    return _kept(found, [largest] if rectify else [])
 
 
 @torch.library.custom_op(
-    "sartor::pooled", mutates_args=(), schema="(Tensor x, SymInt[] kernel) -> Tensor"
+    "sartor::pooled",
+    mutates_args=(),
+    schema="(Tensor x, SymInt[] kernel, bool rectify=False) -> Tensor",
 )
-def pooled(x: Tensor, kernel: Any) -> Tensor:
+def pooled(x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
     """Pool planes (..., H, W)."""
-    return _launch_pool(x, None, kernel)
+    return _launch_pool(x, None, kernel, rectify)
 
 
 @torch.library.custom_op(
-    "sartor::unpooled", mutates_args=(), schema="(Tensor g, Tensor x, SymInt[] kernel) -> Tensor"
+    "sartor::unpooled",
+    mutates_args=(),
+    schema="(Tensor g, Tensor x, SymInt[] kernel, bool rectify=False) -> Tensor",
 )
-def unpooled(g: Tensor, x: Tensor, kernel: Any) -> Tensor:
+def unpooled(g: Tensor, x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
     """Return the gradient of planes x (..., H, W) from that of what they were pooled to."""
-    return _launch_pool(x, g, kernel)
+    return _launch_pool(x, g, kernel, rectify)
 
 
 @pooled.register_fake
-def _(x: Tensor, kernel: Any) -> Tensor:
+def _(x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
     return x.new_empty(*x.shape[:-2], x.shape[-2] // kernel[0], x.shape[-1] // kernel[1])
 
 
 @unpooled.register_fake
-def _(g: Tensor, x: Tensor, kernel: Any) -> Tensor:
+def _(g: Tensor, x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
     return x.new_empty(x.shape)
 
 
 @pooled.register_vmap
-def _(info: Any, in_dims: Any, x: Any, kernel: Any) -> Any:
-    return pooled(*_front(info, in_dims[:1], x), kernel), 0
+def _(info: Any, in_dims: Any, x: Any, *rest: Any) -> Any:
+    return pooled(*_front(info, in_dims[:1], x), *rest), 0
 
 
 @unpooled.register_vmap
-def _(info: Any, in_dims: Any, g: Any, x: Any, kernel: Any) -> Any:
-    return unpooled(*_front(info, in_dims[:2], g, x), kernel), 0
+def _(info: Any, in_dims: Any, g: Any, x: Any, *rest: Any) -> Any:
+    return unpooled(*_front(info, in_dims[:2], g, x), *rest), 0
 
 
-def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
+def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any, rectify: bool) -> Tensor:
     if native.serves(x):
-        return native.pooled(x, kernel) if g is None else native.unpooled(g, x, kernel)
+        if g is None:
+            return native.pooled(x, kernel, rectify)
+        return native.unpooled(g, x, kernel, rectify)
     x = x.contiguous()
     height, width = x.shape[-2:]
     rows, columns = height // kernel[0], width // kernel[1]
@@ -463,6 +538,7 @@ def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
             KH=kernel[0],
             KW=kernel[1],
             GRAD=g is not None,
+            RECTIFY=rectify,
             WIDE=x.numel() > MOST_ELEMENTS - block * kernel[0] * kernel[1],
             BLOCK=block,
             num_warps=8,  # one window a thread: more would be exchanged between threads

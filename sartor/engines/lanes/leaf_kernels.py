@@ -40,6 +40,42 @@ def addcmul(
 
 
 @_jit()
+def difference(
+    out, a, b, factor, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return factor·(a − b); see ``addcmul``."""
+    block = tl.program_id(0)
+    lane = tl.program_id(1).to(tl.int64)
+    scale = tl.load(factor + lane)
+    for i in tl.static_range(COUNT):
+        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
+            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
+            inside = n < SIZES[i]
+            left = tl.load(a[i] + lane * A[i] + n, mask=inside)
+            right = tl.load(b[i] + lane * B[i] + n, mask=inside)
+            tl.store(out[i] + lane * SIZES[i] + n, scale * (left - right), mask=inside)
+
+
+@_jit()
+def sqdist(
+    partial, a, b, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum (a − b)² over each block: partial (lanes, blocks); see ``addcmul``."""
+    block = tl.program_id(0)
+    lane = tl.program_id(1).to(tl.int64)
+    for i in tl.static_range(COUNT):
+        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
+            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
+            inside = n < SIZES[i]
+            left = tl.load(a[i] + lane * A[i] + n, mask=inside, other=0.0).to(tl.float32)
+            right = tl.load(b[i] + lane * B[i] + n, mask=inside, other=0.0).to(tl.float32)
+            apart = left - right
+            tl.store(partial + lane * FIRST[COUNT] + block, tl.sum(apart * apart, axis=0))
+
+
+@_jit()
 def settle(
     into, values, limit, counter, TO: tl.constexpr, FROM: tl.constexpr, SIZES: tl.constexpr,
     FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import importlib.util
 import math
+from collections.abc import Callable
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+A = TypeVar("A")
+B = TypeVar("B")
 DTYPES = (torch.float32, torch.bfloat16)
 PRECISION = "tf32x3"
 """Of float32 products: three tensor-core products, as exact as "ieee" and faster."""
@@ -68,3 +72,30 @@ def power(number: int, least: int = 8) -> int:
 def ceil(number: int, by: int) -> int:
     """Divide, rounding up."""
     return -(-number // by)
+
+
+def side_by_side(like: Tensor, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """Do two things that do not need each other; where a graph is recorded, at the same time.
+
+    Small kernels leave most of a GPU idle, so two of them take hardly longer than one. Both begin
+    after all that was launched before, and what follows waits for both.
+
+    Args:
+        like: a tensor on the device in question.
+        first: done on another stream.
+        second: done on this one.
+    """
+    if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return first(), second()
+    here, aside = torch.cuda.current_stream(), _stream_aside(torch.cuda.current_device())
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        one = first()
+    other = second()
+    here.wait_stream(aside)
+    return one, other
+
+
+@cache
+def _stream_aside(device: int) -> Any:
+    return torch.cuda.Stream(device)

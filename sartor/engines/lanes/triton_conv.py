@@ -27,10 +27,12 @@ from sartor.engines.lanes.shapes import (
     merge,
     part,
     power,
+    side_by_side,
     usable,
 )
 
 _MOST_GROUP = 8  # channels of a thread, in the kernels for few channels
+_FEW_PROGRAMS = 200  # with fewer, tensor cores give the gradient of the input sooner
 _MOST_SPLITS = 64  # shares of the sum over positions; more would make the partial sums large
 
 
@@ -120,12 +122,23 @@ class _Forward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, weight = ctx.saved_tensors
-        to_x = to_weight = to_bias = None
-        if ctx.needs_input_grad[0]:
-            to_x = _InputGrad.apply(grad, weight, tuple(x.shape[2:]), ctx.stride, ctx.padding)
-        if ctx.needs_input_grad[1] or ctx.needs_input_grad[2]:
-            kernel = tuple(weight.shape[2:])
-            to_weight, to_bias = _WeightGrad.apply(x, grad, kernel, ctx.stride, ctx.padding)
+        rest = (ctx.stride, ctx.padding)
+
+        def of_weight() -> tuple[Tensor | None, Tensor | None]:
+            if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
+                return None, None
+            found: tuple[Tensor, Tensor] = _WeightGrad.apply(
+                x, grad, tuple(weight.shape[2:]), *rest
+            )
+            return found
+
+        def of_x() -> Tensor | None:
+            if not ctx.needs_input_grad[0]:
+                return None
+            found: Tensor = _InputGrad.apply(grad, weight, tuple(x.shape[2:]), *rest)
+            return found
+
+        (to_weight, to_bias), to_x = side_by_side(grad, of_weight, of_x)
         return to_x, to_weight, to_bias if ctx.biased else None, None, None
 
 
@@ -406,7 +419,8 @@ def _launch_input_grad(
     positions = batch * size[0] * size[1]
     shapes = _shapes(out, w.shape[1], w.shape[3:], stride, padding, g.shape[3:])
     group = _group(w.shape[2], _MOST_GROUP)
-    if w.shape[2] <= _MOST_GROUP and w.shape[1] <= 32:
+    programs = ceil(positions, 256) * lanes
+    if w.shape[2] <= _MOST_GROUP and w.shape[1] <= 32 and programs >= _FEW_PROGRAMS:
         with torch.cuda.device_of(g):
             _kernels().input_grad_few[(ceil(positions, 256), lanes, w.shape[2] // group)](
                 g,

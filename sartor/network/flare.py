@@ -350,7 +350,11 @@ class FlareClient:
             elif kind == "bye":
                 return str(reply.get_header("text"))
             elif kind == "refused":
-                raise NetworkError(f"The server refuses: {reply.get_header('text')}.")
+                raise NetworkError(
+                    f"The server refuses: {reply.get_header('text')}. Ask whoever keeps the "
+                    "project's keys for a kit that counts (sartor keys client NAME), or stop the "
+                    "other process that has this one."
+                )
         return None
 
     def _work(self, order: Any) -> None:

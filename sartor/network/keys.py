@@ -241,7 +241,7 @@ def _check_names(names: Sequence[str], host: str | None = None) -> None:
     if faults or SERVER in names or len(set(names)) != len(names):
         raise ConfigError(
             f"Client names must differ and hold letters, digits, - and _ (not {SERVER!r}), got "
-            f"{', '.join(map(repr, names))}."
+            f"{', '.join(map(repr, names))}; choose others, such as north or site-1."
         )
     if host in names:
         raise ConfigError(

@@ -255,7 +255,10 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         header = json.loads(metadata[_HEADER])
     except (KeyError, ValueError) as error:
-        raise RunFolderError(f"{path} is a safetensors file, but not one of Sartor's.") from error
+        raise RunFolderError(
+            f"{path} is a safetensors file, but not one of Sartor's; give a file of a run folder "
+            "(safetensors itself reads files of other programs)."
+        ) from error
     check_format(header.get("format"), path)
     return unflatten(leaves, header["empty"]), header["meta"]
 

@@ -35,7 +35,6 @@ def product(
     M,
     N,
     K,
-    share,
     am,
     ak,
     bk,
@@ -53,8 +52,7 @@ def product(
 ):
     """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum the columns of a.
 
-    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0. A program
-    adds up ``share`` products; where that is not all K, there is an outcome for every part.
+    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0.
     """
     lane = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(N, BN)
@@ -64,8 +62,7 @@ def product(
     b += lane * b_lane
     mask += lane * mask_lane
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    begin = tl.program_id(2) * share
-    for start in range(begin, tl.minimum(begin + share, K), BK):
+    for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
         left = tl.load(
             a + (m[:, None] * am + k[None, :] * ak),
@@ -90,8 +87,7 @@ def product(
         acc += shift[None, :]
     if RECTIFY:
         acc = tl.where(acc < 0, 0.0, acc)
-    part = lane * tl.num_programs(2) + tl.program_id(2)
-    into = out + part * M * N + (m[:, None] * N + n[None, :])
+    into = out + lane * M * N + (m[:, None] * N + n[None, :])
     tl.store(into, acc.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
     if SUMS:  # noqa: SIM102 (known when this is compiled)
         # By one program of a row of tiles, after its product: a sum inside the loop above would

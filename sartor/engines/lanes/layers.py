@@ -29,9 +29,7 @@ from sartor.engines.lanes.shapes import (
     usable,
 )
 
-_MOST_WEIGHTS = 1 << 20  # of a dense layer; a library multiplies larger ones faster,
-_FEW_ROWS = 16  # except for batches as small as this
-_LONG = 1024  # sums of so many products are cut in parts where that fills the device
+_MOST_WEIGHTS = 1 << 20  # of a dense layer; a library multiplies larger ones faster
 _MOST_CLASSES = 1024
 _IGNORED = -100  # the label that torch's cross-entropy leaves out
 
@@ -50,8 +48,7 @@ def _kernels() -> Any:
 def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Say whether the kernels serve this layer."""
     given = (x, weight) if bias is None else (x, weight, bias)
-    small = weight.numel() <= _MOST_WEIGHTS or x.numel() <= _FEW_ROWS * x.shape[-1]
-    return usable(*given) and x.dim() >= 2 and small
+    return usable(*given) and x.dim() >= 2 and weight.numel() <= _MOST_WEIGHTS
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
@@ -206,24 +203,17 @@ def _launch_product(
     lanes, rows, inner = a.shape
     columns = b.shape[2]
     tall, wide, deep, warps = _tile(rows, columns, lanes, forwards=b.stride(1) == 1)
-    tiles = ceil(rows, tall) * ceil(columns, wide)
-    plain = mask is None and not sums
-    parts = ceil(2 * PROGRAMS, tiles * lanes) if plain and inner >= _LONG else 1
-    share = ceil(ceil(inner, parts), deep) * deep
-    parts = ceil(inner, share)
     bias = None if bias is None else dense(bias)
     out = a.new_empty(lanes, rows, columns)
     total = a.new_empty(lanes, rows) if sums else out
-    into = out if parts == 1 else a.new_empty(lanes, parts, rows, columns, dtype=torch.float32)
-    alone = parts == 1  # then the kernel adds the row itself
     over = a if mask is None else mask
     with torch.cuda.device_of(a):
-        _kernels().product[(tiles, lanes, parts)](
+        _kernels().product[(ceil(rows, tall) * ceil(columns, wide), lanes)](
             a,
             b,
             a if bias is None else bias,
             over,
-            into,
+            out,
             total,
             a.stride(0),
             b.stride(0),
@@ -232,16 +222,15 @@ def _launch_product(
             rows,
             columns,
             inner,
-            share,
             a.stride(1),
             a.stride(2),
             b.stride(1),
             b.stride(2),
             over.stride(1),
             over.stride(2),
-            HAS_BIAS=bias is not None and alone,
+            HAS_BIAS=bias is not None,
             MASKED=mask is not None,
-            RECTIFY=rectify and alone,
+            RECTIFY=rectify,
             SUMS=sums,
             BM=tall,
             BN=wide,
@@ -250,9 +239,6 @@ def _launch_product(
             num_warps=warps,
             num_stages=3,
         )
-    if not alone:
-        whole = into.sum(1) if bias is None else into.sum(1) + bias[:, None]
-        out.copy_(whole.relu_() if rectify else whole)
     return out, total
 
 

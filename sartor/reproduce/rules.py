@@ -188,7 +188,7 @@ def _crosses(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     gap = view.mean(rule["row"]) - view.mean(rule["than"])
     x = [view.places[column] for column in view.columns]
     if any(place is None for place in x):
-        raise ConfigError(f"{rule['claim']!r} needs columns with an x.")
+        raise ConfigError(f"{rule['claim']!r} needs columns with an x; give each its x = NUMBER.")
     found = crossings([float(place) for place in x if place is not None], gap)
     where = ", ".join(f"{place:.3g}" for place in found) or "nowhere"
     near = rule.get("near")
@@ -209,7 +209,10 @@ def _slope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     """Fit log V[row] = a + b log x by least squares, and compare b."""
     x = [view.places[column] for column in view.columns]
     if len(x) < 2 or any(place is None or place <= 0 for place in x):
-        raise ConfigError(f"{rule['claim']!r} needs two columns or more with an x above 0.")
+        raise ConfigError(
+            f"{rule['claim']!r} needs two columns or more with an x above 0; give each its "
+            "x = NUMBER."
+        )
     heights = view.mean(rule["row"])
     if (heights <= 0).any():
         return False, f"no logarithm of {heights.min():.4g}"
@@ -254,7 +257,10 @@ def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     """Evaluate "a < b" where both sides are arithmetic on v, sd (row, column) and mean(row)."""
     body = parse(rule["value"])
     if not isinstance(body, ast.Compare) or len(body.ops) != 1 or type(body.ops[0]) not in _COMPARE:
-        raise ConfigError(f"{rule['value']!r} is not one comparison of two numbers.")
+        raise ConfigError(
+            f"{rule['value']!r} is not one comparison of two numbers; write LEFT < RIGHT, with <, "
+            "<=, >, >= or ==."
+        )
 
     def words(function: str, given: list[str]) -> float | None:
         if function in ("v", "sd") and len(given) in (2, 3):

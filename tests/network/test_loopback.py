@@ -90,7 +90,7 @@ def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]
     states = []
     for i, client in enumerate(clients.values()):
         base = int(sim.store.base[i])
-        bench = client.bench
+        bench = client.workbench
         kept = (
             bench.vault.read(base)
             if base
@@ -270,8 +270,8 @@ def test_only_what_a_method_uploads_reaches_the_server(tmp_path: Path) -> None:
     private = [
         leaf.flatten().numpy().tobytes()
         for client in clients.values()
-        for number in client.bench.vault.numbers()
-        for key, leaf in tree.items(client.bench.vault.read(number)["client"])
+        for number in client.workbench.vault.numbers()
+        for key, leaf in tree.items(client.workbench.vault.read(number)["client"])
         if any(method.private(part) for part in key.split("/"))
     ]
     assert private

@@ -202,7 +202,8 @@ def test_the_figures_of_a_regression(houses: Comparison) -> None:
         for point in ("pre", "post")
         for curve in [houses["ditto"].measure_curve(point)[1]]
     ]
-    bars = sorted(bar.get_height() for bar in drawn["gain-by-client"].canvas.axes[-1].patches)
+    (drawing,) = drawn["gain-by-client"].canvas.axes[-1].collections
+    bars = sorted(float(path.vertices[1, 1]) for path in drawing.get_paths())
     assert bars == pytest.approx(sorted(houses["ditto"].gain(houses["local"]).column("gain")))
     shown = client_table(houses)
     assert "classes" not in shown.columns

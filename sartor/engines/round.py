@@ -274,7 +274,8 @@ class Rounds(Evaluation):
             return upload, costs, seconds
 
         careful = sparing(self.engine, work_on, halved_block, joined_work)
-        done = self.engine.blocks(careful, blocks)
+        stores = [store] if keep is None else [store, keep]
+        done = self.engine.blocks(careful, blocks, [*stores, *receipt.tally.values()])
         if not in_turn:
             # Blocks may have run side by side: divide the wall time as their own clocks say.
             passed = clock("train")

@@ -84,7 +84,9 @@ class Sequential:
             )
         return tree.stack(rows)
 
-    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
+    def blocks(
+        self, work: Callable[[Any], Any], blocks: list[Any], into: Any = ()
+    ) -> list[Any]:
         """Apply ``work`` to every block of lanes, one after the other."""
         return [work(block) for block in blocks]
 

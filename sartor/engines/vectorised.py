@@ -6,7 +6,8 @@ active are computed; lanes inside that width that are done are masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -18,6 +19,7 @@ from torch.func import vmap
 
 from sartor import tree
 from sartor.engines.arena import Arena
+from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
 from sartor.engines.lanes import CoreOperations
 from sartor.engines.plan import Plan
 from sartor.engines.traced import Traces, keep_freed_memory
@@ -29,6 +31,7 @@ from sartor.tree import Tree
 # The common letter and the round belong to the run: they are not copied per client.
 PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0, 0)
 _UNTUNED = 256  # lanes at once on a CPU before anything was measured
+_WORTH_A_FORK = 10  # times its cost: what work must take before processes are made for it
 STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 
 
@@ -44,6 +47,9 @@ class Vectorised:
         if arena.device.type == "cpu":
             keep_freed_memory()
         self.calls: dict[str, tuple[int, int]] = {}
+        self.may_fork = arena.device.type == "cpu"
+        self._fork_cost = 0.01  # seconds, until one was made
+        self._paces: dict[str, float] = {}  # seconds that a block of some work took one core
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
@@ -76,21 +82,58 @@ class Vectorised:
             return mapped(*args)
         return self.traces.call(fn, mapped, *args)
 
-    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
+    def blocks(
+        self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target] = ()
+    ) -> list[Any]:
         """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core."""
         done: list[Any] = []
         wave = self.workers
+        pace = self._paces.get(_name(work))
         while len(done) < len(blocks):
             # As long as blocks count towards traces they come in waves, each twice as long as the
             # last, so that the first blocks of a long list make the traces of the others.
             learning = self.traces.prepare() or not done
             rest = blocks[len(done) :]
+            if pace is not None and self._forks_pay(pace * len(rest), len(rest)):
+                return done + self._forked(work, rest, into)
+            began = time.perf_counter()
             now = rest[:wave] if learning and len(rest) > 2 * wave else rest
             if self.workers == 1 or len(now) == 1:
                 done += [work(block) for block in now]
             else:
                 done += _pool(self.workers).map(work, now)
+            passed = time.perf_counter() - began
+            busy = passed * min(self.workers, len(now))
+            self._paces[_name(work)] = busy / len(now)
+            if not learning: pace = busy/len(now)
             wave *= 2
+        return done
+
+    def _forks_pay(self, seconds: float, blocks: int) -> bool:
+        """Say whether work of so many seconds of one core is worth a fork, and can have it."""
+        if self.workers == 1 or blocks == 1 or not self.may_fork:
+            return False
+        return seconds > _WORTH_A_FORK * self._fork_cost and why_not() is None
+
+    def _forked(
+        self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target]
+    ) -> list[Any]:
+        def told(block: Any) -> tuple[Any, dict[str, tuple[int, int]], int | None]:
+            return work(block), self.calls, self.limit
+
+        began = time.perf_counter()
+        processes = min(self.workers, len(blocks))
+        outcome = work_in_processes(told, blocks, processes, into)
+        passed = time.perf_counter() - began
+        self._paces[_name(work)] = passed * processes / len(blocks)
+        self._fork_cost = outcome.cost
+        self.may_fork = not outcome.lost
+        done = []
+        for result, calls, limit in outcome.results:
+            self.calls |= calls
+            if limit is not None:
+                self.spare(limit)
+            done.append(result)
         return done
 
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
@@ -160,11 +203,15 @@ class Vectorised:
         return _lift(_lift(now)), torch.full((1, 1), taken, device=self.arena.device)
 
 
+def _name(work: Callable[[Any], Any]) -> str:
+    return getattr(work, "__qualname__", "")
+
+
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Return the threads that work on blocks, one core each; they stay, with their caches."""
     return ThreadPoolExecutor(
-        workers, "sartor-block", initializer=torch.set_num_threads, initargs=(1,)
+        workers, BLOCK_THREADS, initializer=torch.set_num_threads, initargs=(1,)
     )
 
 

@@ -50,6 +50,8 @@ _TOKENS = 1024  # at most: a pipe holds that many without being read
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
 _IDLE_THREADS = ("rich.", "tqdm.")  # draw a bar now and then, and share no lock with our work
+_WORTH_A_FORK = 10  # times its cost: shorter work is not even tried in processes
+_SURELY_WORTH_IT = 200
 BLOCK_THREADS = "sartor-block"
 """How the names of our own threads begin."""
 
@@ -95,12 +97,40 @@ class Outcome:
     Attributes:
         results: of every block, in order.
         cost: seconds that making the children took.
-        lost: how many children did not come to their end.
+        lost: how many children could not be made, or did not come to their end.
     """
 
     results: list[Any]
     cost: float
     lost: int
+
+
+@dataclass
+class Pace:
+    """How long a block of some kind of work took one core, in seconds, one way and the other.
+
+    Attributes:
+        threads: in threads, the last time.
+        forks: in processes, the last time; None if that was not tried.
+        waves: how often threads were tried.
+    """
+
+    threads: float = 0.0
+    forks: float | None = None
+    waves: int = 0
+
+    def forks_pay(self, blocks: int, cost: float) -> bool:
+        """Say whether to work on so many blocks in processes, which takes ``cost`` to make.
+
+        Both ways are measured, threads twice, since traces are made meanwhile. Work that is very
+        long is not: there a fork costs nothing against what Python's lock does.
+        """
+        seconds = self.threads * blocks
+        if seconds < _WORTH_A_FORK * cost:
+            return False
+        if self.forks is None:
+            return self.waves > 1 or seconds > _SURELY_WORTH_IT * cost
+        return self.forks < self.threads
 
 
 def work_in_processes(
@@ -123,13 +153,17 @@ def work_in_processes(
     source = _tokens(len(blocks))
     children: list[_Child] = []
     found: dict[int, tuple[Any, list[Any]]] = {}
+    refused = 0
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     began = time.perf_counter()
     try:
         with _uninterrupted():  # a child that nobody knows of could not be ended
             for _ in range(processes - 1):
-                children.append(_Child(work, blocks, source, into))
+                try:
+                    children.append(_Child(work, blocks, source, into))
+                except OSError:  # no memory, or as many processes as may be: then fewer do
+                    refused += 1
         cost = time.perf_counter() - began
         for index in _taken(source, len(blocks)):
             found[index] = work(blocks[index]), []
@@ -145,7 +179,7 @@ def work_in_processes(
         for target, values in found[index][1]:
             into[target].put(*values)
     results = [found[i][0] if i in found else work(block) for i, block in enumerate(blocks)]
-    return Outcome(results, cost, sum(child.is_lost for child in children))
+    return Outcome(results, cost, refused + sum(child.is_lost for child in children))
 
 
 @contextmanager
@@ -311,7 +345,7 @@ class _Pen:
 
     def write(self, flat: np.ndarray) -> int:
         """Write bytes; returns where they begin."""
-        start, view = self.end, memoryview(flat)
+        start, view = self.end, flat.data
         while len(view):
             written = os.pwrite(self.file, view, self.end)
             self.end += written
@@ -363,7 +397,7 @@ def _decoded(file: int, words: list[Any]) -> Any:
 
 
 def _read(file: int, flat: np.ndarray, where: int) -> None:
-    view = memoryview(flat)
+    view = flat.data
     while len(view):
         count = os.preadv(file, [view], where)
         if not count:

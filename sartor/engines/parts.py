@@ -27,6 +27,9 @@ class Engine(Protocol):
     def tune(self, trial: Any, lanes: int, signature: Any) -> None:
         """Choose the number of lanes a block by measuring, if there is a choice."""
 
+    def timed(self, run: Any) -> tuple[float, float]:
+        """Say how long some steps of a trial take: once, and each time."""
+
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
 

@@ -130,7 +130,8 @@ def _viewed(node: Node) -> Node | None:
     """Return what a node is a view of; None if it has numbers of its own."""
     if not _is_operation(node) or not node.args or not isinstance(node.args[0], Node):
         return None
-    is_view = node.target is _aten._unsafe_view.default or node.target.is_view
+    target: Any = node.target
+    is_view = target is _aten._unsafe_view.default or target.is_view
     return node.args[0] if is_view and _layout(node) and _layout(node.args[0]) else None
 
 
@@ -139,11 +140,13 @@ def _is_operation(node: Node) -> bool:
 
 
 def _changes(node: Node) -> bool:
-    return _is_operation(node) and node.target._schema.is_mutable
+    target: Any = node.target
+    return _is_operation(node) and bool(target._schema.is_mutable)
 
 
 def _is_random(node: Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in node.target.tags
+    target: Any = node.target
+    return torch.Tag.nondeterministic_seeded in target.tags
 
 
 def _is_returned(node: Node) -> bool:
@@ -152,4 +155,5 @@ def _is_returned(node: Node) -> bool:
 
 def _reads(user: Node) -> bool:
     """Say whether an operation reads a value and gives it, or views of it, to nobody."""
-    return _is_operation(user) and _viewed(user) is None and user.target.namespace == "aten"
+    target: Any = user.target
+    return _is_operation(user) and _viewed(user) is None and target.namespace == "aten"

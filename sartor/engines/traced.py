@@ -12,14 +12,14 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.fx.graph import CodeGen
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import CodeGen
 
 from sartor.engines.thinned import thin
 
-_WORTH_IT = 50  # uses after which a trace, had it been made at first, would have paid for itself
+WORTH_IT = 50
+"""Uses after which a trace, had it been made at first, would have paid for itself."""
 
 
 class Traces:
@@ -33,7 +33,9 @@ class Traces:
         self._uses: dict[Any, int] = {}
         self._wanted: dict[Any, tuple[Callable[..., Any], Any, list[Any], list[Tensor]]] = {}
         self._ready: dict[Any, Callable[..., Any]] = {}
+        self._asked: set[Any] = set()  # keys for which a trace was tried, or soon is
         self._counted = False
+        self.worth_it = WORTH_IT
 
     def call(self, owner: Any, step: Callable[..., Any], *args: Any) -> Any:
         """Call a mapped function, or its trace if there is one for arguments of these shapes.
@@ -53,7 +55,8 @@ class Traces:
             return ready(leaves)
         self._counted = True
         uses = self._uses[key] = self._uses.get(key, 0) + 1
-        if uses == _WORTH_IT:
+        if uses >= self.worth_it and key not in self._asked:
+            self._asked.add(key)
             self._wanted[key] = (step, owner, form, leaves)
         return step(*args)
 
@@ -79,7 +82,8 @@ class _Trace:
     def __init__(
         self, step: Callable[..., Any], owner: Any, form: list[Any], leaves: list[Tensor]
     ) -> None:
-        self.owner, self.form = owner, []
+        self.owner = owner
+        self.form: list[Any] = []
 
         def flat_step(*flat: Tensor) -> list[Tensor]:
             found: list[Tensor] = []

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import ctypes
 import gc
-import json
 import os
 import signal
 import struct
@@ -38,20 +37,15 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Protocol
 
-import numpy as np
 import torch
-from torch import Tensor
 
-from sartor.engines.parts import Costs
+from sartor.engines.handover import Pen, decoded, words_in
 
 _TOKEN = struct.Struct("<I")
-_HEAD = struct.Struct("<QQ")  # where the list of what a child did begins in its file, and how long
 _TOKENS = 1024  # at most: a pipe holds that many without being read
 _SIGNALS = {signal.SIGINT, signal.SIGTERM}
 _DEATH_OF_PARENT = 1  # PR_SET_PDEATHSIG
 _IDLE_THREADS = ("rich.", "tqdm.")  # draw a bar now and then, and share no lock with our work
-_WORTH_A_FORK = 10  # times its cost: shorter work is not even tried in processes
-_SURELY_WORTH_IT = 200
 BLOCK_THREADS = "sartor-block"
 """How the names of our own threads begin."""
 
@@ -97,40 +91,12 @@ class Outcome:
     Attributes:
         results: of every block, in order.
         cost: seconds that making the children took.
-        lost: how many children could not be made, or did not come to their end.
+        is_sound: whether all children could be made, and handed over all that they took.
     """
 
     results: list[Any]
     cost: float
-    lost: int
-
-
-@dataclass
-class Pace:
-    """How long a block of some kind of work took one core, in seconds, one way and the other.
-
-    Attributes:
-        threads: in threads, the last time.
-        forks: in processes, the last time; None if that was not tried.
-        waves: how often threads were tried.
-    """
-
-    threads: float = 0.0
-    forks: float | None = None
-    waves: int = 0
-
-    def forks_pay(self, blocks: int, cost: float) -> bool:
-        """Say whether to work on so many blocks in processes, which takes ``cost`` to make.
-
-        Both ways are measured, threads twice, since traces are made meanwhile. Work that is very
-        long is not: there a fork costs nothing against what Python's lock does.
-        """
-        seconds = self.threads * blocks
-        if seconds < _WORTH_A_FORK * cost:
-            return False
-        if self.forks is None:
-            return self.waves > 1 or seconds > _SURELY_WORTH_IT * cost
-        return self.forks < self.threads
+    is_sound: bool
 
 
 def work_in_processes(
@@ -153,22 +119,28 @@ def work_in_processes(
     source = _tokens(len(blocks))
     children: list[_Child] = []
     found: dict[int, tuple[Any, list[Any]]] = {}
-    refused = 0
+    refused = False
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     began = time.perf_counter()
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(AttributeError, OSError, ValueError):  # there may be none, or a closed one
+            stream.flush()  # so that no child can say again what was said here
     try:
         with _uninterrupted():  # a child that nobody knows of could not be ended
             for _ in range(processes - 1):
                 try:
                     children.append(_Child(work, blocks, source, into))
                 except OSError:  # no memory, or as many processes as may be: then fewer do
-                    refused += 1
+                    refused = True
         cost = time.perf_counter() - began
         for index in _taken(source, len(blocks)):
             found[index] = work(blocks[index]), []
         for child in children:
             found |= child.done()
+        missing = [index for index in range(len(blocks)) if index not in found]
+        for index in missing:
+            found[index] = work(blocks[index]), []
     finally:
         with _uninterrupted():
             for child in children:
@@ -178,8 +150,8 @@ def work_in_processes(
     for index in sorted(found):
         for target, values in found[index][1]:
             into[target].put(*values)
-    results = [found[i][0] if i in found else work(block) for i, block in enumerate(blocks)]
-    return Outcome(results, cost, refused + sum(child.is_lost for child in children))
+    results = [found[index][0] for index in range(len(blocks))]
+    return Outcome(results, cost, not (missing or refused))
 
 
 @contextmanager
@@ -203,7 +175,7 @@ class _Child:
         into: Sequence[Target],
     ) -> None:
         self.file = os.memfd_create("sartor-blocks")
-        self.pid, self.is_lost = 0, True
+        self.pid = 0
         parent = os.getpid()
         stop = ctypes.CDLL(None).prctl
         try:
@@ -220,16 +192,11 @@ class _Child:
 
     def done(self) -> dict[int, tuple[Any, list[Any]]]:
         """Wait for the child, and return the result and the writes of each block that it did."""
-        code = self._wait()
-        if code != 0:
+        if self._wait() != 0:
             return {}
-        self.is_lost = False
-        where, length = _HEAD.unpack(os.pread(self.file, _HEAD.size, 0))
-        listed = np.empty(length, dtype=np.uint8)
-        _read(self.file, listed, where)
         return {
-            index: (_decoded(self.file, result), _decoded(self.file, writes))
-            for index, result, writes in json.loads(listed.tobytes())
+            index: (decoded(self.file, result), decoded(self.file, writes))
+            for index, result, writes in words_in(self.file)
         }
 
     def end(self) -> None:
@@ -282,7 +249,7 @@ def _work_on(
     source: int,
     into: Sequence[Target],
 ) -> None:
-    pen = _Pen(file)
+    pen = Pen(file)
     writes: list[Any] = []
     for number, target in enumerate(into):
         target.put = _Noted(number, writes)  # type: ignore[method-assign]
@@ -296,9 +263,7 @@ def _work_on(
             for _ in taken:  # and soon: nobody begins another block
                 pass
         writes.clear()
-    text = np.frombuffer(json.dumps(listed).encode(), dtype=np.uint8)
-    where = pen.write(text)
-    os.pwrite(file, _HEAD.pack(where, len(text)), 0)
+    pen.close(listed)
 
 
 class _Noted:
@@ -332,75 +297,3 @@ def _taken(source: int, blocks: int) -> Iterator[int]:
     while token := os.read(source, _TOKEN.size):
         (first,) = _TOKEN.unpack(token)
         yield from range(first, min(first + _per_token(blocks), blocks))
-
-
-# ---- what is handed over ---------------------------------------------------------------------
-
-
-class _Pen:
-    """Writes numbers to a file, and returns the words that lead to them."""
-
-    def __init__(self, file: int) -> None:
-        self.file, self.end = file, _HEAD.size
-
-    def write(self, flat: np.ndarray) -> int:
-        """Write bytes; returns where they begin."""
-        start, view = self.end, flat.data
-        while len(view):
-            written = os.pwrite(self.file, view, self.end)
-            self.end += written
-            view = view[written:]
-        return start
-
-    def encoded(self, value: Any) -> list[Any]:
-        """Write the numbers of a result, and return the rest of it as lists and words."""
-        if isinstance(value, Tensor):
-            dense = value.detach().clone()  # keeps the order of axes in memory
-            flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
-            kind = str(dense.dtype).removeprefix("torch.")
-            return ["tensor", kind, list(dense.shape), list(dense.stride()), self.write(flat)]
-        if isinstance(value, np.ndarray):
-            row = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-            return ["array", value.dtype.str, list(value.shape), self.write(row)]
-        if isinstance(value, dict):
-            return ["dict", [[key, self.encoded(part)] for key, part in value.items()]]
-        if isinstance(value, Costs):
-            return ["costs", self.encoded(value.backward), self.encoded(value.forward)]
-        if type(value) in (tuple, list):
-            return [type(value).__name__, [self.encoded(part) for part in value]]
-        if value is None or type(value) in (bool, int, float, str):
-            return ["plain", value]
-        raise TypeError(f"a {type(value).__name__} cannot be handed from process to process")
-
-
-def _decoded(file: int, words: list[Any]) -> Any:
-    """Return what was encoded as these words."""
-    match words:
-        case ["tensor", kind, shape, stride, where]:
-            dense = torch.empty_strided(shape, stride, dtype=getattr(torch, kind))
-            flat = dense.as_strided((dense.numel(),), (1,)).view(torch.uint8).numpy()
-            _read(file, flat, where)
-            return dense
-        case ["array", kind, shape, where]:
-            array = np.empty(shape, dtype=np.dtype(kind))
-            _read(file, array.reshape(-1).view(np.uint8), where)
-            return array
-        case ["dict", pairs]:
-            return {key: _decoded(file, part) for key, part in pairs}
-        case ["costs", backward, forward]:
-            return Costs(_decoded(file, backward), _decoded(file, forward))
-        case ["tuple", parts]:
-            return tuple(_decoded(file, part) for part in parts)
-        case ["list", parts]:
-            return [_decoded(file, part) for part in parts]
-    return words[1]
-
-
-def _read(file: int, flat: np.ndarray, where: int) -> None:
-    view = flat.data
-    while len(view):
-        count = os.preadv(file, [view], where)
-        if not count:
-            raise EOFError("what a process left ends too early")
-        where += count
-        view = view[count:]

@@ -71,7 +71,8 @@ def _skip_views(graph: Graph) -> None:
 def _skip_copies(graph: Graph) -> None:
     """Take out multiplications by one, and copies to the type and layout that were there."""
     for node in graph.nodes:
-        once = node.target is _aten.mul.Scalar and node.args[1] == 1
+        product = node.target in (_aten.mul.Scalar, _aten.mul.Tensor)
+        once = product and node.args[1] == 1
         if not once and node.target not in (_aten._to_copy.default, _aten.clone.default):
             continue
         source = node.args[0]

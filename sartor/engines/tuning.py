@@ -1,4 +1,4 @@
-"""How many lanes at once, found by measuring: the best number depends on network and machine.
+"""How many lanes at once, and on what, by measuring: it depends on network and machine.
 
 On a CPU small dense networks want many lanes in one call, which shares the cores inside its
 operations; convolutions want one lane at a time, with the cores working on different lanes.
@@ -7,11 +7,14 @@ operations; convolutions want one lane at a time, with the cores working on diff
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from dataclasses import dataclass
 from functools import cache
 
 _CHOSEN: dict[Hashable, int] = {}
 _REPEATS = 2
 _LONG = 0.5  # seconds of a round that are worth a second look
+_WORTH_A_FORK = 10  # times its cost: shorter work is not even tried in processes
+_SURELY_WORTH_IT = 200
 
 
 def choose_chunk(
@@ -64,3 +67,31 @@ def _descended(rehearsal: Callable[[int], float], lanes: int, workers: int, star
             best = steps[at]
             at += way
     return best
+
+
+@dataclass
+class Pace:
+    """How long a block of some kind of work took one core, in seconds, one way and the other.
+
+    Attributes:
+        threads: in threads, the last time.
+        forks: in processes, the last time; None if that was not tried.
+        waves: how often threads were tried.
+    """
+
+    threads: float = 0.0
+    forks: float | None = None
+    waves: int = 0
+
+    def forks_pay(self, blocks: int, cost: float) -> bool:
+        """Say whether to work on so many blocks in processes, which takes ``cost`` to make.
+
+        Both ways are measured, threads twice, since traces are made meanwhile. Work that is very
+        long is not: there a fork costs nothing against what Python's lock does.
+        """
+        seconds = self.threads * blocks
+        if seconds < _WORTH_A_FORK * cost:
+            return False
+        if self.forks is None:
+            return self.waves > 1 or seconds > _SURELY_WORTH_IT * cost
+        return self.forks < self.threads

@@ -19,11 +19,11 @@ from torch.func import vmap
 
 from sartor import tree
 from sartor.engines.arena import Arena
-from sartor.engines.forked import BLOCK_THREADS, Pace, Target, why_not, work_in_processes
+from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
 from sartor.engines.lanes import CoreOperations
 from sartor.engines.plan import Plan
 from sartor.engines.traced import WORTH_IT, Traces, keep_freed_memory
-from sartor.engines.tuning import choose_chunk
+from sartor.engines.tuning import Pace, choose_chunk
 from sartor.method import Hub, Phase, Site
 from sartor.task import alone, metered
 from sartor.tree import Tree
@@ -113,9 +113,9 @@ class Vectorised:
             learning = self.traces.prepare() or not done
             rest = blocks[len(done) :]
             cores = min(self.workers, len(rest))
-            if cores > 1 and self.may_fork and (known or not learning or pace.waves > 2):
-                if pace.forks_pay(len(rest), self._fork_cost) and why_not() is None:
-                    return done + self._forked(work, rest, into, pace)
+            ready = known or not learning or pace.waves > 2  # steps used often have their traces
+            if ready and cores > 1 and self._may_fork(pace, len(rest)):
+                return done + self._forked(work, rest, into, pace)
             now = rest[:wave] if learning and len(rest) > 2 * wave else rest
             began = time.perf_counter()
             done += self._threaded(work, now)
@@ -159,6 +159,9 @@ class Vectorised:
         again = self._clock() - began
         return max(first - again, 0.0), again
 
+    def _may_fork(self, pace: Pace, blocks: int) -> bool:
+        return self.may_fork and pace.forks_pay(blocks, self._fork_cost) and why_not() is None
+
     def _forked(
         self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target], pace: Pace
     ) -> list[Any]:
@@ -173,7 +176,7 @@ class Vectorised:
         passed = time.perf_counter() - began
         pace.forks = passed * processes / len(blocks)
         self._fork_cost = outcome.cost
-        self.may_fork = not outcome.lost
+        self.may_fork = outcome.is_sound
         for _, calls, limit in outcome.results:
             self.calls |= calls
             if limit is not None:

@@ -18,8 +18,7 @@ from torch.fx.graph import CodeGen
 
 from sartor.engines.thinned import thin
 
-WORTH_IT = 50
-"""Uses after which a trace, had it been made at first, would have paid for itself."""
+_WORTH_IT = 50  # uses after which a trace, had it been made at first, would have paid for itself
 
 
 class Traces:
@@ -35,7 +34,7 @@ class Traces:
         self._ready: dict[Any, Callable[..., Any]] = {}
         self._asked: set[Any] = set()  # keys for which a trace was tried, or soon is
         self._counted = False
-        self.worth_it = WORTH_IT
+        self.worth_it: int | None = None  # uses after which a trace is made, if not as usual
 
     def call(self, owner: Any, step: Callable[..., Any], *args: Any) -> Any:
         """Call a mapped function, or its trace if there is one for arguments of these shapes.
@@ -55,7 +54,7 @@ class Traces:
             return ready(leaves)
         self._counted = True
         uses = self._uses[key] = self._uses.get(key, 0) + 1
-        if uses >= self.worth_it and key not in self._asked:
+        if uses >= (self.worth_it or _WORTH_IT) and key not in self._asked:
             self._asked.add(key)
             self._wanted[key] = (step, owner, form, leaves)
         return step(*args)

@@ -22,7 +22,7 @@ from sartor.engines.arena import Arena
 from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
 from sartor.engines.lanes import CoreOperations
 from sartor.engines.plan import Plan
-from sartor.engines.traced import WORTH_IT, Traces, keep_freed_memory
+from sartor.engines.traced import Traces, keep_freed_memory
 from sartor.engines.tuning import Pace, choose_chunk
 from sartor.method import Hub, Phase, Site
 from sartor.task import alone, metered
@@ -134,7 +134,7 @@ class Vectorised:
         """Work as in a later round: with traces of all steps, and in processes if there are any."""
         self.traces.worth_it = _REHEARSED
         work(blocks[0])
-        self.traces.worth_it = WORTH_IT
+        self.traces.worth_it = None
         self.traces.prepare()
         self._rehearsal_cost = 0.0
         if len(blocks) == 1 or self.workers == 1 or not self.may_fork or why_not() is not None:

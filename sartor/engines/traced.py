@@ -59,6 +59,11 @@ class Traces:
             self._wanted[key] = (step, owner, form, leaves)
         return step(*args)
 
+    @property
+    def made(self) -> int:
+        """How many traces there are."""
+        return len(self._ready)
+
     def prepare(self) -> bool:
         """Make the traces that have been asked for.
 

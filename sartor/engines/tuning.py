@@ -77,21 +77,24 @@ class Pace:
         threads: in threads, the last time.
         forks: in processes, the last time; None if that was not tried.
         waves: how often threads were tried.
+        traces: how many traces there were at the last time.
     """
 
     threads: float = 0.0
     forks: float | None = None
     waves: int = 0
+    traces: int = 0
 
-    def forks_pay(self, blocks: int, cost: float) -> bool:
+    def forks_pay(self, blocks: int, cost: float, traces: int) -> bool:
         """Say whether to work on so many blocks in processes, which takes ``cost`` to make.
 
-        Both ways are measured, threads twice, since traces are made meanwhile. Work that is very
-        long is not: there a fork costs nothing against what Python's lock does.
+        Both ways are measured, threads again whenever there are new traces: what processes learn
+        about steps is lost with them. Work that is very long is not: there a fork costs nothing
+        against what Python's lock does.
         """
         seconds = self.threads * blocks
         if seconds < _WORTH_A_FORK * cost:
             return False
-        if self.forks is None:
-            return self.waves > 1 or seconds > _SURELY_WORTH_IT * cost
-        return self.forks < self.threads
+        if self.traces != traces:
+            return seconds > _SURELY_WORTH_IT * cost
+        return self.forks is None or self.forks < self.threads

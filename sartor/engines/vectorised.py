@@ -106,7 +106,7 @@ class Vectorised:
         done: list[Any] = []
         wave = self.workers
         pace = self._paces.setdefault(getattr(work, "__qualname__", ""), Pace())
-        known = pace.waves > 0
+        known, spent = pace.waves > 0, 0.0
         while len(done) < len(blocks):
             # As long as blocks count towards traces they come in waves, each twice as long as the
             # last, so that the first blocks of a long list make the traces of the others.
@@ -119,9 +119,9 @@ class Vectorised:
             now = rest[:wave] if learning and len(rest) > 2 * wave else rest
             began = time.perf_counter()
             done += self._threaded(work, now)
-            passed = time.perf_counter() - began
-            pace.waves += 1
-            pace.threads = passed * min(cores, len(now)) / len(now)
+            spent += (time.perf_counter() - began) * min(cores, len(now))
+            pace.waves, pace.traces = pace.waves + 1, self.traces.made
+            pace.threads = spent / len(done)  # of all so far: those with most work come first
             wave *= 2
         return done
 
@@ -160,7 +160,11 @@ class Vectorised:
         return max(first - again, 0.0), again
 
     def _may_fork(self, pace: Pace, blocks: int) -> bool:
-        return self.may_fork and pace.forks_pay(blocks, self._fork_cost) and why_not() is None
+        return (
+            self.may_fork
+            and pace.forks_pay(blocks, self._fork_cost, self.traces.made)
+            and why_not() is None
+        )
 
     def _forked(
         self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target], pace: Pace

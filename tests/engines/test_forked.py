@@ -273,17 +273,18 @@ def test_reasons_not_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("pace", "pays"),
     [
-        (Pace(0.001, None, 5), False),  # 10 ms in all: a fork is not tried
-        (Pace(0.05, None, 1), False),  # half a second: measured twice first
-        (Pace(0.05, None, 2), True),
-        (Pace(0.5, None, 1), True),  # five seconds: at once
-        (Pace(0.05, 0.04, 2), True),
-        (Pace(0.05, 0.06, 2), False),  # was slower
+        (Pace(0.001, None, 5, 7), False),  # 10 ms in all: a fork is not tried
+        (Pace(0.05, None, 1, 6), False),  # half a second, and a trace since: threads once more
+        (Pace(0.05, 0.04, 1, 6), False),
+        (Pace(0.05, None, 2, 7), True),
+        (Pace(0.5, None, 1, 0), True),  # five seconds: at once
+        (Pace(0.05, 0.04, 2, 7), True),
+        (Pace(0.05, 0.06, 2, 7), False),  # was slower
     ],
 )
 def test_processes_are_tried_where_they_may_pay(pace: Pace, pays: bool) -> None:
-    """Ten blocks, and 10 ms for a fork."""
-    assert pace.forks_pay(10, 0.01) is pays
+    """Ten blocks, 10 ms for a fork, and seven traces by now."""
+    assert pace.forks_pay(10, 0.01, 7) is pays
 
 
 # ---- the whole way -------------------------------------------------------------------------------
@@ -298,7 +299,7 @@ def forks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         noted.append(len(blocks))
         return work_in_processes(work, blocks, processes, into)
 
-    monkeypatch.setattr(Pace, "forks_pay", lambda self, blocks, cost: True)
+    monkeypatch.setattr(Pace, "forks_pay", lambda *_: True)
     monkeypatch.setattr(vectorised, "work_in_processes", watched)
     return noted
 

@@ -35,6 +35,24 @@ _FILLS = {
     _aten.full.default: lambda node: node.args[1],
     _aten.full_like.default: lambda node: node.args[1],
 }
+_VIEWS = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten._reshape_alias.default,
+    _aten.expand.default,
+    _aten.transpose.int,
+    _aten.t.default,
+    _aten.permute.default,
+    _aten.unsqueeze.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.detach.default,
+    _aten.alias.default,
+}
+"""Views that begin where their source does, as long as they leave out none of its numbers."""
 _MOST_KEPT = 1 << 20  # numbers of a tensor that is kept with a trace
 
 
@@ -128,12 +146,10 @@ def _numel(node: Node) -> int:
 
 
 def _viewed(node: Node) -> Node | None:
-    """Return what a node is a view of; None if it has numbers of its own."""
-    if not _is_operation(node) or not node.args or not isinstance(node.args[0], Node):
-        return None
-    target: Any = node.target
-    is_view = target is _aten._unsafe_view.default or target.is_view
-    return node.args[0] if is_view and _layout(node) and _layout(node.args[0]) else None
+    """Return what a node is a view of; None if it has numbers of its own, or is a rare view."""
+    source = node.args[0] if node.target in _VIEWS else None
+    known = isinstance(source, Node) and _layout(node) and _layout(source)
+    return source if isinstance(source, Node) and known else None
 
 
 def _is_operation(node: Node) -> bool:
@@ -156,5 +172,7 @@ def _is_returned(node: Node) -> bool:
 
 def _reads(user: Node) -> bool:
     """Say whether an operation reads a value and gives it, or views of it, to nobody."""
+    if not _is_operation(user) or user.target in _VIEWS:
+        return False
     target: Any = user.target
-    return _is_operation(user) and _viewed(user) is None and target.namespace == "aten"
+    return target.namespace == "aten" and not target.is_view

@@ -31,8 +31,11 @@ pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="fo
 def _nothing_is_left() -> Iterator[None]:
     """No child, no open file, no changed number of threads."""
     threads, files = torch.get_num_threads(), len(os.listdir("/proc/self/fd"))
+    torch.set_num_threads(3)
     yield
-    assert torch.get_num_threads() == threads
+    left = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    assert left == 3
     assert len(os.listdir("/proc/self/fd")) == files
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
@@ -144,7 +147,7 @@ def test_an_error_of_a_child_is_met_here_as_it_is() -> None:
     with pytest.raises(DivergedError, match="Loss became NaN") as caught:
         work_in_processes(work, range(40), 2)
     assert (caught.value.run, caught.value.client) == (1, "c")
-    assert len(begun) < 20
+    assert len(begun) < 10
 
 
 @pytest.mark.parametrize("trouble", ["error", "killed", "strange"])
@@ -357,7 +360,8 @@ def test_one_worker_never_forks_and_neither_does_an_engine_that_lost_a_child(
 
     def work(block: int) -> int:
         time.sleep(0.01)
-        engine.calls["phase"] = (1, 2)
+        if os.getpid() != here:
+            engine.calls["phase"] = (1, 2)
         if block == 100 and os.getpid() != here:
             os._exit(9)
         return block

@@ -46,6 +46,8 @@ X = torch.arange(12.0).reshape(3, 4)
         (lambda x: x[:, :1].expand(3, 4) + 1, None),
         (lambda x: x[1:2].select(0, 0) + x[2:3].select(0, 0), None),
         (lambda x: x.double() + x, None),
+        (lambda x: x[1:].as_strided((2, 4), (4, 1), 0) + 1, None),
+        (lambda x: torch.view_as_real(torch.complex(x, x).conj() * (1 + 2j)), None),
         (lambda x: x * 2 + x * 3, None),
     ],
 )

@@ -9,8 +9,9 @@ STAMP := $(VENV)/.installed
 help:
 	@echo "make demo    four methods side by side on real digits, with a report (under a minute)"
 	@echo "make test    lint, format check, types, tests"
-	@echo "make slow    the tests that make test leaves out"
-	@echo "make test-network  federations of real processes, and every fault (needs nvflare)"
+	@echo "make tests   the tests alone"
+	@echo "make slow    the tests that make test leaves out for their length"
+	@echo "make test-network  federations of real processes, and every fault (installs nvflare)"
 	@echo "make bench   seconds a round: Sartor against a plain loop, every method against FedAvg;"
 	@echo "             a page in .bench/report.html, with the history of earlier runs"
 	@echo "make docs    the documentation as a site, in site/; a broken link fails"

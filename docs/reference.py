@@ -8,13 +8,20 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import sartor
+
 REFERENCE: dict[str, tuple[str, ...]] = {
-    "sartor": ("fit", "compare", "advise"),
+    "sartor": ("fit", "compare", "advise", "search", "load"),
     "sartor.data.federation": ("Federation",),
     "sartor.result": ("Result",),
     "sartor.comparison": ("Comparison",),
+    "sartor.serving": ("Prediction",),
     "sartor.adviser.advice": ("Advice",),
+    "sartor.adviser.verification": ("Verification",),
+    "sartor.search": ("Search",),
     "sartor.local": ("Local", "descend"),
+    "sartor.stopping": ("EarlyStopping",),
+    "sartor.callbacks": (),
     "sartor.method": ("Method", "Phase", "Site", "Hub", "weighted_mean"),
     "sartor.task": ("Task",),
     "sartor.models": (),
@@ -33,11 +40,11 @@ def to_markdown(text: str) -> str:
 
 def api_page() -> str:
     """Return the reference of the public names, from their docstrings."""
+    listed = "".join(f"`{name}`, " for name in sartor.__all__ if name[0] != "_").rstrip(" ")
     parts = [
         "# API reference",
         "",
-        "`import sartor` has `fit`, `compare`, `advise`, `Federation`, `Result`, `Comparison`, "
-        "`Advice`, `Local`, `methods` and `models`. Everything else is named with its module.",
+        f"`import sartor` has {listed[:-1]}. Everything else is named with its module.",
         "",
     ]
     for module, names in REFERENCE.items():

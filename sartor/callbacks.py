@@ -29,7 +29,9 @@ import numpy as np
 
 from sartor.errors import CallbackError, PFLError
 from sartor.metrics import Array, micro
+from sartor.readout import units_of
 from sartor.scores import COUNTERS, Run
+from sartor.yardstick import YARDSTICKS
 
 if TYPE_CHECKING:
     from sartor.simulation import Simulation
@@ -92,14 +94,20 @@ class Evaluation:
     Attributes:
         number: rounds so far.
         headline: the point at which the method is meant to be used, "pre" or "post".
-        accuracy: (point, split) -> (runs,) accuracies, pooled over all clients.
+        measure: the name of what the task is measured by: "accuracy", "RMSE" in a regression, ...
+            (``sartor.yardstick``).
+        value: (point, split) -> (runs,) of that measure, pooled over all clients.
+        accuracy: (point, split) -> (runs,) shares of right answers, pooled; NaN where there is no
+            right or wrong.
         loss: (point, split) -> (runs,) mean losses.
         correct: (point, split) -> (runs, clients) numbers of correct answers.
-        count: split -> (runs, clients) numbers of samples.
+        count: split -> (runs, clients) numbers of answers: samples, or tokens of texts.
     """
 
     number: int
     headline: str
+    measure: str
+    value: Mapping[tuple[str, str], Array]
     accuracy: Mapping[tuple[str, str], Array]
     loss: Mapping[tuple[str, str], Array]
     correct: Mapping[tuple[str, str], Array] = field(repr=False)
@@ -154,8 +162,8 @@ class Listeners:
         event = Round(
             number=simulation.round_index,
             rounds=simulation.num_rounds,
-            cost={name: simulation.books[name][-1].copy() for name in COUNTERS},
-            seconds=simulation.seconds["round"][-1],
+            cost={name: simulation.books.costs[name][-1].copy() for name in COUNTERS},
+            seconds=simulation.books.seconds["round"][-1],
         )
         later = self._tell("on_round", event)
         return asked or later
@@ -194,32 +202,44 @@ def name_of(callback: Any) -> str:
 
 def evaluation_of(simulation: Simulation) -> Evaluation | None:
     """Return the scores after the last round, or None where there were none."""
-    accuracy, loss, correct = {}, {}, {}
-    count = {
-        split: simulation.rounds.arena.splits[split].size.copy() for split in simulation.splits
-    }
-    for name, book in simulation.history.items():
+    books, yardstick = simulation.books, YARDSTICKS[simulation.task.measured_as]
+    value, accuracy, loss, correct, count = {}, {}, {}, {}, {}
+    for name, book in books.history.items():
         point, split = name.split("/")
-        if simulation.evaluated(point):
-            right, lost = book["correct"][-1].copy(), book["loss"][-1].copy()
-            accuracy[point, split] = micro(right, count[split])
-            loss[point, split] = micro(lost, count[split])
-            correct[point, split] = right
-    if not accuracy:
+        key = (point, split)
+        if not books.scored(point, simulation.round_index):
+            continue
+        count[split], weight = simulation.answers(split)
+        correct[key] = book["correct"][-1].copy()
+        loss[key] = micro(weight * book["loss"][-1], count[split])
+        right = micro(correct[key], count[split])
+        accuracy[key] = right if yardstick.is_share else np.full_like(right, np.nan)
+        value[key] = yardstick.measure(right, loss[key], units_of(simulation))
+    if not value:
         return None
-    headline = simulation.method.headline
-    return Evaluation(simulation.round_index, headline, accuracy, loss, correct, count)
+    return Evaluation(
+        number=simulation.round_index,
+        headline=simulation.method.headline,
+        measure=yardstick.name,
+        value=value,
+        accuracy=accuracy,
+        loss=loss,
+        correct=correct,
+        count=count,
+    )
 
 
 def scalars(event: Evaluation | Round) -> list[dict[str, float]]:
     """Return the numbers of an event under the names that trackers show, one dict per run.
 
-    ``accuracy/pre/test``, ``loss/pre/val``, ``cost/bytes_up`` and the like.
+    ``accuracy/pre/test``, ``loss/pre/val``, ``cost/bytes_up`` and the like; in place of accuracy
+    what the task is measured by, such as ``RMSE`` or ``exact_match``.
     """
     if isinstance(event, Round):
         columns: dict[str, Array] = {f"cost/{name}": value for name, value in event.cost.items()}
     else:
-        columns = {f"accuracy/{p}/{s}": value for (p, s), value in event.accuracy.items()}
+        measure = event.measure.replace(" ", "_")
+        columns = {f"{measure}/{p}/{s}": value for (p, s), value in event.value.items()}
         columns |= {f"loss/{p}/{s}": value for (p, s), value in event.loss.items()}
     runs = len(next(iter(columns.values())))
     return [{name: float(np.asarray(v)[run]) for name, v in columns.items()} for run in range(runs)]

@@ -166,7 +166,8 @@ def metric_columns(result: Result) -> dict[str, Any]:
         evaluations, clients = len(scores.rounds), len(result.clients)
         for run in range(len(result.runs)):
             valid = result._valid(point, split, run)[:, None]
-            accuracy = np.where(valid, scores.accuracy(run), np.nan)
+            right = scores.accuracy(run)  # of a task that knows no right answers it says nothing
+            accuracy = np.where(valid & result.yardstick.is_share, right, np.nan)
             loss = np.where(valid, scores.mean_loss(run), np.nan)
             size = evaluations * clients
             parts["run"].append(np.full(size, run))

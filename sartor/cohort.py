@@ -74,18 +74,18 @@ class Participation:
         """Draw the cohort of a round.
 
         Returns:
-            ids (slots,), distinct, in random order, and present (slots,): false for the absent
-                clients that
-            only pad a cohort of varying size.
+            ids (slots,), distinct, in random order; and present (slots,), false for the absent
+            clients that only pad a cohort of varying size.
         """
         slots = self.slots(num_clients)
         if self.kind == "all":
             return np.arange(num_clients), np.ones(num_clients, dtype=bool)
-        key = rng.fold(rng.key(seed), "cohort", round_index)
-        order = rng.sample(rng.fold(key, "who"), num_clients, slots).numpy()
+        key = rng.fold_host(rng.key(seed).numpy()[None], "cohort", round_index)
+        who, how_many = (torch.from_numpy(rng.fold_host(key, name)[0]) for name in ("who", "size"))
+        order = rng.sample(who, num_clients, slots).numpy()
         size = slots
         if self.kind == "at_least":
             least = max(1, math.ceil(self.value * num_clients - 1e-9))
-            draw = float(rng.uniform(rng.fold(key, "size"), (1,), torch.float64)[0])
+            draw = float(rng.uniform(how_many, (1,), torch.float64)[0])
             size = least + int(draw * (num_clients - least + 1))
         return order, np.arange(slots) < size

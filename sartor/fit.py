@@ -16,7 +16,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -28,10 +27,10 @@ from sartor.data.federation import Federation
 from sartor.engines import make_engine
 from sartor.errors import ConfigError, DivergedError, FederationError, RunFolderError
 from sartor.hyper import Value, stack_hypers
+from sartor.joining import join
 from sartor.local import Local
 from sartor.onboard import packed, trained
 from sartor.result import Result
-from sartor.scores import COUNTERS, ONCE, Ledger, Scores
 from sartor.settings import (
     COMPUTE,
     DTYPES,
@@ -113,7 +112,7 @@ def fit(
         do_no_harm: let every client end with the best of {trained alone, FedAvg's model, the
             method's model} by its held-out loss, staying alone unless another is better by
             ``harm_margin`` standard errors (a hyper-parameter, 1 by default). The same as the
-            option of that name; see ``sartor.harm`` for what it costs.
+            option of that name; see ``sartor.compose.harm`` for what it costs.
 
     Other Args:
         engine: "auto", "vectorised" or "sequential" (the reference: one client at a time, slow).
@@ -193,7 +192,7 @@ def fit(
         )
     if len(results) == 1:
         return results[0]
-    merged = _merge(results)
+    merged = join(results)
     if out and processes.is_first():
         from sartor.runs import RunFolder
 
@@ -291,8 +290,7 @@ def _fit_lanes(
         if not len(fed.test.rows):
             raise FederationError(
                 f"The federation of seed {seed} has no test samples, so no model could be scored; "
-                "hold some out, "
-                "for example with Federation.from_arrays(..., test=0.25)."
+                "hold some out, for example with Federation.from_arrays(..., test=0.25)."
             )
     local = with_static_parts(settings.local, hyper, sweep)
     task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
@@ -335,7 +333,7 @@ def _fit_lanes(
     try:
         listeners.start(simulation, config)
         _loop(simulation, settings, folder, listeners)
-        if len(runs) == 1 and simulation.diverged[0] is not None:
+        if len(runs) == 1 and simulation.books.diverged[0] is not None:
             raise _diverged(simulation)
         baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
         result = simulation.result(config, baseline)
@@ -358,9 +356,8 @@ def _scratch(folder: RunFolder | None) -> Path:
 
     def prepare() -> None:
         if home is not None:
-            shutil.rmtree(
-                home, ignore_errors=True
-            )  # what a killed run left behind; its checkpoint holds the states
+            # What a killed run left behind; its checkpoint holds the states.
+            shutil.rmtree(home, ignore_errors=True)
             home.mkdir()
 
     try:
@@ -430,82 +427,6 @@ def _write_models(folder: RunFolder, simulation: Simulation) -> None:
                 folder.write_server(*packed(trained(simulation, run)), run)
 
 
-def _merge(results: list[Result]) -> Result:
-    """Join the parts of a sweep over static options: the runs of all, one after the other."""
-    first = results[0]
-    scores = {
-        key: _side_by_side([r.scores[key] for r in results])
-        for key in first.scores
-        if all(key in r.scores for r in results)
-    }
-    rounds = max(r.ledger.num_rounds for r in results)  # one that stopped early has fewer
-
-    def padded(part: np.ndarray) -> np.ndarray:
-        return np.pad(part, [(0, 0), (0, rounds - np.shape(part)[1])])
-
-    columns = {c: np.concatenate([padded(getattr(r.ledger, c)) for r in results]) for c in COUNTERS}
-    seconds = {
-        name: [
-            sum(parts)
-            for parts in itertools.zip_longest(
-                *(r.ledger.seconds[name] for r in results), fillvalue=0.0
-            )
-        ]
-        for name in first.ledger.seconds
-    }
-    once = {c: np.concatenate([getattr(r.ledger, c) for r in results]) for c in ONCE}
-    owner = [(r, k) for r in results for k in range(len(r.runs))]
-    counts = [r.label_counts for r in results if r.label_counts is not None]
-    return Result(
-        method=first.method,
-        headline=first.headline,
-        runs=[run for r in results for run in r.runs],
-        clients=first.clients,
-        scores=scores,
-        ledger=Ledger(**columns, seconds=seconds, **once),
-        label_counts=np.concatenate(counts) if len(counts) == len(results) else None,
-        diverged=[d for r in results for d in r.diverged],
-        stopped=[s for r in results for s in r.stopped],
-        snapshots=_last_choices(results),
-        choices=next((r.choices for r in results if r.choices), ()),
-        config=first.config,
-        models=lambda client, run, point: owner[run][0].model(
-            client, run=owner[run][1], point=point
-        ),
-        baseline=lambda: first.baseline(),
-        newcomers=lambda data, run=0, **settings: owner[run][0].onboard(
-            data, run=owner[run][1], **settings
-        ),
-        server=lambda run: owner[run][0].server_state(owner[run][1]),
-    )
-
-
-def _side_by_side(parts: list[Scores]) -> Scores:
-    """Join scores; a part that ended early repeats its last entry at the later evaluations."""
-    rounds = sorted({t for part in parts for t in part.rounds})
-    index = [np.searchsorted(part.rounds, rounds, side="right") - 1 for part in parts]
-    pairs = list(zip(parts, index, strict=True))
-    return Scores(
-        rounds=rounds,
-        correct=np.concatenate([part.correct[:, at] for part, at in pairs]),
-        loss=np.concatenate([part.loss[:, at] for part, at in pairs]),
-        count=np.concatenate([part.count for part in parts]),
-    )
-
-
-def _last_choices(results: list[Result]) -> list[dict[str, Any]]:
-    """Join what the clients of each part ended with; −1 where a part leaves them no choice."""
-    if len({r.choices for r in results if r.choices}) != 1:
-        return []
-    rows = [
-        np.asarray(r.snapshots[-1]["choice"])
-        if r.choices
-        else np.full((len(r.runs), len(r.clients)), -1.0, dtype=np.float32)
-        for r in results
-    ]
-    return [{"round": results[0].ledger.num_rounds, "choice": np.concatenate(rows)}]
-
-
 def _lazily_local(
     federations: dict[int, Federation], settings: Settings, local: Local, hyper: Mapping[str, Value]
 ) -> Callable[[], Result]:
@@ -521,7 +442,7 @@ def _lazily_local(
 
 
 def _diverged(simulation: Simulation) -> DivergedError:
-    seen = simulation.diverged[0] or {}
+    seen = simulation.books.diverged[0] or {}
     rate = simulation.runs[0].hyper.get("local_lr")
     name, at = str(seen.get("client")), int(seen.get("round", 0))
     return DivergedError(

@@ -21,6 +21,7 @@ import numpy as np
 from sartor.errors import ConfigError
 from sartor.metrics import Array, balanced_accuracy
 from sartor.table import Table
+from sartor.task import PADDING
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
@@ -71,7 +72,7 @@ def measure(task: str, y: Array, scores: Array) -> dict[str, float]:
             "labels right": float((found == (y > 0)).mean()),
         }
     if task == "next-token":
-        true = y != 0
+        true = y != PADDING
         chance = np.take_along_axis(scores, y[..., None], -1)[..., 0][true]
         return {
             "tokens right": float((scores.argmax(-1) == y)[true].mean()),
@@ -108,7 +109,10 @@ def score(result: Result, federation: Federation, split: str, run: int) -> Table
         columns = list(values)
         rows.append([name, len(own), *values.values()])
     if not rows:
-        raise ConfigError(f"No client has samples in the split {split!r}.")
+        raise ConfigError(
+            f"No client has samples in the split {split!r}; take another, or hold some out when "
+            "the federation is made."
+        )
     plain = ("RMSE", "MAE", "R²", "perplexity")
     formats = {name: "percent" for name in columns if name not in plain}
     title = f"{result.method}: {task}, {split}"

@@ -209,7 +209,7 @@ class Method:
             rows travel, such as ``{"upload/means": "upload/held"}``; the receiver reads zeros in
             the others, and only those that travel are booked. See `sartor/wire.py`.
         averaged: the branches of an upload that enter the server through a (weighted) mean alone,
-            so that another mean may take its place; see `sartor/robust.py`.
+            so that another mean may take its place; see `sartor/compose/robust.py`.
         prologue: one round of everybody before round 0, on the same state trees.
         epilogue: the same after the last round. Evaluations before that run it on copies, so that
             they score what would be used if training stopped there. It may have an ``epilogue`` of

@@ -169,20 +169,21 @@ def quantile(
     return float(np.quantile(kept, q)) if kept.size else math.nan
 
 
-def _known(accuracy: npt.ArrayLike) -> Array:
+def finite(accuracy: npt.ArrayLike) -> Array:
+    """Return the values that are neither NaN nor infinite, in order."""
     accuracy = np.asarray(accuracy, dtype=np.float64)
     return np.asarray(accuracy[np.isfinite(accuracy)])
 
 
 def variance_over_clients(accuracy: npt.ArrayLike) -> float:
     """Return (1/M) sum (a_i - mean)^2, the population variance over clients."""
-    known = _known(accuracy)
+    known = finite(accuracy)
     return float(known.var()) if known.size else math.nan
 
 
 def coefficient_of_variation(accuracy: npt.ArrayLike) -> float:
     """Return the standard deviation over clients divided by their mean; NaN for a mean of 0."""
-    known = _known(accuracy)
+    known = finite(accuracy)
     if not known.size or known.mean() == 0:
         return math.nan
     return float(known.std() / known.mean())
@@ -194,7 +195,7 @@ def jain_index(accuracy: npt.ArrayLike) -> float:
     >>> round(jain_index([0.95, 0.9, 0.85, 0.8, 0.5]), 6)
     0.962406
     """
-    known = _known(accuracy)
+    known = finite(accuracy)
     if not known.size:
         return math.nan
     squares = float((known**2).sum())
@@ -225,7 +226,7 @@ def gain(accuracy: npt.ArrayLike, alone: npt.ArrayLike) -> Gain:
     >>> gain([0.75, 0.5], [0.5, 1.0])
     Gain(mean=-0.125, minimum=-0.5, fraction_hurt=0.5, hurt=1, clients=2)
     """
-    gains = _known(np.asarray(accuracy, dtype=np.float64) - np.asarray(alone, dtype=np.float64))
+    gains = finite(np.asarray(accuracy, dtype=np.float64) - np.asarray(alone, dtype=np.float64))
     if not gains.size:
         return Gain(math.nan, math.nan, math.nan, 0, 0)
     hurt = int((gains < 0).sum())
@@ -243,7 +244,7 @@ def last(curve: Sequence[float] | Array, number: int = 1) -> float:
 
 def best_test(curve: Sequence[float] | Array) -> float:
     """Return the maximum over evaluations: optimistic, for comparison with papers that do so."""
-    known = _known(np.asarray(curve))
+    known = finite(np.asarray(curve))
     return float(known.max()) if known.size else math.nan
 
 
@@ -326,7 +327,7 @@ def spread(values: npt.ArrayLike) -> Spread:
     Spread(mean=2.0, std=1.0, values=(1.0, 2.0, 3.0))
     """
     every = np.atleast_1d(np.asarray(values, dtype=np.float64))
-    known = _known(every)
+    known = finite(every)
     mean = float(known.mean()) if known.size else math.nan
     std = float(known.std(ddof=1)) if known.size > 1 else math.nan
     return Spread(mean, std, tuple(float(value) for value in every))
@@ -360,7 +361,7 @@ def paired(values: npt.ArrayLike, reference: npt.ArrayLike, confidence: float = 
     >>> round(pair.mean, 6), pair.number
     (0.1, 3)
     """
-    differences = _known(
+    differences = finite(
         np.asarray(values, dtype=np.float64) - np.asarray(reference, dtype=np.float64)
     )
     number = int(differences.size)
@@ -427,29 +428,3 @@ def _incomplete_beta(a: float, b: float, x: float) -> float:
         if abs(value - previous) < 1e-15 * abs(value):
             break
     return front * value
-
-
-# --- communication ------------------------------------------------------------------------------
-
-KIB = 1024
-"""Bytes of a KiB, the unit of tables per round and client."""
-
-
-def payload_bytes(scalars: int, bytes_per_scalar: int = 4) -> int:
-    """Return the bytes of a message: payload alone, no headers.
-
-    >>> round(payload_bytes(2 * 62_006) / KIB, 1)
-    484.4
-    """
-    return scalars * bytes_per_scalar
-
-
-def cost_to_round(cost: npt.ArrayLike, reached: int | None) -> float | None:
-    """Return the cost of rounds 0 .. reached - 1, or None when the target was not reached.
-
-    Args:
-        cost: (rounds,) bytes, scalars or gradient evaluations of each round.
-        reached: what :func:`rounds_to_target` returned on a "pre" curve, whose entry t stands
-            after t rounds.
-    """
-    return None if reached is None else float(np.asarray(cost)[:reached].sum())

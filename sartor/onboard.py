@@ -198,7 +198,10 @@ def onboard_by(
     while not again.finished:
         again.step()
     about: dict[str, Any] = {"newcomers of": known.method.name, "rounds": rounds}
-    about |= {"task": known.task.kind, "rebuild": known.facts | _for_newcomers(known, chosen.seed)}
+    about |= {
+        "task": known.task.measured_as,
+        "rebuild": known.facts | _for_newcomers(known, chosen.seed),
+    }
     return again.result(about)
 
 
@@ -243,7 +246,7 @@ def _federation(newcomers: Data, test: float, known: Trained, validate: bool) ->
     if newcomers.input_shape != shape:
         faults.append(
             f"samples of newcomers have the shape {tuple(newcomers.input_shape)}, but the models "
-            f"were trained on {shape}."
+            f"were trained on {shape}; give the features that the others have."
         )
     if newcomers.num_classes > classes:
         faults.append(

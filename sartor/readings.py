@@ -50,13 +50,16 @@ class Readings:
     ) -> tuple[list[int], Array]:
         """Return rounds and pooled accuracies of a run; NaN from its divergence on.
 
+        All NaN where there is no right or wrong, as in a regression: see ``measure_curve``.
+
         Args:
             point: "pre", "post" or "global"; the headline point by default.
             split: "test" or "val".
             run: index of the run.
         """
         scores = self._scores(point, split)
-        return scores.rounds, np.where(self._valid(point, split, run), scores.curve(run), np.nan)
+        known = self._valid(point, split, run) & self.yardstick.is_share
+        return scores.rounds, np.where(known, scores.curve(run), np.nan)
 
     def loss_curve(
         self, point: str | None = None, split: str = "test", run: int = 0
@@ -73,8 +76,8 @@ class Readings:
         return scores.rounds, np.where(self._valid(point, split, run), losses, np.nan)
 
     def client_accuracy(self, point: str | None = None, run: int = 0) -> Array:
-        """Return (clients,) test accuracies at the last evaluation of a point."""
-        if self.diverged[run] is not None:
+        """Return (clients,) test accuracies at the last evaluation of a point; see ``curve``."""
+        if self.diverged[run] is not None or not self.yardstick.is_share:
             return np.full(len(self.clients), np.nan)
         return np.asarray(self._scores(point).accuracy(run)[-1])
 

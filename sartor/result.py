@@ -403,7 +403,10 @@ class Result(Readings):
     def server_state(self, run: int = 0) -> tuple[Tree, dict[str, Any]]:
         """Return what newcomers are greeted from, as a tree of tensors and JSON-able facts."""
         if self._server is None:
-            raise RunFolderError("This result has no server; it stays in the folder it came from.")
+            raise RunFolderError(
+                "This result was read without its server; read it with sartor.load(path), which "
+                "takes it from its run folder."
+            )
         return self._server(run)
 
     def give_models(

@@ -115,10 +115,14 @@ def search(
             raise ConfigError(f"search takes no {name}; train the best values with fit for that.")
     _check_space(space)
     chosen, federations = parse_seeds(seeds), remembered(federation)
+    gives_loss = getattr(settings.get("model"), "criterion", None) == "given"
     for seed in chosen:
         of_seed = federation_of(federations, chosen, seed)
-        if measure == "accuracy" and of_seed.task == "regression":
-            raise ConfigError("A regression has no accuracy to search by; use measure='loss'.")
+        if measure == "accuracy" and (gives_loss or of_seed.task == "regression"):
+            raise ConfigError(
+                "There is no right or wrong in this task, so a search cannot go by its accuracy; "
+                "use measure='loss'."
+            )
         if not len(of_seed.val.rows):
             raise ConfigError(
                 "A search is judged on validation data, but no client has any; hold some out, for "

@@ -106,14 +106,19 @@ def answer(
     result: Result, client: str | int, features: Tensor, run: int, point: str | None
 ) -> Prediction:
     """Answer for samples that are prepared already."""
-    network = result.model(client, run, point)
-    facts, kind = _facts(result), str(result.config.get("task") or "classification")
+    kind = result.config.get("task", "classification")
+    if kind is None:
+        raise ConfigError(
+            "This network gives its own loss, so it has no answers to predict; take the network "
+            "itself, result.model(client)."
+        )
+    network, facts = result.model(client, run, point), _facts(result)
     shape = tuple(facts.get("input_shape", features.shape[1:]))
     if tuple(features.shape[1:]) != shape:
         alone = " (one sample? put it in a list)" if tuple(features.shape) == shape else ""
         raise ConfigError(
             f"x has samples of shape {tuple(features.shape[1:])}, but the models were trained on "
-            f"{shape}{alone}."
+            f"{shape}{alone}; give x of shape (samples, ...) as the federation has it."
         )
     dtype = next(p.dtype for p in network.parameters())
     features = features.long() if facts.get("tokens") else features.to(dtype)
@@ -282,8 +287,9 @@ def attach(
     def network(client: int, run: int, point: str) -> nn.Module:
         if point != result.headline:
             raise RunFolderError(
-                f"The folder keeps the models at the headline point, {result.headline!r}, alone; "
-                f"{point!r} is not there."
+                f"The folder keeps the models at the headline point, {result.headline!r}, alone, "
+                f"and not those at {point!r}; leave point= out, or train again and ask the result "
+                "of fit."
             )
         task, params = task_of(result, model), models_of(run)[result.clients[client]]
         if not _facts(result)["own_predict"]:
@@ -316,7 +322,10 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
     network = model if model is not None else models.rebuild_model(facts["model"])
     kind = result.config.get("task")
     if kind not in LOSSES:
-        raise RunFolderError(f"This result has no task to predict for (got {kind!r}).")
+        raise RunFolderError(
+            f"The task of this result is {kind!r}, and a network can be made again for "
+            f"{', '.join(LOSSES)} alone; train again and use the result of fit."
+        )
     head = result.config["model"]["head"]
     return Task(network, head, *LOSSES[kind], None, kind)
 
@@ -356,7 +365,8 @@ def _check_leaves(task: Task, params: Tree) -> None:
     if wanted != found:
         unlike = sorted(k for k in {*wanted, *found} if wanted.get(k) != found.get(k))
         raise ModelError(
-            f"The stored parameters do not fit this network: see {', '.join(unlike[:5])}."
+            f"The stored parameters do not fit this network: see {', '.join(unlike[:5])}. Give "
+            "the network that was trained: sartor.load(path, model=YourNetwork())."
         )
 
 

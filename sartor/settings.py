@@ -40,7 +40,7 @@ Sweep = Mapping[str, Sequence[Value]] | Sequence[Mapping[str, Value]]
 """Name -> values, of which all combinations are meant; or the combinations themselves."""
 
 Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
-
+"""The data of all seeds, one for each seed, or a function from seed to data."""
 
 LOSSES: dict[str, tuple[Criterion, Criterion]] = {
     "classification": (cross_entropy, most_likely),
@@ -51,9 +51,10 @@ LOSSES: dict[str, tuple[Criterion, Criterion]] = {
 """The loss of every task, and what counts as a correct answer."""
 
 DTYPES = {"float32": torch.float32, "float64": torch.float64}
+"""Of parameters, features and hyper-parameters."""
 
-
-COMPUTE = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+COMPUTE = {**DTYPES, "bfloat16": torch.bfloat16}
+"""Of forward and backward passes."""
 
 
 class Progress(Protocol):
@@ -167,8 +168,7 @@ def _numbers(name: str, value: Any) -> float | list[float]:
     if array.ndim > 1:
         raise ConfigError(
             f"{name} must be a number, or one number per client, got {value!r}; names of variants "
-            "and other "
-            "static settings go to options=."
+            "and other static settings go to options=."
         )
     found: float | list[float] = array.tolist()
     return found
@@ -323,7 +323,7 @@ def resolved(
         "eval_every": settings.eval_every,
         "points": list(settings.points),
         "checkpoint_every": settings.checkpoint_every,
-        "task": None if task.criterion is given else task.kind,
+        "task": task.measured_as,
         "rebuild": facts_of(method, task, record.predict is not None, federations),
         "early_stopping": None if settings.stopping is None else dict(vars(settings.stopping)),
         "data": first.describe(),

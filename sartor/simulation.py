@@ -1,7 +1,8 @@
-"""A simulation: the state of all runs between rounds, what was measured, and nothing else.
+"""A simulation: all runs of one method, from round to round.
 
-Everything that a round reads is in the trees and counters here, so a checkpoint is a dump of them
-and resuming is running straight on.
+Everything that a round reads is in the trees and counters here, and what was measured and spent is
+in the books (``sartor.books``), so a checkpoint is a dump of both and resuming is running straight
+on. What happens inside a round is in ``sartor.engines.round``.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import torch
 from torch import Tensor, nn
 
 from sartor import tree
+from sartor.books import Books
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
-from sartor.engines.arena import Arena, build_arena
+from sartor.engines.arena import Arena, build_arena, packed
 from sartor.engines.parts import Engine, Receipt, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.store import Store
@@ -26,12 +28,12 @@ from sartor.errors import ConfigError
 from sartor.hyper import Value, stack_hypers
 from sartor.method import Method, endings
 from sartor.processes import Processes
+from sartor.readout import progress_of, result_of
 from sartor.result import Result
-from sartor.scores import COUNTERS, ONCE, PHASES, Ledger, Run, Scores
-from sartor.stopping import EarlyStopping, Watch, settle
-from sartor.task import Predictor, Task, given, never
+from sartor.scores import PHASES, Ledger, Run, Scores
+from sartor.stopping import EarlyStopping, settle, watch_over
+from sartor.task import Predictor, Task
 from sartor.tree import Tree
-from sartor.yardstick import YARDSTICKS, unit_of
 
 
 class Simulation:
@@ -83,9 +85,11 @@ class Simulation:
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
-        arena = arena or build_arena(federations, device, dtype)
+        if arena is None:
+            arena = build_arena(federations, device, dtype)
+            arena = packed(arena) if device.type == "cuda" else arena
         self.eval_start = bool(points) and (eval_start or "post" in points)
-        self._check_splits(arena)
+        _check_held_out(method, arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
         hyper = stack_hypers(method.hyper, hypers, arena.num_clients, dtype)
         self.make_engine, self.dtype = engine, dtype
@@ -98,33 +102,11 @@ class Simulation:
         self.trained = self._trained_models(self.store.shape, device, store_folder)
         self.round_index = 0
         self.closed = False  # whether the epilogue is over
-        self.history: dict[str, dict[str, list[np.ndarray]]] = {}
-        self.when: dict[str, list[int]] = {}
-        self.books: dict[str, list[np.ndarray]] = {name: [] for name in COUNTERS}
-        self.seconds: dict[str, list[float]] = {name: [] for name in PHASES}
-        self.once = {name: np.zeros(arena.num_runs, dtype=np.int64) for name in ONCE}
-        self.diverged: list[dict[str, Any] | None] = [None] * arena.num_runs
-        self.snapshots: list[dict[str, Any]] = []
-        self.stopped: list[dict[str, Any] | None] = [None] * arena.num_runs
-        self.watch = None if stopping is None else self._make_watch(stopping)
-        self._post: dict[str, Tally] = {}
+        self.books = Books([federation.names for federation in self.federations])
+        self.watch = None
+        if stopping is not None:
+            self.watch = watch_over(stopping, len(self.runs), self.splits, task)
         self._adaptation: Receipt | None = None  # that of the last evaluation
-        # Of rounds whose times were not read yet: of step itself, and of its training.
-        self._clocks: list[tuple[dict[str, float], dict[str, float]]] = []
-
-    def _make_watch(self, stopping: EarlyStopping) -> Watch:
-        """Make what decides when to stop."""
-        if "val" not in self.splits:
-            raise ConfigError(
-                "Early stopping looks at validation data, but no client has any; hold some out, "
-                "for example with val=0.2 when the federation is made."
-            )
-        if stopping.measure == "accuracy" and self.task.is_correct is never:
-            raise ConfigError(
-                "There is no right or wrong in this task, so early stopping cannot look at its "
-                "accuracy; use EarlyStopping(measure='loss')."
-            )
-        return Watch(stopping, len(self.runs))
 
     def _make_rounds(
         self,
@@ -164,23 +146,12 @@ class Simulation:
 
         return Store(make, *shape, device, folder and folder / "models")
 
-    def _check_splits(self, arena: Arena) -> None:
-        """Refuse a method that needs held-out data where there is none."""
-        records = [self.method, self.method.prologue, *endings(self.method)]
-        phases = [p for r in records if r is not None for p in (*r.phases, *r.adapt)]
-        for phase in phases:
-            if phase.data in ("val", "test") and not arena.splits[phase.data].size.any():
-                words = {"val": "validation", "test": "test"}[phase.data]
-                raise ConfigError(
-                    f"{self.method.name} uses {words} data in its phase {phase.name!r}, but no "
-                    f"client has any; hold some out, for example with {phase.data}=0.2 when the "
-                    "federation is made."
-                )
-
     @property
     def finished(self) -> bool:
         """Whether all rounds are done, or every run has diverged."""
-        return self.round_index >= self.num_rounds or all(d is not None for d in self.diverged)
+        return self.round_index >= self.num_rounds or all(
+            d is not None for d in self.books.diverged
+        )
 
     @property
     def pending(self) -> bool:
@@ -198,8 +169,7 @@ class Simulation:
         self.server, receipt = self.rounds.train(
             self.server, self.store, t, score=post, keep=self.trained
         )
-        for name in COUNTERS:
-            self.books[name].append(getattr(receipt, name))
+        self.books.spend_round(receipt)
         self.round_index = t + 1
         last = self.round_index == self.num_rounds
         self.rounds.plan_ahead(None if last else self.round_index)
@@ -209,7 +179,7 @@ class Simulation:
             self.closed = True
         due = last or self.round_index % self.eval_every == 0
         for split in post:
-            self._post[split] = _merge(self._post[split], receipt.tally[split])
+            self.books.update_post(split, receipt.tally[split])
         over = due and self._score(seconds)
         if over and not last:
             self._close(seconds)
@@ -219,29 +189,16 @@ class Simulation:
         if looks:
             self.rounds.read_clocks()
         seconds["round"] = time.perf_counter() - began
-        for name, value in seconds.items():
-            self.seconds[name].append(value)
-        self._clocks.append((seconds, receipt.seconds))
+        self.books.time_round(seconds, receipt.seconds)
         if looks:
-            self._book_clocks()
-        return self._info()
+            self.books.take_clocks()
+        return progress_of(self)
 
-    def _book_clocks(self) -> None:
-        """Book the times of the rounds since the last look at the device.
-
-        Between two looks a GPU works on while later rounds are prepared, so that only the time of
-        all of them together is known; each gets an equal share.
-        """
-        if not self._clocks:
-            return
-        self.rounds.read_clocks()
-        first = len(self.seconds["round"]) - len(self._clocks)
-        for at, (own, trained) in enumerate(self._clocks, first):
-            for name in PHASES[1:]:
-                self.seconds[name][at] = own[name] + trained.get(name, 0.0)
-        walls = self.seconds["round"]
-        walls[first:] = [sum(walls[first:]) / len(self._clocks)] * len(self._clocks)
-        self._clocks.clear()
+    def _read_clocks(self) -> None:
+        """Wait for the device and enter the times of the rounds since the last look at it."""
+        if self.books.unread:
+            self.rounds.read_clocks()
+            self.books.take_clocks()
 
     def stop(self, why: str) -> None:
         """End after the rounds that are done, as if no more had been planned.
@@ -255,18 +212,17 @@ class Simulation:
             self._close(seconds)
             self.rounds.read_clocks()
             seconds["round"] = time.perf_counter() - began
-            self._book_clocks()
-            for name, value in seconds.items():
-                self.seconds[name][-1] += value
+            self._read_clocks()
+            self.books.time_once(seconds)
             mine = {"round": self.round_index, "why": why}
-            self.stopped = [old or dict(mine) for old in self.stopped]
+            self.books.stopped = [old or dict(mine) for old in self.books.stopped]
             settle(self)
 
     def _score(self, seconds: dict[str, float]) -> bool:
         """Score the models after this round; return whether every run has stopped."""
         t = self.round_index
         if "post" in self.points:
-            self._record("post", t - 1, {split: self._post[split] for split in self.splits})
+            self.books.score("post", t - 1, {s: self.books.post[s] for s in self.splits})
         if self.points:
             server, store = self.deployed(seconds)
             if "pre" in self.points:
@@ -275,32 +231,33 @@ class Simulation:
             self._snapshot(server, store)
         if self.watch is None:
             return False
-        book = self.history[f"{self.method.headline}/val"]
+        book, (count, weight) = (
+            self.books.history[f"{self.method.headline}/val"],
+            self.answers("val"),
+        )
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
-            sums = book["loss" if self.watch.rule.measure == "loss" else "correct"][-1].sum(1)
-        values = sums / np.maximum(self.rounds.arena.splits["val"].size.sum(1), 1)
-        lost = np.array([d is not None for d in self.diverged])
+            if self.watch.rule.measure == "loss":
+                sums = weight * book["loss"][-1].sum(1)
+            else:
+                sums = book["correct"][-1].sum(1)
+        values = sums / np.maximum(count.sum(1), 1)
+        lost = np.array([d is not None for d in self.books.diverged])
         over = self.watch.look(t, values, lost, self._to_keep)
-        self.stopped = self.watch.verdicts()
+        self.books.stopped = self.watch.verdicts()
         return over
 
     def _close(self, seconds: dict[str, float]) -> None:
         """Make the round that is done the last one: its epilogue and its evaluation."""
         self.rounds.plan_ahead(None)
         self.num_rounds = self.round_index
-        scored = any(self.evaluated(point) for point in self.when)
+        scored = any(self.books.scored(point, self.round_index) for point in self.books.when)
         for ending in endings(self.method) if self.pending else ():
             self._one_off("epilogue", ending, seconds)
         self.closed = self.closed or self.method.epilogue is not None
         if not scored:
             self._score(seconds)
         elif self._adaptation is not None:
-            self._book_once(self._adaptation)
-
-    def evaluated(self, point: str) -> bool:
-        """Whether the models of a point were scored after the last round."""
-        seen = self.when.get(point, [])
-        return bool(seen) and seen[-1] == self.round_index - (point == "post")
+            self.books.spend_once(self._adaptation)
 
     def _to_keep(self) -> Tree:
         """Return the states that would be used now, (runs, ...) each."""
@@ -313,7 +270,7 @@ class Simulation:
 
     def _used_round(self, run: int) -> int:
         """Return the round of the models that a run ends with."""
-        if self.watch is None or not self.watch.settled or self.diverged[run] is not None:
+        if self.watch is None or not self.watch.settled or self.books.diverged[run] is not None:
             return self.round_index
         return self.watch.ends(self.round_index)[run][1]
 
@@ -325,7 +282,7 @@ class Simulation:
             return
         server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
-        self._post = {split: Tally(t.correct.copy(), t.loss.copy()) for split, t in tallies.items()}
+        self.books.start_post(tallies)
         self._evaluate_centre(server, seconds)
         self._snapshot(server, store)
 
@@ -333,15 +290,10 @@ class Simulation:
         self.server, receipt = self.rounds.train(
             self.server, self.store, self.round_index, stage, record=record
         )
-        self._book_once(receipt)
+        self.books.spend_once(receipt)
         self.rounds.read_clocks()
         for name, value in receipt.seconds.items():
             seconds[name] += value
-
-    def _book_once(self, receipt: Receipt) -> None:
-        self.once["setup_bytes"] += receipt.bytes_down + receipt.bytes_up
-        self.once["setup_gradients"] += receipt.gradient_evaluations
-        self.once["setup_forward"] += receipt.forward_evaluations
 
     def deployed(self, seconds: dict[str, float] | None = None) -> tuple[Tree, Store]:
         """Return the states that would be used if training stopped now.
@@ -365,11 +317,11 @@ class Simulation:
         clock, t = self.rounds.clock(seconds), self.round_index
         tallies, receipt = self.rounds.evaluate(server, store, t, self.splits)
         if record:
-            self._record("pre", t, tallies)
+            self.books.score("pre", t, tallies)
         seen = any(ending.stage == "evaluate" for ending in endings(self.method))
         self._adaptation = receipt if self.method.adapt and not seen else None
         if self._adaptation is not None and t == self.num_rounds:
-            self._book_once(receipt)  # the adaptation whose models are used
+            self.books.spend_once(receipt)  # the adaptation whose models are used
         clock("evaluate")
         return tallies
 
@@ -377,21 +329,8 @@ class Simulation:
         if "global" not in self.points or self.method.centre is None:
             return
         clock, t = self.rounds.clock(seconds), self.round_index
-        self._record("global", t, self.rounds.evaluate_centre(server, t, self.splits))
+        self.books.score("global", t, self.rounds.evaluate_centre(server, t, self.splits))
         clock("evaluate")
-
-    def _record(self, point: str, t: int, tallies: dict[str, Tally]) -> None:
-        self.when.setdefault(point, []).append(t)
-        for split, tally in tallies.items():
-            book = self.history.setdefault(f"{point}/{split}", {"correct": [], "loss": []})
-            book["correct"].append(tally.correct.copy())
-            book["loss"].append(tally.loss.copy())
-            broken = ~np.isfinite(tally.loss)
-            for run in np.nonzero(broken.any(1))[0]:
-                if self.diverged[run] is None and self.stopped[run] is None:
-                    client = self.federations[run].names[int(np.argmax(broken[run]))]
-                    at = t if point == "post" else max(t - 1, 0)
-                    self.diverged[run] = {"round": at, "client": client}
 
     def _snapshot(self, server: Tree, store: Store) -> None:
         if self.method.inspect is None and self.method.inspect_client is None:
@@ -403,31 +342,7 @@ class Simulation:
             seen = self.engine.runs(self.method.inspect, server, hub)
             small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
         small |= self.rounds.inspect_clients(store, t)
-        self.snapshots.append({"round": t, **small})
-
-    def _info(self) -> dict[str, Any]:
-        wanted = f"{self.method.headline}/test"
-        name = wanted if wanted in self.history else next(iter(self.history), None)
-        accuracy = loss = np.full(len(self.runs), np.nan)  # as long as nothing is measured
-        if name is not None:
-            count, weight = self._answers(name.split("/")[1])
-            sizes = np.maximum(count.sum(1), 1)
-            accuracy = self.history[name]["correct"][-1].sum(1) / sizes
-            loss = weight * self.history[name]["loss"][-1].sum(1) / sizes
-        sent = sum(self.books["bytes_up"]) + sum(self.books["bytes_down"])
-        # The server of a network knows the names of its clients alone.
-        infos = [getattr(federation, "info", {}) for federation in self.federations]
-        units = np.asarray([unit_of(info.get("preprocessing")) for info in infos])
-        yardstick = YARDSTICKS[None if self.task.criterion is given else self.task.kind]
-        value = yardstick.measure(accuracy, loss, units)
-        return {
-            "accuracy": float(np.mean(accuracy)),
-            "measure": yardstick.name,
-            "value": float(np.mean(value)),
-            "bytes": int(np.sum(sent)),
-            "seconds": self.seconds["round"][-1],
-            "runs": len(self.runs),
-        }
+        self.books.snapshots.append({"round": t, **small})
 
     def score_start(self) -> None:
         """Score the models of a simulation without rounds."""
@@ -438,19 +353,9 @@ class Simulation:
 
     def scores(self) -> dict[tuple[str, str], Scores]:
         """Return what was measured so far, by (point, split)."""
-        found = {}
-        for name, book in self.history.items():
-            point, split = name.split("/")
-            count, weight = self._answers(split)
-            found[point, split] = Scores(
-                rounds=list(self.when[point]),
-                correct=np.stack(book["correct"], 1),
-                loss=weight * np.stack(book["loss"], 1),
-                count=count,
-            )
-        return found
+        return self.books.scores(self.answers)
 
-    def _answers(self, split: str) -> tuple[np.ndarray, int]:
+    def answers(self, split: str) -> tuple[np.ndarray, int]:
         """Return (runs, clients) answers that are scored, and how many a sample's loss is over.
 
         A text of a next-token task has one for every token, and its loss is a mean over all steps.
@@ -462,14 +367,8 @@ class Simulation:
 
     def ledger(self) -> Ledger:
         """Return the counted costs so far."""
-        self._book_clocks()
-        runs = len(self.runs)
-        columns = {
-            name: np.stack(rows, 1) if rows else np.zeros((runs, 0), dtype=np.int64)
-            for name, rows in self.books.items()
-        }
-        seconds = {name: list(values) for name, values in self.seconds.items()}
-        return Ledger(**columns, seconds=seconds, **{k: v.copy() for k, v in self.once.items()})
+        self._read_clocks()
+        return self.books.ledger()
 
     def params(self, client: int, run: int = 0, point: str | None = None) -> Tree:
         """Return the parameters that a client would use now, at an evaluation point."""
@@ -477,7 +376,9 @@ class Simulation:
         ids = np.full((len(self.runs), 1), client)
         if point == "global":
             if self.method.centre is None:
-                raise ConfigError(f"{self.method.name} has no global model.")
+                raise ConfigError(
+                    f"{self.method.name} has no global model; ask for the point 'pre' or 'post'."
+                )
             centre = self.rounds.centre(self.deployed()[0], self._used_round(run))
             return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
         model = self.models(ids, point, self._used_round(run))
@@ -515,36 +416,7 @@ class Simulation:
             config: the resolved settings.
             baseline: trains LocalTrain on the same allocations, when asked.
         """
-
-        def newcomers(data: Any, **settings: Any) -> Result:
-            from sartor.onboard import onboard
-
-            return onboard(self, data, **settings)
-
-        def server(run: int) -> tuple[Tree, dict[str, Any]]:
-            from sartor.onboard import packed, trained
-
-            return packed(trained(self, run))
-
-        chosen = any("choice" in snap for snap in self.snapshots)
-        return Result(
-            method=self.method.name,
-            headline=self.method.headline,
-            runs=self.runs,
-            clients=self.federations[0].names,
-            scores=self.scores(),
-            ledger=self.ledger(),
-            label_counts=self._label_counts(),
-            diverged=self.diverged,
-            stopped=self.stopped,
-            snapshots=self.snapshots,
-            choices=self.method.choices if chosen else (),
-            config=config,
-            models=self.network,
-            baseline=baseline,
-            newcomers=newcomers,
-            server=server,
-        )
+        return result_of(self, self._label_counts(), config, baseline)
 
     def _label_counts(self) -> np.ndarray | None:
         """Count the labels of every client: (runs, clients, classes), where there are classes."""
@@ -557,38 +429,20 @@ class Simulation:
 
     def state(self) -> tuple[dict[str, Tree], dict[str, Any], dict[str, Any]]:
         """Return all state: trees of tensors, nested arrays, and JSON-able values."""
-        self._book_clocks()
+        self._read_clocks()
         trees = {"server": self.server, "clients": self.store.dump()}
         if self.trained is not None:
             trees["trained"] = self.trained.dump()
-        watched: dict[str, np.ndarray] = {}
+        arrays, meta = self.books.dump()
+        arrays["watch"] = {}
         if self.watch is not None:
-            trees["kept"], watched = self.watch.dump()
-        arrays: dict[str, Any] = {
-            "history": {
-                name: {k: np.stack(v) for k, v in book.items()}
-                for name, book in self.history.items()
-            },
-            "books": {name: np.stack(rows) for name, rows in self.books.items() if rows},
-            "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self._post.items()},
-            "once": {name: value.copy() for name, value in self.once.items()},
-            "watch": watched,
-            "snapshots": {
-                f"{k:06d}": {name: value for name, value in snap.items() if name != "round"}
-                for k, snap in enumerate(self.snapshots)
-            },
-        }
-        meta = {
+            trees["kept"], arrays["watch"] = self.watch.dump()
+        meta |= {
             "round": self.round_index,
-            "when": {k: list(v) for k, v in self.when.items()},
-            "seconds": {k: list(v) for k, v in self.seconds.items()},
-            "diverged": list(self.diverged),
-            "stopped": list(self.stopped),
             "planned": self.num_rounds,
             "closed": self.closed,
             "lanes": self.engine.lanes,
             "limit": self.engine.limit,
-            "snapshots": [snap["round"] for snap in self.snapshots],
         }
         return trees, arrays, meta
 
@@ -601,33 +455,25 @@ class Simulation:
         self.store.load(trees["clients"])
         if self.trained is not None:
             self.trained.load(trees["trained"])
-        self.history = {
-            name: {k: list(v) for k, v in book.items()} for name, book in arrays["history"].items()
-        }
-        self.books = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
-        self._post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
-        self.once = {name: value.copy() for name, value in arrays["once"].items()}
-        self.round_index, self.when = meta["round"], {k: list(v) for k, v in meta["when"].items()}
-        self.seconds = {k: list(v) for k, v in meta["seconds"].items()}
-        self.diverged = list(meta["diverged"])
-        self.closed = meta["closed"]
-        self.stopped = list(meta.get("stopped", self.stopped))
+        self.books.load(arrays, meta)
+        self.round_index, self.closed = meta["round"], meta["closed"]
         self.num_rounds = meta.get("planned", self.num_rounds)
         if self.watch is not None:
             self.watch.load(trees.get("kept", {}), arrays["watch"], device)
         # The same blocks of lanes give the same numbers to the last bit.
         self.engine.lanes = self.engine.lanes or meta["lanes"]
         self.engine.limit = meta.get("limit")
-        snaps = arrays.get("snapshots", {})
-        self.snapshots = [
-            {"round": t, **snaps[f"{k:06d}"]} for k, t in enumerate(meta["snapshots"])
-        ]
 
 
-def _merge(old: Tally, new: Tally) -> Tally:
-    """Take the new scores where there are any.
-
-    A client that did not train still has its last model.
-    """
-    fresh = ~np.isnan(new.correct)
-    return Tally(np.where(fresh, new.correct, old.correct), np.where(fresh, new.loss, old.loss))
+def _check_held_out(method: Method, arena: Arena) -> None:
+    """Refuse a method that needs held-out data where there is none."""
+    records = [method, method.prologue, *endings(method)]
+    phases = [p for r in records if r is not None for p in (*r.phases, *r.adapt)]
+    for phase in phases:
+        if phase.data in ("val", "test") and not arena.splits[phase.data].size.any():
+            words = {"val": "validation", "test": "test"}[phase.data]
+            raise ConfigError(
+                f"{method.name} uses {words} data in its phase {phase.name!r}, but no client has "
+                f"any; hold some out, for example with {phase.data}=0.2 when the federation is "
+                "made."
+            )

@@ -17,7 +17,7 @@ the end: its row is the one that it would have alone.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ import torch
 
 from sartor import tree
 from sartor.errors import ConfigError
+from sartor.task import Task, never
 from sartor.tree import Tree
 
 if TYPE_CHECKING:
@@ -158,6 +159,31 @@ class Watch:
         self.kept = tree.map(lambda leaf: leaf.to(device), kept) if kept else None
 
 
+def watch_over(rule: EarlyStopping, runs: int, splits: Sequence[str], task: Task) -> Watch:
+    """Make what decides when to stop.
+
+    Args:
+        rule: when to stop.
+        runs: number of runs.
+        splits: the splits in which some client has samples.
+        task: what is learned.
+
+    Raises:
+        ConfigError: there is nothing to look at.
+    """
+    if "val" not in splits:
+        raise ConfigError(
+            "Early stopping looks at validation data, but no client has any; hold some out, "
+            "for example with val=0.2 when the federation is made."
+        )
+    if rule.measure == "accuracy" and task.is_correct is never:
+        raise ConfigError(
+            "There is no right or wrong in this task, so early stopping cannot look at its "
+            "accuracy; use EarlyStopping(measure='loss')."
+        )
+    return Watch(rule, runs)
+
+
 def settle(simulation: Simulation) -> None:
     """Put back what was put aside, and end the books of each run where it ended; only once."""
     watch = simulation.watch
@@ -166,7 +192,7 @@ def settle(simulation: Simulation) -> None:
     watch.settled = True
     kept, everybody = watch.kept or {}, simulation.rounds.everybody
     back = watch.kept_round >= 0
-    back &= np.array([lost is None for lost in simulation.diverged])
+    back &= np.array([lost is None for lost in simulation.books.diverged])
     if back.any():
         mask = torch.from_numpy(back)
         simulation.server = tree.map(
@@ -179,26 +205,27 @@ def settle(simulation: Simulation) -> None:
             if store is not None and tree.leaves(kept[name]):
                 store.scatter(everybody, kept[name], present)
     for run, (last, used) in enumerate(watch.ends(simulation.round_index)):
-        if simulation.diverged[run] is None:
+        if simulation.books.diverged[run] is None:
             _end_books(simulation, run, last, used)
     watch.kept = None
 
 
 def _end_books(simulation: Simulation, run: int, last: int, used: int) -> None:
     """Let the records of a run end after round ``last``, with the models of round ``used``."""
-    for name, book in simulation.history.items():
+    books = simulation.books
+    for name, book in books.history.items():
         point = name.split("/")[0]
-        times = [t + (point == "post") for t in simulation.when[point]]  # rounds behind an entry
+        times = [t + (point == "post") for t in books.when[point]]  # rounds behind an entry
         for values in book.values():
             source = values[times.index(used)][run].copy()
             for k, t in enumerate(times):
                 if t >= last:
                     values[k][run] = source
-    chosen = next((snap for snap in simulation.snapshots if snap["round"] == used), None)
-    for snap in simulation.snapshots if chosen is not None else ():
+    chosen = next((snap for snap in books.snapshots if snap["round"] == used), None)
+    for snap in books.snapshots if chosen is not None else ():
         for key in snap.keys() - {"round"} if snap["round"] >= last else ():
             snap[key][run] = chosen[key][run].copy()  # type: ignore[index]
-    for rows in simulation.books.values():
+    for rows in books.costs.values():
         for row in rows[last:]:
             row[run] = 0
 

@@ -26,7 +26,7 @@ Criterion = Callable[[Tensor, Tensor], Tensor]
 """``(scores, labels) -> losses``, one per sample."""
 
 PADDING = 0
-"""The token that is no answer."""
+"""The token that fills a text up to its full length, and is no answer."""
 
 Predict = Callable[[Tree, Tensor], Tensor]
 """``(model, x) -> scores``."""
@@ -171,6 +171,14 @@ class Task:
         """
         _METER.count()
         return self.features(params, batch.x)
+
+    @property
+    def measured_as(self) -> str | None:
+        """Its kind, or None where the network gives its own loss; names a yardstick.
+
+        See ``sartor.yardstick``.
+        """
+        return None if self.criterion is given else self.kind
 
     @property
     def feature_dim(self) -> int:

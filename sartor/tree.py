@@ -101,7 +101,17 @@ def dot(a: Tree, b: Tree) -> Tensor:
 
 def sqdist(a: Tree, b: Tree) -> Tensor:
     """Return the squared distance ‖a − b‖² over all leaves."""
-    return dot(*(2 * (sub(a, b),)))
+    pairs: list[tuple[Tensor, Tensor]] = []
+    map(lambda x, y: pairs.append((x, y)), a, b)  # trees that differ are refused here
+    return sqdist_leaves([x for x, _ in pairs], [y for _, y in pairs])
+
+
+def sqdist_leaves(a: list[Tensor], b: list[Tensor]) -> Tensor:
+    """Return Σ (a − b)² over all leaves; an engine may catch the call, as torch's own."""
+    if has_torch_function(a):
+        return handle_torch_function(sqdist_leaves, a, a, b)
+    apart = [x - y for x, y in zip(a, b, strict=True)]
+    return torch.stack([(x * x).sum() for x in apart]).sum()
 
 
 def num_bytes(tree: Tree, skip: int = 0) -> int:

@@ -188,30 +188,6 @@ def test_one_pair_has_a_difference_and_no_interval():
     assert metrics.paired([math.nan], [0.8]).number == 0
 
 
-@pytest.mark.parametrize(
-    ("scalars", "kib"),
-    [
-        (2 * 62_006, 484.4),
-        (2 * 61_156, 477.8),
-        (62_006 * 21, 5086.4),
-        (84 * 15, 4.9),
-        (84 * 5 + 850, 4.96),
-        (2 * 850, 6.6),
-        (6 * 62_006, 1453.3),
-    ],
-)
-def test_payloads_of_the_sheet(scalars, kib):
-    """Section 10, float32, both ways, in KiB."""
-    assert metrics.payload_bytes(scalars) / metrics.KIB == pytest.approx(kib, abs=0.06)
-
-
-def test_cost_to_a_target_counts_the_rounds_before_it():
-    """Entry t of a "pre" curve stands after t rounds; not reached has no cost."""
-    assert metrics.cost_to_round([5, 6, 7], 2) == 11
-    assert metrics.cost_to_round([5, 6, 7], 0) == 0
-    assert metrics.cost_to_round([5, 6, 7], None) is None
-
-
 def test_balanced_accuracy_leaves_out_classes_that_a_client_lacks():
     """The mean recall over the classes it has."""
     assert metrics.balanced_accuracy([5, 0, 4], [10, 0, 4]) == pytest.approx(0.75)

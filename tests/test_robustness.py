@@ -55,7 +55,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test works in a folder of its own; drawing pages takes longer than training."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr("sartor.cli.app._write_report", lambda out: out / "report.html")
+    monkeypatch.setattr("sartor.cli.work._write_report", lambda out: out / "report.html")
 
 
 @pytest.fixture

@@ -532,3 +532,25 @@ def test_nothing_is_ever_pickled():
     for module in (archive, checkpoints, runs, storage):
         text = Path(module.__file__).read_text(encoding="utf-8")
         assert not any(word in text for word in ("import pickle", "torch.load", "torch.save"))
+
+
+def test_one_module_alone_knows_pickles():
+    """The reader of CIFAR's files, which are pickles, has an unpickler that builds nothing else."""
+    package = Path(runs.__file__).parents[1]
+    sources = {
+        path.relative_to(package).as_posix(): path.read_text(encoding="utf-8")
+        for path in package.rglob("*.py")
+    }
+    assert [name for name, text in sources.items() if "import pickle" in text] == [
+        "data/readers.py"
+    ]
+    assert not any("allow_pickle=True" in text for text in sources.values())
+
+
+def test_a_folder_of_an_unknown_kind_is_told(tmp_path):
+    """Whoever edited folder.json is told what may stand there."""
+    run = RunFolder.create(tmp_path / "run", CONFIG)
+    marker = json.loads((run.path / "folder.json").read_text())
+    (run.path / "folder.json").write_text(json.dumps({**marker, "kind": "cake"}))
+    with pytest.raises(RunFolderError, match="'cake', expected one of run, comparison, advice"):
+        open_folder(run.path)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import EarlyStopping, fit
+from sartor import EarlyStopping, Federation, fit
 from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.result import Result
@@ -229,3 +229,17 @@ def test_without_validation_data_it_is_refused() -> None:
     """It never looks at test data."""
     with pytest.raises(ConfigError, match="looks at validation data, but no client has any"):
         fit("fedavg", federation(val=0), early_stopping=3, **SETTINGS)
+
+
+def test_tokens_of_texts_are_counted_as_answers() -> None:
+    """min_delta is a share of tokens, though two of the five tokens of every text become right."""
+    texts = np.tile(np.arange(1, 7), (24, 1))  # all alike, so that they can be learned
+    client = np.repeat(["a", "b"], 12)
+    fed = Federation.from_arrays(texts, None, client=client, task="next-token", val=0.25)
+    rule = EarlyStopping(patience=1, min_delta=0.5, measure="accuracy")
+    settings: dict[str, Any] = {"rounds": 6, "eval_every": 2, "device": "cpu"}
+    found = fit("fedavg", fed, local=Local(lr=0.1), early_stopping=rule, **settings)
+    rounds, curve = found.curve(split="val")
+    assert 0.2 < curve[rounds.index(4)] - curve[rounds.index(2)] < 0.5
+    assert found.stopped[0] is not None
+    assert (found.stopped[0]["round"], found.stopped[0]["best_round"]) == (4, 2)

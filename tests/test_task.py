@@ -14,7 +14,7 @@ from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.method import Batch
 from sartor.methods import build
-from sartor.prototypes import class_means, class_sums
+from sartor.methods.parts.prototypes import class_means, class_sums
 from sartor.task import Task, hessian_product, masked_mean, metered
 from tests.toys import Net, federation, net_task, quadratic_task, run, simulation
 

@@ -6,13 +6,15 @@ import sys
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
+import sartor
 from sartor import fit
 from sartor.errors import ConfigError, MissingExtraError
 from sartor.local import Local
 from sartor.result import Result
-from sartor.trackers import TRACKERS, Tracker, track
+from sartor.trackers import TRACKERS, Tracker, numbers_of, track
 from tests.toys import Net, federation
 
 SETTINGS: dict[str, Any] = {
@@ -79,6 +81,48 @@ def test_a_run_that_breaks_off_is_closed_without_a_summary() -> None:
     with pytest.raises(KeyboardInterrupt):
         fit("fedavg", federation(), callbacks=[books, Break()], model=Net(), device="cpu")
     assert books.closed == {0: None}
+
+
+def _other_task(kind: str) -> sartor.Federation:
+    """Two clients of another task: prices that are standardised, pairs of labels, or texts."""
+    draw = np.random.default_rng(0)
+    client = np.repeat(["a", "b"], 20)
+    if kind == "regression":
+        area = draw.uniform(30, 200, 40)
+        price = 100 + 2 * area + draw.normal(0, 20, 40)
+        table = {"town": client, "area": area, "price": price}
+        return sartor.Federation.from_dataframe(table, client="town", label="price")
+    x = draw.normal(size=(40, 3)).astype("f4")
+    if kind == "multilabel":
+        return sartor.Federation.from_arrays(x, x[:, :2] > 0, client=client, task=kind)
+    texts = draw.integers(1, 5, (40, 6))
+    texts[::2, 3:] = 0  # half of them are short
+    return sartor.Federation.from_arrays(texts, None, client=client, task=kind)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("regression", "RMSE"), ("multilabel", "exact_match"), ("next-token", "tokens_right")],
+)
+def test_what_is_logged_is_what_the_task_is_measured_by(kind: str, name: str) -> None:
+    """The measure of the result, under its name, in every evaluation; no accuracy of 0."""
+    books = Books()
+    fed = _other_task(kind)
+    result = fit("fedavg", fed, rounds=3, eval_every=2, callbacks=[books], device="cpu")
+    rounds, curve = result.measure_curve()
+    losses = result.loss_curve()[1]
+    wanted = [(t, curve[rounds.index(t)], losses[rounds.index(t)]) for t in (2, 3)]
+    logged = [
+        (step, row[f"{name}/pre/test"], row["loss/pre/test"])
+        for _, step, row in books.logged
+        if "loss/pre/test" in row
+    ]
+    assert logged == [(t, pytest.approx(a), pytest.approx(b)) for t, a, b in wanted]
+    assert logged[-1][1] > 0
+    assert not any(key.startswith("accuracy") for _, _, row in books.logged for key in row)
+    assert numbers_of(books.closed[0])[name] == pytest.approx(result.pooled_measure())
+    if kind == "regression":
+        assert not any(key.startswith("accuracy") for key in numbers_of(books.closed[0]))
 
 
 class FakeRun:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sartor import tree, wire
-from sartor.beside import side_by_side
 from sartor.compose import within_groups
+from sartor.compose.beside import side_by_side
 from sartor.errors import ContractError
 from sartor.local import Local
 from sartor.methods import build

@@ -6,12 +6,16 @@ import html
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from sartor.adviser.plan import Plan, Strategy
 from sartor.table import Table, jsonable
+
+if TYPE_CHECKING:
+    from sartor.adviser.verification import Verification
+    from sartor.settings import Progress
 
 Basis = Literal["theory", "trial"]
 
@@ -281,11 +285,19 @@ class Advice:
         lines = "".join(f"<p>{html.escape(line)}</p>" for line in self.summary().splitlines())
         return lines + self.table()._repr_html_()
 
-    def verify(self, **settings: Any) -> Any:
-        """Train the recommendation, everybody alone, and one model; see ``adviser.verify``."""
+    def verify(self, *, progress: Progress | None = None) -> Verification:
+        """Train the recommendation, everybody alone and one model; put predicted beside measured.
+
+        Args:
+            progress: shows how far it is.
+
+        Raises:
+            ConfigError: the advice was read from a file, which has no data to train on.
+            FederationError: there are no test samples.
+        """
         from sartor.adviser.verification import verify
 
-        return verify(self, **settings)
+        return verify(self, progress=progress)
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:

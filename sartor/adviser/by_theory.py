@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor.adviser.advice import Advice, Client
+from sartor.adviser.advice import METHODS, Advice, Client
 from sartor.adviser.crosscheck import FOLDS, cross_check
 from sartor.adviser.estimates import Estimates, Target
 from sartor.adviser.features import View
@@ -242,7 +242,7 @@ def _run_settings(plan: Plan, constants: dict[str, float], ridge: float) -> dict
         "weight_decay": ridge,
     }
     if plan.strategy != "personalised":
-        return {"method": "local" if plan.strategy == "local" else "fedavg", "local": local}
+        return {"method": METHODS[plan.strategy], "local": local}
     options = {
         "preset": "corollary1",
         "weights": "samples",
@@ -250,7 +250,7 @@ def _run_settings(plan: Plan, constants: dict[str, float], ridge: float) -> dict
         "strong_convexity": min(max(constants["mu"], 1e-9), constants["L"]),
     }
     hyper = {"prox_strength": plan.prox_strength}
-    return {"method": "fedprox", "local": local, "options": options, "hyper": hyper}
+    return {"method": METHODS[plan.strategy], "local": local, "options": options, "hyper": hyper}
 
 
 def _affordable(each: int, budget_mb: float | None, budget_rounds: int | None) -> float:

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sartor.adviser.advice import Advice, Client
+from sartor.adviser.advice import METHODS, Advice, Client
 from sartor.adviser.plan import Plan, Strategy
 from sartor.adviser.subject import Subject
 from sartor.adviser.trial import Trial
@@ -94,7 +94,6 @@ def by_trial(
         rate=math.nan,
         guaranteed_rate=math.nan,
     )
-    method = {"local": "local", "global": "fedavg", "personalised": "fedprox"}[strategy]
     hyper = {"prox_strength": pull} if strategy == "personalised" else {}
     return Advice(
         basis="trial",
@@ -114,7 +113,7 @@ def by_trial(
         model=words,
         doubts=notes,
         ways_out=ways,
-        settings={"method": method, "hyper": hyper, "rounds": trial.rounds},
+        settings={"method": METHODS[strategy], "hyper": hyper, "rounds": trial.rounds},
         asked={"trial": trial.asked},
         subject=about,
     )

@@ -93,7 +93,7 @@ def view(federation: Federation, features: str = "scaled", ridge: float = 0.0) -
         ridge: ν ≥ 0 of (ν/2)‖w‖².
     """
     if not ridge >= 0:
-        raise ConfigError(f"ridge must be >= 0, got {ridge}.")
+        raise ConfigError(f"ridge must be >= 0, got {ridge}; leave it out for none.")
     if federation.task in ("multilabel", "next-token"):
         raise FederationError(
             f"There is no advice for the task {federation.task!r}: it covers classes and real "

@@ -22,7 +22,7 @@ def check(
     if federation.num_clients < 2:
         raise FederationError(
             "Advice needs at least two clients, got one: with nobody to borrow from, the answer is "
-            "to train alone."
+            "to train alone, with the method local."
         )
     faults = [
         f"{name} must be positive, got {value:g}"
@@ -36,7 +36,7 @@ def check(
         if value is not None and not value > 0
     ]
     if draws < 0 or draws == 1:
-        faults.append(f"draws must be 0 or at least 2, got {draws}.")
+        faults.append(f"draws must be at least 2, or 0 for no calibration, got {draws}.")
     if basis not in ("auto", "theory", "trial"):
         faults.append(f"basis must be 'auto', 'theory' or 'trial', got {basis!r}.")
     if faults:

@@ -17,7 +17,7 @@ from sartor.adviser.trial import clustered_error
 from sartor.cohort import Participation
 from sartor.data.federation import Federation
 from sartor.engines import make_engine
-from sartor.errors import FederationError
+from sartor.errors import ConfigError, FederationError
 from sartor.fit import fit
 from sartor.local import Local
 from sartor.result import Result
@@ -186,8 +186,17 @@ def verify(advice: Advice, *, progress: Progress | None = None) -> Verification:
     Args:
         advice: what ``advise`` returned.
         progress: shows how far it is.
+
+    Raises:
+        ConfigError: the advice was read from a file, which has no data to train on.
+        FederationError: there are no test samples.
     """
-    about: Subject = advice.subject
+    about: Subject | None = advice.subject
+    if about is None:
+        raise ConfigError(
+            "This advice was read from a file, which holds no data to train on; ask again with "
+            "sartor.advise(federation), or sartor advise --verify, and verify that."
+        )
     if not len(about.federation.test.rows):
         raise FederationError(
             "There are no test samples to verify the advice on; hold some out, for example with "

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from sartor.result import Result
 
 MEASURES = ("accuracy", "loss")
-"""What a target may be set for in every task: pooled accuracy (at least), or mean test loss (at
-most); besides, what the task is measured by."""
+"""What a target may be set for besides what the task is measured by: pooled accuracy (at least;
+where answers are right or wrong), or mean test loss (at most)."""
 
 
 class Reached(NamedTuple):
@@ -50,12 +50,12 @@ def to_reach(
         window: evaluations whose mean has to reach the target.
 
     Raises:
-        ConfigError: an unknown measure.
+        ConfigError: an unknown measure; a task without right and wrong has no accuracy.
     """
     own = result.yardstick
-    if measure not in (None, own.name, *MEASURES):
-        known = ", ".join(dict.fromkeys((own.name, *MEASURES)))
-        raise ConfigError(f"measure must be one of {known}, got {measure!r}.")
+    known = tuple(dict.fromkeys((own.name, *(MEASURES if own.is_share else ("loss",)))))
+    if measure not in (None, *known):
+        raise ConfigError(f"measure must be one of {', '.join(known)}, got {measure!r}.")
     if measure in (None, own.name):
         (rounds, curve), sign = result.measure_curve(run=run), own.sign
     elif measure == "accuracy":

@@ -77,7 +77,7 @@ def fairness(
     (0.8, 0.158114, 0.5, 0.962406)
     """
     values = np.asarray(accuracy, dtype=np.float64)
-    known = values[np.isfinite(values)]
+    known = metrics.finite(values)
     negated = -values
     worst = metrics.worst_client(values, count, floor)
     return Fairness(
@@ -103,7 +103,7 @@ def gini(values: npt.ArrayLike) -> float:
     >>> gini([0.0, 0.0, 0.0, 1.0])
     0.75
     """
-    known = np.sort(_known(values))
+    known = np.sort(metrics.finite(values))
     if not known.size:
         return math.nan
     total = float(known.sum())
@@ -119,7 +119,7 @@ def entropy(values: npt.ArrayLike) -> float:
     >>> entropy([0.5, 0.5]), entropy([1.0, 0.0])
     (1.0, 0.0)
     """
-    known = _known(values)
+    known = metrics.finite(values)
     if not known.size:
         return math.nan
     if known.size == 1 or known.sum() == 0:
@@ -127,8 +127,3 @@ def entropy(values: npt.ArrayLike) -> float:
     share = known / known.sum()
     share = share[share > 0]
     return max(0.0, float(-(share * np.log(share)).sum() / math.log(known.size)))
-
-
-def _known(values: npt.ArrayLike) -> metrics.Array:
-    found = np.asarray(values, dtype=np.float64)
-    return found[np.isfinite(found)]

@@ -21,7 +21,7 @@ from sartor.cli.settings import (
     model_of,
 )
 from sartor.config import Experiment, build
-from sartor.errors import ConfigError, FederationError, PFLError
+from sartor.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
     from sartor.adviser import Advice
@@ -184,8 +184,6 @@ def print_advice(advice: Advice, *, quiet: bool) -> None:
 def _finish(
     advice: Advice, found: Verification | None, carry_out: str, out: Path, *, json: bool
 ) -> None:
-    from sartor.cli import app
-
     if found is not None:
         show.say(quiet=json)
         show.table(found.table(), quiet=json)
@@ -195,12 +193,7 @@ def _finish(
     for line in carry_out.splitlines():
         show.say(f"  {line}", quiet=json)
     show.say(quiet=json)
-    places = [("Files", out)]
-    try:
-        places.append(("Report", app._write_report(out)))
-    except (PFLError, OSError, ImportError) as error:  # the advice is worth more than the page
-        show.note(f"Warning: no report was written: {error}")
-    show.places(*places, quiet=json)
+    show.places(*work.write_page(out), quiet=json)
     if json:
         told = {"verification": None if found is None else found.to_dict(), "carry_out": carry_out}
         show.json_line({**advice.to_dict(), **told, "out": str(out)})

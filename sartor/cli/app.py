@@ -15,7 +15,7 @@ from sartor.cli.flags import read_experiment, with_experiment_flags, with_flags
 from sartor.cli.help_pages import ShortHelp
 from sartor.cli.progress import reporter
 from sartor.config import Experiment, build
-from sartor.errors import ConfigError, PFLError, did_you_mean
+from sartor.errors import ConfigError, did_you_mean
 from sartor.processes import is_first
 from sartor.table import Table
 
@@ -416,12 +416,7 @@ def _compare(experiment: Experiment, name: str, *, overwrite: bool, json: bool) 
 
 def _finish(experiment: Experiment, results: Comparison, out: Path, *, json: bool) -> None:
     """Print the table, where the files are, and, if asked, the last line of JSON."""
-    places = [("Files", out)]
-    try:
-        if is_first():
-            places.append(("Report", _write_report(out)))
-    except (PFLError, OSError, ImportError) as error:  # the results are worth more than the page
-        show.note(f"Warning: no report was written: {error}")
+    places = work.write_page(out) if is_first() else [("Files", out)]
     show.table(results.table(), quiet=json)
     for table in _gains(experiment, results, quiet=json) or _endings(results):
         show.say(quiet=json)
@@ -459,12 +454,6 @@ def _endings(results: Comparison) -> list[Table]:
         alone = None if results.reference is None else results[results.reference]
         found.append(result.per_client(run=0) if alone is None else result.gain(alone, run=0))
     return found
-
-
-def _write_report(out: Path) -> Path:
-    from sartor.report import write_report
-
-    return write_report(out)
 
 
 app.command()(network.serve)

@@ -102,5 +102,8 @@ def read_experiment(target: str, flags: dict[str, Any], *, many: bool) -> Experi
     if not many and len(experiment.methods) > 1:
         names = ",".join(experiment.methods)
         words = target if Path(target).suffix in SUFFIXES else names
-        raise ConfigError(f"sartor run trains one method, got {names}; use: sartor compare {words}")
+        raise ConfigError(
+            f"This command takes one method, got {names}; name one of them, or put them side by "
+            f"side with: sartor compare {words}"
+        )
     return experiment

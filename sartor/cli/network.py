@@ -56,7 +56,9 @@ def keys_client(
         typer.Option(help="Its request, if it keeps its private key.", metavar="FILE"),
     ] = None,
     keys: Keys = Path("keys"),
-    days: Annotated[int | None, typer.Option(help="How long it is valid.", metavar="D")] = None,
+    days: Annotated[
+        int | None, typer.Option(help="How long it is valid.", metavar="D", min=1)
+    ] = None,
 ) -> None:
     """Make the kit of one more client, or renew one."""
     from sartor.network.keys import add_client
@@ -150,7 +152,7 @@ def serve(
     unlisted = sorted(set(late) - set(listed))
     if unlisted:
         raise ConfigError(
-            f"{', '.join(unlisted)} have no kits; make them with sartor keys client NAME."
+            f"No kit was made for {', '.join(unlisted)}; make one with sartor keys client NAME."
         )
     names = late or roster_of(folder, listed, show.note)
     transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)
@@ -249,11 +251,12 @@ def status(
         print(json_module.dumps(found))
         return
     ago = time.time() - found["time"]
+    how_far = f"round {found['round']} of {found['rounds']}"
     if found["state"] == "waiting":
         here, wanted = len(found["there"]), found["wanted"]
-        show.say(f"{found['method']}: waiting for its first clients, {here} of {wanted} are there")
+        whom = f"clients, to go on after {how_far}" if found["round"] else "its first clients"
+        show.say(f"{found['method']}: waiting for {whom}; {here} of {wanted} are there")
     else:
-        how_far = f"round {found['round']} of {found['rounds']}"
         show.say(f"{found['method']}: {found['state']}, {how_far}")
     show.say(f"last sign of life {ago:.0f} s ago")
     missing = sorted(set(found["clients"]) - set(found["there"]))

@@ -1,7 +1,7 @@
 """Progress: a live bar on a terminal or in a notebook, plain lines on stderr elsewhere.
 
-All show the round, the accuracy (or error), the bytes sent so far and the time left, and all have
-the three calls that the engine makes: ``start``, ``update``, ``stop``.
+All show the round, the accuracy (or error), the bytes sent so far and the time left, and all are a
+`sartor.settings.Progress`: they have the calls ``start``, ``update`` and ``stop``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -21,20 +21,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 from sartor.yardstick import SHARES
 
 
-class Reporter(Protocol):
-    """What the engine calls while it trains."""
-
-    def start(self, total_rounds: int, description: str) -> None:
-        """Begin a run of ``total_rounds`` rounds."""
-
-    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
-        """Tell that round ``round_index`` (from 0) is done."""
-
-    def stop(self) -> None:
-        """End the run."""
-
-
-def reporter(*, plain: bool) -> Reporter:
+def reporter(*, plain: bool) -> PlainLines | NotebookBar | LiveBar:
     """Return the reporter for this place: live where it can be, unless ``plain`` is asked for."""
     if not plain and in_notebook():
         return NotebookBar()

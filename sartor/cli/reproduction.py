@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json as json_module
 import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from sartor import processes
 from sartor.cli import show
@@ -64,8 +66,6 @@ def reproduce_one(
             )
 
     processes.first(check)
-    if jobs < 1:
-        raise ConfigError(f"--jobs must be at least 1, got {jobs}.")
     if jobs > 1 and processes.current() is not None:
         raise ConfigError("torchrun shares every pass among its processes; leave --jobs out.")
     reproduce.load(name, quick=quick, repeats=repeats)  # a wrong name is told before any work
@@ -105,28 +105,24 @@ def _share(
     name: str, quick: bool, repeats: int | None, device: str, folder: Path, jobs: int
 ) -> None:
     """Run every pass in one of several processes; the caller then puts everything together."""
+    from sartor import reproduce
+
+    given: dict[str, Any] = {"name": name, "quick": quick, "repeats": repeats, "device": device}
+    # There is no billionth pass: this makes the folder, and looks for the data, before they share.
+    reproduce.run(**given, out=folder, part=(10**9, 1))
     call = (
         "import sys, json; from sartor import reproduce; reproduce.run(**json.loads(sys.argv[1]))"
     )
-    import json as text
-
-    from sartor import reproduce
-
-    reproduce.run(name, quick=quick, repeats=repeats, out=folder, part=(10**9, 1), device=device)
-    words = {"name": name, "quick": quick, "repeats": repeats, "out": str(folder)}
+    parts = [
+        json_module.dumps({**given, "out": str(folder), "part": [k, jobs]}) for k in range(jobs)
+    ]
     threads = max(1, (os.cpu_count() or 1) // jobs)
-    limits = {"OMP_NUM_THREADS": str(threads)}
     children = [
         subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                call,
-                text.dumps({**words, "device": device, "part": [k, jobs]}),
-            ],
-            env={**os.environ, **limits},
+            [sys.executable, "-c", call, part],
+            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         )
-        for k in range(jobs)
+        for part in parts
     ]
     try:
         codes = [child.wait() for child in children]

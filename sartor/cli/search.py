@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sartor.cli import show
-from sartor.cli.progress import Reporter
 from sartor.cli.settings import (
     check_names,
     federation_of,
@@ -14,6 +13,9 @@ from sartor.cli.settings import (
 )
 from sartor.config import Experiment, parse_pairs, parse_value
 from sartor.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from sartor.settings import Progress
 
 
 def parse_space(words: list[str]) -> dict[str, Any]:
@@ -34,7 +36,7 @@ def parse_space(words: list[str]) -> dict[str, Any]:
 def search_one(
     experiment: Experiment,
     space: dict[str, Any],
-    progress: Reporter,
+    progress: Progress,
     *,
     trials: int,
     lanes: int,
@@ -43,10 +45,13 @@ def search_one(
 ) -> None:
     """Search, and print the trials, the best values and the command that trains them."""
     import sartor
+    from sartor.runs.storage import naming
 
     check_names(experiment)
     if experiment.sweep:
-        raise ConfigError("search chooses the values itself; leave --sweep out, or use run.")
+        raise ConfigError(
+            "sartor search chooses the values itself; leave --sweep out, or use sartor run."
+        )
     known = names_of(experiment, experiment.method)
     for name in space:
         if name not in known:
@@ -67,7 +72,8 @@ def search_one(
     show.say(f"Best on validation data: {chosen}", quiet=json)
     answer = {"method": found.method, "best": found.best, f"validation_{measure}": found.value}
     if experiment.out is not None:
-        experiment.out.mkdir(parents=True, exist_ok=True)
+        with naming(experiment.out, "create"):
+            experiment.out.mkdir(parents=True, exist_ok=True)
         path = found.table.to_csv(experiment.out / "trials.csv")
         show.places(("Trials", path), quiet=json)
         answer["trials"] = str(path)

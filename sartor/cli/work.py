@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from sartor import processes
 from sartor.cli import show
 from sartor.cli.interruption import stoppable
-from sartor.cli.progress import Reporter
 from sartor.cli.settings import (
     check_names,
     federation_of,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from sartor.comparison import Comparison
     from sartor.data.federation import Federation
     from sartor.result import Result
+    from sartor.settings import Progress
 
 EXPERIMENT_FILE = "experiment.json"
 """The experiment of a run folder, from which ``sartor resume`` starts."""
@@ -38,7 +38,7 @@ def fit_one(
     method: str,
     federations: Callable[[int], Federation],
     out: Path,
-    progress: Reporter,
+    progress: Progress,
     *,
     resume: bool,
     reopen: bool = False,
@@ -63,7 +63,7 @@ def fit_one(
 
 
 def start(
-    experiment: Experiment, name: str, progress: Reporter, *, overwrite: bool = False
+    experiment: Experiment, name: str, progress: Progress, *, overwrite: bool = False
 ) -> tuple[Comparison, Path]:
     """Check everything that can be checked, make the run folder, and train.
 
@@ -91,7 +91,7 @@ def start(
         raise
 
 
-def go_on(out: Path, progress: Reporter) -> tuple[Experiment, Comparison]:
+def go_on(out: Path, progress: Progress) -> tuple[Experiment, Comparison]:
     """Resume the experiment of a run folder from its last checkpoint."""
     experiment = stored_experiment(out)
     check_names(experiment)
@@ -102,7 +102,7 @@ def go_on(out: Path, progress: Reporter) -> tuple[Experiment, Comparison]:
 def take_in(
     folder: Path,
     data: Path,
-    progress: Reporter,
+    progress: Progress,
     *,
     method: str | None,
     run: int,
@@ -190,7 +190,7 @@ def _known(trained: Result, run: int) -> dict[str, Any] | None:
 def train(
     experiment: Experiment,
     out: Path,
-    progress: Reporter,
+    progress: Progress,
     federations: Callable[[int], Federation],
     *,
     resume: bool = False,
@@ -257,15 +257,9 @@ def free_folder(experiment: Experiment, name: str, *, overwrite: bool) -> Path:
     Raises:
         RunFolderError: it exists and is not empty.
     """
-    out = experiment.out or _free(Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}")
-    taken = out.exists() and (not out.is_dir() or any(out.iterdir()))
-    if taken and not (overwrite and (out / "folder.json").is_file()):
-        mend = (
-            "is no run folder, so --overwrite does not touch it; use another --out."
-            if overwrite
-            else "use another --out, or --overwrite to replace it."
-        )
-        raise RunFolderError(f"{out} exists and is not empty; {mend}")
+    out = _place(experiment, name)
+    if _is_taken(out):
+        _check_overwrite(out, overwrite, "use another --out, or --overwrite to replace it.")
     return out
 
 
@@ -277,10 +271,9 @@ def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) ->
     """
     from sartor.runs.storage import write_json
 
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    out = experiment.out or _free(Path("runs") / f"{stamp}-{name}")
+    out = _place(experiment, name)
     try:
-        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if _is_taken(out):
             _clear(out, overwrite)
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -292,31 +285,59 @@ def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) ->
     return out
 
 
-def _free(path: Path) -> Path:
-    """Return ``path``, or the first of path-2, path-3, ... that does not exist yet."""
+def _place(experiment: Experiment, name: str) -> Path:
+    """Return --out, or the first of runs/TIME-NAME, TIME-NAME-2, ... that does not exist yet."""
+    if experiment.out is not None:
+        return experiment.out
+    path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     found, number = path, 2
     while found.exists():
         found, number = path.with_name(f"{path.name}-{number}"), number + 1
     return found
 
 
-def _clear(out: Path, overwrite: bool) -> None:
+def _is_taken(out: Path) -> bool:
+    return out.exists() and (not out.is_dir() or any(out.iterdir()))
+
+
+def _check_overwrite(out: Path, overwrite: bool, mend: str) -> None:
+    """Refuse to write over what is there, unless that was asked for and is a run folder."""
     if not overwrite:
-        raise RunFolderError(
-            f"{out} exists and is not empty; use another --out, --overwrite to replace it, or go "
-            f"on with: sartor resume {out}"
-        )
+        raise RunFolderError(f"{out} exists and is not empty; {mend}")
     if not any((out / name).is_file() for name in (EXPERIMENT_FILE, "folder.json")):
         raise RunFolderError(
             f"{out} is not empty and is no run folder, so --overwrite does not touch it; use "
             "another --out."
         )
+
+
+def _clear(out: Path, overwrite: bool) -> None:
+    mend = f"use another --out, --overwrite to replace it, or go on with: sartor resume {out}"
+    _check_overwrite(out, overwrite, mend)
     from sartor.runs import RunFolder
 
     # Making it anew removes what earlier runs left there, and nothing else.
     RunFolder.create(out, {}, overwrite=True)
     for name in ("folder.json", "config.json", "environment.json"):
         (out / name).unlink()
+
+
+def write_page(out: Path) -> list[tuple[str, Path]]:
+    """Write the page of a run folder; return the places to print: the folder, and the page.
+
+    What goes wrong is a warning: the numbers are worth more than the page.
+    """
+    try:
+        return [("Files", out), ("Report", _write_report(out))]
+    except (PFLError, OSError, ImportError) as error:
+        show.note(f"Warning: no report was written: {error}")
+        return [("Files", out)]
+
+
+def _write_report(out: Path) -> Path:
+    from sartor.report import write_report
+
+    return write_report(out)
 
 
 def stored_experiment(out: Path) -> Experiment:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sartor.errors import MissingExtraError, did_you_mean
+from sartor.data.table_files import csv_rows, parquet_columns
+from sartor.errors import did_you_mean
 
 LABELS = ("y", "label", "target", "class")  # tried in this order when no label column is named
 
@@ -62,8 +62,7 @@ def read_cells(file: Path, label: str | None) -> Table:
 
 
 def _csv_cells(file: Path) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
-    with file.open(newline="", encoding="utf-8-sig") as text:
-        rows = [row for row in csv.reader(text) if row]
+    rows = csv_rows(file)
     if not rows:
         raise ValueError("it is empty")
     header = None if all(_is_number(cell) for cell in rows[0][:-1]) else rows.pop(0)
@@ -79,25 +78,11 @@ def _csv_cells(file: Path) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
 
 
 def _parquet_cells(file: Path) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError as error:
-        raise MissingExtraError(
-            'Parquet files need pyarrow; install it with: pip install "sartor[data]"'
-        ) from error
-    try:
-        table = parquet.read_table(file)
-        found = {
-            name: np.asarray(table.column(name).to_numpy(zero_copy_only=False))
-            for name in table.column_names
-        }
-    except ArrowException as error:
-        raise ValueError(str(error)) from error
-    texts = {
+    found = {
         name: values.astype(str) if values.dtype.kind == "O" else values
-        for name, values in found.items()
+        for name, values in parquet_columns(file).items()
     }
-    return texts, list(table.column_names)
+    return found, list(found)
 
 
 def _target(values: dict[str, npt.NDArray[Any]], names: list[str], label: str | None) -> str:

@@ -316,7 +316,9 @@ def from_dataset(
     if data.texts and scale is not None:
         raise ConfigError(f"scale is for images, but {name} holds texts; leave it out.")
     if not data.texts and (length is not None or vocabulary is not None):
-        raise ConfigError(f"length and vocabulary are for texts, but {name} holds images.")
+        raise ConfigError(
+            f"length and vocabulary are for texts, but {name} holds images; leave them out."
+        )
     spec = parse_partition(partition)
     if spec.kind == "lognormal" and name.startswith("cifar"):
         protocol = protocol or spec.protocol or "cifar"

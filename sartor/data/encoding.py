@@ -90,7 +90,7 @@ def read_column(
             f"mend them, or name the column in categories=[{name!r}]."
         )
         return None
-    text = ["" if gone else _text(cell) for cell, gone in zip(cells, empty, strict=True)]
+    text = ["" if gone else level_of(cell) for cell, gone in zip(cells, empty, strict=True)]
     return "category", np.array(text, dtype=np.str_)
 
 
@@ -125,12 +125,15 @@ def cell_faults(name: str, kind: str, values: Array, clients: Array, missing: st
     gone = _empty(kind, values)
     if len(gone) and missing == "error":
         faults.append(
-            f"Column {name!r} has {len(gone)} empty cells{_where(gone, clients)}; fill them, leave "
+            f"Column {name!r} has {len(gone)} empty cells{where(gone, clients)}; fill them, leave "
             "out those rows, or pass missing='mean' (--missing mean)."
         )
     if kind == "number" and np.isinf(values).any():
         bad = np.flatnonzero(np.isinf(values))
-        faults.append(f"Column {name!r} has {len(bad)} infinite cells{_where(bad, clients)}.")
+        faults.append(
+            f"Column {name!r} has {len(bad)} infinite cells{where(bad, clients)}; mend them, or "
+            "leave out those rows."
+        )
     return faults
 
 
@@ -264,7 +267,9 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
         if found is None:
             continue
         if found[0] != step["kind"]:
-            faults.append(f"Column {name!r} held numbers in training, but is text here.")
+            faults.append(
+                f"Column {name!r} held numbers in training, but is text here; give numbers."
+            )
             continue
         nobody = np.full(len(found[1]), "")
         faults += cell_faults(name, *found, nobody, recipe["missing"])
@@ -319,7 +324,7 @@ def _number(cell: Any) -> float | None:
         return None
 
 
-def _text(cell: Any) -> str:
+def level_of(cell: Any) -> str:
     """Write a cell as the name of a level: 3.0 and 3 are one level."""
     if isinstance(cell, float) and cell.is_integer():
         cell = int(cell)
@@ -331,7 +336,8 @@ def _cells(cells: Sequence[Any], rows: Sequence[int]) -> str:
     return shown + (", ..." if len(rows) > 3 else "")
 
 
-def _where(rows: Array, clients: Array) -> str:
+def where(rows: Array, clients: Array) -> str:
+    """Tell the first rows of a fault and their clients, in brackets."""
     shown = ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
     names = [name for name in dict.fromkeys(clients[rows].tolist()) if name][:5]
     return f" (rows {shown}" + (f"; client {', '.join(names)})" if names else ")")

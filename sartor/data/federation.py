@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,25 +21,14 @@ from torch import Tensor
 
 from sartor.data.checks import (
     MATRIX_TASKS,
-    TASKS,
-    as_features,
-    as_labels,
-    as_mask,
-    check_fractions,
-    class_faults,
-    client_ids,
-    empty_faults,
-    feature_faults,
-    is_mask,
-    label_faults,
-    matrix_faults,
-    ragged_faults,
+    leak_faults,
     raise_faults,
+    sample_faults,
+    structural_faults,
 )
-from sartor.data.split import Int, Ragged, split_rows
+from sartor.data.split import SPLITS, Int, Ragged
 from sartor.errors import FederationError, did_you_mean
-
-SPLITS = ("train", "val", "test")
+from sartor.task import PADDING
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,8 +88,8 @@ class Federation:
         if not self.task or self.task in ("classification", "regression"):
             plain = "classification" if self.num_classes else "regression"
             object.__setattr__(self, "task", plain)
-        raise_faults(self._structural_faults())
-        raise_faults(feature_faults(self.x, self._owners_of) + self._label_faults() + self._leaks())
+        raise_faults(structural_faults(self))
+        raise_faults(sample_faults(self, self._owners_of) + leak_faults(self))
 
     # ------------------------------------------------------------------ constructors
 
@@ -155,72 +144,24 @@ class Federation:
             >>> fed.names, fed.train.sizes.tolist(), fed.test.sizes.tolist()
             (('7', '8'), [1, 1], [1, 0])
         """
-        faults: list[str] = []
-        if task is not None and task not in TASKS:
-            raise FederationError(f"There is no task {task!r}{did_you_mean(task, TASKS)}")
-        if task == "next-token":
-            tokens = True
-            x, y = shifted(x) if y is None else (x, y)
-        num_classes = 0 if task == "regression" else num_classes
-        features = as_features(x, tokens, faults)
-        ids, known = client_ids(client, names, faults)
+        from sartor.data.arrays import from_arrays
 
-        def owners(rows: Int) -> list[str]:
-            if ids is None:
-                return []
-            return [known[ids[row]] for row in rows if row < len(ids)]
-
-        labels, class_names = as_labels(y, num_classes, faults, owners, task)
-        marks = as_mask(test, faults) if is_mask(test) else None
-        check_fractions(None if is_mask(test) else test, val, faults)
-        given = {"x": features, "y": labels, "client": ids, "test": marks}
-        lengths = {name: len(part) for name, part in given.items() if part is not None}
-        classes = 0 if num_classes is None else num_classes
-        if len(set(lengths.values())) > 1:
-            sizes = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-            faults.append(f"Lengths differ: {sizes} samples; every sample needs all of them.")
-        if 0 in lengths.values():
-            faults.append("There are no samples; a federation needs at least one.")
-        if features is not None:
-            faults += feature_faults(features, owners)
-        if labels is not None and task in MATRIX_TASKS:
-            classes = _num_labels(task, features, labels, num_classes)
-            if features is not None and len(features) == len(labels):
-                faults += matrix_faults(features, labels, classes, task, owners)
-        elif labels is not None:
-            if num_classes is None:
-                classes = max(int(labels.max()) + 1 if len(labels) else 0, 1)
-                faults += class_faults(labels, classes)
-            faults += label_faults(labels, classes, owners)
-        raise_faults(faults)
-        assert features is not None
-        assert labels is not None
-        assert ids is not None
-        train, held_val, held_test = split_rows(
-            ids,
-            known,
-            test=test if marks is None else marks,
+        return from_arrays(
+            x,
+            y,
+            client=client,
+            test=test,
             val=val,
             seed=seed,
-            classes=labels.numpy() if stratify and classes and labels.ndim == 1 else None,
+            stratify=stratify,
+            num_classes=num_classes,
+            names=names,
+            min_samples=min_samples,
+            tokens=tokens,
+            task=task,
+            standardise=standardise,
+            info=info,
         )
-        record: dict[str, Any] = {"source": "arrays", "seed": seed, "stratify": stratify}
-        record |= {"test": "given" if is_mask(test) else test, "val": val}
-        if class_names:
-            record["class_names"] = class_names
-        if min_samples > 0:
-            keep = train.sizes >= min_samples
-            record["left_out"] = [known[i] for i in torch.nonzero(~keep).flatten().tolist()]
-            if not bool(keep.any()):
-                raise FederationError(
-                    f"No client has {min_samples} training samples (the largest has "
-                    f"{int(train.sizes.max())}); lower min_samples."
-                )
-            train, held_val, held_test = (s.select(keep) for s in (train, held_val, held_test))
-            known = tuple(name for name, kept in zip(known, keep.tolist(), strict=True) if kept)
-        record |= info or {}
-        made = cls(features, labels, train, held_val, held_test, known, classes, record, task or "")
-        return scaled(made) if standardise else made
 
     @classmethod
     def from_dataframe(
@@ -362,7 +303,7 @@ class Federation:
             cells = ragged.owner.repeat_interleave(steps) * self.num_classes
             cells = cells + self.y[ragged.rows].flatten()
             counts = torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
-            counts[:, 0] = 0  # padding
+            counts[:, PADDING] = 0
             return counts
         cells = ragged.owner * self.num_classes + self.y[ragged.rows]
         return torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
@@ -372,7 +313,7 @@ class Federation:
         ragged = self.split(split)
         if self.task != "next-token":
             return ragged.sizes
-        true = (self.y[ragged.rows] != 0).sum(1)
+        true = (self.y[ragged.rows] != PADDING).sum(1)
         return torch.zeros(self.num_clients, dtype=torch.int64).index_add_(0, ragged.owner, true)
 
     def index(self, client: str | int) -> int:
@@ -418,63 +359,15 @@ class Federation:
 
     def describe(self) -> dict[str, Any]:
         """Return the sizes and the label skew as JSON-able values."""
-        counts = self.label_counts()
-        sizes = {name: self.split(name).sizes for name in SPLITS}
-        skew, held = None, None
-        if self.num_classes:
-            shares = counts / counts.sum(1, keepdim=True).clamp(min=1)
-            whole = counts.sum(0) / counts.sum().clamp(min=1)
-            skew = float(0.5 * (shares - whole).abs().sum(1).mean())
-            held = float((counts > 0).sum(1).double().mean())
-        return {
-            "clients": self.num_clients,
-            "samples": {name: int(size.sum()) for name, size in sizes.items()},
-            "smallest": {name: int(size.min()) for name, size in sizes.items()},
-            "largest": {name: int(size.max()) for name, size in sizes.items()},
-            "input_shape": list(self.input_shape),
-            "num_classes": self.num_classes,
-            "task": self.task,
-            "classes_per_client": held,
-            "label_skew": skew,
-            "info": self.info,
-        }
+        from sartor.data.description import describe
+
+        return describe(self)
 
     def summary(self, limit: int = 20) -> str:
         """Return a table of the first clients: samples of each split and the largest classes."""
-        facts = self.describe()
-        lines = [
-            f"{self.num_clients} clients, {facts['samples']['train']} training, "
-            f"{facts['samples']['val']} validation, {facts['samples']['test']} test samples; "
-            f"inputs {'x'.join(map(str, self.input_shape)) or 'scalar'}, "
-            + {
-                "classification": f"{self.num_classes} classes",
-                "multilabel": f"{self.num_classes} labels, several at once",
-                "regression": "real targets",
-                "next-token": f"the next of {self.num_classes} tokens",
-            }[self.task]
-        ]
-        if facts["label_skew"] is not None:
-            lines.append(
-                f"{facts['classes_per_client']:.1f} classes a client, label skew "
-                f"{facts['label_skew']:.2f} (0: all clients alike, towards 1: nothing in common)"
-            )
-        if "subset" in self.info:
-            lines.append(f"a subset of the published data: {self.info['subset']}")
-        width = max(6, *(len(name) for name in self.names[:limit]))
-        lines.append(f"{'client':<{width}}  {'train':>6}  {'val':>5}  {'test':>5}  classes")
-        counts = self.label_counts()[:limit]
-        for i, name in enumerate(self.names[:limit]):
-            size = [len(self.split(split).of(i)) for split in SPLITS]
-            top = torch.argsort(counts[i], descending=True, stable=True)[:5].tolist()
-            shown = " ".join(f"{c}:{int(counts[i, c])}" for c in top if counts[i, c] > 0)
-            more = int((counts[i] > 0).sum()) - sum(int(counts[i, c]) > 0 for c in top)
-            tail = f" +{more} more" if more else ""
-            lines.append(
-                f"{name:<{width}}  {size[0]:>6}  {size[1]:>5}  {size[2]:>5}  {shown}{tail}"
-            )
-        if self.num_clients > limit:
-            lines.append(f"... and {self.num_clients - limit} more clients")
-        return "\n".join(lines)
+        from sartor.data.description import summary
+
+        return summary(self, limit)
 
     def __repr__(self) -> str:
         """Return the sizes in one line."""
@@ -509,99 +402,3 @@ class Federation:
             split = self.split(name)
             owner[split.rows.numpy()] = split.owner.numpy()
         return [self.names[owner[row]] if owner[row] >= 0 else "" for row in rows]
-
-    def _label_faults(self) -> list[str]:
-        if self.task in MATRIX_TASKS:
-            parts = (self.x, self.y, self.num_classes, self.task)
-            return matrix_faults(*parts, self._owners_of)
-        return label_faults(self.y, self.num_classes, self._owners_of)
-
-    def _structural_faults(self) -> list[str]:
-        faults: list[str] = []
-        if self.task not in TASKS:
-            faults.append(f"There is no task {self.task!r}{did_you_mean(self.task, TASKS)}")
-        if len(self.x) != len(self.y):
-            faults.append(f"x has {len(self.x)} samples and y {len(self.y)}; they must agree.")
-        if not self.names:
-            faults.append("There are no clients; a federation needs at least one.")
-        if len(set(self.names)) != len(self.names):
-            seen: set[str] = set()
-            twice = sorted({n for n in self.names if n in seen or seen.add(n)})  # type: ignore[func-returns-value]
-            faults.append(f"Client names must differ; given twice: {', '.join(twice[:5])}.")
-        for name in SPLITS:
-            faults += ragged_faults(name, self.split(name), self.num_clients, len(self.x))
-        if not faults:
-            faults += empty_faults(self.train, self.names)
-        try:
-            json.dumps(self.info)
-        except (TypeError, ValueError) as error:
-            faults.append(f"info must hold JSON-able values only: {error}.")
-        return faults
-
-    def _leaks(self) -> list[str]:
-        """Find clients that are tested on their own training samples."""
-        rows = torch.cat([self.split(name).rows for name in SPLITS])
-        if len(rows) <= len(self.x) and int(torch.bincount(rows).max()) <= 1:
-            return []
-        faults = []
-        cells = {n: self.split(n).owner * len(self.x) + self.split(n).rows for n in SPLITS}
-        for one, other in (("train", "test"), ("train", "val"), ("val", "test")):
-            both = np.intersect1d(cells[one].numpy(), cells[other].numpy())
-            if len(both):
-                who = sorted({self.names[cell // len(self.x)] for cell in both[:1000].tolist()})
-                faults.append(
-                    f"{len(both)} samples are in {one} and in {other} of the same client "
-                    f"({', '.join(who[:5])}); keep the splits apart."
-                )
-        return faults
-
-
-def shifted(x: Any) -> tuple[Any, Any]:
-    """Return the tokens before and after every step of texts: inputs and labels.
-
-    >>> [part.tolist() for part in shifted([[5, 6, 7, 0]])]
-    [[[5, 6, 7]], [[6, 7, 0]]]
-    """
-    ids = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-    if ids.ndim != 2 or ids.shape[1] < 2:
-        raise FederationError(
-            "A next-token task without y needs texts of at least two tokens, x of shape (samples, "
-            f"tokens), got shape {ids.shape}."
-        )
-    return ids[:, :-1], ids[:, 1:]
-
-
-def scaled(federation: Federation) -> Federation:
-    """Standardise real features by federated statistics, per feature or per channel.
-
-    Every client sends count, sum and sum of squares of its training samples; see
-    ``sartor.data.encoding``. The constants are kept in ``info["preprocessing"]``.
-    """
-    from sartor.data.encoding import client_statistics, combine_statistics, prepare
-
-    x = federation.x
-    if not x.is_floating_point() or x.ndim < 2:
-        raise FederationError(
-            f"standardise=True needs rows of real features, got {x.dtype} of shape "
-            f"{tuple(x.shape)}; leave it out."
-        )
-    flat = x.numpy().astype(np.float64)
-    messages = []
-    for client in range(federation.num_clients):
-        own = flat[federation.train.of(client).numpy()]
-        values = np.moveaxis(own, 1, 0).reshape(x.shape[1], -1)
-        rows = np.arange(values.shape[1])
-        columns = {str(i): ("number", column) for i, column in enumerate(values)}
-        messages.append(client_statistics(columns, rows))
-    steps = combine_statistics(messages)
-    recipe = {"kind": "scale", **{k: [step[k] for step in steps] for k in ("mean", "scale")}}
-    made = torch.from_numpy(prepare(flat, recipe))
-    return replace(federation, x=made, info=federation.info | {"preprocessing": recipe})
-
-
-def _num_labels(task: str | None, x: Tensor | None, y: Tensor, given: int | None) -> int:
-    """Return the number of labels, or of token ids: those that x and y have, or more."""
-    if task == "multilabel":
-        return int(y.shape[1])
-    most = [int(part.max()) + 1 for part in (x, y) if part is not None and part.numel()]
-    return given or max([*most, 2])

@@ -2,7 +2,7 @@
 
 The name of a client is its file's name without the ending. Files called ``NAME.train.npz`` and
 ``NAME.test.npz`` (any format, all clients alike) bring their own division into train and test.
-Images lie in ``CLIENT/CLASS/`` (``sartor.data.pictures``).
+Images lie in ``CLIENT/CLASS/`` (``sartor.data.image_folder``).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sartor.data import pictures
+from sartor.data import image_folder
 from sartor.data.checks import raise_faults
 from sartor.data.client_file import READERS, Table, read_cells
 from sartor.data.encoding import prepare
@@ -38,7 +38,7 @@ def from_folder(
     num_classes: int | None = None,
     min_samples: int = 0,
     standardise: bool = False,
-    image_size: pictures.Size | None = None,
+    image_size: image_folder.Size | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> Federation:
     """Read a folder with one file, or one folder of images, per client.
@@ -80,8 +80,8 @@ def from_folder(
     recipe = (like or {}).get("preprocessing")
     whole: dict[str, Any] = {"num_classes": num_classes}
     whole["standardise"] = standardise and recipe is None
-    if not files and pictures.has_images(folder):
-        images = pictures.read_images(folder, image_size)
+    if not files and image_folder.has_images(folder):
+        images = image_folder.read_images(folder, image_size)
         made = Federation.from_arrays(
             images.x,
             images.y,

@@ -10,7 +10,7 @@ Two protocols are in use for the same words, and they differ in more than detail
   and draws are repeated until the smallest client has ``least`` samples.
 
 Draws are tried on counts alone, thousands of them if need be; rows are cut once, at the end.
-The partitions of single papers have protocols of their own; see ``sartor.data.recipes``.
+The partitions of single papers have protocols of their own; see ``sartor.data.paper_partitions``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import torch
 
 from sartor.data.columns import column_of, one_each, split_clients, split_each
 from sartor.data.draws import TRAIN_SHARE, Draw, authors, pfllib
-from sartor.data.recipes import equal_sizes, exact_classes, grouped, lognormal
+from sartor.data.paper_partitions import equal_sizes, exact_classes, grouped, lognormal
 from sartor.data.split import Int, Ragged, split_rows
 from sartor.errors import ConfigError, FederationError, did_you_mean
 
@@ -146,7 +146,7 @@ def divide(
         num_classes: the number of classes; by default the largest label + 1.
         protocol: ``authors`` (default) or ``pfllib``; ``equal`` for dirichlet. ``classes`` has
             ``own`` and ``all``, ``lognormal`` has ``mnist``, ``cifar`` and ``mislabelled``; see
-            ``sartor.data.recipes``.
+            ``sartor.data.paper_partitions``.
         attributes: columns for ``column:NAME``, each ``(samples,)``; ``grouped`` takes the first.
         seed: seed of the draw.
         min_train: the least number of training samples of a client. By default the protocol's
@@ -166,7 +166,7 @@ def divide(
     if protocol is not None:
         _known_protocol(protocol, spec.kind)
         if spec.protocol not in (None, protocol):
-            raise ConfigError(f"Partition {spec} contradicts protocol={protocol!r}; give one.")
+            raise ConfigError(f"Partition {spec} contradicts protocol={protocol!r}; give only one.")
     chosen = protocol or spec.protocol
     classes = int(labels.max()) + 1 if num_classes is None else num_classes
     if samples is not None and spec.kind != "classes":

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sartor.data.arrays import standardised
 from sartor.data.checks import raise_faults
 from sartor.data.encoding import Array
 from sartor.data.federation import Federation
@@ -89,7 +90,10 @@ def from_torch(
     for role, tensors in (("x", xs), ("y", ys)):
         shapes = {tuple(tensor.shape[1:]) for tensor in tensors}
         if len(shapes) > 1:
-            faults.append(f"{role} has different shapes in different clients: {sorted(shapes)}.")
+            faults.append(
+                f"{role} has different shapes in different clients: {sorted(shapes)}; give all "
+                "samples one shape."
+            )
     raise_faults(faults)
     marks = np.array(parts)
     made = Federation.from_arrays(
@@ -108,9 +112,7 @@ def from_torch(
         info={"source": "torch"},
     )
     made = _held_out(made, marks == "val")
-    from sartor.data.federation import scaled
-
-    return scaled(made) if standardise else made
+    return standardised(made) if standardise else made
 
 
 def from_hf(

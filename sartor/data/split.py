@@ -16,6 +16,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+SPLITS = ("train", "val", "test")
+"""What the samples of a client are for."""
+
 Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 

@@ -19,7 +19,8 @@ from sartor.data import encoding, text
 from sartor.data.checks import raise_faults
 from sartor.data.encoding import Array
 from sartor.data.federation import Federation
-from sartor.errors import FederationError, MissingExtraError, did_you_mean
+from sartor.data.table_files import csv_rows, parquet_columns
+from sartor.errors import FederationError, did_you_mean
 
 MOST_CLASSES = 100
 """A label of whole numbers with more values than this is a target, unless the task says so."""
@@ -120,7 +121,10 @@ def from_dataframe(
         faults,
     )
     if not rest:
-        faults.append("There is no column left to learn from besides client and label.")
+        faults.append(
+            "There is no column left to learn from besides client and label; add some, or drop "
+            "fewer."
+        )
     count = len(ids)
     try:
         federation = Federation.from_arrays(
@@ -188,22 +192,11 @@ def read_table(file: Path) -> dict[str, Array]:
         raise FederationError(f"{file} must end in {', '.join(FILES)}, got {ending or 'nothing'}.")
     if ending == ".parquet":
         try:
-            from pyarrow import ArrowException, parquet
-        except ImportError as error:
-            raise MissingExtraError(
-                "Parquet files need pyarrow; install it with: pip install 'sartor[data]'"
-            ) from error
-        try:
-            table = parquet.read_table(file)
-        except ArrowException as error:
+            return parquet_columns(file)
+        except ValueError as error:
             raise FederationError(f"{file} cannot be read: {error}.") from error
-        return {
-            name: np.asarray(table.column(name).to_numpy(zero_copy_only=False))
-            for name in table.column_names
-        }
     try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
-            rows = [row for row in csv.reader(lines, dialect=_dialect(file)) if row]
+        rows = csv_rows(file)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise FederationError(
             f"{file} cannot be read as text: {error}; save it as UTF-8."
@@ -217,11 +210,14 @@ def read_table(file: Path) -> dict[str, Array]:
         shown = ", ".join(f"{i} has {len(rows[i - 2])}" for i in uneven[:3])
         faults.append(
             f"{len(uneven)} lines of {file.name} do not have {len(header)} cells (line {shown}"
-            f"{', ...' if len(uneven) > 3 else ''})."
+            f"{', ...' if len(uneven) > 3 else ''}); every line needs as many as the header."
         )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
-        faults.append(f"Two columns of {file.name} have the same name: {', '.join(twice)}.")
+        faults.append(
+            f"Two columns of {file.name} have the same name: {', '.join(twice)}; rename one of "
+            "each."
+        )
     raise_faults(faults)
     cells = np.array(rows, dtype=object)
     return {name: cells[:, i] for i, name in enumerate(header)}
@@ -236,21 +232,6 @@ def is_table(path: str | Path) -> bool:
 # ---------------------------------------------------------------------- parts
 
 
-def _dialect(file: Path) -> type[csv.Dialect]:
-    """Take tabs for .tsv; else commas, or semicolons where the header has more of those."""
-
-    class Found(csv.excel):
-        delimiter = ","
-
-    with file.open(encoding="utf-8-sig") as lines:
-        header = lines.readline()
-    if file.suffix.lower() == ".tsv":
-        Found.delimiter = "\t"
-    elif header.count(";") > header.count(","):
-        Found.delimiter = ";"
-    return Found
-
-
 def _columns(frame: Any, faults: list[str]) -> dict[str, Array]:
     if isinstance(frame, Mapping):
         found = {str(name): np.asarray(values) for name, values in frame.items()}
@@ -258,7 +239,9 @@ def _columns(frame: Any, faults: list[str]) -> dict[str, Array]:
         names = [str(name) for name in frame.columns]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise FederationError(f"Two columns have the same name: {', '.join(twice)}.")
+            raise FederationError(
+                f"Two columns have the same name: {', '.join(twice)}; rename one of each."
+            )
         found = {str(name): np.asarray(frame[name].to_numpy()) for name in frame.columns}
     else:
         raise FederationError(
@@ -267,7 +250,8 @@ def _columns(frame: Any, faults: list[str]) -> dict[str, Array]:
         )
     lengths = {len(values) for values in found.values()}
     if len(lengths) > 1:
-        faults.append(f"The columns have different lengths: {sorted(lengths)}.")
+        sizes = ", ".join(f"{name} has {len(values)}" for name, values in found.items())
+        faults.append(f"The columns have different lengths ({sizes}); each needs one cell per row.")
     if lengths in (set(), {0}):
         faults.append("The table has no rows; a federation needs at least one.")
     return found
@@ -282,7 +266,7 @@ def _clients(values: Array, name: str, faults: list[str]) -> Array:
             f"Column {name!r} names no client in {len(gone)} rows ({shown}); fill them in, or "
             "leave out those rows."
         )
-    return np.array([encoding._text(cell) for cell in cells], dtype=np.str_)
+    return np.array([encoding.level_of(cell) for cell in cells], dtype=np.str_)
 
 
 def _marks(values: Array, name: str, faults: list[str]) -> Array:
@@ -324,7 +308,7 @@ def _labels(
         gone = np.flatnonzero(np.isnan(cells) if how == "number" else cells == "")
         if len(gone):
             faults.append(
-                f"Label {name!r} is empty in {len(gone)} rows{encoding._where(gone, ids)}; leave "
+                f"Label {name!r} is empty in {len(gone)} rows{encoding.where(gone, ids)}; leave "
                 "out those rows."
             )
             continue
@@ -339,7 +323,10 @@ def _labels(
         few = how == "category" or len(np.unique(cells)) <= MOST_CLASSES
         kind = task or ("classification" if whole and few else "regression")
         if kind == "regression" and how == "category":
-            faults.append(f"Label {name!r} of a regression must be numbers; it holds text.")
+            faults.append(
+                f"Label {name!r} of a regression must be numbers, but it holds text; give numbers, "
+                "or task='classification'."
+            )
         elif kind == "regression":
             parts.append(cells)
         elif not whole:
@@ -348,7 +335,7 @@ def _labels(
             )
         else:
             values_, y = np.unique(cells, return_inverse=True)
-            shown = [encoding._text(value) for value in values_.tolist()]
+            shown = [encoding.level_of(value) for value in values_.tolist()]
             names = [] if shown == [str(i) for i in range(len(shown))] else shown
             parts.append(y.astype(np.int64))
     if len(faults) > before or not parts:

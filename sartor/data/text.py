@@ -19,8 +19,11 @@ import numpy.typing as npt
 
 from sartor.data.readers import broken
 from sartor.errors import ConfigError, FederationError
+from sartor.task import PADDING
 
-PADDING, UNKNOWN = 0, 1
+UNKNOWN = 1
+"""The id of every word that the vocabulary does not have."""
+
 LENGTH = 25
 """Tokens of a text, as in LEAF: longer ones lose their end."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from sartor import rng, tree, wire
 from sartor.cohort import Participation
 from sartor.engines.arena import Arena
+from sartor.engines.moving import on_device
 from sartor.engines.parts import (
     Block,
     Costs,
@@ -73,6 +74,7 @@ class Base:
         self._score_plans: dict[Any, Plan] = {}
         self.queued = arena.device.type == "cuda"  # work goes on while the host runs ahead
         self._ahead: dict[Any, Plan] = {}  # plans of the next round
+        self._drawn: dict[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # and its cohort
 
     # ---- what is read-only in a round
     # -----------------------------------------------------------------
@@ -90,11 +92,11 @@ class Base:
         key = rng.fold_host(self.base[runs], stage, round_index)
         return Hub(
             hyper={name: value[runs] for name, value in self.hyper.items()},
-            key=torch.from_numpy(key).to(device),
+            key=on_device(key, device),
             round=torch.full((len(cohort),), round_index, device=device),
             sizes=self.sizes[runs],
-            cohort=torch.from_numpy(cohort).to(device),
-            present=torch.from_numpy(present).to(device),
+            cohort=on_device(cohort, device),
+            present=on_device(present, device),
         )
 
     def keys(self, stage: str, round_index: int, cohort: np.ndarray, run: int = 0) -> np.ndarray:
@@ -117,7 +119,7 @@ class Base:
             hyper=wide,
             common=common,
             own=own,
-            key=torch.from_numpy(keys).to(device),
+            key=on_device(keys, device),
             round=hub.round,
             index=hub.cohort,
             num_samples=sizes,
@@ -202,9 +204,7 @@ class Base:
                 who, there = (np.take_along_axis(v, order, 1) for v in (ids, steps))
                 their = np.take_along_axis(keys, order[:, :, None], 1)
                 plan = build_plan(phase, arena, who, their, there, self._part_keys(phase, who, run))
-                pick, back = (
-                    torch.from_numpy(v).to(self.arena.device) for v in (order, order.argsort(1))
-                )
+                pick, back = (on_device(v, self.arena.device) for v in (order, order.argsort(1)))
                 moved, taken = self.engine.phase(
                     phase, reorder(work, pick), reorder_site(site, pick), plan
                 )

@@ -8,6 +8,7 @@ import torch
 from sartor import tree
 from sartor.engines.base import Base
 from sartor.engines.memory import halved_clients, joined_scores, sparing
+from sartor.engines.moving import on_device
 from sartor.engines.parts import Costs, Receipt, Tally, cut_arena, cut_runs
 from sartor.engines.plan import build_plan, num_steps
 from sartor.engines.store import Store
@@ -222,10 +223,13 @@ class Evaluation(Base):
         arena = cut_arena(self.arena, run, ids.shape[0])
         size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
         order = np.argsort(-size, axis=1, kind="stable")
-        pick = torch.from_numpy(order).to(self.arena.device)
+        pick = on_device(order, self.arena.device)
         lane = torch.arange(len(pick), device=pick.device)[:, None]
         ids, size = np.take_along_axis(ids, order, 1), np.take_along_axis(size, order, 1)
-        sorted_model = tree.map(lambda leaf: leaf[lane, pick], model)
+        # A model that all lanes share needs no order, and no copies.
+        sorted_model = tree.map(
+            lambda leaf: leaf if leaf.stride(1) == 0 else leaf[lane, pick], model
+        )
         here = site._replace(own=sorted_model, common={}, index=site.index[lane, pick])
         signature = (split, run, ids.tobytes(), size.tobytes())
         plan = self._score_plans.get(signature)

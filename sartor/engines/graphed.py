@@ -26,6 +26,8 @@ from torch.utils import _pytree as pytree
 from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.lanes import LaneOperations, leaves
+from sartor.engines.lanes.fusion import Fusion
+from sartor.engines.moving import on_device
 from sartor.engines.plan import Plan
 from sartor.engines.vectorised import (
     PER_CLIENT,
@@ -78,7 +80,7 @@ class Graphed(Vectorised):
         """Take the steps of all runs as those of one run with all their clients."""
         shape = plan.steps.shape
         order = np.argsort(-plan.steps.reshape(-1), kind="stable")
-        pick = torch.from_numpy(order).to(self.arena.device)
+        pick = on_device(order, self.arena.device)
         back = torch.empty_like(pick)
         back[pick] = torch.arange(len(pick), device=pick.device)
         run = pick // shape[1]
@@ -105,7 +107,7 @@ class Graphed(Vectorised):
         known = self._captured.get(key)
         if known is None or not known.holds(plan):
             known = self._captured[key] = _Captured(self, phase, work, site, plan, dims)
-        taken = torch.from_numpy(plan.steps).to(self.arena.device)
+        taken = on_device(plan.steps, self.arena.device)
         found = known.run(work, site, plan, taken)
         return found, taken if phase.stop is None else known.taken.clone()
 
@@ -147,7 +149,7 @@ class _Function:
 
     def __init__(self, engine: Graphed, apply: Any, fn: Any, args: tuple[Any, ...]) -> None:
         leaves_, self.spec = pytree.tree_flatten(args)
-        self.into = [leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in leaves_]
+        self.into = [_clone(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves_]
         held = pytree.tree_unflatten(self.into, self.spec)
         side = torch.cuda.Stream()
         side.wait_stream(torch.cuda.current_stream())
@@ -176,10 +178,10 @@ class _Function:
         pairs = zip(self.into, pytree.tree_leaves(args), strict=True)
         both = [(old, new) for old, new in pairs if isinstance(old, Tensor) and old.numel()]
         if both:
-            _copy([old for old, _ in both], [new for _, new in both])
+            _copy([_once(old) for old, _ in both], [_once(new) for _, new in both])
         self.graph.replay()
         return pytree.tree_map(
-            lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, self.found
+            lambda leaf: _clone(leaf) if isinstance(leaf, Tensor) else leaf, self.found
         )
 
 
@@ -192,7 +194,7 @@ class _Captured:
         self.engine, self.phase, self.dims = engine, phase, dims
         # The phase is held so that its id stays its own.
         self.work: Tree = tree.map(_buffer, work)
-        self.site = Site(*(tree.map(_buffer, field) for field in site))
+        self.site = Site(*(tree.map(_shared_buffer, field) for field in site))
         grow = 1 if plan.table.shape[2] == 1 else 4 / 3
         period, steps = int(plan.table.shape[2] * grow), int(plan.keys.shape[2] * grow)
         self.table = plan.table.new_zeros((*plan.table.shape[:2], period, plan.table.shape[3]))
@@ -206,7 +208,9 @@ class _Captured:
         self.done = torch.zeros_like(self.limit, dtype=torch.bool)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.widths = few_widths([width for width, _ in plan.widths()], plan.steps.shape[1])
-        self.step = over_lanes(phase.step, 2, LaneOperations, dims)
+        self.fusion = Fusion()
+        self.step = over_lanes(phase.step, 2, lambda: LaneOperations(self.fusion), dims)
+        self.proven = False
         self.stop = None if phase.stop is None else over_lanes(phase.stop, 1, dims=dims)
 
     def holds(self, plan: Plan) -> bool:
@@ -220,19 +224,15 @@ class _Captured:
         at = np.searchsorted(self.widths, [width for width, _ in plan.widths()])
         schedule = [self.widths[k] for k in at]
         missing = [width for width in dict.fromkeys(schedule) if width not in self.graphs]
+        self._fill(work, site, plan, steps)
         if missing:
+            if not self.proven:
+                now = tree.narrow(self.work, 1, 0, missing[0])
+                self.fusion.prove(now, lambda: self._next(missing[0]))
+                self.proven = True
             with _no_collection():
                 self.graphs.update({width: self._capture(width) for width in missing})
-        _copy(tree.leaves(self.work), tree.leaves(work))
-        for mine, given in zip(self.site, site, strict=True):
-            _copy(_leaves(mine), _leaves(given))
-        self.table[:, :, : plan.table.shape[2]].copy_(plan.table)
-        self.keys[:, :, : plan.keys.shape[2]].copy_(plan.keys)
-        self.limit.copy_(steps)
-        self.counter.zero_()
-        self.period.fill_(plan.table.shape[2])
-        self.taken.zero_()
-        self.done.zero_()
+            self._fill(work, site, plan, steps)  # recording a step takes it once
         for s, width in enumerate(schedule, 1):
             self.graphs[width].replay()
             asks = self.stop is not None and s % STOP_EVERY == 0
@@ -241,6 +241,19 @@ class _Captured:
         found: Tree = tree.map(torch.clone, self.work)
         return found
 
+    def _fill(self, work: Tree, site: Site, plan: Plan, steps: Tensor) -> None:
+        """Copy the inputs into the buffers."""
+        _copy(tree.leaves(self.work), tree.leaves(work))
+        for mine, given in zip(self.site, site, strict=True):
+            _copy([_once(x) for x in _leaves(mine)], [_once(x) for x in _leaves(given)])
+        self.table[:, :, : plan.table.shape[2]].copy_(plan.table)
+        self.keys[:, :, : plan.keys.shape[2]].copy_(plan.keys)
+        self.limit.copy_(steps)
+        self.counter.zero_()
+        self.period.fill_(plan.table.shape[2])
+        self.taken.zero_()
+        self.done.zero_()
+
     def _batch(self, width: int) -> Any:
         arena = self.engine.arena
         if leaves.takes_fetch(self.plan, arena):
@@ -248,13 +261,20 @@ class _Captured:
         at = self.counter % self.period
         return self.plan.batches(arena, self.table[:, :width].index_select(2, at)[:, :, 0])
 
-    def _advance(self, width: int) -> None:
-        """Take one step on the leading lanes, in place."""
+    def _next(self, width: int) -> Tree:
+        """Compute what one step makes of the leading lanes."""
         key = self.keys[:, :width]
         key = key.index_select(2, self.counter)[:, :, 0] if key.shape[3] else key[:, :, 0]
         now = tree.narrow(self.work, 1, 0, width)
         here = narrow_site(self.site, width, self.dims)
-        new = self.step(now, self._batch(width), here._replace(key=key))
+        found: Tree = self.step(now, self._batch(width), here._replace(key=key))
+        return found
+
+    def _advance(self, width: int) -> None:
+        """Take one step on the leading lanes, in place."""
+        now = tree.narrow(self.work, 1, 0, width)
+        here = narrow_site(self.site, width, self.dims)
+        new = self._next(width)
         limit = self.limit[:, :width]
         if self.stop is not None:
             active = (self.counter < limit) & ~self.done[:, :width]
@@ -345,6 +365,28 @@ def _buffer(leaf: Tensor) -> Tensor:
     return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
 
 
+def _once(leaf: Tensor) -> Tensor:
+    """View an expanded tensor without its repetitions."""
+    if 0 not in leaf.stride():
+        return leaf
+    return leaf[tuple(slice(0, 1) if step == 0 else slice(None) for step in leaf.stride())]
+
+
+def _clone(leaf: Tensor) -> Tensor:
+    """Copy a tensor; what it repeats it goes on repeating."""
+    return _once(leaf).clone().expand(leaf.shape)
+
+
+def _shared_buffer(leaf: Tensor) -> Tensor:
+    """Make a buffer for a tensor; what it repeats is held once."""
+    return _buffer(_once(leaf)).expand(leaf.shape)
+
+
+def _repeats(leaf: Tensor) -> tuple[bool, ...]:
+    """Say along which axes a tensor repeats itself."""
+    return tuple(step == 0 for step in leaf.stride())
+
+
 def _leaves(value: Any) -> list[Tensor]:
     return tree.leaves(value) if isinstance(value, dict) else [value]
 
@@ -385,10 +427,12 @@ def _copied_common(site: Site, lanes: int) -> int:
 def _shapes(args: tuple[Any, ...]) -> Any:
     """Describe arguments: two calls that agree in this can share a graph."""
     found, spec = pytree.tree_flatten(args)
-    return spec, tuple((x.shape, x.dtype) if isinstance(x, Tensor) else x for x in found)
+    return spec, tuple(
+        (x.shape, x.dtype, _repeats(x)) if isinstance(x, Tensor) else x for x in found
+    )
 
 
 def _signature(value: Any) -> Any:
     if isinstance(value, dict):
-        return tuple((name, leaf.shape, leaf.dtype) for name, leaf in tree.items(value))
-    return value.shape, value.dtype
+        return tuple((name, *_signature(leaf)) for name, leaf in tree.items(value))
+    return value.shape, value.dtype, _repeats(value)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sartor import tree
 from sartor.engines.arena import Arena
+from sartor.engines.moving import on_device
 from sartor.engines.plan import Plan
 from sartor.method import Hub, Method, Phase, Site
 from sartor.tree import Tree
@@ -140,7 +141,7 @@ def cut_runs(value: Tree, run: int, runs: int) -> Tree:
 def cut_site(site: Site, block: Block) -> Site:
     """View (or, where slots are listed, copy) the site of a block of lanes."""
     by_run = {"common", "round"}
-    only = None if block.only is None else torch.from_numpy(block.only).to(site.index.device)
+    only = None if block.only is None else on_device(block.only, site.index.device)
 
     def slots(value: Tree) -> Tree:
         if only is None:

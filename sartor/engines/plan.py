@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sartor import rng
 from sartor.engines.arena import Arena
+from sartor.engines.moving import on_device
 from sartor.method import Batch, Phase
 
 
@@ -81,7 +82,7 @@ class Plan:
 
     def as_one_run(self, order: np.ndarray) -> Plan:
         """Return the plan of the lanes of all runs, in the given order, as that of one run."""
-        pick = torch.from_numpy(order).to(self.table.device)
+        pick = on_device(order, self.table.device)
         return replace(
             self,
             table=self.table.flatten(0, 1)[pick][None],
@@ -103,7 +104,7 @@ class Plan:
             mask = rows >= 0
             found.append(
                 Batch(
-                    x=arena.x.index_select(0, row).reshape((*lead, size, *arena.x.shape[1:])),
+                    x=arena.features(row).reshape((*lead, size, *arena.x.shape[1:])),
                     y=arena.y.index_select(0, flat).reshape((*lead, size, *arena.y.shape[1:])),
                     mask=mask,
                     rows=torch.where(mask, rows, self.capacity),
@@ -167,7 +168,7 @@ def build_plan(
     total_steps = int(steps.max(initial=0))
     if phase.random:
         folded = rng.fold_host(rng.fold_host(keys, "step")[:, :, None, :], np.arange(total_steps))
-        step_keys = torch.from_numpy(folded).to(device)
+        step_keys = on_device(folded, device)
     else:
         step_keys = torch.zeros((runs, slots, total_steps, 0), dtype=torch.int64, device=device)
     if phase.data == "none":
@@ -193,7 +194,7 @@ def build_plan(
     flat_keys = keys.reshape(-1, 2)
 
     def t(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        return on_device(array, device)
 
     lane_start, lane_used, lane_epoch = (
         t(start)[:, None, None],
@@ -256,7 +257,7 @@ def _permutations(
     """
     first, same = _different(keys, sizes, epochs)
     keys, sizes, epochs = keys[first], sizes[first], epochs[first]
-    base = torch.from_numpy((np.cumsum(epochs) - epochs)[same]).to(device)
+    base = on_device((np.cumsum(epochs) - epochs)[same], device)
     lanes = np.repeat(np.arange(len(sizes)), epochs)
     epoch = np.arange(len(lanes)) - np.repeat(np.cumsum(epochs) - epochs, epochs)
     size = sizes[lanes]
@@ -265,7 +266,7 @@ def _permutations(
     host = np.stack([size, blocks, np.cumsum(blocks) - blocks, np.cumsum(size) - size])
     folded = rng.fold_host(keys[lanes], epoch)
     # One copy to the device: sizes and keys together.
-    packed = torch.from_numpy(np.concatenate([host, folded.T])).to(device)
+    packed = on_device(np.concatenate([host, folded.T]), device)
     size_d, blocks_d, first_d, offset = packed[:4].unbind(0)
     segment_keys = packed[4:].T
     segment = torch.repeat_interleave(blocks_d, output_size=num_blocks)

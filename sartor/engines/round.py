@@ -15,6 +15,7 @@ from sartor import rng, tree, wire
 from sartor.engines.base import plan_key
 from sartor.engines.evaluation import Evaluation
 from sartor.engines.memory import halved_block, joined_work, sparing
+from sartor.engines.moving import on_device
 from sartor.engines.parts import Block, Costs, Order, Receipt, cut_arena, cut_site, planned
 from sartor.engines.plan import Plan, build_plan
 from sartor.engines.store import Store
@@ -35,6 +36,9 @@ class Rounds(Evaluation):
         Returns:
             ids, who of them trains, and who reports: (runs, slots) each.
         """
+        ahead = self._drawn.pop((id(method), stage, round_index), None)
+        if ahead is not None:
+            return ahead
         if method.everyone or stage != "train":
             cohort, trains = self.everybody, np.ones_like(self.everybody, dtype=bool)
             present = trains
@@ -137,7 +141,8 @@ class Rounds(Evaluation):
             self._ahead.clear()
 
     def _draw_ahead(self, method: Method, round_index: int) -> None:
-        cohort, trains, _ = self.draw(method, "train", round_index)
+        drawn = cohort, trains, _ = self.draw(method, "train", round_index)
+        self._drawn = {(id(method), "train", round_index): drawn}
         keys = self.keys(method.stage or "train", round_index, cohort)
         for block in self._blocks(method.phases, cohort.shape):
             ids = cohort[block.cut]
@@ -178,7 +183,7 @@ class Rounds(Evaluation):
         clock = self.clock(receipt.seconds)
         receipt.participants -= (trains & ~there).sum(1)
         trains, present = trains & there, present & there
-        hub = hub._replace(present=torch.from_numpy(present).to(self.arena.device))
+        hub = hub._replace(present=on_device(present, self.arena.device))
         if talks is not None:
             hub = hub._replace(present=wire.heard(talks, hub.present))
         uploads = wire.received(uploads, wire.marks_of(method.sparse, "upload"))

@@ -127,6 +127,8 @@ class ShardedRounds(Rounds):
         arena = self.arena
         words = np.frombuffer(f"{self.method.name} {self.seeds}".encode(), dtype=np.uint8)
         told: Tree = {"x": arena.x, "y": arena.y, "hyper": self.hyper}
+        if arena.palette is not None:
+            told["palette"] = arena.palette
         told["words"] = torch.from_numpy(words.copy()).to(arena.device)
         told["splits"] = {
             name: {"rows": split.rows, "size": torch.from_numpy(split.size).to(arena.device)}

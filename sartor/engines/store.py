@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sartor import tree
+from sartor.engines.moving import on_device
 from sartor.errors import RunFolderError
 from sartor.tree import Tree
 
@@ -83,20 +84,21 @@ class Store:
         if seen.all():
             return found
         fresh = tree.map(lambda leaf: leaf[block], self.make(full))
-        return tree.where(torch.from_numpy(seen).to(self.device), found, fresh)
+        return tree.where(on_device(seen, self.device), found, fresh)
 
     def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
         """Put the states of the present members of a cohort back."""
         block, slot = np.nonzero(present)
-        picked = (torch.from_numpy(block), torch.from_numpy(slot))
-        rows = tree.map(lambda new: new[tuple(i.to(new.device) for i in picked)], states)
+        held = tree.leaves(states)
+        picked = tuple(on_device(i, held[0].device) for i in (block, slot)) if held else ()
+        rows = tree.map(lambda new: new[picked], states)
         self.put(block + run, cohort[present], rows)
 
     def put(self, run: np.ndarray, client: np.ndarray, rows: Tree) -> None:
         """Put single states: row j is that of ``client[j]`` in ``run[j]``."""
         self.touched[run, client] = True
-        home = "cpu" if self.folder is not None else self.device
-        index = tuple(torch.from_numpy(np.ascontiguousarray(i)).to(home) for i in (run, client))
+        home = self._home
+        index = tuple(on_device(i, home) for i in (run, client))
 
         def put(leaf: Tensor, new: Tensor) -> None:
             leaf[index] = new
@@ -107,8 +109,8 @@ class Store:
 
     def rows(self, run: np.ndarray, client: np.ndarray) -> Tree:
         """Return single states that were put, (rows, ...), on the device; see `put`."""
-        home = "cpu" if self.folder is not None else self.device
-        index = tuple(torch.from_numpy(np.ascontiguousarray(i)).to(home) for i in (run, client))
+        home = self._home
+        index = tuple(on_device(i, home) for i in (run, client))
         found: Tree = tree.map(lambda leaf: leaf[index].to(self.device), self.table)
         return found
 
@@ -117,9 +119,13 @@ class Store:
         return Store(self.gather, *self.shape, self.device)
 
     def _index(self, cohort: np.ndarray, run: int) -> tuple[Tensor, Tensor]:
-        home = "cpu" if self.folder is not None else self.device
-        runs = torch.arange(run, run + len(cohort))[:, None]
-        return runs.to(home), torch.from_numpy(np.ascontiguousarray(cohort)).to(home)
+        runs = torch.arange(run, run + len(cohort), device=self._home)[:, None]
+        return runs, on_device(cohort, self._home)
+
+    @property
+    def _home(self) -> torch.device:
+        """Where the states rest."""
+        return torch.device("cpu") if self.folder is not None else self.device
 
     def dump(self) -> Tree:
         """Return what a checkpoint must hold.

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from sartor.compose import fine_tuned
+from sartor.compose.harm import HeldOut, do_no_harm
+from sartor.compose.robust import Rule, robust
 from sartor.errors import ConfigError, did_you_mean
-from sartor.harm import HeldOut, do_no_harm
 from sartor.local import Local
 from sartor.method import Method
 from sartor.methods.apfl import apfl
@@ -44,7 +45,6 @@ from sartor.methods.pfedhn import pfedhn
 from sartor.methods.pfedla import pfedla
 from sartor.methods.pfedme import pfedme
 from sartor.methods.scaffold import scaffold
-from sartor.robust import Rule, robust
 from sartor.task import Task
 
 METHODS: dict[str, MethodEntry] = {
@@ -347,7 +347,10 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     rule: Rule = options.get("robust", "none")
     for name in ("robust_share", "robust_mix"):
         if name in options and rule == "none":
-            raise ConfigError(f"{name} has no effect without a rule, such as robust='median'.")
+            raise ConfigError(
+                f"{name} has no effect without a rule; give one, such as robust='median', or leave "
+                f"{name} out."
+            )
     share, mix = float(options.get("robust_share", 0.2)), options.get("robust_mix")
     record = robust(record, rule, share, mix)
     if steps is not None or epochs is not None:
@@ -358,7 +361,10 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
         share, score = float(harm.get("harm_share", 0.2)), harm.get("harm_score", "loss")
         return do_no_harm(record, task, local, on=on, share=share, score=score)
     if harm:
-        raise ConfigError(f"{' and '.join(harm)} have no effect without do_no_harm=true.")
+        raise ConfigError(
+            f"No effect without do_no_harm: {', '.join(harm)}; set do_no_harm=True, or leave that "
+            "out."
+        )
     return record
 
 

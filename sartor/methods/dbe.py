@@ -36,7 +36,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local, Objective, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
 from sartor.methods.fedavg import fedavg
-from sartor.prototypes import class_sums
+from sartor.methods.parts.prototypes import class_sums
 from sartor.task import Task
 from sartor.tree import Tree, zeros_like
 

@@ -39,15 +39,15 @@ import torch
 from torch import Tensor
 
 from sartor import tree
-from sartor.choice import Scope, Score, SelectOn, best_of
 from sartor.compose import within_groups
+from sartor.compose.choice import Scope, Score, SelectOn, best_of
 from sartor.errors import ConfigError
-from sartor.grouping import cross_distances, k_means, single_linkage
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site
 from sartor.methods.fedavg import fedavg
 from sartor.methods.local import local as local_train
+from sartor.methods.parts.grouping import cross_distances, k_means, single_linkage
 from sartor.task import Task
 from sartor.theory.heterogeneity import crossover, shares, split_half
 from sartor.tree import Tree
@@ -88,7 +88,10 @@ def dichotomous(
     """
     for name, value in (("val_share", val_share), ("split_share", split_share)):
         if not 0.0 < value < 1.0:
-            raise ConfigError(f"{name} must be between 0 and 1, got {value}.")
+            raise ConfigError(
+                f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's "
+                "training samples."
+            )
     clustered = version == "clustered"
     by_radius = version == "threshold" or (clustered and inside == "threshold")
     by_fits = clustered or (by_radius and radius == "estimated")

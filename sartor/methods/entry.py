@@ -74,8 +74,8 @@ COMMON: dict[str, tuple[Any, Any]] = {
 
 How long each client fine-tunes its model before it is used; how the server averages, if not
 plainly, which share of bad clients it reckons with, and whether uploads are mixed with their
-nearest neighbours first (`sartor/robust.py`); whether a client ends with the best of alone, global
-and personalised, and by which samples (`sartor/harm.py`).
+nearest neighbours first (`sartor/compose/robust.py`); whether a client ends with the best of alone,
+global and personalised, and by which samples (`sartor/compose/harm.py`).
 """
 
 

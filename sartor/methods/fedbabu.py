@@ -34,7 +34,7 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
-from sartor.methods.partial import Average, partly_shared, train_part
+from sartor.methods.parts.partial import Average, partly_shared, train_part
 from sartor.task import Task
 from sartor.tree import Tree
 

@@ -30,7 +30,7 @@ from torch import nn
 from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.method import Method
-from sartor.methods.partial import Average, layers, partly_shared
+from sartor.methods.parts.partial import Average, layers, partly_shared
 from sartor.task import Task
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)

@@ -37,7 +37,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local
 from sartor.method import Batch, Hub, Method, Site
 from sartor.methods.local import local as local_train
-from sartor.prototypes import class_means, class_sums
+from sartor.methods.parts.prototypes import class_means, class_sums
 from sartor.task import Task, grad
 from sartor.tree import Tree
 

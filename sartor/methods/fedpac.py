@@ -38,13 +38,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sartor import simplex, tree
+from sartor import tree
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
+from sartor.methods.parts import simplex
+from sartor.methods.parts.prototypes import class_means, class_sums, members
 from sartor.mixing import at, combine, normalise, put_rows
-from sartor.prototypes import class_means, class_sums, members
 from sartor.task import Task
 from sartor.tree import Tree
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from sartor.local import Local
 from sartor.method import Method
-from sartor.methods.partial import Average, layers, partly_shared
+from sartor.methods.parts.partial import Average, layers, partly_shared
 from sartor.task import Task
 
 

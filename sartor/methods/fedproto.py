@@ -41,7 +41,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
 from sartor.methods.local import local as local_train
-from sartor.prototypes import class_means, class_sums, members
+from sartor.methods.parts.prototypes import class_means, class_sums, members
 from sartor.task import Task
 from sartor.tree import Tree
 

@@ -74,7 +74,7 @@ def fedprox(
     if (derived or lambda_rule == "v2") and not big > 0:
         raise ConfigError(
             f"preset={preset!r} with lambda_rule={lambda_rule!r} needs smoothness=L > 0 of the "
-            f"loss, got {smoothness}."
+            f"loss, got {smoothness}; give it, or take a preset and rule without it."
         )
     if preset == "corollary1" or lambda_rule in ("v2", "shrinkage"):
         proximal.check_strong_convexity(strong_convexity, smoothness)

@@ -31,7 +31,7 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local
 from sartor.method import Method
-from sartor.methods.partial import Average, partly_shared, train_part
+from sartor.methods.parts.partial import Average, partly_shared, train_part
 from sartor.task import Task
 
 

@@ -38,7 +38,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Method, Phase, Site
 from sartor.methods.fedavg import Rule, fedavg
-from sartor.prototypes import members
+from sartor.methods.parts.prototypes import members
 from sartor.task import Task
 from sartor.tree import Tree
 

@@ -81,9 +81,14 @@ def l2gd(
             "it; leave momentum out."
         )
     if longest_run < 1:
-        raise ConfigError(f"longest_run must be >= 1, got {longest_run}.")
+        raise ConfigError(
+            f"longest_run must be >= 1 local step a round, got {longest_run}; 100 is the default."
+        )
     if preset == "paper" and not (smoothness and smoothness > 0):
-        raise ConfigError(f"preset='paper' needs smoothness=L > 0 of the loss, got {smoothness}.")
+        raise ConfigError(
+            f"preset='paper' needs smoothness=L > 0 of the loss, got {smoothness}; give it, or "
+            "take preset='free'."
+        )
     big = smoothness or 0.0
 
     def probability(hyper: Tree) -> Tensor:

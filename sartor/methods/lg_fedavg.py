@@ -33,7 +33,7 @@ from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.method import Hub, Method, Site, Warmup
 from sartor.methods.fedavg import fedavg
-from sartor.methods.partial import Average, layers, partly_shared
+from sartor.methods.parts.partial import Average, layers, partly_shared
 from sartor.task import Task
 from sartor.tree import Tree
 

@@ -14,7 +14,7 @@ Learning", NeurIPS 2023, Algorithm 1, Eq. (12)-(14), (22), A.7.
 | η_α, η | prior_lr, memory_lr | steps of μ along the gradient and the memory; 0.01 and 0.05 |
 | K, R | prox_steps, local.steps | proximal steps, mini-batches a round; 5 and 20 (batch 20) |
 | β | relax | the server's over-relaxation; 1 is plain, 2 is the trick "AM" |
-| c | prior_width | the width of the map from weights to means; see `sartor.bregman` |
+| c | prior_width | the width of the map from weights to means; see `sartor.methods.parts.bregman` |
 
 Strategies (14), with w = w_{i,r−1} and θ = θ_{i,r−1}: `none` μ = w (pFedMe); `lg`
 μ = w − η_α∇f(w); `meg` μ = w − η(w̄ − θ); `mh` both; `mh-variant` (22) takes the gradient at
@@ -40,11 +40,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from sartor import tree
-from sartor.bregman import KINDS, Gaussian, Separable, check_prior
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Method, Site
+from sartor.methods.parts.bregman import KINDS, Gaussian, Separable, check_prior
 from sartor.methods.pfedme import averaged, check_proximal, proximal_hyper, train_phase
 from sartor.task import Task, grad, hessian_product
 from sartor.tree import Tree

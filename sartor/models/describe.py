@@ -58,7 +58,10 @@ def rebuild_model(described: Mapping[str, Any]) -> nn.Module:
     """Make the network that :func:`describe_model` described, with parameters of its own."""
     makers = dict(_MAKERS.values())
     if described.get("name") not in makers:
-        raise ModelError(f"There is no network {described.get('name')!r} in this release.")
+        raise ModelError(
+            f"There is no network {described.get('name')!r} in this release; use the one that "
+            "trained it, or give the network: sartor.load(path, model=YourNetwork())."
+        )
     arguments = dict(described["arguments"])
     arguments["input_shape"] = tuple(arguments["input_shape"])
     return makers[described["name"]](**arguments)

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor, nn
 
 from sartor.errors import ModelError
-from sartor.models.recurrent import PADDING, Embedding, Layer
+from sartor.models.recurrent import Embedding, Layer, in_text
 from sartor.models.sizes import sizes_of
 
 if TYPE_CHECKING:
@@ -46,10 +45,10 @@ class LanguageLSTM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits ``(batch, steps, outputs)`` of token ids ``(batch, steps)``."""
-        later = (tokens != PADDING).to(torch.int64).flip(-1).cumsum(-1).flip(-1)
+        is_token = in_text(tokens)
         x: Tensor = self.embedding(tokens)
         for layer in self.layers:
-            x, _ = layer(x, later > 0)
+            x, _ = layer(x, is_token)
         logits: Tensor = self.fc(x)
         return logits
 
@@ -75,6 +74,7 @@ def language_lstm(
         input_shape: ``(steps,)``.
         num_classes: the number of token ids to tell apart.
 
+    >>> import torch
     >>> net = language_lstm(input_shape=(20,), num_classes=100)
     >>> net(torch.ones(3, 20, dtype=torch.int64)).shape
     torch.Size([3, 20, 100])

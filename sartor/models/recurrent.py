@@ -28,12 +28,21 @@ from torch.nn import functional as F
 
 from sartor.errors import ModelError
 from sartor.models.sizes import sizes_of
+from sartor.task import PADDING
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
 
-PADDING = 0
-"""The token that fills a text up to its full length."""
+
+def in_text(tokens: Tensor) -> Tensor:
+    """Say which steps of token ids ``(batch, steps)`` belong to the text.
+
+    Those that hold a token, or have one later: padding inside counts.
+
+    >>> in_text(torch.tensor([[5, 0, 6, 0]])).tolist()
+    [[True, True, True, False]]
+    """
+    return (tokens != PADDING).to(torch.int64).flip(-1).cumsum(-1).flip(-1) > 0
 
 
 class Direction(nn.Module):
@@ -168,9 +177,7 @@ class LSTM(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits ``(batch, outputs)`` of token ids ``(batch, steps)``."""
-        # A step belongs to the text if it or a later one holds a token: padding inside counts.
-        later = (tokens != PADDING).to(torch.int64).flip(-1).cumsum(-1).flip(-1)
-        is_token = later > 0
+        is_token = in_text(tokens)
         x: Tensor = self.embedding(tokens)
         last = x[:, 0]
         for layer in self.layers:

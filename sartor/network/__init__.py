@@ -2,17 +2,26 @@
 
 ::
 
-    messages.py    trees and settings as bytes (safetensors and JSON, never pickle)
-    transport.py   the seam: send each client its message, collect by a deadline, who is there
-    client.py      one client: its data, its private states, and what it does with a message
-    vault.py       where a client keeps its private states, one generation per accepted upload
-    office.py      the server's orders and the answers: numbers, deadlines, what went wrong
-    server.py      the rounds of a simulation with the clients' part sent away
-    coordinator.py the simulation on top of them: the server of a federation, and its checkpoints
-    roster.py      what the server knows of data that it does not have
-    welcome.py     clients that come when training is over
-    revocation.py  who may come in, and whose certificate was withdrawn
-    admission.py   what is checked before an answer of a client touches the server's state
+    both sides
+      messages.py       trees and settings as bytes (safetensors and JSON, never pickle)
+      transport.py      the seam: send each client its message, collect by a deadline, who is there
+      flare.py          the transport of real federations, on NVIDIA FLARE; both its ends
+      keys.py           a project's authority and certificates, and the kit of every party
+      revocation.py     who may come in, and whose certificate was withdrawn
+      extra.py          what to say where the packages for all that are missing
+    a client
+      client.py         one client: its data, and what it does with a message
+      workbench.py      where it does it: the rounds of a simulation with one lane
+      vault.py          where it keeps its private states, one generation per accepted upload
+    the server
+      serve.py          its work from the first client to the last round
+      welcome.py        its work for clients that come when training is over
+      coordinator.py    the simulation whose clients are elsewhere, and its checkpoints
+      remote_rounds.py  the rounds of that simulation, with the clients' part sent away
+      office.py         its orders and the answers: numbers, deadlines, what went wrong
+      admission.py      what is checked before an answer touches its state
+      roster.py         what it knows of data that it does not have
+      board.py          the file that says how far it is
 
 A method knows nothing of this. The order of a round stays in `engines/round.py`: the server runs
 it with the clients' part replaced by messages, and a client runs that part for its one lane.

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from sartor.network.coordinator import Coordinator
 
 FILE = "status.json"
+MOST_EVENTS = 20
+"""Events that the file holds, the last ones; the result has them all."""
 SIGN = 5.0
 """Seconds between signs of life while nothing happens."""
 
@@ -26,63 +28,51 @@ class Board:
     Attributes:
         out: the run folder.
         rounds: rounds in all.
+        method: what is trained.
+        clients: the names of all clients.
     """
 
     out: Path
     rounds: int
-    _last: tuple[Any, ...] = field(default=(), init=False)
+    method: str
+    clients: Sequence[str]
+    _told: dict[str, Any] = field(default_factory=dict, init=False)
     _time: float = field(default=0.0, init=False)
     _made: bool = field(default=False, init=False)
 
     def show(self, coordinator: Coordinator, state: str) -> None:
         """Tell that the server is training, done, or stopped."""
         office = coordinator.office
-        self._write(
-            {
-                "state": state,
-                "round": coordinator.round_index,
-                "method": coordinator.method.name,
-                "there": sorted(office.names[i] for i in office.there()),
-                "clients": list(office.names),
-                "events": office.events[-20:],
-            }
-        )
+        there = [office.names[i] for i in office.there()]
+        self._write(state, coordinator.round_index, there, office.events)
 
     def wait(
         self,
-        method: str,
-        names: Sequence[str],
         wanted: int,
         there: Collection[str],
         events: Sequence[dict[str, Any]] = (),
+        done: int = 0,
     ) -> None:
-        """Tell who is there before the first round; written on change, or as a sign of life.
+        """Tell who is there while too few are; written on change, or as a sign of life.
 
         Args:
-            method: what will be trained.
-            names: all clients.
             wanted: how many must come.
             there: who has come.
             events: what went wrong so far.
+            done: rounds that are over; 0 before the first one.
         """
-        now = (sorted(there), len(events))
-        if now == self._last and time.monotonic() - self._time < SIGN:
+        told = {"wanted": wanted, "there": sorted(there), "events": len(events), "done": done}
+        if told == self._told and time.monotonic() - self._time < SIGN:
             return
         self._made = self._made or not self.out.exists()
-        self._last, self._time = now, time.monotonic()
         with naming(self.out, "create"):
             self.out.mkdir(parents=True, exist_ok=True)
-        self._write(
-            {
-                "state": "waiting",
-                "round": 0,
-                "method": method,
-                "there": sorted(there),
-                "clients": list(names),
-                "wanted": wanted,
-                "events": list(events)[-20:],
-            }
-        )
+        self._write("waiting", done, there, events, wanted=wanted)
+        self._told, self._time = told, time.monotonic()
+
+    def stop(self, events: Sequence[dict[str, Any]], done: int) -> None:
+        """Tell that the server stopped while it waited; see `wait`."""
+        self._write("stopped", done, (), events)
 
     def withdraw(self) -> None:
         """Take the file away, and the folder if it was made for it: nothing has begun."""
@@ -91,5 +81,23 @@ class Board:
             with contextlib.suppress(OSError):  # somebody else has put something there
                 self.out.rmdir()
 
-    def _write(self, content: dict[str, Any]) -> None:
-        write_json(self.out / FILE, {**content, "rounds": self.rounds, "time": time.time()})
+    def _write(
+        self,
+        state: str,
+        round_index: int,
+        there: Collection[str],
+        events: Sequence[dict[str, Any]],
+        **more: Any,
+    ) -> None:
+        self._told = {}  # whoever waits next says so at once
+        content = {
+            "state": state,
+            "round": round_index,
+            "rounds": self.rounds,
+            "method": self.method,
+            "there": sorted(there),
+            "clients": list(self.clients),
+            "events": list(events)[-MOST_EVENTS:],
+            "time": time.time(),
+        }
+        write_json(self.out / FILE, content | more)

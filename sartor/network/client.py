@@ -29,9 +29,9 @@ from sartor.data.federation import Federation
 from sartor.engines.arena import SPLITS
 from sartor.errors import MessageError, PFLError
 from sartor.method import Method
-from sartor.network.bench import Bench
 from sartor.network.messages import pack, unpack
 from sartor.network.vault import Vault
+from sartor.network.workbench import Workbench
 from sartor.onboard import as_newcomer
 from sartor.runs.storage import write_state
 from sartor.task import Task
@@ -56,6 +56,8 @@ class Client:
         device: where to compute.
         say: told what goes on, in words.
         seen: what the method shows of the kept state at evaluations; it stays here.
+        workbench: where it works, from the first greeting on.
+        data: its own samples, once they are read.
     """
 
     load: Load
@@ -64,7 +66,7 @@ class Client:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     say: Callable[[str], None] = lambda text: None
     seen: list[dict[str, Any]] = field(default_factory=list)
-    bench: Bench | None = None
+    workbench: Workbench | None = None
     data: Federation | None = None
 
     def answer(self, message: bytes) -> bytes:
@@ -77,7 +79,7 @@ class Client:
             return pack(body, {**name, **meta})
         except PFLError as error:
             self.say(f"could not do it: {error}")
-            return pack({}, {**name, "fault": str(error), "stranger": self.bench is None})
+            return pack({}, {**name, "fault": str(error), "stranger": self.workbench is None})
 
     def _do(self, letters: Tree, head: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
         kind = head.get("kind")
@@ -91,30 +93,32 @@ class Client:
                     num, past = (int(number) for number in head["newcomer"])
                     method = as_newcomer(method, num, past)
                 vault = Vault(self.folder and self.folder / str(head["federation"]))
-                self.bench = Bench(method, task, self.data, head, vault, self.device)
+                self.workbench = Workbench(method, task, self.data, head, vault, self.device)
                 self.say(f"greeted by the server: {method.name}")
             return {}, facts
-        if self.bench is None:
+        if self.workbench is None:
             raise MessageError("the client was restarted and has not been greeted yet")
         if kind == "start":
-            return {}, self.bench.start(letters, head)
+            return {}, self.workbench.start(letters, head)
         if kind == "work":
-            found = self.bench.work(letters, head)
+            found = self.workbench.work(letters, head)
             self.say(f"round {head['round'] + 1}: trained")
             return found
         if kind == "score":
-            scores, look = self.bench.score(letters, head)
+            scores, look = self.workbench.score(letters, head)
             self.seen += [{"round": head["round"], **look}] if look else []
             return {}, scores
         if kind == "centre":
-            return {}, self.bench.centre(letters, head)
+            return {}, self.workbench.centre(letters, head)
         if kind == "keep":
-            return {}, self.bench.keep(letters, head)
+            return {}, self.workbench.keep(letters, head)
         if kind == "deploy":
-            model = self.bench.model(letters, head)
+            model = self.workbench.model(letters, head)
             if self.folder is not None:
                 path = self.folder / str(head["federation"]) / "model.safetensors"
-                write_state(path, model, {"method": self.bench.method.name, "seen": self.seen[-1:]})
+                write_state(
+                    path, model, {"method": self.workbench.method.name, "seen": self.seen[-1:]}
+                )
                 self.say(f"the model is in {path}")
             return {}, {}
         raise MessageError(f"the order {kind!r} is not known; the server is of another release")

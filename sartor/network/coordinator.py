@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,13 +18,16 @@ from sartor.errors import ConfigError, MessageError, NetworkError
 from sartor.method import Method
 from sartor.network.admission import Admission
 from sartor.network.office import Generations, Message, Office
+from sartor.network.remote_rounds import RemoteRounds
 from sartor.network.roster import Roster, empty_arena, read_facts, sample_arena
-from sartor.network.server import RemoteRounds
 from sartor.network.transport import Transport
 from sartor.scores import Run
 from sartor.simulation import Simulation
 from sartor.task import Task
 from sartor.tree import Tree
+
+Waits = Callable[[int, Collection[str], Sequence[dict[str, Any]]], None]
+"""``(how many are wanted, names of those there, events)``: told while a server waits."""
 
 
 class Coordinator(Simulation):
@@ -45,6 +48,8 @@ class Coordinator(Simulation):
         grace: for a server that goes on after an interruption: seconds in which clients may come
             back before it goes on with those that are there.
         patience: seconds to wait for a client before giving up.
+        waits: told again and again while too few are there: how many are wanted, who is there, and
+            what went wrong so far.
         admission: what is accepted of clients.
         hellos: what clients told of their data before, by index.
         **rest: as for `Simulation`.
@@ -66,6 +71,7 @@ class Coordinator(Simulation):
         quorum: int | None = None,
         grace: float | None = None,
         patience: float = 600.0,
+        waits: Waits = lambda wanted, there, events: None,
         admission: Admission | None = None,
         hellos: Mapping[int, dict[str, Any]] | None = None,
         device: torch.device,
@@ -77,7 +83,7 @@ class Coordinator(Simulation):
         self.rule = admission or Admission()
         self.federation, self.settings, self.one = federation, dict(settings), run
         self.common = dict(common or {})
-        self.patience = patience
+        self.patience, self.waits = patience, waits
         self.hellos: dict[int, dict[str, Any]] = dict(hellos or {})
         self.dtype = dtype
         self.bases: list[np.ndarray] = []
@@ -100,27 +106,33 @@ class Coordinator(Simulation):
 
     # ---- who is there
 
-    def gather_clients(self, wanted: int, grace: float | None = None) -> None:
+    def gather_clients(self, wanted: int, grace: float | None = None) -> bool:
         """Greet whoever has come, and wait until enough clients are there.
 
         Args:
             wanted: how many.
             grace: seconds after which one is enough; None insists.
 
+        Returns:
+            whether it had to wait.
+
         Raises:
             NetworkError: too few came in time.
         """
-        began = time.monotonic()
+        began, waited = time.monotonic(), False
         while True:
             self.greet()
             there = self.office.there()
             passed = time.monotonic() - began
-            if len(there) >= wanted or (grace is not None and passed > grace and there):
-                return
+            needed = wanted if grace is None or passed <= grace else min(wanted, 1)
+            if len(there) >= needed:
+                return waited
+            waited = True
+            self.waits(needed, [self.office.names[i] for i in there], self.office.events)
             if passed > self.patience:
                 missing = [n for i, n in enumerate(self.office.names) if i not in there]
                 raise NetworkError(
-                    f"Only {len(there)} of {wanted} clients came within {self.patience:g} s; "
+                    f"Only {len(there)} of {needed} clients came within {self.patience:g} s; "
                     f"missing: {', '.join(missing[:10])}. Start them with sartor join, or begin "
                     "with fewer by --quorum."
                 )

@@ -26,7 +26,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sartor.errors import MissingExtraError, NetworkError
+from sartor.errors import NetworkError
+from sartor.network.extra import network_extra
 from sartor.network.keys import Kit, check_valid
 from sartor.network.revocation import SERVER, Register
 
@@ -95,7 +96,8 @@ class FlareServer:
             self.cell.start()
         except Exception as error:
             raise NetworkError(
-                f"Cannot listen on {host}:{kit.port}: {error}; is another server running?"
+                f"Cannot listen on {host}:{kit.port}: {error}; stop the other server that uses "
+                "this port, or give an address of this machine with --host."
             ) from error
 
     # ---- the seam
@@ -348,7 +350,11 @@ class FlareClient:
             elif kind == "bye":
                 return str(reply.get_header("text"))
             elif kind == "refused":
-                raise NetworkError(f"The server refuses: {reply.get_header('text')}.")
+                raise NetworkError(
+                    f"The server refuses: {reply.get_header('text')}. Ask whoever keeps the "
+                    "project's keys for a kit that counts (sartor keys client NAME), or stop the "
+                    "other process that has this one."
+                )
         return None
 
     def _work(self, order: Any) -> None:
@@ -408,12 +414,7 @@ class _Names:
 
 def _flare() -> _Names:
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines would run through ours
-    try:
+    with network_extra():
         names = _Names()
-    except ImportError as error:
-        raise MissingExtraError(
-            "A federation over a network needs NVIDIA FLARE; install it with "
-            "pip install 'sartor[network]'."
-        ) from error
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters is said by us
     return names

@@ -20,14 +20,16 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sartor.errors import ConfigError, MissingExtraError, NetworkError
-from sartor.network.revocation import SERVER, new_identity
+from sartor.errors import ConfigError, NetworkError
+from sartor.network.extra import network_extra
+from sartor.network.revocation import SERVER, new_identity, project_of
 from sartor.runs.storage import naming, read_json, write_json
 
 
@@ -89,9 +91,7 @@ def init_project(
     """
     folder = Path(folder)
     host, port = parse_address(address)
-    _check_names(clients)
-    if host in clients:
-        raise ConfigError(f"A client must not have the name of the server's host, {host!r}.")
+    _check_names(clients, host)
     if (folder / "project.json").exists() or (folder / "authority").exists():
         raise ConfigError(
             f"{folder} already holds keys; choose another folder, or add a client with "
@@ -130,10 +130,8 @@ def add_client(
         the folder of the kit.
     """
     folder = Path(folder)
-    project = _project(folder)
-    _check_names([name])
-    if name == project["host"]:
-        raise ConfigError(f"A client must not have the name of the server's host, {name!r}.")
+    project = project_of(folder)
+    _check_names([name], project["host"])
     kit = folder / "clients" / name
     identity = new_identity(project, name)
     _issue(folder, name, kit, days=days or project["days"], request=request, identity=identity)
@@ -150,9 +148,10 @@ def make_request(folder: str | Path, name: str) -> Path:
     Returns:
         the request, NAME.csr, to be sent to whoever keeps the project's keys.
     """
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.x509.oid import NameOID
+    with network_extra():
+        from cryptography import x509
+        from cryptography.hazmat.primitives import hashes, serialization
+        from cryptography.x509.oid import NameOID
 
     _check_names([name])
     folder = Path(folder)
@@ -174,7 +173,7 @@ def read_project(folder: str | Path) -> dict[str, Any]:
     That is None for a client whose kit is no longer here.
     """
     folder = Path(folder)
-    project = _project(folder)
+    project = project_of(folder)
     files = {SERVER: folder / SERVER / f"{SERVER}.crt"}
     files |= {n: folder / "clients" / n / "client.crt" for n in project["clients"]}
     expires = {name: _expiry(path) if path.is_file() else None for name, path in files.items()}
@@ -194,9 +193,15 @@ def read_kit(folder: str | Path) -> Kit:
             "for this client, such as keys/clients/NAME."
         )
     content = read_json(folder / "kit.json")
-    name, port = content["name"], int(content["port"])
-    identity = content.get("identity", name)
-    kit = Kit(folder, name, content["project"], content["host"], port, identity)
+    try:
+        name, port = content["name"], int(content["port"])
+        identity = content.get("identity", name)
+        kit = Kit(folder, name, content["project"], content["host"], port, identity)
+    except (KeyError, TypeError, ValueError) as error:
+        raise ConfigError(
+            f"{folder / 'kit.json'} is not whole ({error!r}); ask whoever keeps the project's keys "
+            "for the kit again (sartor keys client NAME)."
+        ) from error
     missing = [path.name for path in kit.files if not path.is_file()]
     if missing:
         raise ConfigError(
@@ -231,25 +236,37 @@ def parse_address(address: str) -> tuple[str, int]:
     return host, int(port)
 
 
-def _check_names(names: Sequence[str]) -> None:
+def _check_names(names: Sequence[str], host: str | None = None) -> None:
     faults = [n for n in names if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}", n)]
     if faults or SERVER in names or len(set(names)) != len(names):
         raise ConfigError(
             f"Client names must differ and hold letters, digits, - and _ (not {SERVER!r}), got "
-            f"{', '.join(map(repr, names))}."
+            f"{', '.join(map(repr, names))}; choose others, such as north or site-1."
+        )
+    if host in names:
+        raise ConfigError(
+            f"A client must not have the name of the server's host, {host!r}; give it another name."
         )
 
 
-def _project(folder: Path) -> dict[str, Any]:
-    if not (folder / "project.json").is_file():
-        raise ConfigError(f"{folder} holds no keys; make some with sartor keys init.")
-    return dict(read_json(folder / "project.json"))
-
-
 def _expiry(certificate: Path) -> datetime:
-    from cryptography import x509
+    with network_extra():
+        from cryptography import x509
 
-    return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+    with naming(certificate, "read"), _readable(certificate, "a certificate", "sartor keys client"):
+        return x509.load_pem_x509_certificate(certificate.read_bytes()).not_valid_after_utc
+
+
+@contextmanager
+def _readable(path: Path, what: str, mend: str) -> Iterator[None]:
+    """Turn the error of a file that is not what it should be into one that says how to mend it."""
+    try:
+        yield
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not {what} ({error}); it was damaged, or is another file. Make it anew "
+            f"with {mend}."
+        ) from error
 
 
 def _issue(
@@ -262,15 +279,17 @@ def _issue(
     identity: str | None = None,
 ) -> None:
     """Certify a key, and write the kit."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives.serialization import load_pem_private_key
-    from cryptography.x509.oid import NameOID
+    with network_extra():
+        from cryptography import x509
+        from cryptography.hazmat.primitives.serialization import load_pem_private_key
+        from cryptography.x509.oid import NameOID
 
     lighter = _lighter()
-    project = _project(folder)
+    project = project_of(folder)
     authority = folder / "authority"
-    with naming(authority / "rootCA.key", "read"):
-        signer = load_pem_private_key((authority / "rootCA.key").read_bytes(), None)
+    root = authority / "rootCA.key"
+    with naming(root, "read"), _readable(root, "the authority's private key", "sartor keys init"):
+        signer = load_pem_private_key(root.read_bytes(), None)
     with naming(kit, "create"):
         kit.mkdir(parents=True, exist_ok=True, mode=0o700)
     kind = SERVER if name == SERVER else "client"
@@ -278,12 +297,15 @@ def _issue(
         key, public = lighter.generate_keys()
         _write_secret(kit / f"{kind}.key", lighter.serialize_pri_key(key))
     else:
-        with naming(Path(request), "read"):
-            csr = x509.load_pem_x509_csr(Path(request).read_bytes())
+        sent = Path(request)
+        with naming(sent, "read"), _readable(sent, "a request", f"sartor keys request {name}"):
+            csr = x509.load_pem_x509_csr(sent.read_bytes())
         claimed = [a.value for a in csr.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         if not csr.is_signature_valid or claimed != [name]:
             raise ConfigError(
-                f"{request} is a request of {', '.join(map(str, claimed))}, not of {name}."
+                f"{request} is a request of {', '.join(map(str, claimed)) or 'nobody'}, not of "
+                f"{name}; give the name that it was made with, or have it made anew by "
+                f"sartor keys request {name}."
             )
         public = csr.public_key()
         (kit / f"{kind}.key").unlink(missing_ok=True)
@@ -313,11 +335,6 @@ def _write_secret(path: Path, data: bytes) -> None:
 
 
 def _lighter() -> Any:
-    try:
+    with network_extra():
         from nvflare.lighter import utils
-    except ImportError as error:
-        raise MissingExtraError(
-            "A federation over a network needs NVIDIA FLARE; install it with "
-            "pip install 'sartor[network]'."
-        ) from error
     return utils

@@ -25,6 +25,21 @@ SERVER = "server"
 """The name of every server."""
 
 
+def project_of(folder: str | Path) -> dict[str, Any]:
+    """Return what ``project.json`` of a project holds.
+
+    Raises:
+        ConfigError: the folder is not that of a project.
+    """
+    path = Path(folder) / "project.json"
+    if not path.is_file():
+        raise ConfigError(
+            f"{folder} holds no keys; make some with sartor keys init, or give their folder with "
+            "--keys."
+        )
+    return dict(read_json(path))
+
+
 def identity_of(project: Mapping[str, Any], name: str) -> str:
     """Return the identity that a client of the project has now.
 
@@ -62,10 +77,7 @@ def revoke_client(folder: str | Path, name: str) -> str:
     Raises:
         ConfigError: there is no such client.
     """
-    path = Path(folder) / "project.json"
-    if not path.is_file():
-        raise ConfigError(f"{folder} holds no keys; make some with sartor keys init.")
-    project = dict(read_json(path))
+    project = project_of(folder)
     if name not in project["clients"]:
         raise ConfigError(
             f"{name!r} is not a client of this project; its clients are "
@@ -77,7 +89,7 @@ def revoke_client(folder: str | Path, name: str) -> str:
         other: own for other, own in project.get("identities", {}).items() if other != name
     }
     project["revoked"] = [*project.get("revoked", []), identity]
-    write_json(path, project)
+    write_json(Path(folder) / "project.json", project)
     return identity
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -23,7 +23,7 @@ from sartor.method import Method
 from sartor.network.admission import Admission
 from sartor.network.board import Board
 from sartor.network.client import Build
-from sartor.network.coordinator import Coordinator
+from sartor.network.coordinator import Coordinator, Waits
 from sartor.network.office import Message, Office
 from sartor.network.roster import read_facts
 from sartor.network.transport import Transport
@@ -114,21 +114,17 @@ def serve(
     folder = RunFolder.open(out) if known else None
     if folder is not None and folder.has_result:
         return folder.read_result()
-    board = Board(Path(out), plan.rounds)
-    before: list[dict[str, Any]] = []
+    board = Board(Path(out), plan.rounds, ",".join(plan.settings.get("methods", ())), names)
+    earlier: list[dict[str, Any]] = []
+    came: list[str] = []
+    wanted = len(names) if known else quorum or len(names)
     if folder is None:
-        say(f"waiting for {quorum or len(names)} of {len(names)} clients")
-        wanted = quorum or len(names)
-        trained = ",".join(plan.settings.get("methods", ()))
-
-        def tell(there: Collection[str], events: Sequence[dict[str, Any]]) -> None:
-            board.wait(trained, names, wanted, there, events)
-
+        say(f"waiting for {wanted} of {len(names)} clients")
         try:
-            facts, before = ask_facts(
-                transport, names, plan.split, wanted, deadline, patience, tell
+            facts, earlier = ask_facts(
+                transport, names, plan.split, wanted, deadline, patience, board.wait
             )
-            agreed = _classes(facts)
+            agreed, came = _classes(facts), [names[i] for i in facts]
         except BaseException:
             board.withdraw()  # what did not begin leaves nothing behind
             raise
@@ -137,50 +133,63 @@ def serve(
     fixed = folder.config["network"]
     if fixed["clients"] != list(names):
         raise ConfigError(
-            f"{out} was begun with the clients {', '.join(fixed['clients'])}; a client can be "
-            "added to a new run only."
+            f"{out} was begun with the clients {', '.join(fixed['clients'])}, not with "
+            f"{', '.join(names)}; go on with those, or begin a new run with another --out."
         )
     shape = shape_of(fixed)
     method, task = plan.build(plan.settings, cast(Federation, shape))
     points = tuple(dict.fromkeys((*plan.points, method.headline)))
     checkpoint = folder.read_checkpoint() if known else None
-    coordinator = Coordinator(
-        method,
-        task,
-        names,
-        plan.run_of(method),
-        lambda arena: Vectorised(arena, 256),
-        transport,
-        federation=fixed["federation"],
-        settings=plan.settings,
-        common={"split": dict(plan.split), **{k: fixed[k] for k in ("classes", "class_names")}},
-        deadline=deadline,
-        quorum=quorum,
-        grace=GRACE if known else None,
-        patience=patience,
-        admission=admission,
-        rounds=plan.rounds,
-        participation=plan.participation,
-        device=plan.device,
-        dtype=plan.dtype,
-        eval_every=plan.eval_every,
-        points=points,
-    )
-    coordinator.office.events = [*before, *coordinator.office.events]
+    done = 0
     if checkpoint is not None:
+        done, earlier = checkpoint[0], list(checkpoint[3]["events"])
+    board.wait(wanted, came, earlier, done)
+    try:
+        coordinator = Coordinator(
+            method,
+            task,
+            names,
+            plan.run_of(method),
+            lambda arena: Vectorised(arena, 256),
+            transport,
+            federation=fixed["federation"],
+            settings=plan.settings,
+            common={"split": dict(plan.split), **{k: fixed[k] for k in ("classes", "class_names")}},
+            deadline=deadline,
+            quorum=wanted,
+            grace=GRACE if known else None,
+            patience=patience,
+            waits=lambda wanted, there, new: board.wait(wanted, there, [*earlier, *new], done),
+            admission=admission,
+            rounds=plan.rounds,
+            participation=plan.participation,
+            device=plan.device,
+            dtype=plan.dtype,
+            eval_every=plan.eval_every,
+            points=points,
+        )
+    except BaseException:
+        board.stop(earlier, done)
+        raise
+    if checkpoint is None:
+        coordinator.office.events = [*earlier, *coordinator.office.events]
+    else:
         coordinator.load(*checkpoint[1:])
         say(f"going on after round {coordinator.round_index}")
+    coordinator.waits = lambda wanted, there, events: board.wait(
+        wanted, there, events, coordinator.round_index
+    )
     board.show(coordinator, "training")
     try:
         _rounds(coordinator, folder, plan, progress, board)
+        coordinator.deploy()
+        network = {**fixed, "events": coordinator.office.events, "wire": _wire(coordinator)}
+        about = {"network": network, "method": method.name, "task": task.kind}
+        result = coordinator.result({**folder.config, **about})
+        folder.write_result(result)
     except BaseException:
         board.show(coordinator, "stopped")
         raise
-    coordinator.deploy()
-    network = {**fixed, "events": coordinator.office.events, "wire": _wire(coordinator)}
-    about = {"network": network, "method": method.name, "task": task.kind}
-    result = coordinator.result({**folder.config, **about})
-    folder.write_result(result)
     board.show(coordinator, "done")
     return result
 
@@ -197,6 +206,8 @@ def _rounds(
         progress.start(coordinator.num_rounds, coordinator.method.name)
     try:
         while not coordinator.finished:
+            if coordinator.gather_clients(1):  # nobody was there for a while
+                board.show(coordinator, "training")
             info = coordinator.step()
             if coordinator.round_index % plan.checkpoint_every == 0 or coordinator.finished:
                 trees, arrays, meta = coordinator.state()
@@ -243,11 +254,11 @@ def ask_facts(
     quorum: int,
     deadline: float,
     patience: float,
-    tell: Callable[[Collection[str], Sequence[dict[str, Any]]], None],
+    waits: Waits,
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
     """Ask clients what their data looks like, until enough have answered.
 
-    ``tell`` hears again and again who has answered, and what went wrong.
+    ``waits`` is told again and again who has answered, and what went wrong.
 
     Returns:
         what they told, by client; and what happened meanwhile.
@@ -270,7 +281,7 @@ def ask_facts(
         }
         if orders:
             office.send(orders, 1 << 20, take, {"kind": "facts", "round": 0})
-        tell([names[i] for i in facts], office.events)
+        waits(quorum, [names[i] for i in facts], office.events)
         if len(facts) < quorum and time.monotonic() - began > patience:
             missing = [name for i, name in enumerate(names) if i not in facts]
             why = {event["client"]: event["why"] for event in office.events}

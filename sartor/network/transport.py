@@ -1,7 +1,7 @@
 """The seam between a federation and whatever carries its messages.
 
 A transport sends each client its message, collects the answers until a deadline, and knows who is
-there. It sees bytes; what they mean is the business of `server.py` and `client.py`. `Loopback` is
+there. It sees bytes; what they mean is the business of `office.py` and `client.py`. `Loopback` is
 the plainest one: all clients in one process, as separate objects that exchange nothing but bytes.
 """
 

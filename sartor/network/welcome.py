@@ -26,8 +26,8 @@ from sartor.engines.vectorised import Vectorised
 from sartor.errors import ConfigError, MessageError, NetworkError
 from sartor.network.coordinator import Coordinator
 from sartor.network.office import Generations
+from sartor.network.remote_rounds import RemoteRounds
 from sartor.network.serve import Plan, shape_of
-from sartor.network.server import RemoteRounds
 from sartor.network.transport import Loopback, Transport
 from sartor.onboard import newcomer_record
 from sartor.result import Result

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import copy
 import math
-import pickle
 from typing import Any
 
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -28,7 +28,7 @@ LETTERS, LINES, MARKERS = 0.76, 0.6, 0.85
 
 def fit(figure: Figure, width: float) -> Canvas:
     """Return a copy of the drawing, ``width`` inches wide, still in placeholder colours."""
-    canvas: Canvas = pickle.loads(pickle.dumps(figure.canvas))  # our own, a moment ago
+    canvas: Canvas = copy.deepcopy(figure.canvas)
     old_width, old_height = canvas.get_size_inches()
     height = old_height * min(1.0, (width / old_width) ** 0.55)
     canvas.set_size_inches(width, height)

@@ -79,19 +79,38 @@ def label_map(comparison: Comparison) -> Figure | None:
     result = next((r for r in comparison.values() if r.label_counts is not None), None)
     if result is None or result.label_counts is None:
         return None
-    counts = np.asarray(result.label_counts[0], dtype=float)
+    return class_shares(
+        "label-map",
+        "Which classes each client has",
+        "Share of each class among the training samples of a client (run 0).",
+        result.clients,
+        np.asarray(result.label_counts[0]),
+    )
+
+
+def class_shares(
+    key: str, title: str, caption: str, clients: Sequence[str], counts: Array
+) -> Figure:
+    """Draw the shares of the classes of every client.
+
+    Args:
+        key: identifier, unique on the page.
+        title: heading.
+        caption: what is counted; how to read the colours is added.
+        clients: their names.
+        counts: (clients, classes) samples.
+    """
     total = counts.sum(axis=1, keepdims=True)
-    share = np.divide(counts, total, out=np.zeros_like(counts), where=total > 0)
+    share = np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0)
     classes = [str(index) for index in range(counts.shape[1])]
     held = (counts > 0).sum(axis=1)
     return Figure(
-        "label-map",
-        "Which classes each client has",
-        "Share of each class among the training samples of a client (run 0). Full colour: the "
-        "client has this class alone.",
+        key,
+        title,
+        f"{caption} Full colour: the client has this class alone.",
         f"Heat map of {counts.shape[0]} clients by {counts.shape[1]} classes; a client has "
         f"between {int(held.min())} and {int(held.max())} of the classes.",
-        heat([share], result.clients, classes, x="class", y="client"),
+        heat([share], clients, classes, x="class", y="client"),
     )
 
 

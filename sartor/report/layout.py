@@ -72,15 +72,16 @@ def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
     marks = [
         (number, SHAPES[mark]) if number else None for number, mark in (f or (0, "") for f in found)
     ]
-    lowered = [name for name in table.columns if table.formats.get(name) in ("points", "gain")]
+    right = [table.numeric(name) for name in table.columns]
+    lowered = [table.formats.get(name) in ("points", "gain") for name in table.columns]
     return {
-        "head": [(table.header(name), table.numeric(name)) for name in table.columns],
+        "head": list(zip(map(table.header, table.columns), right, strict=True)),
         "rows": [
             (
                 mark,
                 [
-                    (signed(cell), table.numeric(name), name in lowered and cell[0] == "-")
-                    for name, cell in zip(table.columns, cells, strict=True)
+                    (signed(cell), numeric, low and cell[0] == "-")
+                    for cell, numeric, low in zip(cells, right, lowered, strict=True)
                 ],
             )
             for mark, cells in zip(marks, text, strict=True)
@@ -117,6 +118,15 @@ def count(number: int, noun: str) -> str:
     ('1 client', '2,000 clients')
     """
     return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return names as a sentence has them.
+
+    >>> listed(["local"]), listed(["local", "fedavg", "fedapa"])
+    ('local', 'local, fedavg and fedapa')
+    """
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
 def settings_lines(settings: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

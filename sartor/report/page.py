@@ -13,7 +13,7 @@ from sartor import metrics, reproduce, runs
 from sartor.adviser.advice import Advice
 from sartor.adviser.verification import Verification
 from sartor.comparison import Comparison
-from sartor.report.layout import MOST_ROWS, count, fill, pictures, settings_lines, shown
+from sartor.report.layout import MOST_ROWS, count, fill, listed, pictures, settings_lines, shown
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
@@ -352,12 +352,11 @@ def _events(comparison: Comparison) -> list[dict[str, Any]]:
 
 
 def _title(comparison: Comparison) -> str:
-    names = list(comparison)
+    names = listed(list(comparison))
     data = comparison.config.get("data") or next(iter(comparison.values())).config.get("data")
     if isinstance(data, Mapping):
         data = data.get("name") or data.get("dataset")
-    listed = names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-    return f"{listed} on {data}" if isinstance(data, str) else listed
+    return f"{names} on {data}" if isinstance(data, str) else names
 
 
 def _settings(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]:

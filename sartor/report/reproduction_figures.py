@@ -24,7 +24,7 @@ import numpy as np
 from sartor.analysis import savitzky_golay
 from sartor.report.charts import Line, line_figure
 from sartor.report.drawing import Figure
-from sartor.report.heat import heat
+from sartor.report.heat import class_shares
 from sartor.reproduce.outcome import Outcome, scale_of, standard_error
 from sartor.reproduce.records import series
 
@@ -204,22 +204,8 @@ def _labels(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | Non
     found = outcome.label_counts(_column(outcome, spec))
     if found is None:
         return None
-    names, counts = found
-    total = counts.sum(axis=1, keepdims=True)
-    share = np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0)
-    held = (counts > 0).sum(axis=1)
-    classes = [str(c) for c in range(counts.shape[1])]
-    told = (
-        "Share of each class among the samples of a client. Full colour: it has this class alone."
-    )
-    return Figure(
-        key,
-        spec["title"],
-        f"{spec['caption']} {told}" if spec.get("caption") else told,
-        f"Heat map of {len(counts)} clients by {len(classes)} classes; a client has between "
-        f"{int(held.min())} and {int(held.max())} of the classes.",
-        heat([share], names, classes, x="class", y="client"),
-    )
+    told = f"{spec.get('caption', '')} Share of each class among the samples of a client."
+    return class_shares(key, spec["title"], told.lstrip(), *found)
 
 
 def _line_figure(key: str, spec: Mapping[str, Any], lines: Sequence[Line | None]) -> Figure | None:

@@ -32,7 +32,9 @@ def parse(text: str) -> ast.expr:
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError as error:
-        raise ConfigError(f"{text!r} is not an expression: {error.msg}.") from None
+        raise ConfigError(
+            f"{text!r} is not an expression: {error.msg}; write arithmetic, such as 1 / (2 + 3)."
+        ) from None
 
 
 def evaluate(

@@ -87,7 +87,10 @@ def smoothness(problem: Problem) -> float:
 def heterogeneity(problem: Problem) -> float:
     """Return R, the root mean square distance of the true models from their mean."""
     if problem.truth is None:
-        raise ConfigError("'R' needs a synthetic problem, whose true models are known.")
+        raise ConfigError(
+            "'R' needs a synthetic problem, whose true models are known; set data = "
+            "'logistic-theory', 'logistic-literal' or 'logistic-radius'."
+        )
     away = problem.truth - problem.truth.mean(0)
     return float(away.square().sum(1).mean().sqrt())
 

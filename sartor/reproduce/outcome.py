@@ -68,7 +68,13 @@ class Outcome:
             {c.name: c.x for c in self.plan.columns},
             table["published"] if words == table["measure"] else {},
             self.values,
+            frozenset(cell for cell in self.records if self._is_lost(*cell)),
         )
+
+    def _is_lost(self, row: str, column: str) -> bool:
+        """Say whether every run of a cell diverged."""
+        runs = self.records.get((row, column), {}).values()
+        return bool(runs) and all(record.get("diverged") for record in runs)
 
     def table(self, number: int = 0) -> Table:
         """Return a table: ours ± standard error over seeds, the published number in brackets."""
@@ -82,7 +88,10 @@ class Outcome:
             cells = []
             for column in columns:
                 known = spec["published"].get(name, {}).get(column)
-                cells.append(cell_text(values.get(name, {}).get(column), known, spec))
+                text = cell_text(values.get(name, {}).get(column), known, spec)
+                if text == MISSING and self._is_lost(name, column):
+                    text = "diverged" if known is None else f"diverged ({known:g})"
+                cells.append(text)
             if any(cell != MISSING for cell in cells):
                 rows.append([name, *cells])
         unit = scale_of(spec)[2]
@@ -122,7 +131,7 @@ class Outcome:
         for row, cells in spec["published"].items():
             for column, known in cells.items():
                 ours = values.get(row, {}).get(column)
-                if known is None or ours is None:
+                if known is None or ours is None or not np.isfinite(ours).any():
                     continue
                 mean, error = factor * float(np.nanmean(ours)), factor * standard_error(ours)
                 near = abs(mean - known) <= 2 * error if math.isfinite(error) else None

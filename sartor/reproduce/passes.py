@@ -9,7 +9,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ import torch
 from sartor import methods, processes
 from sartor.cohort import Participation
 from sartor.engines import make_engine
+from sartor.errors import ConfigError, did_you_mean
 from sartor.local import Local
 from sartor.reproduce.derived import derive, jittered
 from sartor.reproduce.plan import DATA, LOCAL, SETTINGS, Plan
@@ -26,6 +27,8 @@ from sartor.reproduce.records import Record, records_of
 from sartor.scores import Run
 from sartor.settings import DTYPES, Progress, with_static_parts
 from sartor.simulation import Simulation
+
+T = TypeVar("T")
 
 MEMORY = 6e9
 """Bytes that the states of one pass may take; more runs train one pass after the other."""
@@ -142,7 +145,8 @@ def run_pass(one: Pass, device: torch.device, progress: Progress | None = None) 
     if one.settings["solve"] != "train":
         from sartor.reproduce.solutions import SOLVERS
 
-        return SOLVERS[one.settings["solve"]](one.lanes, problems, one.settings)
+        solve = _known(one.settings["solve"], SOLVERS, "solve")
+        return solve(one.lanes, problems, one.settings)
     lanes = [
         replace(lane, hyper=derive(lane.hyper, p))
         for lane, p in zip(one.lanes, problems, strict=True)
@@ -199,9 +203,18 @@ def _train(
         arena=make_arena(federations, device, dtype, settings["everyone"]),
         processes=processes.current(),
     )
-    probes = {name: PROBES[name](simulation, problems) for name in settings["probes"]}
+    probes = {
+        name: _known(name, PROBES, "probes")(simulation, problems) for name in settings["probes"]
+    }
     seen = _loop(simulation, probes, one.words, progress)
     return records_of(simulation, seen)
+
+
+def _known(name: str, among: Mapping[str, T], key: str) -> T:
+    """Return what a setting of a plan names."""
+    if name not in among:
+        raise ConfigError(f"{key} of a plan: there is no {name!r}{did_you_mean(name, among)}")
+    return among[name]
 
 
 def _names(lanes: Sequence[Lane]) -> list[str]:

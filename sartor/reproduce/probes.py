@@ -52,7 +52,10 @@ Probe = Callable[[], dict[str, np.ndarray]]
 def errors(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     """Measure distances from the true models."""
     if any(problem.truth is None for problem in problems):
-        raise ConfigError("The probe 'errors' needs a synthetic problem, whose truth is known.")
+        raise ConfigError(
+            "The probe 'errors' needs a synthetic problem, whose truth is known; set data = "
+            "'logistic-theory', 'logistic-literal' or 'logistic-radius', or leave it out."
+        )
     truth = torch.stack([p.truth for p in problems if p.truth is not None])
     truth = truth.to(simulation.rounds.arena.device, simulation.dtype)
     centre = truth.mean(1)

@@ -64,7 +64,7 @@ class Verdict:
 
 
 class Missing(Exception):
-    """A rule looks at something that was not run."""
+    """A rule looks at something that has no number."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +77,18 @@ class View:
     places: Mapping[str, float | None]
     published: Mapping[str, Mapping[str, float | None]]
     measured: Callable[[str], Means]
+    lost: frozenset[tuple[str, str]] = frozenset()  # cells of which every run diverged
 
     def runs(self, row: str, column: str) -> np.ndarray:
         """Return the values of a cell, one per seed."""
         cell = self.values.get(row, {}).get(column)
         if cell is None or not len(cell) or not np.isfinite(cell).any():
-            raise Missing(f"{row}, {column}")
+            lost = (row, column) in self.lost
+            raise Missing(
+                f"every run of {row}, {column} diverged"
+                if lost
+                else f"no result for {row}, {column}"
+            )
         return cell
 
     def mean(self, row: str) -> np.ndarray:
@@ -107,7 +113,7 @@ def judge(rule: Mapping[str, Any], view: View) -> Verdict:
     try:
         holds, found = check(rule, view)
     except Missing as missing:
-        return Verdict(rule["claim"], None, f"no result for {missing}")
+        return Verdict(rule["claim"], None, str(missing))
     return Verdict(rule["claim"], bool(holds), found)
 
 
@@ -182,7 +188,7 @@ def _crosses(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     gap = view.mean(rule["row"]) - view.mean(rule["than"])
     x = [view.places[column] for column in view.columns]
     if any(place is None for place in x):
-        raise ConfigError(f"{rule['claim']!r} needs columns with an x.")
+        raise ConfigError(f"{rule['claim']!r} needs columns with an x; give each its x = NUMBER.")
     found = crossings([float(place) for place in x if place is not None], gap)
     where = ", ".join(f"{place:.3g}" for place in found) or "nowhere"
     near = rule.get("near")
@@ -203,7 +209,10 @@ def _slope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     """Fit log V[row] = a + b log x by least squares, and compare b."""
     x = [view.places[column] for column in view.columns]
     if len(x) < 2 or any(place is None or place <= 0 for place in x):
-        raise ConfigError(f"{rule['claim']!r} needs two columns or more with an x above 0.")
+        raise ConfigError(
+            f"{rule['claim']!r} needs two columns or more with an x above 0; give each its "
+            "x = NUMBER."
+        )
     heights = view.mean(rule["row"])
     if (heights <= 0).any():
         return False, f"no logarithm of {heights.min():.4g}"
@@ -233,7 +242,7 @@ def _published(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
         if value is not None and row in view.values and column in view.columns
     ]
     if not gaps:
-        raise Missing("any published number")
+        raise Missing("no result for any published number")
     near = sum(gap <= rule["by"] for gap in gaps)
     return near == len(gaps), f"{near} of {len(gaps)} numbers, farthest {max(gaps):.4g}"
 
@@ -248,7 +257,10 @@ def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     """Evaluate "a < b" where both sides are arithmetic on v, sd (row, column) and mean(row)."""
     body = parse(rule["value"])
     if not isinstance(body, ast.Compare) or len(body.ops) != 1 or type(body.ops[0]) not in _COMPARE:
-        raise ConfigError(f"{rule['value']!r} is not one comparison of two numbers.")
+        raise ConfigError(
+            f"{rule['value']!r} is not one comparison of two numbers; write LEFT < RIGHT, with <, "
+            "<=, >, >= or ==."
+        )
 
     def words(function: str, given: list[str]) -> float | None:
         if function in ("v", "sd") and len(given) in (2, 3):

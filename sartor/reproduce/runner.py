@@ -58,6 +58,7 @@ def run(
         MissingDataError: no column has its data here.
     """
     plan = name if isinstance(name, Plan) else load(name, quick=quick, repeats=repeats)
+    target = parse_device(device)  # a wrong name is told before there is a folder
     where = None if out is None else Path(out) / FOLDER
     say = told or (lambda line: None)
     if out is not None:
@@ -76,7 +77,7 @@ def run(
         else:
             say(f"[{number}/{len(mine)}] {one.words}")
             began = time.perf_counter()
-            records = run_pass(one, parse_device(device), progress)
+            records = run_pass(one, target, progress)
             lanes = [
                 {**lane.place, "record": record}
                 for lane, record in zip(one.lanes, records, strict=True)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sartor.errors import ConfigError
 from sartor.reproduce.problems import Problem
 from sartor.reproduce.records import Record
 from sartor.theory import coupling
@@ -67,6 +68,11 @@ def _solve(
     if chosen.get("end") == "global":
         common = fit_pooled(clients, weights).w
         return common[:, None].expand_as(truth), common
+    if not {"pull", "rule"} & set(chosen):
+        raise ConfigError(
+            f"A row that is solved exactly is set to {chosen}; give it end = 'local', "
+            "end = 'global', pull = NUMBER or rule = NAME."
+        )
     if "pull" in chosen:
         pull = torch.full(weights.shape, float(chosen["pull"]), dtype=truth.dtype)
     else:

@@ -13,6 +13,8 @@
     checkpoints/         the last two, and latest.json that points at them
     models/              the final weights of every client
     report.html          the page for people
+    experiment.json      what a command was asked for; ``sartor resume`` starts from it
+    status.json          how far the server of a federation over a network is
 
 A comparison is a folder with one run folder per method and ``comparison.json``; the folder of an
 advice holds ``advice.json`` and, once it was verified, ``verification.json``. Every file is
@@ -80,6 +82,8 @@ _FILES = (
     "report.html",
 )
 _FOLDERS = ("checkpoints", "models")
+KINDS = ("run", "comparison", "advice")
+"""What a folder may be of."""
 
 Checkpoint = tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]
 
@@ -244,7 +248,9 @@ class RunFolder(_Folder):
             run: index of the run in a sweep.
         """
         if len(names) != len(trees):
-            raise RunFolderError(f"{len(names)} client names for {len(trees)} models.")
+            raise RunFolderError(
+                f"{len(names)} client names for {len(trees)} models; give one model per client."
+            )
         folder = self.path / "models" / f"run-{run}"
         with naming(folder, "create"):
             folder.mkdir(parents=True, exist_ok=True)
@@ -428,7 +434,12 @@ def folder_kind(path: str | Path) -> str:
         )
     marker = read_json(path / "folder.json")
     check_format(marker.get("format"), path / "folder.json")
-    return str(marker.get("kind"))
+    if marker.get("kind") not in KINDS:
+        raise RunFolderError(
+            f"{path / 'folder.json'} says that this is the folder of a {marker.get('kind')!r}, "
+            f"expected one of {', '.join(KINDS)}; it was edited. Restore it."
+        )
+    return str(marker["kind"])
 
 
 def open_folder(path: str | Path) -> RunFolder | ComparisonFolder | AdviceFolder:

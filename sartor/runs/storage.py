@@ -116,20 +116,30 @@ def unflatten(leaves: Mapping[str, Any], empty: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path, action: str) -> Iterator[None]:
-    """Turn an operating-system error into a RunFolderError that names the path and the way out."""
+    """Turn an operating-system error into a RunFolderError that names the path and the way out.
+
+    Args:
+        path: what is read or written.
+        action: what is done to it, as in "Cannot ACTION PATH".
+    """
     try:
         yield
     except (OSError, SafetensorError) as error:
         number = getattr(error, "errno", None)
-        text = str(error)
+        text, reads = str(error), action == "read"
         if number == errno.ENOSPC or "No space left" in text:
-            mend = "the disk is full; free some space or choose another folder with out="
+            mend = "the disk is full; free some space or choose another folder"
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS) or "Permission denied" in text:
-            mend = "it is not writable; choose another folder with out=, or change its rights"
+            able, other = ("readable", "") if reads else ("writable", "choose another folder, or ")
+            mend = f"it is not {able}; {other}change its rights"
         elif number in (errno.ENOTDIR, errno.EEXIST):
-            mend = "a file stands where a folder is needed; choose another folder with out="
+            mend = "a file stands where a folder is needed; choose another folder"
+        elif number == errno.ENOENT:
+            mend = "check the path"
+        elif reads:
+            mend = "check the path and the disk, and whether the file was cut short"
         else:
-            mend = "check the path and the disk, or choose another folder with out="
+            mend = "check the path and the disk, or choose another folder"
         raise RunFolderError(f"Cannot {action} {path}: {error}; {mend}.") from error
 
 
@@ -245,7 +255,10 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     try:
         header = json.loads(metadata[_HEADER])
     except (KeyError, ValueError) as error:
-        raise RunFolderError(f"{path} is a safetensors file, but not one of Sartor's.") from error
+        raise RunFolderError(
+            f"{path} is a safetensors file, but not one of Sartor's; give a file of a run folder "
+            "(safetensors itself reads files of other programs)."
+        ) from error
     check_format(header.get("format"), path)
     return unflatten(leaves, header["empty"]), header["meta"]
 

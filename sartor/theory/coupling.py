@@ -22,7 +22,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from sartor.errors import ConfigError, did_you_mean
 from sartor.theory.quantities import Number, tensors
+
+RULES = ("v1", "v2", "shrinkage")
 
 
 def v1(heterogeneity: Number, num_samples: Number, noise: Number = 2.0) -> Tensor:
@@ -119,7 +122,12 @@ def by_rule(
 
     Returns:
         λ with n = N/m, the same for all; where R or ρ differs between clients, λ_i with n_i.
+
+    Raises:
+        ConfigError: there is no such rule.
     """
+    if rule not in RULES:
+        raise ConfigError(f"There is no rule {rule!r} for the pull{did_you_mean(rule, RULES)}")
     # A constant vector counts as one number: in a sweep, one row per client widens all rows.
     unlike = (heterogeneity != heterogeneity.max()).any() | (noise != noise.max()).any()
     n = torch.where(unlike, sizes.double(), sizes.double().mean())

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from sartor.theory.linear_models import Clients, factor, gradients, hessians, look
+from sartor.theory.sampling_error import trace
 
 Middle = Literal["model", "sandwich"]
 
@@ -90,7 +91,7 @@ def noise_of(clients: Clients, w: Tensor, middle: Middle | None = None) -> Noise
     eigenvalues = torch.linalg.eigvalsh(curve)
     inverse = torch.cholesky_inverse(factor(curve))
     data = curve - clients.ridge * torch.eye(clients.num_params, dtype=w.dtype)
-    used = _trace(inverse @ data)
+    used = trace(inverse @ data)
     free = (n - used).clamp(min=1.0)
     if (middle or ("sandwich" if clients.ridge else "model")) == "sandwich":
         each = gradients(clients, w)
@@ -107,15 +108,11 @@ def noise_of(clients: Clients, w: Tensor, middle: Middle | None = None) -> Noise
     return Noise(
         covariance=inverse @ inner @ inverse / n[..., None, None],
         doubt=doubt,
-        complexity=_trace(inverse @ inner),
-        gradient2=_trace(inner),
+        complexity=trace(inverse @ inner),
+        gradient2=trace(inner),
         used=used,
         curvature=1.0 / inverse.diagonal(dim1=-2, dim2=-1),
         smallest=eigenvalues[..., 0],
         largest=eigenvalues[..., -1],
         stretch=torch.zeros_like(free),
     )
-
-
-def _trace(matrix: Tensor) -> Tensor:
-    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)

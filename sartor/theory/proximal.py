@@ -161,9 +161,10 @@ def server_lr(prox_strength: Number, smoothness: float, safety: float = 2.0) -> 
 def corollary1(
     prox_strength: float, smoothness: float, strong_convexity: float
 ) -> dict[str, float]:
-    """Return Corollary 1's numbers for one λ > 0.
+    """Return Corollary 1's numbers for one λ > 0, by name.
 
-    Local_lr, server_lr, num_local_steps, num_local_steps_bound (118), and Theorem 2's rate a round.
+    The names are local_lr, server_lr, num_local_steps, num_local_steps_bound (118), and rate, which
+    is Theorem 2's for a round.
 
     >>> corollary1(2.0, 4.0, 1.0)["num_local_steps"]
     13

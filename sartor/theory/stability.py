@@ -253,7 +253,7 @@ def fedprox_shift(
     """
     lam = torch.as_tensor(prox_strength, dtype=hessians.dtype).expand(len(hessians))
     if bool((lam < 0).any()):
-        raise ConfigError(f"prox_strength must be >= 0, got {lam.tolist()}.")
+        raise ConfigError(f"prox_strength must be >= 0, got {lam.tolist()}; 0 is LocalTrain.")
     if not bool((lam > 0).any()):
         return local_shift(hessians[client], old, new, num_samples)
     pulled = hessians + lam[:, None, None] * _eye(hessians)

@@ -59,7 +59,7 @@ class Tracker:
             self.open(run, name, start.method, settings_of(start, run))
 
     def on_evaluation(self, seen: Evaluation) -> None:
-        """Log accuracies and losses."""
+        """Log what the task is measured by, and losses."""
         for run, numbers in enumerate(scalars(seen)):
             self.log(run, numbers, seen.number)
 
@@ -141,9 +141,12 @@ def settings_of(start: Start, run: int) -> dict[str, Any]:
 
 
 def numbers_of(summary: dict[str, Any] | None) -> dict[str, float]:
-    """Return what of a summary is a number."""
+    """Return what of a summary is a number; what the task is measured by under its name."""
+    found = dict(summary or {})
+    if "measure" in found:
+        found[str(found["measure"]).replace(" ", "_")] = found.pop("pooled_measure", None)
     return {
         name: float(value)
-        for name, value in (summary or {}).items()
+        for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }

@@ -11,8 +11,9 @@ import pytest
 import sartor
 from sartor.adviser import verification
 from sartor.adviser.trial import choose, clustered_error
-from sartor.adviser.verification import Row, Verification, _judge, _owners, _solved
+from sartor.adviser.verification import Row, Trained, Verification, _judge, _owners, _solved
 from sartor.data.synthetic import logistic
+from sartor.errors import ConfigError
 
 
 def test_clustered_error_by_hand() -> None:
@@ -88,12 +89,40 @@ def test_owners_are_in_the_order_of_the_losses() -> None:
     assert np.array_equal(_owners(fed), listed)
 
 
-def test_holds_is_judged_with_clients_as_units(checked: Verification) -> None:
-    """An old file without the second error can be read."""
+def test_a_row_of_an_earlier_file_has_no_second_error() -> None:
     row = Row("advised", "fedprox", 0.1, 0.5, 0.8, 0.0, 0.0, 6, 0.1, 50)
     assert math.isnan(row.sample_error)
-    end = min(checked.rows[1:], key=lambda r: r.loss)
-    assert checked.holds == (-end.worse <= end.standard_error)
+
+
+@pytest.mark.parametrize(
+    ("clients", "samples", "holds"),
+    [
+        # Above the better end by 0.1 ± 0.34 over clients and ± 0.045 over samples.
+        ([1.0] * 4 + [-0.8] * 4, 0.0, True),
+        # By 0.1 ± 0 over clients and ± 0.15 over samples.
+        ([0.1] * 8, 3.0, False),
+    ],
+)
+def test_holds_is_judged_with_clients_as_units(
+    advice: sartor.Advice,
+    monkeypatch: pytest.MonkeyPatch,
+    clients: list[float],
+    samples: float,
+    holds: bool,
+) -> None:
+    """Where the two errors disagree, that over clients decides."""
+    federation = advice.subject.federation
+    owner = _owners(federation)
+    assert len(owner) == 400
+    losses = {"local": np.ones(400), "global": np.full(400, 9.0)}
+    turns = samples * (-1.0) ** np.arange(400)
+    losses["personalised"] = 1.0 + np.array(clients)[owner] + turns
+    monkeypatch.setattr(verification, "_judge", lambda name, fed: (losses[name], losses[name] > 0))
+    trained = {name: Trained(name, 1, 0.0, 0) for name in losses}  # type: ignore[arg-type]
+    found = verification._compare(advice, advice.subject, trained, None, [])
+    assert found.rows[1].worse == pytest.approx(-0.1)
+    by_samples = found.rows[1].sample_error >= 0.1
+    assert found.holds == holds != by_samples
 
 
 def test_traffic_is_predicted_to_the_byte(advice: sartor.Advice, checked: Verification) -> None:
@@ -132,3 +161,10 @@ def test_the_advice_states_its_own_traffic(advice: sartor.Advice) -> None:
     again = sartor.Advice.from_dict(json.loads(json.dumps(advice.to_dict())))
     assert again.asked == advice.asked
     assert again.held_out == pytest.approx(advice.held_out)
+
+
+def test_an_advice_from_a_file_cannot_be_verified(advice: sartor.Advice) -> None:
+    """It has the numbers and not the data; the message says how to go about it."""
+    again = sartor.Advice.from_dict(json.loads(json.dumps(advice.to_dict())))
+    with pytest.raises(ConfigError, match=r"read from a file.*sartor\.advise"):
+        again.verify()

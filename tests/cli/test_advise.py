@@ -33,7 +33,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("SARTOR_DATA", raising=False)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("sartor.cli.app._write_report", lambda out: out / "report.html")
+    monkeypatch.setattr("sartor.cli.work._write_report", lambda out: out / "report.html")
 
 
 class Answer:

@@ -58,7 +58,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_pages(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """Drawing takes longer than training here; tests that ask for ``pages`` get them."""
     if "pages" not in request.fixturenames:
-        monkeypatch.setattr("sartor.cli.app._write_report", lambda out: out / "report.html")
+        monkeypatch.setattr("sartor.cli.work._write_report", lambda out: out / "report.html")
 
 
 @pytest.fixture
@@ -312,7 +312,6 @@ class Stop:
         pass
 
 
-@pytest.mark.parametrize("stop_after", [1, 3])
 @pytest.mark.parametrize(
     "line",
     [
@@ -323,22 +322,27 @@ class Stop:
     ],
 )
 def test_ctrl_c_then_resume_is_running_straight(
-    command: Any, monkeypatch: pytest.MonkeyPatch, line: str, stop_after: int
+    command: Any, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    """Ctrl-C ends with 130 and says how to go on; resumed, the numbers are those of a whole run."""
+    """Ctrl-C ends with 130 and says how to go on; resumed, the numbers are those of a whole run.
+
+    It falls before the first checkpoint, and between the first and the last.
+    """
     words = (*line.split(), *TINY, "--rounds", "4", "--checkpoint-every", "2", "--json")
     whole = command(*words, "--out", "whole")
     assert whole.code == 0, whole.err
-    with monkeypatch.context() as patched:
-        patched.setattr("sartor.cli.app.reporter", lambda plain: Stop(stop_after))
-        stopped = command(*words, "--out", "a")
-    assert stopped.code == 130
-    assert "sartor resume a" in stopped.err
-    resumed = command("resume", "a", "--json")
-    assert resumed.code == 0, resumed.err
-    rows = [whole.json, resumed.json]
-    one, two = ([same(r) for r in (row if isinstance(row, list) else [row])] for row in rows)
-    assert one == two
+    for after in (1, 3):
+        out = f"stopped-{after}"
+        with monkeypatch.context() as patched:
+            patched.setattr("sartor.cli.app.reporter", lambda plain, after=after: Stop(after))
+            stopped = command(*words, "--out", out)
+        assert stopped.code == 130
+        assert f"sartor resume {out}" in stopped.err
+        resumed = command("resume", out, "--json")
+        assert resumed.code == 0, resumed.err
+        rows = [whole.json, resumed.json]
+        one, two = ([same(r) for r in (row if isinstance(row, list) else [row])] for row in rows)
+        assert one == two, after
 
 
 def test_a_finished_run_can_be_resumed(command: Any) -> None:
@@ -568,7 +572,7 @@ def test_a_run_without_a_page_keeps_its_numbers(
     def broken(out: Path) -> Path:
         raise RunFolderError("the disk is full")
 
-    monkeypatch.setattr("sartor.cli.app._write_report", broken)
+    monkeypatch.setattr("sartor.cli.work._write_report", broken)
     answer = command("run", "local", *TINY, "--out", "a", "--json")
     assert answer.code == 0
     assert answer.json.keys() >= PROMISED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from sartor.cli import main
 from sartor.cli.app import app
 from sartor.cli.flags import flag
 from sartor.cli.help_pages import COLUMNS, LINES, rare_flags
+from sartor.config import Experiment
 
 ROOT: Any = get_command(app)
 COMMANDS = [[], *([name] for name in ROOT.commands)]
@@ -89,3 +91,32 @@ def test_defaults_are_shown_as_they_are_typed(page: Any) -> None:
     text = page("run", "--help-all")
     assert "(pre,post)" in text
     assert "(())" not in text
+
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def test_every_flag_of_every_command_is_documented() -> None:
+    """The page of commands, or that of federations over a network, speaks of it."""
+    text = "".join((DOCS / name).read_text(encoding="utf-8") for name in ("cli.md", "deploy.md"))
+    leaves = {name: c for name, c in ROOT.commands.items() if not hasattr(c, "commands")}
+    leaves |= {f"keys {name}": c for name, c in ROOT.commands["keys"].commands.items()}
+    missing = [
+        f"{name} {word}"
+        for name, command in leaves.items()
+        for word in flags_of(command).values()
+        if not re.search(rf"{word}(?![\w-])|--no-{word[2:]}(?![\w-])", text)
+    ]
+    assert missing == []
+
+
+def test_the_table_of_flags_is_that_of_the_help() -> None:
+    """One row for every key of an experiment, in the words of --help-all."""
+    text = (DOCS / "cli.md").read_text(encoding="utf-8").split("## Every flag of an experiment")[1]
+    rows = dict(re.findall(r"^\| `(--[a-z-]+)[^`]*` \| (.*) \|$", text, re.MULTILINE))
+    told = {
+        flag(p.name): p.help
+        for p in ROOT.commands["run"].params
+        if p.name in Experiment.model_fields
+    }
+    assert rows == told

@@ -18,46 +18,6 @@ import sartor
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
-CORE_ONLY = """
-import importlib.machinery
-import sys
-
-EDGES = set({edges})
-find = importlib.machinery.PathFinder.find_spec
-
-
-def absent(name, path=None, target=None):
-    return None if name.split(".")[0] in EDGES else find(name, path, target)
-
-
-importlib.machinery.PathFinder.find_spec = absent
-import numpy
-import sartor
-
-rng = numpy.random.default_rng(0)
-x, y, ids = rng.normal(size=(60, 4)), rng.integers(0, 2, 60), numpy.arange(60) % 3
-federation = sartor.Federation.from_arrays(x, y, client=ids)
-for method in sartor.methods.METHODS:
-    model = sartor.models.dnn(federation, hidden=3)
-    result = sartor.fit(method, federation, model=model, rounds=2)
-    result.summary(), result.per_client(), result.model(0)
-result.gain()
-sartor.compare(["fedapa"], federation, model=model, rounds=1).table()
-assert not EDGES & {{name.split(".")[0] for name in sys.modules}}
-print("done")
-"""
-
-
-def test_the_core_needs_torch_and_numpy_alone() -> None:
-    """Every method trains where none of the edge packages is installed."""
-    edges = {"safetensors", "pydantic", "yaml", "typer", "rich", "click", "matplotlib", "sklearn"}
-    edges |= {"pandas", "PIL", "pyarrow", "scipy"}
-    code = CORE_ONLY.format(edges=sorted(edges))
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT
-    )
-    assert done.stdout.strip() == "done", done.stderr
-
 
 def names(requirements: list[str]) -> set[str]:
     return {re.split(r"[<>=\[ ]", line)[0].lower() for line in requirements}

@@ -58,3 +58,18 @@ def test_the_table_names_every_method() -> None:
     text = README.read_text(encoding="utf-8")
     families = text.split("## Methods")[1].split("\nAny of them")[0]
     assert sorted(re.findall(r"`([\w-]+)`", families)) == sorted(METHODS)
+
+
+def test_the_way_of_a_round_goes_by_files_that_exist() -> None:
+    """Every path of the map is a file or a folder, and every folder of the package is named."""
+    text = README.read_text(encoding="utf-8").split("## The way of one round")[1]
+    text = text.split("\n## ")[0]
+    package = Path(sartor.__file__).parent
+    files = re.findall(r"[\w/]+\.py\b", text.replace("NAME", "fedavg"))
+    folders = set(re.findall(r"\b([a-z]+)/(?!\w)", text)) - {"sartor"}
+    homes = (package, package / "engines")  # the engines are named together
+    assert len(files) > 15
+    assert [name for name in files if not any((home / name).is_file() for home in homes)] == []
+    rooms = {path.parent.name for path in package.glob("*/__init__.py")}
+    assert rooms - folders - {Path(name).parts[0] for name in files} == set()
+    assert folders - rooms == set()

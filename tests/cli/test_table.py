@@ -21,7 +21,7 @@ def _own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every test works in a folder of its own, and draws no pages."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
-    monkeypatch.setattr("sartor.cli.app._write_report", lambda out: out / "report.html")
+    monkeypatch.setattr("sartor.cli.work._write_report", lambda out: out / "report.html")
     rng = np.random.default_rng(0)
     with open("my.csv", "w", newline="") as file:
         writer = csv.writer(file)

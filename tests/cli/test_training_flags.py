@@ -16,7 +16,7 @@ SMALL = ["--data", "digits", "--clients", "4", "--val", "0.2", "--model", "mclr"
 @pytest.fixture(autouse=True)
 def _no_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes longer than training here."""
-    monkeypatch.setattr("sartor.cli.app._write_report", lambda out: out / "report.html")
+    monkeypatch.setattr("sartor.cli.work._write_report", lambda out: out / "report.html")
 
 
 def last_line(capsys: pytest.CaptureFixture[str]) -> dict:

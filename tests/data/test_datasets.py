@@ -124,7 +124,7 @@ def test_numbered_npz_parts_are_joined_in_order(tmp_path):
             (tmp_path / f"cifar10_train_{i}.npz").read_bytes()
         )
     (other / "cifar10_test.npz").write_bytes((tmp_path / "cifar10_test.npz").read_bytes())
-    with pytest.raises(MissingDataError):
+    with pytest.raises(MissingDataError, match="'cifar10' was not found; searched in"):
         load("cifar10", other)
 
 

@@ -342,6 +342,7 @@ def test_arrays_alone_are_told_what_to_call(given, named):
 def test_a_federation_is_still_copied_and_stored():
     """Copies, pickles and replacements go past that check."""
     fed, *_ = make([4, 5])
+    # Pickled on purpose: that is how a process hands a federation to another one.
     for other in (copy.copy(fed), pickle.loads(pickle.dumps(fed)), replace(fed, info={"a": 1})):
         assert other.fingerprint() == fed.fingerprint()
 

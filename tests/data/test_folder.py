@@ -30,7 +30,7 @@ def write_parquet(path, rows=TABLE):
 
 
 def test_the_format_of_the_files_does_not_matter(tmp_path):
-    """npz, CSV and Parquet files with the same content make the same federation."""
+    """npz, CSV (commas or semicolons) and Parquet files of one content make one federation."""
     made = []
     for ending, write in (("npz", write_npz), ("csv", write_csv), ("parquet", write_parquet)):
         folder = tmp_path / ending
@@ -39,6 +39,11 @@ def test_the_format_of_the_files_does_not_matter(tmp_path):
             write(folder / f"{name}.{ending}")
         (folder / "README.txt").write_text("not a client")
         made.append(Federation.from_folder(folder, seed=3))
+    semicolons = tmp_path / "semicolons"
+    semicolons.mkdir()
+    for file in (tmp_path / "csv").glob("*.csv"):
+        (semicolons / file.name).write_text(file.read_text().replace(",", ";"))
+    made.append(Federation.from_folder(semicolons, seed=3))
     assert made[0].names == ("bonn", "oslo")
     assert len({fed.fingerprint() for fed in made}) == 1
     assert made[1].info["columns"] == ["a", "b"]

@@ -133,7 +133,7 @@ def test_the_command_line_standardises_folders(
 ) -> None:
     """--standardise reads texts in a folder, and newcomers of a folder are prepared alike."""
     folder, _ = clinics
-    monkeypatch.setattr("sartor.cli.app._write_report", lambda out: out / "report.html")
+    monkeypatch.setattr("sartor.cli.work._write_report", lambda out: out / "report.html")
     out = str(folder / "run")
     words = ["--data", str(folder), "--rounds", "1", "--out", out, "--json"]
     assert main(["run", "ditto", *words]) == 2

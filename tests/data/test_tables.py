@@ -277,3 +277,18 @@ def test_a_broken_file_is_told(tmp_path):
     (tmp_path / "d.csv").write_text("site,v\n")
     with pytest.raises(FederationError, match="no rows"):
         Federation.from_file(tmp_path / "d.csv", client="site", label="v")
+    (tmp_path / "e.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(FederationError, match=r"e\.parquet cannot be read"):
+        Federation.from_file(tmp_path / "e.parquet", client="site", label="v")
+
+
+def test_doubled_names_of_a_parquet_file_are_told(tmp_path):
+    """Neither a table nor the file of a client may have two columns of one name."""
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    doubled = arrow.table([["a", "b"], [1, 2], [3, 4]], names=["site", "v", "v"])
+    parquet.write_table(doubled, tmp_path / "x.parquet")
+    with pytest.raises(FederationError, match="two columns have the same name: v"):
+        Federation.from_file(tmp_path / "x.parquet", client="site", label="v")
+    with pytest.raises(FederationError, match="two columns have the same name: v"):
+        Federation.from_folder(tmp_path, label="v")

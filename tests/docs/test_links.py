@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
+import sartor
 from docs.generate import main
 from sartor.methods import METHODS
-from tests.docs.pages import ROOT, broken, pages
+from tests.docs.pages import ROOT, broken, links, pages
 
 
 @pytest.fixture(scope="module")
@@ -72,6 +73,23 @@ def test_every_page_is_in_the_navigation(site: Path) -> None:
     there = {path.stem for path in site.glob("*.md")} - {"index"} | {"methods/index"}
     assert sorted(listed) == sorted(there)
     assert not there & {"search", "genindex"}  # the generator writes pages of these names itself
+
+
+def test_every_page_has_a_link_on_the_index() -> None:
+    """Who reads the folder without the site finds each page from its first one."""
+    linked = {target.partition("#")[0] for target in links(ROOT / "docs" / "index.md")}
+    kept = {path.name for path in pages() if path.parent.name == "docs"}
+    assert kept - linked == {"index.md"}
+
+
+def test_every_public_name_is_in_the_reference(site: Path) -> None:
+    """What `import sartor` gives has a heading of its own, and is listed on top."""
+    text = (site / "api.md").read_text(encoding="utf-8")
+    first, modules = text.partition("## ")[0], {"methods", "models"}
+    for name in set(sartor.__all__) - {"__version__"}:
+        assert f"`{name}`" in first
+        if name not in {*modules, "STOP"}:
+            assert f"### {name}\n" in text, name
 
 
 def test_notes_are_of_methods_that_exist() -> None:

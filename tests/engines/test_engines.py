@@ -14,8 +14,9 @@ from torch.nn import functional as F
 
 from sartor import rng, tree
 from sartor.data.federation import Federation
+from sartor.engines import arena as arenas
 from sartor.engines import make_engine
-from sartor.engines.arena import build_arena
+from sartor.engines.arena import build_arena, packed
 from sartor.engines.plan import Plan
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
@@ -593,22 +594,24 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     looked = []
     for _ in range(5):
         sim.step()
-        looked.append(not sim._clocks)
+        looked.append(not sim.books.unread)
     assert looked == [True, False, True, False, True]
-    walls = sim.seconds["round"]
+    walls = sim.books.seconds["round"]
     assert walls[1] == walls[2]
     assert walls[3] == walls[4]
-    assert len(walls) == len(sim.seconds["train"]) == 5
-    assert all(0 < part <= whole for part, whole in zip(sim.seconds["train"], walls, strict=True))
+    assert len(walls) == len(sim.books.seconds["train"]) == 5
+    assert all(
+        0 < part <= whole for part, whole in zip(sim.books.seconds["train"], walls, strict=True)
+    )
     again = simulation(
         build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=5
     )
     again.rounds.queued = True
     again.step()
     again.step()
-    assert again._clocks
+    assert again.books.unread
     assert len(again.state()[2]["seconds"]["train"]) == 2
-    assert not again._clocks
+    assert not again.books.unread
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -685,3 +688,38 @@ def test_a_state_that_cannot_be_put_stays_as_it_was() -> None:
     with pytest.raises(torch.OutOfMemoryError):
         store.put(np.zeros(2, dtype=int), np.array([0, 1]), rows)
     assert not store.gather(ids)["a"].any()
+
+
+def test_features_of_few_values_are_packed_into_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same batches to the bit, from a byte a feature; what has more values stays as it is."""
+    monkeypatch.setattr(arenas, "_WORTH_PACKING", 1)
+    monkeypatch.setattr(arenas, "_GLANCE", 2)
+    rng = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (300, 2, 3), generator=rng)
+    fed = Federation.from_arrays((images / 255 - 0.3) / 0.7, images[:, 0, 0] % 3, client=[0] * 300)
+    arena = build_arena([fed], CPU, torch.float32)
+    small = packed(arena)
+    assert small.x.dtype == torch.uint8
+    rows = torch.tensor([5, 0, 299, 5])
+    assert torch.equal(small.features(rows), arena.x[rows])
+    assert torch.equal(small.features(torch.arange(300)), arena.x)
+    assert packed(small) is small
+    more = replace(arena, x=torch.arange(600.0).reshape(300, 2))
+    assert packed(more) is more
+    broken = replace(arena, x=torch.full((300, 2), torch.nan))
+    assert packed(broken) is broken
+    whole = replace(arena, x=images)
+    assert packed(whole) is whole
+
+
+def test_a_simulation_of_packed_features_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(arenas, "_WORTH_PACKING", 1)
+    fed = federation()
+    fed = federation(data=((fed.x * 3).round() / 3, fed.y))  # few values
+    task = net_task()
+    method = build("fedprox", task, Local(epochs=2, batch=3, lr=0.1), {})
+    plain = simulation(method, task, [fed])
+    other = simulation(method, task, [fed])
+    other.rounds.arena = other.engine.arena = packed(other.rounds.arena)
+    assert other.rounds.arena.palette is not None
+    assert_same(outcome(run(other)), outcome(run(plain)))

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from sartor.engines.lanes import LaneOperations, triton_conv
+from sartor.engines.lanes import LaneOperations, conv_launches, triton_conv
 from sartor.engines.lanes.convolution import lane_conv2d
 from sartor.engines.lanes.triton_conv import available, convolve
 
@@ -48,9 +48,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         found = [torch.nn.grad.conv2d_weight(x, shape, g, stride, padding) for x, g in each]
         return torch.stack(found), g.sum((1, 3, 4))
 
-    monkeypatch.setattr(triton_conv, "_launch_forward", forward)
-    monkeypatch.setattr(triton_conv, "_launch_input_grad", input_grad)
-    monkeypatch.setattr(triton_conv, "_launch_weight_grad", weight_grad)
+    monkeypatch.setattr(triton_conv, "launch_forward", forward)
+    monkeypatch.setattr(triton_conv, "launch_input_grad", input_grad)
+    monkeypatch.setattr(triton_conv, "launch_weight_grad", weight_grad)
     return calls
 
 
@@ -222,11 +222,11 @@ def test_kernels_are_for_cuda() -> None:
 )
 def test_block_sizes(channels: int, positions: int, lanes: int) -> None:
     """Blocks are powers of two; the shares of a sum cover it, and none is empty."""
-    for number in triton_conv._tile(channels, positions, lanes):
+    for number in conv_launches._tile(channels, positions, lanes):
         assert number & (number - 1) == 0
-    share, splits = triton_conv._shares(positions, lanes, 64)
+    share, splits = conv_launches._shares(positions, lanes, 64)
     assert share % 64 == 0
-    assert splits <= triton_conv._MOST_SPLITS
+    assert splits <= conv_launches._MOST_SPLITS
     assert (splits - 1) * share < positions <= splits * share
 
 
@@ -234,10 +234,10 @@ def test_rows_are_for_large_kernels_on_few_channels() -> None:
     """Their tile is chosen where it needs fewer products than patches, and the stride allows it."""
     names = ("C", "H", "W", "O", "KH", "KW", "SH", "SW", "PH", "PW", "HO", "WO")
     first = dict(zip(names, (3, 32, 32, 6, 5, 5, 1, 1, 0, 0, 28, 28), strict=True))
-    assert triton_conv._rows_tile(first, 128 * 8) == (16, 32)
-    assert triton_conv._rows_tile({**first, "SW": 2}, 128 * 8) is None
+    assert conv_launches._rows_tile(first, 128 * 8) == (16, 32)
+    assert conv_launches._rows_tile({**first, "SW": 2}, 128 * 8) is None
     second = {**first, "C": 6, "O": 16, "H": 14, "W": 14, "HO": 10, "WO": 10}
-    assert triton_conv._rows_tile(second, 192 * 16) is None
+    assert conv_launches._rows_tile(second, 192 * 16) is None
 
 
 @pytest.mark.gpu

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,8 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from sartor import tree
-from sartor.engines.lanes import LaneOperations, layers, leaves
+from sartor.engines.arena import Arena
+from sartor.engines.lanes import LaneOperations, dense, leaves, losses, pooling
 from sartor.engines.plan import Plan
 from sartor.task import masked_mean
 from sartor.tree import Tree
@@ -24,12 +24,15 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Put plain torch in the place of the kernels; returns what was launched."""
     calls: list[str] = []
 
-    def product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tuple[Tensor, Tensor]:
+    def product(
+        a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
+    ) -> tuple[Tensor, Tensor]:
         calls.append("sums" if sums else "product")
+        a = a if mask is None else torch.where(mask <= 0, 0.0, a)
         out = a @ b if bias is None else a @ b + bias[:, None, :]
-        return out, a.sum(2)
+        return out.relu() if rectify else out, a.sum(2)
 
-    def losses(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
+    def entropy(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
         calls.append("losses")
         rows, labels = s.reshape(-1, s.shape[-1]), y.reshape(-1)
         if g is None:
@@ -39,14 +42,17 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         slopes = (rows.softmax(-1) - hot) * kept * g.reshape(-1, 1)
         return slopes.reshape(s.shape)
 
-    def pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
+    def pool(x: Tensor, g: Tensor | None, kernel: Any, rectify: bool) -> Tensor:
         calls.append("pool")
         planes = x.reshape(1, -1, *x.shape[-2:])
         found, where = F.max_pool2d(planes, tuple(kernel), return_indices=True)
         if g is None:
+            found = found.relu() if rectify else found
             return found.reshape(*x.shape[:-2], *found.shape[-2:])
+        g = g.reshape(found.shape)
+        g = torch.where(found <= 0, 0.0, g) if rectify else g
         spread = torch.zeros_like(planes).flatten(2)
-        spread.scatter_(2, where.flatten(2), g.reshape(found.shape).flatten(2))
+        spread.scatter_(2, where.flatten(2), g.flatten(2))
         return spread.reshape(x.shape)
 
     def mean(v: Tensor, m: Tensor, g: Tensor | None) -> Tensor:
@@ -61,14 +67,28 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
             x + y * factor.reshape(-1, *(1,) * (x.dim() - 1)) for x, y in zip(a, b, strict=True)
         ]
 
-    monkeypatch.setattr(layers, "usable", lambda *tensors: True)
-    monkeypatch.setattr(layers, "takes_mean", lambda values, mask: values.dim() == 1)
+    def distance(a: list[Tensor], b: list[Tensor]) -> Tensor:
+        calls.append("sqdist")
+        return sum(((x - y) ** 2).flatten(1).sum(1) for x, y in zip(a, b, strict=True))  # type: ignore[return-value]
+
+    def difference(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+        calls.append("difference")
+        return [
+            (x - y) * factor.reshape(-1, *(1,) * (x.dim() - 1)) for x, y in zip(a, b, strict=True)
+        ]
+
+    for room in (dense, losses, pooling):
+        monkeypatch.setattr(room, "usable", lambda *tensors: True)
+    monkeypatch.setattr(losses, "takes_mean", lambda values, mask: values.dim() == 1)
     monkeypatch.setattr(leaves, "takes_addcmul", lambda a, b, f: not leaves._differentiating())
-    monkeypatch.setattr(layers, "_launch_product", product)
-    monkeypatch.setattr(layers, "_launch_losses", losses)
-    monkeypatch.setattr(layers, "_launch_pool", pool)
-    monkeypatch.setattr(layers, "_launch_mean", mean)
+    monkeypatch.setattr(dense, "_launch_product", product)
+    monkeypatch.setattr(losses, "_launch_losses", entropy)
+    monkeypatch.setattr(pooling, "_launch_pool", pool)
+    monkeypatch.setattr(losses, "_launch_mean", mean)
     monkeypatch.setattr(leaves, "_launch_addcmul", update)
+    monkeypatch.setattr(leaves, "takes_sqdist", lambda a, b: True)
+    monkeypatch.setattr(leaves, "_launch_sqdist", distance)
+    monkeypatch.setattr(leaves, "_launch_difference", difference)
     return calls
 
 
@@ -139,6 +159,29 @@ def test_an_update_that_is_differentiated_stays_plain(launched: list[str]) -> No
     torch.testing.assert_close(found, grad(through)(w))
 
 
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_a_distance_and_its_derivatives(launched: list[str], lead: tuple[int, ...]) -> None:
+    params = _drawn(*lead)[0]
+    centre = {"w1": params["w1"].roll(1, -1), "w2": params["w2"].roll(1, -1)}
+
+    def far(p: Tree, q: Tree) -> Tensor:
+        return tree.sqdist({"w1": p["w1"].sin(), "w2": p["w2"]}, q) ** 2
+
+    def curved(p: Tree, q: Tree) -> Tensor:
+        return tree.dot(grad(far)(p, q), tree.map(torch.cos, p))
+
+    functions: list[Any] = [far, grad(far), grad(far, argnums=1), grad(curved)]
+    mine = {name: params[name] for name in ("w1", "w2")}
+    for fn in functions:
+        for _ in lead:
+            fn = vmap(fn)
+        plain = fn(mine, tree.scale(centre, 0.5))
+        with LaneOperations():
+            found = fn(mine, tree.scale(centre, 0.5))
+        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+    assert {"sqdist", "difference"} <= set(launched)
+
+
 @pytest.mark.parametrize(
     "settings",
     [
@@ -177,10 +220,11 @@ def test_other_losses_stay_plain(launched: list[str], settings: dict[str, Any]) 
 
 def test_kernels_are_for_cuda() -> None:
     x = torch.randn(3, 4)
-    assert not layers.takes_linear(x, x, None)
-    assert not layers.takes_cross_entropy(x, torch.zeros(3, dtype=torch.int64))
-    assert not layers.takes_pool(x[None, None], (2, 2))
-    assert not layers.takes_mean(x[0], x[0] > 0)
+    assert not dense.takes_linear(x, x, None)
+    assert not losses.takes_cross_entropy(x, torch.zeros(3, dtype=torch.int64))
+    assert not pooling.takes_pool(x[None, None], (2, 2))
+    assert not losses.takes_mean(x[0], x[0] > 0)
+    assert not leaves.takes_sqdist([x, x], [x, x])
     assert not leaves.takes_addcmul([x, x], [x, x], torch.tensor(1.0))
     assert not leaves.takes_settle([x[None], x[None]], [x[None], x[None]])
 
@@ -223,7 +267,8 @@ def test_settling_changes_the_lanes_that_are_active() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_batch_is_the_gathered_one(shared: bool) -> None:
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_batch_is_the_gathered_one(shared: bool, coded: bool) -> None:
     """For runs that differ in their labels alone, features are found through ``row``."""
     rng = torch.Generator().manual_seed(0)
     parts = (torch.randint(0, 50, (1, 5, 3, 4), generator=rng),)
@@ -232,11 +277,17 @@ def test_a_batch_is_the_gathered_one(shared: bool) -> None:
     table = torch.cat(parts, -1).to(DEVICE)
     none = np.zeros((1, 5), dtype=np.int64)
     plan = Plan(table, table, none, none, 4, 1, 6, np.stack([none, none]))
-    arena: Any = SimpleNamespace(
-        x=torch.randn(50, 5, 7, generator=rng).to(DEVICE),
+    x = torch.randint(0, 256, (50, 5, 7), generator=rng, dtype=torch.uint8).to(DEVICE)
+    palette = torch.randn(256, generator=rng).to(DEVICE)
+    arena = Arena(
+        x=x if coded else palette[x.int()],
         y=torch.randint(0, 9, (50,), generator=rng).to(DEVICE),
-        row=torch.randperm(50, generator=rng).to(DEVICE) if shared else None,
+        splits={},
+        num_runs=1,
+        num_clients=5,
         device=torch.device(DEVICE),
+        row=torch.randperm(50, generator=rng).to(DEVICE) if shared else None,
+        palette=palette if coded else None,
     )
     period = torch.tensor([3], device=DEVICE)
     for step in (1, 5):

@@ -435,7 +435,7 @@ def test_similar_clients_find_each_other(name: str) -> None:
     method = build(name, task, Local(steps=3, batch=None, lr=0.2), {})
     hyper = {"bandwidth": 0.3} if name == "fedamp" else {}
     sim = run(simulation(method, task, [fed], hyper=hyper, rounds=10, participation="all"))
-    mix = sim.snapshots[-1]["mix"][0]
+    mix = sim.books.snapshots[-1]["mix"][0]
     inside = np.kron(np.eye(2, dtype=bool), np.ones((3, 3), dtype=bool)) & ~np.eye(6, dtype=bool)
     outside = np.kron(~np.eye(2, dtype=bool), np.ones((3, 3), dtype=bool))
     assert mix[inside].min() > 20 * mix[outside].max()

@@ -14,7 +14,7 @@ from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.method import Batch
 from sartor.methods import build
-from sartor.methods.partial import layers
+from sartor.methods.parts.partial import layers
 from sartor.models import lenet5
 from sartor.task import Task
 from tests.toys import Net, federation, net_task, outcome, run, simulation, states

@@ -92,12 +92,12 @@ def test_rows_stay_on_the_simplex() -> None:
     """Rows are ≥ 0 with sum 1 in every round, and they move."""
     method = build("pfedla", TASK, SGD, TINY)
     sim = run(simulation(method, TASK, [federation()], rounds=4, hyper={"mix_lr": 1.0}))
-    for snap in sim.snapshots:
+    for snap in sim.books.snapshots:
         assert snap["mix"].shape == (1, 5, 2, 5)
         assert snap["mix"].min() >= 0
         np.testing.assert_allclose(snap["mix"].sum(-1), 1.0, atol=1e-6)
-    np.testing.assert_allclose(sim.snapshots[0]["mix"], 0.2, atol=1e-7)
-    assert np.abs(sim.snapshots[-1]["mix"] - 0.2).max() > 0.01
+    np.testing.assert_allclose(sim.books.snapshots[0]["mix"], 0.2, atol=1e-7)
+    assert np.abs(sim.books.snapshots[-1]["mix"] - 0.2).max() > 0.01
 
 
 def test_an_empty_row_is_the_clients_own_model() -> None:
@@ -243,8 +243,8 @@ def test_even_weights_that_do_not_move_are_plain_averaging() -> None:
     wanted = outcome(_net("fedavg", join="all", rule="uniform"))
     for name in ("pre/test/loss", "post/test/loss"):
         np.testing.assert_allclose(outcome(sim)[name], wanted[name], rtol=0, atol=1e-12)
-    for snap in sim.snapshots:
-        np.testing.assert_array_equal(snap["mix"], sim.snapshots[0]["mix"])
+    for snap in sim.books.snapshots:
+        np.testing.assert_array_equal(snap["mix"], sim.books.snapshots[0]["mix"])
 
 
 def test_the_layers_of_largest_self_weight_are_retained_without_a_step() -> None:

@@ -52,6 +52,10 @@ def test_a_client_can_keep_its_private_key(tmp_path: Path) -> None:
     assert b"PRIVATE" not in request.read_bytes()
     with pytest.raises(ConfigError, match="not of south"):
         keys.add_client(project, "south", request=request)
+    damaged = tmp_path / "north.csr"
+    damaged.write_bytes(request.read_bytes()[:40])
+    with pytest.raises(ConfigError, match=r"is not a request .*sartor keys request north"):
+        keys.add_client(project, "north", request=damaged)
     kit = keys.add_client(project, "north", request=request)
     assert sorted(path.name for path in kit.iterdir()) == ["client.crt", "kit.json", "rootCA.pem"]
     with pytest.raises(ConfigError, match=r"lacks client\.key"):
@@ -82,7 +86,7 @@ def test_a_new_kit_after_a_withdrawal_has_another_name_in_its_certificate(tmp_pa
 
 @pytest.mark.parametrize("name", ["server", "a.b", "../x", "", "host"])
 def test_names_that_cannot_be(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"names must differ and hold|give it another name"):
         keys.init_project(tmp_path / "keys", address="host:1", clients=[name])
     assert not (tmp_path / "keys").exists()
 

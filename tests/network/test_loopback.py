@@ -90,7 +90,7 @@ def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]
     states = []
     for i, client in enumerate(clients.values()):
         base = int(sim.store.base[i])
-        bench = client.bench
+        bench = client.workbench
         kept = (
             bench.vault.read(base)
             if base
@@ -107,7 +107,7 @@ def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]
         out |= {f"{point}/{split}/correct": scores.correct, f"{point}/{split}/loss": scores.loss}
     ledger = sim.ledger()
     out |= {name: getattr(ledger, name) for name in (*COUNTERS, *ONCE)}
-    for k, snap in enumerate(sim.snapshots):
+    for k, snap in enumerate(sim.books.snapshots):
         out |= {f"snap/{k}/{name}": np.asarray(v) for name, v in snap.items()}
         for name in (
             next(iter(clients.values())).seen[k] if next(iter(clients.values())).seen else ()
@@ -270,8 +270,8 @@ def test_only_what_a_method_uploads_reaches_the_server(tmp_path: Path) -> None:
     private = [
         leaf.flatten().numpy().tobytes()
         for client in clients.values()
-        for number in client.bench.vault.numbers()
-        for key, leaf in tree.items(client.bench.vault.read(number)["client"])
+        for number in client.workbench.vault.numbers()
+        for key, leaf in tree.items(client.workbench.vault.read(number)["client"])
         if any(method.private(part) for part in key.split("/"))
     ]
     assert private

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,15 @@ import pytest
 
 from sartor.cli import main
 from sartor.errors import ConfigError
+from sartor.network.keys import read_kit
 from sartor.network.revocation import Register, identity_of, new_identity, revoke_client
 from sartor.runs.storage import read_json, write_json
 
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    content = {"name": "p", "host": "fl.example.org", "port": 1, "clients": ["north", "south"]}
+    content: dict[str, Any] = {"name": "p", "host": "fl.example.org", "port": 1, "days": 365}
+    content["clients"] = ["north", "south"]
     write_json(tmp_path / "project.json", content)
     return tmp_path
 
@@ -75,3 +78,37 @@ def test_only_clients_can_be_revoked(project: Path, tmp_path: Path) -> None:
         revoke_client(project, "west")
     with pytest.raises(ConfigError, match="holds no keys"):
         revoke_client(tmp_path / "nowhere", "north")
+
+
+def test_without_the_packages_of_the_network_the_extra_is_named(
+    project: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Each command that makes keys says what to install, and is no bug; revoking needs nothing."""
+    for name in ("cryptography", "nvflare"):
+        monkeypatch.setitem(sys.modules, name, None)
+    for words in (
+        ["init", "localhost:1", "north", "--keys", str(tmp_path / "new")],
+        ["request", "north", "--folder", str(tmp_path / "home")],
+        ["client", "west", "--keys", str(project)],
+    ):
+        assert main(["keys", *words]) == 2
+        assert "pip install 'sartor[network]'" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
+    assert read(project)["clients"] == ["north", "south"]
+    assert main(["keys", "revoke", "north", "--keys", str(project)]) == 0
+
+
+def test_a_kit_that_is_not_whole_is_told(tmp_path: Path) -> None:
+    """No kit.json, half of one, and one without its certificate."""
+    with pytest.raises(ConfigError, match=r"has no kit\.json"):
+        read_kit(tmp_path)
+    write_json(tmp_path / "kit.json", {"name": "north", "host": "fl.example.org"})
+    with pytest.raises(ConfigError, match=r"kit\.json is not whole .*for the kit again"):
+        read_kit(tmp_path)
+    whole = {"name": "north", "project": "p", "host": "fl.example.org", "port": 8002}
+    write_json(tmp_path / "kit.json", whole)
+    with pytest.raises(ConfigError, match=r"lacks rootCA\.pem, client\.crt, client\.key"):
+        read_kit(tmp_path)

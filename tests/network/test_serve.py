@@ -21,7 +21,7 @@ from sartor.network.serve import roster_of, serve
 from sartor.network.transport import Loopback
 from sartor.report import write_report
 from sartor.runs import RunFolder
-from sartor.runs.storage import read_state
+from sartor.runs.storage import read_json, read_state
 
 NAMES = ("ash", "birch", "cedar")
 VALUES: dict[str, Any] = {
@@ -153,11 +153,59 @@ def test_a_server_that_waits_says_so(
     some = {n: c.answer for n, c in clients(data, tmp_path / "home").items()}
     serve(plan_of(build(VALUES)), OneByOne(some, ask), NAMES, folder, say=lambda text: None)
     first, second = told[0], told[1]
-    assert "fedper: waiting for its first clients, 0 of 3 are there" in first
+    assert "fedper: waiting for its first clients; 0 of 3 are there" in first
     assert "there: nobody" in first
     assert "missing: ash, birch, cedar" in first
     assert "1 of 3 are there" in second
     assert "missing: birch, cedar" in second
+    ask()
+    assert "fedper: done, round 4 of 4" in told[-1]
+
+
+class Away(Loopback):
+    """Nobody is there as long as ``gone`` says so; somebody asks for the status meanwhile."""
+
+    def __init__(self, clients: Any, ask: Any, gone: Any) -> None:
+        super().__init__(clients)
+        self.ask, self.gone = ask, gone
+
+    def present(self) -> frozenset[str]:
+        if not self.gone():
+            return super().present()
+        self.ask()
+        return frozenset()
+
+
+def test_a_server_that_waits_again_says_so(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Restarted, or left alone between rounds, it waits; it does not show what it did before."""
+    plan, folder, told = plan_of(build(VALUES)), tmp_path / "run", []
+
+    def ask() -> None:
+        assert main(["status", str(folder)]) == 0
+        told.append(capsys.readouterr().out)
+
+    some = {n: c.answer for n, c in clients(data, tmp_path / "home").items()}
+    first = Stops(some)
+    first.left = 6  # facts, greeting, scores of the start, a round with its scores, and half a one
+    with pytest.raises(KeyboardInterrupt):
+        serve(plan, first, NAMES, folder)
+    ask()
+    assert "fedper: stopped, round 1 of 4" in told[-1]
+    with pytest.raises(NetworkError, match="Only 0 of 3 clients came"):
+        serve(plan, Away(some, ask, lambda: True), NAMES, folder, patience=0.1)
+    assert "waiting for clients, to go on after round 1 of 4; 0 of 3 are there" in told[1]
+    ask()
+    assert "fedper: stopped, round 1 of 4" in told[-1]
+    told.clear()
+
+    def gone() -> bool:
+        return len(told) < 8 and read_json(folder / "status.json")["round"] == 3
+
+    serve(plan, Away(some, ask, gone), NAMES, folder)
+    assert "waiting for clients, to go on after round 3 of 4; 0 of 1 are there" in told[-1]
+    assert "missing: ash, birch, cedar" in told[-1]
     ask()
     assert "fedper: done, round 4 of 4" in told[-1]
 
@@ -204,6 +252,7 @@ def test_the_report_names_what_happened(data: Path, tmp_path: Path) -> None:
     page = write_report(tmp_path / "run").read_text()
     assert "no answer in time" in page
     assert "What happened on the network" in page
+    assert '<a href="#events">Network</a>' in page
 
 
 def test_clients_that_do_not_fit_are_told(data: Path, tmp_path: Path) -> None:
@@ -233,8 +282,8 @@ def test_taking_the_notice_away_leaves_what_others_put_there(tmp_path: Path) -> 
     """A folder made for the notice goes with it, unless something else lies in it by then."""
     for name, more in (("empty", False), ("used", True)):
         out = tmp_path / name
-        board = Board(out, rounds=3)
-        board.wait("fedavg", NAMES, wanted=3, there=["ash"])
+        board = Board(out, 3, "fedavg", NAMES)
+        board.wait(wanted=3, there=["ash"])
         if more:
             (out / "mine.txt").write_text("stay")
         board.withdraw()

@@ -161,8 +161,19 @@ def test_an_error_is_reached_from_above(houses: Comparison) -> None:
     assert found is not None
     assert found.rounds == rounds[4] + (houses["local"].headline == "post")
     assert to_reach(houses["local"], curve[-1] / 2) is None
-    with pytest.raises(ConfigError, match="RMSE, accuracy, loss"):
-        to_reach(houses["local"], 1.0, measure="F1")
+    for word in ("F1", "accuracy"):  # no answer of a regression is right or wrong
+        with pytest.raises(ConfigError, match=f"one of RMSE, loss, got '{word}'"):
+            to_reach(houses["local"], 1.0, measure=word)
+
+
+def test_nothing_of_a_regression_has_an_accuracy(houses: Comparison) -> None:
+    """Curves, clients and the table of metrics say that there is none, and not that it is 0."""
+    result = houses["ditto"]
+    assert np.isnan(result.curve()[1]).all()
+    assert np.isnan(result.client_accuracy()).all()
+    columns = result.metric_columns()
+    assert np.isnan(columns["accuracy"].astype(float)).all()
+    assert np.isfinite(columns["loss"].astype(float)).all()
 
 
 def test_the_words_of_a_regression(houses: Comparison, page: str) -> None:
@@ -191,7 +202,8 @@ def test_the_figures_of_a_regression(houses: Comparison) -> None:
         for point in ("pre", "post")
         for curve in [houses["ditto"].measure_curve(point)[1]]
     ]
-    bars = sorted(bar.get_height() for bar in drawn["gain-by-client"].canvas.axes[-1].patches)
+    (drawing,) = drawn["gain-by-client"].canvas.axes[-1].collections
+    bars = sorted(float(path.vertices[1, 1]) for path in drawing.get_paths())
     assert bars == pytest.approx(sorted(houses["ditto"].gain(houses["local"]).column("gain")))
     shown = client_table(houses)
     assert "classes" not in shown.columns

@@ -195,7 +195,7 @@ def test_advice_is_printed_too_and_mistakes_are_named(tmp_path):
     with pytest.raises(ConfigError, match=r"pdf or png, got 'a.svg'; name the file a\.pdf"):
         save(figure, tmp_path / "a.svg")
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunFolderError):
+    with pytest.raises(RunFolderError, match="a file stands where a folder is needed"):
         save(figure, tmp_path / "file" / "a.pdf")
 
 

@@ -101,6 +101,9 @@ def test_what_was_not_run_is_never_passed() -> None:
     assert verdict.holds is None
     assert verdict.word == "NOT RUN"
     lost = view(a=[[1.0]], b=[[float("nan")]])
+    assert judge(rule, lost).found.startswith("no result for b")
+    lost = replace(lost, lost=frozenset({("b", lost.columns[0])}))
+    assert judge(rule, lost).found.startswith("every run of b")
     assert judge(rule, lost).holds is None
 
 
@@ -117,7 +120,7 @@ def test_others_are_all_rows_of_the_plan() -> None:
     "value", ["__import__('os')", "v('a', 'c0')", "a < 1", "v('a','c0') < open('x')", "1 < 2 < 3"]
 )
 def test_expressions_take_arithmetic_only(value: str) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(ConfigError, match=r"is not arithmetic|is not one comparison"):
         judge({"claim": "x", "check": "expression", "value": value}, NUMBERS)
 
 

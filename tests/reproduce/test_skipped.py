@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sartor.errors import ConfigError
 from sartor.reproduce import runner
 from sartor.reproduce.plan import Plan, read
 
-CONTENT = {
+CONTENT: dict[str, Any] = {
     "title": "Tiny",
     "paper": "Nobody",
     "item": "Figure 0",
@@ -36,3 +39,28 @@ def test_a_folder_remembers_what_was_left_out(
 def test_a_part_beyond_the_last_pass_trains_nothing(tmp_path: Path) -> None:
     plan = read("tiny", {**CONTENT, "columns": [{"name": "here"}]})
     assert not runner.run(plan, out=tmp_path / "run", device="cpu", part=(10**9, 1)).records
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"probes": ["error"]}, "probes of a plan: there is no 'error'; did you mean 'errors'"),
+        ({"solve": "exactly"}, "solve of a plan: there is no 'exactly'; did you mean 'exact'"),
+        (
+            {"solve": "exact", "data": "logistic-theory", "spread": 0.1, "partition": None},
+            "give it end = 'local'",
+        ),
+    ],
+)
+def test_what_a_plan_names_wrongly_is_told(settings: dict[str, Any], told: str) -> None:
+    content = {**CONTENT, "columns": [{"name": "here"}]}
+    content["settings"] = {**CONTENT["settings"], **settings}
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        runner.run(read("tiny", content), device="cpu")
+
+
+def test_a_wrong_device_leaves_no_folder(tmp_path: Path) -> None:
+    """So that the same command with the right one need not resume anything."""
+    with pytest.raises(ConfigError, match="Unknown device 'gpu'"):
+        runner.run(read("tiny", CONTENT), out=tmp_path / "run", device="gpu")
+    assert not (tmp_path / "run").exists()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.errors import ConfigError
 from sartor.theory import coupling
 
 NUMBERS = {"smoothness": 1.0, "strong_convexity": 0.1}
@@ -104,3 +105,5 @@ def test_a_federation_has_one_pull_or_one_for_each() -> None:
     np.testing.assert_allclose(pull("v1", own, two), [4 / 25, 4 / 300])
     np.testing.assert_allclose(pull("v2", half, 2 * own), [1 / 2.5, 4 / 7.5])
     np.testing.assert_allclose(pull("shrinkage", own, two), [0.5 * 4 / 2.5, 0.5 * 4 / 30])
+    with pytest.raises(ConfigError, match="no rule 'v3' for the pull; known: shrinkage, v1, v2"):
+        pull("v3", half, two)

@@ -168,21 +168,29 @@ X, Y = (
 SMOOTHNESS = RIDGE + max(float(torch.linalg.eigvalsh(x.T @ x / SAMPLES)[-1]) / 4 for x in X)
 
 
-def client_loss(i: int, w: Tensor) -> Tensor:
+def client_loss(x: Tensor, y: Tensor, w: Tensor) -> Tensor:
     """Return L_i(w): logistic loss and ridge, written apart from the library."""
-    score = X[i] @ w
-    return (F.softplus(score) - Y[i] * score).mean() + RIDGE / 2 * w.square().sum()
+    score = x @ w
+    return (F.softplus(score) - y * score).mean() + RIDGE / 2 * w.square().sum()
 
 
-def newton(fn: Callable[[Tensor], Tensor], start: Tensor) -> Tensor:
-    """Minimise a strongly convex function to a gradient of 1e-12 by Newton's method."""
+def newton(fn: Callable[..., Tensor], start: Tensor, *given: Tensor) -> Tensor:
+    """Minimise strongly convex functions to gradients of 1e-12 by Newton's method.
+
+    Args:
+        fn: of a model (dim,), and of the rows of what is given.
+        start: (functions, dim).
+        given: (functions, ...) each.
+    """
+    grad = torch.func.vmap(torch.func.grad(fn))
+    curve = torch.func.vmap(torch.func.jacrev(torch.func.grad(fn)))
     at = start
     for _ in range(50):
-        slope = torch.func.grad(fn)(at)
-        if float(slope.norm()) <= 1e-14:
+        slope = grad(at, *given)
+        if float(slope.norm(dim=-1).max()) <= 1e-14:
             break
-        at = at - torch.linalg.solve(torch.func.jacrev(torch.func.grad(fn))(at), slope)
-    assert float(torch.func.grad(fn)(at).norm()) <= 1e-12
+        at = at - torch.linalg.solve(curve(at, *given), slope)
+    assert float(grad(at, *given).norm(dim=-1).max()) <= 1e-12
     return at
 
 
@@ -192,20 +200,23 @@ def minimiser(lam: float) -> tuple[Tensor, Tensor]:
     def joint(flat: Tensor) -> Tensor:
         *own, shared = flat.reshape(CLIENTS + 1, DIM)
         pulls = [lam / 2 * (w - shared).square().sum() for w in own]
-        return torch.stack([client_loss(i, own[i]) + pulls[i] for i in range(CLIENTS)]).mean()
+        losses = [client_loss(x, y, w) for x, y, w in zip(X, Y, own, strict=True)]
+        return (torch.stack(losses) + torch.stack(pulls)).mean()
 
-    found = newton(joint, torch.zeros((CLIENTS + 1) * DIM, dtype=torch.float64))
+    found = newton(joint, torch.zeros(1, (CLIENTS + 1) * DIM, dtype=torch.float64))
     found = found.reshape(CLIENTS + 1, DIM)
     return found[-1], found[:-1]
 
 
 def nearest(lam: float, shared: Tensor, start: Tensor) -> Tensor:
-    """Return prox_i(w_g) of every client: (clients, dim)."""
+    """Return prox_i(w_g) of every round and client: (rounds, clients, dim)."""
 
-    def near(i: int) -> Callable[[Tensor], Tensor]:
-        return lambda w: client_loss(i, w) + lam / 2 * (w - shared).square().sum()
+    def near(w: Tensor, x: Tensor, y: Tensor, centre: Tensor) -> Tensor:
+        return client_loss(x, y, w) + lam / 2 * (w - centre).square().sum()
 
-    return torch.stack([newton(near(i), start[i]) for i in range(CLIENTS)])
+    rounds = len(shared)
+    given = (X.repeat(rounds, 1, 1), Y.repeat(rounds, 1), shared.repeat_interleave(CLIENTS, 0))
+    return newton(near, start.flatten(0, 1), *given).reshape(start.shape)
 
 
 def test_every_round_contracts_at_theorem_2s_rate() -> None:
@@ -242,11 +253,10 @@ def test_every_round_contracts_at_theorem_2s_rate() -> None:
         best, best_own = minimiser(lam)
         outer = np.array([float((w[k] - best).square().sum()) for w in shared])
         local = np.array([float((w[k] - best_own).square().sum()) for w in own])
-        inner = [
-            float((w[k] - nearest(lam, g[k], w[k])).square().sum(1).mean())
-            for g, w in zip(shared, own, strict=True)
-        ]
-        for error in (outer + weight * np.array(inner), outer, local):
+        trained = torch.stack([w[k] for w in own])
+        near = nearest(lam, torch.stack([w[k] for w in shared]), trained)
+        inner = (trained - near).square().sum(-1).mean(-1).numpy()
+        for error in (outer + weight * inner, outer, local):
             last = int(np.argmax(error < floor)) if (error < floor).any() else rounds - 1
             assert last > 10, lam
             assert (error[1 : last + 1] <= numbers["rate"] * error[:last]).all(), lam

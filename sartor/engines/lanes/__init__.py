@@ -7,9 +7,11 @@ way.
 | call | on a GPU, all lanes | on a core, one lane |
 |---|---|---|
 | ``conv2d`` | ``convolution``: Triton kernels, or patches and one batched product | ``native`` |
-| ``max_pool2d`` | ``layers`` | ``native``, or ``pooling`` |
-| ``linear``, ``cross_entropy``, ``sartor.task.masked_mean`` | ``layers`` | |
-| ``sartor.tree.addcmul`` | ``leaves``: all leaves in one launch | |
+| ``max_pool2d`` | ``pooling`` | ``native``, or ``halving`` |
+| ``linear`` | ``dense`` | |
+| ``cross_entropy``, ``sartor.task.masked_mean`` | ``losses`` | |
+| ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
+| ``sartor.tree.addcmul``, ``sqdist`` | ``leaves``: all leaves in one launch | |
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sartor import tree
-from sartor.engines.lanes import convolution, layers, leaves, native, pooling
+from sartor.engines.lanes import convolution, dense, halving, leaves, losses, native, pooling
+from sartor.engines.lanes.fusion import Fusion, Pass
 from sartor.task import masked_mean
 
 
@@ -55,19 +58,21 @@ def _conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
     return None if fixed is None else convolution.lane_conv2d(*fixed)
 
 
-def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if not layers.takes_linear(input, weight, bias):
+def _linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False
+) -> Tensor | None:
+    if not dense.takes_linear(input, weight, bias):
         return None
-    return layers.linear(input, weight, bias)
+    return dense.linear(input, weight, bias, rectify)
 
 
 def _cross_entropy(
     input: Tensor, target: Tensor, reduction: str = "mean", **others: Any
 ) -> Tensor | None:
     plain = others in ({}, _ENTROPY_DEFAULTS)
-    if not plain or reduction != "none" or not layers.takes_cross_entropy(input, target):
+    if not plain or reduction != "none" or not losses.takes_cross_entropy(input, target):
         return None
-    return layers.cross_entropy(input, target)
+    return losses.cross_entropy(input, target)
 
 
 _ENTROPY_DEFAULTS = {
@@ -79,9 +84,11 @@ _ENTROPY_DEFAULTS = {
 }
 
 
-def _max_pool2d(*args: Any, **kwargs: Any) -> Tensor | None:
+def _max_pool2d(*args: Any, rectify: bool = False, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
-    return layers.max_pool2d(x, kernel) if kernel and layers.takes_pool(x, kernel) else None
+    if kernel is None or not pooling.takes_pool(x, kernel):
+        return None
+    return pooling.max_pool2d(x, kernel, rectify)
 
 
 def _windows(
@@ -106,11 +113,15 @@ def _windows(
 
 
 def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
-    return layers.masked_mean(values, mask) if layers.takes_mean(values, mask) else None
+    return losses.masked_mean(values, mask) if losses.takes_mean(values, mask) else None
 
 
 def _addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] | None:
     return leaves.addcmul(a, b, factor) if leaves.takes_addcmul(a, b, factor) else None
+
+
+def _sqdist(a: list[Tensor], b: list[Tensor]) -> Tensor | None:
+    return leaves.sqdist(a, b) if leaves.takes_sqdist(a, b) else None
 
 
 def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -121,8 +132,8 @@ def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
 def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
     if kernel and native.takes_pool(x, kernel):
-        return layers.max_pool2d(x, kernel)
-    return pooling.halved(x) if kernel == (2, 2) and pooling.takes(x) else None
+        return pooling.max_pool2d(x, kernel)
+    return halving.halved(x) if kernel == (2, 2) and halving.takes(x) else None
 
 
 class LaneOperations(_Operations):
@@ -136,7 +147,31 @@ class LaneOperations(_Operations):
         torch.max_pool2d: _max_pool2d,
         masked_mean: _mean,
         tree.addcmul_leaves: _addcmul,
+        tree.sqdist_leaves: _sqdist,
     }
+
+    def __init__(self, fusion: Fusion | None = None) -> None:
+        """Begin a pass; ``fusion`` says which ReLUs their neighbours compute."""
+        super().__init__()
+        self.fused: Pass | None = None if fusion is None else fusion.begin()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Catch as all of them do; and ReLUs."""
+        if self.fused is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        return self.fused.call(
+            func,
+            lambda *a, **k: super(LaneOperations, self).__torch_function__(func, types, a, k),
+            self.forms.get(func),
+            args,
+            kwargs or {},
+        )
 
 
 class CoreOperations(_Operations):

@@ -6,30 +6,21 @@ Without Triton the module can be imported, and nothing in it can be called.
 
 from __future__ import annotations
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the caller asks first
-    triton = tl = None
+from sartor.engines.lanes.jit import jit, tl
 
 
-def _jit(*plain):
-    """Compile with Triton where there is one; ``plain`` names the numbers not to specialise on."""
-    return (
-        triton.jit(do_not_specialize=list(plain)) if triton is not None else lambda kernel: kernel
-    )
-
-
-@_jit("a_lane", "b_lane", "bias_lane")
+@jit("a_lane", "b_lane", "bias_lane", "mask_lane")
 def product(
     a,
     b,
     bias,
+    mask,
     out,
     sums,
     a_lane,
     b_lane,
     bias_lane,
+    mask_lane,
     M,
     N,
     K,
@@ -37,22 +28,29 @@ def product(
     ak,
     bk,
     bn,
+    mm,
+    mk,
     HAS_BIAS: tl.constexpr,
+    MASKED: tl.constexpr,
+    RECTIFY: tl.constexpr,
     SUMS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum the columns of a."""
+    """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum the columns of a.
+
+    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0.
+    """
     lane = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(N, BN)
     m = (tl.program_id(0) // tiles) * BM + tl.arange(0, BM)
     n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
     a += lane * a_lane
     b += lane * b_lane
+    mask += lane * mask_lane
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    plain = tl.zeros((BM,), dtype=tl.float32)
     for start in range(0, K, BK):
         k = start + tl.arange(0, BK)
         left = tl.load(
@@ -60,25 +58,45 @@ def product(
             mask=(m < M)[:, None] & (k < K)[None, :],
             other=0.0,
         )
+        if MASKED:
+            over = tl.load(
+                mask + (m[:, None] * mm + k[None, :] * mk),
+                mask=(m < M)[:, None] & (k < K)[None, :],
+                other=0.0,
+            )
+            left = tl.where(over <= 0, 0.0, left).to(left.dtype)
         right = tl.load(
             b + (k[:, None] * bk + n[None, :] * bn),
             mask=(k < K)[:, None] & (n < N)[None, :],
             other=0.0,
         )
         acc = tl.dot(left, right, acc, input_precision=PRECISION)
-        if SUMS:
-            plain += tl.sum(left.to(tl.float32), axis=1)
     if HAS_BIAS:
         shift = tl.load(bias + lane * bias_lane + n, mask=n < N, other=0.0).to(tl.float32)
         acc += shift[None, :]
+    if RECTIFY:
+        acc = tl.where(acc < 0, 0.0, acc)
     into = out + lane * M * N + (m[:, None] * N + n[None, :])
     tl.store(into, acc.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
-    if SUMS:
-        first = (m < M) & (tl.program_id(0) % tiles == 0)
-        tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=first)
+    if SUMS:  # noqa: SIM102 (known when this is compiled)
+        # By one program of a row of tiles, after its product: a sum inside the loop above would
+        # make every program exchange numbers between its threads.
+        if tl.program_id(0) % tiles == 0:
+            plain = tl.zeros((BM,), dtype=tl.float32)
+            for start in range(0, K, BK):
+                k = start + tl.arange(0, BK)
+                inside = (m < M)[:, None] & (k < K)[None, :]
+                left = tl.load(a + (m[:, None] * am + k[None, :] * ak), mask=inside, other=0.0)
+                if MASKED:
+                    over = tl.load(
+                        mask + (m[:, None] * mm + k[None, :] * mk), mask=inside, other=0.0
+                    )
+                    left = tl.where(over <= 0, 0.0, left).to(left.dtype)
+                plain += tl.sum(left.to(tl.float32), axis=1)
+            tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=m < M)
 
 
-@_jit("rows")
+@jit("rows")
 def cross_entropy(
     scores, y, slope, out, rows, C: tl.constexpr, IGNORE: tl.constexpr, GRAD: tl.constexpr,
     BC: tl.constexpr, BR: tl.constexpr,
@@ -107,14 +125,15 @@ def cross_entropy(
         tl.store(out + r, loss.to(out.dtype.element_ty), mask=live)
 
 
-@_jit("total")
+@jit("total")
 def pool(
     x, grad, out, total, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, WIDE: tl.constexpr,
-    BLOCK: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, RECTIFY: tl.constexpr,
+    WIDE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take the largest value of every window; or give its gradient to the first that has it.
 
+    RECTIFY: what is below 0 becomes 0, and gets no gradient.
     Places are 64-bit numbers only where they must be: they cost twice the arithmetic.
     """
     first = tl.program_id(0).to(tl.int64) if WIDE else tl.program_id(0)
@@ -133,14 +152,18 @@ def pool(
         where = tl.where(larger, k, where)
     if GRAD:
         slope = tl.load(grad + n, mask=live, other=0.0)
+        if RECTIFY:
+            slope = tl.where(best <= 0, 0.0, slope).to(slope.dtype)
         for k in tl.static_range(KH * KW):
             into = out + corner + ((k // KW) * W + k % KW)
             tl.store(into, tl.where(where == k, slope, 0.0).to(out.dtype.element_ty), mask=live)
     else:
+        if RECTIFY:
+            best = tl.where(best < 0, 0.0, best)
         tl.store(out + n, best.to(out.dtype.element_ty), mask=live)
 
 
-@_jit("size")
+@jit("size")
 def mean(
     values, mask, slope, out, values_lane, mask_lane, size, GRAD: tl.constexpr, BLOCK: tl.constexpr
 ):

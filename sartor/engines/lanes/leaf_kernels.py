@@ -7,21 +7,10 @@ Triton the module can be imported, and nothing in it can be called.
 
 from __future__ import annotations
 
-try:
-    import triton
-    import triton.language as tl
-except ImportError:  # the caller asks first
-    triton = tl = None
+from sartor.engines.lanes.jit import jit, tl
 
 
-def _jit(*plain):
-    """Compile with Triton where there is one; ``plain`` names the numbers not to specialise on."""
-    return (
-        triton.jit(do_not_specialize=list(plain)) if triton is not None else lambda kernel: kernel
-    )
-
-
-@_jit()
+@jit()
 def addcmul(
     out, a, b, factor, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -39,7 +28,43 @@ def addcmul(
             tl.store(out[i] + lane * SIZES[i] + n, left + scale * right, mask=inside)
 
 
-@_jit()
+@jit()
+def difference(
+    out, a, b, factor, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return factor·(a − b); see ``addcmul``."""
+    block = tl.program_id(0)
+    lane = tl.program_id(1).to(tl.int64)
+    scale = tl.load(factor + lane)
+    for i in tl.static_range(COUNT):
+        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
+            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
+            inside = n < SIZES[i]
+            left = tl.load(a[i] + lane * A[i] + n, mask=inside)
+            right = tl.load(b[i] + lane * B[i] + n, mask=inside)
+            tl.store(out[i] + lane * SIZES[i] + n, scale * (left - right), mask=inside)
+
+
+@jit()
+def sqdist(
+    partial, a, b, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Sum (a − b)² over each block: partial (lanes, blocks); see ``addcmul``."""
+    block = tl.program_id(0)
+    lane = tl.program_id(1).to(tl.int64)
+    for i in tl.static_range(COUNT):
+        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
+            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
+            inside = n < SIZES[i]
+            left = tl.load(a[i] + lane * A[i] + n, mask=inside, other=0.0).to(tl.float32)
+            right = tl.load(b[i] + lane * B[i] + n, mask=inside, other=0.0).to(tl.float32)
+            apart = left - right
+            tl.store(partial + lane * FIRST[COUNT] + block, tl.sum(apart * apart, axis=0))
+
+
+@jit()
 def settle(
     into, values, limit, counter, TO: tl.constexpr, FROM: tl.constexpr, SIZES: tl.constexpr,
     FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
@@ -56,11 +81,11 @@ def settle(
             tl.store(into[i] + lane * TO[i] + n, value, mask=inside)
 
 
-@_jit("lane_step", "capacity")
+@jit("lane_step", "capacity")
 def fetch(
-    table, counter, period, row_of, x, y, out_x, out_y, out_mask, out_rows, out_last,
-    lane_step, capacity, F: tl.constexpr, HAS_ROWS: tl.constexpr, SIZE: tl.constexpr,
-    COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
+    table, counter, period, row_of, x, palette, y, out_x, out_y, out_mask, out_rows, out_last,
+    lane_step, capacity, F: tl.constexpr, HAS_ROWS: tl.constexpr, CODED: tl.constexpr,
+    SIZE: tl.constexpr, COLUMNS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Gather one sample of a batch: its entry of the table, its features, label and place."""
     r = tl.program_id(0).to(tl.int64)
@@ -74,7 +99,10 @@ def fetch(
     if HAS_ROWS:
         row = tl.load(row_of + index)
     f = c * BLOCK + tl.arange(0, BLOCK)
-    tl.store(out_x + r * F + f, tl.load(x + row * F + f, mask=f < F), mask=f < F)
+    value = tl.load(x + row * F + f, mask=f < F)
+    if CODED:
+        value = tl.load(palette + value.to(tl.int32), mask=f < F)
+    tl.store(out_x + r * F + f, value, mask=f < F)
     if c == 0:
         place = tl.load(entry + SIZE + j)
         tl.store(out_y + r, tl.load(y + index))

@@ -209,13 +209,16 @@ def kernel_gradient(
     return weight, bias
 
 
-def pooled(x: Tensor, kernel: Sequence[int]) -> Tensor:
+def pooled(x: Tensor, kernel: Sequence[int], rectify: bool = False) -> Tensor:
     """Pool images (..., B, C, H, W); axes before the batch join it."""
-    return _pool(x, None, kernel)
+    found = _pool(x, None, kernel)
+    return found.relu_() if rectify else found
 
 
-def unpooled(g: Tensor, x: Tensor, kernel: Sequence[int]) -> Tensor:
+def unpooled(g: Tensor, x: Tensor, kernel: Sequence[int], rectify: bool = False) -> Tensor:
     """Return the gradient of images (..., B, C, H, W) from that of what they were pooled to."""
+    if rectify:
+        g = torch.where(_pool(x, None, kernel) <= 0, 0.0, g)
     return _pool(x, g, kernel)
 
 

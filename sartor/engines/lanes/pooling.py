@@ -1,8 +1,6 @@
-"""Max pooling over 2×2 blocks with whole-tensor operations.
+"""Max pooling over windows that lie side by side: one kernel for all lanes, and one backwards.
 
-The library's own is a scalar loop on the CPU: a third of a LeNet-5 step. This is the form for CPUs
-where ``native`` cannot be compiled, one lane at a time. Of equal numbers the first in reading order
-gets the gradient, as in ``max_pool2d``, so the numbers are the same.
+On a CPU the same operators are those of ``native``.
 """
 
 from __future__ import annotations
@@ -11,55 +9,166 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-_LEAST = 256  # pixels: smaller images are pooled faster by the library
+from sartor.engines.lanes import native
+from sartor.engines.lanes.shapes import (
+    MOST_ELEMENTS,
+    ceil,
+    front,
+    kept,
+    kernels,
+    usable,
+)
 
 
-class _HalvingMax(torch.autograd.Function):
-    """The maximum of every 2×2 block: over rows, then over columns, without branches."""
+def takes_pool(x: Tensor, kernel: tuple[int, int]) -> bool:
+    """Say whether the kernel serves windows that lie side by side on images (batch, C, H, W)."""
+    fits = x.dim() == 4 and kernel[0] * kernel[1] <= 16
+    return fits and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and usable(x)
+
+
+def max_pool2d(x: Tensor, kernel: tuple[int, int], rectify: bool = False) -> Tensor:
+    """Return the largest value of every window, as ``F.max_pool2d(x, kernel)``.
+
+    With ``rectify`` what is below 0 becomes 0: ``F.relu`` before or after gives the same.
+    """
+    found: Tensor = _Pool.apply(x, kernel, rectify)
+    return found
+
+
+class _Pool(torch.autograd.Function):
+    """The largest value of every window."""
+
+    generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the maxima of the blocks, and those of the pairs of rows."""
-        rows = torch.maximum(x[..., ::2, :], x[..., 1::2, :])
-        return torch.maximum(rows[..., ::2], rows[..., 1::2]), rows
+    def forward(x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
+        return pooled(x, kernel, rectify)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Keep what the gradient compares."""
-        ctx.save_for_backward(inputs[0], *output)
-        ctx.mark_non_differentiable(output[1])
-        ctx.set_materialize_grads(False)
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, ctx.kernel, ctx.rectify = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, _: Tensor | None) -> Tensor:
-        """Give the gradient to the winner of each block.
+    def jvp(ctx: Any, along: Tensor, *_: Any) -> Tensor:
+        return _taken(along, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
 
-        The sign of (maximum − first) is 0 or 1.
-        """
-        x, out, rows = ctx.saved_tensors
-        low = (rows - x[..., ::2, :]).sign_()
-        right = (out - rows[..., ::2]).sign_()
-        # Of equal columns the left one wins, unless its winner stands below and that of the right
-        # one above.
-        equal = 1 - (rows[..., 1::2] - rows[..., ::2]).abs_().sign_()
-        equal.mul_(low[..., ::2]).sub_(low[..., 1::2]).clamp_(min=0)
-        right += equal
-        wide, full = torch.empty_like(rows), torch.empty_like(x)
-        torch.mul(grad, right, out=wide[..., 1::2])
-        torch.sub(grad, wide[..., 1::2], out=wide[..., ::2])
-        torch.mul(wide, low, out=full[..., 1::2, :])
-        torch.sub(wide, full[..., 1::2, :], out=full[..., ::2, :])
-        return full
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        found = _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
+        return found, None, None
 
 
-def takes(x: Tensor) -> bool:
-    """Say whether images (..., H, W) can be halved, and are large enough for it to pay."""
-    rows, columns = x.shape[-2:]
-    return rows % 2 == 0 and columns % 2 == 0 and rows * columns >= _LEAST
+class _PoolGrad(torch.autograd.Function):
+    """The gradient of a pooling, linear in the gradient of its output."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(grad: Tensor, x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
+        return unpooled(grad, x, kernel, rectify)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        _, x, ctx.kernel, ctx.rectify = inputs
+        ctx.save_for_backward(x)
+        ctx.save_for_forward(x)
+
+    @staticmethod
+    def jvp(ctx: Any, grad: Tensor | None, *_: Any) -> Tensor | None:
+        if grad is None:
+            return None
+        found: Tensor = _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, None, None, None]:
+        found = _taken(along, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
+        return found, None, None, None
 
 
-def halved(x: Tensor) -> Tensor:
-    """Return the largest of every 2×2 block, as ``max_pool2d(x, 2)``."""
-    out: Tensor = _HalvingMax.apply(x)[0]
+def _taken(along: Tensor, x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
+    """Return what stands where the largest value of every window of x is, if it counts."""
+    largest, where = F.max_pool2d(x, kernel, return_indices=True)
+    found = along.flatten(2).gather(2, where.flatten(2)).reshape(where.shape)
+    return kept(found, [largest] if rectify else [])
+
+
+@torch.library.custom_op(
+    "sartor::pooled",
+    mutates_args=(),
+    schema="(Tensor x, SymInt[] kernel, bool rectify=False) -> Tensor",
+)
+def pooled(x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
+    """Pool planes (..., H, W)."""
+    return _launch_pool(x, None, kernel, rectify)
+
+
+@torch.library.custom_op(
+    "sartor::unpooled",
+    mutates_args=(),
+    schema="(Tensor g, Tensor x, SymInt[] kernel, bool rectify=False) -> Tensor",
+)
+def unpooled(g: Tensor, x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
+    """Return the gradient of planes x (..., H, W) from that of what they were pooled to."""
+    return _launch_pool(x, g, kernel, rectify)
+
+
+@pooled.register_fake
+def _(x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
+    return x.new_empty(*x.shape[:-2], x.shape[-2] // kernel[0], x.shape[-1] // kernel[1])
+
+
+@unpooled.register_fake
+def _(g: Tensor, x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@pooled.register_vmap
+def _(info: Any, in_dims: Any, x: Any, *rest: Any) -> Any:
+    return pooled(*front(info, in_dims[:1], x), *rest), 0
+
+
+@unpooled.register_vmap
+def _(info: Any, in_dims: Any, g: Any, x: Any, *rest: Any) -> Any:
+    return unpooled(*front(info, in_dims[:2], g, x), *rest), 0
+
+
+def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any, rectify: bool) -> Tensor:
+    if native.serves(x):
+        if g is None:
+            return native.pooled(x, kernel, rectify)
+        return native.unpooled(g, x, kernel, rectify)
+    x = x.contiguous()
+    height, width = x.shape[-2:]
+    rows, columns = height // kernel[0], width // kernel[1]
+    total = x[..., 0, 0].numel() * rows * columns
+    if g is None:
+        out = x.new_empty(*x.shape[:-2], rows, columns)
+    else:
+        g = g.contiguous()
+        covered = height % kernel[0] == 0 and width % kernel[1] == 0
+        out = torch.empty_like(x) if covered else torch.zeros_like(x)
+    block = 256
+    with torch.cuda.device_of(x):
+        kernels("layer_kernels").pool[(ceil(total, block),)](
+            x,
+            x if g is None else g,
+            out,
+            total,
+            H=height,
+            W=width,
+            HO=rows,
+            WO=columns,
+            KH=kernel[0],
+            KW=kernel[1],
+            GRAD=g is not None,
+            RECTIFY=rectify,
+            WIDE=x.numel() > MOST_ELEMENTS - block * kernel[0] * kernel[1],
+            BLOCK=block,
+            num_warps=8,  # one window a thread: more would be exchanged between threads
+        )
     return out

@@ -1,14 +1,19 @@
-"""What all lane operators share: the axis of lanes under ``vmap``, and the sizes of tiles."""
+"""What all lane operators share: the way to kernels, the axis of lanes, the sizes of tiles."""
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
+from collections.abc import Callable
 from functools import cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+A = TypeVar("A")
+B = TypeVar("B")
 DTYPES = (torch.float32, torch.bfloat16)
 PRECISION = "tf32x3"
 """Of float32 products: three tensor-core products, as exact as "ieee" and faster."""
@@ -22,6 +27,12 @@ MOST_ELEMENTS = 2**31 - 1
 def installed() -> bool:
     """Say whether Triton is there."""
     return importlib.util.find_spec("triton") is not None
+
+
+@cache
+def kernels(module: str) -> Any:
+    """Import kernels at first use: without a GPU nobody has to wait for Triton."""
+    return importlib.import_module(f"sartor.engines.lanes.{module}")
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -52,6 +63,19 @@ def part(tensor: Tensor, size: int) -> Tensor:
     return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
 
 
+def front(info: Any, in_dims: Any, *tensors: Tensor) -> list[Tensor]:
+    """Put the mapped axis of every tensor first; what is not mapped is repeated."""
+    return [
+        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
+        for t, dim in zip(tensors, in_dims, strict=True)
+    ]
+
+
+def kept(values: Tensor, mask: list[Tensor]) -> Tensor:
+    """Return the values where the mask, if there is one, is above 0 (or no number), else 0."""
+    return torch.where(mask[0] <= 0, 0.0, values) if mask else values
+
+
 def dense(tensor: Tensor) -> Tensor:
     """Make each lane contiguous.
 
@@ -68,3 +92,30 @@ def power(number: int, least: int = 8) -> int:
 def ceil(number: int, by: int) -> int:
     """Divide, rounding up."""
     return -(-number // by)
+
+
+def side_by_side(like: Tensor, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+    """Do two things that do not need each other; where a graph is recorded, at the same time.
+
+    Small kernels leave most of a GPU idle, so two of them take hardly longer than one. Both begin
+    after all that was launched before, and what follows waits for both.
+
+    Args:
+        like: a tensor on the device in question.
+        first: done on another stream.
+        second: done on this one.
+    """
+    if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return first(), second()
+    here, aside = torch.cuda.current_stream(), _stream_aside(torch.cuda.current_device())
+    aside.wait_stream(here)
+    with torch.cuda.stream(aside):
+        one = first()
+    other = second()
+    here.wait_stream(aside)
+    return one, other
+
+
+@cache
+def _stream_aside(device: int) -> Any:
+    return torch.cuda.Stream(device)

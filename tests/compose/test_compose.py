@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from sartor import tree
-from sartor.beside import side_by_side
 from sartor.compose import fine_tuned, within_groups
+from sartor.compose.beside import side_by_side
 from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.methods import METHODS, build

@@ -285,7 +285,7 @@ def test_a_limit_on_merged_samples_is_on_those_for_training():
     assert int((wrong.y != np.arange(70_000) % 10).sum()) == wrong.info["wrong_labels"] == 270
 
 
-def test_recipes_are_reached_by_name():
+def test_partitions_of_papers_are_reached_by_name():
     """From the named data sets, on digits."""
     fed = from_dataset("digits", partition="classes:2", clients=10, samples=500)
     assert fed.train.sizes.tolist() == [50] * 10

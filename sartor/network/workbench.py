@@ -25,7 +25,7 @@ from sartor.task import Task
 from sartor.tree import Tree
 
 
-class Bench:
+class Workbench:
     """Where one client works: rounds with one lane.
 
     Args:

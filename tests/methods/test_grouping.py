@@ -7,7 +7,7 @@ import pytest
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 
-from sartor.grouping import cross_distances, k_means, single_linkage
+from sartor.methods.parts.grouping import cross_distances, k_means, single_linkage
 
 
 def partition(labels: torch.Tensor) -> set[frozenset[int]]:

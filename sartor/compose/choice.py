@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sartor import tree, wire
-from sartor.beside import side_by_side
+from sartor.compose.beside import side_by_side
 from sartor.errors import ConfigError
 from sartor.method import Batch, Hub, Method, Phase, Site, newcomer
 from sartor.mixing import at

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import sartor
-from sartor import robust, tree
+from sartor import tree
+from sartor.compose import robust
 from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.method import Method, Site

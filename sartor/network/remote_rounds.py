@@ -1,8 +1,8 @@
-"""The server of a federation: the rounds of a simulation, with the clients' part sent away.
+"""The rounds of a simulation, with the clients' part sent away: what the server does in a round.
 
 `RemoteRounds` is `engines.round.Rounds` whose clients are elsewhere: where a simulation works on
-lanes, it writes messages and collects answers. `Coordinator` is `Simulation` on top of it: the same
-state, the same books and checkpoints, and in place of the clients' states the numbers of the
+lanes, it writes messages and collects answers. `coordinator.py` puts `Simulation` on top of it: the
+same state, the same books and checkpoints, and in place of the clients' states the numbers of the
 generations that they keep (`vault.py`).
 """
 
@@ -34,7 +34,9 @@ class RemoteRounds(Rounds):
 
     Args:
         office: where messages go.
-        admission: what is accepted.
+        rule: what is accepted of clients.
+        sample: an arena in which every client has one sample of zeros: what an upload must look
+            like is found by working on it.
     """
 
     def __init__(self, *args: Any, office: Office, rule: Admission, sample: Arena) -> None:

@@ -12,8 +12,8 @@ import torch
 
 import sartor
 from sartor import tree
-from sartor.beside import kept_after_training, on_share
-from sartor.choice import HUGE, beyond_noise, paired_sums
+from sartor.compose.beside import kept_after_training, on_share
+from sartor.compose.choice import HUGE, beyond_noise, paired_sums
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.errors import ConfigError
@@ -90,9 +90,10 @@ def test_padding_counts_for_nothing_and_nan_as_huge() -> None:
 def test_wrong_answers_can_decide_in_place_of_losses() -> None:
     """The recorded scores are then shares of wrong answers on the validation samples."""
     sim = protected("fedprox", options={"harm_score": "error"}, points=("pre",))
-    kept = sim.snapshots[-1]["held_out_loss"][0]
+    last = sim.books.snapshots[-1]
+    kept, choice = last["held_out_loss"][0], last["choice"][0].astype(int)
     scores = sim.scores()["pre", "val"]
-    used = np.take_along_axis(kept, sim.snapshots[-1]["choice"][0][:, None].astype(int), 1)[:, 0]
+    used = np.take_along_axis(kept, choice[:, None], 1)[:, 0]
     wrong = 1 - scores.correct[0, -1] / scores.count[0]
     np.testing.assert_allclose(used, wrong, rtol=0, atol=1e-6)
 
@@ -112,7 +113,7 @@ def test_a_huge_margin_leaves_everybody_alone_to_the_bit(name: str, on: str) -> 
         np.testing.assert_array_equal(
             sim.scores()["pre", split].loss, alone.scores()["pre", split].loss
         )
-    assert set(sim.snapshots[-1]["choice"].ravel()) == {0.0}
+    assert set(sim.books.snapshots[-1]["choice"].ravel()) == {0.0}
 
 
 def logistic(num: int, clients: int, flipped: int = 0, seed: int = 0, val: int = 60) -> Federation:
@@ -313,8 +314,9 @@ def test_engines_make_the_same_choice() -> None:
     ]
     for one, other in (sims[:2], sims[2:]):
         assert_same(outcome(one), outcome(other), atol=1e-6)  # snapshots are float32
-        np.testing.assert_array_equal(one.snapshots[-1]["choice"], other.snapshots[-1]["choice"])
-        assert one.snapshots[-1]["choice"].max() > 0
+        chosen, same = (sim.books.snapshots[-1]["choice"] for sim in (one, other))
+        np.testing.assert_array_equal(chosen, same)
+        assert chosen.max() > 0
 
 
 def test_a_sweep_of_the_margin_is_the_single_runs() -> None:

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from sartor import tree
-from sartor.bregman import KINDS, MARGIN, Gaussian, Separable, gaussian
 from sartor.errors import ConfigError
+from sartor.methods.parts.bregman import KINDS, MARGIN, Gaussian, Separable, gaussian
 
 SHAPES = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import optimize
 
-from sartor import simplex
+from sartor.methods.parts import simplex
 
 KINDS = ("random", "singular", "equal", "grid", "tiny variances", "large", "a line", "mixed zeros")
 

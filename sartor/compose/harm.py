@@ -43,8 +43,8 @@ import torch
 from torch import Tensor
 
 from sartor import tree
-from sartor.beside import kept_after_training, on_share
-from sartor.choice import Score, best_of
+from sartor.compose.beside import kept_after_training, on_share
+from sartor.compose.choice import Score, best_of
 from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local

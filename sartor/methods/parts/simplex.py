@@ -102,10 +102,15 @@ def _solve(p: Tensor, wanted: Tensor, inside: Tensor) -> Tensor:
     wanted = torch.where(inside, wanted, 0.0)
     prop = torch.where(inside, _RIDGE, 1.0)
     factor, _ = torch.linalg.cholesky_ex(p + torch.diag_embed(prop))
-    x = torch.cholesky_solve(wanted[..., None], factor)[..., 0]
+
+    def solved(right: Tensor) -> Tensor:
+        # Two triangular solves, as `cholesky_solve`, which a CUDA graph cannot record.
+        half = torch.linalg.solve_triangular(factor, right[..., None], upper=False)
+        return torch.linalg.solve_triangular(factor.mT, half, upper=True)[..., 0]
+
+    x = solved(wanted)
     for _ in range(2):
-        rest = wanted - _times(p, x)
-        x = x + torch.cholesky_solve(rest[..., None], factor)[..., 0]
+        x = x + solved(wanted - _times(p, x))
     return x
 
 

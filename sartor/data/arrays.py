@@ -1,0 +1,170 @@
+"""Federations from arrays with a client id for every sample, and their standardisation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor.data.checks import (
+    MATRIX_TASKS,
+    TASKS,
+    class_faults,
+    feature_faults,
+    label_faults,
+    matrix_faults,
+    raise_faults,
+)
+from sartor.data.conversion import (
+    as_features,
+    as_labels,
+    as_mask,
+    check_fractions,
+    client_ids,
+    is_mask,
+)
+from sartor.data.encoding import client_statistics, combine_statistics, prepare
+from sartor.data.federation import Federation
+from sartor.data.split import Int, split_rows
+from sartor.errors import FederationError, did_you_mean
+
+
+def from_arrays(
+    x: Any,
+    y: Any,
+    *,
+    client: Any,
+    test: Any = 0.25,
+    val: float = 0.0,
+    seed: int = 0,
+    stratify: bool = False,
+    num_classes: int | None = None,
+    names: Sequence[str] | None = None,
+    min_samples: int = 0,
+    tokens: bool = False,
+    task: str | None = None,
+    standardise: bool = False,
+    info: dict[str, Any] | None = None,
+) -> Federation:
+    """Make a federation from arrays; ``Federation.from_arrays`` tells what each argument is."""
+    faults: list[str] = []
+    if task is not None and task not in TASKS:
+        raise FederationError(f"There is no task {task!r}{did_you_mean(task, TASKS)}")
+    if task == "next-token":
+        tokens = True
+        x, y = next_tokens(x) if y is None else (x, y)
+    num_classes = 0 if task == "regression" else num_classes
+    features = as_features(x, tokens, faults)
+    ids, known = client_ids(client, names, faults)
+
+    def owners(rows: Int) -> list[str]:
+        if ids is None:
+            return []
+        return [known[ids[row]] for row in rows if row < len(ids)]
+
+    labels, class_names = as_labels(y, num_classes, faults, owners, task)
+    marks = as_mask(test, faults) if is_mask(test) else None
+    check_fractions(None if is_mask(test) else test, val, faults)
+    given = {"x": features, "y": labels, "client": ids, "test": marks}
+    lengths = {name: len(part) for name, part in given.items() if part is not None}
+    classes = 0 if num_classes is None else num_classes
+    if len(set(lengths.values())) > 1:
+        sizes = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+        faults.append(f"Lengths differ: {sizes} samples; every sample needs all of them.")
+    if 0 in lengths.values():
+        faults.append("There are no samples; a federation needs at least one.")
+    if features is not None:
+        faults += feature_faults(features, owners)
+    if labels is not None and task in MATRIX_TASKS:
+        classes = _num_labels(task, features, labels, num_classes)
+        if features is not None and len(features) == len(labels):
+            faults += matrix_faults(features, labels, classes, task, owners)
+    elif labels is not None:
+        if num_classes is None:
+            classes = max(int(labels.max()) + 1 if len(labels) else 0, 1)
+            faults += class_faults(labels, classes)
+        faults += label_faults(labels, classes, owners)
+    raise_faults(faults)
+    assert features is not None
+    assert labels is not None
+    assert ids is not None
+    train, held_val, held_test = split_rows(
+        ids,
+        known,
+        test=test if marks is None else marks,
+        val=val,
+        seed=seed,
+        classes=labels.numpy() if stratify and classes and labels.ndim == 1 else None,
+    )
+    record: dict[str, Any] = {"source": "arrays", "seed": seed, "stratify": stratify}
+    record |= {"test": "given" if is_mask(test) else test, "val": val}
+    if class_names:
+        record["class_names"] = class_names
+    if min_samples > 0:
+        keep = train.sizes >= min_samples
+        record["left_out"] = [known[i] for i in torch.nonzero(~keep).flatten().tolist()]
+        if not bool(keep.any()):
+            raise FederationError(
+                f"No client has {min_samples} training samples (the largest has "
+                f"{int(train.sizes.max())}); lower min_samples."
+            )
+        train, held_val, held_test = (s.select(keep) for s in (train, held_val, held_test))
+        known = tuple(name for name, kept in zip(known, keep.tolist(), strict=True) if kept)
+    record |= info or {}
+    made = Federation(
+        features, labels, train, held_val, held_test, known, classes, record, task or ""
+    )
+    return standardised(made) if standardise else made
+
+
+def next_tokens(x: Any) -> tuple[Any, Any]:
+    """Return the tokens before and after every step of texts: inputs and labels.
+
+    >>> [part.tolist() for part in next_tokens([[5, 6, 7, 0]])]
+    [[[5, 6, 7]], [[6, 7, 0]]]
+    """
+    ids = x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
+    if ids.ndim != 2 or ids.shape[1] < 2:
+        raise FederationError(
+            "A next-token task without y needs texts of at least two tokens, x of shape (samples, "
+            f"tokens), got shape {ids.shape}."
+        )
+    return ids[:, :-1], ids[:, 1:]
+
+
+def standardised(federation: Federation) -> Federation:
+    """Standardise real features by federated statistics, per feature or per channel.
+
+    Every client sends count, sum and sum of squares of its training samples; see
+    ``sartor.data.encoding``. The constants are kept in ``info["preprocessing"]``.
+    """
+    x = federation.x
+    if not x.is_floating_point() or x.ndim < 2:
+        raise FederationError(
+            f"standardise=True needs rows of real features, got {x.dtype} of shape "
+            f"{tuple(x.shape)}; leave it out."
+        )
+    flat = x.numpy().astype(np.float64)
+    messages = []
+    for client in range(federation.num_clients):
+        own = flat[federation.train.of(client).numpy()]
+        values = np.moveaxis(own, 1, 0).reshape(x.shape[1], -1)
+        rows = np.arange(values.shape[1])
+        columns = {str(i): ("number", column) for i, column in enumerate(values)}
+        messages.append(client_statistics(columns, rows))
+    steps = combine_statistics(messages)
+    recipe = {"kind": "scale", **{k: [step[k] for step in steps] for k in ("mean", "scale")}}
+    made = torch.from_numpy(prepare(flat, recipe))
+    return replace(federation, x=made, info=federation.info | {"preprocessing": recipe})
+
+
+def _num_labels(task: str | None, x: Tensor | None, y: Tensor, given: int | None) -> int:
+    """Return the number of labels, or of token ids: those that x and y have, or more."""
+    if task == "multilabel":
+        return int(y.shape[1])
+    most = [int(part.max()) + 1 for part in (x, y) if part is not None and part.numel()]
+    return given or max([*most, 2])

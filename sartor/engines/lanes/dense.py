@@ -1,0 +1,228 @@
+"""Dense layers for lanes: one kernel where a library takes three, and three more backwards.
+
+First derivatives are kernels; derivatives of those are plain operations, so any order is right.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sartor.engines.lanes.shapes import (
+    PRECISION,
+    PROGRAMS,
+    ceil,
+    dense,
+    kept,
+    kernels,
+    merge,
+    part,
+    side_by_side,
+    usable,
+)
+
+_MOST_WEIGHTS = 1 << 20  # of a dense layer; a library multiplies larger ones faster
+
+
+def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Say whether the kernels serve this layer."""
+    given = (x, weight) if bias is None else (x, weight, bias)
+    return usable(*given) and x.dim() >= 2 and weight.numel() <= _MOST_WEIGHTS
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
+    """Return x·Wᵀ + b for one client, as ``F.linear``; with ``rectify`` what is below 0 becomes 0.
+
+    Args:
+        x: (..., I).
+        weight: (O, I).
+        bias: (O), or None.
+        rectify: whether ``F.relu`` follows.
+    """
+    flat = x.reshape(-1, x.shape[-1])
+    out: Tensor = _Linear.apply(flat, weight, bias, rectify)
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+class _Linear(torch.autograd.Function):
+    """A dense layer of one client."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool) -> Tensor:
+        row = None if bias is None else bias[None]
+        return lane_product(x[None], weight.mT[None], row, None, rectify)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        x, weight, bias, rectify = inputs
+        ctx.save_for_backward(x, weight, *((output,) if rectify else ()))
+        ctx.biased = bias is not None
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *rectified = ctx.saved_tensors
+        mask = rectified[0] if rectified else None
+
+        def of_weight() -> tuple[Tensor | None, Tensor | None]:
+            if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
+                return None, None
+            turned = None if mask is None else mask.mT
+            found: tuple[Tensor, Tensor] = _ProductAndSums.apply(grad.mT, x, turned)
+            return found
+
+        def of_x() -> Tensor | None:
+            return _Product.apply(grad, weight, mask) if ctx.needs_input_grad[0] else None
+
+        (to_weight, to_bias), to_x = side_by_side(grad, of_weight, of_x)
+        return to_x, to_weight, to_bias if ctx.biased else None, None
+
+
+class _Product(torch.autograd.Function):
+    """The product of two matrices; the left one counts only where ``mask`` is above 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
+        return lane_product(a[None], b[None], None, None if mask is None else mask[None], False)[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*(given for given in inputs if given is not None))
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b, *mask = ctx.saved_tensors
+        return kept(along @ b.mT, mask), kept(a, mask).mT @ along, None
+
+
+class _ProductAndSums(torch.autograd.Function):
+    """The product of two matrices, and the sums of the left one's rows; masked as ``_Product``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+        lanes = (a[None], b[None], None if mask is None else mask[None])
+        product, sums = lane_product_and_sums(*lanes)
+        return product[0], sums[0]
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        ctx.save_for_backward(*(given for given in inputs if given is not None))
+
+    @staticmethod
+    def backward(ctx: Any, along: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, None]:
+        a, b, *mask = ctx.saved_tensors
+        return kept(along @ b.mT + sums[:, None], mask), kept(a, mask).mT @ along, None
+
+
+@torch.library.custom_op(
+    "sartor::lane_product",
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, Tensor? bias, Tensor? mask, bool rectify) -> Tensor",
+)
+def lane_product(
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool
+) -> Tensor:
+    """Return a (L, M, K) · b (L, K, N), plus a row (L, N); a counts where ``mask`` is above 0."""
+    return _launch_product(a, b, bias, mask, rectify, False)[0]
+
+
+@torch.library.custom_op(
+    "sartor::lane_product_and_sums",
+    mutates_args=(),
+    schema="(Tensor a, Tensor b, Tensor? mask) -> (Tensor, Tensor)",
+)
+def lane_product_and_sums(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return a (L, M, K) · b (L, K, N), and the sums of a's rows (L, M); masked as the product."""
+    return _launch_product(a, b, None, mask, False, True)
+
+
+@lane_product.register_fake
+def _(a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool) -> Tensor:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+
+
+@lane_product_and_sums.register_fake
+def _(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2]), a.new_empty(a.shape[:2])
+
+
+@lane_product.register_vmap
+def _(info: Any, in_dims: Any, a: Any, b: Any, bias: Any, mask: Any, rectify: bool) -> Any:
+    size = info.batch_size
+    given = (merge(t, dim, size) for t, dim in zip((a, b, bias, mask), in_dims, strict=False))
+    return part(lane_product(*given, rectify), size), 0
+
+
+@lane_product_and_sums.register_vmap
+def _(info: Any, in_dims: Any, a: Any, b: Any, mask: Any) -> Any:
+    size = info.batch_size
+    given = (merge(t, dim, size) for t, dim in zip((a, b, mask), in_dims, strict=True))
+    product, sums = lane_product_and_sums(*given)
+    return (part(product, size), part(sums, size)), (0, 0)
+
+
+def _launch_product(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    rectify: bool,
+    sums: bool,
+) -> tuple[Tensor, Tensor]:
+    lanes, rows, inner = a.shape
+    columns = b.shape[2]
+    tall, wide, deep, warps = _tile(rows, columns, lanes, forwards=b.stride(1) == 1)
+    bias = None if bias is None else dense(bias)
+    out = a.new_empty(lanes, rows, columns)
+    total = a.new_empty(lanes, rows) if sums else out
+    over = a if mask is None else mask
+    with torch.cuda.device_of(a):
+        kernels("layer_kernels").product[(ceil(rows, tall) * ceil(columns, wide), lanes)](
+            a,
+            b,
+            a if bias is None else bias,
+            over,
+            out,
+            total,
+            a.stride(0),
+            b.stride(0),
+            0 if bias is None else bias.stride(0),
+            over.stride(0),
+            rows,
+            columns,
+            inner,
+            a.stride(1),
+            a.stride(2),
+            b.stride(1),
+            b.stride(2),
+            over.stride(1),
+            over.stride(2),
+            HAS_BIAS=bias is not None,
+            MASKED=mask is not None,
+            RECTIFY=rectify,
+            SUMS=sums,
+            BM=tall,
+            BN=wide,
+            BK=deep,
+            PRECISION=PRECISION,
+            num_warps=warps,
+            num_stages=3,
+        )
+    return out, total
+
+
+def _tile(rows: int, columns: int, lanes: int, forwards: bool) -> tuple[int, int, int, int]:
+    """Choose rows, columns and depth of a tile, and its warps; by timings on an H200.
+
+    Forwards the right matrix is a transposed one, which wants narrow tiles.
+    """
+    if ceil(rows, 32) * ceil(columns, 64) * lanes >= PROGRAMS:
+        return (64, 32, 32, 2) if forwards else (32, 64, 32, 2)
+    return (32, 16, 64, 2) if forwards else (16, 32, 32, 4)

@@ -1,0 +1,146 @@
+"""ReLUs are computed by their neighbours only where that changes nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.func import grad, vmap
+from torch.nn import functional as F
+
+from sartor.engines.lanes import LaneOperations
+from sartor.engines.lanes.fusion import Fusion
+from sartor.tree import Tree
+from tests.engines.test_lane_layers import launched  # noqa: F401
+
+LANES = 3
+
+
+def _params() -> Tree:
+    rng = torch.Generator().manual_seed(1)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn((LANES, *shape), generator=rng, dtype=torch.float64)
+
+    return {"w1": normal(6, 12), "b1": normal(6), "w2": normal(4, 6), "x": normal(5, 2, 4, 6)}
+
+
+def _proven(network: Callable[[Tree], Tensor]) -> tuple[Fusion, Any, Any]:
+    """Prove a fusion on the gradient of a network, and return it with both gradients."""
+    fusion, given = Fusion(), _params()
+    slope = vmap(grad(lambda p: network(p).square().sum()))
+
+    def step() -> Any:
+        with LaneOperations(fusion):
+            return slope(given)
+
+    fusion.prove(given, step)
+    return fusion, step(), slope(given)
+
+
+def _as_in_lenet(p: Tree) -> Tensor:
+    x = F.relu(F.max_pool2d(p["x"], 2))  # calls 0 and 1
+    x = F.linear(x.flatten(1), p["w1"], p["b1"]).relu()  # 2 and 3
+    return F.linear(x, p["w2"])  # 4
+
+
+def _relu_first(p: Tree) -> Tensor:
+    x = F.max_pool2d(F.relu(p["x"] * 2), 2)  # 0 and 1
+    return nn.Sequential(nn.Flatten(), nn.ReLU())(x)  # 2: of what the pooling gave
+
+
+def _read_twice(p: Tree) -> Tensor:
+    x = F.linear(p["x"].flatten(1)[:, :12], p["w1"], p["b1"])
+    return F.relu(x) + 0.1 * x
+
+
+def _in_place(p: Tree) -> Tensor:
+    return F.relu(F.linear(p["x"].flatten(1)[:, :12], p["w1"], p["b1"]), inplace=True)
+
+
+def _shape_asked(p: Tree) -> Tensor:
+    x = F.linear(p["x"].flatten(1)[:, :12], p["w1"], p["b1"])
+    assert x.shape[0] == x.size(0) == 5
+    return torch.relu(x)
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize(
+    ("network", "rectify", "skip"),
+    [
+        (_as_in_lenet, {0, 2}, {1, 3}),
+        (_relu_first, {1}, {0}),
+        (_read_twice, set(), set()),
+        (_in_place, set(), set()),
+        (_shape_asked, {0}, {1}),
+    ],
+)
+def test_what_is_joined(network: Any, rectify: set[int], skip: set[int]) -> None:
+    fusion, found, plain = _proven(network)
+    assert (fusion.rectify, fusion.skip) == (rectify, skip)
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+
+
+class _Unseen(torch.autograd.Function):
+    """Reads a tensor without a function of torch."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return x * 3
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        """Nothing to keep."""
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        return slope * 3
+
+
+@pytest.mark.usefixtures("launched")
+def test_a_use_that_was_not_seen_is_found_by_the_numbers() -> None:
+    def network(p: Tree) -> Tensor:
+        x = F.linear(p["x"].flatten(1)[:, :12], p["w1"], p["b1"])
+        return F.relu(x) + _Unseen.apply(x)
+
+    fusion, found, plain = _proven(network)
+    assert not fusion.rectify
+    assert not fusion.skip
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("launched")
+def test_second_derivatives_of_joined_layers() -> None:
+    fusion, given = Fusion(), _params()
+
+    def curved(p: Tree) -> Tensor:
+        slope = grad(lambda q: _as_in_lenet({**p, **q}).square().sum())({"w1": p["w1"]})
+        return (slope["w1"] * p["w1"].sin()).sum()
+
+    def step() -> Any:
+        with LaneOperations(fusion):
+            return vmap(grad(curved))(given)
+
+    fusion.prove(given, step)
+    assert fusion.rectify
+    torch.testing.assert_close(step(), vmap(grad(curved))(given), rtol=1e-10, atol=1e-10)
+
+
+def test_lanes_without_numbers_agree() -> None:
+    """A lane that diverged does not keep the others from what is faster."""
+    fusion = Fusion()
+    passes = iter([torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan])])
+
+    def step() -> Tensor:
+        fusion.begin().kinds.update({0: F.linear, 1: "relu"})
+        assert fusion._learner is not None
+        fusion._learner.uses[0] = [1]
+        return next(passes)
+
+    fusion.prove(torch.zeros(2), step)
+    assert fusion.rectify == {0}

@@ -40,7 +40,7 @@ class Evaluation(Base):
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
         blocks = self.client_blocks()
         careful = sparing(self.engine, score, halved_clients, joined_scores)
-        found = self.engine.blocks(careful, blocks)
+        found = self.engine.blocks(careful, blocks, list(tallies.values()))
         for (run, ids), (costs, letters) in zip(blocks, found, strict=True):
             runs = slice(run, run + len(ids))
             receipt.bytes_down[runs] += letters
@@ -77,7 +77,8 @@ class Evaluation(Base):
             width = max(1, most // clients)
             runs = range(0, self.arena.num_runs, width)
             blocks = [(run, self.everybody[run : run + width, :clients]) for run in runs]
-        self.engine.blocks(sparing(self.engine, score, halved_clients, joined), blocks)
+        careful = sparing(self.engine, score, halved_clients, joined)
+        self.engine.blocks(careful, blocks, list(tallies.values()))
         return tallies
 
     def score_centre(
@@ -241,10 +242,8 @@ class Evaluation(Base):
         zero = torch.zeros(ids.shape, device=self.arena.device, dtype=torch.float64)
         sums, _ = self.engine.phase(phase, {"correct": zero.long(), "loss": zero}, here, plan)
         found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
-        where = (np.arange(run, run + len(ids))[:, None], ids)
         scored = np.take_along_axis(present, order, 1)
-        tally.correct[where] = np.where(scored, found[0], tally.correct[where])
-        tally.loss[where] = np.where(scored, found[1], tally.loss[where])
+        tally.put(np.nonzero(scored)[0] + run, ids[scored], found[0][scored], found[1][scored])
 
     def _phase_once(self, method: Method, split: str) -> Phase:
         """Make each scoring phase once, so that engines can recognise it."""

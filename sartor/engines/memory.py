@@ -7,6 +7,7 @@ of a block can start where the whole one failed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any, TypeVar
 
 import numpy as np
@@ -37,6 +38,7 @@ def sparing(
         joined: puts what came of the halves together, along an axis.
     """
 
+    @wraps(work)
     def careful(block: B) -> T:
         try:
             return work(block)

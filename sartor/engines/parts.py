@@ -28,6 +28,9 @@ class Engine(Protocol):
     def tune(self, trial: Any, lanes: int, signature: Any) -> None:
         """Choose the number of lanes a block by measuring, if there is a choice."""
 
+    def timed(self, run: Any) -> tuple[float, float]:
+        """Say how long some steps of a trial take: once, and each time."""
+
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
 
@@ -43,8 +46,11 @@ class Engine(Protocol):
     def clients(self, fn: Any, *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the site."""
 
-    def blocks(self, work: Any, blocks: list[Any]) -> list[Any]:
-        """Apply ``work`` to every block of lanes, in order or side by side."""
+    def blocks(self, work: Any, blocks: list[Any], into: Any = ()) -> list[Any]:
+        """Apply ``work`` to every block of lanes, in order or side by side.
+
+        What it writes to besides its results, by ``put`` alone, is named in ``into``.
+        """
 
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps taken."""
@@ -107,6 +113,11 @@ class Tally:
 
     correct: np.ndarray
     loss: np.ndarray
+
+    def put(self, run: np.ndarray, client: np.ndarray, correct: Any, loss: Any) -> None:
+        """Put the sums of single clients: number j is that of ``client[j]`` in ``run[j]``."""
+        self.correct[run, client] = correct
+        self.loss[run, client] = loss
 
 
 @dataclass

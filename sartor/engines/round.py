@@ -6,7 +6,6 @@ all runs and all lanes, and how the steps of a phase are taken.
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -279,7 +278,8 @@ class Rounds(Evaluation):
             return upload, costs, seconds
 
         careful = sparing(self.engine, work_on, halved_block, joined_work)
-        done = self.engine.blocks(careful, blocks)
+        stores = [store] if keep is None else [store, keep]
+        done = self.engine.blocks(careful, blocks, [*stores, *receipt.tally.values()])
         if not in_turn:
             # Blocks may have run side by side: divide the wall time as their own clocks say.
             passed = clock("train")
@@ -304,6 +304,10 @@ class Rounds(Evaluation):
         phase = max(method.phases, key=planned)
         sizes = self.arena.splits["train"].size
 
+        def steps_of(ids: np.ndarray, there: np.ndarray, run: int) -> np.ndarray:
+            known = replace(phase, steps=None) if callable(phase.steps) else phase
+            return self._known_steps(known, ids, there, run)
+
         def prepare(block: Block) -> tuple[Tree, Site, Plan]:
             ids, here = cohort[block.cut], cut_site(site, block)
             arena = cut_arena(self.arena, block.run, block.runs)
@@ -316,20 +320,24 @@ class Rounds(Evaluation):
                 work = self.engine.clients(earlier.leave, work, here)
             return work, here, plan
 
+        def timed(one: tuple[Tree, Site, Plan]) -> tuple[float, float]:
+            return self.engine.timed(lambda: self.engine.phase(phase, *one))
+
         def trial(lanes: int) -> float:
             """Predict the seconds of the whole phase in blocks of so many lanes."""
             blocks = self._blocks(method.phases, cohort.shape, lanes)
             ready = [prepare(block) for block in blocks[: self.engine.workers]]
-            began = time.perf_counter()
-            self.engine.blocks(lambda one: self.engine.phase(phase, *one), ready)
-            passed = time.perf_counter() - began
+            first, passed = (
+                max(times) for times in zip(*self.engine.blocks(timed, ready), strict=True)
+            )
             taken = sum(int(plan.steps.sum()) for _, _, plan in ready)
             # Blocks go to the first core that is free; the last to finish decides.
             cores = [0] * self.engine.workers
             for block in blocks:
-                local = np.take_along_axis(sizes[block.cut[0]], cohort[block.cut], 1)
-                cores[int(np.argmin(cores))] += int(local.sum())
-            return passed * len(ready) / max(taken, 1) * max(cores)
+                ids = cohort[block.cut]
+                there = np.ones_like(ids, dtype=bool)
+                cores[int(np.argmin(cores))] += int(steps_of(ids, there, block.run).sum())
+            return first + passed * len(ready) / max(taken, 1) * max(cores)
 
         shapes = tuple((n, tuple(p.shape)) for n, p in self.task.module.named_parameters())
         signature = (method.name, type(self.task.module), shapes, phase.batch, cohort.shape)

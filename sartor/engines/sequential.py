@@ -46,6 +46,10 @@ class Sequential:
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
         """Have nothing to choose."""
 
+    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
+        """Have nothing to time."""
+        return 0.0, 0.0
+
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
         found = []
@@ -84,7 +88,7 @@ class Sequential:
             )
         return tree.stack(rows)
 
-    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
+    def blocks(self, work: Callable[[Any], Any], blocks: list[Any], into: Any = ()) -> list[Any]:
         """Apply ``work`` to every block of lanes, one after the other."""
         return [work(block) for block in blocks]
 

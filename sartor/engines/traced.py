@@ -9,16 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-import torch
 from torch import Tensor
-from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.graph import CodeGen
 
-from sartor import tree
-from sartor.engines.lanes import DIRECT
+from sartor.engines.thinned import thin
 
 _WORTH_IT = 50  # uses after which a trace, had it been made at first, would have paid for itself
 
@@ -32,9 +30,11 @@ class Traces:
 
     def __init__(self) -> None:
         self._uses: dict[Any, int] = {}
-        self._wanted: dict[Any, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+        self._wanted: dict[Any, tuple[Callable[..., Any], Any, list[Any], list[Tensor]]] = {}
         self._ready: dict[Any, Callable[..., Any]] = {}
+        self._asked: set[Any] = set()  # keys for which a trace was tried, or soon is
         self._counted = False
+        self.worth_it: int | None = None  # uses after which a trace is made, if not as usual
 
     def call(self, owner: Any, step: Callable[..., Any], *args: Any) -> Any:
         """Call a mapped function, or its trace if there is one for arguments of these shapes.
@@ -44,14 +44,25 @@ class Traces:
             step: the mapped function, such as a step.
             args: trees, batches and the site.
         """
-        key = (id(owner), *(_signature(a) for a in args))
-        if key in self._ready:
-            return self._ready[key](*args)
+        leaves: list[Tensor] = []
+        form: list[Any] = []
+        _flat(args, leaves, form)
+        shapes = [(leaf.shape, leaf.dtype, leaf.stride()) for leaf in leaves]
+        key = (id(owner), *form, *shapes)
+        ready = self._ready.get(key)
+        if ready is not None:
+            return ready(leaves)
         self._counted = True
         uses = self._uses[key] = self._uses.get(key, 0) + 1
-        if uses == _WORTH_IT:
-            self._wanted[key] = (step, (owner, args))
+        if uses >= (self.worth_it or _WORTH_IT) and key not in self._asked:
+            self._asked.add(key)
+            self._wanted[key] = (step, owner, form, leaves)
         return step(*args)
+
+    @property
+    def made(self) -> int:
+        """How many traces there are."""
+        return len(self._ready)
 
     def prepare(self) -> bool:
         """Make the traces that have been asked for.
@@ -60,52 +71,64 @@ class Traces:
             whether there were calls without a trace since the last time.
         """
         while self._wanted:
-            key, (step, (owner, args)) = self._wanted.popitem()
+            key, wanted = self._wanted.popitem()
             try:
-                traced = _cleared(make_fx(step)(*args))
+                self._ready[key] = _Trace(*wanted)
             except RuntimeError:  # an operation that cannot be traced: the step goes on as it is
                 continue
-            self._ready[key] = _Kept(owner, traced)
         counted, self._counted = self._counted, False
         return counted
 
 
-class _Kept:
-    """A trace, and the phase whose identity is its key."""
+class _Trace:
+    """A traced function of leaves, and the phase whose identity is its key."""
 
-    def __init__(self, owner: Any, traced: GraphModule) -> None:
-        self.owner, self.traced = owner, traced.forward
+    def __init__(
+        self, step: Callable[..., Any], owner: Any, form: list[Any], leaves: list[Tensor]
+    ) -> None:
+        self.owner = owner
+        self.form: list[Any] = []
 
-    def __call__(self, *args: Any) -> Any:
-        return self.traced(*args)
+        def flat_step(*flat: Tensor) -> list[Tensor]:
+            found: list[Tensor] = []
+            self.form.clear()
+            _flat(step(*_built(iter(form), iter(flat))), found, self.form)
+            return found
 
+        traced = make_fx(flat_step)(*leaves)
+        traced.graph.set_codegen(CodeGen())  # plain arguments
+        self.run = thin(traced).forward
 
-def _cleared(traced: GraphModule) -> GraphModule:
-    """Take out what changes nothing and what nobody reads, and call operators of ours directly."""
-    graph = traced.graph
-    for node in list(graph.nodes):
-        if node.target is torch.ops.aten.permute.default:
-            source, order = node.args
-            if list(order) == list(range(len(order))):
-                node.replace_all_uses_with(source)
-        elif node.target is torch.ops.aten.detach.default:  # a trace has no gradients to cut
-            node.replace_all_uses_with(node.args[0])
-    graph.eliminate_dead_code()
-    for node in graph.nodes:
-        # Nothing is differentiated or mapped any more: the way through PyTorch's registry, which
-        # takes as long as a small operation, is spared.
-        node.target = DIRECT.get(node.target, node.target)
-    traced.recompile()
-    return traced
+    def __call__(self, leaves: list[Tensor]) -> Any:
+        return _built(iter(self.form), iter(self.run(*leaves)))
 
 
-def _signature(value: Any) -> Any:
-    """Return the shapes and dtypes of a tree, or of a named tuple of trees."""
+def _flat(value: Any, leaves: list[Tensor], form: list[Any]) -> None:
+    """List the leaves of trees, batches and sites, and what stands between them."""
     if isinstance(value, Tensor):
-        return value.shape, value.dtype, value.stride()
-    if isinstance(value, dict):
-        return tuple((name, _signature(leaf)) for name, leaf in tree.items(value))
-    return tuple(_signature(part) for part in value)
+        leaves.append(value)
+        form.append(None)
+    elif isinstance(value, dict):
+        form.append(len(value))
+        for name in sorted(value):
+            form.append(name)
+            _flat(value[name], leaves, form)
+    else:
+        form.append((type(value), len(value)))
+        for part in value:
+            _flat(part, leaves, form)
+
+
+def _built(form: Iterator[Any], leaves: Iterator[Tensor]) -> Any:
+    """Put leaves back into their form."""
+    kind = next(form)
+    if kind is None:
+        return next(leaves)
+    if isinstance(kind, int):
+        return {next(form): _built(form, leaves) for _ in range(kind)}
+    make, length = kind
+    parts = [_built(form, leaves) for _ in range(length)]
+    return make(*parts) if hasattr(make, "_fields") else make(parts)
 
 
 def keep_freed_memory() -> None:

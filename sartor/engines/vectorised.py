@@ -6,7 +6,8 @@ active are computed; lanes inside that width that are done are masked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+import time
+from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -18,10 +19,11 @@ from torch.func import vmap
 
 from sartor import tree
 from sartor.engines.arena import Arena
+from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
 from sartor.engines.lanes import CoreOperations
 from sartor.engines.plan import Plan
 from sartor.engines.traced import Traces, keep_freed_memory
-from sartor.engines.tuning import choose_chunk
+from sartor.engines.tuning import Pace, choose_chunk
 from sartor.method import Hub, Phase, Site
 from sartor.task import alone, metered
 from sartor.tree import Tree
@@ -29,6 +31,7 @@ from sartor.tree import Tree
 # The common letter and the round belong to the run: they are not copied per client.
 PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0, 0)
 _UNTUNED = 256  # lanes at once on a CPU before anything was measured
+_REHEARSED = 3  # uses after which a step is traced for a rehearsal
 STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 
 
@@ -44,6 +47,12 @@ class Vectorised:
         if arena.device.type == "cpu":
             keep_freed_memory()
         self.calls: dict[str, tuple[int, int]] = {}
+        self.may_fork = arena.device.type == "cpu"
+        self._clock: Callable[[], float] = time.perf_counter
+        self._rehearses = False
+        self._rehearsal_cost = 0.0
+        self._fork_cost = 0.01  # seconds, until one was made
+        self._paces: dict[str, Pace] = {}  # by the name of the work
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
@@ -57,7 +66,16 @@ class Vectorised:
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
         """Choose the number of lanes a block by measuring, unless it was given."""
         if self.lanes is None and self.arena.device.type == "cpu":
-            self.lanes = choose_chunk(trial, lanes, self.workers, signature)
+
+            def rehearsal(chunk: int) -> float:
+                self._rehearses = True
+                try:
+                    predicted = trial(chunk)
+                finally:
+                    self._rehearses, self._clock = False, time.perf_counter
+                return predicted + self._rehearsal_cost
+
+            self.lanes = choose_chunk(trial, lanes, self.workers, signature, rehearsal)
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
@@ -76,22 +94,98 @@ class Vectorised:
             return mapped(*args)
         return self.traces.call(fn, mapped, *args)
 
-    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
-        """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core."""
+    def blocks(
+        self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target] = ()
+    ) -> list[Any]:
+        """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core.
+
+        Cores are processes where the work is long enough to pay for them, and threads elsewhere.
+        """
+        if self._rehearses:
+            return self._rehearsed(work, blocks)
         done: list[Any] = []
         wave = self.workers
+        pace = self._paces.setdefault(getattr(work, "__qualname__", ""), Pace())
+        known, spent = pace.waves > 0, 0.0
         while len(done) < len(blocks):
             # As long as blocks count towards traces they come in waves, each twice as long as the
             # last, so that the first blocks of a long list make the traces of the others.
             learning = self.traces.prepare() or not done
             rest = blocks[len(done) :]
+            cores = min(self.workers, len(rest))
+            ready = known or not learning or pace.waves > 2  # steps used often have their traces
+            if ready and cores > 1 and self._may_fork(pace, len(rest)):
+                return done + self._forked(work, rest, into, pace)
             now = rest[:wave] if learning and len(rest) > 2 * wave else rest
-            if self.workers == 1 or len(now) == 1:
-                done += [work(block) for block in now]
-            else:
-                done += _pool(self.workers).map(work, now)
+            began = time.perf_counter()
+            done += self._threaded(work, now)
+            spent += (time.perf_counter() - began) * min(cores, len(now))
+            pace.waves, pace.traces = pace.waves + 1, self.traces.made
+            pace.threads = spent / len(done)  # of all so far: those with most work come first
             wave *= 2
         return done
+
+    def _threaded(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
+        if self.workers == 1 or len(blocks) == 1:
+            return [work(block) for block in blocks]
+        return list(_pool(self.workers).map(work, blocks))
+
+    def _rehearsed(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
+        """Work as in a later round: with traces of all steps, and in processes if there are any."""
+        self.traces.worth_it = _REHEARSED
+        work(blocks[0])
+        self.traces.worth_it = None
+        self.traces.prepare()
+        self._rehearsal_cost = 0.0
+        if len(blocks) == 1 or self.workers == 1 or not self.may_fork or why_not() is not None:
+            return self._threaded(work, blocks)
+        self._clock = time.thread_time  # of a core alone: what else runs here does not count
+        outcome = work_in_processes(work, blocks, min(self.workers, len(blocks)))
+        self._rehearsal_cost = self._fork_cost = outcome.cost
+        return outcome.results
+
+    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
+        """Time some steps: what they take once beyond the rest, such as for memory, and the rest.
+
+        The first is 0 unless all is as in a later round.
+        """
+        began = self._clock()
+        run()
+        first = self._clock() - began
+        if not self._rehearses:
+            return 0.0, first
+        began = self._clock()
+        run()
+        again = self._clock() - began
+        return max(first - again, 0.0), again
+
+    def _may_fork(self, pace: Pace, blocks: int) -> bool:
+        return (
+            self.may_fork
+            and pace.forks_pay(blocks, self._fork_cost, self.traces.made)
+            and why_not() is None
+        )
+
+    def _forked(
+        self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target], pace: Pace
+    ) -> list[Any]:
+        """Work in processes; what the engine learned there is told here."""
+
+        def told(block: Any) -> tuple[Any, dict[str, tuple[int, int]], int | None]:
+            return work(block), self.calls, self.limit
+
+        processes = min(self.workers, len(blocks))
+        began = time.perf_counter()
+        outcome = work_in_processes(told, blocks, processes, into)
+        passed = time.perf_counter() - began
+        pace.forks = passed * processes / len(blocks)
+        self._fork_cost = outcome.cost
+        self.may_fork = outcome.is_sound
+        for _, calls, limit in outcome.results:
+            self.calls |= calls
+            if limit is not None:
+                self.spare(limit)
+        return [result for result, _, _ in outcome.results]
 
     def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
         """Run a phase on all lanes; returns the work and the number of steps each lane took."""
@@ -164,7 +258,7 @@ class Vectorised:
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Return the threads that work on blocks, one core each; they stay, with their caches."""
     return ThreadPoolExecutor(
-        workers, "sartor-block", initializer=torch.set_num_threads, initargs=(1,)
+        workers, BLOCK_THREADS, initializer=torch.set_num_threads, initargs=(1,)
     )
 
 

@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from sartor.engines.lanes import CoreOperations, native
-from sartor.engines.traced import _cleared
+from sartor.engines.thinned import thin
 
 compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
 
@@ -290,7 +290,7 @@ def test_a_trace_calls_the_operators_directly(called: list[str]) -> None:
     rng = torch.Generator().manual_seed(1)
     x, w, b = (torch.randn(s, generator=rng) for s in ((9, 1, 8, 8), (4, 1, 3, 3), (4,)))
     wanted = _step(w, b, x)
-    traced = _cleared(make_fx(_step)(w, b, x))
+    traced = thin(make_fx(_step)(w, b, x))
     called.clear()
     found = traced(w, b, x)
     assert called == ["convolve", "pool", "pool", "kernel_gradient"]

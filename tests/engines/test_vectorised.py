@@ -324,6 +324,8 @@ class Told:
     def __init__(self, answers: Callable[[], bool], done: list[int]) -> None:
         self.answers, self.done, self.asked = answers, done, []
 
+    made = 0
+
     def prepare(self) -> bool:
         self.asked.append(len(self.done))
         return self.answers()

@@ -1,0 +1,178 @@
+"""A trace with fewer operations and the same numbers, to the bit.
+
+Each operation of a trace costs some microseconds before it computes anything, as long as a small
+operation itself takes. What is taken out:
+
+| what | why it changes nothing |
+|---|---|
+| views that arrive where their source was | same memory, same shape, same strides |
+| multiplications by one, copies to the same type | the same numbers |
+| the same operation on the same values again | the first has the answer |
+| tensors filled with one number | they are made once and kept |
+| what nobody reads | such as the loss itself, once its gradient is all that is asked for |
+
+The last three are left alone in a trace that changes tensors in place.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+
+from sartor.engines.lanes import DIRECT
+
+_aten = torch.ops.aten
+_FILLS = {
+    _aten.zeros_like.default: lambda node: 0,
+    _aten.ones_like.default: lambda node: 1,
+    _aten.new_zeros.default: lambda node: 0,
+    _aten.new_ones.default: lambda node: 1,
+    _aten.scalar_tensor.default: lambda node: node.args[0],
+    _aten.full.default: lambda node: node.args[1],
+    _aten.full_like.default: lambda node: node.args[1],
+}
+_VIEWS = {
+    _aten.view.default,
+    _aten._unsafe_view.default,
+    _aten._reshape_alias.default,
+    _aten.expand.default,
+    _aten.transpose.int,
+    _aten.t.default,
+    _aten.permute.default,
+    _aten.unsqueeze.default,
+    _aten.squeeze.default,
+    _aten.squeeze.dim,
+    _aten.squeeze.dims,
+    _aten.select.int,
+    _aten.slice.Tensor,
+    _aten.detach.default,
+    _aten.alias.default,
+}
+"""Views that begin where their source does, as long as they leave out none of its numbers."""
+_MOST_KEPT = 1 << 20  # numbers of a tensor that is kept with a trace
+
+
+def thin(traced: GraphModule) -> GraphModule:
+    """Take out what changes nothing and what nobody reads, and call operators of ours directly."""
+    graph = traced.graph
+    _skip_views(graph)
+    if not any(_changes(node) for node in graph.nodes):
+        _skip_copies(graph)
+        _keep_fills(traced)
+        _say_once(graph)
+        _skip_views(graph)
+    graph.eliminate_dead_code()
+    for node in graph.nodes:
+        # Nothing is differentiated or mapped any more: the way through PyTorch's registry, which
+        # takes as long as a small operation, is spared.
+        node.target = DIRECT.get(node.target, node.target)
+    traced.recompile()
+    return traced
+
+
+def _skip_views(graph: Graph) -> None:
+    """Take out views, one or several in a row, that end as what they began from."""
+    for node in graph.nodes:
+        here = _layout(node)
+        source = _viewed(node)
+        while source is not None and _numel(source) == _numel(node):
+            if _layout(source) == here:
+                node.replace_all_uses_with(source)
+                break
+            source = _viewed(source)
+
+
+def _skip_copies(graph: Graph) -> None:
+    """Take out multiplications by one, and copies to the type and layout that were there."""
+    for node in graph.nodes:
+        product = node.target in (_aten.mul.Scalar, _aten.mul.Tensor)
+        once = product and node.args[1] == 1
+        if not once and node.target not in (_aten._to_copy.default, _aten.clone.default):
+            continue
+        source = node.args[0]
+        if _layout(node) == _layout(source) and not _is_returned(node):
+            node.replace_all_uses_with(source)
+
+
+def _keep_fills(traced: GraphModule) -> None:
+    """Make tensors that are filled with one number once, unless somebody could see whose it is."""
+    for node in traced.graph.nodes:
+        if node.target not in _FILLS or not all(_reads(user) for user in node.users):
+            continue
+        value = _FILLS[node.target](node)
+        if type(value) not in (bool, int, float) or _numel(node) > _MOST_KEPT:
+            continue
+        shape, stride, dtype = _layout(node)
+        name = f"kept_{node.name}"
+        filled = torch.empty_strided(shape, stride, dtype=dtype).fill_(value)
+        traced.register_buffer(name, filled)
+        with traced.graph.inserting_before(node):
+            kept = traced.graph.get_attr(name)
+        kept.meta["val"] = node.meta["val"]
+        node.replace_all_uses_with(kept)
+
+
+def _say_once(graph: Graph) -> None:
+    """Take out operations that were done before on the same values."""
+    seen: dict[Any, Node] = {}
+    for node in graph.nodes:
+        if not _is_operation(node) or _is_returned(node) or _is_random(node):
+            continue
+        try:
+            key = (node.target, repr(node.args), repr(sorted(node.kwargs.items())))
+            first = seen.setdefault(key, node)
+        except TypeError:
+            continue
+        if first is not node:
+            node.replace_all_uses_with(first)
+
+
+# ---- what a node is --------------------------------------------------------------------------
+
+
+def _layout(node: Any) -> Any:
+    """Return shape, strides and type of a node's tensor; None if it is something else."""
+    found = node.meta.get("val") if isinstance(node, Node) else None
+    return (found.shape, found.stride(), found.dtype) if isinstance(found, Tensor) else None
+
+
+def _numel(node: Node) -> int:
+    layout = _layout(node)
+    return -1 if layout is None else math.prod(layout[0])
+
+
+def _viewed(node: Node) -> Node | None:
+    """Return what a node is a view of; None if it has numbers of its own, or is a rare view."""
+    source = node.args[0] if node.target in _VIEWS else None
+    known = isinstance(source, Node) and _layout(node) and _layout(source)
+    return source if isinstance(source, Node) and known else None
+
+
+def _is_operation(node: Node) -> bool:
+    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+
+
+def _changes(node: Node) -> bool:
+    target: Any = node.target
+    return _is_operation(node) and bool(target._schema.is_mutable)
+
+
+def _is_random(node: Node) -> bool:
+    target: Any = node.target
+    return torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _is_returned(node: Node) -> bool:
+    return any(user.op == "output" for user in node.users)
+
+
+def _reads(user: Node) -> bool:
+    """Say whether an operation reads a value and gives it, or views of it, to nobody."""
+    if not _is_operation(user) or user.target in _VIEWS:
+        return False
+    target: Any = user.target
+    return target.namespace == "aten" and not target.is_view

@@ -30,7 +30,7 @@ import sartor
 from sartor import Federation, Local
 from sartor.cli import main
 from sartor.engines import traced, tuning
-from sartor.engines.lanes import CoreOperations, pooling
+from sartor.engines.lanes import CoreOperations, halving
 from sartor.engines.tuning import choose_chunk
 from sartor.errors import FederationError, RunFolderError
 from sartor.methods import build
@@ -686,10 +686,10 @@ def test_fast_pooling_is_max_pooling_with_all_ties(
     wanted = pooled(x, grad, fast=False)
     used = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pooling, "_LEAST", 1)
-        plain = pooling._HalvingMax.forward
+        patch.setattr(halving, "_LEAST", 1)
+        plain = halving._HalvingMax.forward
         patch.setattr(
-            pooling._HalvingMax, "forward", staticmethod(lambda x: used.append(1) or plain(x))
+            halving._HalvingMax, "forward", staticmethod(lambda x: used.append(1) or plain(x))
         )
         found = pooled(x, grad, fast=True)
     assert used
@@ -720,7 +720,7 @@ def test_what_the_fast_pooling_cannot_do_is_left_to_the_library(
     class No:
         apply = None
 
-    monkeypatch.setattr(pooling, "_HalvingMax", No)
+    monkeypatch.setattr(halving, "_HalvingMax", No)
     x = torch.from_numpy(np.random.default_rng(0).normal(size=shape))
     wanted = F.max_pool2d(x, **settings)
     with CoreOperations():
@@ -745,7 +745,7 @@ def test_every_way_to_say_two_by_two_is_understood(
 ) -> None:
     """By position, by name, as a layer: the fast form runs, with the same output."""
     used = []
-    plain = pooling._HalvingMax.apply
+    plain = halving._HalvingMax.apply
 
     class Watched:
         @staticmethod
@@ -753,7 +753,7 @@ def test_every_way_to_say_two_by_two_is_understood(
             used.append(1)
             return plain(x)
 
-    monkeypatch.setattr(pooling, "_HalvingMax", Watched)
+    monkeypatch.setattr(halving, "_HalvingMax", Watched)
     x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 16, 18)))
     with CoreOperations():
         found = call(x)

@@ -142,13 +142,13 @@ def yardstick(rounds: int) -> Iterator[dict[str, Any]]:
     cohort, every = YARDSTICK["cohort"], YARDSTICK["test_every"]
     local = sartor.Local(batch=sizes["batch"], epochs=sizes["epochs"], lr=0.1)
     times = train(fed, TwoLayers(), 200, local=local, participation=cohort, eval_every=every)
-    rest = float(np.mean(times["round"][50:]))
+    rest = float(np.mean(times["round"][3 * SETTLED :]))
     yield {
         "what": "yardstick",
         "seconds a round": rest,
         "1,500 rounds": 1500 * rest,
         "first": float(times["round"][0]),
-        **{f"{part} a round": float(times[part][50:].mean()) for part in PARTS},
+        **{f"{part} a round": float(times[part][3 * SETTLED :].mean()) for part in PARTS},
         "work": floors.work_of_federation(
             fed, TwoLayers(), **sizes, cohort=cohort, test_every=every
         ),

@@ -147,11 +147,12 @@ def place(arena: Arena, pool: Pool | None, chosen: Replacements) -> tuple[Arena,
     if pool is None or pool.features is None:
         return arena, chosen.row
     rows = torch.from_numpy(chosen.row)
+    known = arena.features(torch.arange(len(arena.x), device=arena.device))
     x, y = (
         torch.cat([old, new[rows].to(old.device, old.dtype)])
-        for old, new in ((arena.x, pool.features.x), (arena.y, pool.features.y))
+        for old, new in ((known, pool.features.x), (arena.y, pool.features.y))
     )
-    return replace(arena, x=x, y=y), len(arena.x) + np.arange(len(rows))
+    return replace(arena, x=x, y=y, palette=None), len(arena.x) + np.arange(len(rows))
 
 
 def find_judge(
@@ -165,7 +166,8 @@ def find_judge(
                 f"eval_set must be a pair (x, y) with samples of shape {federation.input_shape}, "
                 f"got {tuple(x.shape)} and {tuple(y.shape)}."
             )
-        both = x.to(arena.x.device, arena.x.dtype), y.to(arena.y.device, arena.y.dtype)
+        kind = (arena.x if arena.palette is None else arena.palette).dtype
+        both = x.to(arena.x.device, kind), y.to(arena.y.device, arena.y.dtype)
         return lambda client: both, f"{len(x)} given samples"
     if eval_set not in ("test", "own"):
         raise ConfigError(f"Unknown eval_set {eval_set!r}{did_you_mean(eval_set, ('test', 'own'))}")
@@ -179,9 +181,9 @@ def find_judge(
 
         def own(client: int) -> tuple[Tensor, Tensor]:
             rows = test.of(client).to(arena.device)
-            return arena.x[rows], arena.y[rows]
+            return arena.features(rows), arena.y[rows]
 
         return own, "the client's own test samples"
     rows = test.rows.unique().to(arena.device)
-    everybody = arena.x[rows], arena.y[rows]
+    everybody = arena.features(rows), arena.y[rows]
     return lambda client: everybody, f"the {len(rows)} test samples of all clients"

@@ -87,7 +87,7 @@ class Simulation:
         self.eval_every, self.points = eval_every, points
         if arena is None:
             arena = build_arena(federations, device, dtype)
-            arena = packed(arena) if device.type == "cuda" else arena
+            arena = packed(arena) if device.type == "cuda" else arena  # a CPU gathers as fast
         self.eval_start = bool(points) and (eval_start or "post" in points)
         _check_held_out(method, arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]

@@ -79,14 +79,18 @@ def packed(arena: Arena) -> Arena:
     flat = arena.x.reshape(-1)
     if arena.palette is not None or not flat.is_floating_point() or flat.numel() < _WORTH_PACKING:
         return arena
-    palette = flat[:_GLANCE].unique()
-    for part in flat.split(_GLANCE << 8):
-        palette = torch.cat([palette, part.unique()]).unique() if len(palette) <= 256 else palette
-    if len(palette) > 256 or palette.isnan().any():
+    try:
+        palette = flat[:_GLANCE].unique()
+        for part in flat.split(_GLANCE << 4):
+            if len(palette) <= 256:
+                palette = torch.cat([palette, part.unique()]).unique()
+        if len(palette) > 256 or palette.isnan().any():
+            return arena
+        codes = torch.empty_like(flat, dtype=torch.uint8)
+        for part, code in zip(flat.split(_GLANCE << 4), codes.split(_GLANCE << 4), strict=True):
+            code.copy_(torch.searchsorted(palette, part, out_int32=True))
+    except torch.OutOfMemoryError:  # then they stay as they are
         return arena
-    codes = torch.empty_like(flat, dtype=torch.uint8)
-    for part, code in zip(flat.split(_GLANCE << 8), codes.split(_GLANCE << 8), strict=True):
-        code.copy_(torch.searchsorted(palette, part, out_int32=True))
     return replace(arena, x=codes.reshape(arena.x.shape), palette=palette)
 
 

@@ -28,7 +28,7 @@ from sartor.engines.arena import Arena
 from sartor.engines.lanes import LaneOperations, leaves
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.moving import on_device
-from sartor.engines.plan import Plan
+from sartor.engines.plan import Plan, num_steps
 from sartor.engines.vectorised import (
     PER_CLIENT,
     STOP_EVERY,
@@ -44,6 +44,7 @@ _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% o
 _WORTH_IT = 12  # uses of a function after which it is captured
 _MOST_COMMON = 1 << 28  # bytes that common letters may take when every lane gets its own copy
 _MOST_COPIED = 1 << 30  # bytes of arguments of a captured function
+_PROOF = 8  # lanes on which it is tried whether ReLUs can be joined to their neighbours
 _EVERY_LANE = Site(*(0,) * len(Site._fields))
 
 
@@ -207,7 +208,7 @@ class _Captured:
         self.taken = torch.zeros_like(self.limit)
         self.done = torch.zeros_like(self.limit, dtype=torch.bool)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        self.widths = few_widths([width for width, _ in plan.widths()], plan.steps.shape[1])
+        self.widths = few_widths(_schedule(phase, engine.arena, plan), plan.steps.shape[1])
         self.fusion = Fusion()
         self.step = over_lanes(phase.step, 2, lambda: LaneOperations(self.fusion), dims)
         self.proven = False
@@ -227,8 +228,9 @@ class _Captured:
         self._fill(work, site, plan, steps)
         if missing:
             if not self.proven:
-                now = tree.narrow(self.work, 1, 0, missing[0])
-                self.fusion.prove(now, lambda: self._next(missing[0]))
+                width = min(missing[0], _PROOF)
+                now = tree.narrow(self.work, 1, 0, width)
+                self.fusion.prove(now, lambda: self._next(width))
                 self.proven = True
             with _no_collection():
                 self.graphs.update({width: self._capture(width) for width in missing})
@@ -298,6 +300,21 @@ class _Captured:
         with torch.cuda.graph(graph, pool=self.engine.pool):
             self._advance(width)
         return graph
+
+
+def _schedule(phase: Phase, arena: Arena, plan: Plan) -> list[int]:
+    """Return the width of every step of a typical cohort.
+
+    It must not depend on who happened to be drawn first: sums of a step may be rounded otherwise
+    at another width, and a resumed run would differ from the one that was not stopped.
+    """
+    if callable(phase.steps) or phase.when is not None:
+        return [width for width, _ in plan.widths()]
+    slots = plan.steps.shape[1]
+    size = arena.splits["train" if phase.data == "none" else phase.data].size.reshape(-1)
+    steps = np.sort(num_steps(phase, size))[::-1]
+    lanes = steps[(np.arange(slots) * len(steps)) // slots]
+    return [int((lanes > s).sum()) for s in range(int(lanes.max(initial=0)))]
 
 
 def few_widths(schedule: list[int], slots: int, most: int = _WIDTHS) -> list[int]:

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
+from sartor import tree
 from sartor.engines.lanes import LaneOperations
-from sartor.engines.lanes.fusion import Fusion
+from sartor.engines.lanes.fusion import Fusion, _agree
 from sartor.tree import Tree
 from tests.engines.test_lane_layers import launched  # noqa: F401
 
@@ -35,10 +36,15 @@ def _proven(network: Callable[[Tree], Tensor]) -> tuple[Fusion, Any, Any]:
 
     def step() -> Any:
         with LaneOperations(fusion):
-            return slope(given)
+            return _as_one_run(slope(given))
 
-    fusion.prove(given, step)
-    return fusion, step(), slope(given)
+    fusion.prove(_as_one_run(given), step)
+    return fusion, step(), _as_one_run(slope(given))
+
+
+def _as_one_run(lanes: Tree) -> Tree:
+    found: Tree = tree.map(lambda leaf: leaf[None], lanes)
+    return found
 
 
 def _as_in_lenet(p: Tree) -> Tensor:
@@ -84,33 +90,40 @@ def test_what_is_joined(network: Any, rectify: set[int], skip: set[int]) -> None
     torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
 
 
-class _Unseen(torch.autograd.Function):
-    """Reads a tensor without a function of torch."""
+def _hidden(scale: float) -> Callable[[Tree], Tensor]:
+    """Use what a ReLU is taken of once more, where no function of torch is seen to be given it."""
 
-    generate_vmap_rule = True
+    def network(p: Tree) -> Tensor:
+        x = F.linear(p["x"].flatten(1)[:, :12], p["w1"], p["b1"])
+        return F.relu(x) + scale * vmap(lambda row: row * row.norm())(x)
 
-    @staticmethod
-    def forward(x: Tensor) -> Tensor:
-        return x * 3
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        """Nothing to keep."""
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> Tensor:
-        return slope * 3
+    return network
 
 
 @pytest.mark.usefixtures("launched")
-def test_a_use_that_was_not_seen_is_found_by_the_numbers() -> None:
-    def network(p: Tree) -> Tensor:
-        x = F.linear(p["x"].flatten(1)[:, :12], p["w1"], p["b1"])
-        return F.relu(x) + _Unseen.apply(x)
-
-    fusion, found, plain = _proven(network)
+@pytest.mark.parametrize("scale", [1.0, 1e-3, 0.0])
+def test_a_use_that_was_not_seen_is_found_by_the_numbers(scale: float) -> None:
+    """Even one that counts nothing yet, such as a gate that begins at zero."""
+    fusion, found, plain = _proven(_hidden(scale))
+    assert not fusion.pairs
     assert not fusion.rectify
     assert not fusion.skip
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.usefixtures("launched")
+def test_layers_that_change_between_passes_are_left_alone() -> None:
+    passes = []
+
+    def network(p: Tree) -> Tensor:
+        passes.append(1)
+        flat = p["x"].flatten(1)[:, :12]
+        if len(passes) == 1:  # as a module that makes something when it is first called
+            return F.relu(F.linear(flat, p["w1"], p["b1"]))
+        return F.relu(F.max_pool2d(p["x"], 2).flatten(1) + F.linear(flat, p["w1"], p["b1"]).sum())
+
+    fusion, found, plain = _proven(network)
+    assert not fusion.pairs
     torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
 
 
@@ -124,23 +137,25 @@ def test_second_derivatives_of_joined_layers() -> None:
 
     def step() -> Any:
         with LaneOperations(fusion):
-            return vmap(grad(curved))(given)
+            return _as_one_run(vmap(grad(curved))(given))
 
-    fusion.prove(given, step)
+    fusion.prove(_as_one_run(given), step)
     assert fusion.rectify
-    torch.testing.assert_close(step(), vmap(grad(curved))(given), rtol=1e-10, atol=1e-10)
+    plain = _as_one_run(vmap(grad(curved))(given))
+    torch.testing.assert_close(step(), plain, rtol=1e-10, atol=1e-10)
 
 
-def test_lanes_without_numbers_agree() -> None:
-    """A lane that diverged does not keep the others from what is faster."""
-    fusion = Fusion()
-    passes = iter([torch.tensor([1.0, torch.nan]), torch.tensor([1.0, torch.nan])])
-
-    def step() -> Tensor:
-        fusion.begin().kinds.update({0: F.linear, 1: "relu"})
-        assert fusion._learner is not None
-        fusion._learner.uses[0] = [1]
-        return next(passes)
-
-    fusion.prove(torch.zeros(2), step)
-    assert fusion.rectify == {0}
+def test_agreement_is_lane_by_lane() -> None:
+    """No number twice is the same; a lane with large steps does not hide a wrong small one."""
+    before = torch.zeros(1, 2, 3)
+    plain = torch.tensor([[[1e6, 1e6, torch.nan], [1.0, 2.0, 3.0]]])
+    assert _agree(before, plain, plain.clone())
+    near = plain.clone()
+    near[0, 1, 0] += 1e-5
+    assert _agree(before, plain, near)
+    wrong = plain.clone()
+    wrong[0, 1, 0] += 0.01
+    assert not _agree(before, plain, wrong)
+    lost = plain.clone()
+    lost[0, 1, 0] = torch.nan
+    assert not _agree(before, plain, lost)

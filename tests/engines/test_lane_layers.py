@@ -69,7 +69,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def distance(a: list[Tensor], b: list[Tensor]) -> Tensor:
         calls.append("sqdist")
-        return sum(((x - y) ** 2).flatten(1).sum(1) for x, y in zip(a, b, strict=True))  # type: ignore[return-value]
+        return sum(((x - y) ** 2).reshape(len(x), -1).sum(1) for x, y in zip(a, b, strict=True))  # type: ignore[return-value]
 
     def difference(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
         calls.append("difference")

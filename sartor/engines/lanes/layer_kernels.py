@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton kernels behind ``layers``: a product, a loss, a pooling and a mean, for all lanes.
+"""The Triton kernels behind ``dense``, ``losses`` and ``pooling``, for all lanes.
 
 Without Triton the module can be imported, and nothing in it can be called.
 """
@@ -39,7 +39,7 @@ def product(
     BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum the columns of a.
+    """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum each row of a.
 
     MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0.
     """

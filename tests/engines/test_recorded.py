@@ -1,0 +1,176 @@
+"""The CUDA engine without a GPU: recording a step means to take it again when it is replayed.
+
+Buffers, widths, joined ReLUs and shared leaves are the engine's own; the kernels are those of
+``launched``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils import _pytree as pytree
+
+from sartor.engines import graphed
+from sartor.engines.graphed import Graphed, _clone, _once, _repeats, _schedule, _shared_buffer
+from sartor.engines.plan import build_plan
+from sartor.engines.vectorised import Vectorised, over_lanes
+from sartor.local import Local
+from sartor.methods import build
+from sartor.task import Task, metered
+from tests.engines.test_lane_layers import launched  # noqa: F401
+from tests.toys import assert_same, federation, outcome, run, simulation
+
+
+class _Again:
+    """Stands in for a graph."""
+
+    def __init__(self, replay: Callable[[], None]) -> None:
+        self.replay = replay
+
+
+class _Function(graphed._Function):
+    def __init__(self, engine: Any, apply: Any, fn: Any, args: tuple[Any, ...]) -> None:
+        leaves, self.spec = pytree.tree_flatten(args)
+        self.into = [_clone(x) if isinstance(x, Tensor) else x for x in leaves]
+        held = pytree.tree_unflatten(self.into, self.spec)
+        self.found = apply(fn, *held)
+
+        def again() -> None:
+            new = apply(fn, *held)
+            for old, leaf in zip(
+                pytree.tree_leaves(self.found), pytree.tree_leaves(new), strict=True
+            ):
+                if isinstance(old, Tensor):
+                    assert _repeats(old) == _repeats(leaf)
+                    _once(old).copy_(_once(leaf).clone())
+
+        self.graph = _Again(again)  # type: ignore[assignment]
+
+
+class _Recorded(Graphed):
+    """Records on the CPU."""
+
+    def __init__(self, arena: Any, chunk: int | None = None) -> None:
+        super().__init__(arena, chunk)
+        self.workers = 1
+
+    def _plain(self, fn: Any, *args: Any) -> Any:
+        return over_lanes(fn, len(args) - 1)(*args)
+
+    def clients(self, fn: Any, *args: Any) -> Any:
+        return self._often(fn, self._plain, fn, *args)
+
+
+@pytest.fixture
+def fused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Make recording possible; returns for every recorded step whether ReLUs were joined."""
+    found: list[bool] = []
+
+    def capture(self: Any, width: int) -> Any:
+        with metered() as calls:
+            self.counter.zero_()
+            self._advance(width)
+        self.engine.calls[self.phase.name] = calls()
+        self.counter.zero_()
+        found.append(bool(self.fusion.pairs))
+        return _Again(lambda: self._advance(width))
+
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
+    monkeypatch.setattr(graphed, "_WORTH_IT", 2)
+    monkeypatch.setattr(graphed, "_Function", _Function)
+    monkeypatch.setattr(graphed._Captured, "_capture", capture)
+    return found
+
+
+class _Net(nn.Module):
+    """A convolution, a pooling and two dense layers with ReLUs."""
+
+    head = "fc"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv2d(1, 3, 3), nn.Parameter(torch.zeros(()))
+        self.hidden, self.fc = nn.Linear(12, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(F.relu(self.conv(x)), 2)
+        logits: Tensor = self.fc(F.relu(self.hidden(x.flatten(1)))) + self.gate
+        return logits
+
+
+class _Gated(_Net):
+    """Uses what a ReLU is taken of once more, by a gate that is closed at first."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.hidden(F.max_pool2d(F.relu(self.conv(x)), 2).flatten(1))
+        more = torch.func.vmap(lambda row: row * row.norm())(x)
+        logits: Tensor = self.fc(F.relu(x) + self.gate * more)
+        return logits
+
+
+@pytest.mark.usefixtures("launched")
+@pytest.mark.parametrize(
+    ("name", "network", "joined"),
+    [
+        ("fedavg", _Net, True),
+        ("fedprox", _Net, True),
+        ("pfedme", _Net, True),
+        ("fedavg", _Gated, False),
+    ],
+)
+def test_recorded_steps_give_the_same_numbers(
+    fused: list[bool], name: str, network: type[_Net], joined: bool
+) -> None:
+    task = Task(network(), head="fc")
+    method = build(name, task, Local(epochs=2, batch=3, lr=0.1), {})
+    fed = federation(0, shape=(1, 6, 6))
+    plain = run(simulation(method, task, [fed], engine=Vectorised, rounds=4))
+    other = simulation(method, task, [fed], engine=_Recorded, rounds=4)
+    other.rounds.queued = True
+    assert_same(outcome(run(other)), outcome(plain), 1e-9)
+    assert fused
+    assert all(fused) if joined else not any(fused)
+
+
+def test_widths_do_not_depend_on_who_was_drawn() -> None:
+    """Else a resumed run would be rounded otherwise than one that was not stopped."""
+    task = Task(_Net(), head="fc")
+    method = build("fedavg", task, Local(epochs=2, batch=3, lr=0.1), {})
+    sim = simulation(method, task, [federation(0, sizes=(4, 9, 30, 2, 17, 8), shape=(1, 6, 6))])
+    arena, phase = sim.rounds.arena, method.phases[0]
+    found = set()
+    for cohort in ([0, 1, 2], [3, 4, 5], [2, 4, 1]):
+        ids = np.array([cohort])
+        steps = sim.rounds._known_steps(phase, ids, np.ones_like(ids, dtype=bool), 0)
+        keys = np.zeros((*ids.shape, 2), dtype=np.int64)
+        found.add(tuple(_schedule(phase, arena, build_plan(phase, arena, ids, keys, steps))))
+    assert len(found) == 1
+    # All six in the order of their size: 30, 17, 9, 8, 4, 2 samples, so 20, 12, 6, 6, 4, 2 steps;
+    # three lanes stand for the first, third and fifth.
+    (schedule,) = found
+    assert schedule == (3,) * 4 + (2,) * 2 + (1,) * 14
+
+
+def test_what_repeats_itself_is_held_once() -> None:
+    base = torch.arange(6.0).reshape(1, 2, 1, 3)
+    wide = base.expand(4, 2, 5, 3)
+    assert _once(wide).shape == base.shape
+    assert _repeats(wide) == (True, False, True, False)
+    copy = _clone(wide)
+    assert torch.equal(copy, wide)
+    assert _repeats(copy) == _repeats(wide)
+    assert copy.untyped_storage().nbytes() == base.numel() * 4
+    base[0, 0, 0, 0] = 7.0
+    assert copy[0, 0, 0, 0] == 0.0
+    buffer = _shared_buffer(wide)
+    assert buffer.shape == wide.shape
+    _once(buffer).copy_(_once(wide))
+    assert torch.equal(buffer, wide)
+    plain = torch.ones(2, 3)
+    assert _once(plain) is plain

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.lanes import LaneOperations, dense, leaves, losses, pooling
+from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.plan import Plan
 from sartor.task import masked_mean
 from sartor.tree import Tree
@@ -244,6 +245,33 @@ def test_kernels(lead: tuple[int, ...]) -> None:
     with LaneOperations():
         found = step(single, x.float(), y, mask, rate.float())
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.gpu
+def test_kernels_of_joined_layers_and_of_distances() -> None:
+    """Products and poolings with their ReLU, masked gradients, and the pull of a distance."""
+    params, x, _, _, _ = _drawn(3)
+    params = {"w1": params["w1"], "b1": params["b1"], "w2": params["w2"]}
+
+    def objective(p: Tree, x: Tensor) -> Tensor:
+        hidden = F.relu(F.max_pool2d(x, (2, 3))).flatten(1)
+        scores = F.linear(F.relu(F.linear(hidden, p["w1"], p["b1"])), p["w2"])
+        away = tree.sqdist(p, tree.map(torch.ones_like, p))
+        return scores.square().sum() + 0.1 * away
+
+    plain = vmap(grad(objective, argnums=(0, 1)))(params, x)
+    here = tree.map(lambda leaf: leaf.float().cuda(), params)
+    fusion = Fusion()
+
+    def step() -> Any:
+        with LaneOperations(fusion):
+            found = vmap(grad(objective, argnums=(0, 1)))(here, x.float().cuda())
+        return tree.map(lambda leaf: leaf[None], {**found[0], "x": found[1]})
+
+    fusion.prove(tree.map(torch.zeros_like, step()), step)
+    assert len(fusion.rectify) == 2
+    wanted = tree.map(lambda leaf: leaf[None].cuda(), {**plain[0], "x": plain[1]})
+    torch.testing.assert_close(step(), wanted, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 DEVICE = "cuda"

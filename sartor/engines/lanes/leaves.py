@@ -75,6 +75,11 @@ def _(info: Any, in_dims: Any, a: Any, b: Any, factor: Any) -> Any:
 
 
 def _launch_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+    return _launch_pairs("addcmul", a, b, factor)
+
+
+def _launch_pairs(kernel: str, a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """Launch a kernel that makes one leaf of two, and of a factor for every lane."""
     a, b = [dense(x) for x in a], [dense(x) for x in b]
     factor = factor.contiguous()
     out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in a]
@@ -82,7 +87,7 @@ def _launch_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Te
         sizes = tuple(x[0].numel() for x in a[cut])
         first = _first_blocks(sizes)
         with torch.cuda.device_of(factor):
-            kernels("leaf_kernels").addcmul[(first[-1], len(factor))](
+            getattr(kernels("leaf_kernels"), kernel)[(first[-1], len(factor))](
                 tuple(out[cut]),
                 tuple(a[cut]),
                 tuple(b[cut]),
@@ -238,26 +243,7 @@ def _launch_sqdist(a: list[Tensor], b: list[Tensor]) -> Tensor:
 
 
 def _launch_difference(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    a, b = [dense(x) for x in a], [dense(x) for x in b]
-    factor = factor.contiguous()
-    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in a]
-    sizes = tuple(x[0].numel() for x in a)
-    first = _first_blocks(sizes)
-    with torch.cuda.device_of(factor):
-        kernels("leaf_kernels").difference[(first[-1], len(factor))](
-            tuple(out),
-            tuple(a),
-            tuple(b),
-            factor,
-            A=tuple(x.stride(0) for x in a),
-            B=tuple(x.stride(0) for x in b),
-            SIZES=sizes,
-            FIRST=first,
-            COUNT=len(sizes),
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
-    return out
+    return _launch_pairs("difference", a, b, factor)
 
 
 # ---- putting an outcome back --------------------------------------------------------------------

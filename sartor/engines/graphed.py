@@ -35,6 +35,7 @@ from sartor.engines.vectorised import (
     Vectorised,
     narrow_site,
     over_lanes,
+    shared_once,
 )
 from sartor.method import Hub, Phase, Site
 from sartor.task import metered
@@ -71,6 +72,9 @@ class Graphed(Vectorised):
         """Take the steps of a phase by replaying graphs."""
         if plan.num_steps == 0:
             return super().steps(phase, work, site, plan)
+        site, dims = shared_once(site)
+        if dims is not PER_CLIENT:
+            return self._steps(phase, work, site, plan, dims)
         if plan.steps.shape[0] > 1 and _copied_common(site, plan.steps.size) <= _MOST_COMMON:
             return self._steps_of_all(phase, work, site, plan)
         return self._steps(phase, work, site, plan, PER_CLIENT)
@@ -104,7 +108,8 @@ class Graphed(Vectorised):
     def _steps(
         self, phase: Phase, work: Tree, site: Site, plan: Plan, dims: Site
     ) -> tuple[Tree, Tensor]:
-        key = (id(phase), _signature(work), tuple(_signature(field) for field in site), plan.batch)
+        fields = tuple(_signature(field) for field in site)
+        key = (id(phase), _signature(work), fields, dims, plan.batch)
         known = self._captured.get(key)
         if known is None or not known.holds(plan):
             known = self._captured[key] = _Captured(self, phase, work, site, plan, dims)

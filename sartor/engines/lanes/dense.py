@@ -15,11 +15,13 @@ from sartor.engines.lanes.shapes import (
     PROGRAMS,
     ceil,
     dense,
+    folded,
     kept,
     kernels,
     merge,
     part,
     side_by_side,
+    unfold,
     usable,
 )
 
@@ -156,6 +158,9 @@ def _(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
 @lane_product.register_vmap
 def _(info: Any, in_dims: Any, a: Any, b: Any, bias: Any, mask: Any, rectify: bool) -> Any:
     size = info.batch_size
+    rows = None if mask is not None else folded(a, in_dims[:3], b, b.shape[-1])
+    if rows is not None:
+        return unfold(lane_product(rows, b, bias, None, rectify), size), 0
     given = (merge(t, dim, size) for t, dim in zip((a, b, bias, mask), in_dims, strict=False))
     return part(lane_product(*given, rectify), size), 0
 

@@ -43,7 +43,7 @@ from sartor.tree import Tree
 
 _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured
-_MOST_COMMON = 1 << 28  # bytes that common letters may take when every lane gets its own copy
+_MOST_COMMON = 1 << 30  # bytes that common letters may take when every lane gets its own copy
 _MOST_COPIED = 1 << 30  # bytes of arguments of a captured function
 _PROOF = 8  # lanes on which it is tried whether ReLUs can be joined to their neighbours
 _EVERY_LANE = Site(*(0,) * len(Site._fields))

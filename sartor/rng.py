@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from torch.overrides import handle_torch_function, has_torch_function
 
 from sartor.errors import ContractError
 
@@ -132,7 +133,13 @@ def uniform(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.floa
 
 
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
-    """Draw standard normal numbers (Box-Muller: values 2j and 2j+1 share two words)."""
+    """Draw standard normal numbers (Box-Muller: values 2j and 2j+1 share two words).
+
+    An engine may catch the call, as torch's own.
+    """
+    if has_torch_function((key,)):
+        found: Tensor = handle_torch_function(normal, (key,), key, shape, dtype)
+        return found
     num = math.prod(shape)
     unit = ((bits(key, 2 * ((num + 1) // 2)).to(torch.float64) + 0.5) * 2.0**-32).reshape(-1, 2)
     radius, angle = torch.sqrt(-2.0 * torch.log(unit[:, 0])), 2.0 * math.pi * unit[:, 1]

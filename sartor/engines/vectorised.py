@@ -20,7 +20,7 @@ from torch.func import vmap
 from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
-from sartor.engines.lanes import CoreOperations
+from sartor.engines.lanes import CoreOperations, DrawOperations
 from sartor.engines.plan import Plan
 from sartor.engines.traced import Traces, keep_freed_memory
 from sartor.engines.tuning import Pace, choose_chunk
@@ -198,7 +198,7 @@ class Vectorised:
         if plan.steps.size == 1:
             return self._steps_alone(phase, work, site, plan)
         site, dims = shared_once(site)
-        step = over_lanes(phase.step, 2, dims=dims)
+        step = over_lanes(phase.step, 2, _drawing(phase), dims)
         device = self.arena.device
         steps = torch.from_numpy(plan.steps).to(device)
         taken = steps if phase.stop is None else torch.zeros_like(steps)
@@ -238,10 +238,11 @@ class Vectorised:
         """Take the steps of one lane without vmap, on plain autograd."""
         now, here = _drop(_drop(work)), _drop_site(_drop(site))
         operations = CoreOperations if self.arena.device.type == "cpu" else nullcontext
+        drawing = _drawing(phase)
         taken = 0
 
         def step(*args: Any) -> Tree:
-            with alone(operations):
+            with alone(operations), drawing():
                 return phase.step(*args)
 
         for s in range(plan.num_steps):
@@ -254,6 +255,11 @@ class Vectorised:
             if phase.stop is not None and bool(phase.stop(now, here)):
                 break
         return _lift(_lift(now)), torch.full((1, 1), taken, device=self.arena.device)
+
+
+def _drawing(phase: Phase) -> Callable[[], AbstractContextManager[Any]]:
+    """Return what is entered around the steps of a phase; most draw nothing, and need nothing."""
+    return DrawOperations if phase.random else nullcontext
 
 
 @cache

@@ -1,8 +1,8 @@
 """Operations for lanes: what a network of the user calls, in forms that serve all lanes at once.
 
 ``LaneOperations`` catches calls while a step is recorded for a GPU, ``CoreOperations`` while one
-core of a CPU works on one lane; the network is not changed. What they do not know goes its plain
-way.
+core of a CPU works on one lane, and ``DrawOperations`` while a step on a CPU draws, for any number
+of lanes; the network is not changed. What they do not know goes its plain way.
 
 | call | on a GPU, all lanes | on a core, one lane |
 |---|---|---|
@@ -12,6 +12,7 @@ way.
 | ``cross_entropy``, ``sartor.task.masked_mean`` | ``losses`` | |
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
 | ``sartor.tree.addcmul``, ``add_difference``, ``pulled_step`` | ``leaves``: one launch | |
+| ``sartor.rng.normal`` | ``draws``: one launch | ``native`` |
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from sartor import tree
-from sartor.engines.lanes import convolution, dense, halving, leaves, losses, native, pooling
+from sartor import rng, tree
+from sartor.engines.lanes import convolution, dense, draws, halving, leaves, losses, native, pooling
 from sartor.engines.lanes.fusion import Fusion, Pass
 from sartor.task import masked_mean
 
@@ -126,6 +127,12 @@ def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
     return serve
 
 
+def _normal(
+    key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Tensor | None:
+    return draws.normal(key, shape, dtype) if draws.takes(key, shape, dtype) else None
+
+
 def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     fixed = convolution.arguments(*args, **kwargs)
     return None if fixed is None else convolution.native_conv2d(*fixed)
@@ -151,6 +158,7 @@ class LaneOperations(_Operations):
         tree.addcmul_leaves: _update("addcmul", 1),
         tree.add_difference_leaves: _update("add_difference", 1),
         tree.pulled_step_leaves: _update("pulled_step", 2),
+        rng.normal: _normal,
     }
 
     def __init__(self, fusion: Fusion | None = None) -> None:
@@ -187,11 +195,18 @@ class CoreOperations(_Operations):
     }
 
 
+class DrawOperations(_Operations):
+    """Steps on a CPU that draw, with vmap or without."""
+
+    forms: ClassVar = {rng.normal: _normal}
+
+
 DIRECT: Mapping[Any, Callable[..., Any]] = {
     torch.ops.sartor.lane_conv.default: native.convolved,
     torch.ops.sartor.lane_conv_input_grad.default: native.input_gradient,
     torch.ops.sartor.lane_conv_weight_grad.default: native.kernel_gradient,
     torch.ops.sartor.pooled.default: native.pooled,
     torch.ops.sartor.unpooled.default: native.unpooled,
+    torch.ops.sartor.lane_normal.default: draws.on_core,
 }
 """What the operators of lanes do on a CPU, for traces that only run there."""

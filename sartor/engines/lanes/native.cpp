@@ -1,4 +1,5 @@
-// Convolutions and poolings of one core, for images whose batch is the last axis: (C, H, W, B).
+// Convolutions and poolings of one core, for images whose batch is the last axis: (C, H, W, B);
+// and draws of normal numbers.
 //
 // Every loop runs over neighbouring samples, so vector registers are full whatever the channels and
 // the kernel. B is at least LANES; where it is no multiple, the last vector overlaps the one before.
@@ -262,6 +263,109 @@ void pool(int64_t planes, int64_t height, int64_t width, int64_t batch, int64_t 
             }
 }
 
+// ---- normal numbers ----------------------------------------------------------------------------
+//
+// The same numbers as sartor.rng.normal: Philox4x32-10, then the rule of Box and Muller in double.
+// Logarithm, cosine and sine are series with an error of about one unit in the last place, for the
+// arguments that occur here: u = (word + 1/2) / 2^32, and angles in (0, 2 pi).
+
+typedef vec<double> wide;
+typedef uint64_t words __attribute__((vector_size(LANES * sizeof(uint64_t)), aligned(8)));
+
+template <typename To, typename From>
+inline To as(const From& bits) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To found;
+    memcpy(&found, &bits, sizeof found);
+    return found;
+}
+
+// The words of LANES counters (first, 0, 0, 0), (first + 1, 0, 0, 0), ... after ten rounds.
+inline void philox(uint32_t k0, uint32_t k1, uint64_t first, words (&c)[4]) {
+    constexpr uint64_t MASK = 0xFFFFFFFF, TIMES_0 = 0xD2511F53, TIMES_1 = 0xCD9E8D57;
+    for (int i = 0; i < LANES; i++) c[0][i] = (first + i) & MASK;
+    c[1] = c[2] = c[3] = words{};
+    for (int round = 0; round < 10; round++) {
+        const words p0 = c[0] * TIMES_0, p1 = c[2] * TIMES_1;
+        c[0] = (p1 >> 32) ^ c[1] ^ uint64_t(k0);
+        c[1] = p1 & MASK;
+        c[2] = (p0 >> 32) ^ c[3] ^ uint64_t(k1);
+        c[3] = p0 & MASK;
+        k0 += 0x9E3779B9;
+        k1 += 0xBB67AE85;
+    }
+}
+
+// Integers below 2^52 as doubles: they are the last bits of 2^52 + n.
+inline wide number(const words& n) {
+    return as<wide>(n | uint64_t(0x4330000000000000)) - 0x1p52;
+}
+
+// log u = e log 2 + log m, with m in [sqrt(1/2), sqrt(2)); log m = 2 artanh((m - 1) / (m + 1)).
+inline wide logarithm(const wide& u) {
+    constexpr uint64_t ONE = 0x3FF0000000000000, ROOT_HALF = 0x3FE6A09E667F3BCD;
+    constexpr uint64_t FRACTION = 0x000FFFFFFFFFFFFF;
+    const words bits = as<words>(u) + (ONE - ROOT_HALF);
+    const wide e = number(bits >> 52) - 1023.0;
+    const wide m = as<wide>((bits & FRACTION) + ROOT_HALF);
+    const wide s = (m - 1.0) / (m + 1.0), square = s * s;
+    wide rest = wide{} + 1.0 / 23;
+    for (int n = 21; n >= 3; n -= 2) rest = rest * square + 1.0 / n;
+    // log 2 in two parts: e times the first, which ends in zeros, is exact.
+    constexpr double HIGH = 0x1.62e42feep-1, LOW = 0x1.a39ef35793c76p-33;
+    return e * HIGH + (2.0 * s + (2.0 * s * square * rest + e * LOW));
+}
+
+constexpr double factorial(int n) { return n < 2 ? 1.0 : n * factorial(n - 1); }
+
+// An angle is k quarters of a turn and a rest r of at most pi/4, whose cosine and sine are series.
+inline void turn(const wide& angle, wide& cosine, wide& sine) {
+    constexpr double ROUND = 0x1.8p52;  // adding it rounds to an integer, which the last bits hold
+    constexpr double HIGH = 0x1.921fb544p+0, LOW = 0x1.0b4611a626331p-34;  // pi/2
+    const wide shifted = angle * 0x1.45f306dc9c883p-1 + ROUND;
+    const words quarter = as<words>(shifted);
+    const wide k = shifted - ROUND;
+    const wide r = (angle - k * HIGH) - k * LOW, square = r * r;
+    wide c = {}, s = {};
+    for (int j = 8; j >= 1; j--) {
+        const double sign = j % 2 ? -1.0 : 1.0;
+        c = c * square + sign / factorial(2 * j);
+        s = s * square + sign / factorial(2 * j + 1);
+    }
+    c = c * square + 1.0;
+    s = r + r * square * s;
+    const auto crossed = (quarter & uint64_t(1)) != 0;
+    const wide x = crossed ? s : c, y = crossed ? c : s;
+    cosine = ((quarter + uint64_t(1)) & uint64_t(2)) != 0 ? -x : x;
+    sine = (quarter & uint64_t(2)) != 0 ? -y : y;
+}
+
+inline void two_normals(const words& first, const words& second, wide& x, wide& y) {
+    const wide u = (number(first) + 0.5) * 0x1p-32, v = (number(second) + 0.5) * 0x1p-32;
+    wide radius = -2.0 * logarithm(u), cosine, sine;
+    for (int i = 0; i < LANES; i++) radius[i] = __builtin_sqrt(radius[i]);
+    turn(v * 6.283185307179586, cosine, sine);
+    x = radius * cosine;
+    y = radius * sine;
+}
+
+// keys: (lanes, 2); out: (lanes, count)
+template <typename T>
+void normals(int64_t lanes, int64_t count, const int64_t* keys, T* out) {
+    for (int64_t lane = 0; lane < lanes; lane++, keys += 2, out += count)
+        for (int64_t at = 0; at < count; at += 4 * LANES) {
+            words c[4];
+            wide z[4];
+            philox(uint32_t(keys[0]), uint32_t(keys[1]), uint64_t(at) / 4, c);
+            two_normals(c[0], c[1], z[0], z[1]);
+            two_normals(c[2], c[3], z[2], z[3]);
+            T found[4 * LANES];
+            for (int i = 0; i < LANES; i++)
+                for (int j = 0; j < 4; j++) found[4 * i + j] = T(z[j][i]);
+            memcpy(out + at, found, least(4 * LANES, count - at) * sizeof(T));
+        }
+}
+
 Shape shape_of(const int64_t* s) { return {s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8]}; }
 
 }  // namespace
@@ -280,6 +384,9 @@ Shape shape_of(const int64_t* s) { return {s[0], s[1], s[2], s[3], s[4], s[5], s
             pool<T, true>(s[0], s[1], s[2], s[3], s[4], s[5], x, g, out);                       \
         else                                                                                    \
             pool<T, false>(s[0], s[1], s[2], s[3], s[4], s[5], x, g, out);                      \
+    }                                                                                           \
+    extern "C" void normals_##NAME(const int64_t* s, const int64_t* keys, T* out) {             \
+        normals<T>(s[0], s[1], keys, out);                                                      \
     }
 
 FORMS(float, float)

@@ -1,4 +1,4 @@
-"""Convolutions and poolings for one core of a CPU, compiled where a C++ compiler is found.
+"""Convolutions, poolings and draws for one core of a CPU, compiled where a C++ compiler is found.
 
 Libraries are built for many channels; with the one to sixteen of a client's small network most of
 a vector register stays empty, above all backwards. ``native.cpp`` works on images whose batch is
@@ -33,7 +33,7 @@ LANES = 8
 """Samples of a vector, as in the source."""
 _MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
 _SOURCE = Path(__file__).with_name("native.cpp")
-_FLAGS = ("-O3", "-march=native", "-std=c++17", "-shared", "-fPIC")
+_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
@@ -73,6 +73,11 @@ def takes_pool(x: Tensor, kernel: Sequence[int]) -> bool:
         and all(0 < k <= n for k, n in zip(kernel, x.shape[2:], strict=True))
         and library() is not None
     )
+
+
+def takes_draw(keys: Tensor, dtype: torch.dtype) -> bool:
+    """Say whether numbers of this type are drawn here."""
+    return serves(keys) and dtype in _NAMES and library() is not None
 
 
 def serves(x: Tensor) -> bool:
@@ -238,6 +243,15 @@ def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
     source = None if g is None else _address(g)
     _function("pool", x.dtype)(shape, _address(x), source, _address(out))
     return out.permute(3, 0, 1, 2).unflatten(0, front)
+
+
+def drawn(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
+    """Draw standard normal numbers: (L, num) of keys (L, 2), as ``rng.normal`` does."""
+    _check(keys.dim() == 2 and keys.shape[1] == 2 and keys.dtype == torch.int64)
+    keys = keys.contiguous()
+    out = torch.empty((len(keys), num), dtype=dtype)
+    _function("normals", dtype)(_numbers(len(keys), num), _address(keys), _address(out))
+    return out
 
 
 def _check(fits: bool) -> None:

@@ -1,0 +1,86 @@
+"""Normal numbers for lanes: what a step draws from its keys, in one launch or one compiled call.
+
+``sartor.rng.normal`` is Philox4x32-10 and the rule of Box and Muller in some 150 operations on
+whole tensors, each a pass over one number for every parameter. Here they are one, on a GPU
+(``draw_kernels``) and on a CPU (``native``), and the numbers are the same: in float32 to the last
+bit, but for one in about 10⁸ whose logarithm, cosine or sine two libraries round differently; in
+float64 to about 10⁻¹⁵.
+
+A draw is a pure function of its key, so a trace may share two that are the same, and nothing about
+it is random to PyTorch.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sartor import rng
+from sartor.engines.lanes import native
+from sartor.engines.lanes.shapes import DTYPES, MOST_ELEMENTS, ceil, installed, kernels, merge, part
+
+_BLOCK = 128  # counters of a program, one for each thread; a counter gives four numbers
+_LAUNCHED = (*DTYPES, torch.float64)
+
+
+def takes(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
+    """Say whether a kernel or compiled code draws numbers of this shape from the key (2,)."""
+    return (
+        key.shape == (2,)
+        and key.dtype == torch.int64
+        and 0 < math.prod(shape) < MOST_ELEMENTS
+        and (_launches(key, dtype) or native.takes_draw(key, dtype))
+    )
+
+
+def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
+    """Draw what ``rng.normal`` does, by the operator."""
+    found: Tensor = lane_normal(key[None], math.prod(shape), dtype)
+    return found[0].reshape(shape)
+
+
+@torch.library.custom_op(
+    "sartor::lane_normal",
+    mutates_args=(),
+    schema="(Tensor keys, int num, ScalarType dtype) -> Tensor",
+)
+def lane_normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
+    """Draw standard normal numbers: (L, num) of keys (L, 2)."""
+    return _launch(keys, num, dtype) if _launches(keys, dtype) else on_core(keys, num, dtype)
+
+
+@lane_normal.register_fake
+def _(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
+    return keys.new_empty((keys.shape[0], num), dtype=dtype)
+
+
+@lane_normal.register_vmap
+def _(info: Any, in_dims: Any, keys: Tensor, num: int, dtype: torch.dtype) -> tuple[Tensor, int]:
+    size = info.batch_size
+    return part(lane_normal(merge(keys, in_dims[0], size), num, dtype), size), 0
+
+
+def on_core(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
+    """Draw as the operator does where there is no kernel: by compiled code, or by tensors."""
+    if native.takes_draw(keys, dtype):
+        return native.drawn(keys, num, dtype)
+    if not len(keys):
+        return keys.new_empty((0, num), dtype=dtype)
+    return torch.stack([rng.normal(key, (num,), dtype) for key in keys])
+
+
+def _launches(keys: Tensor, dtype: torch.dtype) -> bool:
+    return keys.is_cuda and dtype in _LAUNCHED and installed()
+
+
+def _launch(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
+    out = torch.empty((len(keys), num), dtype=dtype, device=keys.device)
+    per_lane = ceil(ceil(num, 4), _BLOCK)
+    with torch.cuda.device_of(keys):
+        kernels("draw_kernels").normal[(len(keys) * per_lane,)](
+            out, keys, num, per_lane, *keys.stride(), BLOCK=_BLOCK, num_warps=4
+        )
+    return out

@@ -10,11 +10,8 @@ from sartor.engines.lanes.jit import jit, tl
 
 
 @jit()
-def philox(k0, k1, c0):
-    """Return the four words of the counters (c0, 0, 0, 0), all uint32, after ten rounds."""
-    c1 = c0 * 0
-    c2 = c0 * 0
-    c3 = c0 * 0
+def philox(k0, k1, c0, c1, c2, c3):
+    """Return the four words of counters after ten rounds; all are uint32."""
     for _ in tl.static_range(10):
         high0, low0 = tl.umulhi(c0, 0xD2511F53), c0 * 0xD2511F53
         high1, low1 = tl.umulhi(c2, 0xCD9E8D57), c2 * 0xCD9E8D57
@@ -46,11 +43,12 @@ def put(to, n, num, value):
 def normal(out, keys, num, per_lane, lane_step, word_step, BLOCK: tl.constexpr):
     """Draw (L, num) numbers of keys (L, 2); ``per_lane`` programs each draw from BLOCK counters."""
     lane = (tl.program_id(0) // per_lane).to(tl.int64)
-    counter = tl.program_id(0) % per_lane * BLOCK + tl.arange(0, BLOCK)
+    counter = (tl.program_id(0) % per_lane).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    zero = tl.zeros((BLOCK,), tl.uint32)
     at = keys + lane * lane_step
     k0 = tl.load(at).to(tl.uint32)
     k1 = tl.load(at + word_step).to(tl.uint32)
-    w0, w1, w2, w3 = philox(k0, k1, counter.to(tl.uint32))
+    w0, w1, w2, w3 = philox(k0, k1, counter.to(tl.uint32), zero, zero, zero)
     z0, z1 = pair(w0, w1)
     z2, z3 = pair(w2, w3)
     to, n = out + lane * num, 4 * counter

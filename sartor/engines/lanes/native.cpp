@@ -280,11 +280,9 @@ inline To as(const From& bits) {
     return found;
 }
 
-// The words of LANES counters (first, 0, 0, 0), (first + 1, 0, 0, 0), ... after ten rounds.
-inline void philox(uint32_t k0, uint32_t k1, uint64_t first, words (&c)[4]) {
+// Replaces the words of LANES counters by what ten rounds make of them.
+inline void philox(uint32_t k0, uint32_t k1, words (&c)[4]) {
     constexpr uint64_t MASK = 0xFFFFFFFF, TIMES_0 = 0xD2511F53, TIMES_1 = 0xCD9E8D57;
-    for (int i = 0; i < LANES; i++) c[0][i] = (first + i) & MASK;
-    c[1] = c[2] = c[3] = words{};
     for (int round = 0; round < 10; round++) {
         const words p0 = c[0] * TIMES_0, p1 = c[2] * TIMES_1;
         c[0] = (p1 >> 32) ^ c[1] ^ uint64_t(k0);
@@ -354,9 +352,10 @@ template <typename T>
 void normals(int64_t lanes, int64_t count, const int64_t* keys, T* out) {
     for (int64_t lane = 0; lane < lanes; lane++, keys += 2, out += count)
         for (int64_t at = 0; at < count; at += 4 * LANES) {
-            words c[4];
+            words c[4] = {};
             wide z[4];
-            philox(uint32_t(keys[0]), uint32_t(keys[1]), uint64_t(at) / 4, c);
+            for (int i = 0; i < LANES; i++) c[0][i] = uint32_t(at / 4 + i);
+            philox(uint32_t(keys[0]), uint32_t(keys[1]), c);
             two_normals(c[0], c[1], z[0], z[1]);
             two_normals(c[2], c[3], z[2], z[3]);
             T found[4 * LANES];
@@ -391,3 +390,11 @@ Shape shape_of(const int64_t* s) { return {s[0], s[1], s[2], s[3], s[4], s[5], s
 
 FORMS(float, float)
 FORMS(double, double)
+
+// The words of one counter (4), for known answers.
+extern "C" void philox_words(const int64_t* key, const int64_t* counter, int64_t* out) {
+    words c[4] = {};
+    for (int j = 0; j < 4; j++) c[j][0] = uint32_t(counter[j]);
+    philox(uint32_t(key[0]), uint32_t(key[1]), c);
+    for (int j = 0; j < 4; j++) out[j] = int64_t(c[j][0]);
+}

@@ -253,8 +253,8 @@ def test_a_trace_draws_from_the_keys_it_is_given(called: list[str]) -> None:
 
 def _bayes(engine: str, chunk: int | None = None) -> Any:
     task = net_task()
-    method = build("pfedbayes", task, Local(epochs=1, batch=2, lr=0.05), {"draws": 2})
-    clients = [federation(sizes=(14, 14, 13))]
+    method = build("pfedbayes", task, Local(epochs=2, batch=2, lr=0.05), {})
+    clients = [federation(sizes=(14, 13))]
     return simulation(method, task, clients, engine=engine, chunk=chunk, rounds=2, eval_every=2)
 
 
@@ -264,7 +264,7 @@ def test_engines_agree(called: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
     The sequential engine draws by tensors.
     """
-    monkeypatch.setattr(traced, "_WORTH_IT", 7)  # the steps of a round
+    monkeypatch.setattr(traced, "_WORTH_IT", 14)  # the steps of a round
     wanted = outcome(run(_bayes("sequential")))
     assert not called
     for chunk in (1, None):

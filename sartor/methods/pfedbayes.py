@@ -188,8 +188,9 @@ def kl(q: Tree, w: Tree) -> Tensor:
     """Return KL(q ‖ w) of independent Gaussians, summed over all weights."""
 
     def one(mu_q: Tensor, rho_q: Tensor, mu_w: Tensor, rho_w: Tensor) -> Tensor:
-        wider = log_sigma(rho_w) - log_sigma(rho_q)
-        away = (mu_q - mu_w) * torch.exp(-log_sigma(rho_w))
+        log_w = log_sigma(rho_w)
+        wider = log_w - log_sigma(rho_q)
+        away = (mu_q - mu_w) * torch.exp(-log_w)
         return (wider + 0.5 * (torch.exp(-2.0 * wider) + away.square() - 1.0)).sum()
 
     return torch.stack(tree.leaves(tree.map(one, q["mu"], q["rho"], w["mu"], w["rho"]))).sum()

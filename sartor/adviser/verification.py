@@ -24,7 +24,7 @@ from sartor.result import Result
 from sartor.settings import Progress, list_runs, make_task
 from sartor.simulation import Simulation
 from sartor.table import Table, jsonable
-from sartor.theory.linear_models import fit_coupled, fit_each
+from sartor.theory.exact_fits import fit_coupled, fit_each
 from sartor.tree import Tree
 
 if TYPE_CHECKING:

@@ -21,8 +21,6 @@ from sartor.errors import ConfigError, RunFolderError
 from sartor.runs import (
     ComparisonFolder,
     RunFolder,
-    archive,
-    checkpoints,
     open_folder,
     slug,
     storage,

@@ -137,7 +137,7 @@ def serve(
 ) -> None:
     """Be the server of a federation over a network."""
     from sartor.network.admission import Admission
-    from sartor.network.flare import FlareServer
+    from sartor.network.flare_server import FlareServer
     from sartor.network.keys import read_kit, read_project
     from sartor.network.serve import roster_of
     from sartor.network.serve import serve as run_server
@@ -205,7 +205,7 @@ def join(
 ) -> None:
     """Be a client of such a federation; your data stays with you."""
     from sartor.network.client import Client
-    from sartor.network.flare import FlareClient
+    from sartor.network.flare_client import FlareClient
     from sartor.network.keys import read_kit
     from sartor.settings import parse_device
 

@@ -334,7 +334,7 @@ def test_ctrl_c_then_resume_is_running_straight(
     for after in (1, 3):
         out = f"stopped-{after}"
         with monkeypatch.context() as patched:
-            patched.setattr("sartor.cli.app.reporter", lambda plain, after=after: Stop(after))
+            patched.setattr("sartor.cli.training.reporter", lambda plain, after=after: Stop(after))
             stopped = command(*words, "--out", out)
         assert stopped.code == 130
         assert f"sartor resume {out}" in stopped.err

@@ -40,6 +40,8 @@ from sartor.task import Task
 from sartor.tree import Tree
 
 Rule = Literal["normalized", "uniform", "chen", "p_weighted"]
+Weights = Literal["uniform", "samples"]
+"""How methods whose paper averages in one way name it: evenly, or by numbers of samples."""
 
 
 def fedavg(
@@ -126,6 +128,11 @@ def fedavg(
         centre=lambda server, hub: server["params"],
         averaged=("params",),
     )
+
+
+def averaged(task: Task, local: Local, weights: Weights) -> Method:
+    """Return FedAvg for methods that build on it: its server averages evenly, or by samples."""
+    return fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
 
 
 def _check_weights(weights: tuple[float, ...]) -> None:

@@ -42,7 +42,7 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, weighted_sum
-from sartor.mixing import at, put_rows
+from sartor.mixing import at, put_rows, repeated
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -84,7 +84,7 @@ def fedfomo(
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         num = hub.sizes.shape[0]
-        models = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), params)
+        models = repeated(params, num)
         like = tree.leaves(params)[0]
         start = 0.1 * torch.eye(num, dtype=like.dtype, device=like.device)
         return {"models": models, "affinity": start, "there": torch.zeros_like(hub.sizes) > 0}

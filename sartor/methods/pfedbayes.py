@@ -33,7 +33,6 @@ trains on from there.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,8 +43,8 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
-from sartor.methods.fedavg import fedavg
-from sartor.methods.fedem import mixed_scores
+from sartor.methods.fedavg import Weights, averaged
+from sartor.methods.parts.mixture import mixed_scores
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -57,7 +56,7 @@ def pfedbayes(
     draws: int = 1,
     personal_steps: int = 1,
     predict_draws: int = 0,
-    weights: Literal["uniform", "samples"] = "uniform",
+    weights: Weights = "uniform",
 ) -> Method:
     """Build pFedBayes: min_w mean_i min_q {−E_q log p(D_i|θ) + ζ KL(q ‖ w)}.
 
@@ -81,7 +80,7 @@ def pfedbayes(
     ]
     if faults:
         raise ConfigError("\n".join(faults))
-    base = fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+    base = averaged(task, local, weights)
     plain = replace(local, weight_decay=0.0)
 
     def first(params: Tree, start: Tensor) -> Tree:

@@ -44,8 +44,9 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Method, Site
+from sartor.methods.fedavg import Weights, averaged
 from sartor.methods.parts.bregman import KINDS, Gaussian, Separable, check_prior
-from sartor.methods.pfedme import averaged, check_proximal, proximal_hyper, train_phase
+from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_phase
 from sartor.task import Task, grad, hessian_product
 from sartor.tree import Tree
 
@@ -64,7 +65,7 @@ def pfedbred(
     envelope: Literal["first_order", "exact"] = "first_order",
     prox_steps: int = 5,
     inner_start: Literal["mu", "w", "theta"] | None = None,
-    weights: Literal["uniform", "samples"] | None = None,
+    weights: Weights | None = None,
     train_all: bool = True,
 ) -> Method:
     """Build pFedBreD: min_w mean_i F_i(w), F_i(w) = min_θ f_i(θ) + λ D_{g*}(θ, μ_i(w)).

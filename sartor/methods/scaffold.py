@@ -40,7 +40,7 @@ from sartor import tree
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
-from sartor.methods.fedavg import fedavg
+from sartor.methods.fedavg import Weights, averaged
 from sartor.task import Task, grad
 from sartor.tree import Tree
 
@@ -50,7 +50,7 @@ def scaffold(
     local: Local,
     *,
     control: Literal["steps", "gradient"] = "steps",
-    weights: Literal["uniform", "samples"] = "uniform",
+    weights: Weights = "uniform",
 ) -> Method:
     """Build SCAFFOLD: min_x Σ p_i f_i(x).
 
@@ -61,7 +61,7 @@ def scaffold(
             over its samples at the received model (option I).
         weights: how the server weighs clients: evenly (the paper's), or by numbers of samples.
     """
-    base = fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+    base = averaged(task, local, weights)
     by_steps = control == "steps"
 
     def init_server(params: Tree, hub: Hub) -> Tree:

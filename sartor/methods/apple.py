@@ -12,7 +12,7 @@ Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated
 | η_1 | local_lr | the step of the own core; 0.01 in the authors' runs |
 | η_2 | relation_lr | the step of p_i; 0.001, with momentum 0.9, in the authors' runs |
 | μ | pull | the strength of the pull; 0.1 in the authors' runs |
-| L | pull_rounds | the rounds with a pull: 0.1 of all in the authors' runs, 16 of 160 |
+| L | pull_rounds | the rounds with a pull: 0.1 of all in the authors' runs, 16 of 160; 5 here |
 | K | budget | cores that a client downloads a round; all if None |
 | b | choice_base, choice_growth | max(1.5, rK/M): cores are drawn with probability ∝ b^|p_ij| |
 | λ(r) | fade | cosine (cos(πr/L) + 1)/2 or exponential 0.001^(r/L) for r < L, then 0 |
@@ -210,7 +210,7 @@ def apple(
                 0.01 * (1.0 - local.momentum), 0.0, note="the step of the relations; 0 keeps them"
             ),
             "pull": Hyper(0.1, 0.0, note="the early pull of the relations to n_j/n"),
-            "pull_rounds": Hyper(5.0, 0.0, note="the rounds until the pull is gone"),
+            "pull_rounds": Hyper(5.0, 0.0, note="the rounds with a pull; 0 leaves it out"),
         },
         init_server=init_server,
         init_client=init_client,

@@ -93,8 +93,12 @@ def dichotomous(
         "inside": inside != "holdout" and not clustered,
         "radius": radius != "given" and not by_radius,
     }
-    _check(version, [name for name, holds in idle.items() if holds], val_share, split_share)
-    _check_lengths(num_clusters, fit_epochs)
+    _check(
+        version,
+        [name for name, holds in idle.items() if holds],
+        {"val_share": val_share, "split_share": split_share},
+        {"num_clusters": num_clusters, "fit_epochs": fit_epochs},
+    )
     by_fits = clustered or (by_radius and radius == "estimated")
     end = 1.0 - val_share if select_on == "holdout" and not by_radius else 1.0
     middle = split_share * end if version == "sample_split" else 0.0
@@ -183,28 +187,22 @@ def dichotomous(
     return replace(method, prologue=fits)
 
 
-def _check(version: str, idle: list[str], val_share: float, split_share: float) -> None:
-    """Refuse shares that are none, and options that would do nothing."""
+def _check(
+    version: str, idle: list[str], shares: dict[str, float], lengths: dict[str, int | None]
+) -> None:
+    """Refuse what cannot be right, and options that would do nothing, all at once."""
     faults = [
         f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's training "
         "samples."
-        for name, value in (("val_share", val_share), ("split_share", split_share))
+        for name, value in shares.items()
         if not 0.0 < value < 1.0
     ]
+    faults += [
+        f"{name} must be >= 1, got {value}; leave it out for the default."
+        for name, value in lengths.items()
+        if value is not None and value < 1
+    ]
     faults += [f"{name} has no effect with version={version!r}; leave it out." for name in idle]
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def _check_lengths(num_clusters: int | None, fit_epochs: int) -> None:
-    faults = []
-    if num_clusters is not None and num_clusters < 1:
-        faults.append(
-            f"num_clusters must be >= 1, got {num_clusters}; leave it out for a cut at the largest "
-            "gap."
-        )
-    if fit_epochs < 1:
-        faults.append(f"fit_epochs must be >= 1, got {fit_epochs}; 20 is the default.")
     if faults:
         raise ConfigError("\n".join(faults))
 

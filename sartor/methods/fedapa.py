@@ -57,7 +57,7 @@ def fedapa(
     schedule: Literal["parallel", "sequential"] | None = None,
     server_momentum: bool | None = None,
 ) -> Method:
-    """Build FedAPA.
+    """Build FedAPA: min Σ p_i L_i(θ_i, φ_i), each round from θ̄_i = Σ_j a_ij θ_j.
 
     Args:
         task: the network and its loss; its head stays private.

@@ -11,7 +11,7 @@ Optimization", ICLR 2021 (arXiv 2012.08565). A competitor of Shi et al. 2023 (Ta
 | w̃_ij | work["raw"] | (L_i(θ_i^ref) − L_i(θ_j)) / ‖θ_j − θ_i^ref‖, own model first |
 | P | server["affinity"] | who helped whom: row i adds up w̃_i |
 | ε_0 | explore_start | how often a pick is random in round 0 (`explore`); authors' runs: 0.3 |
-| | explore_decay | what ε loses a round, 0.05: ε_t = max(ε_0 − 0.05 t, 0) |
+| – | explore_decay | what ε loses a round, 0.05: ε_t = max(ε_0 − 0.05 t, 0) |
 
 A round: the server sends client i the K − 1 others with the largest P_ij among those that uploaded
 in the last round; the client takes losses on its validation samples, sets w_ij = max(w̃_ij, 0) / Σ

@@ -61,7 +61,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
     """
     faults = []
     if head_epochs < 1:
-        faults.append(f"head_epochs must be >= 1, got {head_epochs}.")
+        faults.append(f"head_epochs must be >= 1, got {head_epochs}; the paper's is 1.")
     if not 0.0 <= cutoff < 1.0:
         faults.append(f"cutoff must be >= 0 and < 1, got {cutoff:g}; 0 keeps every weight.")
     if faults:

@@ -59,7 +59,7 @@ def fedproto(
     absent: Literal["keep", "drop"] = "keep",
     start: Literal["common", "own"] = "common",
 ) -> Method:
-    """Build FedProto.
+    """Build FedProto: min over θ_i of L_i(θ_i) + λ mean_l ‖f(x_l) − P̄_{y_l}‖²/D on each client.
 
     Args:
         task: the network and its loss; its head is linear and has a bias.

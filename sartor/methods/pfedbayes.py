@@ -22,9 +22,9 @@ The KL has curvature ζ/(n_i σ²) in the means, and SGD needs a rate below 2/cu
 here by default, as ζ = 10 asks for the rate of the paper. 20 steps of batch 100 there.
 
 Differs from the paper: only the clients of a round train; weight decay, where local training has
-it, acts on the mean of q_i; μ starts as the network does (N(0, 0.1²) in the public code). That code
-takes Adam, five personal steps a batch, and averages by samples (`weights="samples"`). The momentum
-of u_i starts anew in every round.
+it, acts on the mean of q_i and is part of what is clipped; μ starts as the network does (N(0, 0.1²)
+in the public code). That code takes Adam, five personal steps a batch, and averages by samples
+(`weights="samples"`). The momentum of u_i starts anew in every round.
 
 A newcomer takes the mean of the global distribution for its own mean and ρ_0 for its spread, and
 trains on from there.
@@ -70,7 +70,7 @@ def pfedbayes(
         weights: how the server averages: evenly (the paper's), or by numbers of samples.
     """
     faults = [
-        f"{name} must be >= {least}, got {value}."
+        f"{name} must be >= {least}, got {value}; {least} is the default."
         for name, value, least in (
             ("draws", draws, 1),
             ("personal_steps", personal_steps, 1),

@@ -135,7 +135,9 @@ def pfedbred(
             if family == "gaussian":
                 theta = plain.step({"params": theta}, batch, site)["params"]
             else:
-                slope = local.clipped(grad(lambda p: loss(p, batch, site))(theta), site)
+                slope = local.clipped(grad(lambda p: task.loss(p, batch))(theta), site)
+                if local.weight_decay:
+                    slope = tree.addcmul(slope, theta, site.hyper["weight_decay"])
                 theta = prior.mirror_step(theta, mu, slope, alpha, lam)
         return theta
 

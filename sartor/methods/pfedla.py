@@ -81,7 +81,9 @@ def pfedla(
         if value < 1
     ]
     if not 0 <= retained <= len(blocks):
-        faults.append(f"retained must be from 0 to {len(blocks)} (all layers), got {retained}.")
+        faults.append(
+            f"retained must be from 0 to {len(blocks)} (all layers), got {retained}; 0 is pFedLA."
+        )
     if faults:
         raise ConfigError("\n".join(faults))
     sign = 1.0 if weight_step == "descent" else -1.0

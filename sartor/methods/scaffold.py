@@ -23,7 +23,7 @@ clients. With `weights="samples"` n_i takes the place of 1 in both.
 Differs from the paper: y_i travels in place of y_i − x, which is as long. The paper has neither
 momentum nor decay. With them, option II is what it stands for, the mean gradient of the local
 steps: with buffers v and momentum μ it is ((1 − μ)(x − y)/η_l + μ(v_K − v_0))/K, and the decay
-belongs to the gradient.
+belongs to the gradient. Clipping, where it is asked for, acts on the corrected gradient.
 
 A newcomer uses the global model as it is; where it trains, its control starts at 0.
 """

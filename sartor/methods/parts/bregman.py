@@ -157,10 +157,14 @@ def gaussian(covariance: Any, params: Tree) -> Gaussian:
             if value.dim() and value.shape != params[name].shape:
                 raise ConfigError(
                     f"covariance[{name!r}] must be one variance or have the shape "
-                    f"{tuple(params[name].shape)}, got {tuple(value.shape)}."
+                    f"{tuple(params[name].shape)}, got {tuple(value.shape)}; give one number, or one "
+                    "per weight."
                 )
             if not bool(((value > 0) & value.isfinite()).all()):
-                raise ConfigError(f"covariance[{name!r}] must be positive and finite.")
+                raise ConfigError(
+                    f"covariance[{name!r}] must be positive and finite: its entries are variances; "
+                    "give 1.0 where nothing is known."
+                )
         return Gaussian(variances=diagonal)
     matrix = torch.as_tensor(covariance, dtype=torch.float64)
     dim = sum(leaf.numel() for leaf in tree.leaves(params))

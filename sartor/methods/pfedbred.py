@@ -50,6 +50,7 @@ from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_
 from sartor.task import Task, grad, hessian_product
 from sartor.tree import Tree
 
+Prior = Gaussian | Separable
 Strategy = Literal["none", "lg", "meg", "mh", "mh-variant"]
 
 
@@ -102,7 +103,7 @@ def pfedbred(
         )
     sigma = check_prior(family, covariance, mapping, task.init(0))
 
-    def prior_of(work: Tree, site: Site) -> Gaussian | Separable:
+    def prior_of(work: Tree, site: Site) -> Prior:
         if family == "gaussian":
             return sigma.like(tree.leaves(work["local"])[0])
         return Separable(KINDS[family], site.hyper["prior_width"] if affine else None)
@@ -119,7 +120,7 @@ def pfedbred(
         slope = grad(lambda p: loss(p, batch, site))(at)
         return tree.addcmul(w, slope, -site.hyper["prior_lr"])
 
-    def solve(prior: Any, theta: Tree, mu: Tree, batch: Batch, site: Site) -> Tree:
+    def solve(prior: Prior, theta: Tree, mu: Tree, batch: Batch, site: Site) -> Tree:
         """Take K steps down f + λD_{g*}(·, μ)."""
         lam, alpha = site.hyper["prox_strength"], site.hyper["personal_lr"]
 
@@ -132,7 +133,7 @@ def pfedbred(
 
         plain = descend(objective, local, lr="personal_lr", pull=pull)
         for _ in range(prox_steps):
-            if family == "gaussian":
+            if isinstance(prior, Gaussian):
                 theta = plain.step({"params": theta}, batch, site)["params"]
             else:
                 slope = local.clipped(grad(lambda p: task.loss(p, batch))(theta), site)

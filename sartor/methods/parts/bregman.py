@@ -20,6 +20,9 @@ of width c: x = ½ + w/(2c) (bernoulli), x = 1 + w/c (the other two). At w = 0 t
 1/c² for all of them, and for c → ∞ with λ ∝ c² they tend to the Gaussian. The functions below are
 those of the composed pair, in the coordinates of w: g*_w(w) = g*(x(w)), and so on. Values are
 clipped to stay inside the domain by ``MARGIN`` (in x).
+
+``Gaussian`` and ``Separable`` have the same functions of trees: ``potential`` g, ``conjugate`` g*,
+``mean`` ∇g, ``natural`` ∇g*, ``curve`` ∇²g*(x)v, ``divergence`` D_{g*}, and ``project``.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,31 +41,6 @@ from sartor.tree import Tree
 
 MARGIN = 1e-3
 """How far values stay inside an open domain, in the coordinates of the means."""
-
-
-class Family(Protocol):
-    """A geometry on trees of parameters: the pair (g, g*) and what follows from it."""
-
-    def potential(self, s: Tree) -> Tensor:
-        """Return g(s)."""
-
-    def conjugate(self, x: Tree) -> Tensor:
-        """Return g*(x)."""
-
-    def mean(self, s: Tree) -> Tree:
-        """Return ∇g(s), the mean of the natural parameter s."""
-
-    def natural(self, x: Tree) -> Tree:
-        """Return ∇g*(x), the natural parameter of the mean x."""
-
-    def curve(self, x: Tree, v: Tree) -> Tree:
-        """Return ∇²g*(x) v."""
-
-    def divergence(self, x: Tree, y: Tree) -> Tensor:
-        """Return D_{g*}(x, y) of two means."""
-
-    def project(self, x: Tree) -> Tree:
-        """Clip x into the domain of g*."""
 
 
 # ---- the Gaussian --------------------------------------------------------------------------------
@@ -157,8 +135,8 @@ def gaussian(covariance: Any, params: Tree) -> Gaussian:
             if value.dim() and value.shape != params[name].shape:
                 raise ConfigError(
                     f"covariance[{name!r}] must be one variance or have the shape "
-                    f"{tuple(params[name].shape)}, got {tuple(value.shape)}; give one number, or one "
-                    "per weight."
+                    f"{tuple(params[name].shape)}, got {tuple(value.shape)}; give one "
+                    "number, or one per weight."
                 )
             if not bool(((value > 0) & value.isfinite()).all()):
                 raise ConfigError(

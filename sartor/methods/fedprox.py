@@ -28,6 +28,7 @@ A newcomer starts at the global model and takes rounds with the pull; its λ is 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -91,10 +92,10 @@ def fedprox(
         return (site.hyper if lambda_rule == "given" else site.own)["prox_strength"]
 
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        return {} if lambda_rule == "given" else {"prox_strength": at(pull(hub), index)}
+        return {"prox_strength": at(pull(hub), index)}
 
     def greet(server: Tree, hub: Hub) -> Tree:
-        return {} if lambda_rule == "given" else {"prox_strength": pull(hub).mean()}
+        return {"prox_strength": pull(hub).mean()}
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         return {"params": params}
@@ -153,14 +154,12 @@ def fedprox(
         hyper["server_lr"] = Hyper(
             1.0, 0.0, note="1/prox_strength averages the clients' models", server=True
         )
-    return Method(
+    method = Method(
         name="fedprox",
         hyper=hyper,
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,
-        address=address,
-        greet=greet,
         begin=begin,
         phases=(
             descend(
@@ -176,3 +175,5 @@ def fedprox(
         centre=lambda server, hub: server["params"],
         averaged=("push",),
     )
+    # A λ that follows from a rule is the server's to tell; a given one everybody has.
+    return method if lambda_rule == "given" else replace(method, address=address, greet=greet)

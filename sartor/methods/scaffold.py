@@ -122,7 +122,7 @@ def scaffold(
 
     phases = [replace(train, enter=enter, step=step, leave=leave) if by_steps else train]
     rate = Hyper(
-        local.lr, 0.0, open_low=by_steps, note="the step of local training, which is divided by"
+        local.lr, 0.0, open_low=True, note="the step of local training; controls are divided by it"
     )
     return replace(
         base,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
 from sartor.method import Method
@@ -51,8 +51,12 @@ def taken(value: Any, hint: Any) -> Any:
     """
     parts = get_args(hint) if _is_union(hint) else (hint,)
     lists = [part for part in parts if get_origin(part) is tuple]
-    if not lists or isinstance(value, (tuple, list)):
-        return tuple(value) if lists else value
+    if not lists:
+        return value
+    if isinstance(value, (tuple, list)):
+        return tuple(value)
+    if fits(value, hint):
+        return value
     if isinstance(value, str):
         return tuple(word.strip() for word in value.split(",") if word.strip())
     alone = (value,)
@@ -69,7 +73,7 @@ def fits(value: Any, hint: Any) -> bool:
     if _is_union(hint):
         return any(fits(value, part) for part in get_args(hint))
     if origin is tuple:
-        return isinstance(value, (tuple, list)) and all(fits(v, get_args(hint)[0]) for v in value)
+        return isinstance(value, (tuple, list)) and _entries_fit(value, get_args(hint))
     if hint is float:
         return isinstance(value, (int, float)) and not isinstance(value, bool)
     if hint is int:
@@ -85,13 +89,20 @@ def say(hint: Any) -> str:
     if _is_union(hint):
         return " or ".join(say(part) for part in get_args(hint))
     if origin is tuple:
-        return {str: "a list of names", float: "a list of numbers"}[get_args(hint)[0]]
+        what = {str: "names", int: "whole numbers", float: "numbers"}
+        return f"a list of {what.get(get_args(hint)[0], 'values')}"
     return {
         type(None): "nothing",
         bool: "true or false",
         int: "a whole number",
         float: "a number",
     }.get(hint, getattr(hint, "__name__", str(hint)))
+
+
+def _entries_fit(values: Sequence[Any], hints: tuple[Any, ...]) -> bool:
+    if hints[-1] is Ellipsis:
+        return all(fits(value, hints[0]) for value in values)
+    return len(values) == len(hints) and all(map(fits, values, hints))
 
 
 def _is_union(hint: Any) -> bool:

@@ -64,6 +64,7 @@ def test_one_number_is_a_list_of_one() -> None:
     assert taken("a, b", tuple[str, ...] | None) == ("a", "b")
     assert taken(None, tuple[str, ...] | None) is None
     assert taken("a,b", str) == "a,b"
+    assert taken("a,b", str | tuple[str, ...]) == "a,b"
 
 
 def test_lists_are_checked_entry_by_entry() -> None:
@@ -72,3 +73,6 @@ def test_lists_are_checked_entry_by_entry() -> None:
     assert not fits((1, "2"), hint)
     assert not fits((1, True), hint)
     assert say(hint) == "a list of numbers"
+    pair = tuple[int, str]
+    assert fits((1, "a"), pair)
+    assert not fits((1,), pair)

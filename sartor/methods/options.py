@@ -30,6 +30,13 @@ global and personalised, and by which samples (`sartor/compose/harm.py`).
 """
 
 
+OF_NETWORK = frozenset({"private", "shared", "retained", "strict", "covariance"})
+"""Options that speak of a network's layers: only where it is known can their values be checked.
+
+They bring no hyper-parameters.
+"""
+
+
 def static_options(factory: Callable[..., Method]) -> dict[str, tuple[Any, Any]]:
     """Read the static options of a factory off its signature.
 

@@ -130,7 +130,10 @@ def gaussian(covariance: Any, params: Tree) -> Gaussian:
                 f"covariance must name every parameter, {sorted(params)}, got "
                 f"{sorted(covariance)}; give 1.0 where nothing is known."
             )
-        diagonal = {k: torch.as_tensor(v, dtype=torch.float64) for k, v in covariance.items()}
+        diagonal = {
+            k: _numbers(v, f"covariance[{k!r}] must be a number or numbers")
+            for k, v in covariance.items()
+        }
         for name, value in diagonal.items():
             if value.dim() and value.shape != params[name].shape:
                 raise ConfigError(
@@ -144,7 +147,8 @@ def gaussian(covariance: Any, params: Tree) -> Gaussian:
                     "give 1.0 where nothing is known."
                 )
         return Gaussian(variances=diagonal)
-    matrix = torch.as_tensor(covariance, dtype=torch.float64)
+    wanted = "covariance must be a mapping from parameters to variances, or a matrix"
+    matrix = _numbers(covariance, wanted)
     dim = sum(leaf.numel() for leaf in tree.leaves(params))
     if matrix.shape != (dim, dim):
         raise ConfigError(
@@ -157,6 +161,14 @@ def gaussian(covariance: Any, params: Tree) -> Gaussian:
             "identity."
         )
     return Gaussian(covariance=matrix, precision=torch.linalg.inv(matrix))
+
+
+def _numbers(value: Any, wanted: str) -> Tensor:
+    """Return a value as float64, or say what was wanted."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"{wanted}, got {value!r}; leave it out for the identity.") from None
 
 
 def _times(matrix: Tensor, x: Tree) -> Tree:

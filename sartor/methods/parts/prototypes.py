@@ -13,7 +13,8 @@ from sartor.tree import Tree
 def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) -> Phase:
     """Build the pass through the training samples that adds up the features of every class.
 
-    They are those of ``work["params"]``. It leaves ``work["sums"]`` (classes, features) and ``work["counts"]`` (classes,).
+    They are features of ``work["params"]``. It leaves ``work["sums"]`` (classes, features) and
+    ``work["counts"]`` (classes,).
 
     Args:
         task: the network; its head must be linear.

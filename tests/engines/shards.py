@@ -132,6 +132,7 @@ def bear(rank: int, folder: Path, env: dict[str, str], jobs: list[str]) -> int:
 def main() -> None:
     """Bear a group of processes for every line that is read."""
     torch.set_num_threads(1)
+    run(FAST["fedprox, one lane at a time"](None))  # what is imported late is imported once, too
     for line in sys.stdin:
         place, size, env, jobs = json.loads(line)
         folder = Path(place)

@@ -353,8 +353,8 @@ def test_every_method_can_be_reported(method: str) -> None:
     options = {"private": ("body",)} if method == "fedbn" else {}
     small = {"model": Net(), "chunk": 8, "device": "cpu", "dtype": "float64", "options": options}
     result = fit(method, federation(), rounds=1, local=Local(steps=1), eval_every=1, **small)
-    text = render(Comparison({method: result}))
-    page = Page(text)
+    page = Page(render(Comparison({method: result})))
     assert (page.faults, page.open) == ([], [])
-    assert ("mixing-matrix" in page.ids) == ("mix" in result.snapshots[0])
+    mixes = any("mix" in snapshot for snapshot in result.snapshots)
+    assert ("mixing-matrix" in page.ids) == mixes
     assert f"{100 * result.accuracy:.1f}" in page.text

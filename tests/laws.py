@@ -394,10 +394,10 @@ def bytes_are_those_of_the_trees(case: Case) -> None:
     """The ledger holds the bytes of the letters and uploads of the present, counted by hand."""
     shared = trials(case)
     method, book = shared.method, shared.watched.book
-    first = {name: values[0] for name, values in shared.straight.outcome.items()}
-    assert first["bytes_down"].sum() == book["common"] + book["own"]
-    assert first["bytes_up"].sum() == book["up"]
-    assert len(set(first["participants"])) > 1 or method.everyone or method.train_all
+    ledger = shared.straight.outcome
+    assert ledger["bytes_down"][0].sum() == book["common"] + book["own"]
+    assert ledger["bytes_up"][0].sum() == book["up"]
+    assert len(set(ledger["participants"][0])) > 1 or method.everyone or method.train_all
 
 
 def _spoiled(message: Any, there: Any) -> Any:
@@ -478,10 +478,10 @@ def gradients_are_counted(case: Case) -> None:
 
     Those of a prologue, an epilogue and the last adaptation are booked apart.
     """
-    count, whole = trials(case).watched.count, trials(case).straight.outcome
-    total = {name: values[0].sum() for name, values in whole.items()}
-    assert total["gradient_evaluations"] + total["setup_gradients"] == count[1] > 0
-    assert total["forward_evaluations"] + total["setup_forward"] == count[0]
+    count, ledger = trials(case).watched.count, trials(case).straight.outcome
+    kinds = ("forward_evaluations", "setup_forward"), ("gradient_evaluations", "setup_gradients")
+    assert [sum(ledger[name][0].sum() for name in kind) for kind in kinds] == count
+    assert count[1] > 0
 
 
 def an_epoch_costs_its_samples(case: Case) -> None:

@@ -17,7 +17,7 @@ derived.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from sartor.task import grad
 from sartor.tree import Tree
 
 Objective = Callable[[Tree, Batch, Site], Any]
+Pull = Callable[[Tree, Site], Mapping[str, tuple[Tensor | float, Tree]]]
 
 
 @dataclass(frozen=True)
@@ -210,6 +211,7 @@ def descend(
     aux: bool = False,
     after: Callable[[Tree, Site], Tree] | None = None,
     data: str = "train",
+    pull: Pull | None = None,
 ) -> Phase:
     """Build the phase that descends an objective by SGD.
 
@@ -227,11 +229,20 @@ def descend(
         aux: whether the objective also returns entries of work to store.
         after: ``(work, site) -> work`` after every step, such as a projection.
         data: the split to train on.
+        pull: ``(work, site) -> {entry: (λ, c)}``: adds (λ/2)‖work[entry] − c‖² over the trained
+            leaves to the objective. Its slope λ(w − c) is known, so nothing is derived, and the
+            sum of squares is never formed.
     """
     is_trained = train or (lambda _: True)
 
     def trained(work: Tree) -> Tree:
         return {entry: tree.select(work[entry], is_trained) for entry in over}
+
+    def drawn(now: Tree, strength: Tensor | float, centre: Tree) -> tuple[Tensor, Tree]:
+        """Return λ as a tensor, and the trained leaves of the centre."""
+        if not isinstance(strength, Tensor):
+            strength = tree.leaves(now)[0].new_full((), strength)
+        return strength, tree.select(centre, is_trained)
 
     def enter(work: Tree, site: Site) -> Tree:
         if not local.momentum or local.keeps:
@@ -247,6 +258,11 @@ def descend(
 
         now = trained(work)
         slope, changes = grad(loss, has_aux=True)(now) if aux else (grad(loss)(now), {})
+        pulls = {k: drawn(now[k], *at) for k, at in pull(work, site).items()} if pull else {}
+        at_once = not (local.clip_norm or local.weight_decay or local.momentum)
+        if not at_once:
+            for entry, (strength, centre) in pulls.items():
+                slope[entry] = tree.add_difference(slope[entry], now[entry], centre, strength)
         if local.clip_norm:
             slope = {entry: local.clipped(slope[entry], site) for entry in over}
         if local.weight_decay:
@@ -265,7 +281,11 @@ def descend(
                 rate = site.hyper[name_or_fn]
             else:
                 rate = name_or_fn(work, site)
-            moved = tree.addcmul(now[entry], slope[entry], -rate)
+            if at_once and entry in pulls:
+                strength, centre = pulls[entry]
+                moved = tree.pulled_step(now[entry], slope[entry], centre, rate, strength)
+            else:
+                moved = tree.addcmul(now[entry], slope[entry], -rate)
             new[entry] = {**work[entry], **moved}
         moved_on = {**work, **changes, **new}
         return moved_on if after is None else after(moved_on, site)

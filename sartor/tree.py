@@ -75,10 +75,7 @@ def scale(a: Tree, factor: float | Tensor) -> Tree:
 
 def addcmul(a: Tree, b: Tree, factor: Tensor) -> Tree:
     """Return a + factor · b, rounded once where the device can."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    map(lambda x, y: pairs.append((x, y)), a, b)  # trees that differ are refused here
-    found = iter(addcmul_leaves([x for x, _ in pairs], [y for _, y in pairs], factor))
-    return map(lambda x: next(found), a)
+    return _by_leaf(addcmul_leaves, (a, b), factor)
 
 
 def addcmul_leaves(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
@@ -86,6 +83,44 @@ def addcmul_leaves(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Ten
     if has_torch_function((factor,)):
         return handle_torch_function(addcmul_leaves, (factor,), a, b, factor)
     return [torch.addcmul(x, y, factor) for x, y in zip(a, b, strict=True)]
+
+
+def add_difference(a: Tree, b: Tree, c: Tree, factor: Tensor) -> Tree:
+    """Return a + factor · (b − c)."""
+    return _by_leaf(add_difference_leaves, (a, b, c), factor)
+
+
+def add_difference_leaves(
+    a: list[Tensor], b: list[Tensor], c: list[Tensor], factor: Tensor
+) -> list[Tensor]:
+    """Return a + factor · (b − c), leaf by leaf; see ``addcmul_leaves``."""
+    if has_torch_function((factor,)):
+        return handle_torch_function(add_difference_leaves, (factor,), a, b, c, factor)
+    return [torch.addcmul(x, y - z, factor) for x, y, z in zip(a, b, c, strict=True)]
+
+
+def pulled_step(now: Tree, slope: Tree, centre: Tree, rate: Tensor, strength: Tensor) -> Tree:
+    """Return now − rate · (slope + strength · (now − centre))."""
+    return _by_leaf(pulled_step_leaves, (now, slope, centre), rate, strength)
+
+
+def pulled_step_leaves(
+    now: list[Tensor], slope: list[Tensor], centre: list[Tensor], rate: Tensor, strength: Tensor
+) -> list[Tensor]:
+    """Return now − rate · (slope + strength · (now − centre)); see ``addcmul_leaves``."""
+    factors = (rate, strength)
+    if has_torch_function(factors):
+        return handle_torch_function(pulled_step_leaves, factors, now, slope, centre, *factors)
+    slope = add_difference_leaves(slope, now, centre, strength)
+    return addcmul_leaves(now, slope, -rate)
+
+
+def _by_leaf(fn: Callable[..., list[Tensor]], trees: tuple[Tree, ...], *factors: Tensor) -> Tree:
+    """Call a function of lists of leaves; trees that differ are refused."""
+    rows: list[tuple[Tensor, ...]] = []
+    map(lambda *leaf: rows.append(leaf), *trees)
+    found = iter(fn(*([row[k] for row in rows] for k in range(len(trees))), *factors))
+    return map(lambda x: next(found), trees[0])
 
 
 def zeros_like(a: Tree) -> Tree:
@@ -101,17 +136,8 @@ def dot(a: Tree, b: Tree) -> Tensor:
 
 def sqdist(a: Tree, b: Tree) -> Tensor:
     """Return the squared distance ‖a − b‖² over all leaves."""
-    pairs: list[tuple[Tensor, Tensor]] = []
-    map(lambda x, y: pairs.append((x, y)), a, b)  # trees that differ are refused here
-    return sqdist_leaves([x for x, _ in pairs], [y for _, y in pairs])
-
-
-def sqdist_leaves(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    """Return Σ (a − b)² over all leaves; an engine may catch the call, as torch's own."""
-    if has_torch_function(a):
-        return handle_torch_function(sqdist_leaves, a, a, b)
-    apart = [x - y for x, y in zip(a, b, strict=True)]
-    return torch.stack([(x * x).sum() for x in apart]).sum()
+    apart = sub(a, b)
+    return dot(apart, apart)
 
 
 def num_bytes(tree: Tree, skip: int = 0) -> int:

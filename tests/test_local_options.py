@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from sartor import fit
+from sartor import fit, tree
 from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.local import Local, descend
 from sartor.method import Method, Phase
 from sartor.methods import METHODS, build
 from tests.toys import (
@@ -176,6 +177,57 @@ def test_models_trained_together_are_clipped_apart() -> None:
         np.testing.assert_allclose(
             apfl[f"server/params/{leaf}"], fedavg[f"server/params/{leaf}"], atol=1e-13
         )
+
+
+# ---- the pull to a centre ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"clip_norm": 0.1},
+        {"weight_decay": 0.2},
+        {"momentum": 0.5},
+        {"clip_norm": 0.1, "weight_decay": 0.2, "momentum": 0.5},
+    ],
+)
+@pytest.mark.parametrize("head_only", [False, True])
+def test_a_pull_is_a_penalty_of_the_objective(options: dict, head_only: bool) -> None:
+    """Its slope, which is added, is the one that is derived from half the squared distance."""
+    task, local = net_task(), Local(batch=None, lr=0.3, **options)
+    params = tree.map(torch.Tensor.double, task.init(0))
+    entries = {"params": params, "own": tree.scale(params, 0.5)}
+    centre = tree.map(torch.cos, params)
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(4, *federation().x.shape[1:], generator=rng, dtype=torch.float64)
+    batch: Any = SimpleNamespace(x=x, y=torch.arange(4) % 3, mask=torch.ones(4, dtype=torch.bool))
+    hyper = {name: torch.tensor(spec.default).double() for name, spec in local.hyper.items()}
+    site: Any = SimpleNamespace(hyper={**hyper, "pull": torch.tensor(0.7).double()}, round=0)
+    kept = (lambda name: name.startswith("fc")) if head_only else (lambda name: True)
+
+    def losses(work: tree.Tree, batch: Any, site: Any) -> torch.Tensor:
+        return task.loss(work["params"], batch) + task.loss(work["own"], batch)
+
+    def penalised(work: tree.Tree, batch: Any, site: Any) -> torch.Tensor:
+        near, far = (tree.sqdist(work[k], centre) for k in ("params", "own"))
+        return losses(work, batch, site) + 0.5 * site.hyper["pull"] * near + 0.5 * 0.2 * far
+
+    def pull(work: tree.Tree, site: Any) -> dict:
+        return {"params": (site.hyper["pull"], centre), "own": (0.2, centre)}
+
+    settings: dict[str, Any] = {"over": ("params", "own"), "train": kept}
+    found = []
+    for phase in (
+        descend(penalised, local, **settings),
+        descend(losses, local, pull=pull, **settings),
+    ):
+        work = phase.enter(entries, site)
+        for _ in range(3):
+            work = phase.step(work, batch, site)
+        found.append({k: work[k] for k in entries})
+    torch.testing.assert_close(found[1], found[0], rtol=1e-11, atol=1e-12)
+    assert not torch.allclose(found[1]["own"]["fc.weight"], entries["own"]["fc.weight"])
 
 
 # ---- both ----------------------------------------------------------------------------------------

@@ -52,13 +52,12 @@ def fine_tuned(
     )
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        loss = task.loss({**work["tuned"], **work["fixed"]}, batch, method.predict)
-        if not pull:
-            return loss
-        lam = site.hyper["ft_prox_strength"]
-        return loss + 0.5 * lam * tree.sqdist(work["tuned"], work["anchor"])
+        return task.loss({**work["tuned"], **work["fixed"]}, batch, method.predict)
 
-    tune = descend(objective, longer, name="fine-tune", over=("tuned",), lr="ft_lr")
+    def back(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
+        return {"tuned": (site.hyper["ft_prox_strength"], work["anchor"])} if pull else {}
+
+    tune = descend(objective, longer, name="fine-tune", over=("tuned",), lr="ft_lr", pull=back)
 
     def enter(work: Tree, site: Site) -> Tree:
         model = method.model(work, site)

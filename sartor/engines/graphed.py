@@ -35,6 +35,7 @@ from sartor.engines.vectorised import (
     Vectorised,
     narrow_site,
     over_lanes,
+    shared_once,
 )
 from sartor.method import Hub, Phase, Site
 from sartor.task import metered
@@ -42,7 +43,7 @@ from sartor.tree import Tree
 
 _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured
-_MOST_COMMON = 1 << 28  # bytes that common letters may take when every lane gets its own copy
+_MOST_COMMON = 1 << 30  # bytes that common letters may take when every lane gets its own copy
 _MOST_COPIED = 1 << 30  # bytes of arguments of a captured function
 _PROOF = 8  # lanes on which it is tried whether ReLUs can be joined to their neighbours
 _EVERY_LANE = Site(*(0,) * len(Site._fields))
@@ -71,6 +72,9 @@ class Graphed(Vectorised):
         """Take the steps of a phase by replaying graphs."""
         if plan.num_steps == 0:
             return super().steps(phase, work, site, plan)
+        site, dims = shared_once(site)
+        if dims is not PER_CLIENT:
+            return self._steps(phase, work, site, plan, dims)
         if plan.steps.shape[0] > 1 and _copied_common(site, plan.steps.size) <= _MOST_COMMON:
             return self._steps_of_all(phase, work, site, plan)
         return self._steps(phase, work, site, plan, PER_CLIENT)
@@ -104,7 +108,8 @@ class Graphed(Vectorised):
     def _steps(
         self, phase: Phase, work: Tree, site: Site, plan: Plan, dims: Site
     ) -> tuple[Tree, Tensor]:
-        key = (id(phase), _signature(work), tuple(_signature(field) for field in site), plan.batch)
+        fields = tuple(_signature(field) for field in site)
+        key = (id(phase), _signature(work), fields, dims, plan.batch)
         known = self._captured.get(key)
         if known is None or not known.holds(plan):
             known = self._captured[key] = _Captured(self, phase, work, site, plan, dims)

@@ -127,6 +127,8 @@ def num_steps(phase: Phase, sizes: np.ndarray) -> np.ndarray:
 
 def _used(phase: Phase, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return where the phase's part of every client begins, how long it is, and its share."""
+    if phase.part == (0.0, 1.0) and phase.share == 1.0:
+        return np.zeros_like(sizes), sizes, sizes
     # A part that is not empty by its edges has the first sample, however few there are.
     first, end = (
         np.clip(np.floor(edge * sizes + 1e-9).astype(np.int64), math.ceil(edge), sizes)

@@ -78,21 +78,22 @@ def ditto(
         return {**base.begin(client, site), "personal": client["personal"]}
 
     def objective(personal: Tree, batch: Batch, site: Site) -> Tensor:
-        """Return h_k(v; w_t); with candidates the sum over them, whose gradients stay apart."""
-        pulls = dict(zip(tries, choices, strict=True)) or {"params": site.hyper["prox_strength"]}
-        parts = [
-            task.loss(personal[v], batch)
-            + 0.5 * lam * tree.sqdist(personal[v], site.common["params"])
-            for v, lam in pulls.items()
-        ]
-        return torch.stack(parts).sum()
+        """Return F_k(v); with candidates the sum over them, whose gradients stay apart."""
+        return torch.stack([task.loss(personal[v], batch) for v in tries or ("params",)]).sum()
+
+    def pull(personal: Tree, site: Site) -> dict[str, tuple[Tensor | float, Tree]]:
+        """Return the second part of h_k(v; w_t)."""
+        if not tries:
+            return {"params": (site.hyper["prox_strength"], site.common["params"])}
+        pairs = zip(tries, choices, strict=True)
+        return {v: (lam, site.common["params"]) for v, lam in pairs}
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
         kept, upload = base.finish(client, work, site)
         return {**kept, "personal": work["personal"]}, upload
 
     train_personal = descend(
-        objective, own, name="personal", over=tries or ("params",), lr="personal_lr"
+        objective, own, name="personal", over=tries or ("params",), lr="personal_lr", pull=pull
     )
     branch = [replace(train_personal, stream="train")]
     hyper = {

@@ -220,8 +220,10 @@ def _attentive(
         return {"params": params, **local.kept(client)}
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        far = tree.sqdist(work["params"], site.own)
-        return task.loss(work["params"], batch) + 0.5 * pull(site) / fade(site) * far
+        return task.loss(work["params"], batch)
+
+    def towards(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
+        return {"params": (pull(site) / fade(site), site.own)}
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
         upload = {"params": work["params"]}
@@ -243,7 +245,7 @@ def _attentive(
         address=address,
         greet=greet,
         begin=begin,
-        phases=(descend(objective, local),),
+        phases=(descend(objective, local, pull=towards),),
         finish=finish,
         aggregate=aggregate,
         headline="post",

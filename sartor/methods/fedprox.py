@@ -111,8 +111,7 @@ def fedprox(
         return client  # the warm start: w_{t,0} = w_{t-1,K}
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        far = tree.sqdist(work["params"], site.common["params"])
-        return task.loss(work["params"], batch) + 0.5 * own_pull(site) * far  # h_i of Eq. (8)
+        return task.loss(work["params"], batch)  # with the pull below, h_i of Eq. (8)
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
         away = tree.sub(site.common["params"], work["params"])
@@ -166,6 +165,7 @@ def fedprox(
             descend(
                 objective,
                 local,
+                pull=lambda work, site: {"params": (own_pull(site), site.common["params"])},
                 lr=(lambda work, site: 1.0 / (big + own_pull(site))) if derived else "local_lr",
                 steps=(lambda site: site.common["steps"]) if preset == "corollary1" else None,
             ),

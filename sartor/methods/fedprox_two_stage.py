@@ -89,8 +89,10 @@ def fedprox_two_stage(
         return client  # the warm start
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        pull = tree.sqdist(work["params"], site.common["params"])
-        return task.loss(work["params"], batch) + 0.5 * site.hyper["prox_strength"] * pull
+        return task.loss(work["params"], batch)
+
+    def pull(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
+        return {"params": (site.hyper["prox_strength"], site.common["params"])}
 
     def project(params: Tree, size: Tensor) -> Tree:
         """Return P_W: the nearest point of W."""
@@ -130,6 +132,7 @@ def fedprox_two_stage(
             lr=rate if theory else "local_lr",
             steps=None if steps else num_steps,
             after=after,
+            pull=pull,
         )
         phase = replace(phase, stream="train", fresh=True)
         if not theory:

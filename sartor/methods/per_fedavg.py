@@ -92,7 +92,7 @@ def per_fedavg(
     def step(work: Tree, batches: tuple[Batch, ...], site: Site) -> Tree:
         outer, inner = batches[:2]  # D' is the first draw: the batch of every other method
         w, alpha = work["params"], site.hyper["personal_lr"]
-        tried = tree.map(lambda p, g: p - alpha * g, w, slope(w, inner))  # w̃
+        tried = tree.addcmul(w, slope(w, inner), -alpha)  # w̃
         d = slope(tried, outer)
         if mode != "first_order":
             d = tree.map(lambda g, h: g - alpha * h, d, curve(w, d, batches[2], site))

@@ -116,16 +116,20 @@ def pfedbred(
     def ahead(w: Tree, at: Tree, batch: Batch, site: Site) -> Tree:
         """Return w − η_α∇f(at)."""
         slope = grad(lambda p: loss(p, batch, site))(at)
-        return tree.map(lambda x, g: x - site.hyper["prior_lr"] * g, w, slope)
+        return tree.addcmul(w, slope, -site.hyper["prior_lr"])
 
     def solve(prior: Any, theta: Tree, mu: Tree, batch: Batch, site: Site) -> Tree:
         """Take K steps down f + λD_{g*}(·, μ)."""
         lam, alpha = site.hyper["prox_strength"], site.hyper["personal_lr"]
 
         def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-            return task.loss(work["params"], batch) + lam * prior.divergence(work["params"], mu)
+            value = task.loss(work["params"], batch)
+            return value if sigma.spherical else value + lam * prior.divergence(work["params"], mu)
 
-        plain = descend(objective, local, lr="personal_lr")
+        def pull(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
+            return {"params": (lam, mu)} if sigma.spherical else {}
+
+        plain = descend(objective, local, lr="personal_lr", pull=pull)
         for _ in range(prox_steps):
             if family == "gaussian":
                 theta = plain.step({"params": theta}, batch, site)["params"]
@@ -153,9 +157,7 @@ def pfedbred(
         mu = stepped
         if with_memory:
             eta = site.hyper["memory_lr"]
-            mu = tree.map(
-                lambda s, old, th: s - eta * (old - th), stepped, work["memory"], work["params"]
-            )
+            mu = tree.add_difference(stepped, work["params"], work["memory"], eta)
             mu = prior.project(mu)
         base = stepped if replaces else w
         theta = solve(prior, {"mu": mu, "w": base, "theta": work["params"]}[start], mu, batch, site)
@@ -163,7 +165,7 @@ def pfedbred(
         if envelope == "exact" and with_gradient:
             push = transposed(push, w, at, batch, other, site)
         rate = local.rate(site) * site.hyper["prox_strength"]
-        moved = prior.project(tree.map(lambda x, g: x - rate * g, base, push))  # line 9
+        moved = prior.project(tree.addcmul(base, push, -rate))  # line 9
         return {**work, "params": theta, "local": moved}
 
     def init_client(params: Tree, site: Site) -> Tree:

@@ -73,12 +73,12 @@ def pfedme(
         return {**work, "params": work["local"]} if inner_start == "carry" else work
 
     def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        lam = site.hyper["prox_strength"]
-        return task.loss(work["params"], batch) + 0.5 * lam * tree.sqdist(
-            work["params"], work["local"]
-        )
+        return task.loss(work["params"], batch)
 
-    solve = descend(objective, local, lr="personal_lr")
+    def pull(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
+        return {"params": (site.hyper["prox_strength"], work["local"])}
+
+    solve = descend(objective, local, lr="personal_lr", pull=pull)
 
     def step(work: Tree, batch: Batch, site: Site) -> Tree:
         if inner_start == "w":
@@ -86,8 +86,8 @@ def pfedme(
         for _ in range(prox_steps):
             work = solve.step(work, batch, site)
         rate = local.rate(site) * site.hyper["prox_strength"]
-        moved = tree.map(lambda w, th: w - rate * (w - th), work["local"], work["params"])
-        return {**work, "local": moved}
+        w, theta = work["local"], work["params"]
+        return {**work, "local": tree.add_difference(w, theta, w, rate)}
 
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
         return {"params": work["params"]}, {"params": work["local"]}

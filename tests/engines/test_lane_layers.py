@@ -62,34 +62,22 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         count = weight.sum(1).clamp(min=1)
         return (v * weight).sum(1) / count if g is None else g[:, None] * weight / count[:, None]
 
-    def update(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-        calls.append("addcmul")
-        return [
-            x + y * factor.reshape(-1, *(1,) * (x.dim() - 1)) for x, y in zip(a, b, strict=True)
-        ]
-
-    def distance(a: list[Tensor], b: list[Tensor]) -> Tensor:
-        calls.append("sqdist")
-        return sum(((x - y) ** 2).reshape(len(x), -1).sum(1) for x, y in zip(a, b, strict=True))  # type: ignore[return-value]
-
-    def difference(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-        calls.append("difference")
-        return [
-            (x - y) * factor.reshape(-1, *(1,) * (x.dim() - 1)) for x, y in zip(a, b, strict=True)
-        ]
+    def update(kernel: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
+        calls.append(kernel)
+        plain = getattr(tree, f"{kernel}_leaves")
+        rows = [[x.reshape(len(x), -1) for x in leaf] for leaf in lists]
+        found = plain(*rows, *(f[:, None] for f in factors))
+        return [y.reshape(x.shape) for x, y in zip(lists[0], found, strict=True)]
 
     for room in (dense, losses, pooling):
         monkeypatch.setattr(room, "usable", lambda *tensors: True)
     monkeypatch.setattr(losses, "takes_mean", lambda values, mask: values.dim() == 1)
-    monkeypatch.setattr(leaves, "takes_addcmul", lambda a, b, f: not leaves._differentiating())
+    monkeypatch.setattr(leaves, "takes_update", lambda lists, f: not leaves._differentiating())
     monkeypatch.setattr(dense, "_launch_product", product)
     monkeypatch.setattr(losses, "_launch_losses", entropy)
     monkeypatch.setattr(pooling, "_launch_pool", pool)
     monkeypatch.setattr(losses, "_launch_mean", mean)
-    monkeypatch.setattr(leaves, "_launch_addcmul", update)
-    monkeypatch.setattr(leaves, "takes_sqdist", lambda a, b: True)
-    monkeypatch.setattr(leaves, "_launch_sqdist", distance)
-    monkeypatch.setattr(leaves, "_launch_difference", difference)
+    monkeypatch.setattr(leaves, "_launch_update", update)
     return calls
 
 
@@ -161,26 +149,34 @@ def test_an_update_that_is_differentiated_stays_plain(launched: list[str]) -> No
 
 
 @pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
-def test_a_distance_and_its_derivatives(launched: list[str], lead: tuple[int, ...]) -> None:
-    params = _drawn(*lead)[0]
-    centre = {"w1": params["w1"].roll(1, -1), "w2": params["w2"].roll(1, -1)}
+def test_updates_of_trees(launched: list[str], lead: tuple[int, ...]) -> None:
+    a = _drawn(*lead)[0]
+    b, c = tree.map(torch.sin, a), tree.map(torch.cos, a)
+    rate, pull = (_drawn(*lead)[4] * factor for factor in (0.3, 2.0))
 
-    def far(p: Tree, q: Tree) -> Tensor:
-        return tree.sqdist({"w1": p["w1"].sin(), "w2": p["w2"]}, q) ** 2
+    def formulas(a: Tree, b: Tree, c: Tree, rate: Tensor, pull: Tensor) -> tuple[Tree, ...]:
+        return (
+            tree.map(lambda x, y: x + rate * y, a, b),
+            tree.map(lambda x, y, z: x + rate * (y - z), a, b, c),
+            tree.map(lambda x, y, z: x - rate * (y + pull * (x - z)), a, b, c),
+        )
 
-    def curved(p: Tree, q: Tree) -> Tensor:
-        return tree.dot(grad(far)(p, q), tree.map(torch.cos, p))
+    def updates(a: Tree, b: Tree, c: Tree, rate: Tensor, pull: Tensor) -> tuple[Tree, ...]:
+        return (
+            tree.addcmul(a, b, rate),
+            tree.add_difference(a, b, c, rate),
+            tree.pulled_step(a, b, c, rate, pull),
+        )
 
-    functions: list[Any] = [far, grad(far), grad(far, argnums=1), grad(curved)]
-    mine = {name: params[name] for name in ("w1", "w2")}
-    for fn in functions:
-        for _ in lead:
-            fn = vmap(fn)
-        plain = fn(mine, tree.scale(centre, 0.5))
-        with LaneOperations():
-            found = fn(mine, tree.scale(centre, 0.5))
-        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
-    assert {"sqdist", "difference"} <= set(launched)
+    for _ in lead:
+        formulas, updates = vmap(formulas), vmap(updates)
+    wanted = formulas(a, b, c, rate, pull)
+    torch.testing.assert_close(updates(a, b, c, rate, pull), wanted, rtol=1e-12, atol=1e-12)
+    assert not launched
+    with LaneOperations():
+        found = updates(a, b, c, rate, pull)
+    torch.testing.assert_close(found, wanted, rtol=1e-12, atol=1e-12)
+    assert launched == ["addcmul", "add_difference", "pulled_step"]
 
 
 @pytest.mark.parametrize(
@@ -225,8 +221,7 @@ def test_kernels_are_for_cuda() -> None:
     assert not losses.takes_cross_entropy(x, torch.zeros(3, dtype=torch.int64))
     assert not pooling.takes_pool(x[None, None], (2, 2))
     assert not losses.takes_mean(x[0], x[0] > 0)
-    assert not leaves.takes_sqdist([x, x], [x, x])
-    assert not leaves.takes_addcmul([x, x], [x, x], torch.tensor(1.0))
+    assert not leaves.takes_update([[x, x], [x, x]], [torch.tensor(1.0)])
     assert not leaves.takes_settle([x[None], x[None]], [x[None], x[None]])
 
 
@@ -248,16 +243,15 @@ def test_kernels(lead: tuple[int, ...]) -> None:
 
 
 @pytest.mark.gpu
-def test_kernels_of_joined_layers_and_of_distances() -> None:
-    """Products and poolings with their ReLU, masked gradients, and the pull of a distance."""
+def test_kernels_of_joined_layers() -> None:
+    """Products and poolings with their ReLU, and masked gradients."""
     params, x, _, _, _ = _drawn(3)
     params = {"w1": params["w1"], "b1": params["b1"], "w2": params["w2"]}
 
     def objective(p: Tree, x: Tensor) -> Tensor:
         hidden = F.relu(F.max_pool2d(x, (2, 3))).flatten(1)
         scores = F.linear(F.relu(F.linear(hidden, p["w1"], p["b1"])), p["w2"])
-        away = tree.sqdist(p, tree.map(torch.ones_like, p))
-        return scores.square().sum() + 0.1 * away
+        return scores.square().sum()
 
     plain = vmap(grad(objective, argnums=(0, 1)))(params, x)
     here = tree.map(lambda leaf: leaf.float().cuda(), params)
@@ -272,6 +266,25 @@ def test_kernels_of_joined_layers_and_of_distances() -> None:
     assert len(fusion.rectify) == 2
     wanted = tree.map(lambda leaf: leaf[None].cuda(), {**plain[0], "x": plain[1]})
     torch.testing.assert_close(step(), wanted, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.gpu
+def test_kernels_of_updates() -> None:
+    """All leaves in one launch; a centre that all lanes share is not copied."""
+    now = tree.map(lambda leaf: leaf.float().cuda(), _drawn(3)[0])
+    slope = tree.map(torch.sin, now)
+    centre = tree.map(lambda leaf: leaf[0], now)
+    rate, pull = torch.rand(2, 3, device=DEVICE)
+
+    def updates(a: Tree, b: Tree, c: Tree, rate: Tensor, pull: Tensor) -> tuple[Tree, ...]:
+        near = tree.add_difference(a, b, c, rate)
+        return near, tree.pulled_step(a, b, c, rate, pull)
+
+    every = vmap(updates, in_dims=(0, 0, None, 0, 0))
+    plain = every(now, slope, centre, rate, pull)
+    with LaneOperations():
+        found = every(now, slope, centre, rate, pull)
+    torch.testing.assert_close(found, plain, rtol=1e-6, atol=1e-6)
 
 
 DEVICE = "cuda"

@@ -11,7 +11,7 @@ way.
 | ``linear`` | ``dense`` | |
 | ``cross_entropy``, ``sartor.task.masked_mean`` | ``losses`` | |
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
-| ``sartor.tree.addcmul``, ``sqdist`` | ``leaves``: all leaves in one launch | |
+| ``sartor.tree.addcmul``, ``add_difference``, ``pulled_step`` | ``leaves``: one launch | |
 """
 
 from __future__ import annotations
@@ -116,12 +116,14 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
     return losses.masked_mean(values, mask) if losses.takes_mean(values, mask) else None
 
 
-def _addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] | None:
-    return leaves.addcmul(a, b, factor) if leaves.takes_addcmul(a, b, factor) else None
+def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
+    def serve(*given: Any) -> list[Tensor] | None:
+        lists, scales = list(given[:-factors]), list(given[-factors:])
+        if not leaves.takes_update(lists, scales):
+            return None
+        return leaves.update(kernel, lists, scales)
 
-
-def _sqdist(a: list[Tensor], b: list[Tensor]) -> Tensor | None:
-    return leaves.sqdist(a, b) if leaves.takes_sqdist(a, b) else None
+    return serve
 
 
 def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -146,8 +148,9 @@ class LaneOperations(_Operations):
         F.max_pool2d: _max_pool2d,
         torch.max_pool2d: _max_pool2d,
         masked_mean: _mean,
-        tree.addcmul_leaves: _addcmul,
-        tree.sqdist_leaves: _sqdist,
+        tree.addcmul_leaves: _update("addcmul", 1),
+        tree.add_difference_leaves: _update("add_difference", 1),
+        tree.pulled_step_leaves: _update("pulled_step", 2),
     }
 
     def __init__(self, fusion: Fusion | None = None) -> None:

@@ -12,10 +12,10 @@ from sartor.engines.lanes.jit import jit, tl
 
 @jit()
 def addcmul(
-    out, a, b, factor, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
+    out, a, b, factor, STEPS: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return a + factor·b; A and B are the steps from lane to lane, FIRST the first blocks."""
+    """Return a + factor·b; STEPS are the steps from lane to lane, FIRST the first blocks."""
     block = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
     scale = tl.load(factor + lane)
@@ -23,17 +23,17 @@ def addcmul(
         if (block >= FIRST[i]) & (block < FIRST[i + 1]):
             n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
             inside = n < SIZES[i]
-            left = tl.load(a[i] + lane * A[i] + n, mask=inside)
-            right = tl.load(b[i] + lane * B[i] + n, mask=inside)
+            left = tl.load(a[i] + lane * STEPS[0][i] + n, mask=inside)
+            right = tl.load(b[i] + lane * STEPS[1][i] + n, mask=inside)
             tl.store(out[i] + lane * SIZES[i] + n, left + scale * right, mask=inside)
 
 
 @jit()
-def difference(
-    out, a, b, factor, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
+def add_difference(
+    out, a, b, c, factor, STEPS: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return factor·(a − b); see ``addcmul``."""
+    """Return a + factor·(b − c); see ``addcmul``."""
     block = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
     scale = tl.load(factor + lane)
@@ -41,27 +41,31 @@ def difference(
         if (block >= FIRST[i]) & (block < FIRST[i + 1]):
             n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
             inside = n < SIZES[i]
-            left = tl.load(a[i] + lane * A[i] + n, mask=inside)
-            right = tl.load(b[i] + lane * B[i] + n, mask=inside)
-            tl.store(out[i] + lane * SIZES[i] + n, scale * (left - right), mask=inside)
+            first = tl.load(a[i] + lane * STEPS[0][i] + n, mask=inside)
+            left = tl.load(b[i] + lane * STEPS[1][i] + n, mask=inside)
+            right = tl.load(c[i] + lane * STEPS[2][i] + n, mask=inside)
+            tl.store(out[i] + lane * SIZES[i] + n, first + scale * (left - right), mask=inside)
 
 
 @jit()
-def sqdist(
-    partial, a, b, A: tl.constexpr, B: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+def pulled_step(
+    out, now, slope, centre, rate, strength, STEPS: tl.constexpr, SIZES: tl.constexpr,
+    FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Sum (a − b)² over each block: partial (lanes, blocks); see ``addcmul``."""
+    """Return now − rate·(slope + strength·(now − centre)); see ``addcmul``."""
     block = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
+    step = tl.load(rate + lane)
+    pull = tl.load(strength + lane)
     for i in tl.static_range(COUNT):
         if (block >= FIRST[i]) & (block < FIRST[i + 1]):
             n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
             inside = n < SIZES[i]
-            left = tl.load(a[i] + lane * A[i] + n, mask=inside, other=0.0).to(tl.float32)
-            right = tl.load(b[i] + lane * B[i] + n, mask=inside, other=0.0).to(tl.float32)
-            apart = left - right
-            tl.store(partial + lane * FIRST[COUNT] + block, tl.sum(apart * apart, axis=0))
+            here = tl.load(now[i] + lane * STEPS[0][i] + n, mask=inside)
+            down = tl.load(slope[i] + lane * STEPS[1][i] + n, mask=inside)
+            goal = tl.load(centre[i] + lane * STEPS[2][i] + n, mask=inside)
+            found = here - step * (down + pull * (here - goal))
+            tl.store(out[i] + lane * SIZES[i] + n, found, mask=inside)
 
 
 @jit()

@@ -21,18 +21,18 @@ _BLOCK = 1024
 _MOST_LEAVES = 24  # a launch; more arguments are slower to pass than another launch
 
 
-# ---- a + factor · b -----------------------------------------------------------------------------
+# ---- one leaf of two or three -------------------------------------------------------------------
 
 
-def takes_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> bool:
-    """Say whether the kernel serves these leaves: many, of one shape each, with one factor."""
+def takes_update(lists: list[list[Tensor]], factors: list[Tensor]) -> bool:
+    """Say whether the kernels serve these leaves: of one shape each, with one factor for all."""
+    dtype = factors[0].dtype if isinstance(factors[0], Tensor) else None
     return (
-        len(a) > 1
-        and isinstance(factor, Tensor)
-        and factor.dim() == 0
-        and factor.dtype in DTYPES
-        and all(x.is_cuda and x.dtype == factor.dtype and x.numel() for x in (*a, *b))
-        and all(x.shape == y.shape for x, y in zip(a, b, strict=True))
+        dtype in DTYPES
+        and bool(lists[0])
+        and all(isinstance(f, Tensor) and f.dim() == 0 and f.dtype == dtype for f in factors)
+        and all(x.is_cuda and x.dtype == dtype and x.numel() for leaf in lists for x in leaf)
+        and all(len({x.shape for x in row}) == 1 for row in zip(*lists, strict=True))
         and installed()
         and not _differentiating()
     )
@@ -45,172 +45,44 @@ def _differentiating() -> bool:
     return any(level.key() != maps for level in stack)
 
 
-def addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    """Return a + factor·b, leaf by leaf, for one client."""
-    found = lane_addcmul([x[None] for x in a], [x[None] for x in b], factor[None])
-    return [x[0] for x in found]
+def update(kernel: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
+    """Return what a kernel of ``UPDATES`` makes of lists of leaves and factors of one client."""
+    lanes = [[x[None] for x in leaf] for leaf in lists]
+    return [x[0] for x in UPDATES[kernel](*lanes, *(f[None] for f in factors))]
 
 
-@torch.library.custom_op(
-    "sartor::lane_addcmul",
-    mutates_args=(),
-    schema="(Tensor[] a, Tensor[] b, Tensor factor) -> Tensor[]",
-)
-def lane_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    """Return a + factor·b for leaves (L, ...) and factors (L)."""
-    return _launch_addcmul(a, b, factor)
+def _operator(kernel: str, lists: int, factors: int) -> Any:
+    """Make the operator of a kernel, for leaves (L, ...) and factors (L)."""
+    names = [*(f"Tensor[] x{k}" for k in range(lists)), *(f"Tensor f{k}" for k in range(factors))]
+    schema = f"({', '.join(names)}) -> Tensor[]"
+
+    @torch.library.custom_op(f"sartor::lane_{kernel}", mutates_args=(), schema=schema)
+    def operator(*given: Any) -> list[Tensor]:
+        return _launch_update(kernel, list(given[:lists]), list(given[lists:]))
+
+    @operator.register_fake
+    def _(*given: Any) -> list[Tensor]:
+        return [x.new_empty(x.shape) for x in given[0]]
+
+    @operator.register_vmap
+    def _(info: Any, in_dims: Any, *given: Any) -> Any:
+        size = info.batch_size
+        merged = _merged(info, in_dims[:lists], *given[:lists])
+        scales = (
+            merge(f, dim, size) for f, dim in zip(given[lists:], in_dims[lists:], strict=True)
+        )
+        found = operator(*merged, *scales)
+        return [part(x, size) for x in found], [0] * len(found)
+
+    return operator
 
 
-@lane_addcmul.register_fake
-def _(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in a]
-
-
-@lane_addcmul.register_vmap
-def _(info: Any, in_dims: Any, a: Any, b: Any, factor: Any) -> Any:
-    size = info.batch_size
-    pair = _merged(info, in_dims[:2], a, b)
-    found = lane_addcmul(*pair, merge(factor, in_dims[2], size))
-    return [part(x, size) for x in found], [0] * len(found)
-
-
-def _launch_addcmul(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    return _launch_pairs("addcmul", a, b, factor)
-
-
-def _launch_pairs(kernel: str, a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    """Launch a kernel that makes one leaf of two, and of a factor for every lane."""
-    a, b = [dense(x) for x in a], [dense(x) for x in b]
-    factor = factor.contiguous()
-    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in a]
-    for cut in _cuts(len(a)):
-        sizes = tuple(x[0].numel() for x in a[cut])
-        first = _first_blocks(sizes)
-        with torch.cuda.device_of(factor):
-            getattr(kernels("leaf_kernels"), kernel)[(first[-1], len(factor))](
-                tuple(out[cut]),
-                tuple(a[cut]),
-                tuple(b[cut]),
-                factor,
-                A=tuple(x.stride(0) for x in a[cut]),
-                B=tuple(x.stride(0) for x in b[cut]),
-                SIZES=sizes,
-                FIRST=first,
-                COUNT=len(sizes),
-                BLOCK=_BLOCK,
-                num_warps=4,
-            )
-    return out
-
-
-# ---- ‖a − b‖² -----------------------------------------------------------------------------------
-
-
-def takes_sqdist(a: list[Tensor], b: list[Tensor]) -> bool:
-    """Say whether the kernel serves these leaves: many, of one shape each."""
-    dtype = a[0].dtype if a else None
-    return (
-        1 < len(a) <= _MOST_LEAVES
-        and dtype in DTYPES
-        and all(x.is_cuda and x.dtype == dtype and x.numel() for x in (*a, *b))
-        and all(x.shape == y.shape for x, y in zip(a, b, strict=True))
-        and installed()
-    )
-
-
-def sqdist(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    """Return Σ (a − b)² over all leaves, for one client."""
-    found: Tensor = _SquaredDistance.apply(len(a), *a, *b)
-    return found
-
-
-class _SquaredDistance(torch.autograd.Function):
-    """The squared distance of two lists of leaves."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(count: int, *given: Tensor) -> Tensor:
-        lanes = [x[None] for x in given]
-        return lane_sqdist(lanes[:count], lanes[count:])[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.count = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        slopes = _ScaledDifference.apply(ctx.count, 2 * grad, *ctx.saved_tensors)
-        needed = any(ctx.needs_input_grad[1 + ctx.count :])
-        return None, *slopes, *(-slope if needed else None for slope in slopes)
-
-
-class _ScaledDifference(torch.autograd.Function):
-    """factor·(a − b), leaf by leaf."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(count: int, factor: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        lanes = [x[None] for x in given]
-        return tuple(x[0] for x in lane_difference(lanes[:count], lanes[count:], factor[None]))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.count = inputs[0]
-        ctx.save_for_backward(*inputs[1:])
-
-    @staticmethod
-    def backward(ctx: Any, *along: Tensor) -> tuple[Tensor | None, ...]:
-        count = ctx.count
-        factor, *given = ctx.saved_tensors
-        apart = (x - y for x, y in zip(given[:count], given[count:], strict=True))
-        to_factor = sum((x * d).sum() for x, d in zip(along, apart, strict=True))
-        to_a = [x * factor for x in along]
-        return None, to_factor, *to_a, *(-x for x in to_a)
-
-
-@torch.library.custom_op(
-    "sartor::lane_sqdist", mutates_args=(), schema="(Tensor[] a, Tensor[] b) -> Tensor"
-)
-def lane_sqdist(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    """Return Σ (a − b)² of leaves (L, ...): (L)."""
-    return _launch_sqdist(a, b)
-
-
-@torch.library.custom_op(
-    "sartor::lane_difference",
-    mutates_args=(),
-    schema="(Tensor[] a, Tensor[] b, Tensor factor) -> Tensor[]",
-)
-def lane_difference(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    """Return factor·(a − b) for leaves (L, ...) and factors (L)."""
-    return _launch_difference(a, b, factor)
-
-
-@lane_sqdist.register_fake
-def _(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    return a[0].new_empty(a[0].shape[:1])
-
-
-@lane_difference.register_fake
-def _(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    return [x.new_empty(x.shape) for x in a]
-
-
-@lane_sqdist.register_vmap
-def _(info: Any, in_dims: Any, a: Any, b: Any) -> Any:
-    size = info.batch_size
-    return part(lane_sqdist(*_merged(info, in_dims, a, b)), size), 0
-
-
-@lane_difference.register_vmap
-def _(info: Any, in_dims: Any, a: Any, b: Any, factor: Any) -> Any:
-    size = info.batch_size
-    pair = _merged(info, in_dims[:2], a, b)
-    found = lane_difference(*pair, merge(factor, in_dims[2], size))
-    return [part(x, size) for x in found], [0] * len(found)
+UPDATES = {
+    "addcmul": _operator("addcmul", 2, 1),
+    "add_difference": _operator("add_difference", 3, 1),
+    "pulled_step": _operator("pulled_step", 3, 2),
+}
+"""What the functions of these names in ``sartor.tree`` do, in one launch for all leaves."""
 
 
 def _merged(info: Any, in_dims: Any, *lists: list[Tensor]) -> list[list[Tensor]]:
@@ -221,29 +93,26 @@ def _merged(info: Any, in_dims: Any, *lists: list[Tensor]) -> list[list[Tensor]]
     ]
 
 
-def _launch_sqdist(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    a, b = [dense(x) for x in a], [dense(x) for x in b]
-    sizes = tuple(x[0].numel() for x in a)
-    first = _first_blocks(sizes)
-    partial = torch.empty((len(a[0]), first[-1]), dtype=torch.float32, device=a[0].device)
-    with torch.cuda.device_of(partial):
-        kernels("leaf_kernels").sqdist[(first[-1], len(partial))](
-            partial,
-            tuple(a),
-            tuple(b),
-            A=tuple(x.stride(0) for x in a),
-            B=tuple(x.stride(0) for x in b),
-            SIZES=sizes,
-            FIRST=first,
-            COUNT=len(sizes),
-            BLOCK=_BLOCK,
-            num_warps=4,
-        )
-    return partial.sum(1).to(a[0].dtype)
-
-
-def _launch_difference(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    return _launch_pairs("difference", a, b, factor)
+def _launch_update(kernel: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
+    lists = [[dense(x) for x in leaf] for leaf in lists]
+    factors = [f.contiguous() for f in factors]
+    out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in lists[0]]
+    for cut in _cuts(len(out)):
+        sizes = tuple(x[0].numel() for x in out[cut])
+        first = _first_blocks(sizes)
+        with torch.cuda.device_of(factors[0]):
+            getattr(kernels("leaf_kernels"), kernel)[(first[-1], len(factors[0]))](
+                tuple(out[cut]),
+                *(tuple(leaf[cut]) for leaf in lists),
+                *factors,
+                STEPS=tuple(tuple(x.stride(0) for x in leaf[cut]) for leaf in lists),
+                SIZES=sizes,
+                FIRST=first,
+                COUNT=len(sizes),
+                BLOCK=_BLOCK,
+                num_warps=4,
+            )
+    return out
 
 
 # ---- putting an outcome back --------------------------------------------------------------------

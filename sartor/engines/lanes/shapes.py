@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -61,6 +61,32 @@ def merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
 def part(tensor: Tensor, size: int) -> Tensor:
     """Undo ``merge``."""
     return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
+
+
+def folded(x: Tensor, dims: Sequence[int | None], weight: Tensor, grows: int) -> Tensor | None:
+    """Join a mapped axis to the rows of the only lane: (1, size · rows, ...).
+
+    Args:
+        x: inputs.
+        dims: the mapped axes of inputs, weight and bias.
+        weight: of the layer, (lanes, ...).
+        grows: outputs of a row, by which its inputs may be exceeded.
+
+    Returns:
+        the inputs; None where lanes have weights of their own, or would become too long.
+    """
+    if len(weight) > 1 or dims[0] is None or any(dim is not None for dim in dims[1:]):
+        return None
+    rows = x.movedim(dims[0], 0)
+    number = math.prod(rows.shape[:3])
+    if max(rows.numel(), number * grows) >= MOST_ELEMENTS:
+        return None
+    return rows.flatten(0, 2)[None]
+
+
+def unfold(tensor: Tensor, size: int) -> Tensor:
+    """Undo ``folded``: (size, 1, rows, ...)."""
+    return tensor.reshape(size, 1, -1, *tensor.shape[2:])
 
 
 def front(info: Any, in_dims: Any, *tensors: Tensor) -> list[Tensor]:

@@ -8,6 +8,7 @@ two, to any order. On a CPU the same three operators are those of ``native``.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,9 +23,11 @@ from sartor.engines.lanes.conv_launches import (
 )
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
+    folded,
     merge,
     part,
     side_by_side,
+    unfold,
     usable,
 )
 
@@ -305,6 +308,11 @@ def _(
 @lane_conv.register_vmap
 def _(info: Any, in_dims: Any, x: Any, w: Any, b: Any, stride: Any, padding: Any) -> Any:
     size = info.batch_size
+    image = x.movedim(in_dims[0] or 0, 0).shape[-2:]
+    grows = w.shape[-4] * math.prod(outputs(image, w.shape[-2:], stride, padding))
+    rows = folded(x, in_dims[:3], w, grows)
+    if rows is not None:
+        return unfold(lane_conv(rows, w, b, stride, padding), size), 0
     x, w, b = (merge(t, dim, size) for t, dim in zip((x, w, b), in_dims, strict=False))
     return part(lane_conv(x, w, b, stride, padding), size), 0
 

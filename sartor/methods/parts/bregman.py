@@ -83,9 +83,14 @@ class Gaussian:
     precision: Tensor | None = None
     _placed: dict[Any, Gaussian] = field(default_factory=dict, repr=False, compare=False)
 
+    @property
+    def spherical(self) -> bool:
+        """Whether Σ is the identity, and the divergence half the squared distance."""
+        return self.variances is None and self.covariance is None
+
     def like(self, leaf: Tensor) -> Gaussian:
         """Return the same prior with its constants on the device and in the precision of a leaf."""
-        if self.variances is None and self.covariance is None:
+        if self.spherical:
             return self
         place = (leaf.device, leaf.dtype)
         if place not in self._placed:  # kept, as nothing may be copied while a step is captured

@@ -197,7 +197,7 @@ class Vectorised:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
         if plan.steps.size == 1:
             return self._steps_alone(phase, work, site, plan)
-        site, dims = shared_once(site)
+        given, (site, dims) = site, shared_once(site)
         step = over_lanes(phase.step, 2, dims=dims)
         device = self.arena.device
         steps = torch.from_numpy(plan.steps).to(device)
@@ -220,7 +220,7 @@ class Vectorised:
                 active = (s < steps[:, :width]) & ~done[:, :width]
                 now = tree.where(active, new, now)
                 taken[:, :width] += active
-                done[:, :width] |= over_lanes(phase.stop, 1, dims=dims)(now, here)
+                done[:, :width] |= self.clients(phase.stop, now, narrow_site(given, width))
                 if s % STOP_EVERY == STOP_EVERY - 1 and bool((done | (steps <= s + 1)).all()):
                     break
             elif idle:

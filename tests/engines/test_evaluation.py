@@ -6,6 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from sartor.data.federation import Federation
@@ -64,6 +66,46 @@ def test_scores_are_sums_over_the_real_samples(
                 assert tally.correct[r, i] == right
                 assert tally.loss[r, i] == pytest.approx(loss, rel=1e-12)
     assert len({float(tally.loss[r, i]) for r in range(2) for i in range(5)}) == 8 + 1
+
+
+def test_a_shared_model_is_scored_as_one(
+    trained: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All clients of a run have one model: its parameters have no axis of clients in a step."""
+    rounds = trained.rounds
+    rounds._score_phases.clear()
+    rounds.eval_batch, rounds.engine.lanes = 2, 1 << 20
+    seen: list[int] = []
+    logits = rounds.task.logits
+    monkeypatch.setattr(
+        type(rounds.task),
+        "logits",
+        lambda self, params, x: (seen.append(_maps(params["fc.weight"])), logits(params, x))[1],
+    )
+    first = rounds.evaluate(trained.server, trained.store, 1)[0]["test"]
+    assert set(seen) == {2}
+    seen.clear()
+    gathered = trained.store.gather(rounds.everybody)["params"]
+    common = {k: leaf[:, 0] for k, leaf in gathered.items()}
+    tally = rounds.evaluate_common(common, 1)["test"]
+    assert set(seen) == {1}
+    for r in range(2):
+        assert tally.loss[r, 0] == pytest.approx(first.loss[r, 0], rel=1e-12)
+        for i, size in enumerate(SIZES[r]):
+            fed = _federations()[r]
+            rows = fed.test.of(i)
+            params = {k: leaf[r] for k, leaf in common.items()}
+            scores = logits(params, fed.x[rows])
+            loss = float(F.cross_entropy(scores, fed.y[rows], reduction="sum")) if size else 0.0
+            assert tally.loss[r, i] == pytest.approx(loss, rel=1e-12)
+
+
+def _maps(leaf: Tensor) -> int:
+    """Count the axes over which a tensor is mapped."""
+    depth = 0
+    while torch._C._functorch.is_batchedtensor(leaf):
+        leaf, depth = torch._C._functorch.get_unwrapped(leaf), depth + 1
+    return depth
 
 
 def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:

@@ -17,7 +17,8 @@ import torch
 from sartor.adviser.estimates import estimate
 from sartor.data.synthetic import logistic
 from sartor.table import Table
-from sartor.theory.linear_models import Clients, fit_coupled, fit_each, fit_pooled
+from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
+from sartor.theory.linear_models import Clients
 
 RADII = (0.0, 0.15, 0.3, 0.6, 1.0, 1.5, 2.5, 3.5, 5.0)
 PULLS = torch.logspace(-3.5, 2.0, 25, dtype=torch.float64)

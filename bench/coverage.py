@@ -30,8 +30,9 @@ from torch import Tensor
 
 from sartor.table import Table
 from sartor.theory.calibration import calibrated
+from sartor.theory.exact_fits import fit_each
 from sartor.theory.heterogeneity import Heterogeneity, from_fits
-from sartor.theory.linear_models import Clients, Family, fit_each, hessians, look
+from sartor.theory.linear_models import Clients, Family, hessians, look
 from sartor.theory.noise import noise_of
 
 CLIENTS, DRAWS, BLOCK = 10, 20, 50

@@ -62,6 +62,9 @@ TARGETS = {
     "sartor/methods/pfedme.py": Target(
         (("tests/methods/test_pfedme.py",), ("tests/methods/test_pfedbred.py",))
     ),
+    "sartor/methods/parts/proximal.py": Target(
+        (("tests/methods/test_pfedme.py",), ("tests/methods/test_pfedbred.py",))
+    ),
     "sartor/methods/ditto.py": Target(
         (
             ("tests/methods/test_ditto.py", "-k", "not to_the_bit and not smallest and not centre"),
@@ -101,8 +104,7 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "if (width <= before):": "as many lanes as before all go on, beside an empty piece",
     },
     "sartor/methods/ditto.py": {
-        "pulls = dict(zip(tries, choices, strict=False)) or "
-        '{"params": site.hyper["prox_strength"]}': "tries are made from choices, one each",
+        "pairs = zip(tries, choices, strict=False)": "tries are made from choices, one each",
     },
 }
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from docs.notes import read_notes
 from docs.reference import api_page, to_markdown
 from sartor.methods import METHODS, PAPERS, MethodEntry
-from sartor.methods.entry import COMMON, say
+from sartor.methods.options import COMMON, say
 from sartor.traffic import known
 
 HERE = Path(__file__).parent

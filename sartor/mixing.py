@@ -1,7 +1,7 @@
 """Row-stochastic matrices and the tables they mix: one row per client.
 
-``combine`` and ``put_rows`` are the two ways in which a server touches a table over clients; the
-rest keeps a row on (or near) the simplex.
+``repeated`` makes a table, ``combine`` and ``put_rows`` are the two ways in which a server touches
+it; the rest keeps a row on (or near) the simplex.
 """
 
 from __future__ import annotations
@@ -16,6 +16,12 @@ from sartor.tree import Tree
 def at(table: Tensor, index: Tensor) -> Tensor:
     """Take row ``index`` (a 0-d integer tensor) in a way that works under ``vmap`` and ``grad``."""
     return table.index_select(0, index.reshape(1))[0]
+
+
+def repeated(one: Tree, num: int) -> Tree:
+    """Return a table whose ``num`` rows are copies of one tree: leaves (num, ...)."""
+    found: Tree = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), one)
+    return found
 
 
 def combine(weights: Tensor, table: Tree) -> Tree:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+from collections.abc import Generator
 from typing import Any
 
 # Two workers share two cores; a thread pool in each would only make them wait for one another.
@@ -49,6 +51,20 @@ def pytest_xdist_make_scheduler(config: Any, log: Any) -> Any:
             return together(nodeid)
 
     return Together(config, log)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, Any, Any]:
+    """Leave what collection makes, thousands of tests and modules, out of every later search.
+
+    They stay to the end, so looking for garbage among them again and again finds none.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(trylast=True)

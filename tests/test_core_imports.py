@@ -49,6 +49,14 @@ BLOCKED = {
 BLOCKED |= {"safetensors", "pydantic", "yaml", "typer", "rich", "matplotlib", "sklearn", "pandas"}
 
 
+import sartor
+import sartor.comparison
+import sartor.result
+
+strangers = {name.partition(".")[0] for name in sys.modules} & BLOCKED
+assert not strangers, strangers
+
+
 class Hidden:
     # As if they were not installed: neither found nor imported.
     @staticmethod
@@ -67,8 +75,6 @@ for name in ("safetensors", "pydantic", "matplotlib"):
     raise AssertionError(name)
 
 import numpy as np
-
-import sartor
 
 rng = np.random.default_rng(0)
 x, y = rng.normal(size=(24, 4)), rng.integers(0, 3, 24)

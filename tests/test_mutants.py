@@ -56,6 +56,6 @@ def test_the_lists_name_what_exists() -> None:
         tests = [word for stage in target.stages for word in stage if word.endswith(".py")]
         assert tests
         assert all((ROOT / test).exists() for test in tests)
-    found = mutants(ROOT / "sartor/methods/pfedme.py")
+    found = mutants(ROOT / "sartor/methods/fedapa.py")
     assert len(found) > 20
     assert all(m.before != m.after for m in found)

@@ -174,3 +174,13 @@ def test_folding_on_the_host_is_folding_on_tensors() -> None:
     wanted = rng.fold(rng.fold(keys, "train", 7)[:, None, :], clients)
     found = rng.fold_host(rng.fold_host(keys.numpy(), "train", 7)[:, None, :], clients.numpy())
     assert found.tolist() == wanted.tolist()
+
+
+@pytest.mark.parametrize("seed", [0, 7, 2**40 + 3])
+@pytest.mark.parametrize("item", ["train", 5, 2**33 + 1])
+def test_one_key_is_folded_in_plain_numbers(seed: int, item: int | str) -> None:
+    """As all keys are, whatever axes stand before it."""
+    wanted = rng.fold(rng.key(seed), item, "x", 9).tolist()
+    one = rng.key(seed).numpy()
+    assert rng.fold_host(one[None], item, "x", 9).tolist() == [wanted]
+    assert rng.fold_host(one[None, None], item, "x", 9).tolist() == [[wanted]]

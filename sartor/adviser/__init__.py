@@ -10,7 +10,9 @@
     by_trial.py      the answer from trial.py, which trains every λ as lanes
     plan.py          steps, rounds, bytes and gradients of a strategy
     advice.py        the answer itself; words.py has its tables and sentences
-    verification.py  afterwards: the answer and both ends, trained; subject.py is what they train
+    verify.py        afterwards: the answer and both ends, trained; subject.py is what they train
+    judging.py       these against test data
+    verification.py  what came out, with its table and sentences
 """
 
 from sartor.adviser.advice import Advice

@@ -295,7 +295,7 @@ class Advice:
             ConfigError: the advice was read from a file, which has no data to train on.
             FederationError: there are no test samples.
         """
-        from sartor.adviser.verification import verify
+        from sartor.adviser.verify import verify
 
         return verify(self, progress=progress)
 

@@ -17,8 +17,9 @@ from sartor.adviser.subject import Subject
 from sartor.data.federation import Federation
 from sartor.theory import coupling
 from sartor.theory.constants import constants_of
+from sartor.theory.exact_fits import fit_coupled, fit_pooled
 from sartor.theory.heterogeneity import crossover
-from sartor.theory.linear_models import Clients, fit_coupled, fit_pooled
+from sartor.theory.linear_models import Clients
 
 WORTH = 0.05
 """Personalising must cut the expected error by this share, or the simpler end is advised."""

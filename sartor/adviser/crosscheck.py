@@ -15,13 +15,8 @@ from torch import Tensor
 
 from sartor import rng
 from sartor.theory.calibration import fingerprints
-from sartor.theory.linear_models import (
-    Clients,
-    fit_coupled,
-    fit_each,
-    fit_pooled,
-    sample_losses,
-)
+from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
+from sartor.theory.linear_models import Clients, sample_losses
 
 FOLDS = 3
 """How often the samples are divided."""

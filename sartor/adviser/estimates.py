@@ -14,8 +14,9 @@ from torch import Tensor
 
 from sartor.theory import random_effects
 from sartor.theory.calibration import calibrated
+from sartor.theory.exact_fits import Fits, fit_each
 from sartor.theory.heterogeneity import Heterogeneity, from_fits
-from sartor.theory.linear_models import Clients, Fits, fit_each
+from sartor.theory.linear_models import Clients
 from sartor.theory.noise import Noise, noise_of
 from sartor.theory.random_effects import Effects, Risks, best_pull, default_pulls, risks
 

@@ -1,4 +1,7 @@
-"""One flag for every key of an experiment, made from the schema, so the two cannot drift apart."""
+"""One flag for every key of an experiment, made from the schema, so the two cannot drift apart.
+
+And the words that several commands share.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,10 @@ from sartor.config import SUFFIXES, Experiment, build, parse_pairs, read_file
 from sartor.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+Json = Annotated[bool, typer.Option("--json", help="Machine-readable last line on stdout.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run folder.")]
+Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder.")]
 
 TABLES = ("set", "sweep")
 """Keys whose flags take NAME=VALUE and may be repeated."""

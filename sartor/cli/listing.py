@@ -55,8 +55,10 @@ def _allowed(hint: Any) -> list[Any]:
         return [True, False]
     if hint is type(None):
         return [None]
+    if get_origin(hint) is tuple:
+        return ["names with commas" if get_args(hint)[0] is str else "numbers with commas"]
     kinds = {int: "whole number", float: "number", str: "word"}
-    return [kinds.get(hint, "numbers, one per client" if get_origin(hint) is tuple else str(hint))]
+    return [kinds.get(hint, str(hint))]
 
 
 def list_methods() -> Answer:

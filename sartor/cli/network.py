@@ -137,7 +137,7 @@ def serve(
 ) -> None:
     """Be the server of a federation over a network."""
     from sartor.network.admission import Admission
-    from sartor.network.flare import FlareServer
+    from sartor.network.flare_server import FlareServer
     from sartor.network.keys import read_kit, read_project
     from sartor.network.serve import roster_of
     from sartor.network.serve import serve as run_server
@@ -205,7 +205,7 @@ def join(
 ) -> None:
     """Be a client of such a federation; your data stays with you."""
     from sartor.network.client import Client
-    from sartor.network.flare import FlareClient
+    from sartor.network.flare_client import FlareClient
     from sartor.network.keys import read_kit
     from sartor.settings import parse_device
 
@@ -251,13 +251,7 @@ def status(
         print(json_module.dumps(found))
         return
     ago = time.time() - found["time"]
-    how_far = f"round {found['round']} of {found['rounds']}"
-    if found["state"] == "waiting":
-        here, wanted = len(found["there"]), found["wanted"]
-        whom = f"clients, to go on after {how_far}" if found["round"] else "its first clients"
-        show.say(f"{found['method']}: waiting for {whom}; {here} of {wanted} are there")
-    else:
-        show.say(f"{found['method']}: {found['state']}, {how_far}")
+    show.say(f"{found['method']}: {_doing(found)}")
     show.say(f"last sign of life {ago:.0f} s ago")
     missing = sorted(set(found["clients"]) - set(found["there"]))
     show.say(f"there: {', '.join(found['there']) or 'nobody'}")
@@ -265,6 +259,25 @@ def status(
         show.say(f"missing: {', '.join(missing)}")
     for event in found["events"]:
         show.say(f"  round {event['round'] + 1}, {event['client']}: {event['why']}")
+
+
+def _doing(found: Mapping[str, Any]) -> str:
+    """Say what a server does, from its status."""
+    how_far = f"round {found['round']} of {found['rounds']}"
+    count = f"{len(found['there'])} of {found.get('wanted')} are there"
+    if found.get("newcomers"):
+        words = {
+            "waiting": "waiting for newcomers",
+            "training": "serving newcomers",
+            "done": "newcomers served",
+            "stopped": "stopped while it served newcomers",
+        }
+        rest = count if found["state"] == "waiting" else how_far
+        return f"training is done; {words[found['state']]}, {rest}"
+    if found["state"] == "waiting":
+        whom = f"clients, to go on after {how_far}" if found["round"] else "its first clients"
+        return f"waiting for {whom}; {count}"
+    return f"{found['state']}, {how_far}"
 
 
 def plan_of(experiment: Experiment) -> Any:

@@ -84,11 +84,13 @@ def names_of(experiment: Experiment, method: str) -> set[str]:
     from sartor.local import Local
     from sartor.methods import METHODS
     from sartor.methods import build as build_method
+    from sartor.methods.options import OF_NETWORK
     from sartor.task import Task
 
     options = METHODS[method].options
-    fixed = {k: v for k, v in _chosen(experiment, method).items() if k in options}
-    swept = {k: v for k, v in _mine(experiment.sweep, method).items() if k in options}
+    here = options.keys() - OF_NETWORK  # the network below stands in for one that is not made yet
+    fixed = {k: v for k, v in _chosen(experiment, method).items() if k in here}
+    swept = {k: v for k, v in _mine(experiment.sweep, method).items() if k in here}
     names = {*options, *LOCAL_HYPER}
     for values in itertools.product(*swept.values()):
         chosen = fixed | dict(zip(swept, values, strict=True))

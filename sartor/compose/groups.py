@@ -9,7 +9,7 @@ from torch import Tensor
 
 from sartor import tree, wire
 from sartor.method import Hub, Method, Phase, Site
-from sartor.mixing import at
+from sartor.mixing import at, repeated
 from sartor.tree import Tree
 
 
@@ -31,8 +31,7 @@ def within_groups(method: Method) -> Method:
     def init_server(params: Tree, hub: Hub) -> Tree:
         num = hub.sizes.shape[0]
         one = method.init_server(params, hub)
-        rows = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), one)
-        return {"rows": rows, "group": torch.zeros_like(hub.sizes)}
+        return {"rows": repeated(one, num), "group": torch.zeros_like(hub.sizes)}
 
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
         return method.broadcast(tree.map(lambda leaf: at(leaf, index), server["rows"]), hub)

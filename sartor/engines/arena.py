@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from sartor.data.federation import Federation
+from sartor.data.split import SPLITS
 from sartor.errors import FederationError
 
-SPLITS = ("train", "val", "test")
 _WORTH_PACKING = 1 << 20  # features; fewer fit into a cache
 _GLANCE = 1 << 16  # of them are looked at first
 

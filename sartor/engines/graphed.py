@@ -35,7 +35,6 @@ from sartor.engines.vectorised import (
     Vectorised,
     narrow_site,
     over_lanes,
-    shared_once,
 )
 from sartor.method import Hub, Phase, Site
 from sartor.task import metered
@@ -72,7 +71,7 @@ class Graphed(Vectorised):
         """Take the steps of a phase by replaying graphs."""
         if plan.num_steps == 0:
             return super().steps(phase, work, site, plan)
-        site, dims = shared_once(site)
+        site, dims = _shared_once(site)
         if dims is not PER_CLIENT:
             return self._steps(phase, work, site, plan, dims)
         if plan.steps.shape[0] > 1 and _copied_common(site, plan.steps.size) <= _MOST_COMMON:
@@ -305,6 +304,23 @@ class _Captured:
         with torch.cuda.graph(graph, pool=self.engine.pool):
             self._advance(width)
         return graph
+
+
+def _shared_once(site: Site) -> tuple[Site, Site]:
+    """Take an own letter that all clients of a run share as one of the run.
+
+    Layers then work on all samples of a run as on one batch. The letter of an evaluation is the
+    model, and many methods give all clients the same. (On a CPU a model is scored alike whether it
+    is shared or not, to the bit.)
+
+    Returns:
+        the site, and which of its fields have an axis of clients.
+    """
+    leaves = tree.leaves(site.own)
+    if not leaves or any(leaf.shape[1] == 1 or leaf.stride(1) for leaf in leaves):
+        return site, PER_CLIENT
+    own = tree.map(lambda leaf: leaf[:, 0], site.own)
+    return site._replace(own=own), PER_CLIENT._replace(own=None)
 
 
 def _schedule(phase: Phase, arena: Arena, plan: Plan) -> list[int]:

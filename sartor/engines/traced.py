@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
+from torch._guards import TracingContext, tracing
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 
@@ -95,7 +97,10 @@ class _Trace:
             _flat(step(*_built(iter(form), iter(flat))), found, self.form)
             return found
 
-        traced = make_fx(flat_step)(*leaves)
+        # One mode for the shapes of all operations: a trace that must make one for each of them
+        # takes twice as long.
+        with tracing(TracingContext(FakeTensorMode())):
+            traced = make_fx(flat_step)(*leaves)
         traced.graph.set_codegen(CodeGen())  # plain arguments
         self.run = thin(traced).forward
 

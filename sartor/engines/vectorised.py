@@ -197,8 +197,7 @@ class Vectorised:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
         if plan.steps.size == 1:
             return self._steps_alone(phase, work, site, plan)
-        site, dims = shared_once(site)
-        step = over_lanes(phase.step, 2, _drawing(phase), dims)
+        step = over_lanes(phase.step, 2, _drawing(phase))
         device = self.arena.device
         steps = torch.from_numpy(plan.steps).to(device)
         taken = steps if phase.stop is None else torch.zeros_like(steps)
@@ -209,8 +208,7 @@ class Vectorised:
         for s, (width, idle) in enumerate(plan.widths()):
             if width < before:
                 finished.append(tree.narrow(now, 1, width, before - width))
-                now, before = tree.narrow(now, 1, 0, width), width
-                here = narrow_site(site, width, dims)
+                now, here, before = tree.narrow(now, 1, 0, width), narrow_site(site, width), width
             batch = plan.batches(self.arena, plan.table[:, :width, s % plan.table.shape[2]])
             with metered() as calls:
                 at = here._replace(key=plan.keys[:, :width, s])
@@ -220,7 +218,7 @@ class Vectorised:
                 active = (s < steps[:, :width]) & ~done[:, :width]
                 now = tree.where(active, new, now)
                 taken[:, :width] += active
-                done[:, :width] |= over_lanes(phase.stop, 1, dims=dims)(now, here)
+                done[:, :width] |= self.clients(phase.stop, now, here)
                 if s % STOP_EVERY == STOP_EVERY - 1 and bool((done | (steps <= s + 1)).all()):
                     break
             elif idle:
@@ -296,22 +294,6 @@ def over_lanes(
             return vmap(inner)(*args)
 
     return mapped
-
-
-def shared_once(site: Site) -> tuple[Site, Site]:
-    """Take an own letter that all clients of a run share as one of the run.
-
-    Layers then work on all samples of a run as on one batch. The letter of an evaluation is the
-    model, and many methods give all clients the same.
-
-    Returns:
-        the site, and which of its fields have an axis of clients.
-    """
-    leaves = tree.leaves(site.own)
-    if not leaves or any(leaf.shape[1] == 1 or leaf.stride(1) for leaf in leaves):
-        return site, PER_CLIENT
-    own = tree.map(lambda leaf: leaf[:, 0], site.own)
-    return site._replace(own=own), PER_CLIENT._replace(own=None)
 
 
 def narrow_site(site: Site, width: int, dims: Site = PER_CLIENT) -> Site:

@@ -12,7 +12,7 @@ Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated
 | η_1 | local_lr | the step of the own core; 0.01 in the authors' runs |
 | η_2 | relation_lr | the step of p_i; 0.001, with momentum 0.9, in the authors' runs |
 | μ | pull | the strength of the pull; 0.1 in the authors' runs |
-| L | pull_rounds | the rounds with a pull: 0.1 of all in the authors' runs, 16 of 160 |
+| L | pull_rounds | the rounds with a pull: 0.1 of all in the authors' runs, 16 of 160; 5 here |
 | K | budget | cores that a client downloads a round; all if None |
 | b | choice_base, choice_growth | max(1.5, rK/M): cores are drawn with probability ∝ b^|p_ij| |
 | λ(r) | fade | cosine (cos(πr/L) + 1)/2 or exponential 0.001^(r/L) for r < L, then 0 |
@@ -51,7 +51,8 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site, client_weights
-from sartor.mixing import at, combine, put_rows
+from sartor.methods.parts.starts import shuffled
+from sartor.mixing import at, combine, put_rows, repeated
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -103,8 +104,8 @@ def apple(
                 f"apple keeps relations to max_clients={max_clients} clients, but there are {num}; "
                 f"set max_clients={num}."
             )
-        cores = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), params)
-        server = {"cores": _shuffled(cores, hub) if start_cores == "own" else cores}
+        cores = repeated(params, num)
+        server = {"cores": _own_starts(cores, hub) if start_cores == "own" else cores}
         if budget is None:
             return server
         luck = rng.uniform(rng.fold(hub.key, "downloads"), (num, num), torch.float64)
@@ -124,7 +125,7 @@ def apple(
         client = {"relation": relation, **local.start(core=params, relation=relation)}
         if not limited:
             return client
-        copies = tree.map(lambda leaf: leaf.expand(max_clients, *leaf.shape).clone(), params)
+        copies = repeated(params, max_clients)
         got = relation["shift"] > 0
         return {**client, "core": params, "copies": copies, "got": got}
 
@@ -166,17 +167,15 @@ def apple(
         strength = site.hyper["pull"] * fade(site.round, site.hyper["pull_rounds"], shape)
         return task.loss(model(work, site), batch) + 0.5 * strength * away
 
-    rates = {"core": "core_lr", "relation": "relation_lr"}
-    train = descend(objective, local, over=("core", "relation"), lr=rates)
+    names = {"core": "core_lr", "relation": "relation_lr"}
+    train = descend(objective, local, over=("core", "relation"), lr=names)
 
     def step(work: Tree, batch: Batch, site: Site) -> Tree:
         rate = local.rate(site)
         if core_rate == "times_clients":
             rate = rate * len(site.common["share"])
-            if local.momentum:
-                rate = rate * (
-                    1.0 - site.hyper["momentum"]
-                )  # momentum lengthens steps by 1/(1 − μ)
+            if local.momentum:  # which lengthens steps by 1/(1 − μ)
+                rate = rate * (1.0 - site.hyper["momentum"])
         rates = {"core_lr": rate, "relation_lr": site.hyper["relation_lr"] * local.fade(site)}
         return train.step(work, batch, site._replace(hyper={**site.hyper, **rates}))
 
@@ -211,7 +210,7 @@ def apple(
                 0.01 * (1.0 - local.momentum), 0.0, note="the step of the relations; 0 keeps them"
             ),
             "pull": Hyper(0.1, 0.0, note="the early pull of the relations to n_j/n"),
-            "pull_rounds": Hyper(5.0, 0.0, note="the rounds until the pull is gone"),
+            "pull_rounds": Hyper(5.0, 0.0, note="the rounds with a pull; 0 leaves it out"),
         },
         init_server=init_server,
         init_client=init_client,
@@ -258,19 +257,14 @@ def fade(round_index: Tensor, length: Tensor, shape: Shape) -> Tensor:
     return torch.where(round_index < length, falling, torch.zeros_like(falling))
 
 
-def _shuffled(cores: Tree, hub: Hub) -> Tree:
+def _own_starts(cores: Tree, hub: Hub) -> Tree:
     """Put the entries of every leaf of every core into an order of its own."""
     num = hub.sizes.shape[0]
     keys = rng.fold(hub.key, "cores")[None].expand(num, 2)
     keys = rng.fold(keys, torch.arange(num, device=keys.device))
 
     def one(core: Tree, key: Tensor) -> Tree:
-        return {
-            name: leaf.reshape(-1)
-            .index_select(0, rng.permutation(rng.fold(key, name), leaf.numel()))
-            .reshape(leaf.shape)
-            for name, leaf in core.items()
-        }
+        return {name: shuffled(leaf, rng.fold(key, name)) for name, leaf in core.items()}
 
-    shuffled: Tree = torch.func.vmap(one, chunk_size=1)(cores, keys)
-    return shuffled
+    found: Tree = torch.func.vmap(one, chunk_size=1)(cores, keys)
+    return found

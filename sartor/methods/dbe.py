@@ -48,7 +48,7 @@ def dbe(
     memory: bool = True,
     init_mean: Literal["running", "full"] = "running",
 ) -> Method:
-    """Build FedAvg with the domain bias eliminator.
+    """Build FedAvg with the domain bias eliminator: min Σ p_i [L_i(h(f + r_i)) + κ MR(m̄_i, g)].
 
     Args:
         task: the network and its loss; its head is linear and has a bias.
@@ -83,6 +83,8 @@ def dbe(
         return next(iter(params.values())).new_zeros(task.feature_dim)
 
     def objective(pulled: bool) -> Objective:
+        """Return the loss with r_i, and with the pull or, before round 0, without."""
+
         def loss(work: Tree, batch: Batch, site: Site) -> tuple[Tensor, Tree]:
             params, mu = work["params"], site.hyper["mean_rate"]
             z = task.represent(params, batch)
@@ -123,8 +125,8 @@ def dbe(
         weights = client_weights(hub)[hub.cohort] * hub.present
         return {**server, **weighted_mean(uploads, weights, {"mean": server["mean"]})}
 
-    plain = replace(local, keep_optimiser=False)
-    first: tuple[Phase, ...] = (descend(objective(False), plain, name="first training", aux=True),)
+    once = replace(local, keep_optimiser=False)
+    first: tuple[Phase, ...] = (descend(objective(False), once, name="first training", aux=True),)
     if init_mean == "full":
         first = (*first, class_sums(task, name="first mean"))
     train = descend(

@@ -86,14 +86,19 @@ def dichotomous(
             largest gap if None.
         fit_epochs: epochs of the fits behind estimates and clusters.
     """
-    for name, value in (("val_share", val_share), ("split_share", split_share)):
-        if not 0.0 < value < 1.0:
-            raise ConfigError(
-                f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's "
-                "training samples."
-            )
     clustered = version == "clustered"
     by_radius = version == "threshold" or (clustered and inside == "threshold")
+    idle = {
+        "num_clusters": num_clusters is not None and not clustered,
+        "inside": inside != "holdout" and not clustered,
+        "radius": radius != "given" and not by_radius,
+    }
+    _check(
+        version,
+        [name for name, holds in idle.items() if holds],
+        {"val_share": val_share, "split_share": split_share},
+        {"num_clusters": num_clusters, "fit_epochs": fit_epochs},
+    )
     by_fits = clustered or (by_radius and radius == "estimated")
     end = 1.0 - val_share if select_on == "holdout" and not by_radius else 1.0
     middle = split_share * end if version == "sample_split" else 0.0
@@ -180,6 +185,26 @@ def dichotomous(
         connected=None,
     )
     return replace(method, prologue=fits)
+
+
+def _check(
+    version: str, idle: list[str], shares: dict[str, float], lengths: dict[str, int | None]
+) -> None:
+    """Refuse what cannot be right, and options that would do nothing, all at once."""
+    faults = [
+        f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's training "
+        "samples."
+        for name, value in shares.items()
+        if not 0.0 < value < 1.0
+    ]
+    faults += [
+        f"{name} must be >= 1, got {value}; leave it out for the default."
+        for name, value in lengths.items()
+        if value is not None and value < 1
+    ]
+    faults += [f"{name} has no effect with version={version!r}; leave it out." for name in idle]
+    if faults:
+        raise ConfigError("\n".join(faults))
 
 
 def _on_part(method: Method, part: tuple[float, float]) -> Method:

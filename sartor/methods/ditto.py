@@ -115,7 +115,6 @@ def ditto(
         phases=(*(_inside("personal", phase) for phase in branch), *base.phases),
         finish=finish,
         model=lambda work, site: work["personal"]["params"],
-        centre=lambda server, hub: server["params"],
         private=lambda leaf: leaf == "personal",
     )
 
@@ -129,7 +128,11 @@ def _personal_training(
         for name, length in (("personal_epochs", epochs), ("personal_steps", steps))
         if length is not None and length < 1
     ]
-    faults += [f"choices must be >= 0, got {lam:g}." for lam in choices if not lam >= 0]
+    faults += [
+        f"choices must be >= 0, got {lam:g}; 0 trains the personal model alone."
+        for lam in choices
+        if not lam >= 0
+    ]
     if choices and local.keeps:
         faults.append(
             "choices and keep_optimiser do not go together: a choice among models has no one "

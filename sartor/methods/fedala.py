@@ -200,6 +200,6 @@ def _check(layers: int, share: float, calm: float, window: int, start_passes: in
     if window < 2:
         faults.append(f"window must be >= 2, got {window}; the paper's is 10.")
     if start_passes < 1:
-        faults.append(f"start_passes must be >= 1, got {start_passes}.")
+        faults.append(f"start_passes must be >= 1, got {start_passes}; 100 is the default.")
     if faults:
         raise ConfigError("\n".join(faults))

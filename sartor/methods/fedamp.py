@@ -45,7 +45,7 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
-from sartor.mixing import at, combine, inner, put_rows
+from sartor.mixing import at, combine, inner, put_rows, repeated
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -196,7 +196,7 @@ def _attentive(
     def init_server(params: Tree, hub: Hub) -> Tree:
         num = hub.sizes.shape[0]
         none = torch.zeros_like(hub.sizes, dtype=torch.bool)
-        models = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), params)
+        models = repeated(params, num)
         return {"models": models, "known": none, "pool": none.clone()}
 
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:

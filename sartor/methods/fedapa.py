@@ -39,7 +39,7 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
-from sartor.mixing import clip, combine, inner, normalise, pin_self, put_rows
+from sartor.mixing import clip, combine, inner, normalise, pin_self, put_rows, repeated
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -57,7 +57,7 @@ def fedapa(
     schedule: Literal["parallel", "sequential"] | None = None,
     server_momentum: bool | None = None,
 ) -> Method:
-    """Build FedAPA.
+    """Build FedAPA: min Σ p_i L_i(θ_i, φ_i), each round from θ̄_i = Σ_j a_ij θ_j.
 
     Args:
         task: the network and its loss; its head stays private.
@@ -98,7 +98,7 @@ def fedapa(
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         body, num = tree.select(params, is_shared), hub.sizes.shape[0]
-        table = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), body)
+        table = repeated(body, num)
         first = tree.leaves(params)[0]
         mix = torch.eye(num, dtype=first.dtype, device=first.device)
         server = {"bodies": table, "mix": mix}

@@ -40,6 +40,8 @@ from sartor.task import Task
 from sartor.tree import Tree
 
 Rule = Literal["normalized", "uniform", "chen", "p_weighted"]
+Weights = Literal["uniform", "samples"]
+"""How methods whose paper averages in one way name it: evenly, or by numbers of samples."""
 
 
 def fedavg(
@@ -55,13 +57,15 @@ def fedavg(
         task: the network and its loss.
         local: local training.
         rule: how the server averages; see the module's docstring.
-        client_weights: p_i for the rule `p_weighted`, one per client; equal weights if None.
+        client_weights: p_i for the rule `p_weighted`, one per client, with sum 1; equal weights if
+            None.
     """
     if client_weights is not None and rule != "p_weighted":
         raise ConfigError(
             f"client_weights have no effect with rule={rule!r}; use rule='p_weighted', or leave "
             "them out."
         )
+    _check_weights(client_weights or ())
     averages = rule in ("normalized", "uniform")
 
     def init_server(params: Tree, hub: Hub) -> Tree:
@@ -124,6 +128,22 @@ def fedavg(
         centre=lambda server, hub: server["params"],
         averaged=("params",),
     )
+
+
+def averaged(task: Task, local: Local, weights: Weights) -> Method:
+    """Return FedAvg for methods that build on it: its server averages evenly, or by samples."""
+    return fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+
+
+def _check_weights(weights: tuple[float, ...]) -> None:
+    """Refuse weights that are not shares."""
+    if any(not p >= 0 for p in weights):
+        raise ConfigError(f"client_weights must be >= 0, got {min(weights):g}; 0 leaves one out.")
+    if weights and abs(sum(weights) - 1.0) > 1e-3:
+        raise ConfigError(
+            f"client_weights must have sum 1, got a sum of {sum(weights):g}; divide them by it "
+            "(the length of the server's step is server_lr)."
+        )
 
 
 def fedavg_ft(

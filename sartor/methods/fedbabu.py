@@ -15,8 +15,9 @@ Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Class
 The head takes part in the forward pass and never moves, by gradient or by weight decay. The model
 without fine-tuning is the global one (the point "global"); fine-tuned copies never come back.
 Differs from the authors' code: the average is by samples (there plain, with equal clients:
-`rule="uniform"`), and the rate is not divided by ten at a half and three quarters of the rounds.
-θ_h⁰ follows from the seed that all share, so it is not booked as traffic.
+`rule="uniform"`), and the rate stays as it is unless `lr_schedule` changes it (there it is divided
+by ten at a half and at three quarters of the rounds). θ_h⁰ follows from the seed that all share, so
+it is not booked as traffic.
 
 A newcomer receives the body, sets the head θ_h⁰ on it, and fine-tunes that model on its own data,
 exactly as the clients that trained.

@@ -8,6 +8,7 @@ Normalization", ICLR 2021 (arXiv 2102.07623).
 | θ_s | server["params"] | everything else, averaged |
 | γ, β | client["private"] | scales and shifts of the normalisation layers, which never leave |
 | η | local_lr | the one step of both; 0.01 in the paper (batch 32, one epoch, no momentum) |
+| – | relax | over-relaxation of the average; 1 is plain, as in the paper |
 
 Differs from the paper: networks here have no BatchNorm (its running statistics cannot be mapped
 over clients), so the scales and shifts of GroupNorm, LayerNorm, RMSNorm and InstanceNorm take their

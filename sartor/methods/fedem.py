@@ -30,18 +30,18 @@ and trains nothing; `refresh_weights=True` does that for every client before its
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from sartor import rng, tree
 from sartor.errors import ConfigError
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site
-from sartor.methods.fedavg import fedavg
-from sartor.task import Task, cross_entropy
+from sartor.methods.fedavg import Weights, averaged
+from sartor.methods.parts.mixture import component, mixed_scores
+from sartor.methods.parts.starts import shuffled
+from sartor.task import Task
 from sartor.tree import Tree
 
 
@@ -50,7 +50,7 @@ def fedem(
     local: Local,
     *,
     components: int = 3,
-    weights: Literal["samples", "uniform"] = "samples",
+    weights: Weights = "samples",
     refresh_weights: bool = False,
 ) -> Method:
     """Build FedEM: max Σ_i Σ_l log Σ_m π_im exp(−ℓ_m(x_l, y_l)).
@@ -65,12 +65,12 @@ def fedem(
     """
     if components < 1:
         raise ConfigError(f"components must be >= 1, got {components}; 1 is FedAvg.")
-    base = fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+    base = averaged(task, local, weights)
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         starts = [params]
         for m in range(1, components):
-            starts.append({k: _shuffled(p, rng.fold(hub.key, k, m)) for k, p in params.items()})
+            starts.append({k: shuffled(p, rng.fold(hub.key, k, m)) for k, p in params.items()})
         return {"params": tree.stack(starts)}
 
     def init_client(params: Tree, site: Site) -> Tree:
@@ -111,12 +111,6 @@ def fedem(
     )
 
 
-def _shuffled(leaf: Tensor, key: Tensor) -> Tensor:
-    """Return a leaf's entries in another order."""
-    order = rng.permutation(key, leaf.numel())
-    return leaf.reshape(-1).index_select(0, order).reshape(leaf.shape)
-
-
 def _expectation(task: Task, components: int) -> Phase:
     """Build the E-step: a pass that fills ``posterior`` and then sets ``mixture``."""
 
@@ -137,31 +131,3 @@ def _expectation(task: Task, components: int) -> Phase:
         return {**work, "mixture": torch.where(num > 0, mean, work["mixture"])}
 
     return Phase("expectation", step, enter, leave, batch=64, shuffle=False)
-
-
-# ---- what pFedBayes shares -----------------------------------------------------------------------
-
-
-def component(table: Tree, m: int) -> Tree:
-    """Take network m of a table of networks."""
-    found: Tree = tree.map(lambda leaf: leaf[m], table)
-    return found
-
-
-def mixed_scores(task: Task, table: Tree, log_weights: Tensor, x: Tensor) -> Tensor:
-    """Return the log of the networks' mean probabilities: log Σ_m w_m p_m(y|x).
-
-    For losses other than cross-entropy, the mean of their outputs.
-
-    Args:
-        task: the network and its loss.
-        table: leaves (networks, ...).
-        log_weights: (networks,), logarithms of weights, up to a constant.
-        x: inputs.
-    """
-    log_w = torch.log_softmax(log_weights, -1)
-    found = [task.logits(component(table, m), x) for m in range(log_w.shape[0])]
-    if task.criterion is not cross_entropy:
-        return torch.stack([log_w[m].exp() * out for m, out in enumerate(found)]).sum(0)
-    logs = [log_w[m] + F.log_softmax(out, -1) for m, out in enumerate(found)]
-    return torch.logsumexp(torch.stack(logs), 0)

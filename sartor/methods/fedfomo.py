@@ -11,7 +11,7 @@ Optimization", ICLR 2021 (arXiv 2012.08565). A competitor of Shi et al. 2023 (Ta
 | w̃_ij | work["raw"] | (L_i(θ_i^ref) − L_i(θ_j)) / ‖θ_j − θ_i^ref‖, own model first |
 | P | server["affinity"] | who helped whom: row i adds up w̃_i |
 | ε_0 | explore_start | how often a pick is random in round 0 (`explore`); authors' runs: 0.3 |
-| | explore_decay | what ε loses a round, 0.05: ε_t = max(ε_0 − 0.05 t, 0) |
+| – | explore_decay | what ε loses a round, 0.05: ε_t = max(ε_0 − 0.05 t, 0) |
 
 A round: the server sends client i the K − 1 others with the largest P_ij among those that uploaded
 in the last round; the client takes losses on its validation samples, sets w_ij = max(w̃_ij, 0) / Σ
@@ -42,7 +42,7 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, weighted_sum
-from sartor.mixing import at, put_rows
+from sartor.mixing import at, put_rows, repeated
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -84,7 +84,7 @@ def fedfomo(
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         num = hub.sizes.shape[0]
-        models = tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), params)
+        models = repeated(params, num)
         like = tree.leaves(params)[0]
         start = 0.1 * torch.eye(num, dtype=like.dtype, device=like.device)
         return {"models": models, "affinity": start, "there": torch.zeros_like(hub.sizes) > 0}

@@ -18,10 +18,10 @@ stands for. A newcomer joins the initial extractor with the current head, and tr
 means that exist are uploaded: C_i·D numbers for a client with C_i classes, and a bit per class.
 
 Differs from the paper: r_{i,c} is the mean over samples (the authors average the means of
-mini-batches), there is no clipping of gradients, and θ starts as the head of the common initial
-model. b_s is by default the batch of local training, and η_s is larger for it: there are fewer
-steps. The authors' code steps along with the client's parameters and so never moves the head; ours
-moves it.
+mini-batches), gradients are clipped only where local training says so (`clip_norm=50` is theirs),
+and θ starts as the head of the common initial model. b_s is by default the batch of local training,
+and η_s is larger for it: there are fewer steps. The authors' code steps along with the client's
+parameters and so never moves the head; ours moves it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def fedgh(
     server_batch: int | None = None,
     server_epochs: int = 1,
 ) -> Method:
-    """Build FedGH.
+    """Build FedGH: min over φ_i of L_i(φ_i, θ), and over θ of Σ loss(θ(r_{i,c}), c).
 
     Args:
         task: the network and its loss; its head is linear.
@@ -59,7 +59,7 @@ def fedgh(
         server_epochs: passes through the pairs a round.
     """
     faults = [
-        f"{name} must be >= 1, got {value}."
+        f"{name} must be >= 1, got {value}; the paper's is 1."
         for name, value in (("server_batch", server_batch), ("server_epochs", server_epochs))
         if value is not None and value < 1
     ]

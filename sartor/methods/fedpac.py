@@ -45,7 +45,7 @@ from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
 from sartor.methods.parts import simplex
 from sartor.methods.parts.prototypes import class_means, class_sums, members
-from sartor.mixing import at, combine, normalise, put_rows
+from sartor.mixing import at, combine, normalise, put_rows, repeated
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -61,7 +61,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
     """
     faults = []
     if head_epochs < 1:
-        faults.append(f"head_epochs must be >= 1, got {head_epochs}.")
+        faults.append(f"head_epochs must be >= 1, got {head_epochs}; the paper's is 1.")
     if not 0.0 <= cutoff < 1.0:
         faults.append(f"cutoff must be >= 0 and < 1, got {cutoff:g}; 0 keeps every weight.")
     if faults:
@@ -72,7 +72,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
         head = tree.select(params, task.is_head)
         return {
             "body": tree.select(params, task.is_body),
-            "heads": tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), head),
+            "heads": repeated(head, num),
             "centroids": like.new_zeros((task.num_classes, task.feature_dim)),
             "seen": like.new_zeros(task.num_classes).bool(),
         }

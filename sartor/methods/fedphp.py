@@ -23,9 +23,10 @@ joint batch; `mmd_fixed`, the same with exp(−d²/2a), a = 10, 15, 20, 50, as i
 the round instead of z_i (`progress="rounds"`, with `horizon` the number of rounds).
 
 The authors' code: λ = 0.1, rate 0.03, 5 epochs, 100 clients of which a tenth is drawn, 1000 rounds
-(Z = 100), a new optimiser in every round. Differs from it: no clipping of gradients, and no `mmd`
-on a batch of one sample, where its slope has no bound; the first teacher is the first global model
-received (theirs is the initial one, `first_teacher="initial"`: the same where all take part).
+(Z = 100), a new optimiser in every round. Differs from it: gradients are clipped only where local
+training says so (`clip_norm`); no `mmd` on a batch of one sample, where its slope has no bound; the
+first teacher is the first global model received (theirs is the initial one,
+`first_teacher="initial"`: the same where all take part).
 
 A newcomer takes the global model as its HPM and teacher; after its first training the HPM is the
 model it trained.
@@ -58,7 +59,7 @@ def fedphp(
     first_teacher: Literal["received", "initial"] = "received",
     rule: Rule = "normalized",
 ) -> Method:
-    """Build FedPHP.
+    """Build FedPHP: min over w of (1 − λ) L_i(w) + λ R(w, w_i^P) on each client, averaged.
 
     Args:
         task: the network and its loss; its head must be linear.

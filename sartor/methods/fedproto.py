@@ -42,6 +42,7 @@ from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
 from sartor.methods.local import local as local_train
 from sartor.methods.parts.prototypes import class_means, class_sums, members
+from sartor.methods.parts.starts import shuffled
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -58,7 +59,7 @@ def fedproto(
     absent: Literal["keep", "drop"] = "keep",
     start: Literal["common", "own"] = "common",
 ) -> Method:
-    """Build FedProto.
+    """Build FedProto: min over θ_i of L_i(θ_i) + λ mean_l ‖f(x_l) − P̄_{y_l}‖²/D on each client.
 
     Args:
         task: the network and its loss; its head is linear and has a bias.
@@ -83,7 +84,7 @@ def fedproto(
 
     def init_client(params: Tree, site: Site) -> Tree:
         if start == "own":
-            params = {k: _shuffled(v, rng.fold(site.key, k)) for k, v in params.items()}
+            params = {k: shuffled(v, rng.fold(site.key, k)) for k, v in params.items()}
         held = next(iter(params.values())).new_ones(task.num_classes).bool()
         return {"params": params, "held": held, **local.start(params=params)}
 
@@ -173,8 +174,3 @@ def nearest(prototypes: Tensor, usable: Tensor) -> dict[str, Tensor]:
         "weight": torch.where(usable[:, None], weight, share @ weight),
         "bias": torch.where(usable, bias, share @ bias - _GAP),
     }
-
-
-def _shuffled(leaf: Tensor, key: Tensor) -> Tensor:
-    order = rng.permutation(key, leaf.numel())
-    return leaf.reshape(-1).index_select(0, order).reshape(leaf.shape)

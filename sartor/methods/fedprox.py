@@ -15,18 +15,20 @@ Eq. (1), (8)-(12), (18), Theorem 2, Corollary 1. λ = 0 is LocalTrain, λ → �
 
 Differs from Li et al. 2020 and from public FedProx code, which restart every client from w_g: here
 a client starts from its own last model. Step sizes (`preset`): `paper_real` γ = 1/λ, so that w_g is
-the mean of the clients' models; `paper_synthetic` γ = 1/L_g, η = 1/(L+λ); `corollary1` γ = 1/(2
-L_g), η = 1/(L+λ) and the smallest K that satisfies (12); `free` takes γ, η and K as given. L_g =
-λL/(λ+L). With λ_i, L_g is the largest over clients and K comes from the client that needs most
-(ours: the paper leaves it open). λ itself is given, or follows from R and ρ by a rule of
-`sartor.theory.coupling` (`lambda_rule`) with n = N/m; values of R or ρ that differ between clients
-give λ_i, with n_i (ours). `v2` gives a λ in the thousands where R <= 1/√n: derive η from it.
+the mean of the clients' models (with λ_i, 1 over the largest); `paper_synthetic` γ = 1/L_g, η =
+1/(L+λ); `corollary1` γ = 1/(2 L_g), η = 1/(L+λ) and the smallest K that satisfies (12); `free`
+takes γ, η and K as given. L_g = λL/(λ+L). With λ_i, L_g is the largest over clients and K comes
+from the client that needs most (ours: the paper leaves it open). λ itself is given, or follows from
+R and ρ by a rule of `sartor.theory.coupling` (`lambda_rule`) with n = N/m; values of R or ρ that
+differ between clients give λ_i, with n_i (ours). `v2` gives a λ in the thousands where R <= 1/√n:
+derive η from it.
 
 A newcomer starts at the global model and takes rounds with the pull; its λ is the mean of the λ_i.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -90,10 +92,10 @@ def fedprox(
         return (site.hyper if lambda_rule == "given" else site.own)["prox_strength"]
 
     def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        return {} if lambda_rule == "given" else {"prox_strength": at(pull(hub), index)}
+        return {"prox_strength": at(pull(hub), index)}
 
     def greet(server: Tree, hub: Hub) -> Tree:
-        return {} if lambda_rule == "given" else {"prox_strength": pull(hub).mean()}
+        return {"prox_strength": pull(hub).mean()}
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         return {"params": params}
@@ -152,14 +154,12 @@ def fedprox(
         hyper["server_lr"] = Hyper(
             1.0, 0.0, note="1/prox_strength averages the clients' models", server=True
         )
-    return Method(
+    method = Method(
         name="fedprox",
         hyper=hyper,
         init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,
-        address=address,
-        greet=greet,
         begin=begin,
         phases=(
             descend(
@@ -175,3 +175,5 @@ def fedprox(
         centre=lambda server, hub: server["params"],
         averaged=("push",),
     )
+    # A λ that follows from a rule is the server's to tell; a given one everybody has.
+    return method if lambda_rule == "given" else replace(method, address=address, greet=greet)

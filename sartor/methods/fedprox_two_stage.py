@@ -219,12 +219,15 @@ def _check(
     faults = []
     if preset == "theory" and not (strong_convexity and strong_convexity > 0):
         faults.append(
-            f"preset='theory' needs strong_convexity=μ > 0 of the loss, got {strong_convexity}."
+            f"preset='theory' needs strong_convexity=μ > 0 of the loss, got {strong_convexity}; "
+            "give it, or take preset='experiments'."
         )
     if preset != "theory" and strong_convexity is not None:
         faults.append("strong_convexity has no effect with constant steps; use preset='theory'.")
     if final_steps is not None and final_steps < 1:
-        faults.append(f"final_steps must be >= 1, got {final_steps}.")
+        faults.append(
+            f"final_steps must be >= 1, got {final_steps}; leave it out for as many as in a round."
+        )
     if growth is not None and not growth > 0:
         faults.append(f"growth must be > 0, got {growth:g}; leave it out for constant steps.")
     if project_global and domain == "none":

@@ -62,7 +62,11 @@ def fedrep(
         "body_epochs": body_epochs,
         "final_head_epochs": final_head_epochs,
     }
-    faults = [f"{k} must be >= 0, got {v}." for k, v in lengths.items() if v is not None and v < 0]
+    faults = [
+        f"{name} must be >= 0, got {length}; 0 leaves that part of the training out."
+        for name, length in lengths.items()
+        if length is not None and length < 0
+    ]
     fits_head = bool(head_epochs if head_steps is None else head_steps)
     if not fits_head and body_epochs == 0:
         faults.append("Neither head nor body would train; set head_epochs or body_epochs.")

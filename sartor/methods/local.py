@@ -31,7 +31,14 @@ from sartor.tree import Tree
 
 
 def local(task: Task, local: Local, *, participation: Literal["all", "sampled"] = "all") -> Method:
-    """Build LocalTrain: min_w L_i(w) on every client alone."""
+    """Build LocalTrain: min_w L_i(w) on every client alone.
+
+    Args:
+        task: the network and its loss.
+        local: local training.
+        participation: everybody in every round, whatever the participation rule, or only the
+            sampled clients.
+    """
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         return {}

@@ -49,7 +49,7 @@ def moon(task: Task, local: Local, *, rule: Rule = "normalized") -> Method:
     base = fedavg(task, local, rule=rule)
 
     def init_client(params: Tree, site: Site) -> Tree:
-        never = next(iter(params.values())).new_zeros(())
+        never = tree.leaves(params)[0].new_zeros(())  # a factor of the contrastive loss
         previous = tree.select(params, task.is_body)
         return {**base.init_client(params, site), "previous": previous, "has_previous": never}
 
@@ -76,7 +76,8 @@ def moon(task: Task, local: Local, *, rule: Rule = "normalized") -> Method:
     def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
         kept, upload = base.finish(client, work, site)
         last = tree.select(work["params"], task.is_body)
-        return {**kept, "previous": last, "has_previous": work["has_previous"] * 0 + 1}, upload
+        yes = torch.ones_like(work["has_previous"])
+        return {**kept, "previous": last, "has_previous": yes}, upload
 
     return replace(
         base,

@@ -122,5 +122,4 @@ def per_fedavg(
         hyper=hyper,
         phases=(replace(train, step=step, draws=2 if mode == "first_order" else 3),),
         adapt=tuple(adapt),
-        centre=lambda server, hub: server["params"],
     )

@@ -22,9 +22,9 @@ The KL has curvature ζ/(n_i σ²) in the means, and SGD needs a rate below 2/cu
 here by default, as ζ = 10 asks for the rate of the paper. 20 steps of batch 100 there.
 
 Differs from the paper: only the clients of a round train; weight decay, where local training has
-it, acts on the mean of q_i; μ starts as the network does (N(0, 0.1²) in the public code). That code
-takes Adam, five personal steps a batch, and averages by samples (`weights="samples"`). The momentum
-of u_i starts anew in every round.
+it, acts on the mean of q_i and is part of what is clipped; μ starts as the network does (N(0, 0.1²)
+in the public code). That code takes Adam, five personal steps a batch, and averages by samples
+(`weights="samples"`). The momentum of u_i starts anew in every round.
 
 A newcomer takes the mean of the global distribution for its own mean and ρ_0 for its spread, and
 trains on from there.
@@ -33,7 +33,6 @@ trains on from there.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -44,8 +43,8 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
-from sartor.methods.fedavg import fedavg
-from sartor.methods.fedem import mixed_scores
+from sartor.methods.fedavg import Weights, averaged
+from sartor.methods.parts.mixture import mixed_scores
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -57,7 +56,7 @@ def pfedbayes(
     draws: int = 1,
     personal_steps: int = 1,
     predict_draws: int = 0,
-    weights: Literal["uniform", "samples"] = "uniform",
+    weights: Weights = "uniform",
 ) -> Method:
     """Build pFedBayes: min_w mean_i min_q {−E_q log p(D_i|θ) + ζ KL(q ‖ w)}.
 
@@ -71,7 +70,7 @@ def pfedbayes(
         weights: how the server averages: evenly (the paper's), or by numbers of samples.
     """
     faults = [
-        f"{name} must be >= {least}, got {value}."
+        f"{name} must be >= {least}, got {value}; {least} is the default."
         for name, value, least in (
             ("draws", draws, 1),
             ("personal_steps", personal_steps, 1),
@@ -81,7 +80,7 @@ def pfedbayes(
     ]
     if faults:
         raise ConfigError("\n".join(faults))
-    base = fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+    base = averaged(task, local, weights)
     plain = replace(local, weight_decay=0.0)
 
     def first(params: Tree, start: Tensor) -> Tree:

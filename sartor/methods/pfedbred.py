@@ -44,11 +44,13 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Method, Site
+from sartor.methods.fedavg import Weights, averaged
 from sartor.methods.parts.bregman import KINDS, Gaussian, Separable, check_prior
-from sartor.methods.pfedme import averaged, check_proximal, proximal_hyper, train_phase
+from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_phase
 from sartor.task import Task, grad, hessian_product
 from sartor.tree import Tree
 
+Prior = Gaussian | Separable
 Strategy = Literal["none", "lg", "meg", "mh", "mh-variant"]
 
 
@@ -64,7 +66,7 @@ def pfedbred(
     envelope: Literal["first_order", "exact"] = "first_order",
     prox_steps: int = 5,
     inner_start: Literal["mu", "w", "theta"] | None = None,
-    weights: Literal["uniform", "samples"] | None = None,
+    weights: Weights | None = None,
     train_all: bool = True,
 ) -> Method:
     """Build pFedBreD: min_w mean_i F_i(w), F_i(w) = min_θ f_i(θ) + λ D_{g*}(θ, μ_i(w)).
@@ -101,7 +103,7 @@ def pfedbred(
         )
     sigma = check_prior(family, covariance, mapping, task.init(0))
 
-    def prior_of(work: Tree, site: Site) -> Gaussian | Separable:
+    def prior_of(work: Tree, site: Site) -> Prior:
         if family == "gaussian":
             return sigma.like(tree.leaves(work["local"])[0])
         return Separable(KINDS[family], site.hyper["prior_width"] if affine else None)
@@ -118,7 +120,7 @@ def pfedbred(
         slope = grad(lambda p: loss(p, batch, site))(at)
         return tree.addcmul(w, slope, -site.hyper["prior_lr"])
 
-    def solve(prior: Any, theta: Tree, mu: Tree, batch: Batch, site: Site) -> Tree:
+    def solve(prior: Prior, theta: Tree, mu: Tree, batch: Batch, site: Site) -> Tree:
         """Take K steps down f + λD_{g*}(·, μ)."""
         lam, alpha = site.hyper["prox_strength"], site.hyper["personal_lr"]
 
@@ -131,10 +133,12 @@ def pfedbred(
 
         plain = descend(objective, local, lr="personal_lr", pull=pull)
         for _ in range(prox_steps):
-            if family == "gaussian":
+            if isinstance(prior, Gaussian):
                 theta = plain.step({"params": theta}, batch, site)["params"]
             else:
-                slope = local.clipped(grad(lambda p: loss(p, batch, site))(theta), site)
+                slope = local.clipped(grad(lambda p: task.loss(p, batch))(theta), site)
+                if local.weight_decay:
+                    slope = tree.addcmul(slope, theta, site.hyper["weight_decay"])
                 theta = prior.mirror_step(theta, mu, slope, alpha, lam)
         return theta
 

@@ -38,6 +38,7 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
+from sartor.methods.parts.hypernetworks import linear
 from sartor.mixing import at
 from sartor.task import Task
 from sartor.tree import Tree
@@ -200,16 +201,6 @@ def pfedhn(
         headline="pre" if evaluate == "generated" else "post",
         one_by_one=hn_update == "sequential",
     )
-
-
-def linear(key: Tensor, inputs: int, outputs: int, like: Tensor) -> Tree:
-    """Draw a linear layer as torch does: weight and bias uniform in ±1/√inputs."""
-    bound = 1.0 / math.sqrt(inputs)
-    shapes = {"weight": (outputs, inputs), "bias": (outputs,)}
-    return {
-        k: bound * (2.0 * rng.uniform(rng.fold(key, k), shape, like.dtype) - 1.0)
-        for k, shape in shapes.items()
-    }
 
 
 def _check(embedding: int | None, hidden: int, layers: int, clip: float | None) -> None:

@@ -39,8 +39,8 @@ from sartor.errors import ConfigError
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
-from sartor.methods.pfedhn import linear
-from sartor.mixing import combine, normalise, put_rows
+from sartor.methods.parts.hypernetworks import linear
+from sartor.mixing import combine, normalise, put_rows, repeated
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -81,7 +81,9 @@ def pfedla(
         if value < 1
     ]
     if not 0 <= retained <= len(blocks):
-        faults.append(f"retained must be from 0 to {len(blocks)} (all layers), got {retained}.")
+        faults.append(
+            f"retained must be from 0 to {len(blocks)} (all layers), got {retained}; 0 is pFedLA."
+        )
     if faults:
         raise ConfigError("\n".join(faults))
     sign = 1.0 if weight_step == "descent" else -1.0
@@ -102,8 +104,7 @@ def pfedla(
                 "bias": like.new_zeros((len(blocks), num)),
             },
         }
-        table = {"models": params, "nets": net}
-        return tree.map(lambda leaf: leaf.expand(num, *leaf.shape).clone(), table)
+        return repeated({"models": params, "nets": net}, num)
 
     def mixture(net: Tree, index: Tensor) -> tuple[Tensor, Tensor]:
         """Return α_i of one client, (layers, clients), and which layers are sent, (layers,)."""

@@ -26,18 +26,16 @@ A newcomer takes the global model for θ and w, and finds its proximal point whe
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
 
 from sartor import tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
 from sartor.local import Local, descend
-from sartor.method import Batch, Method, Phase, Site
-from sartor.methods.fedavg import fedavg
+from sartor.method import Batch, Method, Site
+from sartor.methods.fedavg import Weights, averaged
+from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_phase
 from sartor.task import Task
 from sartor.tree import Tree
 
@@ -48,7 +46,7 @@ def pfedme(
     *,
     prox_steps: int = 5,
     inner_start: Literal["w", "carry"] = "w",
-    weights: Literal["uniform", "samples"] = "uniform",
+    weights: Weights = "uniform",
     train_all: bool = True,
 ) -> Method:
     """Build pFedMe: min_w mean_i F_i(w), F_i(w) = min_θ f_i(θ) + (λ/2)‖θ − w‖².
@@ -101,57 +99,4 @@ def pfedme(
         phases=(train_phase(step, local, enter),),
         finish=finish,
         train_all=train_all,
-    )
-
-
-# ---- what pFedBreD shares ------------------------------------------------------------------------
-
-
-def averaged(task: Task, local: Local, weights: str) -> Method:
-    """Return FedAvg, whose server averages the uploaded w_i, plainly or by samples."""
-    return fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
-
-
-def check_proximal(name: str, local: Local, prox_steps: int) -> None:
-    """Refuse what a proximal solve of K plain steps cannot honour."""
-    faults = []
-    if local.momentum:
-        faults.append(
-            f"{name} takes plain gradient steps, so it has no use for momentum={local.momentum:g}; "
-            "set momentum = 0."
-        )
-    if prox_steps < 1:
-        faults.append(f"prox_steps must be >= 1, got {prox_steps}; the paper takes 5.")
-    if faults:
-        raise ConfigError("\n".join(faults))
-
-
-def proximal_hyper(local: Local) -> dict[str, Hyper]:
-    """Return the hyper-parameters of a method that alternates proximal solves and steps of w."""
-    return {
-        **local.hyper,
-        "prox_strength": Hyper(15.0, 0.0, note="0 leaves the global model where it is"),
-        "personal_lr": Hyper(
-            0.05, 0.0, note="the step of the proximal solve; keep it below 2/(prox_strength + L)"
-        ),
-        "relax": Hyper(1.0, 0.0, note="1 is plain averaging, 2 is the AM trick", server=True),
-    }
-
-
-def train_phase(
-    step: Callable[[Tree, Batch, Site], Tree],
-    local: Local,
-    enter: Callable[[Tree, Site], Tree],
-    draws: int = 1,
-) -> Phase:
-    """Build the phase in which one step is one mini-batch with its proximal solve."""
-    return Phase(
-        name="train",
-        step=step,
-        enter=enter,
-        epochs=local.epochs,
-        steps=local.steps,
-        batch=local.batch,
-        drop_last=local.drop_last,
-        draws=draws,
     )

@@ -23,7 +23,7 @@ clients. With `weights="samples"` n_i takes the place of 1 in both.
 Differs from the paper: y_i travels in place of y_i − x, which is as long. The paper has neither
 momentum nor decay. With them, option II is what it stands for, the mean gradient of the local
 steps: with buffers v and momentum μ it is ((1 − μ)(x − y)/η_l + μ(v_K − v_0))/K, and the decay
-belongs to the gradient.
+belongs to the gradient. Clipping, where it is asked for, acts on the corrected gradient.
 
 A newcomer uses the global model as it is; where it trains, its control starts at 0.
 """
@@ -40,7 +40,7 @@ from sartor import tree
 from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
-from sartor.methods.fedavg import fedavg
+from sartor.methods.fedavg import Weights, averaged
 from sartor.task import Task, grad
 from sartor.tree import Tree
 
@@ -50,7 +50,7 @@ def scaffold(
     local: Local,
     *,
     control: Literal["steps", "gradient"] = "steps",
-    weights: Literal["uniform", "samples"] = "uniform",
+    weights: Weights = "uniform",
 ) -> Method:
     """Build SCAFFOLD: min_x Σ p_i f_i(x).
 
@@ -61,7 +61,7 @@ def scaffold(
             over its samples at the received model (option I).
         weights: how the server weighs clients: evenly (the paper's), or by numbers of samples.
     """
-    base = fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
+    base = averaged(task, local, weights)
     by_steps = control == "steps"
 
     def init_server(params: Tree, hub: Hub) -> Tree:
@@ -122,7 +122,7 @@ def scaffold(
 
     phases = [replace(train, enter=enter, step=step, leave=leave) if by_steps else train]
     rate = Hyper(
-        local.lr, 0.0, open_low=by_steps, note="the step of local training, which is divided by"
+        local.lr, 0.0, open_low=True, note="the step of local training; controls are divided by it"
     )
     return replace(
         base,

@@ -5,15 +5,17 @@
     both sides
       messages.py       trees and settings as bytes (safetensors and JSON, never pickle)
       transport.py      the seam: send each client its message, collect by a deadline, who is there
-      flare.py          the transport of real federations, on NVIDIA FLARE; both its ends
+      flare.py          the transport of real federations, on NVIDIA FLARE: what both its ends share
       keys.py           a project's authority and certificates, and the kit of every party
       revocation.py     who may come in, and whose certificate was withdrawn
       extra.py          what to say where the packages for all that are missing
     a client
+      flare_client.py   its end of the transport
       client.py         one client: its data, and what it does with a message
       workbench.py      where it does it: the rounds of a simulation with one lane
       vault.py          where it keeps its private states, one generation per accepted upload
     the server
+      flare_server.py   its end of the transport
       serve.py          its work from the first client to the last round
       welcome.py        its work for clients that come when training is over
       coordinator.py    the simulation whose clients are elsewhere, and its checkpoints

@@ -30,18 +30,20 @@ class Board:
         rounds: rounds in all.
         method: what is trained.
         clients: the names of all clients.
+        newcomers: whether they come after training, whose state is not shown any more then.
     """
 
     out: Path
     rounds: int
     method: str
     clients: Sequence[str]
+    newcomers: bool = False
     _told: dict[str, Any] = field(default_factory=dict, init=False)
     _time: float = field(default=0.0, init=False)
     _made: bool = field(default=False, init=False)
 
     def show(self, coordinator: Coordinator, state: str) -> None:
-        """Tell that the server is training, done, or stopped."""
+        """Tell that the server is training (or serving newcomers), done, or stopped."""
         office = coordinator.office
         there = [office.names[i] for i in office.there()]
         self._write(state, coordinator.round_index, there, office.events)
@@ -97,6 +99,7 @@ class Board:
             "method": self.method,
             "there": sorted(there),
             "clients": list(self.clients),
+            "newcomers": self.newcomers,
             "events": list(events)[-MOST_EVENTS:],
             "time": time.time(),
         }

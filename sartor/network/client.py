@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from sartor.data.federation import Federation
-from sartor.engines.arena import SPLITS
+from sartor.data.split import SPLITS
 from sartor.errors import MessageError, PFLError
 from sartor.method import Method
 from sartor.network.messages import pack, unpack

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor.engines.arena import SPLITS, Arena, Split
+from sartor.data.split import SPLITS
+from sartor.engines.arena import Arena, Split
 from sartor.errors import MessageError
 
 

@@ -82,6 +82,11 @@ class Plan:
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
 
+    @property
+    def title(self) -> str:
+        """What is trained, in a word."""
+        return ",".join(self.settings.get("methods", ()))
+
 
 def serve(
     plan: Plan,
@@ -114,7 +119,7 @@ def serve(
     folder = RunFolder.open(out) if known else None
     if folder is not None and folder.has_result:
         return folder.read_result()
-    board = Board(Path(out), plan.rounds, ",".join(plan.settings.get("methods", ())), names)
+    board = Board(Path(out), plan.rounds, plan.title, names)
     earlier: list[dict[str, Any]] = []
     came: list[str] = []
     wanted = len(names) if known else quorum or len(names)

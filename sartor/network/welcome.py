@@ -24,6 +24,7 @@ from sartor.cohort import Participation
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
 from sartor.errors import ConfigError, MessageError, NetworkError
+from sartor.network.board import Board
 from sartor.network.coordinator import Coordinator
 from sartor.network.office import Generations
 from sartor.network.remote_rounds import RemoteRounds
@@ -147,47 +148,67 @@ def welcome(
         name: float(np.mean(value)) for name, value in server.one.hyper.items()
     }
     say(f"waiting for {len(names)} newcomers")
-    again = Reception(
-        record,
-        server.task,
-        list(names),
-        Run(seed=server.one.seed, hyper=hyper, options=server.one.options),
-        server.make_engine,
-        transport,
-        like=next(iter(server.hellos.values())),
-        federation=server.federation,
-        settings=plan.settings,
-        common={
-            **server.common,
-            "split": dict(plan.split),
-            "newcomer": [server.rounds.arena.num_clients, server.round_index],
-        },
-        deadline=deadline,
-        patience=patience,
-        rounds=rounds,
-        participation=Participation(),
-        device=plan.device,
-        dtype=plan.dtype,
-        points=tuple(dict.fromkeys(("pre", record.headline))),
-    )
-    if progress is not None:
-        progress.start(rounds, record.name)
+    board = Board(Path(out), rounds, plan.title, names, newcomers=True)
+    board.wait(len(names), ())
     try:
-        if not rounds:
+        again = Reception(
+            record,
+            server.task,
+            list(names),
+            Run(seed=server.one.seed, hyper=hyper, options=server.one.options),
+            server.make_engine,
+            transport,
+            like=next(iter(server.hellos.values())),
+            federation=server.federation,
+            settings=plan.settings,
+            common={
+                **server.common,
+                "split": dict(plan.split),
+                "newcomer": [server.rounds.arena.num_clients, server.round_index],
+            },
+            deadline=deadline,
+            patience=patience,
+            waits=board.wait,
+            rounds=rounds,
+            participation=Participation(),
+            device=plan.device,
+            dtype=plan.dtype,
+            points=tuple(dict.fromkeys(("pre", record.headline))),
+        )
+    except BaseException:
+        board.stop((), 0)
+        raise
+    try:
+        _rounds(again, progress, board)
+        again.deploy()
+        places = (Path(out) / ("newcomers" if k == 1 else f"newcomers-{k}") for k in count(1))
+        place = next(path for path in places if not path.exists())
+        network = {"clients": list(names), "newcomers of": str(out), "events": again.office.events}
+        config = {"network": network, "experiment": dict(plan.settings), "method": record.name}
+        result = again.result(config)
+        RunFolder.create(place, config).write_result(result)
+    except BaseException:
+        board.show(again, "stopped")
+        raise
+    board.show(again, "done")
+    say(f"what was measured is in {place}")
+    return result
+
+
+def _rounds(again: Reception, progress: Progress | None, board: Board) -> None:
+    """Run the newcomers' rounds, with progress; without any, score what they were sent."""
+    again.waits = lambda wanted, there, events: board.wait(wanted, there, events, again.round_index)
+    board.show(again, "training")
+    if progress is not None:
+        progress.start(again.num_rounds, again.method.name)
+    try:
+        if not again.num_rounds:
             again.score_start()
         while not again.finished:
             info = again.step()
+            board.show(again, "training")
             if progress is not None:
                 progress.update(again.round_index - 1, info)
     finally:
         if progress is not None:
             progress.stop()
-    again.deploy()
-    places = (Path(out) / ("newcomers" if k == 1 else f"newcomers-{k}") for k in count(1))
-    place = next(path for path in places if not path.exists())
-    network = {"clients": list(names), "newcomers of": str(out), "events": again.office.events}
-    config = {"network": network, "experiment": dict(plan.settings), "method": record.name}
-    result = again.result(config)
-    RunFolder.create(place, config).write_result(result)
-    say(f"what was measured is in {place}")
-    return result

@@ -42,7 +42,7 @@ from sartor.reproduce.problems import Problem
 from sartor.reproduce.solutions import stacked
 from sartor.simulation import Simulation
 from sartor.task import Predictor
-from sartor.theory.linear_models import fit_coupled
+from sartor.theory.exact_fits import fit_coupled
 from sartor.theory.proximal import envelope, rate, satisfies
 from sartor.tree import Tree
 

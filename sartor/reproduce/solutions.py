@@ -19,7 +19,8 @@ from sartor.errors import ConfigError
 from sartor.reproduce.problems import Problem
 from sartor.reproduce.records import Record
 from sartor.theory import coupling
-from sartor.theory.linear_models import Clients, fit_coupled, fit_each, fit_pooled
+from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
+from sartor.theory.linear_models import Clients
 
 if TYPE_CHECKING:
     from sartor.reproduce.passes import Lane

@@ -16,7 +16,8 @@
     Sun et al., "FedAPA"
       adaptive_mixing.py  how far one round lowers a loss
     from data (ours, but for the constants)
-      linear_models.py    exact fits of convex models, many clients at once
+      linear_models.py    convex models, as functions of many clients' samples
+      exact_fits.py       their minimisers: alone, together, and coupled by λ
       constants.py        L, μ, ρ and their like, from samples
       noise.py            the chance error of a fit
       calibration.py      the same to the next order, by drawn labels; firth.py fits these

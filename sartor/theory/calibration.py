@@ -31,8 +31,9 @@ import torch
 from torch import Tensor
 
 from sartor import rng
+from sartor.theory.exact_fits import factor, fit_each
 from sartor.theory.firth import refit
-from sartor.theory.linear_models import Clients, basis, factor, fit_each, hessians, look, predict
+from sartor.theory.linear_models import Clients, basis, hessians, look, predict
 from sartor.theory.noise import Middle, Noise, noise_of
 
 ENOUGH = 1e-5

@@ -22,7 +22,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sartor.theory.linear_models import Clients, factor, gradients, hessians, look
+from sartor.theory.exact_fits import factor
+from sartor.theory.linear_models import Clients, gradients, hessians, look
 from sartor.theory.sampling_error import trace
 
 Middle = Literal["model", "sandwich"]

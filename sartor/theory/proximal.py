@@ -82,8 +82,9 @@ def check_strong_convexity(strong_convexity: float | None, smoothness: float | N
     small = strong_convexity or 0.0
     if not 0 < small <= (smoothness or small):
         raise ConfigError(
-            f"FedProx' theory needs 0 < strong_convexity <= smoothness, got {strong_convexity}; "
-            "add a ridge term (weight_decay) to make a convex loss strongly convex."
+            f"FedProx' theory needs 0 < strong_convexity <= smoothness, got {strong_convexity} and "
+            f"{smoothness}; give strong_convexity=μ of the loss, or add a ridge term "
+            "(weight_decay) to make a convex loss strongly convex."
         )
 
 

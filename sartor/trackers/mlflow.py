@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sartor.trackers import Tracker, needed, numbers_of
+from sartor.trackers.tracker import Tracker, needed, numbers_of
 
 
 class MLflow(Tracker):

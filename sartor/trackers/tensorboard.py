@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sartor.runs import slug
-from sartor.trackers import Tracker, needed
+from sartor.trackers.tracker import Tracker, needed
 
 
 class TensorBoard(Tracker):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sartor.trackers import Tracker, needed
+from sartor.trackers.tracker import Tracker, needed
 
 
 class WeightsAndBiases(Tracker):

@@ -103,12 +103,12 @@ def test_verification_agrees() -> None:
 
 
 def test_long_plans_are_verified_by_their_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sartor.adviser import verification
+    from sartor.adviser import verify
 
     fed = synthetic(0.4)
     advice = sartor.advise(fed, features="raw", accuracy=1e-9, draws=0)
     trained = advice.verify()
-    monkeypatch.setattr(verification, "WORK", 1.0)
+    monkeypatch.setattr(verify, "WORK", 1.0)
     solved = advice.verify()
     assert "exact solutions" in solved.notes[0]
     assert solved.measured_rounds is None

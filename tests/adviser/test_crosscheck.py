@@ -12,7 +12,8 @@ import torch
 import sartor
 from sartor.adviser.crosscheck import Check, _order, cross_check
 from sartor.data.synthetic import logistic
-from sartor.theory.linear_models import Clients, fit_each
+from sartor.theory.exact_fits import fit_each
+from sartor.theory.linear_models import Clients
 
 
 def linear(spread: float, seed: int = 0) -> Clients:

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from sartor.adviser.estimates import doubts, estimate
+from sartor.theory.exact_fits import fit_each
 from sartor.theory.heterogeneity import from_fits
-from sartor.theory.linear_models import Clients, fit_each
+from sartor.theory.linear_models import Clients
 from sartor.theory.noise import noise_of
 
 F64 = torch.float64

@@ -9,7 +9,8 @@ import torch
 import sartor
 from sartor.adviser.features import view
 from sartor.errors import ConfigError, FederationError
-from sartor.theory.linear_models import fit_each, predict
+from sartor.theory.exact_fits import fit_each
+from sartor.theory.linear_models import predict
 
 
 def federation(classes: int = 2, d: int = 4, constant: bool = False) -> sartor.Federation:

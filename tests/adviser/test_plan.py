@@ -11,14 +11,8 @@ import torch
 
 from sartor.adviser.plan import Plan, make_plan
 from sartor.data.synthetic import logistic
-from sartor.theory.linear_models import (
-    Clients,
-    fit_coupled,
-    fit_each,
-    fit_pooled,
-    hessians,
-    look,
-)
+from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
+from sartor.theory.linear_models import Clients, hessians, look
 
 PULLS = (0.01, 0.1, 1.0, 10.0)
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor.adviser import verification
+from sartor.adviser import judging, verify
+from sartor.adviser.judging import Trained, judge, owners
 from sartor.adviser.trial import choose, clustered_error
-from sartor.adviser.verification import Row, Trained, Verification, _judge, _owners, _solved
+from sartor.adviser.verification import Row, Verification
 from sartor.data.synthetic import logistic
 from sartor.errors import ConfigError
 
@@ -58,13 +59,11 @@ def test_rows_have_both_errors(
     advice: sartor.Advice, checked: Verification, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error that counts comes from the clients' mean differences; both are written down."""
-    monkeypatch.setattr(verification, "WORK", 1.0)  # the exact solutions
+    monkeypatch.setattr(verify, "WORK", 1.0)  # the exact solutions
     about, local = advice.subject, advice.verify().rows[1]
-    solved = _solved(advice, about)
-    gaps = [
-        _judge(solved[name].network, about.federation)[0] for name in ("local", advice.strategy)
-    ]
-    gap, owner = gaps[0] - gaps[1], _owners(about.federation)
+    solved = verify._solved(advice, about)
+    gaps = [judge(solved[name].network, about.federation)[0] for name in ("local", advice.strategy)]
+    gap, owner = gaps[0] - gaps[1], owners(about.federation)
     own = np.bincount(owner, gap) / np.bincount(owner)
     assert local.standard_error == pytest.approx(own.std(ddof=1) / math.sqrt(8), rel=1e-6)
     assert local.sample_error == pytest.approx(gap.std(ddof=1) / 20.0, rel=1e-6)
@@ -86,7 +85,7 @@ def test_owners_are_in_the_order_of_the_losses() -> None:
     y = np.arange(60) % 2
     fed = sartor.Federation.from_arrays(x, y, client=owner, test=0.4)
     listed = np.concatenate([np.full(len(fed.test.of(c)), c) for c in range(3)])
-    assert np.array_equal(_owners(fed), listed)
+    assert np.array_equal(owners(fed), listed)
 
 
 def test_a_row_of_an_earlier_file_has_no_second_error() -> None:
@@ -112,14 +111,14 @@ def test_holds_is_judged_with_clients_as_units(
 ) -> None:
     """Where the two errors disagree, that over clients decides."""
     federation = advice.subject.federation
-    owner = _owners(federation)
+    owner = owners(federation)
     assert len(owner) == 400
     losses = {"local": np.ones(400), "global": np.full(400, 9.0)}
     turns = samples * (-1.0) ** np.arange(400)
     losses["personalised"] = 1.0 + np.array(clients)[owner] + turns
-    monkeypatch.setattr(verification, "_judge", lambda name, fed: (losses[name], losses[name] > 0))
+    monkeypatch.setattr(judging, "judge", lambda name, fed: (losses[name], losses[name] > 0))
     trained = {name: Trained(name, 1, 0.0, 0) for name in losses}  # type: ignore[arg-type]
-    found = verification._compare(advice, advice.subject, trained, None, [])
+    found = judging.compare(advice, advice.subject, trained, None, [])
     assert found.rows[1].worse == pytest.approx(-0.1)
     by_samples = found.rows[1].sample_error >= 0.1
     assert found.holds == holds != by_samples

@@ -334,7 +334,7 @@ def test_ctrl_c_then_resume_is_running_straight(
     for after in (1, 3):
         out = f"stopped-{after}"
         with monkeypatch.context() as patched:
-            patched.setattr("sartor.cli.app.reporter", lambda plain, after=after: Stop(after))
+            patched.setattr("sartor.cli.training.reporter", lambda plain, after=after: Stop(after))
             stopped = command(*words, "--out", out)
         assert stopped.code == 130
         assert f"sartor resume {out}" in stopped.err
@@ -538,7 +538,10 @@ def test_report_writes_one_page(command: Any) -> None:
     answer = command("report", "a")
     assert answer.code == 0, answer.err
     assert "a/report.html" in answer.out
-    assert Path("a/report.html").stat().st_size > 1000
+    page = Path("a/report.html").read_text(encoding="utf-8")
+    trained = json.loads(Path("a/summary.json").read_text())[0]["accuracy"]
+    assert "fedavg" in page
+    assert f"{100 * trained:.1f}" in page
     nowhere = command("report", "nowhere")
     assert nowhere.code == 2
     assert "nowhere" in nowhere.err
@@ -657,3 +660,33 @@ def test_the_baselines_stand_beside_every_comparison(command) -> None:
     """LocalTrain, FedAvg and FedAvg with fine-tuning are added unless they are left out."""
     rows = command("compare", "fedprox", *TINY, "--json", "--out", "a").json
     assert [row["method"] for row in rows] == ["local", "fedavg", "fedavg-ft", "fedprox"]
+
+
+@pytest.mark.parametrize(
+    ("method", "option"),
+    [
+        ("fedper", "private=fc1"),
+        ("lg-fedavg", "shared=fc1,fc"),
+        ("pfedla", "retained=2"),
+    ],
+)
+def test_options_may_name_layers_of_the_network(command: Any, method: str, option: str) -> None:
+    """They are checked against the network of the run, not against one that stands in for it."""
+    words = ("run", method, *TINY, "--model", "dnn", "--rounds", "1")
+    answer = command(*words, "--set", option, "--out", "a", "--json")
+    assert answer.code == 0, answer.err
+    name = option.partition("=")[0]
+    wrong = "7" if name == "retained" else "fc3"
+    answer = command(*words, "--set", f"{name}={wrong}", "--out", "b")
+    assert answer.code == 2
+    assert wrong in answer.err
+    assert "did you mean 'fc'?" in answer.err or "from 0 to 2" in answer.err
+
+
+def test_lists_of_options_are_described(command: Any) -> None:
+    """Sartor methods says whether a list is of names or of numbers."""
+    allowed = {
+        name: command("methods", method, "--json").json["options"][name]["allowed"]
+        for method, name in (("fedper", "private"), ("ditto", "choices"))
+    }
+    assert allowed == {"private": ["names with commas", None], "choices": ["numbers with commas"]}

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,21 +77,15 @@ def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
     assert (wrong.state, wrong.mend) == ("wrong", "mend")
 
 
-def test_the_shell_completes_commands() -> None:
+def test_the_shell_completes_commands(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """``sartor re`` TAB gives the commands that begin so, by the protocol of bash."""
     words = {"_SARTOR_COMPLETE": "complete_bash", "COMP_WORDS": "sartor re", "COMP_CWORD": "1"}
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-c",
-            "import sys; sys.argv = ['sartor']; import sartor.cli as c; c.entry()",
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **words, "PYTHONPATH": str(ROOT)},
-    )
-    assert sorted(done.stdout.split()) == ["report", "reproduce", "resume"], done.stderr
+    for name, value in words.items():
+        monkeypatch.setenv(name, value)
+    main([])
+    assert sorted(capsys.readouterr().out.split()) == ["report", "reproduce", "resume"]
 
 
 def test_help_fits_a_screen(

@@ -15,7 +15,7 @@ from sartor.compose.beside import side_by_side
 from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.methods import METHODS, build
-from tests.laws import HEAVY, SGD, Case, check_method
+from tests.laws import FOR_VARIANTS, HEAVY, LAWS, SGD, Case, check_method
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation, states
 
 GD = Local(steps=1, batch=None, lr=0.1)
@@ -77,14 +77,22 @@ def test_fedavg_with_finetune_steps_is_fedavg_ft() -> None:
     assert_same(outcome(a), outcome(b))
 
 
+_TUNED = Case("ditto", {"finetune_epochs": 1}, local=HEAVY)
+
+
 @pytest.mark.parametrize(
-    "case",
-    [Case("pfedme", {"finetune_steps": 2}), Case("ditto", {"finetune_epochs": 1}, local=HEAVY)],
-    ids=str,
+    ("case", "laws"),
+    [
+        pytest.param(Case("pfedme", {"finetune_steps": 2}), tuple(LAWS), id="pfedme"),
+        pytest.param(_TUNED, FOR_VARIANTS, id="ditto"),
+        pytest.param(_TUNED, tuple(LAWS), id="ditto-all", marks=pytest.mark.slow),
+    ],
 )
-def test_fine_tuned_methods_honour_the_laws(case: Case, tmp_path: Any) -> None:
+def test_fine_tuned_methods_honour_the_laws(
+    case: Case, laws: tuple[str, ...], tmp_path: Any
+) -> None:
     """The wrapper is a method like any other."""
-    check_method(case, tmp_path)
+    check_method(case, tmp_path, laws)
 
 
 # ---- side by side --------------------------------------------------------------------------------

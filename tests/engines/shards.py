@@ -1,11 +1,14 @@
-"""What the processes of the sharding tests run; as a program, one of those processes.
+"""What the processes of the sharding tests run; as a program, what bears those processes.
 
-``python -m tests.engines.shards FOLDER JOB...`` with RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT
-set runs the jobs; rank 0 leaves FOLDER/<job>.npz.
+``python -m tests.engines.shards`` reads lines, each a folder, a number of processes, WORLD_SIZE and
+what else an environment needs, and jobs. It forks, because importing takes longer than running;
+rank 0 of the processes leaves FOLDER/<job>.npz. A line with exit code and last words of each
+process is the answer.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -80,12 +83,10 @@ def resumed(processes: Processes | None, folder: Path) -> Simulation:
     return run(sim)
 
 
-def main() -> None:
-    """Run the jobs of the command line in this process."""
-    torch.set_num_threads(1)
-    folder = Path(sys.argv[1])
+def work(folder: Path, jobs: list[str]) -> None:
+    """Run the jobs in this process, which is one of a group."""
     processes = group.current()
-    for name in sys.argv[2:]:
+    for name in jobs:
         if name == "die" and not group.is_first():
             os.kill(os.getpid(), signal.SIGKILL)
         if name in ("straight", "resumed"):
@@ -108,10 +109,38 @@ def _escaped(found: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return {k.replace("/", "|"): v for k, v in found.items()}
 
 
-if __name__ == "__main__":
+def bear(rank: int, folder: Path, env: dict[str, str], jobs: list[str]) -> int:
+    """Fork one process of a group, whose last words go to a file; return its number."""
+    child = os.fork()
+    if child:
+        return child
+    signal.alarm(300)  # the end of one that hangs
+    os.environ.update(env, RANK=str(rank))
+    words = (folder / f"words-{rank}").open("w")
+    os.dup2(words.fileno(), sys.stderr.fileno())
+    code = 2
     try:
-        main()
+        work(folder, jobs)
+        code = 0
     except Exception as error:
         if group.should_tell():
-            print(f"{type(error).__name__}: {error}", file=sys.stderr)
-        os._exit(2)
+            print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    finally:
+        os._exit(code)
+
+
+def main() -> None:
+    """Bear a group of processes for every line that is read."""
+    torch.set_num_threads(1)
+    run(FAST["fedprox, one lane at a time"](None))  # what is imported late is imported once, too
+    for line in sys.stdin:
+        place, size, env, jobs = json.loads(line)
+        folder = Path(place)
+        children = [bear(rank, folder, env, jobs) for rank in range(size)]
+        codes = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        words = [(folder / f"words-{rank}").read_text() for rank in range(size)]
+        print(json.dumps(list(zip(codes, words, strict=True))), flush=True)
+
+
+if __name__ == "__main__":
+    main()

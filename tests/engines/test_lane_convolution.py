@@ -163,6 +163,37 @@ def test_an_operand_shared_by_the_lanes(launched: list[tuple[str, int]]) -> None
     assert launched == [("forward", 6)]
 
 
+def test_weights_shared_by_the_lanes(launched: list[tuple[str, int]]) -> None:
+    """Then all samples of the inner lanes are one batch, whose gradients are right too."""
+    x, weight, bias = _tensors(CASE, (2, 3))
+    weight, bias = weight[:, 0], bias[:, 0]
+    stride, padding = CASE["stride"], CASE["padding"]
+
+    def over(conv: Conv) -> list[Tensor]:
+        def runs(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+            return vmap(lambda one: conv(one, w, b, stride, padding))(x)
+
+        def loss(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+            return runs(x, w, b).square().sum()
+
+        return [vmap(runs)(x, weight, bias), *vmap(grad(loss, (0, 1, 2)))(x, weight, bias)]
+
+    wanted = over(_plain)
+    assert not launched
+    _assert_close(over(convolve), wanted, 1e-11)
+    assert launched[0] == ("forward", 2)
+
+
+def test_many_images_of_one_lane() -> None:
+    """A library's form of the kernel: numbers, and the layout of lanes."""
+    x, w, b = _tensors(CASE, (1,))
+    for bias in (b, None):
+        found = conv_launches._library_forward(x, w, bias, CASE["stride"], CASE["padding"])
+        one = None if bias is None else bias[0]
+        _assert_close([found], [_plain(x[0], w[0], one, CASE["stride"], CASE["padding"])[None]], 0)
+    assert torch.backends.cudnn.allow_tf32
+
+
 def test_no_gradient_for_an_input_that_needs_none(launched: list[tuple[str, int]]) -> None:
     x, weight, bias = _tensors(CASE, (3,))
 

@@ -134,6 +134,38 @@ def test_second_derivatives(launched: list[str]) -> None:
     torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
 
 
+def test_weights_shared_by_the_lanes(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Then all samples of the inner lanes are rows of one product."""
+    shapes: list[tuple[int, ...]] = []
+    launch = dense._launch_product
+    monkeypatch.setattr(
+        dense, "_launch_product", lambda a, *rest: (shapes.append(a.shape), launch(a, *rest))[1]
+    )
+    x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
+    params = tree.map(lambda leaf: leaf[:2, 0], _drawn(2, 3)[0])
+
+    def runs(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return vmap(lambda one: F.linear(one, w, b))(x)
+
+    plain = vmap(runs)(x, params["w1"], params["b1"])
+    with LaneOperations():
+        found = vmap(runs)(x, params["w1"], params["b1"])
+    torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
+    assert shapes == [(2, 15, 8)]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_the_library_product_does_as_the_kernel(launched: list[str], masked: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(3, n, 6, generator=rng, dtype=torch.float64) for n in (4, 5))
+    bias, mask = torch.randn(3, 5, generator=rng, dtype=torch.float64), a.roll(1)
+    over = mask if masked else None
+    for row, rectify, sums in ((bias, True, False), (None, False, True), (bias, False, False)):
+        wanted = dense._launch_product(a, b.mT, row, over, rectify, sums)
+        found = dense._library_product(a, b.mT, row, over, rectify, sums)
+        torch.testing.assert_close(found[: 1 + sums], wanted[: 1 + sums], rtol=1e-12, atol=1e-12)
+
+
 def test_an_update_that_is_differentiated_stays_plain(launched: list[str]) -> None:
     """Exact meta-gradients go through a step; the kernel of the update has no derivative."""
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,29 +26,43 @@ ROOT = Path(__file__).parents[2]
 TO_THE_BIT = ("fedprox, one lane at a time", "scaffold", "straight", "resumed")
 
 
-def start(folder: Path, size: int, *jobs: str, **env: str) -> list[tuple[int, str]]:
-    """Run jobs in ``size`` processes; exit code and last words of each."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
-    place |= {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "TORCH_CPP_LOG_LEVEL": "FATAL"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", "tests.engines.shards", str(folder), *jobs],
-            env={**os.environ, "SARTOR_TIMEOUT": "120", **place, **env, "RANK": str(rank)},
-            cwd=ROOT,
-            stderr=subprocess.PIPE,
-            text=True,
+@pytest.fixture(scope="module")
+def nest() -> Iterator[subprocess.Popen[str]]:
+    """Start the program that bears processes: it imports once, for all of them."""
+    env = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "tests.engines.shards"],
+        env={**env, "GLOO_SOCKET_IFNAME": "lo", "SARTOR_TIMEOUT": "120"},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as program:
+        yield program
+        program.kill()
+
+
+Start = Callable[..., list[tuple[int, str]]]
+
+
+@pytest.fixture
+def start(nest: subprocess.Popen[str], tmp_path: Path) -> Start:
+    """Return a function that runs jobs in ``size`` processes; exit code and words of each."""
+
+    def call(size: int, *jobs: str, **env: str) -> list[tuple[int, str]]:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = str(probe.getsockname()[1])
+        place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(size)}
+        assert nest.stdin is not None
+        assert nest.stdout is not None
+        print(
+            json.dumps([str(tmp_path), size, {**place, **env}, jobs]), file=nest.stdin, flush=True
         )
-        for rank in range(size)
-    ]
-    try:
-        words = [one.communicate(timeout=300)[1] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    return [(one.returncode, said) for one, said in zip(started, words, strict=True)]
+        ends: list[tuple[int, str]] = [tuple(end) for end in json.loads(nest.stdout.readline())]
+        return ends
+
+    return call
 
 
 def load(folder: Path, name: str) -> dict[str, np.ndarray]:
@@ -106,15 +121,14 @@ def test_runs_of_a_sweep_stay_together_while_there_are_slots_enough() -> None:
 # ---- the same numbers
 
 
-def test_two_and_three_processes_give_the_numbers_of_one(tmp_path: Path) -> None:
+def test_two_and_three_processes_give_the_numbers_of_one(start: Start, tmp_path: Path) -> None:
     """States, kept models, scores, snapshots and counters agree to 1e-10.
 
     With one lane at a time they agree to the bit. A checkpoint of two processes goes on with one,
     two and three of them to the same end. Processes that see other data are refused: all notice,
-    one tells (two, if the first is gone before the other can ask who does). One start of processes
-    for all of it: starting takes longer than running.
+    one tells (two, if the first is gone before the other can ask who does).
     """
-    ends = start(tmp_path, 2, *FAST, "straight", "resumed", "other data")
+    ends = start(2, *FAST, "straight", "resumed", "other data")
     assert [code for code, _ in ends] == [2, 2], ends
     assert sum("other data, seeds or hyper-parameters" in said for _, said in ends) >= 1, ends
     for name, make in FAST.items():
@@ -124,7 +138,7 @@ def test_two_and_three_processes_give_the_numbers_of_one(tmp_path: Path) -> None
         check(name, load(tmp_path, name), wanted)
     check("resumed", outcome(resumed(None, tmp_path)), wanted)
     name = "fedavg, two allocations"
-    ends = start(tmp_path, 3, "resumed", name)
+    ends = start(3, "resumed", name)
     assert [code for code, _ in ends] == [0, 0, 0], ends
     check("resumed", load(tmp_path, "resumed"), wanted)
     check(name, load(tmp_path, name), outcome(run(FAST[name](None))))
@@ -141,9 +155,9 @@ def test_the_jobs_can_tell_numbers_apart() -> None:
 
 
 @pytest.mark.slow
-def test_every_method_with_two_processes(tmp_path: Path) -> None:
+def test_every_method_with_two_processes(start: Start, tmp_path: Path) -> None:
     """Two allocations of unequal clients, of whom some are absent."""
-    ends = start(tmp_path, 2, *ALL, SARTOR_TIMEOUT="600")
+    ends = start(2, *ALL, SARTOR_TIMEOUT="600")
     assert [code for code, _ in ends] == [0, 0], ends
     for name, make in ALL.items():
         check(name, load(tmp_path, name), outcome(run(make(None))))
@@ -176,9 +190,9 @@ def test_torchrun_prints_one_table_and_writes_the_metrics_of_one_process(tmp_pat
 # ---- trouble
 
 
-def test_a_killed_process_is_an_error_and_no_hang(tmp_path: Path) -> None:
+def test_a_killed_process_is_an_error_and_no_hang(start: Start) -> None:
     """The one that is left says so, once, and names the mend."""
-    (code, said), (killed, _) = start(tmp_path, 2, "die", SARTOR_TIMEOUT="60")
+    (code, said), (killed, _) = start(2, "die", SARTOR_TIMEOUT="60")
     assert killed == -9
     assert code == 2
     assert "lost the others" in said

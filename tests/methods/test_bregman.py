@@ -221,6 +221,8 @@ def test_constants_take_the_precision_of_the_parameters() -> None:
         ({"a": 1.0}, "must name every parameter"),
         ({"a": 1.0, "b": [1.0, 2.0]}, r"have the shape \(2, 2\), got \(2,\)"),
         ({"a": 1.0, "b": -1.0}, r"covariance\['b'\] must be positive"),
+        ({"a": 1.0, "b": "wide"}, r"covariance\['b'\] must be a number or numbers, got 'wide'"),
+        ("wide", "covariance must be a mapping .* or a matrix, got 'wide'"),
         (torch.eye(6), "must be 7 x 7"),
         (-torch.eye(7), "positive definite"),
         (torch.eye(7) + torch.diag(torch.ones(6), 1), "symmetric"),

@@ -18,7 +18,7 @@ from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.method import Batch, Site
 from sartor.methods import build
-from sartor.methods.fedem import mixed_scores
+from sartor.methods.parts.mixture import mixed_scores
 from sartor.task import Task, squared_error
 from tests.toys import federation, net_task, outcome, quadratic_task, run, simulation, states
 

@@ -214,7 +214,7 @@ def test_defaults_are_the_papers() -> None:
     ("options", "words"),
     [
         ({"head_epochs": -1}, "head_epochs must be >= 0, got -1"),
-        ({"head_steps": -2, "body_epochs": -3}, "head_steps .*-2.\nbody_epochs must .* got -3"),
+        ({"head_steps": -2, "body_epochs": -3}, "head_steps .*-2;.*\nbody_epochs must .* got -3"),
         ({"final_head_epochs": -1}, "final_head_epochs"),
         ({"head_epochs": 0, "body_epochs": 0}, "Neither head nor body"),
     ],

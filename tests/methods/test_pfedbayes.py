@@ -436,7 +436,7 @@ def test_what_is_private_and_what_is_refused() -> None:
     assert method.private("own")
     assert method.headline == "pre"
     assert method.phases[0].random
-    with pytest.raises(ConfigError, match=r"draws must be >= 1, got 0\.\npersonal_steps"):
+    with pytest.raises(ConfigError, match=r"draws must be >= 1, got 0; .*\npersonal_steps"):
         build("pfedbayes", net_task(), SGD, {"draws": 0, "personal_steps": 0})
     with pytest.raises(ConfigError, match="predict_draws must be >= 0, got -1"):
         build("pfedbayes", net_task(), SGD, {"predict_draws": -1})

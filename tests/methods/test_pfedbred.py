@@ -583,3 +583,21 @@ def test_weight_decay_belongs_to_the_loss() -> None:
         slope = {"w": _t([fn(mu)])}
         new = prior.mirror_step({"w": _t([mu])}, {"w": _t([mu])}, slope, _t(0.01), _t(2.0))
         assert theta == pytest.approx(float(new["w"]), abs=1e-12)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "poisson"])
+def test_gradients_are_clipped_before_the_decay(family: str) -> None:
+    """As in all local training: the slope −2 becomes −¼, and the decay ½·1 comes after that."""
+    local = Local(steps=1, batch=None, lr=0.1, weight_decay=0.5, clip_norm=0.25)
+    options = {"strategy": "none", "family": family, "prox_steps": 1}
+    method = build("pfedbred", _task(), local, options)
+    work = {"local": {"w": _t([1.0])}, "params": {"w": _t([2.0])}}
+    hyper = {"weight_decay": 0.5, "clip_norm": 0.25, "prior_width": 50.0, "local_lr": 0.1}
+    site = _site(prox_strength=2.0, personal_lr=0.01, **hyper)
+    theta = method.phases[0].step(work, _batch([[1.0, 3.0]]), site)["params"]["w"]
+    wanted = _t([1.0 - 0.01 * (-0.25 + 0.5)])
+    if family == "poisson":
+        prior, start = Separable(KINDS["poisson"], _t(50.0)), {"w": _t([1.0])}
+        slope = {"w": _t([-0.25 + 0.5])}
+        wanted = prior.mirror_step(start, start, slope, _t(0.01), _t(2.0))["w"]
+    torch.testing.assert_close(theta, wanted, rtol=0, atol=1e-12)

@@ -65,7 +65,7 @@ import sys, time
 from pathlib import Path
 from sartor.cli.network import built, own_data
 from sartor.network.client import Client
-from sartor.network.flare import FlareClient
+from sartor.network.flare_client import FlareClient
 from sartor.network.keys import read_kit
 from sartor.network.messages import unpack
 name, kit = sys.argv[1:]

@@ -214,7 +214,7 @@ import sys, torch
 from pathlib import Path
 from sartor.cli.network import built, own_data
 from sartor.network.client import Client
-from sartor.network.flare import FlareClient
+from sartor.network.flare_client import FlareClient
 from sartor.network.keys import read_kit
 from sartor.network.messages import pack, unpack
 name, kind = sys.argv[1:]
@@ -283,13 +283,13 @@ def test_a_client_whose_disk_is_full_is_absent(tmp_path: Path) -> None:
 STRANGER = """
 import sys
 from dataclasses import replace
-from sartor.network import flare
+from sartor.network import flare_client
 from sartor.network.keys import read_kit
-flare.check_valid = lambda kit: None  # a client of its own making checks nothing
+flare_client.check_valid = lambda kit: None  # a client of its own making checks nothing
 for folder, name in (word.split("=") for word in sys.argv[1:]):
     try:
         kit = replace(read_kit(folder), identity=name)
-        print(name, flare.FlareClient(kit, bytes, patience=4).run())
+        print(name, flare_client.FlareClient(kit, bytes, patience=4).run())
     except Exception as error:
         print(name, error)
 """

@@ -19,7 +19,8 @@ if importlib.util.find_spec("nvflare") is None:
 from sartor.cli import main
 from sartor.errors import ConfigError, NetworkError
 from sartor.network import keys
-from sartor.network.flare import FlareClient, FlareServer
+from sartor.network.flare_client import FlareClient
+from sartor.network.flare_server import FlareServer
 from sartor.network.revocation import revoke_client
 from tests.network.federation import ended_kit, free_port
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import sartor
+from sartor.cli import main
 from sartor.cli.network import built, own_data, plan_of
 from sartor.cohort import Participation
 from sartor.config import build
@@ -133,6 +134,52 @@ def loop(data: Path, home: Path, names: tuple[str, ...], up: list[bytes]) -> Loo
         up.extend([message] if direction == "up" else [])
 
     return Loopback({name: client.answer for name, client in clients.items()}, watch)
+
+
+class Asked(Loopback):
+    """Nobody is at the door at the first look; somebody asks for the status at every one."""
+
+    def __init__(self, clients: Any, ask: Any) -> None:
+        super().__init__(clients)
+        self.looks, self.ask = 0, ask
+
+    def present(self) -> frozenset[str]:
+        self.looks += 1
+        self.ask()
+        return super().present() if self.looks > 1 else frozenset()
+
+
+def test_the_status_tells_of_newcomers(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Who waits for newcomers, serves them or has stopped does not show what training left."""
+    plan, out, told = plan_of(build(VALUES)), tmp_path / "run", []
+
+    def ask() -> None:
+        assert main(["status", str(out)]) == 0
+        told.append(capsys.readouterr().out)
+
+    serve(plan, loop(data, tmp_path / "home", NAMES[:2], []), NAMES[:2], out)
+    ask()
+    assert "ditto: done, round 3 of 3" in told.pop()
+    late = loop(data, tmp_path / "home", NAMES[2:], [])
+    welcome(plan, Asked(late.clients, ask), NAMES[2:], out, rounds=2)
+    assert any(
+        "ditto: training is done; waiting for newcomers, 0 of 1 are there" in text
+        and "missing: cedar" in text
+        for text in told
+    )
+    assert any(
+        "ditto: training is done; serving newcomers, round 1 of 2" in text
+        and "there: cedar" in text
+        for text in told
+    )
+    ask()
+    assert "ditto: training is done; newcomers served, round 2 of 2" in told[-1]
+    with pytest.raises(NetworkError, match="Only 0 of 1 clients came"):
+        welcome(plan, Loopback({}), NAMES[2:], out, patience=0.1)
+    ask()
+    assert "ditto: training is done; stopped while it served newcomers, round 0 of 5" in told[-1]
 
 
 def test_a_newcomer_of_a_run_folder(data: Path, tmp_path: Path) -> None:

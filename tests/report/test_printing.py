@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import importlib
 import itertools
 import re
-import subprocess
 import sys
 import zlib
 from importlib.resources import files
@@ -13,8 +13,9 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.image import imread
 from matplotlib.text import Text
 
+import sartor
 from sartor.comparison import Comparison
-from sartor.errors import ConfigError, RunFolderError
+from sartor.errors import ConfigError, MissingExtraError, RunFolderError
 from sartor.report import write_figures
 from sartor.report.charts import Line, line_figure
 from sartor.report.drawing import SERIES, VARIABLES, Figure
@@ -199,20 +200,16 @@ def test_advice_is_printed_too_and_mistakes_are_named(tmp_path):
         save(figure, tmp_path / "file" / "a.pdf")
 
 
-def test_without_matplotlib_the_message_says_what_to_install():
+def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
     """MissingExtraError with the pip command, and importing the report still works."""
-    script = """
-import sys
-sys.modules["matplotlib"] = None
-import sartor.report
-from sartor.errors import MissingExtraError
-try:
-    sartor.report.write_figures("nowhere")
-except MissingExtraError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
-    assert "pip install 'sartor[figures]'" in done.stdout, done.stderr
+    monkeypatch.setattr(sartor, "report", sartor.report)  # put back afterwards, with its modules
+    for name in [*sys.modules]:
+        if name.startswith("sartor.report") or name.partition(".")[0] == "matplotlib":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    fresh = importlib.import_module("sartor.report")
+    with pytest.raises(MissingExtraError, match=r"pip install 'sartor\[figures\]'"):
+        fresh.write_figures("nowhere")
 
 
 def test_without_matplotlib_the_page_has_its_words_and_tables(monkeypatch):

@@ -7,16 +7,19 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
-from sartor import Federation, Local, fit
+from sartor import Local, fit
 from sartor.comparison import Comparison
 from sartor.errors import RunFolderError
 from sartor.methods import METHODS
 from sartor.report import write_report
 from sartor.report.figures import draw_all, looks
+from sartor.report.heat import mixing_matrix
 from sartor.report.page import client_table, ledger_table, render, targets
 from sartor.report.words import summarise
+from sartor.result import Result
 from sartor.runs import ComparisonFolder, RunFolder
 from tests.synthetic_results import make_comparison, make_result
+from tests.toys import Net, federation
 
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 NAUGHTY = ("<script>alert(1)</script>", "a&b", '"><img src=x onerror=alert(1)>', "$x_1$ & ${y")
@@ -347,12 +350,35 @@ def test_a_lead_that_was_bought_with_work_is_pointed_out() -> None:
 
 
 @pytest.fixture(scope="module")
-def digits() -> Federation:
-    return Federation.from_dataset("digits", clients=4)
+def everyone() -> dict[str, Result]:
+    """Train every method for a step on the same five clients."""
+    small = {"model": Net(), "chunk": 8, "device": "cpu", "dtype": "float64"}
+    small |= {"rounds": 1, "local": Local(steps=1), "eval_every": 1}
+    options = {"fedbn": {"private": ("body",)}}
+    fed = federation()
+    return {name: fit(name, fed, options=options.get(name), **small) for name in METHODS}
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "fedbn"])
-def test_every_method_can_be_reported(method: str, digits: Federation) -> None:
-    """What a method records of its server is drawn or left out, whatever its shape."""
-    result = fit(method, digits, rounds=1, local=Local(steps=1), eval_every=1)
-    assert "<html" in render(Comparison({method: result}))
+def test_every_method_can_be_reported(everyone: dict[str, Result]) -> None:
+    """All on one page, each with its row and its numbers."""
+    page = Page(render(Comparison(everyone)))
+    assert (page.faults, page.open) == ([], [])
+    for name, result in everyone.items():
+        assert name in page.texts
+        assert f"{100 * result.accuracy:.1f}" in page.text
+
+
+def test_what_a_method_records_of_its_server_is_drawn_or_left_out(
+    everyone: dict[str, Result],
+) -> None:
+    """A page shows the last mixing matrix only, so every method that mixes has a page here."""
+    mixing = {n: r for n, r in everyone.items() if any("mix" in s for s in r.snapshots)}
+    assert {"fedapa", "fedamp", "pfedla"} <= mixing.keys()
+    assert len(mixing) < len(everyone)
+    for name, result in everyone.items():
+        figure = mixing_matrix(Comparison({name: result}))
+        assert (figure is not None) == (name in mixing)
+    for name, result in mixing.items():
+        page = Page(render(Comparison({name: result})))
+        assert (page.faults, page.open) == ([], [])
+        assert "mixing-matrix" in page.ids

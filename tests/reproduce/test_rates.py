@@ -17,7 +17,8 @@ from sartor.reproduce.plan import load, read
 from sartor.reproduce.problems import make_problem
 from sartor.reproduce.records import measure
 from sartor.reproduce.rules import View, judge
-from sartor.theory.linear_models import Clients, fit_each, fit_pooled
+from sartor.theory.exact_fits import fit_each, fit_pooled
+from sartor.theory.linear_models import Clients
 
 # ---------------------------------------------------------------------- slopes
 

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from sartor import rng
 from sartor.theory import calibration, firth
 from sartor.theory.calibration import calibrated, draw_labels, drawings, drawn_in
+from sartor.theory.exact_fits import fit_each
 from sartor.theory.heterogeneity import from_fits
-from sartor.theory.linear_models import Clients, basis, fit_each, hessians, look
+from sartor.theory.linear_models import Clients, basis, hessians, look
 from sartor.theory.noise import noise_of
 
 F64 = torch.float64

@@ -9,7 +9,8 @@ import torch
 
 from sartor.errors import ConfigError
 from sartor.theory.constants import bend, constants_of, logistic_noise_bound
-from sartor.theory.linear_models import Clients, fit_each, hessians, look, sample_losses
+from sartor.theory.exact_fits import fit_each
+from sartor.theory.linear_models import Clients, hessians, look, sample_losses
 from sartor.theory.noise import noise_of
 
 F64 = torch.float64

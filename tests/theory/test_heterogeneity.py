@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sartor.theory.exact_fits import fit_each, fit_pooled
 from sartor.theory.heterogeneity import (
     SplitHalf,
     crossover,
@@ -18,7 +19,7 @@ from sartor.theory.heterogeneity import (
     shares,
     split_half,
 )
-from sartor.theory.linear_models import Clients, fit_each, fit_pooled, hessians, look
+from sartor.theory.linear_models import Clients, hessians, look
 from sartor.theory.noise import noise_of
 from sartor.theory.sampling_error import leave_one_out, student
 

@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sartor.errors import ConfigError
+from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
 from sartor.theory.linear_models import (
     Clients,
     basis,
-    fit_coupled,
-    fit_each,
-    fit_pooled,
     flat_weights,
     gradients,
     hessians,

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sartor.theory.linear_models import Clients, fit_each, gradients, hessians, look
+from sartor.theory.exact_fits import fit_each
+from sartor.theory.linear_models import Clients, gradients, hessians, look
 from sartor.theory.noise import noise_of
 
 F64 = torch.float64

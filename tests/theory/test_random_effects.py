@@ -7,7 +7,8 @@ import math
 import pytest
 import torch
 
-from sartor.theory.linear_models import Clients, fit_coupled
+from sartor.theory.exact_fits import fit_coupled
+from sartor.theory.linear_models import Clients
 from sartor.theory.random_effects import best_pull, default_pulls, effects, risks
 
 F64 = torch.float64

@@ -11,29 +11,14 @@ from sartor.engines.lanes.jit import jit, tl
 
 
 @jit()
-def addcmul(
-    out, a, b, factor, STEPS: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr,
+def update(
+    out, a, b, c, factor, strength, KIND: tl.constexpr, STEPS: tl.constexpr, SIZES: tl.constexpr,
+    FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Return a + factor·b; STEPS are the steps from lane to lane, FIRST the first blocks."""
-    block = tl.program_id(0)
-    lane = tl.program_id(1).to(tl.int64)
-    scale = tl.load(factor + lane)
-    for i in tl.static_range(COUNT):
-        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
-            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
-            inside = n < SIZES[i]
-            left = tl.load(a[i] + lane * STEPS[0][i] + n, mask=inside)
-            right = tl.load(b[i] + lane * STEPS[1][i] + n, mask=inside)
-            tl.store(out[i] + lane * SIZES[i] + n, left + scale * right, mask=inside)
+    """Make one leaf of two or three: see the function of the same KIND in ``sartor.tree``.
 
-
-@jit()
-def add_difference(
-    out, a, b, c, factor, STEPS: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
-    COUNT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Return a + factor·(b − c); see ``addcmul``."""
+    STEPS are the steps from lane to lane, FIRST the first blocks.
+    """
     block = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
     scale = tl.load(factor + lane)
@@ -42,29 +27,16 @@ def add_difference(
             n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
             inside = n < SIZES[i]
             first = tl.load(a[i] + lane * STEPS[0][i] + n, mask=inside)
-            left = tl.load(b[i] + lane * STEPS[1][i] + n, mask=inside)
-            right = tl.load(c[i] + lane * STEPS[2][i] + n, mask=inside)
-            tl.store(out[i] + lane * SIZES[i] + n, first + scale * (left - right), mask=inside)
-
-
-@jit()
-def pulled_step(
-    out, now, slope, centre, rate, strength, STEPS: tl.constexpr, SIZES: tl.constexpr,
-    FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Return now − rate·(slope + strength·(now − centre)); see ``addcmul``."""
-    block = tl.program_id(0)
-    lane = tl.program_id(1).to(tl.int64)
-    step = tl.load(rate + lane)
-    pull = tl.load(strength + lane)
-    for i in tl.static_range(COUNT):
-        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
-            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
-            inside = n < SIZES[i]
-            here = tl.load(now[i] + lane * STEPS[0][i] + n, mask=inside)
-            down = tl.load(slope[i] + lane * STEPS[1][i] + n, mask=inside)
-            goal = tl.load(centre[i] + lane * STEPS[2][i] + n, mask=inside)
-            found = here - step * (down + pull * (here - goal))
+            second = tl.load(b[i] + lane * STEPS[1][i] + n, mask=inside)
+            if KIND == "addcmul":
+                found = first + scale * second
+            else:
+                third = tl.load(c[i] + lane * STEPS[2][i] + n, mask=inside)
+                if KIND == "add_difference":
+                    found = first + scale * (second - third)
+                else:
+                    pull = tl.load(strength + lane)
+                    found = first - scale * (second + pull * (first - third))
             tl.store(out[i] + lane * SIZES[i] + n, found, mask=inside)
 
 

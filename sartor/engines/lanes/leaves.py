@@ -45,20 +45,20 @@ def _differentiating() -> bool:
     return any(level.key() != maps for level in stack)
 
 
-def update(kernel: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
-    """Return what a kernel of ``UPDATES`` makes of lists of leaves and factors of one client."""
+def update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
+    """Return what an operator of ``UPDATES`` makes of lists of leaves and factors of one client."""
     lanes = [[x[None] for x in leaf] for leaf in lists]
-    return [x[0] for x in UPDATES[kernel](*lanes, *(f[None] for f in factors))]
+    return [x[0] for x in UPDATES[kind](*lanes, *(f[None] for f in factors))]
 
 
-def _operator(kernel: str, lists: int, factors: int) -> Any:
-    """Make the operator of a kernel, for leaves (L, ...) and factors (L)."""
+def _operator(kind: str, lists: int, factors: int) -> Any:
+    """Make an operator for leaves (L, ...) and factors (L)."""
     names = [*(f"Tensor[] x{k}" for k in range(lists)), *(f"Tensor f{k}" for k in range(factors))]
     schema = f"({', '.join(names)}) -> Tensor[]"
 
-    @torch.library.custom_op(f"sartor::lane_{kernel}", mutates_args=(), schema=schema)
+    @torch.library.custom_op(f"sartor::lane_{kind}", mutates_args=(), schema=schema)
     def operator(*given: Any) -> list[Tensor]:
-        return _launch_update(kernel, list(given[:lists]), list(given[lists:]))
+        return _launch_update(kind, list(given[:lists]), list(given[lists:]))
 
     @operator.register_fake
     def _(*given: Any) -> list[Tensor]:
@@ -93,18 +93,21 @@ def _merged(info: Any, in_dims: Any, *lists: list[Tensor]) -> list[list[Tensor]]
     ]
 
 
-def _launch_update(kernel: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
+def _launch_update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
     lists = [[dense(x) for x in leaf] for leaf in lists]
     factors = [f.contiguous() for f in factors]
     out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in lists[0]]
+    lists += lists[-1:] * (3 - len(lists))  # what a kind has no use for is not read
+    factors += factors[-1:] * (2 - len(factors))
     for cut in _cuts(len(out)):
         sizes = tuple(x[0].numel() for x in out[cut])
         first = _first_blocks(sizes)
         with torch.cuda.device_of(factors[0]):
-            getattr(kernels("leaf_kernels"), kernel)[(first[-1], len(factors[0]))](
+            kernels("leaf_kernels").update[(first[-1], len(factors[0]))](
                 tuple(out[cut]),
                 *(tuple(leaf[cut]) for leaf in lists),
                 *factors,
+                KIND=kind,
                 STEPS=tuple(tuple(x.stride(0) for x in leaf[cut]) for leaf in lists),
                 SIZES=sizes,
                 FIRST=first,

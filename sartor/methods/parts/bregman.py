@@ -20,6 +20,9 @@ of width c: x = ½ + w/(2c) (bernoulli), x = 1 + w/c (the other two). At w = 0 t
 1/c² for all of them, and for c → ∞ with λ ∝ c² they tend to the Gaussian. The functions below are
 those of the composed pair, in the coordinates of w: g*_w(w) = g*(x(w)), and so on. Values are
 clipped to stay inside the domain by ``MARGIN`` (in x).
+
+``Gaussian`` and ``Separable`` have the same functions of trees: ``potential`` g, ``conjugate`` g*,
+``mean`` ∇g, ``natural`` ∇g*, ``curve`` ∇²g*(x)v, ``divergence`` D_{g*}, and ``project``.
 """
 
 from __future__ import annotations
@@ -27,7 +30,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,31 +41,6 @@ from sartor.tree import Tree
 
 MARGIN = 1e-3
 """How far values stay inside an open domain, in the coordinates of the means."""
-
-
-class Family(Protocol):
-    """A geometry on trees of parameters: the pair (g, g*) and what follows from it."""
-
-    def potential(self, s: Tree) -> Tensor:
-        """Return g(s)."""
-
-    def conjugate(self, x: Tree) -> Tensor:
-        """Return g*(x)."""
-
-    def mean(self, s: Tree) -> Tree:
-        """Return ∇g(s), the mean of the natural parameter s."""
-
-    def natural(self, x: Tree) -> Tree:
-        """Return ∇g*(x), the natural parameter of the mean x."""
-
-    def curve(self, x: Tree, v: Tree) -> Tree:
-        """Return ∇²g*(x) v."""
-
-    def divergence(self, x: Tree, y: Tree) -> Tensor:
-        """Return D_{g*}(x, y) of two means."""
-
-    def project(self, x: Tree) -> Tree:
-        """Clip x into the domain of g*."""
 
 
 # ---- the Gaussian --------------------------------------------------------------------------------
@@ -152,17 +130,25 @@ def gaussian(covariance: Any, params: Tree) -> Gaussian:
                 f"covariance must name every parameter, {sorted(params)}, got "
                 f"{sorted(covariance)}; give 1.0 where nothing is known."
             )
-        diagonal = {k: torch.as_tensor(v, dtype=torch.float64) for k, v in covariance.items()}
+        diagonal = {
+            k: _numbers(v, f"covariance[{k!r}] must be a number or numbers")
+            for k, v in covariance.items()
+        }
         for name, value in diagonal.items():
             if value.dim() and value.shape != params[name].shape:
                 raise ConfigError(
                     f"covariance[{name!r}] must be one variance or have the shape "
-                    f"{tuple(params[name].shape)}, got {tuple(value.shape)}."
+                    f"{tuple(params[name].shape)}, got {tuple(value.shape)}; give one "
+                    "number, or one per weight."
                 )
             if not bool(((value > 0) & value.isfinite()).all()):
-                raise ConfigError(f"covariance[{name!r}] must be positive and finite.")
+                raise ConfigError(
+                    f"covariance[{name!r}] must be positive and finite: its entries are variances; "
+                    "give 1.0 where nothing is known."
+                )
         return Gaussian(variances=diagonal)
-    matrix = torch.as_tensor(covariance, dtype=torch.float64)
+    wanted = "covariance must be a mapping from parameters to variances, or a matrix"
+    matrix = _numbers(covariance, wanted)
     dim = sum(leaf.numel() for leaf in tree.leaves(params))
     if matrix.shape != (dim, dim):
         raise ConfigError(
@@ -175,6 +161,14 @@ def gaussian(covariance: Any, params: Tree) -> Gaussian:
             "identity."
         )
     return Gaussian(covariance=matrix, precision=torch.linalg.inv(matrix))
+
+
+def _numbers(value: Any, wanted: str) -> Tensor:
+    """Return a value as float64, or say what was wanted."""
+    try:
+        return torch.as_tensor(value, dtype=torch.float64)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(f"{wanted}, got {value!r}; leave it out for the identity.") from None
 
 
 def _times(matrix: Tensor, x: Tree) -> Tree:

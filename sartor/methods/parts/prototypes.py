@@ -10,17 +10,15 @@ from sartor.task import Task
 from sartor.tree import Tree
 
 
-def class_sums(
-    task: Task, *, name: str = "class sums", data: str = "train", batch: int | None = 64
-) -> Phase:
-    """Build the pass that adds up the features of every class under ``work["params"]``.
+def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) -> Phase:
+    """Build the pass through the training samples that adds up the features of every class.
 
-    It leaves ``work["sums"]`` (classes, features) and ``work["counts"]`` (classes,).
+    They are features of ``work["params"]``. It leaves ``work["sums"]`` (classes, features) and
+    ``work["counts"]`` (classes,).
 
     Args:
         task: the network; its head must be linear.
         name: the phase's name.
-        data: the split to pass through, once and in order.
         batch: samples a step.
     """
 
@@ -35,7 +33,7 @@ def class_sums(
         sums = work["sums"] + member.mT @ found
         return {**work, "sums": sums, "counts": work["counts"] + member.sum(0)}
 
-    return Phase(name=name, step=step, enter=enter, data=data, batch=batch, shuffle=False)
+    return Phase(name=name, step=step, enter=enter, batch=batch, shuffle=False)
 
 
 def members(task: Task, batch: Batch, dtype: torch.dtype) -> Tensor:

@@ -1,0 +1,36 @@
+"""Several networks that answer together: their probabilities are averaged, not their scores."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sartor import tree
+from sartor.task import Task, cross_entropy
+from sartor.tree import Tree
+
+
+def component(table: Tree, m: int) -> Tree:
+    """Take network m of a table of networks."""
+    found: Tree = tree.map(lambda leaf: leaf[m], table)
+    return found
+
+
+def mixed_scores(task: Task, table: Tree, log_weights: Tensor, x: Tensor) -> Tensor:
+    """Return the log of the networks' mean probabilities: log Σ_m w_m p_m(y|x).
+
+    For losses other than cross-entropy, the mean of their outputs.
+
+    Args:
+        task: the network and its loss.
+        table: leaves (networks, ...).
+        log_weights: (networks,), logarithms of weights, up to a constant.
+        x: inputs.
+    """
+    log_w = torch.log_softmax(log_weights, -1)
+    found = [task.logits(component(table, m), x) for m in range(log_w.shape[0])]
+    if task.criterion is not cross_entropy:
+        return torch.stack([log_w[m].exp() * out for m, out in enumerate(found)]).sum(0)
+    logs = [log_w[m] + F.log_softmax(out, -1) for m, out in enumerate(found)]
+    return torch.logsumexp(torch.stack(logs), 0)

@@ -1,0 +1,56 @@
+"""What pFedMe and pFedBreD share: proximal solves on one batch after the other, and steps of w."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sartor.errors import ConfigError
+from sartor.hyper import Hyper
+from sartor.local import Local
+from sartor.method import Batch, Phase, Site
+from sartor.tree import Tree
+
+
+def check_proximal(name: str, local: Local, prox_steps: int) -> None:
+    """Refuse what a proximal solve of K plain steps cannot honour."""
+    faults = []
+    if local.momentum:
+        faults.append(
+            f"{name} takes plain gradient steps, so it has no use for momentum={local.momentum:g}; "
+            "set momentum = 0."
+        )
+    if prox_steps < 1:
+        faults.append(f"prox_steps must be >= 1, got {prox_steps}; the paper takes 5.")
+    if faults:
+        raise ConfigError("\n".join(faults))
+
+
+def proximal_hyper(local: Local) -> dict[str, Hyper]:
+    """Return the hyper-parameters of a method that alternates proximal solves and steps of w."""
+    return {
+        **local.hyper,
+        "prox_strength": Hyper(15.0, 0.0, note="0 leaves the global model where it is"),
+        "personal_lr": Hyper(
+            0.05, 0.0, note="the step of the proximal solve; keep it below 2/(prox_strength + L)"
+        ),
+        "relax": Hyper(1.0, 0.0, note="1 is plain averaging, 2 is the AM trick", server=True),
+    }
+
+
+def train_phase(
+    step: Callable[[Tree, Batch, Site], Tree],
+    local: Local,
+    enter: Callable[[Tree, Site], Tree],
+    draws: int = 1,
+) -> Phase:
+    """Build the phase in which one step is one mini-batch with its proximal solve."""
+    return Phase(
+        name="train",
+        step=step,
+        enter=enter,
+        epochs=local.epochs,
+        steps=local.steps,
+        batch=local.batch,
+        drop_last=local.drop_last,
+        draws=draws,
+    )

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sartor import tree
-from sartor.errors import ConfigError
+from sartor.errors import ConfigError, ContractError
 from sartor.hyper import Hyper
 from sartor.method import Batch, Phase, Site
 from sartor.schedule import Schedule, parse
@@ -238,6 +238,16 @@ def descend(
     def trained(work: Tree) -> Tree:
         return {entry: tree.select(work[entry], is_trained) for entry in over}
 
+    def pulled(work: Tree, site: Site) -> Mapping[str, tuple[Tensor | float, Tree]]:
+        found = {} if pull is None else pull(work, site)
+        if not isinstance(found, Mapping) or not found.keys() <= set(over):
+            keys = sorted(found) if isinstance(found, Mapping) else type(found).__name__
+            raise ContractError(
+                f"pull of the phase {name!r} must return {{entry: (strength, centre)}} for entries "
+                f"that are trained, {sorted(over)}, got {keys}."
+            )
+        return found
+
     def drawn(now: Tree, strength: Tensor | float, centre: Tree) -> tuple[Tensor, Tree]:
         """Return λ as a tensor, and the trained leaves of the centre."""
         if not isinstance(strength, Tensor):
@@ -258,7 +268,7 @@ def descend(
 
         now = trained(work)
         slope, changes = grad(loss, has_aux=True)(now) if aux else (grad(loss)(now), {})
-        pulls = {k: drawn(now[k], *at) for k, at in pull(work, site).items()} if pull else {}
+        pulls = {k: drawn(now[k], *at) for k, at in pulled(work, site).items()}
         at_once = not (local.clip_norm or local.weight_decay or local.momentum)
         if not at_once:
             for entry, (strength, centre) in pulls.items():

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sartor import fit, tree
-from sartor.errors import ConfigError
+from sartor.errors import ConfigError, ContractError
 from sartor.local import Local, descend
 from sartor.method import Method, Phase
 from sartor.methods import METHODS, build
@@ -228,6 +228,14 @@ def test_a_pull_is_a_penalty_of_the_objective(options: dict, head_only: bool) ->
         found.append({k: work[k] for k in entries})
     torch.testing.assert_close(found[1], found[0], rtol=1e-11, atol=1e-12)
     assert not torch.allclose(found[1]["own"]["fc.weight"], entries["own"]["fc.weight"])
+
+
+@pytest.mark.parametrize("found", [{"parms": (0.1, {})}, None])
+def test_a_pull_on_what_is_not_trained_is_an_error(found: Any) -> None:
+    """It names what is trained."""
+    phase = descend(lambda work, batch, site: work["params"]["w"].sum(), SGD, pull=lambda *_: found)
+    with pytest.raises(ContractError, match=r"'train' must return .*\['params'\], got"):
+        phase.step({"params": {"w": torch.ones(2)}}, None, None)  # type: ignore[arg-type]
 
 
 # ---- both ----------------------------------------------------------------------------------------

@@ -91,7 +91,8 @@ def dichotomous(
     idle = {
         "num_clusters": num_clusters is not None and not clustered,
         "inside": inside != "holdout" and not clustered,
-        "radius": radius != "given" and not by_radius,
+        "radius without inside='threshold'" if clustered else "radius": radius != "given"
+        and not by_radius,
     }
     _check(
         version,

@@ -65,7 +65,7 @@ def fedavg(
             f"client_weights have no effect with rule={rule!r}; use rule='p_weighted', or leave "
             "them out."
         )
-    _check_weights(client_weights or ())
+    _check_weights(() if client_weights is None else tuple(client_weights))
     averages = rule in ("normalized", "uniform")
 
     def init_server(params: Tree, hub: Hub) -> Tree:

@@ -65,7 +65,7 @@ def taken(value: Any, hint: Any) -> Any:
     if fits(value, hint):
         return value
     if isinstance(value, str):
-        return tuple(word.strip() for word in value.split(",") if word.strip())
+        return tuple(word.strip() for word in value.split(",") if word.strip()) or value
     alone = (value,)
     return alone if fits(alone, lists[0]) else value
 

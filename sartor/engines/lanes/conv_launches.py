@@ -105,7 +105,9 @@ def _library_forward(
 ) -> Tensor:
     """Convolve many images of one lane, such as the tests of a model that all clients share."""
     bias = None if b is None else b[0]
-    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+    now = torch.backends.cudnn
+    kept = {"benchmark": now.benchmark, "deterministic": now.deterministic}
+    with now.flags(enabled=True, allow_tf32=False, **kept):
         out = F.conv2d(x[0], w[0], bias, tuple(stride), tuple(padding))
     return out[None]
 

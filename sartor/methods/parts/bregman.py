@@ -168,7 +168,7 @@ def _numbers(value: Any, wanted: str) -> Tensor:
     try:
         return torch.as_tensor(value, dtype=torch.float64)
     except (TypeError, ValueError, RuntimeError):
-        raise ConfigError(f"{wanted}, got {value!r}; leave it out for the identity.") from None
+        raise ConfigError(f"{wanted}, got {value!r}; 1.0 stands for the identity.") from None
 
 
 def _times(matrix: Tensor, x: Tree) -> Tree:

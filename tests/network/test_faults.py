@@ -346,8 +346,8 @@ def test_a_withdrawn_certificate_is_refused_while_the_server_runs(tmp_path: Path
         assert not (tmp_path / "thief").exists()
         keys.add_client(tmp_path / "keys", "site-2")
         again = fed.join("site-2")
-        fed.until(lambda: again.text.count("greeted") == 2)
-        fed.until(lambda: "trained" in again.text.split("greeted")[-1])
+        fed.until(lambda: again.text.count("greeted by") == 2)
+        fed.until(lambda: "trained" in again.text.split("greeted by")[-1])
         fed.hurry()
         result = fed.finish(server)
         assert {(e["client"], e["kind"]) for e in fed.events(result)} >= {("site-2", "door")}

@@ -119,10 +119,10 @@ def test_a_client_killed_in_a_round_comes_back(tmp_path: Path) -> None:
         clients = {name: fed.join(name, paced=True) for name in fed.names}
         fed.reach(3)
         clients["site-2"].kill()
-        killed, before = time.monotonic(), clients["site-2"].text.count("greeted")
+        killed, before = time.monotonic(), clients["site-2"].text.count("greeted by")
         clients["site-2"] = fed.join("site-2", paced=True)
-        fed.until(lambda: clients["site-2"].text.count("greeted") > before)
-        fed.until(lambda: "trained" in clients["site-2"].text.split("greeted")[-1])
+        fed.until(lambda: clients["site-2"].text.count("greeted by") > before)
+        fed.until(lambda: "trained" in clients["site-2"].text.split("greeted by")[-1])
         assert time.monotonic() - killed < 30
         fed.hurry()
         result = fed.finish(server)

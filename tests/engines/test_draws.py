@@ -57,20 +57,6 @@ def _assert_drawn(found: Tensor, keys: Tensor, num: int, dtype: torch.dtype) -> 
     )
 
 
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is called of the compiled library."""
-    calls: list[str] = []
-    plain = native._function
-
-    def watched(name: str, dtype: torch.dtype) -> Any:
-        calls.append(name)
-        return plain(name, dtype)
-
-    monkeypatch.setattr(native, "_function", watched)
-    return calls
-
-
 # ---- the numbers ---------------------------------------------------------------------------------
 
 

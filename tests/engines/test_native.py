@@ -19,20 +19,6 @@ from sartor.engines.thinned import thin
 compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
 
 
-@pytest.fixture
-def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Return what is called of the compiled library."""
-    calls: list[str] = []
-    plain = native._function
-
-    def watched(name: str, dtype: torch.dtype) -> Any:
-        calls.append(name)
-        return plain(name, dtype)
-
-    monkeypatch.setattr(native, "_function", watched)
-    return calls
-
-
 @st.composite
 def cases(draw: st.DrawFn) -> dict[str, Any]:
     """Draw the shapes of a convolution; batches that fill vectors, and others."""

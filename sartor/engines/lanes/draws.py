@@ -2,9 +2,9 @@
 
 ``sartor.rng.normal`` is Philox4x32-10 and the rule of Box and Muller in some 150 operations on
 whole tensors, each a pass over one number for every parameter. Here they are one, on a GPU
-(``draw_kernels``) and on a CPU (``native``), and the numbers are the same: in float32 to the last
-bit, but for one in about 10⁸ whose logarithm, cosine or sine two libraries round differently; in
-float64 to about 10⁻¹⁵.
+(``draw_kernels``) and on a CPU (``native``), and the numbers are the same: in float64 to about
+10⁻¹⁵, as logarithm, cosine and sine may be rounded differently there, and so in float32 to the last
+bit but for the rarest of numbers.
 
 A draw is a pure function of its key, so a trace may share two that are the same, and nothing about
 it is random to PyTorch.

@@ -1,0 +1,24 @@
+"""What tests of compiled operations share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from sartor.engines.lanes import native
+
+
+@pytest.fixture
+def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return what is called of the compiled library."""
+    calls: list[str] = []
+    plain = native._function
+
+    def watched(name: str, dtype: torch.dtype) -> Any:
+        calls.append(name)
+        return plain(name, dtype)
+
+    monkeypatch.setattr(native, "_function", watched)
+    return calls

@@ -170,6 +170,17 @@ def cat(trees: list[Any], dim: int = 0) -> Any:
     return map(lambda *xs: torch.cat(xs, dim), *trees)
 
 
+def flat(tree: Tree, skip: int = 0) -> Tensor:
+    """Lay all leaves end to end, keeping the first ``skip`` axes, which they share."""
+    return torch.cat([leaf.reshape(*leaf.shape[:skip], -1) for leaf in leaves(tree)], skip)
+
+
+def shaped(row: Tensor, like: Tree) -> Tree:
+    """Cut a row of numbers into the leaves of a tree; undoes ``flat``."""
+    parts = iter(row.split([leaf.numel() for leaf in leaves(like)]))
+    return map(lambda leaf: next(parts).reshape(leaf.shape), like)
+
+
 def narrow(tree: Any, dim: int, start: int, length: int) -> Any:
     """View the rows ``start .. start+length`` of an axis of every leaf."""
     return map(lambda leaf: leaf.narrow(dim, start, length), tree)

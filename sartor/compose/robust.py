@@ -163,7 +163,7 @@ def mixed(uploads: Tree, present: Tensor, share: float) -> tuple[Tree, Tensor]:
     Returns:
         the mixtures, and who has one: the present whose numbers are all finite.
     """
-    sound = present & torch.isfinite(_rows(uploads)).all(1)
+    sound = present & torch.isfinite(tree.flat(uploads, 1)).all(1)
     num = sound.sum()
     apart = _distances(uploads, sound)
     apart = torch.where(sound[:, None] & sound, apart, torch.full_like(apart, torch.inf))
@@ -180,13 +180,9 @@ def mixed(uploads: Tree, present: Tensor, share: float) -> tuple[Tree, Tensor]:
     return tree.map(one, uploads), sound
 
 
-def _rows(uploads: Tree) -> Tensor:
-    return torch.cat([leaf.reshape(leaf.shape[0], -1) for leaf in tree.leaves(uploads)], 1)
-
-
 def _distances(uploads: Tree, present: Tensor) -> Tensor:
     """Return squared distances between the uploads of all slots; the absent count as zeros."""
-    rows = _rows(uploads)
+    rows = tree.flat(uploads, 1)
     rows = torch.where(_tall(present, rows), rows, torch.zeros_like(rows))
     # Differences, not a Gram matrix: a huge row would drown the others' distances in rounding.
     return torch.stack([(rows - row).square().sum(1) for row in rows.unbind(0)])

@@ -214,5 +214,5 @@ def _on_part(method: Method, part: tuple[float, float]) -> Method:
 
 def _rows(uploads: Tree, cohort: Tensor) -> Tensor:
     """Flatten the models of the cohort to one row per client: (clients, d)."""
-    flat = torch.cat([leaf.reshape(leaf.shape[0], -1) for leaf in tree.leaves(uploads)], 1)
+    flat = tree.flat(uploads, 1)
     return torch.zeros_like(flat).index_copy(0, cohort, flat)

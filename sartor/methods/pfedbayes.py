@@ -170,12 +170,8 @@ def pfedbayes(
 
 def sampled(own: Tree, noise: Tensor) -> Tree:
     """Return the network μ + σ ε, for ε (parameters,) in the order of the leaves."""
-    sizes = [leaf.numel() for leaf in tree.leaves(own["mu"])]
-    parts = iter(noise.split(sizes))
-    found: Tree = tree.map(
-        lambda mu, rho: mu + F.softplus(rho) * next(parts).reshape(mu.shape), own["mu"], own["rho"]
-    )
-    return found
+    mu, rho = tree.flat(own["mu"]), tree.flat(own["rho"])
+    return tree.shaped(mu + F.softplus(rho) * noise, own["mu"])
 
 
 def log_sigma(rho: Tensor) -> Tensor:
@@ -185,11 +181,7 @@ def log_sigma(rho: Tensor) -> Tensor:
 
 def kl(q: Tree, w: Tree) -> Tensor:
     """Return KL(q ‖ w) of independent Gaussians, summed over all weights."""
-
-    def one(mu_q: Tensor, rho_q: Tensor, mu_w: Tensor, rho_w: Tensor) -> Tensor:
-        log_w = log_sigma(rho_w)
-        wider = log_w - log_sigma(rho_q)
-        away = (mu_q - mu_w) * torch.exp(-log_w)
-        return (wider + 0.5 * (torch.exp(-2.0 * wider) + away.square() - 1.0)).sum()
-
-    return torch.stack(tree.leaves(tree.map(one, q["mu"], q["rho"], w["mu"], w["rho"]))).sum()
+    log_w = log_sigma(tree.flat(w["rho"]))
+    wider = log_w - log_sigma(tree.flat(q["rho"]))
+    away = (tree.flat(q["mu"]) - tree.flat(w["mu"])) * torch.exp(-log_w)
+    return (wider + 0.5 * (torch.exp(-2.0 * wider) + away.square() - 1.0)).sum()

@@ -85,7 +85,7 @@ def pfedhn(
     def init_server(params: Tree, hub: Hub) -> Tree:
         num, like = hub.sizes.shape[0], tree.leaves(params)[0]
         if hypernetwork == "table":
-            flat = torch.cat([params[k].reshape(-1) for k in shapes])
+            flat = tree.flat({k: params[k] for k in shapes})
             weights = {"net": {}, "embed": flat.expand(num, -1).clone()}
         else:
             size = embedding or 1 + num // 4

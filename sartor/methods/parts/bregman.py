@@ -173,11 +173,7 @@ def _numbers(value: Any, wanted: str) -> Tensor:
 
 def _times(matrix: Tensor, x: Tree) -> Tree:
     """Multiply the flattened tree by a matrix."""
-    parts = tree.leaves(x)
-    flat = matrix @ torch.cat([leaf.reshape(-1) for leaf in parts])
-    pieces = iter(flat.split([leaf.numel() for leaf in parts]))
-    found: Tree = tree.map(lambda leaf: next(pieces).reshape(leaf.shape), x)
-    return found
+    return tree.shaped(matrix @ tree.flat(x), x)
 
 
 # ---- families with a bounded domain, coordinate by coordinate ------------------------------------

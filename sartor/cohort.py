@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sartor import rng
 from sartor.errors import ConfigError
@@ -83,13 +82,13 @@ class Participation:
             return np.arange(num_clients), np.ones(num_clients, dtype=bool)
         key = rng.fold_host(rng.key(seed).numpy()[None], "cohort", round_index)
 
-        def drawn(name: str) -> Tensor:
-            return torch.from_numpy(rng.fold_host(key, name)[0])
+        def drawn(name: str) -> np.ndarray:
+            return rng.fold_host(key, name)[0]
 
-        order = rng.sample(drawn("who"), num_clients, slots).numpy()
+        order = rng.sample_host(drawn("who"), num_clients, slots)
         size = slots
         if self.kind == "at_least":
             least = max(1, math.ceil(self.value * num_clients - 1e-9))
-            draw = float(rng.uniform(drawn("size"), (1,), torch.float64)[0])
+            draw = float(rng.uniform(torch.from_numpy(drawn("size")), (1,), torch.float64)[0])
             size = least + int(draw * (num_clients - least + 1))
         return order, np.arange(slots) < size

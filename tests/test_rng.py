@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -113,14 +114,22 @@ def test_a_permutation_covers_everything_once(seed: int, num: int) -> None:
     assert sorted(rng.permutation(rng.key(seed), num).tolist()) == list(range(num))
 
 
+@given(st.integers(0, 2**40), st.integers(0, 50))
+def test_the_host_draws_the_same(seed: int, num: int) -> None:
+    """Words and orders of numpy are those of tensors."""
+    key = rng.fold(rng.key(seed), "who")
+    assert rng.bits_host(key.numpy(), num).tolist() == rng.bits(key, num).tolist()
+    assert rng.sample_host(key.numpy(), num, num).tolist() == rng.permutation(key, num).tolist()
+
+
 @pytest.mark.parametrize(("num", "count"), [(10, 3), (5000, 5000), (5000, 600), (10**9, 50)])
 def test_a_sample_holds_different_numbers(num: int, count: int) -> None:
     """As many as asked for, in range; a longer sample of few begins with the shorter one."""
     key = rng.key(7)
-    drawn = rng.sample(key, num, count).tolist()
+    drawn = rng.sample_host(key.numpy(), num, count).tolist()
     assert len(set(drawn)) == len(drawn) == count
     assert 0 <= min(drawn) <= max(drawn) < num
-    assert rng.sample(key, num, count // 2).tolist() == drawn[: count // 2]
+    assert rng.sample_host(key.numpy(), num, count // 2).tolist() == drawn[: count // 2]
 
 
 def test_samples_of_few_are_uniform_and_cost_no_more_than_they_hold(
@@ -128,10 +137,11 @@ def test_samples_of_few_are_uniform_and_cost_no_more_than_they_hold(
 ) -> None:
     """Every number comes equally often, at every place; words drawn do not follow ``num``."""
     asked: list[int] = []
-    plain = rng.bits
-    monkeypatch.setattr(rng, "bits", lambda key, num: asked.append(num) or plain(key, num))
+    plain = rng.bits_host
+    monkeypatch.setattr(rng, "bits_host", lambda key, num: asked.append(num) or plain(key, num))
     base = rng.key(3)
-    rows = torch.stack([rng.sample(rng.fold(base, k), 4096, 512) for k in range(400)])
+    drawn = [rng.sample_host(rng.fold(base, k).numpy(), 4096, 512) for k in range(400)]
+    rows = torch.from_numpy(np.stack(drawn))
     assert max(asked) <= 4 * 512 + 32
     for place in (rows[:, :256], rows[:, 256:]):
         # 400 · 256 numbers over 16 bins of 256: 6,400 each, standard deviation about 77.

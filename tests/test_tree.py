@@ -81,6 +81,18 @@ def test_stack_cat_and_narrow_undo_each_other() -> None:
     assert torch.equal(second["w"], stacked["w"].flip(0))
 
 
+def test_flat_and_shaped_undo_each_other() -> None:
+    """Leaves lie end to end in the order of their names, behind the axes they share."""
+    one = {"b": torch.arange(6.0).reshape(2, 3), "a": {"x": torch.tensor(9.0)}}
+    assert tree.flat(one).tolist() == [9, 0, 1, 2, 3, 4, 5]
+    back = tree.shaped(tree.flat(one), one)
+    assert torch.equal(back["b"], one["b"])
+    assert torch.equal(back["a"]["x"], one["a"]["x"])
+    rows = tree.flat(tree.stack([one, tree.scale(one, 2.0)]), 1)
+    assert rows.shape == (2, 7)
+    assert torch.equal(rows[1], 2 * rows[0])
+
+
 def test_select_keeps_named_leaves() -> None:
     """Only the top level is looked at."""
     assert set(tree.select(A, lambda name: name == "w")) == {"w"}

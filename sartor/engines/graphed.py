@@ -11,9 +11,7 @@ steps, so that few lanes are idle at any step.
 from __future__ import annotations
 
 import gc
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +19,21 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.func import vmap
-from torch.utils import _pytree as pytree
 
 from sartor import tree
 from sartor.engines.arena import Arena
-from sartor.engines.lanes import LaneOperations, leaves
+from sartor.engines.lanes import LaneOperations, ServerOperations, leaves
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.moving import on_device
 from sartor.engines.plan import Plan, num_steps
+from sartor.engines.recording import (
+    Function,
+    copy,
+    flattened,
+    no_collection,
+    once,
+    signature,
+)
 from sartor.engines.vectorised import (
     PER_CLIENT,
     STOP_EVERY,
@@ -43,7 +48,6 @@ from sartor.tree import Tree
 _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured
 _MOST_COMMON = 1 << 30  # bytes that common letters may take when every lane gets its own copy
-_MOST_COPIED = 1 << 30  # bytes of arguments of a captured function
 _PROOF = 8  # lanes on which it is tried whether ReLUs can be joined to their neighbours
 _EVERY_LANE = Site(*(0,) * len(Site._fields))
 
@@ -54,7 +58,7 @@ class Graphed(Vectorised):
     def __init__(self, arena: Arena, chunk: int | None = None) -> None:
         super().__init__(arena, chunk)
         self._captured: dict[Any, _Captured] = {}
-        self._functions: dict[Any, _Function | None] = {}
+        self._functions: dict[Any, Function | None] = {}
         self._uses: dict[Any, int] = {}
         self._pool = torch.cuda.graph_pool_handle()
 
@@ -107,8 +111,8 @@ class Graphed(Vectorised):
     def _steps(
         self, phase: Phase, work: Tree, site: Site, plan: Plan, dims: Site
     ) -> tuple[Tree, Tensor]:
-        fields = tuple(_signature(field) for field in site)
-        key = (id(phase), _signature(work), fields, dims, plan.batch)
+        fields = tuple(signature(field) for field in site)
+        key = (id(phase), signature(work), fields, dims, plan.batch)
         known = self._captured.get(key)
         if known is None or not known.holds(plan):
             known = self._captured[key] = _Captured(self, phase, work, site, plan, dims)
@@ -118,7 +122,7 @@ class Graphed(Vectorised):
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run."""
-        return self._often(fn, super().runs, fn, *args)
+        return self._often(fn, self._runs, fn, *args)
 
     def addresses(self, fn: Callable[..., Any], server: Tree, cohort: Tensor, hub: Hub) -> Any:
         """Write the letter to each client of the cohort: (runs, slots, ...)."""
@@ -128,66 +132,35 @@ class Graphed(Vectorised):
         """Apply a client function to each lane; the last argument is the site."""
         return self._often(fn, super().clients, fn, *args)
 
+    def _runs(self, fn: Callable[..., Any], *args: Any) -> Any:
+        with ServerOperations():
+            return super().runs(fn, *args)
+
     def _addresses(self, fn: Callable[..., Any], *args: Any) -> Any:
         return Vectorised.runs(self, vmap(fn, in_dims=(None, 0, None)), *args)
 
     def _often(self, fn: Callable[..., Any], apply: Callable[..., Any], *args: Any) -> Any:
         """Apply a function; from its twelfth use with arguments of these shapes on by a graph."""
-        key = (fn, apply.__name__, _shapes(args[1:]))
+        given: list[Any] = []
+        form = flattened(args[1:], given)
+        key = (fn, apply.__name__, form, *(signature(leaf) for leaf in given))
         if key in self._functions:
             known = self._functions[key]
-            return apply(*args) if known is None else known(args[1:])
+            return apply(*args) if known is None else known(given)
         self._uses[key] = uses = self._uses.get(key, 0) + 1
         if uses < _WORTH_IT:
             return apply(*args)
-        self._functions[key] = _Function.of(self, apply, fn, args[1:])
+
+        def call(*given: Any) -> Any:
+            return apply(fn, *given)
+
+        self._functions[key] = Function.of(call, form, given, self.pool)
         return self._often(fn, apply, *args)
 
     @property
     def pool(self) -> Any:
         """The memory that all graphs share: their intermediate results never outlive a replay."""
         return self._pool
-
-
-class _Function:
-    """The graph of a function of tensors, with fixed buffers for its arguments."""
-
-    def __init__(self, engine: Graphed, apply: Any, fn: Any, args: tuple[Any, ...]) -> None:
-        leaves_, self.spec = pytree.tree_flatten(args)
-        self.into = [_clone(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves_]
-        held = pytree.tree_unflatten(self.into, self.spec)
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side), _no_waiting():
-            apply(fn, *held)
-        torch.cuda.current_stream().wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with warnings.catch_warnings(), _no_collection():
-            warnings.simplefilter("ignore")  # a function may only hand its arguments on
-            with torch.cuda.graph(self.graph, pool=engine.pool):
-                self.found = apply(fn, *held)
-
-    @classmethod
-    def of(cls, engine: Graphed, apply: Any, fn: Any, args: tuple[Any, ...]) -> _Function | None:
-        """Capture a function, or say by None that it must go on as it is."""
-        size = sum(x.nbytes for x in pytree.tree_leaves(args) if isinstance(x, Tensor))
-        if size > _MOST_COPIED:
-            return None
-        try:
-            return cls(engine, apply, fn, args)
-        except RuntimeError:
-            return None
-
-    def __call__(self, args: tuple[Any, ...]) -> Any:
-        """Return what the function gives for these arguments."""
-        pairs = zip(self.into, pytree.tree_leaves(args), strict=True)
-        both = [(old, new) for old, new in pairs if isinstance(old, Tensor) and old.numel()]
-        if both:
-            _copy([_once(old) for old, _ in both], [_once(new) for _, new in both])
-        self.graph.replay()
-        return pytree.tree_map(
-            lambda leaf: _clone(leaf) if isinstance(leaf, Tensor) else leaf, self.found
-        )
 
 
 class _Captured:
@@ -236,7 +209,7 @@ class _Captured:
                 now = tree.narrow(self.work, 1, 0, width)
                 self.fusion.prove(now, lambda: self._next(width))
                 self.proven = True
-            with _no_collection():
+            with no_collection():
                 self.graphs.update({width: self._capture(width) for width in missing})
             self._fill(work, site, plan, steps)  # recording a step takes it once
         for s, width in enumerate(schedule, 1):
@@ -249,9 +222,9 @@ class _Captured:
 
     def _fill(self, work: Tree, site: Site, plan: Plan, steps: Tensor) -> None:
         """Copy the inputs into the buffers."""
-        _copy(tree.leaves(self.work), tree.leaves(work))
+        copy(tree.leaves(self.work), tree.leaves(work))
         for mine, given in zip(self.site, site, strict=True):
-            _copy([_once(x) for x in _leaves(mine)], [_once(x) for x in _leaves(given)])
+            copy([once(x) for x in _leaves(mine)], [once(x) for x in _leaves(given)])
         self.table[:, :, : plan.table.shape[2]].copy_(plan.table)
         self.keys[:, :, : plan.keys.shape[2]].copy_(plan.keys)
         self.limit.copy_(steps)
@@ -372,66 +345,17 @@ def few_widths(schedule: list[int], slots: int, most: int = _WIDTHS) -> list[int
     return sorted([int(widths[at - 1]), *found])
 
 
-@contextmanager
-def _no_waiting() -> Iterator[None]:
-    """Refuse what waits for the device: it cannot be captured."""
-    before = torch.cuda.get_sync_debug_mode()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch calls this mode a prototype
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    """Keep the collector away.
-
-    Freeing a graph of an earlier simulation during a capture would spoil it.
-    """
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
 def _buffer(leaf: Tensor) -> Tensor:
     return torch.zeros(leaf.shape, dtype=leaf.dtype, device=leaf.device)
 
 
-def _once(leaf: Tensor) -> Tensor:
-    """View an expanded tensor without its repetitions."""
-    if 0 not in leaf.stride():
-        return leaf
-    return leaf[tuple(slice(0, 1) if step == 0 else slice(None) for step in leaf.stride())]
-
-
-def _clone(leaf: Tensor) -> Tensor:
-    """Copy a tensor; what it repeats it goes on repeating."""
-    return _once(leaf).clone().expand(leaf.shape)
-
-
 def _shared_buffer(leaf: Tensor) -> Tensor:
     """Make a buffer for a tensor; what it repeats is held once."""
-    return _buffer(_once(leaf)).expand(leaf.shape)
-
-
-def _repeats(leaf: Tensor) -> tuple[bool, ...]:
-    """Say along which axes a tensor repeats itself."""
-    return tuple(step == 0 for step in leaf.stride())
+    return _buffer(once(leaf)).expand(leaf.shape)
 
 
 def _leaves(value: Any) -> list[Tensor]:
     return tree.leaves(value) if isinstance(value, dict) else [value]
-
-
-def _copy(into: list[Tensor], values: list[Tensor]) -> None:
-    if into:
-        torch._foreach_copy_(into, values)
 
 
 def _settle(now: list[Tensor], new: list[Tensor], limit: Tensor, counter: Tensor) -> None:
@@ -454,23 +378,9 @@ def _settle(now: list[Tensor], new: list[Tensor], limit: Tensor, counter: Tensor
         active = counter < limit
         masks = (active.reshape(active.shape + (1,) * (x.dim() - 2)) for x in into)
         both = zip(masks, values, into, strict=True)
-        _copy(into, [torch.where(mask, value, old) for mask, value, old in both])
+        copy(into, [torch.where(mask, value, old) for mask, value, old in both])
 
 
 def _copied_common(site: Site, lanes: int) -> int:
     """Count the bytes of the common letters when every lane has its own."""
     return tree.num_bytes(site.common, 1) * lanes
-
-
-def _shapes(args: tuple[Any, ...]) -> Any:
-    """Describe arguments: two calls that agree in this can share a graph."""
-    found, spec = pytree.tree_flatten(args)
-    return spec, tuple(
-        (x.shape, x.dtype, _repeats(x)) if isinstance(x, Tensor) else x for x in found
-    )
-
-
-def _signature(value: Any) -> Any:
-    if isinstance(value, dict):
-        return tuple((name, *_signature(leaf)) for name, leaf in tree.items(value))
-    return value.shape, value.dtype, _repeats(value)

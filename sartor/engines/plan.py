@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sartor import rng
 from sartor.engines.arena import Arena
+from sartor.engines.lanes import draws
 from sartor.engines.moving import on_device
 from sartor.method import Batch, Phase
 
@@ -273,7 +274,7 @@ def _permutations(
     segment_keys = packed[4:].T
     segment = torch.repeat_interleave(blocks_d, output_size=num_blocks)
     block = torch.arange(num_blocks, device=device) - first_d[segment]
-    words = rng.words_at(segment_keys[segment], block)
+    words = draws.words_at(segment_keys[segment], block)
     position = block[:, None] * 4 + torch.arange(4, device=device)
     value = (segment[:, None] << 32) + words
     value = torch.where(position < size_d[segment][:, None], value, torch.iinfo(torch.int64).max)

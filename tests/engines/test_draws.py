@@ -290,6 +290,17 @@ def test_known_answers_of_the_kernel(counter: Any, key: Any, wanted: Any) -> Non
 
 
 @pytest.mark.gpu
+def test_words_of_the_kernel() -> None:
+    """Those of the host, at any length; keys may be columns of a table."""
+    for num in (1, 127, 129, 3000):
+        keys = rng.fold(rng.key(5), torch.arange(num))
+        blocks = torch.arange(num) % 700
+        table = keys.T.contiguous().to(DEVICE)
+        found = draws.words_at(table.T, blocks.to(DEVICE))
+        assert torch.equal(found.cpu(), rng.words_at(keys, blocks))
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", TYPES)
 def test_draws_of_the_kernel(dtype: torch.dtype) -> None:
     """Against the host's, from keys that do not lie side by side, and at any length."""

@@ -280,6 +280,15 @@ def test_kernels_by_rows(padding: Pair, maps: int) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("channels", [(32, 64), (16, 20)])
+@pytest.mark.parametrize(("stride", "padding"), [((1, 1), (0, 0)), ((2, 1), (1, 2))])
+def test_kernels_by_taps(channels: Pair, stride: Pair, padding: Pair) -> None:
+    """Whole blocks of channels, and as many positions as the largest tiles ask for."""
+    case = {"batch": 70, "channels": channels, "size": (30, 30), "kernel": (3, 3), "bias": True}
+    _check_kernels({**case, "stride": stride, "padding": padding}, 1)
+
+
+@pytest.mark.gpu
 @pytest.mark.parametrize("maps", [0, 1, 2])
 @given(case=cases())
 def test_kernels(case: dict[str, Any], maps: int) -> None:

@@ -13,9 +13,17 @@ from torch.nn import functional as F
 
 from sartor import tree
 from sartor.engines.arena import Arena
-from sartor.engines.lanes import LaneOperations, dense, leaves, losses, pooling
+from sartor.engines.lanes import (
+    LaneOperations,
+    ServerOperations,
+    dense,
+    leaves,
+    losses,
+    pooling,
+)
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.plan import Plan
+from sartor.method import weighted_sum
 from sartor.task import masked_mean
 from sartor.tree import Tree
 
@@ -257,6 +265,25 @@ def test_kernels_are_for_cuda() -> None:
     assert not leaves.takes_settle([x[None], x[None]], [x[None], x[None]])
 
 
+@pytest.mark.parametrize("runs", [0, 2])
+def test_a_server_sums_all_leaves_at_once(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[int, ...]] = []
+
+    def launch(x: list[Tensor], weights: Tensor) -> list[Tensor]:
+        calls.append((len(x), *weights.shape))
+        return [torch.einsum("ls,ls...->l...", weights, leaf) for leaf in x]
+
+    monkeypatch.setattr(leaves, "takes_weighted", lambda uploads, weights: True)
+    monkeypatch.setattr(leaves, "_launch_weighted", launch)
+    uploads = _drawn(*(runs,) * bool(runs), 5)[0]
+    weights = torch.rand(*(runs,) * bool(runs), 5, dtype=torch.float64)
+    mapped: Any = vmap(weighted_sum) if runs else weighted_sum
+    with ServerOperations():
+        found = mapped(uploads, weights)
+    torch.testing.assert_close(found, mapped(uploads, weights))
+    assert calls == [(len(uploads), runs or 1, 5)]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("lead", [(3,), (2, 3)])
 def test_kernels(lead: tuple[int, ...]) -> None:
@@ -320,6 +347,53 @@ def test_kernels_of_updates() -> None:
 
 
 DEVICE = "cuda"
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("rows", [3, 16, 20])
+def test_kernels_of_a_large_layer(rows: int) -> None:
+    """Few rows and a long sum, which many programs share; more rows are the library's."""
+    drawn = torch.Generator().manual_seed(0)
+    x, weight, bias = (
+        torch.randn(2, *shape, generator=drawn, dtype=torch.float64)
+        for shape in ((rows, 9000), (130, 9000), (130,))
+    )
+
+    def objective(w: Tensor, b: Tensor, x: Tensor) -> Tensor:
+        return F.relu(F.linear(x, w, b)).square().sum() / 9000
+
+    every = vmap(grad(objective, argnums=(0, 1, 2)))
+    plain = every(weight, bias, x)
+    fusion = Fusion()
+    here = [part.float().cuda() for part in (weight, bias, x)]
+
+    def step() -> Any:
+        with LaneOperations(fusion):
+            found = every(*here)
+        return {str(k): leaf[None] for k, leaf in enumerate(found)}
+
+    fusion.prove(tree.map(torch.zeros_like, step()), step)
+    assert len(fusion.rectify) == (rows <= 16)
+    for k, wanted in enumerate(plain):
+        found = step()[str(k)][0].cpu()
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4, check_dtype=False)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("runs", [0, 2])
+def test_a_server_sums_by_one_kernel(runs: int) -> None:
+    """Also of runs that are mapped; what has weight zero is left out even if it is no number."""
+    uploads = tree.map(lambda leaf: leaf.float().cuda(), _drawn(*(runs,) * bool(runs), 5)[0])
+    weights = torch.rand(*(runs,) * bool(runs), 5, device=DEVICE)
+    weights[..., 2] = 0.0
+    first = min(uploads)
+    uploads[first][(..., 2, *(slice(None),) * (uploads[first].dim() - 1 - bool(runs)))] = torch.nan
+    mapped: Any = vmap(weighted_sum) if runs else weighted_sum
+    plain = mapped(uploads, weights)
+    with ServerOperations():
+        found = mapped(uploads, weights)
+    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
+    assert all(leaf.isfinite().all() for leaf in tree.leaves(found))
 
 
 @pytest.mark.gpu

@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from sartor.engines import graphed
-from sartor.engines.graphed import Graphed, _clone, _once, _repeats, _schedule, _shared_buffer
+from sartor.engines.graphed import Graphed, _schedule, _shared_buffer
 from sartor.engines.plan import build_plan
+from sartor.engines.recording import Function, clone, flattened, once, read_by, repeats
 from sartor.engines.vectorised import Vectorised, over_lanes
 from sartor.local import Local
 from sartor.methods import build
@@ -34,23 +35,19 @@ class _Again:
         self.replay = replay
 
 
-class _Function(graphed._Function):
-    def __init__(self, engine: Any, apply: Any, fn: Any, args: tuple[Any, ...]) -> None:
-        leaves, self.spec = pytree.tree_flatten(args)
-        self.into = [_clone(x) if isinstance(x, Tensor) else x for x in leaves]
-        held = pytree.tree_unflatten(self.into, self.spec)
-        self.found = apply(fn, *held)
+class _Function(Function):
+    @staticmethod
+    def _record(call: Callable[[], Any], pool: Any) -> tuple[Any, Any]:
+        found = call()
 
         def again() -> None:
-            new = apply(fn, *held)
-            for old, leaf in zip(
-                pytree.tree_leaves(self.found), pytree.tree_leaves(new), strict=True
-            ):
+            pairs = zip(pytree.tree_leaves(found), pytree.tree_leaves(call()), strict=True)
+            for old, leaf in pairs:
                 if isinstance(old, Tensor):
-                    assert _repeats(old) == _repeats(leaf)
-                    _once(old).copy_(_once(leaf).clone())
+                    assert repeats(old) == repeats(leaf)
+                    once(old).copy_(once(leaf).clone())
 
-        self.graph = _Again(again)  # type: ignore[assignment]
+        return _Again(again), found
 
 
 class _Recorded(Graphed):
@@ -83,7 +80,7 @@ def fused(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
     monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: None)
     monkeypatch.setattr(graphed, "_WORTH_IT", 2)
-    monkeypatch.setattr(graphed, "_Function", _Function)
+    monkeypatch.setattr(graphed, "Function", _Function)
     monkeypatch.setattr(graphed._Captured, "_capture", capture)
     return found
 
@@ -160,20 +157,20 @@ def test_widths_do_not_depend_on_who_was_drawn() -> None:
 def test_what_repeats_itself_is_held_once() -> None:
     base = torch.arange(6.0).reshape(1, 2, 1, 3)
     wide = base.expand(4, 2, 5, 3)
-    assert _once(wide).shape == base.shape
-    assert _repeats(wide) == (True, False, True, False)
-    copy = _clone(wide)
+    assert once(wide).shape == base.shape
+    assert repeats(wide) == (True, False, True, False)
+    copy = clone(wide)
     assert torch.equal(copy, wide)
-    assert _repeats(copy) == _repeats(wide)
+    assert repeats(copy) == repeats(wide)
     assert copy.untyped_storage().nbytes() == base.numel() * 4
     base[0, 0, 0, 0] = 7.0
     assert copy[0, 0, 0, 0] == 0.0
     buffer = _shared_buffer(wide)
     assert buffer.shape == wide.shape
-    _once(buffer).copy_(_once(wide))
+    once(buffer).copy_(once(wide))
     assert torch.equal(buffer, wide)
     plain = torch.ones(2, 3)
-    assert _once(plain) is plain
+    assert once(plain) is plain
 
 
 @pytest.mark.usefixtures("launched", "fused")
@@ -195,3 +192,42 @@ def test_a_model_that_all_clients_share_is_scored_as_one(
     as_one = [step for step in found if step.dims.own is None]  # before local training
     assert bool(as_one) == shared
     assert all(step.site.own["fc.weight"].shape == (seeds, 3, 6) for step in as_one)
+
+
+def _called(fn: Any, *args: Any) -> tuple[set[int], _Function, list[Any]]:
+    given: list[Any] = []
+    form = flattened(args, given)
+    found = _Function.of(fn, form, given, None)
+    assert isinstance(found, _Function)
+    return read_by(fn, form, given), found, given
+
+
+def test_a_recorded_function_copies_what_it_reads() -> None:
+    """What is only handed on is neither copied nor held, also under vmap; a view counts as read."""
+
+    def fn(state: Any, scale: Tensor) -> Any:
+        seen = {"kept": state["kept"], "sum": state["sum"] * scale, "first": state["seen"][0]}
+        return seen, (scale.reshape(1), 3)
+
+    mapped = torch.func.vmap(lambda s, r: fn(s, r)[0])
+    state = {name: torch.randn(4, 3, 2) for name in ("kept", "sum", "seen")}
+    reads, function, given = _called(mapped, state, torch.randn(4))
+    assert {id(given[k]) for k in reads} == {id(state["sum"]), id(state["seen"]), id(given[-1])}
+    new = [torch.randn_like(x) for x in given]
+    kept = next(k for k, x in enumerate(given) if x is state["kept"])
+    found = function(new)
+    assert found["kept"] is new[kept]
+    again = mapped({name: new[k] for k, name in enumerate(state)}, new[-1])
+    assert all(torch.equal(found[name], again[name]) for name in again)
+    alone = _called(fn, {name: x[0] for name, x in state.items()}, torch.tensor(2.0))[1]
+    assert alone([x[0] for x in new[:3]] + [new[-1][0]])[1][1] == 3
+
+
+def test_two_arguments_that_were_one_when_it_was_recorded() -> None:
+    """A function that hands on its first argument does so when the two differ later."""
+    both = torch.arange(3.0)
+    _, function, _ = _called(lambda a, b: (a, b), both, both)
+    assert not function.works
+    first, second = function([torch.zeros(3), torch.ones(3)])
+    assert torch.equal(first, torch.zeros(3))
+    assert torch.equal(second, torch.ones(3))

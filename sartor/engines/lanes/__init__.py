@@ -1,8 +1,9 @@
 """Operations for lanes: what a network of the user calls, in forms that serve all lanes at once.
 
-``LaneOperations`` catches calls while a step is recorded for a GPU, ``CoreOperations`` while one
-core of a CPU works on one lane, and ``DrawOperations`` while a step on a CPU draws, for any number
-of lanes; the network is not changed. What they do not know goes its plain way.
+``LaneOperations`` catches calls while a step is recorded for a GPU, ``ServerOperations`` while a
+server works there, ``CoreOperations`` while one core of a CPU works on one lane, and
+``DrawOperations`` while a step on a CPU draws, for any number of lanes; the network is not changed.
+What they do not know goes its plain way.
 
 | call | on a GPU, all lanes | on a core, one lane |
 |---|---|---|
@@ -13,6 +14,7 @@ of lanes; the network is not changed. What they do not know goes its plain way.
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
 | ``sartor.tree.addcmul``, ``add_difference``, ``pulled_step`` | ``leaves``: one launch | |
 | ``sartor.rng.normal`` | ``draws``: one launch | ``native`` |
+| ``sartor.method.weighted_sum`` | ``leaves``: one launch, for the server | |
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from torch.overrides import TorchFunctionMode
 from sartor import rng, tree
 from sartor.engines.lanes import convolution, dense, draws, halving, leaves, losses, native, pooling
 from sartor.engines.lanes.fusion import Fusion, Pass
+from sartor.method import weighted_leaves
 from sartor.task import masked_mean
 
 
@@ -133,6 +136,12 @@ def _normal(
     return draws.normal(key, shape, dtype) if draws.takes(key, shape, dtype) else None
 
 
+def _weighted(uploads: list[Tensor], weights: Tensor) -> list[Tensor] | None:
+    weights = weights.to(uploads[0].dtype) if uploads else weights
+    fits = leaves.takes_weighted(uploads, weights)
+    return leaves.weighted(uploads, weights) if fits else None
+
+
 def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     fixed = convolution.arguments(*args, **kwargs)
     return None if fixed is None else convolution.native_conv2d(*fixed)
@@ -183,6 +192,12 @@ class LaneOperations(_Operations):
             args,
             kwargs or {},
         )
+
+
+class ServerOperations(_Operations):
+    """The server of all runs on a GPU."""
+
+    forms: ClassVar = {weighted_leaves: _weighted}
 
 
 class CoreOperations(_Operations):

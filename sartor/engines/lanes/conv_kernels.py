@@ -47,10 +47,13 @@ def forward(
 ):
     """Convolve: BN output channels at BM output positions of one lane.
 
-    ``patch`` is K once more, as a number of run time. A loop of known length is unrolled, and the
-    places of a patch become constants: half the instructions, while the cache holds them.
+    Where blocks of channels are whole, the loop goes over taps of the kernel, then over blocks, as
+    in ``input_grad``. Else it goes over the patch, and ``patch`` is K once more, as a number of run
+    time: a loop of known length is unrolled, and the places of a patch become constants, half the
+    instructions, while the cache holds them.
     """
     K: tl.constexpr = C * KH * KW
+    BLOCKS: tl.constexpr = C // BK
     lane = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(2) * BN + tl.arange(0, BN)
@@ -64,28 +67,46 @@ def forward(
     x += lane * x_lane
     w += lane * w_lane
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    if K <= 192:  # noqa: SIM108 (the two have different types)
-        end = K
+    if C % BK == 0:
+        c = tl.arange(0, BK)
+        for step in range(0, KH * KW * BLOCKS):
+            tap = step // BLOCKS
+            first = (step % BLOCKS) * BK
+            taps = first * (KH * KW) + tap + (c * (KH * KW))[:, None] + row[None, :]
+            weights = tl.load(w + taps)
+            places = x + (corner + first * (H * W) + (tap // KW) * W + tap % KW)
+            places = places[:, None] + (c * (H * W))[None, :]
+            if PH > 0 or PW > 0:
+                y = top + tap // KW
+                z = left + tap % KW
+                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
+                values = tl.load(places, mask=seen[:, None], other=0.0)
+            else:
+                values = tl.load(places)
+            acc = tl.dot(values, weights, acc, input_precision=PRECISION)
     else:
-        end = patch
-    for start in range(0, end, BK):
-        k = start + tl.arange(0, BK)
-        if K % BK == 0:
-            weights = tl.load(w + (k[:, None] + row[None, :]))
+        if K <= 192:  # noqa: SIM108 (the two have different types)
+            end = K
         else:
-            weights = tl.load(w + (k[:, None] + row[None, :]), mask=(k < K)[:, None], other=0.0)
-            k = tl.minimum(k, K - 1)
-        i = (k % (KH * KW)) // KW
-        j = k % KW
-        places = corner[:, None] + ((k // (KH * KW)) * (H * W) + i * W + j)[None, :]
-        if PH > 0 or PW > 0:
-            y = top[:, None] + i[None, :]
-            z = left[:, None] + j[None, :]
-            seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
-            values = tl.load(x + places, mask=seen, other=0.0)
-        else:
-            values = tl.load(x + places)
-        acc = tl.dot(values, weights, acc, input_precision=PRECISION)
+            end = patch
+        for start in range(0, end, BK):
+            k = start + tl.arange(0, BK)
+            if K % BK == 0:
+                weights = tl.load(w + (k[:, None] + row[None, :]))
+            else:
+                weights = tl.load(w + (k[:, None] + row[None, :]), mask=(k < K)[:, None], other=0.0)
+                k = tl.minimum(k, K - 1)
+            i = (k % (KH * KW)) // KW
+            j = k % KW
+            places = corner[:, None] + ((k // (KH * KW)) * (H * W) + i * W + j)[None, :]
+            if PH > 0 or PW > 0:
+                y = top[:, None] + i[None, :]
+                z = left[:, None] + j[None, :]
+                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
+                values = tl.load(x + places, mask=seen, other=0.0)
+            else:
+                values = tl.load(x + places)
+            acc = tl.dot(values, weights, acc, input_precision=PRECISION)
     if HAS_BIAS:
         shift = tl.load(b + lane * b_lane + o, mask=o < O, other=0.0).to(tl.float32)
         acc += shift[None, :]

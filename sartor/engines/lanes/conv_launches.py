@@ -22,6 +22,7 @@ from sartor.engines.lanes.shapes import (
     power,
 )
 
+_DEEP = 16  # channels or places of a patch in one product of tensor cores
 _MOST_GROUP = 8  # channels of a thread, in the kernels for few channels
 _FEW_PROGRAMS = 200  # with fewer, tensor cores give the gradient of the input sooner
 _MANY_IMAGES, _MANY_CHANNELS = 1024, 16  # of one lane: a library convolves them sooner
@@ -76,6 +77,8 @@ def launch_forward(
             )
         return out
     wide, tall, warps = _tile(w.shape[1], positions, lanes)
+    if tall == 64 and shapes["C"] % _DEEP == 0 and _fills(positions, w.shape[1], lanes, 256, tall):
+        wide, warps = 256, 8  # by taps, this many threads wait less
     grid = (ceil(positions, wide), lanes, ceil(w.shape[1], tall))
     with torch.cuda.device_of(x):
         kernels("conv_kernels").forward[grid](
@@ -92,7 +95,7 @@ def launch_forward(
             HAS_BIAS=b is not None,
             BN=tall,
             BM=wide,
-            BK=16,
+            BK=_DEEP,
             PRECISION=PRECISION,
             num_warps=warps,
             num_stages=3,
@@ -144,6 +147,8 @@ def launch_input_grad(
             )
         return out
     wide, tall, warps = _tile(w.shape[2], positions, lanes)
+    if tall == 32 and _fills(positions, w.shape[2], lanes, 128, tall):
+        wide, warps = 128, 2
     grid = (ceil(positions, wide), lanes, ceil(w.shape[2], tall))
     with torch.cuda.device_of(g):
         kernels("conv_kernels").input_grad[grid](
@@ -156,7 +161,7 @@ def launch_input_grad(
             **shapes,
             BN=tall,
             BM=wide,
-            BK=16,
+            BK=_DEEP,
             PRECISION=PRECISION,
             num_warps=warps,
             num_stages=3,
@@ -186,6 +191,9 @@ def launch_weight_grad(
     else:
         tiles = ceil(patch, tall) * ceil(outputs, wide)
         deep, places = 64 if patch <= 32 else 32, positions
+        if wide == 64 and patch >= 64:
+            tall, deep = 64, 16
+            tiles = ceil(patch, tall) * ceil(outputs, wide)
     share, splits = _shares(places, lanes * tiles, deep)
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
@@ -195,7 +203,7 @@ def launch_weight_grad(
         "BM": deep,
         "BK": tall,
         "PRECISION": PRECISION,
-        "num_warps": 2 if tall * wide <= 1024 else 4,
+        "num_warps": 2 if tall * wide <= 1024 or deep == 16 else 4,
         "num_stages": 3,
     }
     given = (x, g, partial, x.stride(0), g.stride(0), positions)
@@ -264,6 +272,11 @@ def _few(patch: int, channels: int, group: int, programs: int) -> bool:
     return channels <= _MOST_GROUP or patch <= 32 or (channels <= 16 and programs >= PROGRAMS)
 
 
+def _fills(positions: int, channels: int, lanes: int, wide: int, tall: int) -> bool:
+    """Say whether there are enough tiles of this size to fill the device."""
+    return ceil(positions, wide) * lanes * ceil(channels, tall) >= PROGRAMS
+
+
 def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
     """Choose a tile (positions, channels) and its warps.
 
@@ -274,12 +287,9 @@ def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
     tall = min(power(channels), 64)
     wide = full = (2048 if tall < 32 else 8192) // tall
 
-    def programs() -> int:
-        return ceil(positions, wide) * lanes * ceil(channels, tall)
-
-    while wide > 64 and programs() < PROGRAMS:
+    while wide > 64 and not _fills(positions, channels, lanes, wide, tall):
         wide //= 2
-    enough = programs() >= PROGRAMS
+    enough = _fills(positions, channels, lanes, wide, tall)
     return wide, tall, 2 if enough and wide == full // 2 else 4
 
 

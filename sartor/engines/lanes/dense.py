@@ -26,13 +26,16 @@ from sartor.engines.lanes.shapes import (
 )
 
 _MANY_LANES, _SMALL_BATCH = 512, 32  # see ``_library_product``
-_MOST_WEIGHTS = 1 << 20  # of a dense layer; a library multiplies larger ones faster
+_MANY_WEIGHTS, _FEW_ROWS = 1 << 20, 16  # of a large layer, and rows up to which kernels serve it
+_SHORT = 256  # the least share of a long sum
 
 
 def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
-    """Say whether the kernels serve this layer."""
+    """Say whether the kernels serve this layer; a library multiplies large ones faster."""
     given = (x, weight) if bias is None else (x, weight, bias)
-    return usable(*given) and x.dim() >= 2 and weight.numel() <= _MOST_WEIGHTS
+    rows = x.numel() // max(x.shape[-1], 1)
+    suits = weight.numel() <= _MANY_WEIGHTS or rows <= _FEW_ROWS
+    return suits and usable(*given) and x.dim() >= 2
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
@@ -184,15 +187,57 @@ def _launch_product(
 ) -> tuple[Tensor, Tensor]:
     lanes, rows, inner = a.shape
     columns = b.shape[2]
-    if lanes >= _MANY_LANES and min(rows, inner) <= _SMALL_BATCH:
+    forwards = b.stride(1) == 1
+    large = max(rows, inner) * columns > _MANY_WEIGHTS
+    many = lanes >= _MANY_LANES and min(rows, inner) <= _SMALL_BATCH
+    if many or (large and rows > _FEW_ROWS):
         return _library_product(a, b, bias, mask, rectify, sums)
-    tall, wide, deep, warps = _tile(rows, columns, lanes, forwards=b.stride(1) == 1)
-    bias = None if bias is None else dense(bias)
+    if large and forwards and not sums:
+        found = _split_product(a, b, bias, mask, rectify)
+        return found, found
+    tile = (16, 256, 32, 4) if large else _tile(rows, columns, lanes, forwards)
     out = a.new_empty(lanes, rows, columns)
     total = a.new_empty(lanes, rows) if sums else out
+    _multiply(a, b, bias, mask, out, total, tile, rectify=rectify, sums=sums)
+    return out, total
+
+
+def _split_product(
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool
+) -> Tensor:
+    """Do as the kernel does for few rows and a long sum, which many programs share."""
+    lanes, rows, inner = a.shape
+    columns = b.shape[2]
+    tile = (16, 64, 32, 4)
+    tiles = ceil(rows, tile[0]) * ceil(columns, tile[1]) * lanes
+    splits = max(1, min(ceil(5 * PROGRAMS, tiles), inner // _SHORT))
+    parts = a.new_empty(lanes, splits, rows, columns, dtype=torch.float32)
+    _multiply(a, b, None, mask, parts, parts, tile, splits=splits)
+    out = parts.sum(1)
+    out = out if bias is None else out + bias[:, None]
+    return (out.relu_() if rectify else out).to(a.dtype)
+
+
+def _multiply(
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    out: Tensor,
+    total: Tensor,
+    tile: tuple[int, int, int, int],
+    rectify: bool = False,
+    sums: bool = False,
+    splits: int = 1,
+) -> None:
+    """Launch the kernel; ``out`` is (L, M, N), or with more splits than one (L, splits, M, N)."""
+    lanes, rows, inner = a.shape
+    columns = b.shape[2]
+    tall, wide, deep, warps = tile
+    bias = None if bias is None else dense(bias)
     over = a if mask is None else mask
     with torch.cuda.device_of(a):
-        kernels("layer_kernels").product[(ceil(rows, tall) * ceil(columns, wide), lanes)](
+        kernels("layer_kernels").product[(ceil(rows, tall) * ceil(columns, wide), lanes, splits)](
             a,
             b,
             a if bias is None else bias,
@@ -206,6 +251,7 @@ def _launch_product(
             rows,
             columns,
             inner,
+            ceil(ceil(inner, splits), deep) * deep,
             a.stride(1),
             a.stride(2),
             b.stride(1),
@@ -216,6 +262,7 @@ def _launch_product(
             MASKED=mask is not None,
             RECTIFY=rectify,
             SUMS=sums,
+            SPLITS=splits,
             BM=tall,
             BN=wide,
             BK=deep,
@@ -223,7 +270,6 @@ def _launch_product(
             num_warps=warps,
             num_stages=3,
         )
-    return out, total
 
 
 def _library_product(

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""The Triton kernel behind ``draws``: Philox4x32-10 and the rule of Box and Muller in one pass.
+"""The Triton kernels behind ``draws``: Philox4x32-10 and the rule of Box and Muller in one pass.
 
 Without Triton the module can be imported, and nothing in it can be called.
 """
@@ -19,6 +19,22 @@ def philox(k0, k1, c0, c1, c2, c3):
         k0 += 0x9E3779B9
         k1 += 0xBB67AE85
     return c0, c1, c2, c3
+
+
+@jit("num")
+def words(out, keys, blocks, num, key_step, word_step, BLOCK: tl.constexpr):
+    """Put the four words of ``blocks`` of draws from keys (num, 2) into out (num, 4), as int64."""
+    n = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    live = n < num
+    zero = tl.zeros((BLOCK,), tl.uint32)
+    k0 = tl.load(keys + n * key_step, mask=live, other=0).to(tl.uint32)
+    k1 = tl.load(keys + n * key_step + word_step, mask=live, other=0).to(tl.uint32)
+    counter = tl.load(blocks + n, mask=live, other=0).to(tl.uint32)
+    w0, w1, w2, w3 = philox(k0, k1, counter, zero, zero, zero)
+    tl.store(out + 4 * n, w0.to(tl.int64), mask=live)
+    tl.store(out + 4 * n + 1, w1.to(tl.int64), mask=live)
+    tl.store(out + 4 * n + 2, w2.to(tl.int64), mask=live)
+    tl.store(out + 4 * n + 3, w3.to(tl.int64), mask=live)
 
 
 @jit()

@@ -1,4 +1,4 @@
-"""Normal numbers for lanes: what a step draws from its keys, in one launch or one compiled call.
+"""Numbers for lanes: what a step or a plan draws from its keys, in one launch or compiled call.
 
 ``sartor.rng.normal`` is Philox4x32-10 and the rule of Box and Muller in some 150 operations on
 whole tensors, each a pass over one number for every parameter. Here they are one, on a GPU
@@ -61,6 +61,18 @@ def _(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 def _(info: Any, in_dims: Any, keys: Tensor, num: int, dtype: torch.dtype) -> tuple[Tensor, int]:
     size = info.batch_size
     return part(lane_normal(merge(keys, in_dims[0], size), num, dtype), size), 0
+
+
+def words_at(keys: Tensor, blocks: Tensor) -> Tensor:
+    """Return what ``rng.words_at`` does of keys (n, 2) and blocks (n,), on a GPU in one launch."""
+    if not (keys.is_cuda and installed() and len(blocks)):
+        return rng.words_at(keys, blocks)
+    out = torch.empty((len(blocks), 4), dtype=torch.int64, device=keys.device)
+    with torch.cuda.device_of(keys):
+        kernels("draw_kernels").words[(ceil(len(blocks), _BLOCK),)](
+            out, keys, blocks.contiguous(), len(blocks), *keys.stride(), BLOCK=_BLOCK, num_warps=4
+        )
+    return out
 
 
 def on_core(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sartor.engines.lanes.jit import jit, tl
 
 
-@jit("a_lane", "b_lane", "bias_lane", "mask_lane")
+@jit("a_lane", "b_lane", "bias_lane", "mask_lane", "share")
 def product(
     a,
     b,
@@ -24,6 +24,7 @@ def product(
     M,
     N,
     K,
+    share,
     am,
     ak,
     bk,
@@ -34,6 +35,7 @@ def product(
     MASKED: tl.constexpr,
     RECTIFY: tl.constexpr,
     SUMS: tl.constexpr,
+    SPLITS: tl.constexpr,
     BM: tl.constexpr,
     BN: tl.constexpr,
     BK: tl.constexpr,
@@ -41,7 +43,9 @@ def product(
 ):
     """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum each row of a.
 
-    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0.
+    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0. With more
+    SPLITS than one, each program multiplies ``share`` columns of a, and ``out`` gets one product
+    for each split.
     """
     lane = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(N, BN)
@@ -51,23 +55,28 @@ def product(
     b += lane * b_lane
     mask += lane * mask_lane
     acc = tl.zeros((BM, BN), dtype=tl.float32)
-    for start in range(0, K, BK):
+    begin, end = 0, K
+    if SPLITS > 1:
+        begin = tl.program_id(2) * share
+        end = tl.minimum(begin + share, K)
+        out += tl.program_id(2) * M * N + lane * (SPLITS - 1) * M * N
+    for start in range(begin, end, BK):
         k = start + tl.arange(0, BK)
         left = tl.load(
             a + (m[:, None] * am + k[None, :] * ak),
-            mask=(m < M)[:, None] & (k < K)[None, :],
+            mask=(m < M)[:, None] & (k < end)[None, :],
             other=0.0,
         )
         if MASKED:
             over = tl.load(
                 mask + (m[:, None] * mm + k[None, :] * mk),
-                mask=(m < M)[:, None] & (k < K)[None, :],
+                mask=(m < M)[:, None] & (k < end)[None, :],
                 other=0.0,
             )
             left = tl.where(over <= 0, 0.0, left).to(left.dtype)
         right = tl.load(
             b + (k[:, None] * bk + n[None, :] * bn),
-            mask=(k < K)[:, None] & (n < N)[None, :],
+            mask=(k < end)[:, None] & (n < N)[None, :],
             other=0.0,
         )
         acc = tl.dot(left, right, acc, input_precision=PRECISION)

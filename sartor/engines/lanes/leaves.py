@@ -7,15 +7,17 @@ into the buffers of a graph another twenty; here they are two and one.
 from __future__ import annotations
 
 import itertools
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from sartor.engines.arena import Arena
 from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, kernels, merge, part
-from sartor.engines.plan import Plan
 from sartor.method import Batch
+
+if TYPE_CHECKING:
+    from sartor.engines.plan import Plan
 
 _BLOCK = 1024
 _MOST_LEAVES = 24  # a launch; more arguments are slower to pass than another launch
@@ -109,6 +111,73 @@ def _launch_update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) 
                 *factors,
                 KIND=kind,
                 STEPS=tuple(tuple(x.stride(0) for x in leaf[cut]) for leaf in lists),
+                SIZES=sizes,
+                FIRST=first,
+                COUNT=len(sizes),
+                BLOCK=_BLOCK,
+                num_warps=4,
+            )
+    return out
+
+
+# ---- a sum over a cohort ------------------------------------------------------------------------
+
+
+def takes_weighted(uploads: list[Tensor], weights: Tensor) -> bool:
+    """Say whether the kernel sums these leaves (slots, ...) with weights (slots,)."""
+    return (
+        bool(uploads)
+        and weights.dim() == 1
+        and weights.numel() > 0
+        and weights.dtype in DTYPES
+        and all(x.is_cuda and x.dtype == weights.dtype and x.numel() for x in uploads)
+        and installed()
+        and not _differentiating()
+    )
+
+
+def weighted(uploads: list[Tensor], weights: Tensor) -> list[Tensor]:
+    """Return Σ_i weights[i] · leaf[i] of every leaf (slots, ...); weight 0 leaves NaN out too."""
+    return [x[0] for x in lane_weighted([x[None] for x in uploads], weights[None])]
+
+
+@torch.library.custom_op(
+    "sartor::lane_weighted", mutates_args=(), schema="(Tensor[] x, Tensor weights) -> Tensor[]"
+)
+def lane_weighted(x: list[Tensor], weights: Tensor) -> list[Tensor]:
+    """Sum leaves (L, slots, ...) with weights (L, slots)."""
+    return _launch_weighted(x, weights)
+
+
+@lane_weighted.register_fake
+def _(x: list[Tensor], weights: Tensor) -> list[Tensor]:
+    return [leaf.new_empty((leaf.shape[0], *leaf.shape[2:])) for leaf in x]
+
+
+@lane_weighted.register_vmap
+def _(info: Any, in_dims: Any, x: list[Tensor], weights: Tensor) -> Any:
+    size = info.batch_size
+    (leaves,) = _merged(info, in_dims[:1], x)
+    found = lane_weighted(leaves, merge(weights, in_dims[1], size))
+    return [part(leaf, size) for leaf in found], [0] * len(found)
+
+
+def _launch_weighted(x: list[Tensor], weights: Tensor) -> list[Tensor]:
+    lanes, slots = weights.shape
+    weights = weights.contiguous()
+    given = [leaf if leaf[0, 0].is_contiguous() else leaf.contiguous() for leaf in x]
+    out = [leaf.new_empty((lanes, *leaf.shape[2:])) for leaf in given]
+    for cut in _cuts(len(out)):
+        sizes = tuple(leaf[0].numel() for leaf in out[cut])
+        first = _first_blocks(sizes)
+        with torch.cuda.device_of(weights):
+            kernels("leaf_kernels").weighted[(first[-1], lanes)](
+                tuple(out[cut]),
+                tuple(given[cut]),
+                weights,
+                slots,
+                LANES=tuple(leaf.stride(0) for leaf in given[cut]),
+                SLOTS=tuple(leaf.stride(1) for leaf in given[cut]),
                 SIZES=sizes,
                 FIRST=first,
                 COUNT=len(sizes),

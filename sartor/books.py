@@ -42,6 +42,8 @@ class Books:
         self.diverged: list[dict[str, Any] | None] = [None] * runs
         self.stopped: list[dict[str, Any] | None] = [None] * runs
         self.post: dict[str, Tally] = {}
+        self.bytes = np.zeros(runs, dtype=np.int64)  # that travelled in all rounds so far
+        self._means: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
         # Of rounds whose times were not read yet: of the round itself, and of its training.
         self.unread: list[tuple[dict[str, float], dict[str, float]]] = []
 
@@ -107,10 +109,31 @@ class Books:
             )
         return found
 
+    def means(
+        self, name: str, answers: Callable[[str], tuple[np.ndarray, int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return shares of right answers and mean losses of a book's last entry: (runs,) each.
+
+        They are asked for after every round, and computed when there is a new entry.
+
+        Args:
+            name: the book, such as "pre/test".
+            answers: see ``scores``.
+        """
+        book = self.history[name]
+        number = len(book["loss"])
+        if self._means.get(name, (0,))[0] != number:
+            count, weight = answers(name.split("/")[1])
+            sizes = np.maximum(count.sum(1), 1)
+            right, loss = (book[kind][-1].sum(1) / sizes for kind in ("correct", "loss"))
+            self._means[name] = (number, right, weight * loss)
+        return self._means[name][1:]
+
     # ---- costs
 
     def spend_round(self, receipt: Receipt) -> None:
         """Enter the counted costs of a round."""
+        self.bytes += receipt.bytes_up + receipt.bytes_down
         for name in COUNTERS:
             self.costs[name].append(getattr(receipt, name))
 
@@ -193,6 +216,9 @@ class Books:
             name: {k: list(v) for k, v in book.items()} for name, book in arrays["history"].items()
         }
         self.costs = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
+        rows = [row for name in ("bytes_up", "bytes_down") for row in self.costs[name]]
+        self.bytes = np.sum([np.zeros_like(self.bytes), *rows], 0)
+        self._means.clear()
         self.post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
         self.once = {name: value.copy() for name, value in arrays["once"].items()}
         self.when = {k: list(v) for k, v in meta["when"].items()}

@@ -33,18 +33,14 @@ def progress_of(simulation: Simulation) -> dict[str, Any]:
     name = wanted if wanted in books.history else next(iter(books.history), None)
     accuracy = loss = np.full(len(simulation.runs), np.nan)
     if name is not None:
-        count, weight = simulation.answers(name.split("/")[1])
-        sizes = np.maximum(count.sum(1), 1)
-        accuracy = books.history[name]["correct"][-1].sum(1) / sizes
-        loss = weight * books.history[name]["loss"][-1].sum(1) / sizes
-    sent = sum(books.costs["bytes_up"]) + sum(books.costs["bytes_down"])
+        accuracy, loss = books.means(name, simulation.answers)
     yardstick = YARDSTICKS[simulation.task.measured_as]
     value = yardstick.measure(accuracy, loss, units_of(simulation))
     return {
         "accuracy": float(np.mean(accuracy)),
         "measure": yardstick.name,
         "value": float(np.mean(value)),
-        "bytes": int(np.sum(sent)),
+        "bytes": int(books.bytes.sum()),
         "seconds": books.seconds["round"][-1],
         "runs": len(simulation.runs),
     }

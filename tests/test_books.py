@@ -116,6 +116,24 @@ def test_scored_means_after_the_last_round(point):
     assert not filled().scored("global", 2)
 
 
+def test_means_follow_the_last_entry():
+    """They are computed anew when there is an entry more, also after a checkpoint."""
+    books = filled()
+    name = next(iter(books.history))
+
+    def answers(split):
+        return np.full_like(books.history[name]["loss"][-1], 4, dtype=np.int64), 2
+
+    def plain():
+        right, loss = (books.history[name][kind][-1].mean(1) / 4 for kind in ("correct", "loss"))
+        return right, 2 * loss
+
+    np.testing.assert_allclose(books.means(name, answers), plain())
+    for kind in ("correct", "loss"):
+        books.history[name][kind].append(books.history[name][kind][-1] + 1.0)
+    np.testing.assert_allclose(books.means(name, answers), plain())
+
+
 def test_books_survive_a_checkpoint():
     """What was dumped comes back, and can be gone on with."""
     books, again = filled(), Books(NAMES)
@@ -131,6 +149,9 @@ def test_books_survive_a_checkpoint():
     np.testing.assert_array_equal(again.snapshots[0]["mix"], books.snapshots[0]["mix"])
     for name in COUNTERS:
         np.testing.assert_array_equal(getattr(again.ledger(), name), getattr(books.ledger(), name))
+    ledger = books.ledger()
+    for one in (books, again):
+        np.testing.assert_array_equal(one.bytes, (ledger.bytes_up + ledger.bytes_down).sum(1))
     np.testing.assert_array_equal(again.once["setup_bytes"], books.once["setup_bytes"])
     np.testing.assert_array_equal(again.post["test"].loss, books.post["test"].loss)
     for name, book in books.history.items():

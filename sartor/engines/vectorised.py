@@ -20,7 +20,7 @@ from torch.func import vmap
 from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
-from sartor.engines.lanes import CoreOperations, DrawOperations
+from sartor.engines.lanes import CoreLanes, CoreOperations, DrawOperations
 from sartor.engines.plan import Plan
 from sartor.engines.traced import Traces, keep_freed_memory
 from sartor.engines.tuning import Pace, choose_chunk
@@ -197,8 +197,8 @@ class Vectorised:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
         if plan.steps.size == 1:
             return self._steps_alone(phase, work, site, plan)
-        step = over_lanes(phase.step, 2, _drawing(phase))
         device = self.arena.device
+        step = over_lanes(phase.step, 2, CoreLanes if device.type == "cpu" else _drawing(phase))
         steps = torch.from_numpy(plan.steps).to(device)
         taken = steps if phase.stop is None else torch.zeros_like(steps)
         done = torch.zeros_like(steps, dtype=torch.bool)

@@ -255,7 +255,7 @@ def test_engines_agree(called: list[str], monkeypatch: pytest.MonkeyPatch) -> No
     assert not called
     for chunk in (1, None):
         found = run(_bayes("vectorised", chunk))
-        assert set(called) == {"normals"}
+        assert "normals" in called
         assert found.rounds.engine.traces.made
         assert_same(outcome(found), wanted, atol=1e-10)
         called.clear()

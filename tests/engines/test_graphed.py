@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from sartor import tree
 from sartor.engines.graphed import Graphed, few_widths
+from sartor.engines.lanes import CoreLanes
 from sartor.engines.plan import Plan
 from sartor.engines.vectorised import Vectorised, over_lanes
 from sartor.local import Local
@@ -64,7 +65,7 @@ class _OneRun(Graphed):
         self.shapes.append(plan.steps.shape)
         assert (np.diff(plan.steps[0]) <= 0).all()
         steps = torch.from_numpy(plan.steps)
-        step = over_lanes(phase.step, 2, dims=dims)
+        step = over_lanes(phase.step, 2, CoreLanes, dims)
         for s in range(plan.num_steps):
             batch = plan.batches(self.arena, plan.table[:, :, s % plan.table.shape[2]])
             with metered() as calls:

@@ -1,16 +1,17 @@
 """Operations for lanes: what a network of the user calls, in forms that serve all lanes at once.
 
 ``LaneOperations`` catches calls while a step is recorded for a GPU, ``ServerOperations`` while a
-server works there, ``CoreOperations`` while one core of a CPU works on one lane, and
-``DrawOperations`` while a step on a CPU draws, for any number of lanes; the network is not changed.
-What they do not know goes its plain way.
+server works there, ``CoreLanes`` while the cores of a CPU work on many lanes, ``CoreOperations``
+while one core works on one lane, and ``DrawOperations`` while a step of one lane draws; the network
+is not changed. What they do not know goes its plain way.
 
-| call | on a GPU, all lanes | on a core, one lane |
+| call | on a GPU, all lanes | on a CPU |
 |---|---|---|
-| ``conv2d`` | ``convolution``: Triton kernels, or patches and one batched product | ``native`` |
-| ``max_pool2d`` | ``pooling`` | ``native``, or ``halving`` |
-| ``linear`` | ``dense`` | |
-| ``cross_entropy``, ``sartor.task.masked_mean`` | ``losses`` | |
+| ``conv2d`` | ``convolution``: Triton kernels, or patches and one product | ``native``, one lane |
+| ``max_pool2d`` | ``pooling`` | ``native``, or ``halving``, one lane |
+| ``linear`` | ``dense`` | ``dense`` by ``native``, many lanes with few outputs |
+| ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
+| ``sartor.task.masked_mean`` | ``losses`` | |
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
 | ``sartor.tree.addcmul``, ``add_difference``, ``pulled_step`` | ``leaves``: one launch | |
 | ``sartor.rng.normal`` | ``draws``: one launch | ``native`` |
@@ -62,6 +63,12 @@ def _conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
     return None if fixed is None else convolution.lane_conv2d(*fixed)
 
 
+def _linear_on_cores(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    if not native.takes_linear(input, weight, bias):
+        return None
+    return dense.linear(input, weight, bias)
+
+
 def _linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False
 ) -> Tensor | None:
@@ -73,10 +80,9 @@ def _linear(
 def _cross_entropy(
     input: Tensor, target: Tensor, reduction: str = "mean", **others: Any
 ) -> Tensor | None:
-    plain = others in ({}, _ENTROPY_DEFAULTS)
-    if not plain or reduction != "none" or not losses.takes_cross_entropy(input, target):
-        return None
-    return losses.cross_entropy(input, target)
+    plain = others in ({}, _ENTROPY_DEFAULTS) and reduction == "none"
+    takes = native.takes_cross_entropy if input.is_cpu else losses.takes_cross_entropy
+    return losses.cross_entropy(input, target) if plain and takes(input, target) else None
 
 
 _ENTROPY_DEFAULTS = {
@@ -216,6 +222,16 @@ class DrawOperations(_Operations):
     forms: ClassVar = {rng.normal: _normal}
 
 
+class CoreLanes(_Operations):
+    """Many lanes on the cores of a CPU."""
+
+    forms: ClassVar = {
+        **DrawOperations.forms,
+        F.linear: _linear_on_cores,
+        F.cross_entropy: _cross_entropy,
+    }
+
+
 DIRECT: Mapping[Any, Callable[..., Any]] = {
     torch.ops.sartor.lane_conv.default: native.convolved,
     torch.ops.sartor.lane_conv_input_grad.default: native.input_gradient,
@@ -223,5 +239,9 @@ DIRECT: Mapping[Any, Callable[..., Any]] = {
     torch.ops.sartor.pooled.default: native.pooled,
     torch.ops.sartor.unpooled.default: native.unpooled,
     torch.ops.sartor.lane_normal.default: draws.on_core,
+    torch.ops.sartor.lane_product.default: dense.product_on_core,
+    torch.ops.sartor.lane_product_and_sums.default: dense.sums_on_core,
+    torch.ops.sartor.row_losses.default: losses.on_core,
+    torch.ops.sartor.row_slopes.default: losses.slopes_on_core,
 }
 """What the operators of lanes do on a CPU, for traces that only run there."""

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sartor.engines.lanes import native
 from sartor.engines.lanes.shapes import (
     PRECISION,
     PROGRAMS,
@@ -185,6 +186,8 @@ def _launch_product(
     rectify: bool,
     sums: bool,
 ) -> tuple[Tensor, Tensor]:
+    if not a.is_cuda:
+        return on_core(a, b, bias, mask, rectify, sums)
     lanes, rows, inner = a.shape
     columns = b.shape[2]
     forwards = b.stride(1) == 1
@@ -200,6 +203,28 @@ def _launch_product(
     total = a.new_empty(lanes, rows) if sums else out
     _multiply(a, b, bias, mask, out, total, tile, rectify=rectify, sums=sums)
     return out, total
+
+
+def on_core(
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
+) -> tuple[Tensor, Tensor]:
+    """Multiply on a CPU: by compiled loops forwards, where few columns are long; else by torch."""
+    if not native.takes_product(a, b) or mask is not None or sums:
+        return _library_product(a, b, bias, mask, rectify, sums)
+    out = native.dense(a, b.mT, bias)
+    return out.relu_() if rectify else out, out
+
+
+def product_on_core(
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool
+) -> Tensor:
+    """Do what ``lane_product`` does on a CPU."""
+    return on_core(a, b, bias, mask, rectify, False)[0]
+
+
+def sums_on_core(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Do what ``lane_product_and_sums`` does on a CPU."""
+    return on_core(a, b, None, mask, False, True)
 
 
 def _split_product(

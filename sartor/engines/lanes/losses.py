@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sartor.engines.lanes import native
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
     ceil,
@@ -117,7 +118,19 @@ def _(info: Any, in_dims: Any, g: Any, s: Any, y: Any) -> Any:
     return row_slopes(*front(info, in_dims, g, s, y)), 0
 
 
+def on_core(s: Tensor, y: Tensor) -> Tensor:
+    """Do what ``row_losses`` does on a CPU."""
+    return native.entropy(s, y, None, _IGNORED)
+
+
+def slopes_on_core(g: Tensor, s: Tensor, y: Tensor) -> Tensor:
+    """Do what ``row_slopes`` does on a CPU."""
+    return native.entropy(s, y, g, _IGNORED)
+
+
 def _launch_losses(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
+    if native.serves(s):
+        return native.entropy(s, y, g, _IGNORED)
     s, y = s.contiguous(), y.contiguous()
     g = None if g is None else g.contiguous()
     classes = s.shape[-1]

@@ -1,10 +1,12 @@
-"""Convolutions, poolings and draws for one core of a CPU, compiled where a C++ compiler is found.
+"""Layers, losses and draws for the cores of a CPU, compiled where a C++ compiler is found.
 
 Libraries are built for many channels; with the one to sixteen of a client's small network most of
 a vector register stays empty, above all backwards. ``native.cpp`` works on images whose batch is
 the last axis, (C, H, W, B): every loop runs over neighbouring samples. To PyTorch such images are
 ordinary ones, (B, C, H, W), with other strides, so that what stands between two of these
-operations, such as a ReLU, keeps the layout, and nothing is copied.
+operations, such as a ReLU, keeps the layout, and nothing is copied. ``layers.cpp`` has a dense
+layer with few outputs and cross-entropy over few classes, for all lanes; their threads are those of
+PyTorch, as both are OpenMP's.
 
 The library is compiled once for the machine and kept in the user's cache folder. Without a
 compiler, or with ``SARTOR_NATIVE=0``, the plain operations of PyTorch do the work.
@@ -27,12 +29,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 
 LANES = 8
 """Samples of a vector, as in the source."""
 _MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
-_SOURCE = Path(__file__).with_name("native.cpp")
+_MOST_OUTPUTS, _LEAST_INPUTS = 16, 16  # of a dense layer; a vector of float32 at its widest
+_MOST_CLASSES = 32
+_WORTH_IT = 1 << 15  # multiplications of a client's layer: below, calls cost what they save
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "layers.cpp"))
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
@@ -75,6 +81,54 @@ def takes_pool(x: Tensor, kernel: Sequence[int]) -> bool:
     )
 
 
+def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Say whether a dense layer of one client, x (..., I) and weight (O, I), is computed here.
+
+    What does not fit together is left to PyTorch, which says so.
+    """
+    if not (x.dim() >= 2 and weight.dim() == 2 and x.shape[-1] == weight.shape[1]):
+        return False
+    outputs, inputs = weight.shape
+    return (
+        0 < outputs <= _MOST_OUTPUTS
+        and inputs >= _LEAST_INPUTS
+        and x.numel() * outputs >= _WORTH_IT
+        and (bias is None or _is_like(x, bias, weight.shape[:1]))
+        and weight.dtype == x.dtype
+        and weight.device == x.device
+        and _derived_backwards(x)
+    )
+
+
+def takes_product(a: Tensor, b: Tensor) -> bool:
+    """Say whether a (L, M, K) · b (L, K, N) is that of such a layer: rows and columns lie whole."""
+    return (
+        a.dtype in _NAMES
+        and a.stride(2) == b.stride(1) == 1
+        and a.shape[2] >= _LEAST_INPUTS
+        and b.shape[2] <= _MOST_OUTPUTS
+        and library() is not None
+    )
+
+
+def takes_cross_entropy(scores: Tensor, y: Tensor) -> bool:
+    """Say whether the losses of scores (batch, classes) with labels (batch) are computed here."""
+    fits = scores.dim() == 2 and y.shape == scores.shape[:1] and y.dtype == torch.int64
+    return fits and 0 < scores.shape[1] <= _MOST_CLASSES and _derived_backwards(scores)
+
+
+def _derived_backwards(x: Tensor) -> bool:
+    """Say whether numbers like these are served, and not derived forwards, which has no rule."""
+    return (
+        serves(x)
+        and x.dtype in _NAMES
+        and x.numel() > 0
+        and not torch.is_autocast_enabled("cpu")
+        and forward_ad._current_level < 0
+        and library() is not None
+    )
+
+
 def takes_draw(keys: Tensor, dtype: torch.dtype) -> bool:
     """Say whether numbers of this type are drawn here."""
     return serves(keys) and dtype in _NAMES and library() is not None
@@ -107,14 +161,14 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
         return None, "switched off by SARTOR_NATIVE=0"
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
-        return None, "no C++ compiler found; install one (g++ or clang++) for faster convolutions"
+        return None, "no C++ compiler found; install one (g++ or clang++) for faster steps"
     try:
         path = _compiled(compiler)
         return ctypes.CDLL(str(path)), f"compiled, {path}"
     except (OSError, RuntimeError, subprocess.SubprocessError) as error:
         said = getattr(error, "stderr", None) or error
         last = str(said).strip().splitlines()[-1:]
-        return None, f"{compiler} failed ({''.join(last)}); plain convolutions are used"
+        return None, f"{compiler} failed ({''.join(last)}); plain operations are used"
 
 
 def _compiled(compiler: str) -> Path:
@@ -127,7 +181,8 @@ def _compiled(compiler: str) -> Path:
         check=True,
         timeout=60,
     ).stdout
-    what = "\n".join([_SOURCE.read_text(), *words, version, platform.machine(), _processor()])
+    texts = [source.read_text() for source in _SOURCES]
+    what = "\n".join([*texts, *words, version, platform.machine(), _processor()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sartor"
     path = folder / f"native-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     if not path.exists():
@@ -135,15 +190,17 @@ def _compiled(compiler: str) -> Path:
         # Another process may compile at the same time; the last one to finish is as good.
         with tempfile.TemporaryDirectory(dir=folder) as place:
             made = Path(place, path.name)
-            subprocess.run(
-                [*words, "-o", str(made), str(_SOURCE)],
-                capture_output=True,
-                text=True,
-                check=True,
-                timeout=300,
-            )
+            whole = [*words, "-o", str(made), *map(str, _SOURCES)]
+            try:
+                _run([*whole, "-fopenmp"])
+            except subprocess.CalledProcessError:  # without OpenMP there is one thread
+                _run(whole)
             made.replace(path)
     return path
+
+
+def _run(words: list[str]) -> None:
+    subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
 
 
 def _processor() -> str:
@@ -243,6 +300,45 @@ def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
     source = None if g is None else _address(g)
     _function("pool", x.dtype)(shape, _address(x), source, _address(out))
     return out.permute(3, 0, 1, 2).unflatten(0, front)
+
+
+def dense(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
+    """Return x (L, M, K) times the transpose of w (L, N, K), plus a row (L, N)."""
+    x, w = (t if t.stride(2) == 1 else t.contiguous() for t in (x, w))
+    bias = bias if bias is None or bias.stride(1) == 1 else bias.contiguous()
+    lanes, rows, depth = x.shape
+    columns = w.shape[1]
+    _check(w.shape == (lanes, columns, depth) and depth >= _LEAST_INPUTS)
+    _check(bias is None or bias.shape == (lanes, columns))
+    out = x.new_empty(lanes, rows, columns)
+    strides = (*x.stride()[:2], *w.stride()[:2], 0 if bias is None else bias.stride(0))
+    shape = _numbers(lanes, rows, columns, depth, *strides)
+    where = (None if t is None else _address(t) for t in (x, w, bias, out))
+    _function("dense", x.dtype)(shape, torch.get_num_threads(), *where)
+    return out
+
+
+def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> Tensor:
+    """Return the loss of every row of scores (..., classes), or with slopes its gradient.
+
+    Raises:
+        IndexError: a label is no class.
+    """
+    scores, y = scores.contiguous(), y.contiguous()
+    slopes = None if slopes is None else slopes.contiguous()
+    _check(y.shape == scores.shape[:-1] and (slopes is None or slopes.shape == y.shape))
+    out = scores.new_empty(y.shape) if slopes is None else torch.empty_like(scores)
+    shape = _numbers(y.numel(), scores.shape[-1], ignored)
+    where = (None if t is None else _address(t) for t in (scores, y, slopes, out))
+    call = _function("entropy", scores.dtype)
+    call.restype = ctypes.c_bool
+    if not call(shape, torch.get_num_threads(), *where):
+        classes = scores.shape[-1]
+        raise IndexError(
+            f"A label is not one of the {classes} classes that the network has outputs for, 0 to "
+            f"{classes - 1}."
+        )
+    return out
 
 
 def drawn(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:

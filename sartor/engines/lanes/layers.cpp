@@ -1,0 +1,181 @@
+// A dense layer with few outputs, and cross-entropy over few classes, for lanes on the cores of a
+// CPU.
+//
+// Libraries are built for large sides; with the ten classes of a client's model one side is tiny.
+// Lanes and rows are shared by threads (without OpenMP there is one), and the order of all sums is
+// fixed: the numbers of a lane are the same to the bit whatever lanes and threads it shares.
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+#ifdef __AVX512F__
+constexpr int BYTES = 64, ROWS = 4;  // of a vector; rows that are in registers at once
+#else
+constexpr int BYTES = 32, ROWS = 2;
+#endif
+constexpr int COLUMNS = 5;  // of the tiny side, in registers at once
+
+template <typename T>
+constexpr int WIDE = BYTES / sizeof(T);
+
+template <typename T>
+struct wide_of;
+template <>
+struct wide_of<float> {
+    typedef float type __attribute__((vector_size(BYTES), aligned(4)));
+};
+template <>
+struct wide_of<double> {
+    typedef double type __attribute__((vector_size(BYTES), aligned(8)));
+};
+template <typename T>
+using wide = typename wide_of<T>::type;
+
+template <typename T>
+inline wide<T> load(const T* at) {
+    return *reinterpret_cast<const wide<T>*>(at);
+}
+
+// A vector of which the first numbers count as zeros: they were added before.
+template <typename T>
+inline wide<T> load_rest(const T* at, int64_t counted) {
+    wide<T> number;
+    for (int i = 0; i < WIDE<T>; i++) number[i] = T(i);
+    return number >= wide<T>{} + T(counted) ? load(at) : wide<T>{};
+}
+
+template <typename T, int N>
+struct part_of {
+    typedef T type __attribute__((vector_size(N * sizeof(T))));
+};
+
+// The sum of a vector: halves are added until two numbers are left.
+template <typename T, int N>
+inline T total(const typename part_of<T, N>::type& value) {
+    if constexpr (N == 2) {
+        return value[0] + value[1];
+    } else {
+        typename part_of<T, N / 2>::type low, high;
+        std::memcpy(&low, &value, sizeof low);
+        std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
+        return total<T, N / 2>(low + high);
+    }
+}
+
+// x (rows, depth) times the transpose of w (columns, depth), plus a row; rows of both have no gaps.
+struct Sizes {
+    int64_t lanes, rows, columns, depth;
+    int64_t x_lane, x_row, w_lane, w_row, b_lane;  // strides
+};
+
+// M rows with N columns; the depth is at least WIDE.
+template <typename T, int M, int N>
+inline void dots_of(const Sizes& s, const T* x, const T* w, const T* bias, T* out) {
+    wide<T> sum[M][N] = {};
+    const int64_t whole = s.depth - s.depth % WIDE<T>;
+    for (int64_t k = 0; k < whole; k += WIDE<T>) {
+        wide<T> value[M];
+        for (int m = 0; m < M; m++) value[m] = load(x + m * s.x_row + k);
+        for (int n = 0; n < N; n++) {
+            const wide<T> other = load(w + n * s.w_row + k);
+            for (int m = 0; m < M; m++) sum[m][n] += value[m] * other;
+        }
+    }
+    if (whole < s.depth) {
+        const int64_t k = s.depth - WIDE<T>, counted = whole - k;
+        wide<T> value[M];
+        for (int m = 0; m < M; m++) value[m] = load_rest(x + m * s.x_row + k, counted);
+        for (int n = 0; n < N; n++) {
+            const wide<T> other = load_rest(w + n * s.w_row + k, counted);
+            for (int m = 0; m < M; m++) sum[m][n] += value[m] * other;
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++)
+            out[m * s.columns + n] = total<T, WIDE<T>>(sum[m][n]) + (bias ? bias[n] : T(0));
+}
+
+template <typename T, int N>
+void dots_with(const Sizes& s, const T* x, const T* w, const T* bias, T* out) {
+    int64_t m = 0;
+    for (; m + ROWS <= s.rows; m += ROWS)
+        dots_of<T, ROWS, N>(s, x + m * s.x_row, w, bias, out + m * s.columns);
+    for (; m < s.rows; m++) dots_of<T, 1, N>(s, x + m * s.x_row, w, bias, out + m * s.columns);
+}
+
+template <typename T>
+void dots(const Sizes& s, const T* x, const T* w, const T* bias, T* out) {
+    const int64_t parts = (s.columns + COLUMNS - 1) / COLUMNS;
+    for (int64_t part = 0, n = 0; part < parts; part++) {
+        const int64_t take = (s.columns - n + parts - part - 1) / (parts - part);
+        const T* from = w + n * s.w_row;
+        const T* add = bias ? bias + n : nullptr;
+        switch (take) {
+            case 5: dots_with<T, 5>(s, x, from, add, out + n); break;
+            case 4: dots_with<T, 4>(s, x, from, add, out + n); break;
+            case 3: dots_with<T, 3>(s, x, from, add, out + n); break;
+            case 2: dots_with<T, 2>(s, x, from, add, out + n); break;
+            default: dots_with<T, 1>(s, x, from, add, out + n);
+        }
+        n += take;
+    }
+}
+
+template <typename T>
+void every_lane(const int64_t* n, int threads, const T* x, const T* w, const T* bias, T* out) {
+    const Sizes s = {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8]};
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t lane = 0; lane < s.lanes; lane++)
+        dots<T>(s, x + lane * s.x_lane, w + lane * s.w_lane, bias ? bias + lane * s.b_lane : bias,
+                out + lane * s.rows * s.columns);
+}
+
+// Losses -log softmax at the labels of rows (rows, classes); or, given slopes of the losses, the
+// gradient of the scores. A row whose label is `ignored` has the loss and the gradient zero.
+// Returns whether all labels are classes.
+template <typename T>
+bool entropy(int64_t rows, int64_t classes, int64_t ignored, int threads, const T* scores,
+             const int64_t* labels, const T* slopes, T* out) {
+    bool sound = true;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1) reduction(&& : sound)
+    for (int64_t row = 0; row < rows; row++) {
+        const T* s = scores + row * classes;
+        const int64_t label = labels[row];
+        const bool counts = label != ignored;
+        if (counts && (label < 0 || label >= classes)) {
+            sound = false;
+            continue;
+        }
+        T top = s[0], sum = 0;
+        for (int64_t c = 1; c < classes; c++) top = s[c] > top || s[c] != s[c] ? s[c] : top;
+        if (!slopes) {
+            for (int64_t c = 0; c < classes; c++) sum += std::exp(s[c] - top);
+            out[row] = counts ? std::log(sum) + (top - s[label]) : T(0);
+            continue;
+        }
+        T* o = out + row * classes;
+        for (int64_t c = 0; c < classes; c++) sum += o[c] = std::exp(s[c] - top);
+        const T slope = counts ? slopes[row] : T(0), share = slope / sum;
+        for (int64_t c = 0; c < classes; c++) o[c] = counts ? o[c] * share : T(0);
+        if (counts) o[label] -= slope;
+    }
+    return sound;
+}
+
+}  // namespace
+
+#define FORMS(NAME, T)                                                                          \
+    extern "C" void dense_##NAME(const int64_t* n, int threads, const T* x, const T* w,         \
+                                 const T* bias, T* out) {                                       \
+        every_lane<T>(n, threads, x, w, bias, out);                                             \
+    }                                                                                           \
+    extern "C" bool entropy_##NAME(const int64_t* n, int threads, const T* scores,              \
+                                   const int64_t* labels, const T* slopes, T* out) {            \
+        return entropy<T>(n[0], n[1], n[2], threads, scores, labels, slopes, out);              \
+    }
+
+FORMS(float, float)
+FORMS(double, double)

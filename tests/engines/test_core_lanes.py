@@ -1,0 +1,219 @@
+"""Layers with few outputs and losses over few classes on a CPU: the numbers of PyTorch's."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.func import grad, hessian, jvp, vmap
+from torch.nn import functional as F
+
+from sartor.engines import traced
+from sartor.engines.lanes import CoreLanes, losses, native
+from sartor.local import Local
+from sartor.methods import build
+from sartor.task import Task, masked_mean
+from sartor.tree import Tree
+from tests.toys import assert_same, federation, outcome, run, simulation
+
+compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+def _drawn(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    drawn = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=drawn, dtype=torch.float64).to(dtype)
+
+
+# ---- a dense layer -----------------------------------------------------------------------------
+
+
+@compiled
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@given(
+    lanes=st.integers(1, 4),
+    rows=st.integers(1, 9),
+    inputs=st.integers(16, 70),
+    outputs=st.integers(1, 16),
+    gap=st.integers(0, 3),
+    biased=st.booleans(),
+)
+def test_a_product_with_few_columns(
+    dtype: torch.dtype, lanes: int, rows: int, inputs: int, outputs: int, gap: int, biased: bool
+) -> None:
+    """Whatever the sizes leave over for the last vector and the last block; rows may lie apart."""
+    x = _drawn(lanes, rows, inputs + gap, dtype=dtype)[..., :inputs]
+    w = _drawn(lanes, outputs, inputs + gap, dtype=dtype, seed=1)[..., gap:]
+    bias = _drawn(lanes, outputs, dtype=dtype, seed=2) if biased else None
+    wanted = x.double() @ w.double().mT
+    wanted = wanted if bias is None else wanted + bias.double()[:, None]
+    found = native.dense(x, w, bias)
+    assert found.dtype == dtype
+    near = TOLERANCE[dtype] * math.sqrt(inputs)
+    torch.testing.assert_close(found.double(), wanted, rtol=near, atol=near)
+
+
+@compiled
+def test_lanes_and_threads_do_not_change_a_bit() -> None:
+    x, w = _drawn(7, 20, 784, dtype=torch.float32), _drawn(7, 10, 784, dtype=torch.float32, seed=1)
+    scores, y = _drawn(7, 20, 10, dtype=torch.float32), torch.arange(140).reshape(7, 20) % 10
+    before = torch.get_num_threads()
+    found = []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            slopes = native.entropy(scores, y, torch.ones(7, 20), -100)
+            found.append((native.dense(x, w, None), native.entropy(scores, y, None, -100), slopes))
+    finally:
+        torch.set_num_threads(before)
+    alone = [native.dense(x[k : k + 1], w[k : k + 1], None) for k in range(7)]
+    assert torch.equal(torch.cat(alone), found[0][0])
+    for other in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
+
+
+# ---- losses ------------------------------------------------------------------------------------
+
+
+@compiled
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@given(rows=st.integers(1, 9), classes=st.integers(1, 32), seed=st.integers(0, 99))
+def test_losses_and_their_slopes(dtype: torch.dtype, rows: int, classes: int, seed: int) -> None:
+    """Also of scores that are far apart, and of labels that torch leaves out."""
+    scores = 30 * _drawn(rows, classes, seed=seed)
+    y = torch.arange(rows) * 7 % classes
+    y[-1] = -100
+    along = _drawn(rows, seed=seed + 1)
+    exact = scores.clone().requires_grad_()
+    wanted = F.cross_entropy(exact, y, reduction="none")
+    (slope,) = torch.autograd.grad(wanted, exact, along)
+    near = {"rtol": TOLERANCE[dtype], "atol": 30 * TOLERANCE[dtype]}
+    found = native.entropy(scores.to(dtype), y, None, -100)
+    torch.testing.assert_close(found.double(), wanted, **near)
+    found = native.entropy(scores.to(dtype), y, along.to(dtype), -100)
+    torch.testing.assert_close(found.double(), slope, **near)
+
+
+@compiled
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_scores_that_are_no_numbers(value: float) -> None:
+    """They are seen where torch sees them: a diverged run must not look sound."""
+    scores, y = torch.zeros(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
+    scores[1, 0] = scores[2] = value
+    wanted = F.cross_entropy(scores, y, reduction="none")
+    torch.testing.assert_close(losses.on_core(scores, y), wanted, equal_nan=True)
+
+
+@compiled
+@pytest.mark.parametrize("label", [-1, 3, 2**40])
+def test_a_label_that_is_no_class(label: int) -> None:
+    with pytest.raises(IndexError, match="not one of the 3 classes"):
+        losses.on_core(torch.zeros(2, 3), torch.tensor([0, label]))
+
+
+# ---- both in a step ----------------------------------------------------------------------------
+
+
+def _loss(p: Tree, x: Tensor, y: Tensor) -> Tensor:
+    rows = F.cross_entropy(F.linear(x, p["w"], p["b"]), y, reduction="none")
+    return masked_mean(rows, y > 0)
+
+
+def _given(*lead: int) -> tuple[Tree, Tensor, Tensor]:
+    y = torch.arange(math.prod(lead) * 30).reshape(*lead, 30) % 6
+    return {"w": _drawn(*lead, 6, 200), "b": _drawn(*lead, 6, seed=1)}, _drawn(*lead, 30, 200), y
+
+
+@compiled
+@pytest.mark.parametrize("lead", [(), (3,), (2, 3)])
+def test_slopes_are_the_same(called: list[str], lead: tuple[int, ...]) -> None:
+    slopes: Any = grad(_loss)
+    for _ in lead:
+        slopes = vmap(slopes)
+    plain = slopes(*_given(*lead))
+    assert not called
+    with CoreLanes():
+        found = slopes(*_given(*lead))
+    assert called == ["dense", "entropy", "entropy"]
+    torch.testing.assert_close(found, plain, rtol=1e-11, atol=1e-12)
+
+
+@compiled
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
+def test_second_derivatives(called: list[str]) -> None:
+    """Hessians are taken forwards over backwards; torch's own operations serve them."""
+    p, x, y = _given()
+
+    def of_bias(b: Tensor) -> Tensor:
+        return _loss({**p, "b": b}, x, y)
+
+    def curved(b: Tensor) -> Tensor:
+        return grad(of_bias)(b).square().sum()
+
+    plain = hessian(of_bias)(p["b"]), grad(curved)(p["b"])
+    with CoreLanes():
+        found = hessian(of_bias)(p["b"]), grad(curved)(p["b"])
+        jvp(of_bias, (p["b"],), (p["b"],))
+    assert called
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
+
+
+@compiled
+def test_what_is_left_to_torch(called: list[str]) -> None:
+    """Many outputs or classes, few inputs, small layers, other types, autocast, other losses."""
+    p, x, y = _given()
+    with CoreLanes():
+        F.linear(x, _drawn(17, 200))
+        F.linear(x[:, :15], _drawn(6, 15))
+        F.linear(x[:2], p["w"])
+        F.linear(x.bfloat16(), p["w"].bfloat16())
+        F.linear(x[0], p["w"])
+        F.cross_entropy(_drawn(30, 33), y, reduction="none")
+        F.cross_entropy(_drawn(30, 6), y)
+        F.cross_entropy(_drawn(30, 6), F.one_hot(y, 6).double(), reduction="none")
+        F.cross_entropy(_drawn(30, 6), y, reduction="none", label_smoothing=0.1)
+        with torch.autocast("cpu", torch.bfloat16):
+            F.linear(x.float(), p["w"].float())
+        with pytest.raises(RuntimeError):
+            F.linear(x, p["w"][:, :9])
+    assert not called
+
+
+@compiled
+def test_traced_and_mapped_steps_give_the_same_bits(
+    called: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on after a crash maps its first steps, which were traced before."""
+    task = Task(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(400, 5)), head="1")
+    method = build("fedprox", task, Local(epochs=2, batch=20, lr=0.05), {})
+    clients = [federation(0, sizes=(45, 40, 41), shape=(20, 20))]
+    found = []
+    for worth_it in (2, 10**6):
+        monkeypatch.setattr(traced, "_WORTH_IT", worth_it)
+        one = run(simulation(method, task, clients, engine="vectorised", rounds=3))
+        assert bool(one.rounds.engine.traces.made) == (worth_it == 2)
+        assert {"dense", "entropy"} <= set(called)
+        called.clear()
+        found.append(outcome(one))
+    assert_same(found[0], found[1])
+
+
+def test_without_a_compiler_torch_does_it() -> None:
+    code = """if True:
+        import torch
+        from torch.nn import functional as F
+        from sartor.engines.lanes import CoreLanes, native
+        assert native.library() is None
+        x, w, y = torch.randn(30, 200), torch.randn(6, 200), torch.zeros(30).long()
+        with CoreLanes():
+            found = F.cross_entropy(F.linear(x, w), y, reduction="none")
+        assert torch.equal(found, F.cross_entropy(F.linear(x, w), y, reduction="none"))
+    """
+    subprocess.run([sys.executable, "-c", code], check=True, env={"SARTOR_NATIVE": "0", "PATH": ""})

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.func import grad, hessian, jvp, vmap
 from torch.nn import functional as F
 
+from sartor import tree
 from sartor.engines import traced
 from sartor.engines.lanes import CoreLanes, losses, native
 from sartor.local import Local
@@ -118,6 +119,45 @@ def test_a_label_that_is_no_class(label: int) -> None:
         losses.on_core(torch.zeros(2, 3), torch.tensor([0, label]))
 
 
+# ---- the update --------------------------------------------------------------------------------
+
+
+@compiled
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+def test_updates(dtype: torch.dtype, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of leaves of any length; lanes may lie apart, or be one. Past the caches the same bits."""
+    sizes = [(), (1,), (17,), (3, 41), (40_001,)]
+    whole = [_drawn(3, *size, 2, dtype=dtype) for size in sizes]
+    now = [leaf[..., 0] for leaf in whole] + [_drawn(1, 50, dtype=dtype).expand(3, 50)]
+    slope = [_drawn(3, *leaf.shape[1:], dtype=dtype, seed=1) for leaf in now]
+    factor = _drawn(3, dtype=dtype, seed=2)
+    plain = native.updated(now, slope, factor)
+    monkeypatch.setattr(native, "_LARGE", 0 if large else 1 << 60)
+    found = native.updated(now, slope, factor)
+    for a, b, new, same in zip(now, slope, found, plain, strict=True):
+        wanted = a + factor.reshape(-1, *(1,) * (a.dim() - 1)) * b
+        torch.testing.assert_close(new, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        assert torch.equal(new, same)
+
+
+@compiled
+def test_updates_of_lanes(called: list[str]) -> None:
+    """All lanes in one call for each leaf; not where the update itself is derived."""
+    now, slope = (
+        {"a": _drawn(4, 9), "b": _drawn(4, 2, 3)},
+        {"a": _drawn(4, 9), "b": _drawn(4, 2, 3)},
+    )
+    rate = _drawn(4, seed=3)
+    plain = vmap(tree.addcmul)(now, slope, rate)
+    with CoreLanes():
+        found = vmap(tree.addcmul)(now, slope, rate)
+        assert called == ["update"]
+        grad(lambda r: tree.addcmul({"a": now["a"]}, {"a": now["a"]}, r)["a"].sum())(rate[0])
+    assert called == ["update"]
+    torch.testing.assert_close(found, plain, rtol=1e-14, atol=1e-14)
+
+
 # ---- both in a step ----------------------------------------------------------------------------
 
 
@@ -170,7 +210,7 @@ def test_what_is_left_to_torch(called: list[str]) -> None:
     """Many outputs or classes, few inputs, small layers, other types, autocast, other losses."""
     p, x, y = _given()
     with CoreLanes():
-        F.linear(x, _drawn(17, 200))
+        F.linear(x, _drawn(129, 200))
         F.linear(x[:, :15], _drawn(6, 15))
         F.linear(x[:2], p["w"])
         F.linear(x.bfloat16(), p["w"].bfloat16())

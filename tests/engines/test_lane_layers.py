@@ -80,7 +80,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for room in (dense, losses, pooling):
         monkeypatch.setattr(room, "usable", lambda *tensors: True)
     monkeypatch.setattr(losses, "takes_mean", lambda values, mask: values.dim() == 1)
-    monkeypatch.setattr(leaves, "takes_update", lambda lists, f: not leaves._differentiating())
+    monkeypatch.setattr(leaves, "takes_update", lambda lists, f: not leaves.differentiating())
     monkeypatch.setattr(dense, "_launch_product", product)
     monkeypatch.setattr(losses, "_launch_losses", entropy)
     monkeypatch.setattr(pooling, "_launch_pool", pool)

@@ -13,7 +13,8 @@ is not changed. What they do not know goes its plain way.
 | ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
 | ``sartor.task.masked_mean`` | ``losses`` | |
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
-| ``sartor.tree.addcmul``, ``add_difference``, ``pulled_step`` | ``leaves``: one launch | |
+| ``sartor.tree.addcmul`` | ``leaves``: one launch | ``leaves`` by ``native``, many lanes |
+| ``sartor.tree.add_difference``, ``pulled_step`` | ``leaves``: one launch | |
 | ``sartor.rng.normal`` | ``draws``: one launch | ``native`` |
 | ``sartor.method.weighted_sum`` | ``leaves``: one launch, for the server | |
 """
@@ -136,6 +137,11 @@ def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
     return serve
 
 
+def _addcmul_on_cores(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] | None:
+    fits = native.takes_update(a, b, factor) and not leaves.differentiating()
+    return leaves.update("addcmul", [a, b], [factor]) if fits else None
+
+
 def _normal(
     key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
 ) -> Tensor | None:
@@ -229,6 +235,7 @@ class CoreLanes(_Operations):
         **DrawOperations.forms,
         F.linear: _linear_on_cores,
         F.cross_entropy: _cross_entropy,
+        tree.addcmul_leaves: _addcmul_on_cores,
     }
 
 
@@ -239,6 +246,7 @@ DIRECT: Mapping[Any, Callable[..., Any]] = {
     torch.ops.sartor.pooled.default: native.pooled,
     torch.ops.sartor.unpooled.default: native.unpooled,
     torch.ops.sartor.lane_normal.default: draws.on_core,
+    torch.ops.sartor.lane_addcmul.default: leaves.addcmul_on_core,
     torch.ops.sartor.lane_product.default: dense.product_on_core,
     torch.ops.sartor.lane_product_and_sums.default: dense.sums_on_core,
     torch.ops.sartor.row_losses.default: losses.on_core,

@@ -1,5 +1,5 @@
-// A dense layer with few outputs, and cross-entropy over few classes, for lanes on the cores of a
-// CPU.
+// A dense layer with few outputs, cross-entropy over few classes, and the update of a network, for
+// lanes on the cores of a CPU.
 //
 // Libraries are built for large sides; with the ten classes of a client's model one side is tiny.
 // Lanes and rows are shared by threads (without OpenMP there is one), and the order of all sums is
@@ -8,6 +8,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+
+#ifdef __AVX__
+#include <immintrin.h>
+#endif
 
 namespace {
 
@@ -165,9 +169,68 @@ bool entropy(int64_t rows, int64_t classes, int64_t ignored, int threads, const 
     return sound;
 }
 
+template <typename T>
+inline T moved(T a, T factor, T b) {
+#ifdef __FMA__
+    return std::fma(factor, b, a);
+#else
+    return a + factor * b;
+#endif
+}
+
+// Store a vector past the caches: nothing is read for it, and nothing pushed out.
+template <typename T>
+inline void stream(T* to, const wide<T>& value) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+#elif defined(__AVX__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
+#else
+    std::memcpy(to, &value, sizeof value);
+#endif
+}
+
+template <typename T>
+void move(int64_t count, const T* a, const T* b, T factor, bool large, T* out) {
+    int64_t i = 0;
+    if (large) {
+        for (; i < count && reinterpret_cast<uintptr_t>(out + i) % BYTES; i++)
+            out[i] = moved(a[i], factor, b[i]);
+        for (; i + WIDE<T> <= count; i += WIDE<T>) {
+            const wide<T> from = load(a + i), along = load(b + i);
+            wide<T> value;
+            for (int k = 0; k < WIDE<T>; k++) value[k] = moved(from[k], factor, along[k]);
+            stream<T>(out + i, value);
+        }
+    }
+    for (; i < count; i++) out[i] = moved(a[i], factor, b[i]);
+#ifdef __AVX__
+    if (large) _mm_sfence();
+#endif
+}
+
+// a + factor * b for lanes (lanes, size) with steps between them; out has no gaps.
+template <typename T>
+void update(int64_t lanes, int64_t size, int64_t a_lane, int64_t b_lane, bool large, int threads,
+            const T* a, const T* b, const T* factors, T* out) {
+    constexpr int64_t BLOCK = 1 << 14;
+    const int64_t blocks = (size + BLOCK - 1) / BLOCK;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1 && lanes * size > BLOCK)
+    for (int64_t k = 0; k < lanes * blocks; k++) {
+        const int64_t lane = k / blocks, first = k % blocks * BLOCK;
+        const int64_t count = size - first < BLOCK ? size - first : BLOCK;
+        move<T>(count, a + lane * a_lane + first, b + lane * b_lane + first, factors[lane], large,
+                out + lane * size + first);
+    }
+}
+
 }  // namespace
 
 #define FORMS(NAME, T)                                                                          \
+    extern "C" void update_##NAME(const int64_t* n, int threads, const T* a, const T* b,        \
+                                  const T* factors, T* out) {                                   \
+        update<T>(n[0], n[1], n[2], n[3], n[4] != 0, threads, a, b, factors, out);              \
+    }                                                                                           \
     extern "C" void dense_##NAME(const int64_t* n, int threads, const T* x, const T* w,         \
                                  const T* bias, T* out) {                                       \
         every_lane<T>(n, threads, x, w, bias, out);                                             \

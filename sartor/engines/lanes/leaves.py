@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sartor.engines.arena import Arena
+from sartor.engines.lanes import native
 from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, kernels, merge, part
 from sartor.method import Batch
 
@@ -36,11 +37,11 @@ def takes_update(lists: list[list[Tensor]], factors: list[Tensor]) -> bool:
         and all(x.is_cuda and x.dtype == dtype and x.numel() for leaf in lists for x in leaf)
         and all(len({x.shape for x in row}) == 1 for row in zip(*lists, strict=True))
         and installed()
-        and not _differentiating()
+        and not differentiating()
     )
 
 
-def _differentiating() -> bool:
+def differentiating() -> bool:
     """Say whether a gradient is being taken through what is computed now."""
     stack = torch._C._functorch.get_interpreter_stack() or ()
     maps = torch._C._functorch.TransformType.Vmap
@@ -95,7 +96,14 @@ def _merged(info: Any, in_dims: Any, *lists: list[Tensor]) -> list[list[Tensor]]
     ]
 
 
+def addcmul_on_core(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """Do what the operator "addcmul" does on a CPU."""
+    return native.updated(a, b, factor)
+
+
 def _launch_update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
+    if kind == "addcmul" and native.serves(factors[0]):
+        return addcmul_on_core(lists[0], lists[1], factors[0])
     lists = [[dense(x) for x in leaf] for leaf in lists]
     factors = [f.contiguous() for f in factors]
     out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in lists[0]]
@@ -132,7 +140,7 @@ def takes_weighted(uploads: list[Tensor], weights: Tensor) -> bool:
         and weights.dtype in DTYPES
         and all(x.is_cuda and x.dtype == weights.dtype and x.numel() for x in uploads)
         and installed()
-        and not _differentiating()
+        and not differentiating()
     )
 
 

@@ -5,8 +5,8 @@ a vector register stays empty, above all backwards. ``native.cpp`` works on imag
 the last axis, (C, H, W, B): every loop runs over neighbouring samples. To PyTorch such images are
 ordinary ones, (B, C, H, W), with other strides, so that what stands between two of these
 operations, such as a ReLU, keeps the layout, and nothing is copied. ``layers.cpp`` has a dense
-layer with few outputs and cross-entropy over few classes, for all lanes; their threads are those of
-PyTorch, as both are OpenMP's.
+layer with few outputs, cross-entropy over few classes and the update of a network, for all lanes;
+its threads are those of PyTorch, as both are OpenMP's.
 
 The library is compiled once for the machine and kept in the user's cache folder. Without a
 compiler, or with ``SARTOR_NATIVE=0``, the plain operations of PyTorch do the work.
@@ -35,7 +35,9 @@ from torch.nn import functional as F
 LANES = 8
 """Samples of a vector, as in the source."""
 _MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
-_MOST_OUTPUTS, _LEAST_INPUTS = 16, 16  # of a dense layer; a vector of float32 at its widest
+_MOST_OUTPUTS = 128  # of a dense layer
+_LEAST_INPUTS = 16  # of a dense layer: a vector of float32 at its widest
+_LARGE = 1 << 23  # bytes of a leaf in all lanes that caches will not hold until it is read
 _MOST_CLASSES = 32
 _WORTH_IT = 1 << 15  # multiplications of a client's layer: below, calls cost what they save
 _SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "layers.cpp"))
@@ -125,6 +127,19 @@ def _derived_backwards(x: Tensor) -> bool:
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
+        and library() is not None
+    )
+
+
+def takes_update(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> bool:
+    """Say whether now + factor · slope is computed here, for leaves of one client."""
+    given = [*now, *slope]
+    return (
+        bool(now)
+        and factor.dim() == 0
+        and factor.dtype in _NAMES
+        and all(serves(x) and x.dtype == factor.dtype and x.numel() > 0 for x in given)
+        and all(x.shape == y.shape for x, y in zip(now, slope, strict=True))
         and library() is not None
     )
 
@@ -339,6 +354,22 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
             f"{classes - 1}."
         )
     return out
+
+
+def updated(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> list[Tensor]:
+    """Return now + factor · slope for leaves (L, ...) and factors (L)."""
+    factor = factor.contiguous()
+    lanes, found = len(factor), []
+    threads, call = torch.get_num_threads(), _function("update", factor.dtype)
+    for given in zip(now, slope, strict=True):
+        a, b = (x if x[0].is_contiguous() else x.contiguous() for x in given)
+        _check(a.shape == b.shape and len(a) == lanes and a.dtype == b.dtype == factor.dtype)
+        out = a.new_empty(a.shape)
+        size = a[0].numel()
+        shape = _numbers(lanes, size, a.stride(0), b.stride(0), out.nbytes >= _LARGE)
+        call(shape, threads, *(_address(x) for x in (a, b, factor, out)))
+        found.append(out)
+    return found
 
 
 def drawn(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:

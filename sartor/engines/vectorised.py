@@ -197,22 +197,26 @@ class Vectorised:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
         if plan.steps.size == 1:
             return self._steps_alone(phase, work, site, plan)
-        device = self.arena.device
-        step = over_lanes(phase.step, 2, CoreLanes if device.type == "cpu" else _drawing(phase))
+        device, widths = self.arena.device, plan.widths()
+        # The compiled layers pay in traces, and steps of ever other widths are not traced. What
+        # serves a step follows from the plan alone: a resumed run has the same bits.
+        served = device.type == "cpu" and len({width for width, _ in widths}) == 1
+        owner = phase if served else phase.step
+        step = over_lanes(phase.step, 2, CoreLanes if served else _drawing(phase))
         steps = torch.from_numpy(plan.steps).to(device)
         taken = steps if phase.stop is None else torch.zeros_like(steps)
         done = torch.zeros_like(steps, dtype=torch.bool)
         finished: list[Tree] = []
         now, here = work, site
         before = plan.steps.shape[1]
-        for s, (width, idle) in enumerate(plan.widths()):
+        for s, (width, idle) in enumerate(widths):
             if width < before:
                 finished.append(tree.narrow(now, 1, width, before - width))
                 now, here, before = tree.narrow(now, 1, 0, width), narrow_site(site, width), width
             batch = plan.batches(self.arena, plan.table[:, :width, s % plan.table.shape[2]])
             with metered() as calls:
                 at = here._replace(key=plan.keys[:, :width, s])
-                new = self.traces.call(phase, step, now, batch, at)
+                new = self.traces.call(owner, step, now, batch, at)
             self._count(phase, calls())
             if phase.stop is not None:
                 active = (s < steps[:, :width]) & ~done[:, :width]

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from sartor import tree
 from sartor.engines.graphed import Graphed, few_widths
-from sartor.engines.lanes import CoreLanes
 from sartor.engines.plan import Plan
 from sartor.engines.vectorised import Vectorised, over_lanes
 from sartor.local import Local
@@ -65,7 +64,7 @@ class _OneRun(Graphed):
         self.shapes.append(plan.steps.shape)
         assert (np.diff(plan.steps[0]) <= 0).all()
         steps = torch.from_numpy(plan.steps)
-        step = over_lanes(phase.step, 2, CoreLanes, dims)
+        step = over_lanes(phase.step, 2, dims=dims)
         for s in range(plan.num_steps):
             batch = plan.batches(self.arena, plan.table[:, :, s % plan.table.shape[2]])
             with metered() as calls:
@@ -84,5 +83,5 @@ def test_all_runs_as_one(name: str) -> None:
     plain = run(simulation(method, task, two_allocations(), engine=Vectorised, **settings))
     other = simulation(method, task, two_allocations(), engine=_OneRun, **settings)
     found = run(other)
-    assert_same(outcome(found), outcome(plain))
+    assert_same(outcome(found), outcome(plain), 1e-12)  # compiled losses add up in another order
     assert {shape[0] for shape in other.engine.shapes} == {1}

@@ -137,6 +137,12 @@ class Books:
         for name in COUNTERS:
             self.costs[name].append(getattr(receipt, name))
 
+    def recount(self) -> None:
+        """Forget what was computed from entries that have changed since."""
+        rows = [row for name in ("bytes_up", "bytes_down") for row in self.costs[name]]
+        self.bytes = np.sum([np.zeros_like(self.bytes), *rows], 0)
+        self._means.clear()
+
     def spend_once(self, receipt: Receipt) -> None:
         """Enter the counted costs of what happens once: prologue, epilogue, adaptation."""
         self.once["setup_bytes"] += receipt.bytes_down + receipt.bytes_up
@@ -216,9 +222,7 @@ class Books:
             name: {k: list(v) for k, v in book.items()} for name, book in arrays["history"].items()
         }
         self.costs = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
-        rows = [row for name in ("bytes_up", "bytes_down") for row in self.costs[name]]
-        self.bytes = np.sum([np.zeros_like(self.bytes), *rows], 0)
-        self._means.clear()
+        self.recount()
         self.post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
         self.once = {name: value.copy() for name, value in arrays["once"].items()}
         self.when = {k: list(v) for k, v in meta["when"].items()}

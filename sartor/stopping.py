@@ -228,6 +228,7 @@ def _end_books(simulation: Simulation, run: int, last: int, used: int) -> None:
     for rows in books.costs.values():
         for row in rows[last:]:
             row[run] = 0
+    books.recount()
 
 
 def _over(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:

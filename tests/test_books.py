@@ -117,7 +117,7 @@ def test_scored_means_after_the_last_round(point):
 
 
 def test_means_follow_the_last_entry():
-    """They are computed anew when there is an entry more, also after a checkpoint."""
+    """They are computed anew when there is an entry more, or when entries have changed."""
     books = filled()
     name = next(iter(books.history))
 
@@ -132,6 +132,12 @@ def test_means_follow_the_last_entry():
     for kind in ("correct", "loss"):
         books.history[name][kind].append(books.history[name][kind][-1] + 1.0)
     np.testing.assert_allclose(books.means(name, answers), plain())
+    books.history[name]["loss"][-1] += 1.0
+    books.costs["bytes_up"][-1][:] = 0
+    books.recount()
+    np.testing.assert_allclose(books.means(name, answers), plain())
+    ledger = books.ledger()
+    np.testing.assert_array_equal(books.bytes, (ledger.bytes_up + ledger.bytes_down).sum(1))
 
 
 def test_books_survive_a_checkpoint():

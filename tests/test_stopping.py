@@ -124,6 +124,34 @@ def swept() -> dict[str, Result]:
     }
 
 
+class _Lines:
+    """Keeps the last line of progress."""
+
+    def start(self, total_rounds: int, description: str) -> None:
+        self.last: dict = {}
+
+    def update(self, round_index: int, info: dict) -> None:
+        self.last = info
+
+    def stop(self) -> None: ...
+
+
+def test_the_last_line_tells_the_bytes_of_the_ledger() -> None:
+    """What runs would have sent after they stopped is in neither."""
+    lines = _Lines()
+    found = fit(
+        "fedavg-ft",
+        OTHER,
+        hyper=TUNED,
+        sweep={"local_lr": RATES},
+        early_stopping=RULE,
+        progress=lines,
+        **SETTINGS,
+    )
+    assert lines.last["bytes"] == int((found.ledger.bytes_up + found.ledger.bytes_down).sum())
+    assert len({end and end["round"] for end in found.stopped}) == 3
+
+
 @pytest.mark.parametrize(("key", "rule"), [("last", RULE), ("best", BEST)])
 def test_every_run_of_a_sweep_has_its_own_verdict(
     swept: dict[str, Result], key: str, rule: EarlyStopping

@@ -175,7 +175,7 @@ def _device() -> Iterator[Finding]:
     yield Finding("device", "threads", "ok", found)
     state: State = "missing" if native.library() is None else "ok"
     mend = "" if state == "ok" else "install a C++ compiler, for example with: apt install g++"
-    yield Finding("device", "CPU convolutions", state, native.status(), mend)
+    yield Finding("device", "CPU layers", state, native.status(), mend)
 
 
 def _folders(data_dir: Path | None) -> Iterator[Finding]:

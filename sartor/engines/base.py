@@ -62,7 +62,8 @@ class Base:
         self.seeds = list(seeds)
         self.hyper = {k: v.to(arena.device) for k, v in hyper.items()}
         self.participation = participation
-        self.eval_batch = eval_batch or _eval_batch(arena)
+        # On a CPU small batches waste less on padding; on a GPU few large steps are cheaper.
+        self.eval_batch = eval_batch or (64 if arena.device.type == "cpu" else 256)
         self.base = np.stack([rng.key(seed).numpy() for seed in self.seeds])
         self.sizes = torch.from_numpy(arena.splits["train"].size).to(arena.device)
         self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
@@ -301,18 +302,6 @@ class Base:
         for seconds, name, before, now in self._marks:
             seconds[name] += before.elapsed_time(now) / 1000
         self._marks.clear()
-
-
-def _eval_batch(arena: Arena) -> int:
-    """Choose the test samples of a step.
-
-    On a CPU small batches waste less on padding; on a GPU few large steps are cheaper. The largest
-    client's samples are divided evenly.
-    """
-    most = 64 if arena.device.type == "cpu" else 256
-    largest = int(max(arena.splits[split].size.max(initial=1) for split in ("test", "val")))
-    steps = -(-largest // most)
-    return -(-largest // max(steps, 1)) or most
 
 
 def plan_key(

@@ -46,6 +46,13 @@ class Function:
         self.handed = {n: homes[place] for n, place in places.items() if place in homes}
         for n in self.handed:
             self.found[n] = None  # what is handed on is not held
+        # A view of an argument that happened to be another argument looked as if handed on.
+        rest = {_storage(leaf) for leaf in self.found if isinstance(leaf, Tensor)}
+        self.buffers |= {
+            k: leaf
+            for k, leaf in enumerate(held)
+            if isinstance(leaf, Tensor) and _storage(leaf) in rest
+        }
         self.works = any(isinstance(leaf, Tensor) for leaf in self.found)
 
     @classmethod
@@ -86,11 +93,16 @@ class Function:
 
 
 class _Reader(TorchDispatchMode):
-    """Notes which storages are read: given to an operation that does more than look at them."""
+    """Notes which storages are read: given to an operation that does more than look at them.
 
-    def __init__(self) -> None:
+    Args:
+        given: the tensors of the caller, which nobody may change.
+    """
+
+    def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
         self.storages: set[int] = set()
+        self.fixed = {_storage(leaf) for leaf in given}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -98,7 +110,11 @@ class _Reader(TorchDispatchMode):
         """Note the tensors of a call, and make it."""
         if not func.is_view:
             tensors = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
-            self.storages.update(x.untyped_storage().data_ptr() for x in tensors)
+            self.storages.update(_storage(x) for x in tensors)
+        for value, known in zip(args, func._schema.arguments, strict=False):
+            written = known.alias_info is not None and known.alias_info.is_write
+            if written and isinstance(value, Tensor) and _storage(value) in self.fixed:
+                raise RuntimeError(f"{func} changes an argument of a function, which must be pure.")
         return func(*args, **(kwargs or {}))
 
 
@@ -108,19 +124,21 @@ def read_by(call: Callable[..., Any], form: Any, given: list[Any]) -> set[int]:
     A tensor of which it returns a part, or another view, counts as read.
 
     Raises:
-        RuntimeError: the function waits for the device, and cannot be recorded.
+        RuntimeError: the function waits for the device or changes an argument; it cannot be
+            recorded.
     """
     found: list[Any] = []
-    with _aside(), no_waiting(), _Reader() as reader:
+    tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+    with _aside(), no_waiting(), _Reader(tensors) as reader:
         flattened(call(*rebuilt(form, iter(given))), found)
-    whole = {_place(leaf) for leaf in given if isinstance(leaf, Tensor)}
+    whole = {_place(leaf) for leaf in tensors}
     views = [leaf for leaf in found if isinstance(leaf, Tensor) and _place(leaf) not in whole]
-    read = reader.storages | {leaf.untyped_storage().data_ptr() for leaf in views}
-    return {
-        k
-        for k, leaf in enumerate(given)
-        if isinstance(leaf, Tensor) and leaf.untyped_storage().data_ptr() in read
-    }
+    read = reader.storages | {_storage(leaf) for leaf in views}
+    return {k for k, x in enumerate(given) if isinstance(x, Tensor) and _storage(x) in read}
+
+
+def _storage(leaf: Tensor) -> int:
+    return leaf.untyped_storage().data_ptr()
 
 
 def _place(leaf: Tensor) -> tuple[Any, ...]:
@@ -199,9 +217,11 @@ def _aside() -> Iterator[None]:
         return
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        yield
-    torch.cuda.current_stream().wait_stream(side)
+    try:
+        with torch.cuda.stream(side):
+            yield
+    finally:
+        torch.cuda.current_stream().wait_stream(side)
 
 
 @contextmanager

@@ -201,6 +201,7 @@ class Coordinator(Simulation):
             split.size[0, index] = self.hellos[index]["sizes"][name]
         train = torch.from_numpy(self.rounds.arena.splits["train"].size)
         self.rounds.sizes = train.to(self.rounds.arena.device)
+        self.books.recount()
 
     # ---- what a simulation does otherwise
 

@@ -108,8 +108,12 @@ def test_scores_that_are_no_numbers(value: float) -> None:
     """They are seen where torch sees them: a diverged run must not look sound."""
     scores, y = torch.zeros(4, 3, dtype=torch.float64), torch.tensor([0, 1, 2, 0])
     scores[1, 0] = scores[2] = value
-    wanted = F.cross_entropy(scores, y, reduction="none")
+    exact = scores.clone().requires_grad_()
+    wanted = F.cross_entropy(exact, y, reduction="none")
     torch.testing.assert_close(losses.on_core(scores, y), wanted, equal_nan=True)
+    (slope,) = torch.autograd.grad(wanted.sum(), exact)
+    found = losses.slopes_on_core(torch.ones(4, dtype=torch.float64), scores, y)
+    torch.testing.assert_close(found, slope, equal_nan=True)
 
 
 @compiled
@@ -132,6 +136,7 @@ def test_updates(dtype: torch.dtype, large: bool, monkeypatch: pytest.MonkeyPatc
     now = [leaf[..., 0] for leaf in whole] + [_drawn(1, 50, dtype=dtype).expand(3, 50)]
     slope = [_drawn(3, *leaf.shape[1:], dtype=dtype, seed=1) for leaf in now]
     factor = _drawn(3, dtype=dtype, seed=2)
+    monkeypatch.setattr(native, "_LARGE", 1 << 60 if large else 0)
     plain = native.updated(now, slope, factor)
     monkeypatch.setattr(native, "_LARGE", 0 if large else 1 << 60)
     found = native.updated(now, slope, factor)
@@ -211,10 +216,10 @@ def test_what_is_left_to_torch(called: list[str]) -> None:
     p, x, y = _given()
     with CoreLanes():
         F.linear(x, _drawn(129, 200))
-        F.linear(x[:, :15], _drawn(6, 15))
+        F.linear(_drawn(400, 15), _drawn(6, 15))
         F.linear(x[:2], p["w"])
         F.linear(x.bfloat16(), p["w"].bfloat16())
-        F.linear(x[0], p["w"])
+        F.linear(_drawn(9000), _drawn(6, 9000))
         F.cross_entropy(_drawn(30, 33), y, reduction="none")
         F.cross_entropy(_drawn(30, 6), y)
         F.cross_entropy(_drawn(30, 6), F.one_hot(y, 6).double(), reduction="none")
@@ -227,16 +232,21 @@ def test_what_is_left_to_torch(called: list[str]) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("name", ["fedavg", "fedprox"])
 @pytest.mark.parametrize(("sizes", "served"), [((40, 40, 39), True), ((45, 20, 41), False)])
 def test_traced_and_mapped_steps_give_the_same_bits(
-    called: list[str], monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, ...], served: bool
+    called: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    sizes: tuple[int, ...],
+    served: bool,
+    name: str,
 ) -> None:
     """A run that goes on after a crash maps its first steps, which were traced before.
 
     Steps of unequal clients have ever other widths; they are seldom traced, and go the plain way.
     """
     task = Task(torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(400, 5)), head="1")
-    method = build("fedprox", task, Local(epochs=2, batch=20, lr=0.05), {})
+    method = build(name, task, Local(epochs=2, batch=20, lr=0.05), {})
     clients = [federation(0, sizes=sizes, shape=(20, 20))]
     found = []
     for worth_it in (2, 10**6):
@@ -244,12 +254,13 @@ def test_traced_and_mapped_steps_give_the_same_bits(
         one = run(simulation(method, task, clients, engine="vectorised", rounds=3, points=()))
         assert bool(one.rounds.engine.traces.made) == (worth_it == 2)
         assert ({"dense", "entropy"} <= set(called)) == served
+        assert ("update" in called) == (served and name == "fedavg")
         called.clear()
         found.append(outcome(one))
     assert_same(found[0], found[1])
 
 
-def test_without_a_compiler_torch_does_it() -> None:
+def test_switched_off_torch_does_it() -> None:
     code = """if True:
         import torch
         from torch.nn import functional as F

@@ -381,7 +381,7 @@ def test_kernels_of_a_large_layer(rows: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("runs", [0, 2])
-def test_a_server_sums_by_one_kernel(runs: int) -> None:
+def test_a_server_sums_by_one_kernel(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also of runs that are mapped; what has weight zero is left out even if it is no number."""
     uploads = tree.map(lambda leaf: leaf.float().cuda(), _drawn(*(runs,) * bool(runs), 5)[0])
     weights = torch.rand(*(runs,) * bool(runs), 5, device=DEVICE)
@@ -390,8 +390,14 @@ def test_a_server_sums_by_one_kernel(runs: int) -> None:
     uploads[first][(..., 2, *(slice(None),) * (uploads[first].dim() - 1 - bool(runs)))] = torch.nan
     mapped: Any = vmap(weighted_sum) if runs else weighted_sum
     plain = mapped(uploads, weights)
+    calls: list[int] = []
+    launch = leaves._launch_weighted
+    monkeypatch.setattr(
+        leaves, "_launch_weighted", lambda x, w: calls.append(len(x)) or launch(x, w)
+    )
     with ServerOperations():
         found = mapped(uploads, weights)
+    assert calls == [len(uploads)]
     torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
     assert all(leaf.isfinite().all() for leaf in tree.leaves(found))
 

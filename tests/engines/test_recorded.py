@@ -223,6 +223,30 @@ def test_a_recorded_function_copies_what_it_reads() -> None:
     assert alone([x[0] for x in new[:3]] + [new[-1][0]])[1][1] == 3
 
 
+def test_a_view_that_was_another_argument_when_it_was_recorded() -> None:
+    """What looks as if it were handed on, and is a part of what is given, follows later calls."""
+    both = torch.arange(6.0).reshape(2, 3)
+    _, function, _ = _called(lambda a, b: (a[0], b + 1), both, both[0])
+    first, second = function([torch.full((2, 3), 7.0), torch.zeros(3)])
+    assert torch.equal(first, torch.full((3,), 7.0))
+    assert torch.equal(second, torch.ones(3))
+
+
+def test_a_function_that_changes_its_argument_is_not_recorded() -> None:
+    """It goes on as it is; what it changes of its own is no matter."""
+    given = torch.arange(3.0)
+    assert _Function.of(lambda a: a.add_(1), *_flat(given), None) is None
+    assert torch.equal(given, torch.arange(3.0))
+    found = _Function.of(lambda a: a.clone().add_(1), *_flat(given), None)
+    assert found is not None
+    assert torch.equal(found([torch.zeros(3)]), torch.ones(3))
+
+
+def _flat(*args: Any) -> tuple[Any, list[Any]]:
+    given: list[Any] = []
+    return flattened(args, given), given
+
+
 def test_two_arguments_that_were_one_when_it_was_recorded() -> None:
     """A function that hands on its first argument does so when the two differ later."""
     both = torch.arange(3.0)

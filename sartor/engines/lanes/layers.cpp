@@ -58,7 +58,7 @@ struct part_of {
 
 // The sum of a vector: halves are added until two numbers are left.
 template <typename T, int N>
-inline T total(const typename part_of<T, N>::type& value) {
+inline T total(typename part_of<T, N>::type value) {
     if constexpr (N == 2) {
         return value[0] + value[1];
     } else {

@@ -139,6 +139,7 @@ def takes_weighted(uploads: list[Tensor], weights: Tensor) -> bool:
         and weights.numel() > 0
         and weights.dtype in DTYPES
         and all(x.is_cuda and x.dtype == weights.dtype and x.numel() for x in uploads)
+        and all(x.shape[:1] == weights.shape for x in uploads)
         and installed()
         and not differentiating()
     )

@@ -6,7 +6,7 @@ the last axis, (C, H, W, B): every loop runs over neighbouring samples. To PyTor
 ordinary ones, (B, C, H, W), with other strides, so that what stands between two of these
 operations, such as a ReLU, keeps the layout, and nothing is copied. ``layers.cpp`` has a dense
 layer with few outputs, cross-entropy over few classes and the update of a network, for all lanes;
-its threads are those of PyTorch, as both are OpenMP's.
+where the compiler has OpenMP, its threads share that work (with GCC they are those of PyTorch).
 
 The library is compiled once for the machine and kept in the user's cache folder. Without a
 compiler, or with ``SARTOR_NATIVE=0``, the plain operations of PyTorch do the work.
@@ -166,7 +166,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def status() -> str:
-    """Say in words what was found: for people who ask why convolutions are slow."""
+    """Say in words what was found: for people who ask why steps are slow."""
     return _found()[1]
 
 
@@ -177,18 +177,24 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         return None, "no C++ compiler found; install one (g++ or clang++) for faster steps"
-    try:
-        path = _compiled(compiler)
-        return ctypes.CDLL(str(path)), f"compiled, {path}"
-    except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-        said = getattr(error, "stderr", None) or error
-        last = str(said).strip().splitlines()[-1:]
-        return None, f"{compiler} failed ({''.join(last)}); plain operations are used"
+    said = ""
+    for threads in (("-fopenmp",), ()):  # without OpenMP there is one thread
+        try:
+            path = _compiled(compiler, threads)
+            return ctypes.CDLL(str(path)), f"compiled, {path}"
+        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
+            last = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1:]
+            said = "".join(last)
+    return None, f"{compiler} failed ({said}); plain operations are used"
 
 
-def _compiled(compiler: str) -> Path:
-    """Return the library of this source, compiler and processor, compiling it if it is new."""
-    words = [*shlex.split(compiler), *_FLAGS]
+def _compiled(compiler: str, threads: Sequence[str]) -> Path:
+    """Return the library of this source, compiler and processor, compiling it if it is new.
+
+    Raises:
+        RuntimeError: it could not be compiled before.
+    """
+    words = [*shlex.split(compiler), *_FLAGS, *threads]
     version = subprocess.run(
         [*shlex.split(compiler), "--version"],
         capture_output=True,
@@ -200,6 +206,9 @@ def _compiled(compiler: str) -> Path:
     what = "\n".join([*texts, *words, version, platform.machine(), _processor()])
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sartor"
     path = folder / f"native-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
+    failed = path.with_suffix(".failed")
+    if failed.exists():
+        raise RuntimeError(failed.read_text())
     if not path.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         # Another process may compile at the same time; the last one to finish is as good.
@@ -207,15 +216,13 @@ def _compiled(compiler: str) -> Path:
             made = Path(place, path.name)
             whole = [*words, "-o", str(made), *map(str, _SOURCES)]
             try:
-                _run([*whole, "-fopenmp"])
-            except subprocess.CalledProcessError:  # without OpenMP there is one thread
-                _run(whole)
+                subprocess.run(whole, capture_output=True, text=True, check=True, timeout=300)
+            except subprocess.CalledProcessError as error:
+                if threads:  # there is another way, which is quicker to take at once next time
+                    failed.write_text(error.stderr)
+                raise
             made.replace(path)
     return path
-
-
-def _run(words: list[str]) -> None:
-    subprocess.run(words, capture_output=True, text=True, check=True, timeout=300)
 
 
 def _processor() -> str:

@@ -106,7 +106,7 @@ def test_the_page_of_a_short_form_tells_what_it_shortened():
     """Seeds, rounds and the model of the first cell, with the full form's in brackets."""
     page = render_reproduction(Outcome(load("fedapa-table1-fmnist", quick=True)))
     assert "model dnn (lenet5)" in page
-    assert "samples 3000 (all)" in page
+    assert "samples 2000 (all)" in page
     assert "2 of 4 columns" in page
     assert "with the full form in brackets" not in render_reproduction(
         Outcome(load("fedapa-table1-fmnist"))

@@ -111,7 +111,8 @@ class _Reader(TorchDispatchMode):
         if not func.is_view:
             tensors = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
             self.storages.update(_storage(x) for x in tensors)
-        for value, known in zip(args, func._schema.arguments, strict=False):
+        for k, known in enumerate(func._schema.arguments):
+            value = args[k] if k < len(args) else (kwargs or {}).get(known.name)
             written = known.alias_info is not None and known.alias_info.is_write
             if written and isinstance(value, Tensor) and _storage(value) in self.fixed:
                 raise RuntimeError(f"{func} changes an argument of a function, which must be pure.")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -283,3 +285,39 @@ def test_a_trace_calls_the_operators_directly(called: list[str]) -> None:
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
     targets = {str(node.target) for node in traced.graph.nodes}
     assert not any(target.startswith("sartor.") for target in targets), "the registry is spared"
+
+
+@compiled
+def test_a_compiler_without_openmp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There is one thread then, and the next start does not try again what has failed."""
+    said = tmp_path / "said"
+    compiler = tmp_path / "c++"
+    real = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
+    compiler.write_text(
+        f'#!/bin/sh\necho "$*" >> {said}\n'
+        'case "$*" in *-fopenmp*) echo no OpenMP here >&2; exit 1;; esac\n'
+        f'exec {real} "$@"\n'
+    )
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(native, "_FLAGS", ("-O0", *native._FLAGS[1:]))  # it compiles sooner
+    for _ in range(2):
+        found, status = native._found.__wrapped__()
+        assert found is not None
+        assert status.startswith("compiled")
+    made = [line for line in said.read_text().splitlines() if "-o" in line.split()]
+    assert ["-fopenmp" in line for line in made] == [True, False]
+
+
+@compiled
+def test_layers_that_do_not_fit_together_are_an_error() -> None:
+    x, w = torch.randn(2, 3, 20), torch.randn(2, 4, 20)
+    with pytest.raises(ValueError, match="fit together"):
+        native.dense(x, w[:, :, :19], None)
+    with pytest.raises(ValueError, match="fit together"):
+        native.dense(x, w, torch.randn(2, 5))
+    with pytest.raises(ValueError, match="fit together"):
+        native.entropy(x, torch.zeros(2, 2).long(), None, -100)
+    with pytest.raises(ValueError, match="fit together"):
+        native.updated([x], [w], torch.ones(2))

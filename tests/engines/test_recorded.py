@@ -236,6 +236,7 @@ def test_a_function_that_changes_its_argument_is_not_recorded() -> None:
     """It goes on as it is; what it changes of its own is no matter."""
     given = torch.arange(3.0)
     assert _Function.of(lambda a: a.add_(1), *_flat(given), None) is None
+    assert _Function.of(lambda a: torch.add(a, 1, out=a), *_flat(given), None) is None
     assert torch.equal(given, torch.arange(3.0))
     found = _Function.of(lambda a: a.clone().add_(1), *_flat(given), None)
     assert found is not None

@@ -358,7 +358,7 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
         classes = scores.shape[-1]
         raise IndexError(
             f"A label is not one of the {classes} classes that the network has outputs for, 0 to "
-            f"{classes - 1}."
+            f"{classes - 1}; give the network an output for every class, or mend the labels."
         )
     return out
 

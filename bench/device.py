@@ -1,12 +1,14 @@
 """What a GPU reaches, beside the floors that follow from arithmetic and memory.
 
-    python -m bench.device lenet lanes yardstick sweep methods [--profile] [--json FILE]
+    python -m bench.device lenet lanes codes yardstick large sweep methods [--profile] [--json FILE]
     python -m bench.device lanes --rates 67e12 4.8e12 --html FILE
 
 lenet      Fashion-MNIST, 20 clients, Dirichlet 0.1, LeNet-5, batch 64, 2 epochs, all tested
 lanes      100 clients at once, CIFAR-shaped LeNet-5, batch 64: client-steps a second
+codes      `lanes` on images of 256 grey values, held in a byte each, against numbers of four bytes
 yardstick  1,000 clients of 50 CIFAR-shaped images, cohorts of 50, batch 10, a two-layer CNN,
            tested on 10,000 images every 10 rounds: seconds for 1,500 rounds
+large      ResNet-8 with GroupNorm in 100 lanes, and LeNet-5 in 1,000 (50 runs of 20 clients)
 sweep      20 values of λ × 5 seeds of `lenet` in one pass, against one run
 methods    seconds a round of the costlier methods, against FedAvg
 
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -34,6 +36,7 @@ from bench.rates import Rates, measure_rates
 
 LENET = {"batch": 64, "epochs": 2}
 LANES = {"clients": 100, "samples": 1800, "tests": 600, "batch": 64, "epochs": 2}
+LARGE = {"samples": 512, "tests": 8, "runs": 50, "rounds": 8}
 YARDSTICK = {
     "clients": 1000, "samples": 50, "tests": 10, "cohort": 50, "batch": 10, "epochs": 1,
     "test_every": 10, "rounds": 1500,
@@ -135,6 +138,43 @@ def lanes(rounds: int) -> Iterator[dict[str, Any]]:
         }
 
 
+def codes(rounds: int) -> Iterator[dict[str, Any]]:
+    """Time 100 equal clients whose images have few values, and as many others."""
+    fed = made_up(LANES["clients"], LANES["samples"], LANES["tests"])
+    grey = replace(fed, x=(32 * fed.x).round().clamp(-128, 127) / 32)
+    model = sartor.models.lenet5(fed)
+    local = sartor.Local(batch=LANES["batch"], epochs=LANES["epochs"], lr=0.01)
+    found = []
+    for images in (fed, grey):
+        seconds = train(images, model, 3 * SETTLED, local=local, eval_every=SETTLED)
+        found.append(float((seconds["round"] - seconds["evaluate"])[SETTLED:].mean()))
+    yield {"what": "codes", "numbers": found[0], "bytes": found[1], "ratio": found[0] / found[1]}
+
+
+def large(rounds: int) -> Iterator[dict[str, Any]]:
+    """Time what needs much memory: a larger network, and many lanes."""
+    few = made_up(LANES["clients"], LARGE["samples"], LARGE["tests"])
+    model = sartor.models.resnet8(few)
+    local = sartor.Local(batch=LANES["batch"], epochs=1, lr=0.01)
+    yield {"what": "ResNet-8", **_pace(few, model, local=local)}
+    fed, lenet = fashion(), sartor.Local(**LENET, lr=0.05)
+    many = _pace(fed, sartor.models.lenet5(fed), local=lenet, seeds=range(LARGE["runs"]))
+    yield {"what": f"LeNet-5, {LARGE['runs'] * fed.num_clients:,} lanes", **many}
+
+
+def _pace(fed: sartor.Federation, model: nn.Module, **settings: Any) -> dict[str, float]:
+    """Return client-steps a second in training, and the most memory that the device held."""
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.reset_peak_memory_stats()
+    local, runs = settings["local"], len(settings.get("seeds", (0,)))
+    times = train(fed, model, LARGE["rounds"], eval_every=LARGE["rounds"], **settings)
+    steps = local.epochs * sum(-(-size // local.batch) for size in fed.train.sizes.tolist())
+    seconds = float(times["train"][2:].mean())
+    held = {"GiB": torch.cuda.max_memory_allocated() / 2**30} if cuda else {}
+    return {"client-steps a second": runs * steps / seconds, **held}
+
+
 def yardstick(rounds: int) -> Iterator[dict[str, Any]]:
     """Time small cohorts of a larger population."""
     fed = made_up(YARDSTICK["clients"], YARDSTICK["samples"], YARDSTICK["tests"])
@@ -227,7 +267,7 @@ def profiled(rounds: int) -> None:
         print(f"{e.self_device_time_total / 1e3:8.2f} ms {e.count:6d} × {e.key[:90]}")
 
 
-WORK = {f.__name__: f for f in (lenet, lanes, yardstick, sweep, methods)}
+WORK = {f.__name__: f for f in (lenet, lanes, codes, yardstick, large, sweep, methods)}
 
 
 def beside_floor(row: dict[str, Any], rates: Rates) -> dict[str, Any]:

@@ -24,13 +24,15 @@ from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 from sartor.errors import ConfigError
-from sartor.metrics import Array
 
 MOST_ELEMENTS = 100_000_000
-"""Numbers up to which the vectors are factorised themselves; beyond, their cosines are."""
+"""Numbers up to which nearly dependent vectors are factorised themselves; beyond, their cosines."""
+
+_CLEAR = 1e-6  # squared pivots from which the cosines alone give the logarithm to ten digits
 
 
 class Coherence(NamedTuple):
@@ -69,8 +71,9 @@ def generalized_coherence(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) ->
 def coherence(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) -> Coherence:
     """Return GCE with its log-determinant, and how many zero vectors were left out.
 
-    With unit vectors as columns and their QR decomposition, log det Ĝ = 2 Σ_k log|R_kk|, and
-    GCE = −expm1(log det Ĝ), in float64.
+    With the Cholesky factor C of the cosines log det Ĝ = 2 Σ_k log C_kk, and GCE =
+    −expm1(log det Ĝ), in float64, on the device that holds the vectors. Where a pivot is small, it
+    is taken from the QR decomposition of the vectors instead, whose R is C without the squares.
 
     Args:
         vectors: (K, ...) one vector per row; further axes are flattened.
@@ -79,10 +82,10 @@ def coherence(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) -> Coherence:
         ConfigError: there is no vector, or an entry is NaN or infinite.
     """
     rows = _rows(vectors)
-    norms = np.linalg.norm(rows, axis=1)
+    norms = torch.linalg.vector_norm(rows, dim=1)
     kept = norms > 0
     unit = rows[kept] / norms[kept, None]
-    number, dropped = int(kept.sum()), int((~kept).sum())
+    number, dropped = len(unit), len(rows) - len(unit)
     if not number:
         return Coherence(math.nan, math.nan, 0, dropped)
     log_determinant = _log_determinant(unit)
@@ -107,20 +110,20 @@ def chance_coherence(number: int, dimension: int) -> float:
     return -math.expm1(float(np.log1p(-np.arange(number) / dimension).sum()))
 
 
-def _rows(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) -> Array:
-    if isinstance(vectors, Tensor):
-        vectors = vectors.detach().cpu().numpy()
-    elif isinstance(vectors, list | tuple) and vectors and isinstance(vectors[0], Tensor):
-        vectors = [vector.detach().cpu().numpy() for vector in vectors]
-    found = np.asarray(vectors, dtype=np.float64)
-    if found.ndim < 2 or not found.size:
+def _rows(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) -> Tensor:
+    if isinstance(vectors, list | tuple) and vectors and isinstance(vectors[0], Tensor):
+        vectors = torch.stack(list(vectors))
+    if not isinstance(vectors, Tensor):
+        vectors = torch.from_numpy(np.array(vectors, dtype=np.float64))
+    found = vectors.detach().double()
+    if found.dim() < 2 or not found.numel():
         raise ConfigError(
-            f"coherence needs one vector per row, got shape {found.shape}; stack K vectors of d "
-            "entries to (K, d)."
+            f"coherence needs one vector per row, got shape {tuple(found.shape)}; stack K vectors "
+            "of d entries to (K, d)."
         )
-    found = found.reshape(len(found), -1)
-    bad = np.flatnonzero(~np.isfinite(found).all(axis=1))
-    if len(bad):
+    found = found.flatten(1)
+    bad = torch.nonzero(~found.isfinite().all(1))[:, 0].tolist()
+    if bad:
         raise ConfigError(
             f"vector {bad[0]} has an entry that is NaN or infinite ({len(bad)} of {len(found)} "
             "vectors have); leave diverged clients out."
@@ -128,16 +131,21 @@ def _rows(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) -> Array:
     return found
 
 
-def _log_determinant(unit: Array) -> float:
+def _log_determinant(unit: Tensor) -> float:
     """Return log det of the Gram matrix of unit rows, at most 0."""
     number, dimension = unit.shape
     if number > dimension:
         return -math.inf
-    if unit.size <= MOST_ELEMENTS:
-        diagonal = np.abs(np.diagonal(np.linalg.qr(unit.T, mode="r")))
+    cosines = unit @ unit.T
+    factor, failed = torch.linalg.cholesky_ex(cosines)
+    pivots = factor.diagonal()
+    if bool(failed == 0) and float(pivots.min()) ** 2 > _CLEAR:
+        return min(0.0, 2 * float(pivots.log().sum()))
+    if unit.numel() <= MOST_ELEMENTS:
+        diagonal = torch.linalg.qr(unit.T, mode="r")[1].diagonal().abs()
         # A pivot at rounding level is a dependent vector.
-        if diagonal.min() <= dimension * np.finfo(np.float64).eps:
+        if float(diagonal.min()) <= dimension * torch.finfo(torch.float64).eps:
             return -math.inf
-        return min(0.0, 2 * float(np.log(diagonal).sum()))
-    sign, value = np.linalg.slogdet(unit @ unit.T)
+        return min(0.0, 2 * float(diagonal.log().sum()))
+    sign, value = torch.linalg.slogdet(cosines)
     return min(0.0, float(value)) if sign > 0 else -math.inf

@@ -76,12 +76,22 @@ def test_zero_vectors_are_left_out_and_counted_and_tensors_are_taken():
         coherence([1.0, 2.0])
 
 
-def test_cosines_serve_where_vectors_are_too_large(monkeypatch):
-    """Both ways to the determinant agree."""
+def test_three_ways_to_the_determinant_agree(monkeypatch):
+    """Cosines, the vectors themselves, and cosines where vectors are too large for that."""
     vectors = np.random.default_rng(2).normal(size=(6, 30))
     direct = coherence(vectors)
+    monkeypatch.setitem(coherence.__globals__, "_CLEAR", 2.0)
+    factorised = coherence(vectors)
     monkeypatch.setitem(coherence.__globals__, "MOST_ELEMENTS", 0)
-    assert coherence(vectors).log_determinant == pytest.approx(direct.log_determinant, rel=1e-10)
+    for other in (factorised, coherence(vectors)):
+        assert other.log_determinant == pytest.approx(direct.log_determinant, rel=1e-10)
+
+
+@pytest.mark.parametrize("angle", [1e-1, 1e-3, 1e-5, 1e-7])
+def test_nearly_parallel_vectors_keep_their_digits(angle):
+    """Two vectors at a small angle: log det = 2 log sin, where 1 − cos² has lost its digits."""
+    found = coherence([[1.0, 0.0, 0.0], [math.cos(angle), math.sin(angle), 0.0]])
+    assert found.log_determinant == pytest.approx(2 * math.log(math.sin(angle)), rel=1e-10)
 
 
 def test_chance_is_what_random_directions_give():

@@ -35,14 +35,15 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "made_up", lambda clients, samples, tests: tiny())
     monkeypatch.setattr(device, "METHODS", ("fedapa",))
     monkeypatch.setattr(device, "SETTLED", 1)
+    monkeypatch.setitem(device.LARGE, "runs", 2)
     monkeypatch.setitem(device.YARDSTICK, "cohort", 2)
     monkeypatch.setitem(device.YARDSTICK, "test_every", 2)
 
 
-@pytest.mark.parametrize("name", ["lenet", "lanes", "yardstick", "sweep", "methods"])
+@pytest.mark.parametrize("name", list(device.WORK))
 def test_every_workload_trains(name: str) -> None:
     rows = list(device.WORK[name](4))
-    assert len(rows) == (2 if name in ("lanes", "methods") else 1)
+    assert len(rows) == (2 if name in ("lanes", "large", "methods") else 1)
     for row in rows:
         numbers = [value for value in row.values() if isinstance(value, float)]
         assert numbers

@@ -23,7 +23,8 @@ seeds along the columns:
 | | | and mean("row"), with + − * / |
 | published | by | every number that was published lies within ``by`` of ours |
 
-A row or column that was not run makes a rule "not run", never passed.
+A row or column that was not run makes a rule "not run", never passed. A rule for every column fails
+already by those that were run, if it fails in one of them.
 """
 
 from __future__ import annotations
@@ -113,8 +114,25 @@ def judge(rule: Mapping[str, Any], view: View) -> Verdict:
     try:
         holds, found = check(rule, view)
     except Missing as missing:
-        return Verdict(rule["claim"], None, str(missing))
+        single = rule["check"] in EVERY_COLUMN and not rule.get("means")
+        seen = _by_column(rule, view) if single else {}
+        against = [f"{column}: {number}" for column, (fine, number) in seen.items() if not fine]
+        if against:
+            return Verdict(rule["claim"], False, "; ".join(against))
+        so_far = f"; so far it holds in {len(seen)} of {len(view.columns)} columns"
+        return Verdict(rule["claim"], None, f"{missing}{so_far * bool(seen)}")
     return Verdict(rule["claim"], bool(holds), found)
+
+
+def _by_column(rule: Mapping[str, Any], view: View) -> dict[str, tuple[bool, str]]:
+    """Judge a rule in every column by itself; those without all numbers are left out."""
+    found = {}
+    for column in view.columns:
+        try:
+            found[column] = CHECKS[rule["check"]](rule, replace(view, columns=(column,)))
+        except Missing:
+            continue
+    return found
 
 
 def _order(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
@@ -293,3 +311,6 @@ CHECKS: dict[str, Callable[[Mapping[str, Any], View], tuple[bool, str]]] = {
     "expression": _expression,
     "published": _published,
 }
+
+EVERY_COLUMN = ("order", "above", "below", "every_seed", "between", "within", "envelope")
+"""Checks of single columns: one column that fails decides them."""

@@ -201,3 +201,19 @@ def test_curves_count_rounds_that_are_over() -> None:
     assert series(RECORD, "accuracy") == ([0, 1, 2], [0.1, 0.6, 0.5])
     assert series(RECORD, "accuracy", "post") == ([1, 2], [0.7, 0.8])
     assert series(RECORD, "probe error")[1][-1] == 2.0
+
+
+def test_a_rule_for_every_column_fails_by_those_that_were_run():
+    """One column that fails decides, whatever the others would give; one that holds does not."""
+    part = view(a=[[1.0], [2.0], [3.0]], b=[[2.0], [1.0]])
+    rule = {"claim": "b above a", "check": "above", "row": "b", "than": "a"}
+    assert judge(rule, part).word == "FAIL"
+    assert judge(rule, part).found == "c1: least lead -1"
+    fine = judge({**rule, "columns": ["c0", "c2"]}, replace(part, columns=("c0", "c2")))
+    assert (fine.word, fine.found) == (
+        "NOT RUN",
+        "no result for b, c2; so far it holds in 1 of 2 columns",
+    )
+    assert judge({**rule, "means": True}, part).word == "NOT RUN"  # the mean may still turn
+    rises = {"claim": "b rises", "check": "rises", "row": "b"}
+    assert judge(rises, part).word == "NOT RUN"

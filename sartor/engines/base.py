@@ -70,8 +70,9 @@ class Base:
         self.watch: Watch | None = None
         self._marks: list[tuple[dict[str, float], str, Any, Any]] = []
         self._plain = replace(method, predict=None)  # scores a global model by its logits
-        self._score_phases: dict[tuple[int, str], Phase] = {}
+        self._score_phases: dict[tuple[int, str, bool], Phase] = {}
         self._score_plans: dict[Any, Plan] = {}
+        self._plan_bytes = 0
         self.queued = arena.device.type == "cuda"  # work goes on while the host runs ahead
         self._ahead: dict[Any, Plan] = {}  # plans of the next round
         self._drawn: dict[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # and its cohort

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
 import numpy as np
 import torch
 
 from sartor import tree
+from sartor.engines.arena import Split
 from sartor.engines.base import Base
 from sartor.engines.memory import halved_clients, joined_scores, sparing
 from sartor.engines.moving import on_device
-from sartor.engines.parts import Costs, Receipt, Tally, cut_arena, cut_runs
-from sartor.engines.plan import build_plan, num_steps
+from sartor.engines.parts import Block, Costs, Receipt, Tally, cut_arena, cut_runs, cut_site
+from sartor.engines.plan import Plan, build_plan, num_steps
 from sartor.engines.store import Store
 from sartor.method import Batch, Method, Phase, Site
 from sartor.tree import Tree
+
+GROUP = 32
+"""Clients whose letters are written together where lanes are worked on one at a time."""
+
+_SHARES = 8  # groups a core at least, as clients differ in size
+_KEPT = 1 << 26  # bytes of plans that are kept from one evaluation to the next
 
 
 class Evaluation(Base):
@@ -148,12 +158,33 @@ class Evaluation(Base):
         size = self.arena.splits["test"].size
         order = np.argsort(-size, axis=1, kind="stable")
         most = self.engine.chunk(phases)
+        if self._groups(most):
+            return [
+                (run, ids[None])
+                for run, (whole, sizes) in enumerate(zip(order, size, strict=True))
+                for ids in self._grouped(whole, sizes)
+            ]
         width = max(1, min(most // len(order), 4096))
         return [
             (run, order[run : run + most, slot : slot + width])
             for run in range(0, len(order), most)
             for slot in range(0, order.shape[1], width)
         ]
+
+    def _groups(self, lanes: int) -> bool:
+        """Say whether clients are tested in groups: what surrounds a small test costs more than it.
+
+        Clients that train before their test are left to the blocks of training.
+        """
+        return self.arena.device.type == "cpu" and lanes == 1 and not self.method.adapt
+
+    def _grouped(self, order: np.ndarray, size: np.ndarray) -> list[np.ndarray]:
+        """Cut the clients of a run, in the given order, into groups of about equal work at most."""
+        batches = np.cumsum(-(-size[order] // self.eval_batch))
+        share = max(1, -(-int(batches[-1]) // (_SHARES * self.engine.workers)))
+        by_work = np.searchsorted(batches, np.arange(share, int(batches[-1]), share)) + 1
+        by_number = np.arange(GROUP, len(order), GROUP)
+        return [ids for ids in np.split(order, np.union1d(by_work, by_number)) if len(ids)]
 
     def models(
         self, server: Tree, store: Store, round_index: int, ids: np.ndarray, run: int = 0
@@ -191,17 +222,29 @@ class Evaluation(Base):
         work, costs = self._phases(method.adapt, work, site, keys, ids, there, run)
         return self.engine.clients(method.model, work, site), costs
 
-    def _score_phase(self, method: Method, split: str) -> Phase:
+    def _score_phase(self, method: Method, split: str, pooled: bool) -> Phase:
         predict = method.predict or self.task.logits
 
+        def scored(model: Tree, batch: Batch) -> Tree:
+            scores = predict(model, batch.x)
+            loss = torch.where(batch.mask, self.task.criterion(scores, batch.y), 0.0)
+            return {"correct": self.task.is_correct(scores, batch.y) & batch.mask, "loss": loss}
+
         def step(sums: Tree, batch: Batch, site: Site) -> Tree:
-            scores = predict(site.own, batch.x)
-            loss = torch.where(batch.mask, self.task.criterion(scores, batch.y), 0.0).sum()
-            right = (self.task.is_correct(scores, batch.y) & batch.mask).sum()
+            found = scored(site.own, batch)
+            right, loss = found["correct"].sum(), found["loss"].sum()
             return {"correct": sums["correct"] + right, "loss": sums["loss"] + loss.double()}
 
+        def pooled_step(sums: Tree, batch: Batch, site: Site) -> Tree:
+            whose, found = site.own["slot"][batch.rows], scored(site.own["model"], batch)
+            return {k: sums[k].index_add(0, whose, found[k].double()) for k in sums}
+
         return Phase(
-            name=f"score {split}", step=step, data=split, shuffle=False, batch=self.eval_batch
+            name=f"score {split}",
+            step=pooled_step if pooled else step,
+            data=split,
+            shuffle=False,
+            batch=self.eval_batch,
         )
 
     def _score(
@@ -219,7 +262,6 @@ class Evaluation(Base):
 
         The model takes the place of a letter.
         """
-        phase = self._phase_once(method, split)
         arena = cut_arena(self.arena, run, ids.shape[0])
         size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
         order = np.argsort(-size, axis=1, kind="stable")
@@ -231,23 +273,98 @@ class Evaluation(Base):
             lambda leaf: leaf if leaf.stride(1) == 0 else leaf[lane, pick], model
         )
         here = site._replace(own=sorted_model, common={}, index=site.index[lane, pick])
-        signature = (split, run, ids.tobytes(), size.tobytes())
-        plan = self._score_plans.get(signature)
-        if plan is None:
-            keys = np.zeros((*ids.shape, 2), dtype=np.int64)
-            plan = build_plan(phase, arena, ids, keys, num_steps(phase, size))
-            if len(self._score_plans) > 64:
-                self._score_plans.clear()
-            self._score_plans[signature] = plan
-        zero = torch.zeros(ids.shape, device=self.arena.device, dtype=torch.float64)
-        sums, _ = self.engine.phase(phase, {"correct": zero.long(), "loss": zero}, here, plan)
+        one_by_one = self._groups(self.engine.chunk(())) and len(ids) == 1 < ids.size
+        if one_by_one and all(leaf.stride(1) == 0 for leaf in tree.leaves(model)):
+            sums = self._pooled(method, here, ids, size, run, split)
+        else:
+            sums = self._summed(method, here, ids, size, run, split, one_by_one)
         found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
         scored = np.take_along_axis(present, order, 1)
         tally.put(np.nonzero(scored)[0] + run, ids[scored], found[0][scored], found[1][scored])
 
-    def _phase_once(self, method: Method, split: str) -> Phase:
+    def _summed(
+        self,
+        method: Method,
+        site: Site,
+        ids: np.ndarray,
+        size: np.ndarray,
+        run: int,
+        split: str,
+        one_by_one: bool,
+    ) -> Tree:
+        """Score the model of each lane on its own samples: sums (runs, slots)."""
+        phase = self._phase_once(method, split)
+
+        def draw() -> Plan:
+            keys = np.zeros((*ids.shape, 2), dtype=np.int64)
+            arena = cut_arena(self.arena, run, len(ids))
+            return build_plan(phase, arena, ids, keys, num_steps(phase, size))
+
+        plan = self._kept_plan((split, run, ids.tobytes(), size.tobytes()), draw)
+        zero = torch.zeros(ids.shape, device=self.arena.device, dtype=torch.float64)
+        start = {"correct": zero.long(), "loss": zero}
+        if not one_by_one:
+            return self.engine.phase(phase, start, site, plan)[0]
+        found = []
+        for slot in range(ids.shape[1]):
+            block = Block(0, 1, slot, 1)
+            lane, narrow = cut_site(site, block), plan.narrow(0, 1, slot, 1)
+            own = tree.narrow(start, 1, slot, 1)
+            found.append(self.engine.phase(phase, own, lane, narrow)[0])
+        return tree.cat(found, 1)
+
+    def _pooled(
+        self,
+        method: Method,
+        site: Site,
+        ids: np.ndarray,
+        size: np.ndarray,
+        run: int,
+        split: str,
+    ) -> Tree:
+        """Score a model that all lanes of a run share: their samples are one list.
+
+        Batches are full then, however few samples a client has.
+        """
+        phase = self._phase_once(method, split, pooled=True)
+        mine = cut_arena(self.arena, run, 1)
+        lists, number = mine.splits[split], int(size.sum())
+        # One length for all groups, so that their steps have the same shapes.
+        slots = max(GROUP, ids.shape[1])
+        capacity = min(slots * lists.capacity, len(lists.rows))
+        zero = torch.zeros((1, 1, slots + 1), device=self.arena.device, dtype=torch.float64)
+        sums = {"correct": zero, "loss": zero}
+        if not number:
+            return tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)
+        where = on_device(np.repeat(lists.start[0][ids[0]], size[0]), self.arena.device)
+        first = np.repeat(np.cumsum(size[0]) - size[0], size[0])
+        rows = lists.rows[where + on_device(np.arange(number) - first, self.arena.device)]
+        whole = Split(rows, np.zeros((1, 1), np.int64), np.full((1, 1), number), capacity)
+        arena = replace(mine, splits={split: whole}, num_clients=1)
+        keys = np.zeros((1, 1, 2), dtype=np.int64)
+        steps = num_steps(phase, np.full((1, 1), number))
+        plan = build_plan(phase, arena, np.zeros((1, 1), np.int64), keys, steps)
+        slot = np.full((1, 1, capacity + 1), slots)  # where padding goes
+        slot[0, 0, :number] = np.repeat(np.arange(ids.shape[1]), size[0])
+        lane = cut_site(site, Block(0, 1, 0, 1))
+        lane = lane._replace(own={"model": lane.own, "slot": on_device(slot, self.arena.device)})
+        sums, _ = self.engine.phase(phase, sums, lane, plan)
+        found: Tree = tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)
+        return found
+
+    def _kept_plan(self, signature: Hashable, draw: Callable[[], Plan]) -> Plan:
+        """Return a plan of an earlier evaluation, or draw it."""
+        plan = self._score_plans.get(signature)
+        if plan is None:
+            plan = self._score_plans[signature] = draw()
+            self._plan_bytes += plan.table.nbytes
+            if self._plan_bytes > _KEPT:
+                self._score_plans, self._plan_bytes = {signature: plan}, plan.table.nbytes
+        return plan
+
+    def _phase_once(self, method: Method, split: str, pooled: bool = False) -> Phase:
         """Make each scoring phase once, so that engines can recognise it."""
-        key = (id(method), split)
+        key = (id(method), split, pooled)
         if key not in self._score_phases:
-            self._score_phases[key] = self._score_phase(method, split)
+            self._score_phases[key] = self._score_phase(method, split, pooled)
         return self._score_phases[key]

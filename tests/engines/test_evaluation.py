@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch.nn import functional as F
 
+from sartor import tree
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
+from sartor.engines import evaluation
 from sartor.engines.parts import Tally
+from sartor.engines.plan import Plan
 from sartor.local import Local
+from sartor.method import Phase
 from sartor.methods import build
 from sartor.simulation import Simulation
 from tests.toys import federation, net_task, run, simulation
@@ -88,20 +95,90 @@ def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:
     assert not rounds._phase_once(method, "test").shuffle  # a sum needs no order
 
 
-def test_plans_are_made_once_and_not_kept_without_end(trained: Simulation) -> None:
-    """The same clients again take the plan that is there; after 65 different ones all are new."""
+def test_plans_are_made_once_and_not_kept_without_end(
+    trained: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same clients again take the plan that is there; where they grow too large all are new."""
     rounds, ids = trained.rounds, trained.rounds.everybody
+    rounds.engine.lanes = 1
     rounds._score_plans.clear()
     rounds.evaluate(trained.server, trained.store, 1)
     made = dict(rounds._score_plans)
-    assert made
+    assert len(made) > 2
     rounds.evaluate(trained.server, trained.store, 1)
     assert {k: id(v) for k, v in rounds._score_plans.items()} == {k: id(v) for k, v in made.items()}
     assert ids.shape == (2, 5)
-    spare = next(iter(made.values()))
-    for limit, kept in ((64, 65), (65, 1)):
-        rounds._score_plans.clear()
-        rounds._score_plans.update({("other", k, b"", b""): spare for k in range(limit)})
-        rounds.engine.lanes = 1 << 20
-        rounds.evaluate(trained.server, trained.store, 1)
-        assert len(rounds._score_plans) == kept
+    monkeypatch.setattr(evaluation, "_KEPT", 1)
+    rounds._score_plans.clear()
+    rounds.evaluate(trained.server, trained.store, 1)
+    assert len(rounds._score_plans) == 1
+
+
+@pytest.mark.parametrize("group", [1, 2, 32])
+@pytest.mark.parametrize("batch", [1, 3, 64])
+def test_a_shared_model_is_scored_on_all_samples_of_a_group_at_once(
+    trained: Simulation, monkeypatch: pytest.MonkeyPatch, group: int, batch: int
+) -> None:
+    """One lane at a time, samples of many clients fill the batches; sums are still each one's."""
+    rounds = trained.rounds
+    rounds._score_phases.clear()
+    rounds._score_plans.clear()
+    monkeypatch.setattr(evaluation, "GROUP", group)
+    rounds.eval_batch, rounds.engine.lanes = batch, 1
+    models = tree.map(lambda leaf: leaf[:, 2], trained.store.gather(rounds.everybody)["params"])
+    tally = rounds.evaluate_common(models, 1)["test"]
+    for r, (sizes, fed) in enumerate(zip(SIZES, _federations(), strict=True)):
+        params = {name: leaf[r] for name, leaf in models.items()}
+        for i, size in enumerate(sizes):
+            scores, y = net_task().logits(params, fed.x[fed.test.of(i)]), fed.y[fed.test.of(i)]
+            assert tally.correct[r, i] == int((scores.argmax(-1) == y).sum())
+            loss = float(F.cross_entropy(scores, y, reduction="sum")) if size else 0.0
+            assert tally.loss[r, i] == pytest.approx(loss, rel=1e-12)
+
+
+def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
+    trained: Simulation,
+) -> None:
+    """What the pooled phase is for: few steps."""
+    rounds = trained.rounds
+    rounds.eval_batch, rounds.engine.lanes = 64, 1
+    seen: list[tuple[int, int]] = []
+    phase = rounds.engine.phase
+
+    def watched(what: Phase, work: Any, site: Any, plan: Plan) -> Any:
+        seen.append((plan.num_steps, int(plan.samples.sum())))
+        return phase(what, work, site, plan)
+
+    rounds.engine.phase = watched  # type: ignore[method-assign]
+    try:
+        models = tree.map(lambda leaf: leaf[:, 2], trained.store.gather(rounds.everybody)["params"])
+        ids = np.arange(5)[None]
+        tallies = {"test": Tally(np.zeros((2, 5)), np.zeros((2, 5)))}
+        rounds.score_centre(tree.map(lambda leaf: leaf[:1], models), 1, ids, 0, tallies)
+        assert seen == [(1, sum(SIZES[0]))]
+        seen.clear()
+        site, keys = rounds.letters_to({}, 1, ids, 0)
+        model, _ = rounds.use(rounds.record(1), trained.store, site, keys, ids, 0)
+        rounds.score(rounds.record(1), model, site, ids, 0, tallies)
+        assert [samples for _, samples in seen] == sorted(SIZES[0], reverse=True)
+    finally:
+        del rounds.engine.phase
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(0, 900), min_size=1, max_size=90))
+def test_groups_have_everybody_once_and_about_equal_work(
+    trained: Simulation, sizes: list[int]
+) -> None:
+    """No group is longer than allowed, or has more than a share of the work beyond one client."""
+    rounds = trained.rounds
+    size = np.array(sizes)
+    order = np.argsort(-size, kind="stable")
+    rounds.eval_batch = 64
+    groups = rounds._grouped(order, size)
+    np.testing.assert_array_equal(np.concatenate(groups), order)
+    batches = -(-size // 64)
+    share = -(-int(batches.sum()) // (evaluation._SHARES * rounds.engine.workers))
+    for ids in groups:
+        assert 0 < len(ids) <= evaluation.GROUP
+        assert batches[ids].sum() <= max(share, 1) + batches[ids].max()

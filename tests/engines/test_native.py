@@ -80,6 +80,48 @@ def test_convolutions_and_gradients_are_those_of_torch(case: dict[str, Any]) -> 
 
 
 @compiled
+@pytest.mark.parametrize(
+    ("batch", "size", "kernel", "channels"),
+    [
+        (33, (21, 38), (2, 5), (2, 6)),  # tiles of three rows, the last of two
+        (64, (21, 38), (5, 3), (1, 9)),
+        (200, (4, 47), (2, 4), (1, 5)),  # tiles of part of a row
+    ],
+)
+def test_gradients_of_large_images_are_summed_by_tiles(
+    batch: int, size: Any, kernel: Any, channels: Any
+) -> None:
+    case = {"batch": batch, "channels": channels, "size": size, "kernel": kernel, "bias": True}
+    inputs = _drawn(case)
+    wanted = _slopes(inputs, 0, 1)
+    with CoreOperations():
+        found = _slopes(inputs, 0, 1)
+    for a, b in zip(found, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+
+
+@compiled
+def test_data_are_laid_out_once_for_a_step() -> None:
+    """The gradient of the weights reads the images as the convolution did."""
+    x = torch.randn(16, 1, 12, 12)
+    weight = torch.randn(6, 1, 5, 5, requires_grad=True)
+    copied: list[Tensor] = []
+    whole = native._batch_last
+
+    def watched(images: Tensor) -> Tensor:
+        found = whole(images)
+        copied.extend([images] * (found.data_ptr() != images.data_ptr()))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch, CoreOperations():
+        patch.setattr(native, "_batch_last", watched)
+        (found,) = torch.autograd.grad(F.conv2d(x, weight).sin().sum(), weight)
+    assert not copied
+    (wanted,) = torch.autograd.grad(F.conv2d(x, weight).sin().sum(), weight)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
+
+
+@compiled
 def test_the_compiled_operations_are_used_and_know_second_derivatives(called: list[str]) -> None:
     case = {"batch": 10, "channels": (2, 5), "size": (6, 7), "kernel": (3, 2), "bias": True}
     inputs, padding = _drawn(case), (1, 0)

@@ -104,6 +104,8 @@ def native_conv2d(
     """Convolve a batch on one core of a CPU, or return None where a library does it better."""
     if not native.takes_conv(x, weight, bias, pair(stride), pair(padding)):
         return None
+    if weight.requires_grad and not x.requires_grad:
+        x = native.laid(x)  # once: data are read again for the gradient of the weights
     return convolve(x, weight, bias, pair(stride), pair(padding))
 
 

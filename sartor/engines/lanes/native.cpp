@@ -11,6 +11,7 @@
 namespace {
 
 constexpr int LANES = 8;
+constexpr int64_t NEAR = 65536;  // bytes that a second cache holds beside other things
 
 template <typename T>
 struct vector_of;
@@ -138,48 +139,60 @@ inline void products(const T* x, const T* grad, int64_t plane, int64_t batch, co
     }
 }
 
-// The sums over one row of positions, for OUT outputs and TAPS neighbouring columns of the kernel.
+// Some neighbouring positions, of some neighbouring rows.
+struct Tile {
+    int64_t rows, columns, batch;
+    int64_t x_row, grad_row;  // from one row to the next
+    int64_t plane, next;      // from one output to the next, in gradients and in sums
+};
+
+// The sums over a tile, for OUT outputs and TAPS neighbouring columns of the kernel.
 template <typename T, int OUT, int TAPS>
-inline void row_sums(const T* x, const T* grad, int64_t plane, int64_t batch, int64_t columns,
-                     T* total, int64_t next) {
+inline void tile_sums(const Tile& t, const T* x, const T* grad, T* total) {
     vec<T> sum[OUT][TAPS] = {};
+    const int64_t batch = t.batch, plane = t.plane, columns = t.columns;
     const int64_t whole = batch - batch % LANES;
     const mask<T> fresh = all_but<T>(LANES - (batch - whole));
-    for (int64_t column = 0; column < columns; column++) {
-        const T* from = x + column * batch;
-        const T* g = grad + column * batch;
-        for (int64_t b = 0; b < whole; b += LANES)
-            products<T, OUT, TAPS, false>(from + b, g + b, plane, batch, fresh, sum);
-        if (whole < batch)
+    for (int64_t row = 0; row < t.rows; row++, x += t.x_row, grad += t.grad_row) {
+        if (whole == batch) {  // neighbouring positions are neighbours in memory
+            for (int64_t i = 0; i < columns * batch; i += LANES)
+                products<T, OUT, TAPS, false>(x + i, grad + i, plane, batch, fresh, sum);
+            continue;
+        }
+        for (int64_t column = 0; column < columns; column++) {
+            const T* from = x + column * batch;
+            const T* g = grad + column * batch;
+            for (int64_t b = 0; b < whole; b += LANES)
+                products<T, OUT, TAPS, false>(from + b, g + b, plane, batch, fresh, sum);
             products<T, OUT, TAPS, true>(from + batch - LANES, g + batch - LANES, plane, batch,
                                          fresh, sum);
+        }
     }
     for (int o = 0; o < OUT; o++)
         for (int k = 0; k < TAPS; k++) {
-            T* to = total + o * next + k * LANES;
+            T* to = total + o * t.next + k * LANES;
             store(to, load(to) + sum[o][k]);
         }
 }
 
 template <typename T, int OUT>
-inline void row_of_taps(int64_t taps, const T* x, const T* grad, int64_t plane, int64_t batch,
-                        int64_t columns, T* total, int64_t next) {
+inline void row_of_taps(int64_t taps, const Tile& t, const T* x, const T* grad, T* total) {
     constexpr int MOST = OUT > 4 ? 3 : 5;  // sums that fit into registers
     for (int64_t k = 0; k < taps;) {
-        const T* from = x + k * batch;
+        const T* from = x + k * t.batch;
         T* to = total + k * LANES;
         const int64_t left = taps - k;
         if (left >= MOST) {
-            row_sums<T, OUT, MOST>(from, grad, plane, batch, columns, to, next);
+            tile_sums<T, OUT, MOST>(t, from, grad, to);
             k += MOST;
         } else if (left >= 3) {
-            row_sums<T, OUT, 3>(from, grad, plane, batch, columns, to, next);
+            tile_sums<T, OUT, 3>(t, from, grad, to);
             k += 3;
         } else if (left == 2) {
-            row_sums<T, OUT, 2>(from, grad, plane, batch, columns, to, next);
+            tile_sums<T, OUT, 2>(t, from, grad, to);
             k += 2;
         } else {
-            row_sums<T, OUT, 1>(from, grad, plane, batch, columns, to, next);
+            tile_sums<T, OUT, 1>(t, from, grad, to);
             k += 1;
         }
     }
@@ -190,25 +203,33 @@ template <typename T>
 void kernel_gradient(const Shape& s, const T* x, const T* grad, T* weight, T* bias, T* scratch) {
     const int64_t rows = s.rows(), columns = s.columns(), plane = rows * columns * s.batch;
     const int64_t taps = s.channels * s.kernel_h * s.kernel_w, next = taps * LANES;
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t o = 0; o < s.outputs;) {
-            const int64_t wide = s.kernel_w <= 3 ? 8 : 4, left = s.outputs - o;
-            const int64_t take = left >= wide ? wide : left >= 4 ? 4 : left;
-            const T* g = grad + o * plane + row * columns * s.batch;
-            for (int64_t c = 0; c < s.channels; c++)
-                for (int64_t kh = 0; kh < s.kernel_h; kh++) {
-                    const T* from = x + (c * s.height + row + kh) * s.width * s.batch;
-                    T* to = scratch + o * next + (c * s.kernel_h + kh) * s.kernel_w * LANES;
-                    const int64_t k = s.kernel_w;
-                    switch (take) {
-                        case 8: row_of_taps<T, 8>(k, from, g, plane, s.batch, columns, to, next); break;
-                        case 4: row_of_taps<T, 4>(k, from, g, plane, s.batch, columns, to, next); break;
-                        case 3: row_of_taps<T, 3>(k, from, g, plane, s.batch, columns, to, next); break;
-                        case 2: row_of_taps<T, 2>(k, from, g, plane, s.batch, columns, to, next); break;
-                        default: row_of_taps<T, 1>(k, from, g, plane, s.batch, columns, to, next);
+    // Tiles whose gradients stay in the second cache while all taps of the kernel read them.
+    const int64_t wide = s.kernel_w <= 3 ? 8 : 4;
+    const int64_t positions = most(1, int64_t(NEAR / sizeof(T)) / (wide * s.batch));
+    const int64_t tall = most(1, positions / columns), across = least(columns, positions);
+    for (int64_t top = 0; top < rows; top += tall)
+        for (int64_t left = 0; left < columns; left += across) {
+            const Tile t = {least(tall, rows - top), least(across, columns - left), s.batch,
+                            s.width * s.batch, columns * s.batch, plane, next};
+            for (int64_t o = 0; o < s.outputs;) {
+                const int64_t rest = s.outputs - o, k = s.kernel_w;
+                const int64_t take = rest >= wide ? wide : rest >= 4 ? 4 : rest;
+                const T* g = grad + o * plane + (top * columns + left) * s.batch;
+                for (int64_t c = 0; c < s.channels; c++)
+                    for (int64_t kh = 0; kh < s.kernel_h; kh++) {
+                        const T* from =
+                            x + ((c * s.height + top + kh) * s.width + left) * s.batch;
+                        T* to = scratch + o * next + (c * s.kernel_h + kh) * s.kernel_w * LANES;
+                        switch (take) {
+                            case 8: row_of_taps<T, 8>(k, t, from, g, to); break;
+                            case 4: row_of_taps<T, 4>(k, t, from, g, to); break;
+                            case 3: row_of_taps<T, 3>(k, t, from, g, to); break;
+                            case 2: row_of_taps<T, 2>(k, t, from, g, to); break;
+                            default: row_of_taps<T, 1>(k, t, from, g, to);
+                        }
                     }
-                }
-            o += take;
+                o += take;
+            }
         }
     for (int64_t i = 0; i < s.outputs * taps; i++) {
         T sum = 0;
@@ -230,9 +251,11 @@ void kernel_gradient(const Shape& s, const T* x, const T* grad, T* weight, T* bi
 }
 
 // The largest of every window; of equal ones the first in reading order gets the gradient.
-template <typename T, bool GRAD>
-void pool(int64_t planes, int64_t height, int64_t width, int64_t batch, int64_t kernel_h,
-          int64_t kernel_w, const T* x, const T* grad, T* out) {
+// KERNEL: height and width of windows that are known when this is compiled, 0 for others.
+template <typename T, bool GRAD, int KERNEL>
+void pool(int64_t planes, int64_t height, int64_t width, int64_t batch, int64_t given_h,
+          int64_t given_w, const T* x, const T* grad, T* out) {
+    const int64_t kernel_h = KERNEL ? KERNEL : given_h, kernel_w = KERNEL ? KERNEL : given_w;
     const int64_t rows = height / kernel_h, columns = width / kernel_w;
     for (int64_t p = 0; p < planes; p++)
         for (int64_t row = 0; row < rows; row++)
@@ -379,10 +402,10 @@ Shape shape_of(const int64_t* s) { return {s[0], s[1], s[2], s[3], s[4], s[5], s
         kernel_gradient<T>(shape_of(s), x, g, w, b, scratch);                                   \
     }                                                                                           \
     extern "C" void pool_##NAME(const int64_t* s, const T* x, const T* g, T* out) {             \
-        if (g)                                                                                  \
-            pool<T, true>(s[0], s[1], s[2], s[3], s[4], s[5], x, g, out);                       \
-        else                                                                                    \
-            pool<T, false>(s[0], s[1], s[2], s[3], s[4], s[5], x, g, out);                      \
+        const bool two = s[4] == 2 && s[5] == 2;                                                \
+        auto call = g ? (two ? pool<T, true, 2> : pool<T, true, 0>)                             \
+                      : (two ? pool<T, false, 2> : pool<T, false, 0>);                          \
+        call(s[0], s[1], s[2], s[3], s[4], s[5], x, g, out);                                    \
     }                                                                                           \
     extern "C" void normals_##NAME(const int64_t* s, const int64_t* keys, T* out) {             \
         normals<T>(s[0], s[1], keys, out);                                                      \

@@ -399,6 +399,11 @@ def _check_stride(stride: Sequence[int]) -> None:
         raise ValueError(f"a stride of 1 was expected, got {tuple(stride)}")
 
 
+def laid(x: Tensor) -> Tensor:
+    """Return images (B, C, H, W) whose samples are neighbours in memory."""
+    return x.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)
+
+
 def _batch_last(x: Tensor) -> Tensor:
     """Return images (L, B, C, H, W) as (L, C, H, W, B) without gaps; mostly they are so already."""
     if x.shape[1] < LANES:

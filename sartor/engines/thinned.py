@@ -10,13 +10,15 @@ operation itself takes. What is taken out:
 | the same operation on the same values again | the first has the answer |
 | tensors filled with one number | they are made once and kept |
 | what nobody reads | such as the loss itself, once its gradient is all that is asked for |
+| gradients of layers that only a step reads | gradient and step are one operation, same sums |
 
-The last three are left alone in a trace that changes tensors in place.
+All but the first two are left alone in a trace that changes tensors in place.
 """
 
 from __future__ import annotations
 
 import math
+from operator import getitem
 from typing import Any
 
 import torch
@@ -24,8 +26,11 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
 from sartor.engines.lanes import DIRECT
+from sartor.engines.lanes.dense import moved_on_core
 
 _aten = torch.ops.aten
+_STEP = torch.ops.sartor.lane_addcmul.default
+_GRADIENT = torch.ops.sartor.lane_product_and_sums.default
 _FILLS = {
     _aten.zeros_like.default: lambda node: 0,
     _aten.ones_like.default: lambda node: 1,
@@ -65,6 +70,8 @@ def thin(traced: GraphModule) -> GraphModule:
         _keep_fills(traced)
         _say_once(graph)
         _skip_views(graph)
+        graph.eliminate_dead_code()
+        _join_steps(graph)
     graph.eliminate_dead_code()
     for node in graph.nodes:
         # Nothing is differentiated or mapped any more: the way through PyTorch's registry, which
@@ -129,6 +136,44 @@ def _say_once(graph: Graph) -> None:
             continue
         if first is not node:
             node.replace_all_uses_with(first)
+
+
+def _join_steps(graph: Graph) -> None:
+    """Let the gradient of a layer's weights and the step along it be one operation."""
+    for step in [node for node in graph.nodes if node.target is _STEP]:
+        joined: dict[int, Node] = {}
+        for number, (leaf, slope) in enumerate(zip(*_lists(step), strict=True)):
+            gradient = _gradient(slope)
+            if gradient is None or list(slope.users) != [step]:
+                continue
+            with graph.inserting_before(step):
+                both = graph.call_function(moved_on_core, (leaf, *gradient.args[:2], step.args[2]))
+                joined[number], sums = (graph.call_function(getitem, (both, k)) for k in (0, 1))
+            for other in [user for user in gradient.users if user is not slope]:
+                other.replace_all_uses_with(sums)
+        if not joined:
+            continue
+        rest = [number for number in range(len(_lists(step)[0])) if number not in joined]
+        step.args = (*([leaves[k] for k in rest] for leaves in _lists(step)), step.args[2])
+        for user in list(step.users):
+            number = int(user.args[1])
+            if number in joined:
+                user.replace_all_uses_with(joined[number])
+            else:
+                user.args = (step, rest.index(number))
+
+
+def _lists(step: Node) -> tuple[list[Node], list[Node]]:
+    """Return the leaves that a step moves, and what it moves them along."""
+    now, slopes = step.args[:2]
+    return list(now), list(slopes)  # type: ignore[arg-type]
+
+
+def _gradient(slope: Node) -> Node | None:
+    """Return the operation whose first outcome this is, if it is the gradient of a layer."""
+    source = slope.args[0] if slope.target is getitem and slope.args[1] == 0 else None
+    plain = isinstance(source, Node) and source.target is _GRADIENT and source.args[2] is None
+    return source if isinstance(source, Node) and plain else None
 
 
 # ---- what a node is --------------------------------------------------------------------------

@@ -13,11 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import grad, hessian, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 from sartor import tree
 from sartor.engines import traced
 from sartor.engines.lanes import CoreLanes, losses, native
+from sartor.engines.thinned import thin
 from sartor.local import Local
 from sartor.methods import build
 from sartor.task import Task, masked_mean
@@ -62,6 +64,38 @@ def test_a_product_with_few_columns(
 
 
 @compiled
+@pytest.mark.parametrize("dtype", list(TOLERANCE))
+@given(
+    lanes=st.integers(1, 4),
+    rows=st.integers(1, 15),
+    depth=st.integers(1, 22),
+    columns=st.integers(16, 150),
+    gap=st.integers(0, 3),
+    turned=st.booleans(),
+)
+def test_a_product_with_a_short_sum(
+    dtype: torch.dtype, lanes: int, rows: int, depth: int, columns: int, gap: int, turned: bool
+) -> None:
+    """As the gradient of weights; and with a step along it the bits of one after the other."""
+    a = (
+        _drawn(lanes, depth, rows, dtype=dtype).mT
+        if turned
+        else _drawn(lanes, rows, depth).to(dtype)
+    )
+    b = _drawn(lanes, depth, columns + gap, dtype=dtype, seed=1)[..., gap:]
+    found = native.outer(a, b)
+    near = TOLERANCE[dtype] * math.sqrt(depth)
+    torch.testing.assert_close(found.double(), a.double() @ b.double(), rtol=near, atol=near)
+    now = _drawn(lanes, rows, columns, 2, dtype=dtype, seed=2)[..., 0]
+    factor = _drawn(lanes, dtype=dtype, seed=3)
+    moved = native.outer(a, b, now, factor)
+    assert torch.equal(moved, native.updated([now], [found], factor)[0])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "_LARGE", 0)  # written past the caches
+        assert torch.equal(native.outer(a, b, now, factor), moved)
+
+
+@compiled
 def test_lanes_and_threads_do_not_change_a_bit() -> None:
     x, w = _drawn(7, 20, 784, dtype=torch.float32), _drawn(7, 10, 784, dtype=torch.float32, seed=1)
     scores, y = _drawn(7, 20, 10, dtype=torch.float32), torch.arange(140).reshape(7, 20) % 10
@@ -71,11 +105,15 @@ def test_lanes_and_threads_do_not_change_a_bit() -> None:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             slopes = native.entropy(scores, y, torch.ones(7, 20), -100)
-            found.append((native.dense(x, w, None), native.entropy(scores, y, None, -100), slopes))
+            losses_of = native.entropy(scores, y, None, -100)
+            outer = native.outer(scores.mT, x)
+            found.append((native.dense(x, w, None), losses_of, slopes, outer))
     finally:
         torch.set_num_threads(before)
     alone = [native.dense(x[k : k + 1], w[k : k + 1], None) for k in range(7)]
     assert torch.equal(torch.cat(alone), found[0][0])
+    alone = [native.outer(scores[k : k + 1].mT, x[k : k + 1]) for k in range(7)]
+    assert torch.equal(torch.cat(alone), found[0][3])
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
 
@@ -186,8 +224,38 @@ def test_slopes_are_the_same(called: list[str], lead: tuple[int, ...]) -> None:
     assert not called
     with CoreLanes():
         found = slopes(*_given(*lead))
-    assert called == ["dense", "entropy", "entropy"]
+    assert called == ["dense", "entropy", "entropy", "outer"]
     torch.testing.assert_close(found, plain, rtol=1e-11, atol=1e-12)
+
+
+@compiled
+@pytest.mark.parametrize("outputs", [6, 129])
+def test_a_trace_joins_a_gradient_and_the_step_along_it(called: list[str], outputs: int) -> None:
+    """Of layers that are computed here; biases and other leaves keep their own steps."""
+    shapes = {"a": (5, 2), "b": (outputs,), "w": (outputs, 200)}
+    p = {name: _drawn(3, *shape) for name, shape in shapes.items()}
+    x, y, rate = _drawn(3, 30, 200), torch.arange(90).reshape(3, 30) % 6, _drawn(3)
+
+    def step(p: Tree, x: Tensor, y: Tensor, rate: Tensor) -> Tree:
+        def loss(q: Tree) -> Tensor:
+            return _loss(q, x, y) + q["a"].square().sum()
+
+        return tree.addcmul(p, grad(loss)(p), rate)
+
+    def steps(*given: Tensor) -> list[Tensor]:
+        with CoreLanes():
+            found = vmap(step)(dict(zip(shapes, given[:3], strict=True)), *given[3:])
+        return [found[name] for name in shapes]
+
+    given = [*p.values(), x, y, rate]
+    wanted = steps(*given)
+    thin_steps = thin(make_fx(steps)(*given))
+    names = [getattr(node.target, "__name__", "") for node in thin_steps.graph.nodes]
+    assert names.count("moved_on_core") == (outputs == 6)
+    called.clear()
+    found = thin_steps(*given)
+    assert ("outer" in called) == (outputs == 6)
+    assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 
 @compiled
@@ -253,7 +321,7 @@ def test_traced_and_mapped_steps_give_the_same_bits(
         monkeypatch.setattr(traced, "_WORTH_IT", worth_it)
         one = run(simulation(method, task, clients, engine="vectorised", rounds=3, points=()))
         assert bool(one.rounds.engine.traces.made) == (worth_it == 2)
-        assert ({"dense", "entropy"} <= set(called)) == served
+        assert ({"dense", "entropy", "outer"} <= set(called)) == served
         assert ("update" in called) == (served and name == "fedavg")
         called.clear()
         found.append(outcome(one))

@@ -363,3 +363,11 @@ def test_layers_that_do_not_fit_together_are_an_error() -> None:
         native.entropy(x, torch.zeros(2, 2).long(), None, -100)
     with pytest.raises(ValueError, match="fit together"):
         native.updated([x], [w], torch.ones(2))
+    with pytest.raises(ValueError, match="fit together"):
+        native.outer(x, w)
+    with pytest.raises(ValueError, match="fit together"):
+        native.outer(x.mT, x, torch.randn(2, 20, 19), torch.ones(2))
+    with pytest.raises(ValueError, match="fit together"):
+        native.outer(x.mT, x, torch.randn(2, 20, 20), torch.ones(3))
+    with pytest.raises(ValueError, match="fit together"):
+        native.outer(x.mT, x.mT.contiguous().mT)

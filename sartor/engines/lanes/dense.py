@@ -208,7 +208,9 @@ def _launch_product(
 def on_core(
     a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
 ) -> tuple[Tensor, Tensor]:
-    """Multiply on a CPU: by compiled loops forwards, where few columns are long; else by torch."""
+    """Multiply on a CPU: by compiled loops where one side is short; else by torch."""
+    if sums and mask is None and native.takes_outer(a, b):
+        return native.outer(a, b), a.sum(2)
     if not native.takes_product(a, b) or mask is not None or sums:
         return _library_product(a, b, bias, mask, rectify, sums)
     out = native.dense(a, b.mT, bias)
@@ -225,6 +227,17 @@ def product_on_core(
 def sums_on_core(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Do what ``lane_product_and_sums`` does on a CPU."""
     return on_core(a, b, None, mask, False, True)
+
+
+def moved_on_core(now: Tensor, a: Tensor, b: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
+    """Return now + factor · (a · b), and the sums of a's rows: a layer's gradient and its step.
+
+    The gradient is not written out; the numbers are those of one after the other, to the bit.
+    """
+    if native.takes_outer(a, b):
+        return native.outer(a, b, now, factor), a.sum(2)
+    product, sums = sums_on_core(a, b, None)
+    return native.updated([now], [product], factor)[0], sums
 
 
 def _split_product(

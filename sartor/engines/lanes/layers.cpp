@@ -16,9 +16,9 @@
 namespace {
 
 #ifdef __AVX512F__
-constexpr int BYTES = 64, ROWS = 4;  // of a vector; rows that are in registers at once
+constexpr int BYTES = 64, ROWS = 4, TALL = 6;  // of a vector; rows that are in registers at once
 #else
-constexpr int BYTES = 32, ROWS = 2;
+constexpr int BYTES = 32, ROWS = 2, TALL = 2;
 #endif
 constexpr int COLUMNS = 5;  // of the tiny side, in registers at once
 
@@ -137,6 +137,106 @@ void every_lane(const int64_t* n, int threads, const T* x, const T* w, const T* 
                 out + lane * s.rows * s.columns);
 }
 
+// a (rows, depth) times b (depth, columns) where the depth is short, as in the gradient of a layer's
+// weights; out has no gaps, and rows of b have none. With `now`, out = now + factor times that.
+struct Outer {
+    int64_t lanes, rows, columns, depth;
+    int64_t a_lane, a_row, a_column, b_lane, b_row, now_lane;  // strides
+    bool large;  // out is written past the caches
+};
+
+template <typename T>
+inline T moved(T a, T factor, T b) {
+#ifdef __FMA__
+    return std::fma(factor, b, a);
+#else
+    return a + factor * b;
+#endif
+}
+
+// Store a vector past the caches: nothing is read for it, and nothing pushed out.
+template <typename T>
+inline void stream(T* to, const wide<T>& value) {
+#if defined(__AVX512F__)
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
+#elif defined(__AVX__)
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
+#else
+    std::memcpy(to, &value, sizeof value);
+#endif
+}
+
+template <typename T>
+inline void put(T* to, const wide<T>& value, bool large) {
+    if (large && reinterpret_cast<uintptr_t>(to) % BYTES == 0)
+        stream<T>(to, value);
+    else
+        std::memcpy(to, &value, sizeof value);
+}
+
+// M rows with N vectors of columns.
+template <typename T, int M, int N>
+inline void outer_of(const Outer& s, const T* a, const T* b, const T* now, T factor, T* out) {
+    wide<T> sum[M][N] = {};
+    if (now)
+        for (int m = 0; m < M; m++)
+            for (int n = 0; n < N; n++) __builtin_prefetch(now + m * s.columns + n * WIDE<T>);
+    for (int64_t k = 0; k < s.depth; k++) {
+        wide<T> value[N];
+        for (int n = 0; n < N; n++) value[n] = load(b + k * s.b_row + n * WIDE<T>);
+        for (int m = 0; m < M; m++) {
+            const T scale = a[m * s.a_row + k * s.a_column];
+            for (int n = 0; n < N; n++) sum[m][n] += value[n] * scale;
+        }
+    }
+    for (int m = 0; m < M; m++)
+        for (int n = 0; n < N; n++) {
+            const int64_t at = m * s.columns + n * WIDE<T>;
+            wide<T> value = sum[m][n];
+            if (now) {
+                const wide<T> from = load(now + at);
+                for (int i = 0; i < WIDE<T>; i++) value[i] = moved(from[i], factor, sum[m][n][i]);
+            }
+            put<T>(out + at, value, s.large);
+        }
+}
+
+template <typename T, int N>
+void outer_with(const Outer& s, const T* a, const T* b, const T* now, T factor, T* out) {
+    int64_t m = 0;
+    for (; m + TALL <= s.rows; m += TALL)
+        outer_of<T, TALL, N>(s, a + m * s.a_row, b, now ? now + m * s.columns : now, factor,
+                             out + m * s.columns);
+    for (; m < s.rows; m++)
+        outer_of<T, 1, N>(s, a + m * s.a_row, b, now ? now + m * s.columns : now, factor,
+                          out + m * s.columns);
+}
+
+template <typename T>
+void outer(const int64_t* n, int threads, const T* a, const T* b, const T* now, const T* factors,
+           T* out) {
+    const Outer s = {n[0], n[1], n[2], n[3], n[4], n[5], n[6], n[7], n[8], n[9], n[10] != 0};
+    constexpr int64_t FOUR = 4 * WIDE<T>;
+#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+    for (int64_t lane = 0; lane < s.lanes; lane++) {
+        const T* left = a + lane * s.a_lane;
+        const T* right = b + lane * s.b_lane;
+        const T* from = now ? now + lane * s.now_lane : nullptr;
+        const T factor = now ? factors[lane] : T(0);
+        T* to = out + lane * s.rows * s.columns;
+        int64_t c = 0;
+        for (; c + FOUR <= s.columns; c += FOUR)
+            outer_with<T, 4>(s, left, right + c, from ? from + c : from, factor, to + c);
+        for (; c < s.columns; c += WIDE<T>) {  // the last vector may overlap the one before
+            const int64_t at = c + WIDE<T> <= s.columns ? c : s.columns - WIDE<T>;
+            outer_with<T, 1>(s, left, right + at, from ? from + at : from, factor, to + at);
+        }
+#ifdef __AVX__
+        if (s.large) _mm_sfence();
+#endif
+    }
+}
+
 // Losses -log softmax at the labels of rows (rows, classes); or, given slopes of the losses, the
 // gradient of the scores. A row whose label is `ignored` has the loss and the gradient zero.
 // Returns whether all labels are classes.
@@ -167,27 +267,6 @@ bool entropy(int64_t rows, int64_t classes, int64_t ignored, int threads, const 
         if (counts) o[label] -= slope;
     }
     return sound;
-}
-
-template <typename T>
-inline T moved(T a, T factor, T b) {
-#ifdef __FMA__
-    return std::fma(factor, b, a);
-#else
-    return a + factor * b;
-#endif
-}
-
-// Store a vector past the caches: nothing is read for it, and nothing pushed out.
-template <typename T>
-inline void stream(T* to, const wide<T>& value) {
-#if defined(__AVX512F__)
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)value);
-#elif defined(__AVX__)
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)value);
-#else
-    std::memcpy(to, &value, sizeof value);
-#endif
 }
 
 template <typename T>
@@ -234,6 +313,10 @@ void update(int64_t lanes, int64_t size, int64_t a_lane, int64_t b_lane, bool la
     extern "C" void dense_##NAME(const int64_t* n, int threads, const T* x, const T* w,         \
                                  const T* bias, T* out) {                                       \
         every_lane<T>(n, threads, x, w, bias, out);                                             \
+    }                                                                                           \
+    extern "C" void outer_##NAME(const int64_t* n, int threads, const T* a, const T* b,         \
+                                 const T* now, const T* factors, T* out) {                      \
+        outer<T>(n, threads, a, b, now, factors, out);                                          \
     }                                                                                           \
     extern "C" bool entropy_##NAME(const int64_t* n, int threads, const T* scores,              \
                                    const int64_t* labels, const T* slopes, T* out) {            \

@@ -37,6 +37,7 @@ LANES = 8
 _MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
 _MOST_OUTPUTS = 128  # of a dense layer
 _LEAST_INPUTS = 16  # of a dense layer: a vector of float32 at its widest
+_SHORT = 64  # samples of a batch: with more, libraries are as fast
 _LARGE = 1 << 23  # bytes of a leaf in all lanes that caches will not hold until it is read
 _MOST_CLASSES = 32
 _WORTH_IT = 1 << 15  # multiplications of a client's layer: below, calls cost what they save
@@ -109,6 +110,19 @@ def takes_product(a: Tensor, b: Tensor) -> bool:
         and a.stride(2) == b.stride(1) == 1
         and a.shape[2] >= _LEAST_INPUTS
         and b.shape[2] <= _MOST_OUTPUTS
+        and library() is not None
+    )
+
+
+def takes_outer(a: Tensor, b: Tensor) -> bool:
+    """Say whether a (L, M, K) · b (L, K, N) with a short K is computed here."""
+    return (
+        serves(a)
+        and a.dtype in _NAMES
+        and 0 < a.shape[2] <= _SHORT
+        and 0 < a.shape[1] <= _MOST_OUTPUTS
+        and b.shape[2] >= _LEAST_INPUTS
+        and b.stride(2) == 1
         and library() is not None
     )
 
@@ -337,6 +351,23 @@ def dense(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     shape = _numbers(lanes, rows, columns, depth, *strides)
     where = (None if t is None else _address(t) for t in (x, w, bias, out))
     _function("dense", x.dtype)(shape, torch.get_num_threads(), *where)
+    return out
+
+
+def outer(a: Tensor, b: Tensor, now: Tensor | None = None, factor: Tensor | None = None) -> Tensor:
+    """Return a (L, M, K) · b (L, K, N); with ``now`` (L, M, N), now + factor (L) times that."""
+    lanes, rows, depth = a.shape
+    columns = b.shape[2]
+    _check(b.shape == (lanes, depth, columns) and b.stride(2) == 1 and columns >= _LEAST_INPUTS)
+    if now is not None and factor is not None:
+        now = now if now[0].is_contiguous() else now.contiguous()
+        factor = factor.contiguous()
+        _check(now.shape == (lanes, rows, columns) and factor.shape == (lanes,))
+    out = a.new_empty(lanes, rows, columns)
+    strides = (*a.stride(), *b.stride()[:2], 0 if now is None else now.stride(0))
+    shape = _numbers(lanes, rows, columns, depth, *strides, out.nbytes >= _LARGE)
+    where = (None if t is None else _address(t) for t in (a, b, now, factor, out))
+    _function("outer", a.dtype)(shape, torch.get_num_threads(), *where)
     return out
 
 

@@ -339,6 +339,9 @@ class Rounds(Evaluation):
                 cores[int(np.argmin(cores))] += int(steps_of(ids, there, block.run).sum())
             return first + passed * len(ready) / max(taken, 1) * max(cores)
 
-        shapes = tuple((n, tuple(p.shape)) for n, p in self.task.module.named_parameters())
-        signature = (method.name, type(self.task.module), shapes, phase.batch, cohort.shape)
+        module = self.task.module
+        shapes = tuple((n, tuple(p.shape), p.dtype) for n, p in module.named_parameters())
+        # The words of a network tell what shapes do not, such as strides.
+        network = (type(module), repr(module), shapes, tuple(self.arena.x.shape[1:]))
+        signature = (method.name, network, phase.batch, cohort.shape)
         self.engine.tune(trial, cohort.size, signature)

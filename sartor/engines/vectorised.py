@@ -11,6 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
 from sartor.engines.lanes import CoreLanes, CoreOperations, DrawOperations
+from sartor.engines.lanes.native import library
 from sartor.engines.plan import Plan
 from sartor.engines.traced import Traces, keep_freed_memory
 from sartor.engines.tuning import Pace, choose_chunk
@@ -32,6 +34,7 @@ from sartor.tree import Tree
 PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0, 0)
 _UNTUNED = 256  # lanes at once on a CPU before anything was measured
 _REHEARSED = 3  # uses after which a step is traced for a rehearsal
+_QUIET = 1.1  # times its work a rehearsal may take where nobody else wants the cores
 STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 
 
@@ -51,6 +54,7 @@ class Vectorised:
         self._clock: Callable[[], float] = time.perf_counter
         self._rehearses = False
         self._rehearsal_cost = 0.0
+        self._worked = self._passed = 0.0  # seconds of rehearsals: by their clock, and in all
         self._fork_cost = 0.01  # seconds, until one was made
         self._paces: dict[str, Pace] = {}  # by the name of the work
 
@@ -75,7 +79,10 @@ class Vectorised:
                     self._rehearses, self._clock = False, time.perf_counter
                 return predicted + self._rehearsal_cost
 
-            self.lanes = choose_chunk(trial, lanes, self.workers, signature, rehearsal)
+            means = (self.workers, self._forks(), library() is not None)
+            self.lanes = choose_chunk(
+                trial, lanes, self.workers, (signature, means), rehearsal, self._was_quiet
+            )
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
@@ -131,18 +138,30 @@ class Vectorised:
         return list(_pool(self.workers).map(work, blocks))
 
     def _rehearsed(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
-        """Work as in a later round: with traces of all steps, and in processes if there are any."""
-        self.traces.worth_it = _REHEARSED
-        work(blocks[0])
-        self.traces.worth_it = None
-        self.traces.prepare()
+        """Time blocks as in a later round: with all traces, and in processes if there are any."""
+        side_by_side, forks, threads = len(blocks) > 1, self._forks(), torch.get_num_threads()
+        if forks:
+            # Of a core alone: what others do here does not count. Where blocks are threads it must,
+            # since they wait for Python's lock.
+            self._clock = time.thread_time
         self._rehearsal_cost = 0.0
-        if len(blocks) == 1 or self.workers == 1 or not self.may_fork or why_not() is not None:
-            return self._threaded(work, blocks)
-        self._clock = time.thread_time  # of a core alone: what else runs here does not count
-        outcome = work_in_processes(work, blocks, min(self.workers, len(blocks)))
-        self._rehearsal_cost = self._fork_cost = outcome.cost
-        return outcome.results
+        # On one core, since threads that share a step wait long for those that others hold up.
+        torch.set_num_threads(1)
+        try:
+            self.traces.worth_it = _REHEARSED
+            work(blocks[0])
+            self.traces.worth_it = None
+            self.traces.prepare()
+            on_one_core = None if side_by_side or threads == 1 else work(blocks[0])
+        finally:
+            torch.set_num_threads(threads)
+        if side_by_side and forks:
+            outcome = work_in_processes(work, blocks, min(self.workers, len(blocks)))
+            self._rehearsal_cost = self._fork_cost = outcome.cost
+            return outcome.results
+        times = self._threaded(work, blocks)
+        # All cores on one block are no slower than one of them, unless others hold them up.
+        return times if on_one_core is None else [min(times[0], on_one_core, key=itemgetter(1))]
 
     def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
         """Time some steps: what they take once beyond the rest, such as for memory, and the rest.
@@ -154,17 +173,22 @@ class Vectorised:
         first = self._clock() - began
         if not self._rehearses:
             return 0.0, first
-        began = self._clock()
+        began, woke = self._clock(), time.perf_counter()
         run()
-        again = self._clock() - began
+        again, passed = self._clock() - began, time.perf_counter() - woke
+        self._worked, self._passed = self._worked + again, self._passed + passed
         return max(first - again, 0.0), again
 
+    def _was_quiet(self) -> bool:
+        """Say whether rehearsals were not held up by others, as far as this process felt it."""
+        return self._passed < _QUIET * self._worked
+
+    def _forks(self) -> bool:
+        """Say whether blocks may be worked in processes now."""
+        return self.workers > 1 and self.may_fork and why_not() is None
+
     def _may_fork(self, pace: Pace, blocks: int) -> bool:
-        return (
-            self.may_fork
-            and pace.forks_pay(blocks, self._fork_cost, self.traces.made)
-            and why_not() is None
-        )
+        return pace.forks_pay(blocks, self._fork_cost, self.traces.made) and self._forks()
 
     def _forked(
         self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target], pace: Pace

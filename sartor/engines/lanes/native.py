@@ -32,6 +32,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from sartor.engines.kept import cache_folder
+
 LANES = 8
 """Samples of a vector, as in the source."""
 _MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
@@ -218,7 +220,7 @@ def _compiled(compiler: str, threads: Sequence[str]) -> Path:
     ).stdout
     texts = [source.read_text() for source in _SOURCES]
     what = "\n".join([*texts, *words, version, platform.machine(), _processor()])
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sartor"
+    folder = cache_folder()
     path = folder / f"native-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
     failed = path.with_suffix(".failed")
     if failed.exists():

@@ -32,7 +32,7 @@ from sartor.errors import ConfigError
 MOST_ELEMENTS = 100_000_000
 """Numbers up to which nearly dependent vectors are factorised themselves; beyond, their cosines."""
 
-_CLEAR = 1e-6  # squared pivots from which the cosines alone give the logarithm to ten digits
+_CLEAR = 1e-4  # the least eigenvalue of the cosines from which their own digits suffice
 
 
 class Coherence(NamedTuple):
@@ -72,8 +72,8 @@ def coherence(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) -> Coherence:
     """Return GCE with its log-determinant, and how many zero vectors were left out.
 
     With the Cholesky factor C of the cosines log det Ĝ = 2 Σ_k log C_kk, and GCE =
-    −expm1(log det Ĝ), in float64, on the device that holds the vectors. Where a pivot is small, it
-    is taken from the QR decomposition of the vectors instead, whose R is C without the squares.
+    −expm1(log det Ĝ), in float64, on the device that holds the vectors. Where vectors are nearly
+    dependent, R of the QR decomposition takes the place of C: it never sees their squares.
 
     Args:
         vectors: (K, ...) one vector per row; further axes are flattened.
@@ -137,10 +137,8 @@ def _log_determinant(unit: Tensor) -> float:
     if number > dimension:
         return -math.inf
     cosines = unit @ unit.T
-    factor, failed = torch.linalg.cholesky_ex(cosines)
-    pivots = factor.diagonal()
-    if bool(failed == 0) and float(pivots.min()) ** 2 > _CLEAR:
-        return min(0.0, 2 * float(pivots.log().sum()))
+    if float(torch.linalg.eigvalsh(cosines)[0]) > _CLEAR:
+        return min(0.0, 2 * float(torch.linalg.cholesky(cosines).diagonal().log().sum()))
     if unit.numel() <= MOST_ELEMENTS:
         diagonal = torch.linalg.qr(unit.T, mode="r")[1].diagonal().abs()
         # A pivot at rounding level is a dependent vector.

@@ -20,8 +20,9 @@ from sartor.method import Batch, Method, Phase, Site
 from sartor.tree import Tree
 
 GROUP = 32
-"""Clients whose letters are written together where lanes are worked on one at a time."""
+"""Clients, at most, whose letters are written together where lanes are worked on one at a time."""
 
+_GROUP_BYTES = 1 << 25  # of their models
 _SHARES = 8  # groups a core at least, as clients differ in size
 _KEPT = 1 << 26  # bytes of plans that are kept from one evaluation to the next
 
@@ -176,14 +177,22 @@ class Evaluation(Base):
 
         Clients that train before their test are left to the blocks of training.
         """
-        return self.arena.device.type == "cpu" and lanes == 1 and not self.method.adapt
+        warm = self.method.warmup
+        adapts = self.method.adapt or (warm is not None and warm.method.adapt)
+        return self.arena.device.type == "cpu" and lanes == 1 and not adapts
+
+    def _group_size(self) -> int:
+        """Return how many models are held at a time beside those that clients keep."""
+        each = sum(p.nbytes for p in self.task.module.parameters())
+        return max(1, min(GROUP, _GROUP_BYTES // max(each, 1)))
 
     def _grouped(self, order: np.ndarray, size: np.ndarray) -> list[np.ndarray]:
         """Cut the clients of a run, in the given order, into groups of about equal work at most."""
         batches = np.cumsum(-(-size[order] // self.eval_batch))
         share = max(1, -(-int(batches[-1]) // (_SHARES * self.engine.workers)))
         by_work = np.searchsorted(batches, np.arange(share, int(batches[-1]), share)) + 1
-        by_number = np.arange(GROUP, len(order), GROUP)
+        most = self._group_size()
+        by_number = np.arange(most, len(order), most)
         return [ids for ids in np.split(order, np.union1d(by_work, by_number)) if len(ids)]
 
     def models(
@@ -237,7 +246,9 @@ class Evaluation(Base):
 
         def pooled_step(sums: Tree, batch: Batch, site: Site) -> Tree:
             whose, found = site.own["slot"][batch.rows], scored(site.own["model"], batch)
-            return {k: sums[k].index_add(0, whose, found[k].double()) for k in sums}
+            # Samples are the last axis; before it may be the steps of a text.
+            rows = {k: v.reshape(-1, v.shape[-1]).double().sum(0) for k, v in found.items()}
+            return {k: sums[k].index_add(0, whose, rows[k]) for k in sums}
 
         return Phase(
             name=f"score {split}",
@@ -268,9 +279,10 @@ class Evaluation(Base):
         pick = on_device(order, self.arena.device)
         lane = torch.arange(len(pick), device=pick.device)[:, None]
         ids, size = np.take_along_axis(ids, order, 1), np.take_along_axis(size, order, 1)
-        # A model that all lanes share needs no order, and no copies.
+        # Models that are in order need no copies, nor does one that all lanes share.
+        ordered = bool((order == np.arange(order.shape[1])).all())
         sorted_model = tree.map(
-            lambda leaf: leaf if leaf.stride(1) == 0 else leaf[lane, pick], model
+            lambda leaf: leaf if ordered or leaf.stride(1) == 0 else leaf[lane, pick], model
         )
         here = site._replace(own=sorted_model, common={}, index=site.index[lane, pick])
         one_by_one = self._groups(self.engine.chunk(())) and len(ids) == 1 < ids.size
@@ -329,9 +341,8 @@ class Evaluation(Base):
         phase = self._phase_once(method, split, pooled=True)
         mine = cut_arena(self.arena, run, 1)
         lists, number = mine.splits[split], int(size.sum())
-        # One length for all groups, so that their steps have the same shapes.
-        slots = max(GROUP, ids.shape[1])
-        capacity = min(slots * lists.capacity, len(lists.rows))
+        # Few lengths for all groups, so that their steps have the same shapes.
+        slots, capacity = max(GROUP, ids.shape[1]), 1 << max(number - 1, 0).bit_length()
         zero = torch.zeros((1, 1, slots + 1), device=self.arena.device, dtype=torch.float64)
         sums = {"correct": zero, "loss": zero}
         if not number:

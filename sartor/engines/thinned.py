@@ -146,11 +146,13 @@ def _join_steps(graph: Graph) -> None:
             gradient = _gradient(slope)
             if gradient is None or list(slope.users) != [step]:
                 continue
-            with graph.inserting_before(step):
-                both = graph.call_function(moved_on_core, (leaf, *gradient.args[:2], step.args[2]))
-                joined[number], sums = (graph.call_function(getitem, (both, k)) for k in (0, 1))
+            with graph.inserting_after(gradient):  # where the sums were, which others may read
+                sums = graph.call_function(_aten.sum.dim_IntList, (gradient.args[0], [2]))
             for other in [user for user in gradient.users if user is not slope]:
                 other.replace_all_uses_with(sums)
+            with graph.inserting_before(step):
+                given = (leaf, *gradient.args[:2], step.args[2])
+                joined[number] = graph.call_function(moved_on_core, given)
         if not joined:
             continue
         rest = [number for number in range(len(_lists(step)[0])) if number not in joined]
@@ -170,10 +172,12 @@ def _lists(step: Node) -> tuple[list[Node], list[Node]]:
 
 
 def _gradient(slope: Node) -> Node | None:
-    """Return the operation whose first outcome this is, if it is the gradient of a layer."""
+    """Return the operation whose first outcome this is, if it is a layer's gradient, read once."""
     source = slope.args[0] if slope.target is getitem and slope.args[1] == 0 else None
-    plain = isinstance(source, Node) and source.target is _GRADIENT and source.args[2] is None
-    return source if isinstance(source, Node) and plain else None
+    if not isinstance(source, Node) or source.target is not _GRADIENT or source.args[2] is not None:
+        return None
+    others = [user for user in source.users if user is not slope]
+    return source if all(u.target is getitem and u.args[1] == 1 for u in others) else None
 
 
 # ---- what a node is --------------------------------------------------------------------------

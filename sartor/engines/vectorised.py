@@ -54,7 +54,7 @@ class Vectorised:
         self._clock: Callable[[], float] = time.perf_counter
         self._rehearses = False
         self._rehearsal_cost = 0.0
-        self._worked = self._passed = 0.0  # seconds of rehearsals: by their clock, and in all
+        self._worked = self._passed = 0.0  # seconds of rehearsals: of the core, and in all
         self._fork_cost = 0.01  # seconds, until one was made
         self._paces: dict[str, Pace] = {}  # by the name of the work
 
@@ -173,10 +173,11 @@ class Vectorised:
         first = self._clock() - began
         if not self._rehearses:
             return 0.0, first
-        began, woke = self._clock(), time.perf_counter()
+        began, woke, core = self._clock(), time.perf_counter(), time.thread_time()
         run()
         again, passed = self._clock() - began, time.perf_counter() - woke
-        self._worked, self._passed = self._worked + again, self._passed + passed
+        self._worked += time.thread_time() - core
+        self._passed += passed
         return max(first - again, 0.0), again
 
     def _was_quiet(self) -> bool:

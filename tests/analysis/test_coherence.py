@@ -94,6 +94,17 @@ def test_nearly_parallel_vectors_keep_their_digits(angle):
     assert found.log_determinant == pytest.approx(2 * math.log(math.sin(angle)), rel=1e-10)
 
 
+@pytest.mark.parametrize("number", [10, 30])
+def test_vectors_whose_pivots_do_not_show_how_dependent_they_are(number):
+    """Kahan's: the least pivot is 0.002, the least eigenvalue of the cosines far smaller."""
+    sine = 0.002 ** (1 / (number - 1))
+    upper = np.eye(number) - math.sqrt(1 - sine**2) * np.triu(np.ones((number, number)), 1)
+    vectors = (np.diag(sine ** np.arange(number)) @ upper).T
+    found = coherence(vectors / np.linalg.norm(vectors, axis=1, keepdims=True))
+    expected = 2 * math.fsum(k * math.log(sine) for k in range(number))
+    assert found.log_determinant == pytest.approx(expected, rel=1e-9)
+
+
 def test_chance_is_what_random_directions_give():
     """The baseline of the sheet, and a small simulation of it."""
     assert chance_coherence(100, 7850) == pytest.approx(0.469, abs=5e-4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -228,33 +229,67 @@ def test_slopes_are_the_same(called: list[str], lead: tuple[int, ...]) -> None:
     torch.testing.assert_close(found, plain, rtol=1e-11, atol=1e-12)
 
 
+def _plain_step(p: Tree, slopes: Callable[[Tree], Tree], rate: Tensor) -> Tree:
+    return tree.addcmul(p, slopes(p), rate)
+
+
+def _with_momentum(p: Tree, slopes: Callable[[Tree], Tree], rate: Tensor) -> Tree:
+    """Read the gradient of the weights twice."""
+    moved = tree.addcmul(p, slopes(p), rate)
+    return {**moved, "w": moved["w"] + 0.9 * slopes(p)["w"]}
+
+
+def _twice(p: Tree, slopes: Callable[[Tree], Tree], rate: Tensor) -> Tree:
+    one, other = (tree.addcmul(p, slopes(p), scale * rate) for scale in (1.0, 2.0))
+    return {**one, "w": one["w"] - other["w"]}
+
+
+def _bias_first(p: Tree, slopes: Callable[[Tree], Tree], rate: Tensor) -> Tree:
+    """Read the sums of the gradient before the step."""
+    found = slopes(p)
+    return tree.addcmul(p, {**found, "b": found["b"] + 0.1 * p["b"]}, rate)
+
+
 @compiled
-@pytest.mark.parametrize("outputs", [6, 129])
-def test_a_trace_joins_a_gradient_and_the_step_along_it(called: list[str], outputs: int) -> None:
-    """Of layers that are computed here; biases and other leaves keep their own steps."""
+@pytest.mark.parametrize(
+    ("step", "outputs", "batch", "joins"),
+    [
+        (_plain_step, 6, 30, True),
+        (_plain_step, 6, 70, True),  # too many samples: joined, and done one after the other
+        (_plain_step, 129, 30, False),
+        (_with_momentum, 6, 30, False),
+        (_twice, 6, 30, False),
+        (_bias_first, 6, 30, True),
+    ],
+)
+def test_a_trace_joins_a_gradient_and_the_step_along_it(
+    called: list[str], step: Any, outputs: int, batch: int, joins: bool
+) -> None:
+    """Of layers that are computed here, if nobody else reads it; the bits of a mapped step."""
     shapes = {"a": (5, 2), "b": (outputs,), "w": (outputs, 200)}
     p = {name: _drawn(3, *shape) for name, shape in shapes.items()}
-    x, y, rate = _drawn(3, 30, 200), torch.arange(90).reshape(3, 30) % 6, _drawn(3)
+    x, y = _drawn(3, batch, 200), torch.arange(3 * batch).reshape(3, batch) % 6
 
-    def step(p: Tree, x: Tensor, y: Tensor, rate: Tensor) -> Tree:
+    def one(p: Tree, x: Tensor, y: Tensor, rate: Tensor) -> Tree:
         def loss(q: Tree) -> Tensor:
             return _loss(q, x, y) + q["a"].square().sum()
 
-        return tree.addcmul(p, grad(loss)(p), rate)
+        found: Tree = step(p, grad(loss), rate)
+        return found
 
     def steps(*given: Tensor) -> list[Tensor]:
         with CoreLanes():
-            found = vmap(step)(dict(zip(shapes, given[:3], strict=True)), *given[3:])
+            found = vmap(one)(dict(zip(shapes, given[:3], strict=True)), *given[3:])
         return [found[name] for name in shapes]
 
-    given = [*p.values(), x, y, rate]
+    given = [*p.values(), x, y, _drawn(3)]
     wanted = steps(*given)
     thin_steps = thin(make_fx(steps)(*given))
     names = [getattr(node.target, "__name__", "") for node in thin_steps.graph.nodes]
-    assert names.count("moved_on_core") == (outputs == 6)
+    assert names.count("moved_on_core") == joins
     called.clear()
     found = thin_steps(*given)
-    assert ("outer" in called) == (outputs == 6)
+    assert ("outer" in called) == (outputs == 6 and batch == 30)
     assert all(torch.equal(one, other) for one, other in zip(found, wanted, strict=True))
 
 

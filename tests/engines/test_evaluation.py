@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sartor import tree
@@ -18,9 +20,18 @@ from sartor.engines import evaluation
 from sartor.engines.parts import Tally
 from sartor.engines.plan import Plan
 from sartor.local import Local
-from sartor.method import Phase
+from sartor.method import Phase, Warmup
 from sartor.methods import build
 from sartor.simulation import Simulation
+from sartor.task import (
+    Task,
+    all_labels,
+    binary_cross_entropy,
+    never,
+    next_tokens,
+    squared_error,
+    token_cross_entropy,
+)
 from tests.toys import federation, net_task, run, simulation
 
 SIZES = ([5, 0, 1, 3, 4], [2, 5, 5, 0, 3])
@@ -182,3 +193,81 @@ def test_groups_have_everybody_once_and_about_equal_work(
     for ids in groups:
         assert 0 < len(ids) <= evaluation.GROUP
         assert batches[ids].sum() <= max(share, 1) + batches[ids].max()
+
+
+class Texts(nn.Module):
+    """Four tokens of three kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x).reshape(-1, 4, 3)
+
+
+@pytest.mark.parametrize(
+    ("task", "labels", "classes"),
+    [
+        (Task(Texts(), None, token_cross_entropy, next_tokens, kind="next-token"), (4,), 3),
+        (Task(nn.Linear(4, 1), None, squared_error, never, kind="regression"), (1,), 0),
+        (Task(nn.Linear(4, 3), None, binary_cross_entropy, all_labels, kind="multilabel"), (3,), 3),
+    ],
+    ids=lambda given: getattr(given, "kind", None),
+)
+def test_a_shared_model_is_scored_alike_whatever_the_task(
+    monkeypatch: pytest.MonkeyPatch, task: Task, labels: tuple[int, ...], classes: int
+) -> None:
+    """Samples of many clients in a batch, against one client after the other."""
+    drawn = torch.Generator().manual_seed(0)
+    x = torch.randn(400, 4, generator=drawn, dtype=torch.float64)
+    if task.kind == "next-token":
+        y = torch.randint(0, 3, (400, *labels), generator=drawn)
+    else:
+        y = torch.rand(400, *labels, generator=drawn).double().round()
+    plain = federation(sizes=(3,) * 40, data=(x, torch.zeros(400).long()))
+    fed = replace(plain, y=y, task=task.kind, num_classes=classes)
+    pooled: list[int] = []
+    whole = evaluation.Evaluation._pooled
+    monkeypatch.setattr(
+        evaluation.Evaluation,
+        "_pooled",
+        lambda self, method, site, ids, *rest: (
+            pooled.append(ids.size) or whole(self, method, site, ids, *rest)
+        ),
+    )
+    found = []
+    for engine, chunk in (("sequential", None), ("vectorised", 1)):
+        method = build("fedavg", task, Local(lr=0.1, batch=3), {})
+        sim = run(simulation(method, task, [fed], engine=engine, chunk=chunk, rounds=1))
+        pooled.clear()
+        found.append(sim.rounds.evaluate(sim.server, sim.store, 1)[0]["test"])
+        assert (sum(pooled) == 40) == (chunk == 1)
+    np.testing.assert_allclose(found[1].correct, found[0].correct)
+    np.testing.assert_allclose(found[1].loss, found[0].loss, rtol=1e-11)
+
+
+def test_groups_of_large_models_are_small(
+    trained: Simulation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a group holds beside the clients' own models is bounded."""
+    rounds = trained.rounds
+    each = sum(p.nbytes for p in rounds.task.module.parameters())
+    for room, most in ((3 * each, 3), (0, 1), (1 << 40, evaluation.GROUP)):
+        monkeypatch.setattr(evaluation, "_GROUP_BYTES", room)
+        groups = rounds._grouped(np.arange(200), np.zeros(200, dtype=np.int64))
+        assert max(len(ids) for ids in groups) == most
+
+
+def test_clients_that_adapt_are_not_grouped(trained: Simulation) -> None:
+    """Also those that do so while the method warms up."""
+    rounds, method = trained.rounds, trained.rounds.method
+    adapts = replace(method, adapt=method.phases)
+    try:
+        assert rounds._groups(1)
+        for other in (adapts, replace(method, warmup=Warmup(3, adapts, adapts))):
+            rounds.method = other
+            assert not rounds._groups(1)
+    finally:
+        rounds.method = method
+    assert not rounds._groups(2)

@@ -371,3 +371,8 @@ def test_layers_that_do_not_fit_together_are_an_error() -> None:
         native.outer(x.mT, x, torch.randn(2, 20, 20), torch.ones(3))
     with pytest.raises(ValueError, match="fit together"):
         native.outer(x.mT, x.mT.contiguous().mT)
+    with pytest.raises(ValueError, match="fit together"):
+        native.outer(x.mT, x.double())
+    with pytest.raises(ValueError, match="fit together"):
+        native.outer(x.mT, x, torch.randn(2, 20, 20).double(), torch.ones(2))
+    assert not native.takes_outer(x.mT, x.double())

@@ -262,3 +262,26 @@ def test_rounds_that_are_rehearsed_are_chosen_for_once(
     monkeypatch.setenv("SARTOR_FORK", "1" if forks == "0" else "0")
     lanes()
     assert len(json.loads(cache.read_text())) == 2
+
+
+@pytest.mark.parametrize(("held_up", "quiet"), [(0.0, True), (0.05, True), (0.5, False)])
+def test_rehearsals_that_wait_for_others_are_not_quiet(
+    monkeypatch: pytest.MonkeyPatch, held_up: float, quiet: bool
+) -> None:
+    """By what the core did of the time that passed, whatever clock the rehearsal counts by."""
+    sim = simulation(
+        build("fedavg", net_task(), Local(batch=3, lr=0.1), {}), net_task(), [federation()]
+    )
+    engine = sim.engine
+    now = {"wall": 0.0, "core": 0.0}
+
+    def work() -> None:
+        now["core"] += 1.0
+        now["wall"] += 1.0 + held_up
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now["wall"])
+    monkeypatch.setattr(time, "thread_time", lambda: now["core"])
+    for clock in (time.perf_counter, time.thread_time):
+        engine._clock, engine._rehearses = clock, True
+        engine.timed(work)
+        assert engine._was_quiet() == quiet

@@ -9,7 +9,7 @@ is not changed. What they do not know goes its plain way.
 |---|---|---|
 | ``conv2d`` | ``convolution``: Triton kernels, or patches and one product | ``native``, one lane |
 | ``max_pool2d`` | ``pooling`` | ``native``, or ``halving``, one lane |
-| ``linear`` | ``dense`` | ``dense`` by ``native``, many lanes with few outputs |
+| ``linear`` | ``dense`` | ``dense`` by ``native``, both ways, many lanes with few outputs |
 | ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
 | ``sartor.task.masked_mean`` | ``losses`` | |
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |

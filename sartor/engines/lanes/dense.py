@@ -229,15 +229,14 @@ def sums_on_core(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Ten
     return on_core(a, b, None, mask, False, True)
 
 
-def moved_on_core(now: Tensor, a: Tensor, b: Tensor, factor: Tensor) -> tuple[Tensor, Tensor]:
-    """Return now + factor · (a · b), and the sums of a's rows: a layer's gradient and its step.
+def moved_on_core(now: Tensor, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
+    """Return now + factor · (a · b): the gradient of a layer's weights and the step along it.
 
     The gradient is not written out; the numbers are those of one after the other, to the bit.
     """
     if native.takes_outer(a, b):
-        return native.outer(a, b, now, factor), a.sum(2)
-    product, sums = sums_on_core(a, b, None)
-    return native.updated([now], [product], factor)[0], sums
+        return native.outer(a, b, now, factor)
+    return native.updated([now], [sums_on_core(a, b, None)[0]], factor)[0]
 
 
 def _split_product(

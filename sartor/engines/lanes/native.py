@@ -120,6 +120,7 @@ def takes_outer(a: Tensor, b: Tensor) -> bool:
     """Say whether a (L, M, K) · b (L, K, N) with a short K is computed here."""
     return (
         serves(a)
+        and a.dtype == b.dtype
         and a.dtype in _NAMES
         and 0 < a.shape[2] <= _SHORT
         and 0 < a.shape[1] <= _MOST_OUTPUTS
@@ -361,6 +362,7 @@ def outer(a: Tensor, b: Tensor, now: Tensor | None = None, factor: Tensor | None
     lanes, rows, depth = a.shape
     columns = b.shape[2]
     _check(b.shape == (lanes, depth, columns) and b.stride(2) == 1 and columns >= _LEAST_INPUTS)
+    _check(all(t is None or t.dtype == a.dtype for t in (b, now, factor)))
     if now is not None and factor is not None:
         now = now if now[0].is_contiguous() else now.contiguous()
         factor = factor.contiguous()

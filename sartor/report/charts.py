@@ -112,6 +112,8 @@ def line_figure(
         axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
+    if y_scale == "linear":
+        _calm(axes)
     hollow = any(line.published is not None for line in lines)
     if hollow:
         with mpl.rc_context(STYLE):
@@ -125,6 +127,14 @@ def line_figure(
     if hollow:
         told.append(f"Hollow markers are the {hollow_name} values.")
     return Figure(key, title, " ".join(told), alt or _words(lines, x_label, y_label), canvas)
+
+
+def _calm(axes: Any) -> None:
+    """Let curves that differ in the last digits alone look level, as their numbers are written."""
+    low, high = axes.get_ylim()
+    middle = (low + high) / 2
+    if high - low < 1e-3 * abs(middle):
+        axes.set_ylim(middle - 0.05 * abs(middle), middle + 0.05 * abs(middle))
 
 
 def _draw(axes: Any, line: Line, colour: str, mark: str, stroke: Any) -> None:

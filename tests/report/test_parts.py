@@ -57,6 +57,20 @@ def test_a_line_figure_says_what_it_shows_and_leaves_out_what_is_not_there():
     assert plain.caption == ""
 
 
+def test_curves_that_differ_in_the_last_digits_alone_look_level():
+    """No axis that counts billionths above 1, whose words would lie on the legend."""
+
+    def height(values):
+        line = Line("a", [1, 2, 3], values)
+        (axes,) = line_figure("a", "A", [line], x_label="x", y_label="y").canvas.axes
+        low, high = axes.get_ylim()
+        return high - low
+
+    assert height([1.0, 1 - 1e-9, 1 - 3e-9]) == pytest.approx(0.1)
+    assert height([1.0, 0.98, 0.99]) < 0.05
+    assert height([0.0, 1e-9, 2e-9]) < 1e-8
+
+
 @pytest.mark.parametrize(
     ("line", "scale", "word"),
     [

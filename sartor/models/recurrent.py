@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.overrides import handle_torch_function, has_torch_function
 
 from sartor.errors import ModelError
 from sartor.models.sizes import sizes_of
@@ -43,6 +44,39 @@ def in_text(tokens: Tensor) -> Tensor:
     [[True, True, True, False]]
     """
     return (tokens != PADDING).to(torch.int64).flip(-1).cumsum(-1).flip(-1) > 0
+
+
+def recur(given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False) -> Tensor:
+    """Run the loop of an LSTM layer; an engine may catch the call, as torch's own.
+
+    Args:
+        given: ``(batch, steps, 4 · hidden)`` W_ih x_t + b_ih + b_hh.
+        weight: ``(4 · hidden, hidden)`` W_hh.
+        is_token: ``(batch, steps)`` which steps belong to the text.
+        backward: whether to begin with the last step.
+
+    Returns:
+        The outputs ``(batch, steps, hidden)``; where no token is, those of the step before.
+    """
+    if has_torch_function((given, weight, is_token)):
+        given_all = (given, weight, is_token)
+        outputs: Tensor = handle_torch_function(recur, given_all, *given_all, backward)
+        return outputs
+    hidden = given.new_zeros(()).expand(given.shape[0], weight.shape[1])
+    cell = hidden
+    # Unbound at once: the gradient of a slice is as large as the whole, one for every step.
+    steps = list(zip(given.unbind(1), is_token.unsqueeze(-1).unbind(1), strict=True))
+    found = []
+    for step, there in reversed(steps) if backward else steps:
+        gates = step + F.linear(hidden, weight)
+        write, keep, new, read = gates.chunk(4, dim=-1)
+        after = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
+        hidden = torch.where(there, torch.sigmoid(read) * torch.tanh(after), hidden)
+        cell = torch.where(there, after, cell)
+        found.append(hidden)
+    if backward:
+        found.reverse()
+    return torch.stack(found, dim=1)
 
 
 class Direction(nn.Module):
@@ -75,21 +109,8 @@ class Direction(nn.Module):
             The outputs ``(batch, steps, hidden)`` (beyond the text: anything) and the last one.
         """
         given = F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh)
-        hidden = given.new_zeros(()).expand(given.shape[0], self.weight_hh.shape[1])
-        cell = hidden
-        # Unbound at once: the gradient of a slice is as large as the whole, one for every step.
-        steps = list(zip(given.unbind(1), is_token.unsqueeze(-1).unbind(1), strict=True))
-        outputs = []
-        for step, there in reversed(steps) if self.backward else steps:
-            gates = step + F.linear(hidden, self.weight_hh)
-            write, keep, new, read = gates.chunk(4, dim=-1)
-            after = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
-            hidden = torch.where(there, torch.sigmoid(read) * torch.tanh(after), hidden)
-            cell = torch.where(there, after, cell)
-            outputs.append(hidden)
-        if self.backward:
-            outputs.reverse()
-        return torch.stack(outputs, dim=1), hidden
+        outputs = recur(given, self.weight_hh, is_token, self.backward)
+        return outputs, outputs[:, 0 if self.backward else -1]
 
 
 class Layer(nn.Module):

@@ -12,6 +12,7 @@ is not changed. What they do not know goes its plain way.
 | ``linear`` | ``dense`` | ``dense`` by ``native``, both ways, many lanes with few outputs |
 | ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
 | ``sartor.task.masked_mean`` | ``losses`` | |
+| ``sartor.models.recurrent.recur`` | ``recurrence``: one launch | ``recurrence`` by ``native`` |
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
 | ``sartor.tree.addcmul`` | ``leaves``: one launch | ``leaves`` by ``native``, many lanes |
 | ``sartor.tree.add_difference``, ``pulled_step`` | ``leaves``: one launch | |
@@ -30,9 +31,20 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from sartor import rng, tree
-from sartor.engines.lanes import convolution, dense, draws, halving, leaves, losses, native, pooling
+from sartor.engines.lanes import (
+    convolution,
+    dense,
+    draws,
+    halving,
+    leaves,
+    losses,
+    native,
+    pooling,
+    recurrence,
+)
 from sartor.engines.lanes.fusion import Fusion, Pass
 from sartor.method import weighted_leaves
+from sartor.models.recurrent import recur
 from sartor.task import masked_mean
 
 
@@ -127,6 +139,14 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
     return losses.masked_mean(values, mask) if losses.takes_mean(values, mask) else None
 
 
+def _recur(
+    given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False
+) -> Tensor | None:
+    if not recurrence.takes(given, weight, is_token):
+        return None
+    return recurrence.recur(given, weight, is_token, backward)
+
+
 def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
     def serve(*given: Any) -> list[Tensor] | None:
         lists, scales = list(given[:-factors]), list(given[-factors:])
@@ -176,6 +196,7 @@ class LaneOperations(_Operations):
         F.max_pool2d: _max_pool2d,
         torch.max_pool2d: _max_pool2d,
         masked_mean: _mean,
+        recur: _recur,
         tree.addcmul_leaves: _update("addcmul", 1),
         tree.add_difference_leaves: _update("add_difference", 1),
         tree.pulled_step_leaves: _update("pulled_step", 2),
@@ -219,6 +240,7 @@ class CoreOperations(_Operations):
         torch.conv2d: _conv2d_alone,
         F.max_pool2d: _max_pool2d_alone,
         torch.max_pool2d: _max_pool2d_alone,
+        recur: _recur,
     }
 
 
@@ -235,6 +257,7 @@ class CoreLanes(_Operations):
         **DrawOperations.forms,
         F.linear: _linear_on_cores,
         F.cross_entropy: _cross_entropy,
+        recur: _recur,
         tree.addcmul_leaves: _addcmul_on_cores,
     }
 
@@ -249,6 +272,8 @@ DIRECT: Mapping[Any, Callable[..., Any]] = {
     torch.ops.sartor.lane_addcmul.default: leaves.addcmul_on_core,
     torch.ops.sartor.lane_product.default: dense.product_on_core,
     torch.ops.sartor.lane_product_and_sums.default: dense.sums_on_core,
+    torch.ops.sartor.lane_recurrence.default: native.recurrence,
+    torch.ops.sartor.lane_recurrence_grad.default: native.recurrence_gradient,
     torch.ops.sartor.row_losses.default: losses.on_core,
     torch.ops.sartor.row_slopes.default: losses.slopes_on_core,
 }

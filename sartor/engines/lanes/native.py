@@ -5,8 +5,9 @@ a vector register stays empty, above all backwards. ``native.cpp`` works on imag
 the last axis, (C, H, W, B): every loop runs over neighbouring samples. To PyTorch such images are
 ordinary ones, (B, C, H, W), with other strides, so that what stands between two of these
 operations, such as a ReLU, keeps the layout, and nothing is copied. ``layers.cpp`` has a dense
-layer with few outputs, cross-entropy over few classes and the update of a network, for all lanes;
-where the compiler has OpenMP, its threads share that work (with GCC they are those of PyTorch).
+layer with few outputs, cross-entropy over few classes and the update of a network, for all lanes,
+``recurrence.cpp`` the loop of an LSTM layer; where the compiler has OpenMP, its threads share that
+work (with GCC they are those of PyTorch).
 
 The library is compiled once for the machine and kept in the user's cache folder. Without a
 compiler, or with ``SARTOR_NATIVE=0``, the plain operations of PyTorch do the work.
@@ -43,7 +44,9 @@ _SHORT = 64  # samples of a batch: with more, libraries are as fast
 _LARGE = 1 << 23  # bytes of a leaf in all lanes that caches will not hold until it is read
 _MOST_CLASSES = 32
 _WORTH_IT = 1 << 15  # multiplications of a client's layer: below, calls cost what they save
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("native.cpp", "layers.cpp"))
+_SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("native.cpp", "layers.cpp", "recurrence.cpp")
+)
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 _NAMES = {torch.float32: "float", torch.float64: "double"}
 
@@ -146,6 +149,11 @@ def _derived_backwards(x: Tensor) -> bool:
         and forward_ad._current_level < 0
         and library() is not None
     )
+
+
+def takes_recurrence(given: Tensor, weight: Tensor) -> bool:
+    """Say whether the loop of an LSTM layer is computed here."""
+    return weight.dtype == given.dtype and serves(weight) and _derived_backwards(given)
 
 
 def takes_update(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> bool:
@@ -364,7 +372,7 @@ def outer(a: Tensor, b: Tensor, now: Tensor | None = None, factor: Tensor | None
     _check(b.shape == (lanes, depth, columns) and b.stride(2) == 1 and columns >= _LEAST_INPUTS)
     _check(all(t is None or t.dtype == a.dtype for t in (b, now, factor)))
     if now is not None and factor is not None:
-        now = now if now[0].is_contiguous() else now.contiguous()
+        now = _whole(now)
         factor = factor.contiguous()
         _check(now.shape == (lanes, rows, columns) and factor.shape == (lanes,))
     out = a.new_empty(lanes, rows, columns)
@@ -398,13 +406,53 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
     return out
 
 
+def recurrence(
+    given: Tensor, weight: Tensor, is_token: Tensor, backward: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the loops of an LSTM layer; see ``recurrence.lane_recurrence``."""
+    lanes, batch, steps, _ = given.shape
+    hidden = weight.shape[2]
+    _check(weight.shape == (lanes, 4 * hidden, hidden) and given.shape[3] == 4 * hidden)
+    _check(is_token.shape == given.shape[:3] and is_token.dtype == torch.bool)
+    _check(weight.dtype == given.dtype)
+    tensors = [_whole(t) for t in (given, weight, is_token)]
+    outputs, cells = (given.new_empty(lanes, batch, steps, hidden) for _ in range(2))
+    gates = given.new_empty(given.shape)
+    shape = _numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
+    where = (_address(t) for t in (*tensors, outputs, gates, cells))
+    _function("recurrence", given.dtype)(shape, torch.get_num_threads(), *where)
+    return outputs, gates, cells
+
+
+def recurrence_gradient(
+    grad: Tensor, weight: Tensor, is_token: Tensor, gates: Tensor, cells: Tensor, backward: bool
+) -> Tensor:
+    """Go back through such loops; see ``recurrence.lane_recurrence_grad``."""
+    lanes, batch, steps, hidden = grad.shape
+    _check(weight.shape == (lanes, 4 * hidden, hidden) and is_token.shape == grad.shape[:3])
+    _check(gates.shape == (*grad.shape[:3], 4 * hidden) and cells.shape == grad.shape)
+    _check(is_token.dtype == torch.bool)
+    _check(all(t.dtype == grad.dtype for t in (weight, gates, cells)))
+    tensors = [_whole(t) for t in (grad, weight, is_token, gates, cells)]
+    out = grad.new_empty(gates.shape)
+    shape = _numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
+    where = (_address(t) for t in (*tensors, out))
+    _function("recurrence_gradient", grad.dtype)(shape, torch.get_num_threads(), *where)
+    return out
+
+
+def _whole(x: Tensor) -> Tensor:
+    """Make each lane contiguous."""
+    return x if x[0].is_contiguous() else x.contiguous()
+
+
 def updated(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> list[Tensor]:
     """Return now + factor · slope for leaves (L, ...) and factors (L)."""
     factor = factor.contiguous()
     lanes, found = len(factor), []
     threads, call = torch.get_num_threads(), _function("update", factor.dtype)
     for given in zip(now, slope, strict=True):
-        a, b = (x if x[0].is_contiguous() else x.contiguous() for x in given)
+        a, b = (_whole(x) for x in given)
         _check(a.shape == b.shape and len(a) == lanes and a.dtype == b.dtype == factor.dtype)
         out = a.new_empty(a.shape)
         size = a[0].numel()

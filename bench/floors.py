@@ -45,12 +45,13 @@ from torch import Tensor, nn
 
 from bench.plain import make_model
 from bench.rates import Rates, measure_rates
-from bench.workloads import WORKLOADS, Share, Workload
+from bench.workloads import LENGTH, WORKLOADS, Share, Workload
 
 if TYPE_CHECKING:
     from sartor.data import Federation
 
-COUNTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+COUNTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.LSTM)
+FREE = (nn.Embedding,)  # looked up, not multiplied
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def count_sample(model: nn.Module, shape: Sequence[int]) -> Sample:
     """Count the products of a network on one sample, from the shapes of its layers alone.
 
     Args:
-        model: linear layers and convolutions hold all its parameters.
+        model: linear layers, convolutions, LSTM layers and embeddings hold all its parameters.
         shape: of a sample.
 
     Raises:
@@ -96,26 +97,32 @@ def count_sample(model: nn.Module, shape: Sequence[int]) -> Sample:
     unknown = [
         f"{name or 'the model'} ({type(layer).__name__})"
         for name, layer in model.named_modules()
-        if layer._parameters and not isinstance(layer, COUNTED)
+        if layer._parameters and not isinstance(layer, (*COUNTED, *FREE))
     ]
     if unknown:
         raise ConfigError(
-            f"The operations of {', '.join(unknown)} cannot be counted: only linear layers and "
-            "convolutions are known here; add the layer's rule to bench/floors.py."
+            f"The operations of {', '.join(unknown)} cannot be counted: only linear layers, "
+            "convolutions, LSTM layers and embeddings are known here; add the layer's rule to "
+            "bench/floors.py."
         )
     ghost = copy.deepcopy(model).to("meta").requires_grad_()
     forward, backward = [], []
 
-    def note(layer: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        cost = 2 * output.numel() * layer.weight[0].numel()
+    def note(layer: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
+        if isinstance(layer, nn.LSTM):  # every step multiplies by all weights
+            weights = sum(p.numel() for name, p in layer.named_parameters() if "weight" in name)
+            cost = 2 * weights * inputs[0].shape[:-1].numel()
+        else:
+            cost = 2 * output.numel() * layer.weight[0].numel()
         forward.append(cost)
         backward.append(cost * (1 + inputs[0].requires_grad))  # the data need no gradient
 
     for layer in ghost.modules():
         if isinstance(layer, COUNTED):
             layer.register_forward_hook(note)
+    is_text = any(isinstance(layer, FREE) for layer in ghost.modules())
     with torch.enable_grad():
-        ghost(torch.empty(1, *shape, device="meta"))
+        ghost(torch.empty(1, *shape, device="meta", dtype=torch.int64 if is_text else None))
     parameters = sum(p.numel() for p in model.parameters())
     return Sample(sum(forward), sum(backward), parameters, math.prod(shape))
 
@@ -180,11 +187,12 @@ def _nominal(workload: Workload) -> Work:
     from sartor.data import divide
 
     w, tests = workload, max(workload.samples // 6, workload.clients)
-    labels = np.random.default_rng(0).integers(0, 10, w.samples + tests)
+    labels = np.random.default_rng(0).integers(0, w.classes, w.samples + tests)
     cut = divide(
-        labels, w.partition, clients=w.clients, num_train=w.samples, num_classes=10, seed=0
+        labels, w.partition, clients=w.clients, num_train=w.samples, num_classes=w.classes, seed=0
     )
-    sample = count_sample(make_model(w.model), (1, 28, 28))
+    shape = (LENGTH,) if w.model == "lstm" else (1, 28, 28)
+    sample = count_sample(make_model(w.model), shape)
     return count_round(
         sample,
         cut.train.sizes.tolist(),

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from bench.workloads import Share
+from bench.workloads import TOKENS, Share
 
 
 class LeNet5(nn.Module):
@@ -37,10 +37,30 @@ class LeNet5(nn.Module):
         return out
 
 
+class Texts(nn.Module):
+    """Embedding, two LSTM layers, a hidden layer; the answer follows the last true token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TOKENS, 50)
+        self.lstm = nn.LSTM(50, 50, 2, batch_first=True)
+        self.classifier = nn.Sequential(nn.Linear(50, 100), nn.LeakyReLU(0.1), nn.Linear(100, 2))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits."""
+        outputs, _ = self.lstm(self.embedding(tokens))
+        last = (tokens != 0).sum(1).clamp(min=1) - 1
+        at = last[:, None, None].expand(-1, 1, outputs.shape[2])
+        out: Tensor = self.classifier(outputs.gather(1, at)[:, 0])
+        return out
+
+
 def make_model(name: str) -> nn.Module:
     """Return the network of a workload."""
     if name == "lenet5":
         return LeNet5()
+    if name == "lstm":
+        return Texts()
     if name == "dnn":
         layers = (nn.Linear(784, 100), nn.LeakyReLU(0.1), nn.Linear(100, 10))
         return nn.Sequential(nn.Flatten(), *layers)

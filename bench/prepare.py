@@ -1,4 +1,4 @@
-"""Make the data of a workload once, for all contenders: read or invent images, and divide them."""
+"""Make the data of a workload once, for all contenders: read or invent it, and divide it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.floors import work_of_share
-from bench.workloads import Array, Share, Workload
+from bench.workloads import LENGTH, TOKENS, Array, Share, Workload
 
 
 def images(npz: Path | None) -> tuple[Array, Array, int, str]:
@@ -48,24 +48,36 @@ def synthetic(train: int, test: int) -> tuple[Array, Array, int, str]:
     return x, labels, train, "synthetic images of the same shape and number"
 
 
+def texts(train: int, test: int) -> tuple[Array, Array, int, str]:
+    """Rows of token ids of 5 to 25 tokens; those with more tokens of the first half are class 1."""
+    rng = np.random.default_rng(0)
+    x = rng.integers(1, TOKENS, (train + test, LENGTH))
+    x[np.arange(LENGTH) >= rng.integers(5, LENGTH + 1, (len(x), 1))] = 0
+    first = ((x > 0) & (x < TOKENS // 2)).sum(1)
+    return x, (2 * first > (x > 0).sum(1)).astype(np.int64), train, "made-up texts"
+
+
 def share(workload: Workload, npz: Path | None, seed: int) -> Share:
-    """Divide the images among the clients."""
+    """Divide the samples among the clients."""
     from sartor.data import divide
 
-    x, y, num_train, source = images(npz)
+    is_text = workload.model == "lstm"
+    x, y, num_train, source = texts(12_000, 2_000) if is_text else images(npz)
     rng = np.random.default_rng(seed)
     tests = max(workload.samples // 6, workload.clients)
     first = rng.permutation(num_train)[: workload.samples]
     second = num_train + rng.permutation(len(x) - num_train)[:tests]
     rows = np.concatenate([np.sort(first), np.sort(second)])
-    x, y = np.asarray(x[rows], dtype=np.float32), y[rows]
-    x = ((x - x.mean()) / x.std())[:, None]
+    x, y = x[rows], y[rows]
+    if not is_text:
+        x = np.asarray(x, dtype=np.float32)
+        x = ((x - x.mean()) / x.std())[:, None]
     cut = divide(
         y,
         workload.partition,
         clients=workload.clients,
         num_train=len(first),
-        num_classes=10,
+        num_classes=workload.classes,
         seed=seed,
     )
     lists = [

@@ -62,7 +62,7 @@ def sartor_rounds(
         empty,
         Ragged.from_lists(share.test),
         tuple(f"client{i}" for i in range(w.clients)),
-        10,
+        w.classes,
     )
     torch.manual_seed(seed)
     clock = Clock(device)

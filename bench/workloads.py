@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+TOKENS, LENGTH = 1000, 25  # token ids of the texts, 0 for padding; tokens of a text at most
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class Workload:
 
     Attributes:
         name: what ``--workload`` calls it.
-        model: lenet5, dnn (784-100-10) or mclr.
+        model: lenet5, dnn (784-100-10) or mclr for images, lstm for texts.
         clients: how many clients.
         partition: how the samples are divided, as ``sartor run --partition`` has it.
         batch: samples a batch.
@@ -42,6 +43,11 @@ class Workload:
     lr: float
     samples: int = 60_000
 
+    @property
+    def classes(self) -> int:
+        """How many classes there are: garments, or moods."""
+        return 2 if self.model == "lstm" else 10
+
     def describe(self) -> str:
         """One line for the head of a table."""
         share = "all train" if self.cohort == self.clients else f"{self.cohort} train in a round"
@@ -58,13 +64,14 @@ WORKLOADS = {
         Workload("dnn", "dnn", 100, "iid", 20, 1, 100, 0.05),
         Workload("mclr", "mclr", 100, "iid", 20, 1, 100, 0.05),
         Workload("many", "lenet5", 1000, "iid", 64, 2, 100, 0.05),
+        Workload("lstm", "lstm", 20, "iid", 20, 1, 20, 0.1, samples=6_000),
     )
 }
 
 
 def quick(workload: Workload) -> Workload:
     """The same setting with a tenth of the samples (and of the thousand clients)."""
-    small = replace(workload, samples=6_000)
+    small = replace(workload, samples=workload.samples // 10)
     return replace(small, clients=100, cohort=10) if workload.clients == 1000 else small
 
 

@@ -39,6 +39,15 @@ def test_lenet_is_counted_by_hand():
     assert (sample.parameters, sample.numbers) == (44_426, 784)
 
 
+def test_an_lstm_is_counted_by_hand():
+    """Two layers of 25 steps with four gates of 50 each, whose inputs need gradients; the head."""
+    steps = 25 * 2 * 2 * (4 * 50) * (50 + 50)
+    head = 2 * (50 * 100 + 100 * 2)
+    sample = floors.count_sample(make_model("lstm"), (25,))
+    assert (sample.forward, sample.backward) == (steps + head, 2 * (steps + head))
+    assert (sample.parameters, sample.numbers) == (50_000 + 2 * (2 * 10_000 + 400) + 5_302, 25)
+
+
 @pytest.mark.parametrize(
     ("model", "shape"),
     [
@@ -124,7 +133,7 @@ def test_the_floor_is_the_longer_of_both_and_the_share_its_part():
 def test_every_workload_has_a_count():
     """Also those of the device; that of `many` by hand: 100 of 1,000 clients of 60 samples."""
     known = floors.known_work()
-    assert set(known) == {"lenet", "dnn", "mclr", "many", "lanes", "yardstick"}
+    assert set(known) == {"lenet", "dnn", "mclr", "many", "lstm", "lanes", "yardstick"}
     total, first = sum(LENET.values()), LENET["conv1"]
     products = 2 * 100 * 60 * (3 * total - first) + 10_000 * total
     assert known["many"].steps == 2 * 100

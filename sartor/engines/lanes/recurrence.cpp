@@ -259,37 +259,49 @@ void back_of(const Sizes& s, const T* grad, const T* weight, const bool* is_toke
     }
 }
 
+// The texts of a lane in blocks of nearly equal size, ROWS at most: the first text of each.
+struct Blocks {
+    int64_t batch, number;
+    explicit Blocks(int64_t batch) : batch(batch), number((batch + ROWS - 1) / ROWS) {}
+    int64_t first(int64_t block) const { return block * batch / number; }
+};
+
+// Call WORK<T, M>(...) for a block of M texts.
+#define FOR_TEXTS(M, WORK, ...)                       \
+    switch (M) {                                      \
+        case 6: WORK<T, 6>(__VA_ARGS__); break;       \
+        case 5: WORK<T, 5>(__VA_ARGS__); break;       \
+        case 4: WORK<T, 4>(__VA_ARGS__); break;       \
+        case 3: WORK<T, 3>(__VA_ARGS__); break;       \
+        case 2: WORK<T, 2>(__VA_ARGS__); break;       \
+        default: WORK<T, 1>(__VA_ARGS__);             \
+    }
+static_assert(ROWS <= 6, "larger blocks have no case");
+
 template <typename T>
 void run(const Sizes& s, int threads, const T* given, int64_t given_lane, const T* weight,
          int64_t weight_lane, const bool* is_token, int64_t token_lane, T* outputs, T* gates,
          T* cells) {
-    const int64_t h = s.hidden, across = filled<T>(4 * h), blocks = (s.batch + ROWS - 1) / ROWS;
+    const int64_t h = s.hidden, across = filled<T>(4 * h);
+    const Blocks blocks(s.batch);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         std::vector<T> turned(h * across), work(3 * ROWS * (across + WIDE<T>));
         int64_t held = -1;
 #pragma omp for schedule(static)
-        for (int64_t k = 0; k < s.lanes * blocks; k++) {
-            const int64_t lane = k / blocks, first = k % blocks * ROWS;
+        for (int64_t k = 0; k < s.lanes * blocks.number; k++) {
+            const int64_t lane = k / blocks.number, block = k % blocks.number;
             if (lane != held) {
                 const T* from = weight + lane * weight_lane;
                 for (int64_t i = 0; i < h; i++)
                     for (int64_t j = 0; j < 4 * h; j++) turned[i * across + j] = from[j * h + i];
                 held = lane;
             }
-            const int64_t text = lane * s.batch + first;
-            const T* x = given + lane * given_lane + first * s.steps * 4 * h;
-            const bool* there = is_token + lane * token_lane + first * s.steps;
-            T *o = outputs + text * s.steps * h, *g = gates + text * s.steps * 4 * h;
-            T* c = cells + text * s.steps * h;
-            if (first + ROWS <= s.batch) {
-                run_of<T, ROWS>(s, x, turned.data(), there, o, g, c, work.data());
-                continue;
-            }
-            for (int64_t m = 0; first + m < s.batch; m++)
-                run_of<T, 1>(s, x + m * s.steps * 4 * h, turned.data(), there + m * s.steps,
-                             o + m * s.steps * h, g + m * s.steps * 4 * h, c + m * s.steps * h,
-                             work.data());
+            const int64_t first = blocks.first(block), texts = blocks.first(block + 1) - first;
+            const int64_t place = (lane * s.batch + first) * s.steps;
+            FOR_TEXTS(texts, run_of, s, given + lane * given_lane + first * s.steps * 4 * h,
+                      turned.data(), is_token + lane * token_lane + first * s.steps,
+                      outputs + place * h, gates + place * 4 * h, cells + place * h, work.data())
         }
     }
 }
@@ -298,33 +310,27 @@ template <typename T>
 void back(const Sizes& s, int threads, const T* grad, int64_t grad_lane, const T* weight,
           int64_t weight_lane, const bool* is_token, int64_t token_lane, const T* gates,
           int64_t gates_lane, const T* cells, int64_t cells_lane, T* out) {
-    const int64_t h = s.hidden, across = filled<T>(h), blocks = (s.batch + ROWS - 1) / ROWS;
+    const int64_t h = s.hidden, across = filled<T>(h);
+    const Blocks blocks(s.batch);
 #pragma omp parallel num_threads(threads) if (threads > 1)
     {
         std::vector<T> rows(4 * h * across), work(3 * ROWS * (filled<T>(4 * h) + WIDE<T>));
         int64_t held = -1;
 #pragma omp for schedule(static)
-        for (int64_t k = 0; k < s.lanes * blocks; k++) {
-            const int64_t lane = k / blocks, first = k % blocks * ROWS;
+        for (int64_t k = 0; k < s.lanes * blocks.number; k++) {
+            const int64_t lane = k / blocks.number, block = k % blocks.number;
             if (lane != held) {
                 const T* from = weight + lane * weight_lane;
                 for (int64_t i = 0; i < 4 * h; i++)
                     std::memcpy(rows.data() + i * across, from + i * h, h * sizeof(T));
                 held = lane;
             }
-            const T* d = grad + lane * grad_lane + first * s.steps * h;
-            const bool* there = is_token + lane * token_lane + first * s.steps;
-            const T* g = gates + lane * gates_lane + first * s.steps * 4 * h;
-            const T* c = cells + lane * cells_lane + first * s.steps * h;
-            T* o = out + (lane * s.batch + first) * s.steps * 4 * h;
-            if (first + ROWS <= s.batch) {
-                back_of<T, ROWS>(s, d, rows.data(), there, g, c, o, work.data());
-                continue;
-            }
-            for (int64_t m = 0; first + m < s.batch; m++)
-                back_of<T, 1>(s, d + m * s.steps * h, rows.data(), there + m * s.steps,
-                              g + m * s.steps * 4 * h, c + m * s.steps * h, o + m * s.steps * 4 * h,
-                              work.data());
+            const int64_t first = blocks.first(block), texts = blocks.first(block + 1) - first;
+            const int64_t place = first * s.steps;
+            FOR_TEXTS(texts, back_of, s, grad + lane * grad_lane + place * h, rows.data(),
+                      is_token + lane * token_lane + place, gates + lane * gates_lane + place * 4 * h,
+                      cells + lane * cells_lane + place * h,
+                      out + (lane * s.batch * s.steps + place) * 4 * h, work.data())
         }
     }
 }

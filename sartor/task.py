@@ -19,6 +19,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from sartor import rng, tree
 from sartor.errors import ConfigError
+from sartor.loops import looped
 from sartor.method import Batch
 from sartor.tree import Tree
 
@@ -231,7 +232,7 @@ class Task:
         A functional call swaps parameters in and out of the module it is given.
         """
         if not hasattr(self._copies, part):
-            module = copy.deepcopy(self.module)
+            module = looped(copy.deepcopy(self.module))
             if part != "whole":
                 name, head = self._linear_head()
                 owner, _, leaf = name.rpartition(".")

@@ -223,6 +223,10 @@ class Buffered(nn.Module):
         self.register_buffer("scale", torch.ones(2))
 
 
+class OwnGRU(nn.GRU):
+    """A layer whose forward pass could be anything."""
+
+
 def body(*layers):
     return nn.Sequential(nn.Sequential(nn.Linear(4, 4), *layers), nn.Linear(4, 2))
 
@@ -236,8 +240,9 @@ def body(*layers):
         (body(nn.Dropout(0.5)), "1", r"Dropout at '0\.1'.*p=0"),
         (body(nn.RReLU()), "1", r"RReLU at '0\.1'"),
         (nn.MultiheadAttention(4, 2, dropout=0.1), None, "MultiheadAttention"),
-        (body(nn.LSTM(4, 4)), "1", r"LSTM at '0\.1'.*loop over time"),
-        (body(nn.GRU(4, 4)), "1", r"GRU at '0\.1'"),
+        (body(nn.LSTM(4, 4, 2, dropout=0.1)), "1", r"LSTM at '0\.1'.*dropout=0"),
+        (body(nn.LSTM(4, 4, proj_size=2)), "1", r"LSTM at '0\.1'.*nn\.Linear after it"),
+        (body(OwnGRU(4, 4)), "1", r"OwnGRU at '0\.1'.*nn\.GRU or nn\.RNN itself"),
         (Buffered(), "fc", r"buffers \(scale\) in Buffered"),
         (Tied(), "b", "'a.weight' and 'b.weight' are one tensor"),
         (nn.ReLU(), None, "no parameters"),

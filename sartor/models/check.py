@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from sartor.errors import ModelError, did_you_mean
+from sartor.loops import loop_fault
 
 
 def check_module(module: nn.Module, head: str | None = None) -> None:
@@ -43,10 +44,11 @@ def _layer_faults(module: nn.Module) -> list[str]:
                 "clients; use nn.GroupNorm instead."
             )
         elif isinstance(layer, nn.RNNBase):
-            faults.append(
-                f"Model has {where}: fused recurrent layers cannot be mapped over clients; write "
-                "the cell with nn.Linear and a Python loop over time."
-            )
+            fault = loop_fault(layer)
+            if fault is None and layer.training and layer.dropout > 0 and layer.num_layers > 1:
+                fault = "dropout is not supported in training; set dropout=0 or call .eval() on it."
+            if fault is not None:
+                faults.append(f"Model has {where}: {fault}")
         elif layer.training and (
             (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0)
             or (isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0)

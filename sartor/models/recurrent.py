@@ -1,17 +1,7 @@
 """A stacked LSTM for texts, in a form that can be mapped over clients.
 
-Fused recurrent layers know no ``vmap``. Here the recurrence is a loop over the steps, with the four
-gates packed into one product; all inputs of a layer are multiplied at once, before its loop.
-
-    i, f, g, o = W_ih x_t + b_ih + W_hh h_{t−1} + b_hh    (the four quarters, in this order)
-    c_t = σ(f) ⊙ c_{t−1} + σ(i) ⊙ tanh(g)
-    h_t = σ(o) ⊙ tanh(c_t)
-
-| symbol | code | meaning |
-| --- | --- | --- |
-| x_t | ``x[:, t]`` | input of step t: the embedding of a token, or the layer below |
-| h, c | ``hidden``, ``cell`` | output and memory |
-| W_ih, W_hh, b_ih, b_hh | ``weight_ih``, ... | as in ``nn.LSTM``; both biases, which learn alike |
+The loop over steps is that of ``sartor.loops``; a layer has the parameters of ``nn.LSTM``, both
+biases, which learn alike.
 
 A text is a row of token ids, filled up at its end with ``PADDING``. Steps beyond a text's last true
 token leave the state as it is, so the final state is that of the last true token, and the backward
@@ -25,9 +15,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.overrides import handle_torch_function, has_torch_function
 
 from sartor.errors import ModelError
+from sartor.loops import lstm_loop
 from sartor.models.sizes import sizes_of
 from sartor.task import PADDING
 
@@ -44,39 +34,6 @@ def in_text(tokens: Tensor) -> Tensor:
     [[True, True, True, False]]
     """
     return (tokens != PADDING).to(torch.int64).flip(-1).cumsum(-1).flip(-1) > 0
-
-
-def recur(given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False) -> Tensor:
-    """Run the loop of an LSTM layer; an engine may catch the call, as torch's own.
-
-    Args:
-        given: ``(batch, steps, 4 · hidden)`` W_ih x_t + b_ih + b_hh.
-        weight: ``(4 · hidden, hidden)`` W_hh.
-        is_token: ``(batch, steps)`` which steps belong to the text.
-        backward: whether to begin with the last step.
-
-    Returns:
-        The outputs ``(batch, steps, hidden)``; where no token is, those of the step before.
-    """
-    if has_torch_function((given, weight, is_token)):
-        given_all = (given, weight, is_token)
-        outputs: Tensor = handle_torch_function(recur, given_all, *given_all, backward)
-        return outputs
-    hidden = given.new_zeros(()).expand(given.shape[0], weight.shape[1])
-    cell = hidden
-    # Unbound at once: the gradient of a slice is as large as the whole, one for every step.
-    steps = list(zip(given.unbind(1), is_token.unsqueeze(-1).unbind(1), strict=True))
-    found = []
-    for step, there in reversed(steps) if backward else steps:
-        gates = step + F.linear(hidden, weight)
-        write, keep, new, read = gates.chunk(4, dim=-1)
-        after = torch.sigmoid(keep) * cell + torch.sigmoid(write) * torch.tanh(new)
-        hidden = torch.where(there, torch.sigmoid(read) * torch.tanh(after), hidden)
-        cell = torch.where(there, after, cell)
-        found.append(hidden)
-    if backward:
-        found.reverse()
-    return torch.stack(found, dim=1)
 
 
 class Direction(nn.Module):
@@ -109,7 +66,7 @@ class Direction(nn.Module):
             The outputs ``(batch, steps, hidden)`` (beyond the text: anything) and the last one.
         """
         given = F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh)
-        outputs = recur(given, self.weight_hh, is_token, self.backward)
+        outputs, _ = lstm_loop(given, self.weight_hh, is_token, self.backward)
         return outputs, outputs[:, 0 if self.backward else -1]
 
 

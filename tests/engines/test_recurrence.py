@@ -13,8 +13,8 @@ from torch.func import grad, jvp, vmap
 
 import sartor
 from sartor.engines.lanes import CoreLanes, LaneOperations, native, recurrence
+from sartor.loops import lstm_loop
 from sartor.models import lstm
-from sartor.models.recurrent import recur
 
 compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-5}
@@ -37,7 +37,8 @@ def _drawn(
 
 def _objective(turned: bool) -> Any:
     def objective(given: Tensor, weight: Tensor, is_token: Tensor, slope: Tensor) -> Tensor:
-        return (recur(given, weight, is_token, turned) * slope).sum()
+        outputs, last = lstm_loop(given, weight, is_token, turned)
+        return (outputs * slope).sum() + (last * slope[:, 0]).sum()
 
     return objective
 
@@ -59,10 +60,10 @@ def test_the_loop_and_its_gradients(
     exact = _drawn(lanes, batch, steps, hidden)
     drawn = tuple(part.to(dtype) if part.is_floating_point() else part for part in exact)
     first = vmap(grad(_objective(turned), argnums=(0, 1)))
-    outputs = vmap(lambda x, w, there: recur(x, w, there, turned))
+    outputs = vmap(lambda x, w, there: lstm_loop(x, w, there, turned))
     with CoreLanes():
-        found = (outputs(*drawn[:3]), *first(*drawn))
-    wanted = (outputs(*exact[:3]), *first(*exact))
+        found = (*outputs(*drawn[:3]), *first(*drawn))
+    wanted = (*outputs(*exact[:3]), *first(*exact))
     near = TOLERANCE[dtype]
     for a, b in zip(found, wanted, strict=True):
         assert a.dtype == dtype
@@ -96,7 +97,7 @@ def test_texts_of_lanes_with_one_model_are_one_batch(monkeypatch: pytest.MonkeyP
         return run(*given)
 
     monkeypatch.setattr(native, "recurrence", watched)
-    shared = vmap(lambda x, there: recur(x, weight[0], there))
+    shared = vmap(lambda x, there: lstm_loop(x, weight[0], there)[0])
     wanted = shared(given, is_token)
     slopes = vmap(grad(_objective(False), argnums=1), in_dims=(0, None, 0, 0))
     right = slopes(given, weight[0], is_token, slope)
@@ -115,7 +116,8 @@ def test_lanes_and_threads_do_not_change_a_bit() -> None:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             outputs, gates, cells = native.recurrence(given, weight, is_token, False)
-            back = native.recurrence_gradient(slope, weight, is_token, gates, cells, False)
+            last = slope[:, :, 0]
+            back = native.recurrence_gradient(slope, last, weight, is_token, gates, cells, False)
             found.append((outputs, cells, back))
     finally:
         torch.set_num_threads(before)
@@ -125,7 +127,7 @@ def test_lanes_and_threads_do_not_change_a_bit() -> None:
         one = slice(lane, lane + 1), slice(text, text + 1)
         alone = native.recurrence(given[one], weight[one[0]], is_token[one], False)
         back = native.recurrence_gradient(
-            slope[one], weight[one[0]], is_token[one], alone[1], alone[2], False
+            slope[one], last[one], weight[one[0]], is_token[one], alone[1], alone[2], False
         )
         assert torch.equal(alone[0], found[0][0][one])
         assert torch.equal(back, found[0][2][one])
@@ -138,8 +140,8 @@ def test_extreme_numbers() -> None:
     given = given[:, None, None].expand(8, 2, 4).contiguous()
     weight, there = torch.zeros(4, 1), torch.ones(8, 2, dtype=torch.bool)
     with CoreLanes():
-        found = recur(given, weight, there)
-    wanted = recur(given.double(), weight.double(), there)
+        found = lstm_loop(given, weight, there)[0]
+    wanted = lstm_loop(given.double(), weight.double(), there)[0]
     torch.testing.assert_close(found.double(), wanted, rtol=1e-6, atol=1e-30, equal_nan=True)
 
 
@@ -154,14 +156,15 @@ def test_what_is_not_served() -> None:
     assert not recurrence.takes(given, weight, is_token.long())
     assert not recurrence.takes(given, weight[:-1], is_token)
     with CoreLanes():
-        along = jvp(lambda x: recur(x, weight, is_token), (given,), (given,))[1]
-    wanted = jvp(lambda x: recur(x, weight, is_token), (given,), (given,))[1]
+        along = jvp(lambda x: lstm_loop(x, weight, is_token), (given,), (given,))[1]
+    wanted = jvp(lambda x: lstm_loop(x, weight, is_token), (given,), (given,))[1]
     torch.testing.assert_close(along, wanted)
     with pytest.raises(ValueError, match="do not fit"):
         native.recurrence(given[None], weight[None, :-4], is_token[None], False)
+    one = given[None, :, :, :4]
     with pytest.raises(ValueError, match="do not fit"):
         native.recurrence_gradient(
-            given[None, :, :, :4], weight[None], is_token[None], given[None], given[None], False
+            one, one[:, :, 0], weight[None], is_token[None], given[None], given[None], False
         )
 
 
@@ -229,9 +232,9 @@ def test_kernels(hidden: int, turned: bool) -> None:
     exact = _drawn(3, 21, 6, hidden)
     drawn = [x.float().cuda() if x.is_floating_point() else x.cuda() for x in exact]
     first = vmap(grad(_objective(turned), argnums=(0, 1)))
-    outputs = vmap(lambda x, w, there: recur(x, w, there, turned))
+    outputs = vmap(lambda x, w, there: lstm_loop(x, w, there, turned))
     assert recurrence._proven(drawn[0], hidden)
     with LaneOperations():
-        found = (outputs(*drawn[:3]), *first(*drawn))
-    for a, b in zip(found, (outputs(*exact[:3]), *first(*exact)), strict=True):
+        found = (*outputs(*drawn[:3]), *first(*drawn))
+    for a, b in zip(found, (*outputs(*exact[:3]), *first(*exact)), strict=True):
         torch.testing.assert_close(a.double().cpu(), b, rtol=1e-4, atol=1e-4)

@@ -12,7 +12,7 @@ is not changed. What they do not know goes its plain way.
 | ``linear`` | ``dense`` | ``dense`` by ``native``, both ways, many lanes with few outputs |
 | ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
 | ``sartor.task.masked_mean`` | ``losses`` | |
-| ``sartor.models.recurrent.recur`` | ``recurrence``: one launch | ``recurrence`` by ``native`` |
+| ``sartor.loops.lstm_loop`` | ``recurrence``: one launch | ``recurrence`` by ``native`` |
 | ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
 | ``sartor.tree.addcmul`` | ``leaves``: one launch | ``leaves`` by ``native``, many lanes |
 | ``sartor.tree.add_difference``, ``pulled_step`` | ``leaves``: one launch | |
@@ -43,8 +43,8 @@ from sartor.engines.lanes import (
     recurrence,
 )
 from sartor.engines.lanes.fusion import Fusion, Pass
+from sartor.loops import lstm_loop
 from sartor.method import weighted_leaves
-from sartor.models.recurrent import recur
 from sartor.task import masked_mean
 
 
@@ -139,12 +139,12 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
     return losses.masked_mean(values, mask) if losses.takes_mean(values, mask) else None
 
 
-def _recur(
-    given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False
-) -> Tensor | None:
-    if not recurrence.takes(given, weight, is_token):
+def _lstm_loop(
+    given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False, start: Any = None
+) -> tuple[Tensor, Tensor] | None:
+    if start is not None or not recurrence.takes(given, weight, is_token):
         return None
-    return recurrence.recur(given, weight, is_token, backward)
+    return recurrence.lstm_loop(given, weight, is_token, backward)
 
 
 def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
@@ -196,7 +196,7 @@ class LaneOperations(_Operations):
         F.max_pool2d: _max_pool2d,
         torch.max_pool2d: _max_pool2d,
         masked_mean: _mean,
-        recur: _recur,
+        lstm_loop: _lstm_loop,
         tree.addcmul_leaves: _update("addcmul", 1),
         tree.add_difference_leaves: _update("add_difference", 1),
         tree.pulled_step_leaves: _update("pulled_step", 2),
@@ -240,7 +240,7 @@ class CoreOperations(_Operations):
         torch.conv2d: _conv2d_alone,
         F.max_pool2d: _max_pool2d_alone,
         torch.max_pool2d: _max_pool2d_alone,
-        recur: _recur,
+        lstm_loop: _lstm_loop,
     }
 
 
@@ -257,7 +257,7 @@ class CoreLanes(_Operations):
         **DrawOperations.forms,
         F.linear: _linear_on_cores,
         F.cross_entropy: _cross_entropy,
-        recur: _recur,
+        lstm_loop: _lstm_loop,
         tree.addcmul_leaves: _addcmul_on_cores,
     }
 

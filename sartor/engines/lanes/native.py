@@ -425,15 +425,21 @@ def recurrence(
 
 
 def recurrence_gradient(
-    grad: Tensor, weight: Tensor, is_token: Tensor, gates: Tensor, cells: Tensor, backward: bool
+    grad: Tensor,
+    last: Tensor,
+    weight: Tensor,
+    is_token: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    backward: bool,
 ) -> Tensor:
     """Go back through such loops; see ``recurrence.lane_recurrence_grad``."""
     lanes, batch, steps, hidden = grad.shape
     _check(weight.shape == (lanes, 4 * hidden, hidden) and is_token.shape == grad.shape[:3])
     _check(gates.shape == (*grad.shape[:3], 4 * hidden) and cells.shape == grad.shape)
-    _check(is_token.dtype == torch.bool)
-    _check(all(t.dtype == grad.dtype for t in (weight, gates, cells)))
-    tensors = [_whole(t) for t in (grad, weight, is_token, gates, cells)]
+    _check(last.shape == (lanes, batch, hidden) and is_token.dtype == torch.bool)
+    _check(all(t.dtype == grad.dtype for t in (last, weight, gates, cells)))
+    tensors = [_whole(t) for t in (grad, last, weight, is_token, gates, cells)]
     out = grad.new_empty(gates.shape)
     shape = _numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
     where = (_address(t) for t in (*tensors, out))

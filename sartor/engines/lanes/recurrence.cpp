@@ -209,13 +209,15 @@ void run_of(const Sizes& s, const T* given, const T* turned, const bool* is_toke
     }
 }
 
-// Backwards, M texts. weight: (4 hidden, hidden), rows filled up.
+// Backwards, M texts; `last` is the gradient of the last memory. weight: (4 hidden, hidden), rows
+// filled up.
 template <typename T, int M>
-void back_of(const Sizes& s, const T* grad, const T* weight, const bool* is_token, const T* gates,
+void back_of(const Sizes& s, const T* grad, const T* last, const T* weight, const bool* is_token, const T* gates,
              const T* cells, T* out, T* work) {
     const int64_t h = s.hidden, across = filled<T>(h), space = filled<T>(4 * h) + WIDE<T>;
     T *gate = work, *state = gate + M * space, *memory = state + M * space;
     std::memset(work, 0, 3 * M * space * sizeof(T));
+    for (int m = 0; m < M; m++) std::memcpy(memory + m * space, last + m * h, h * sizeof(T));
     for (int64_t step = 0; step < s.steps; step++) {
         const int64_t t = s.backward ? step : s.steps - 1 - step;
         const int64_t earlier = s.backward ? 1 : -1;
@@ -307,9 +309,10 @@ void run(const Sizes& s, int threads, const T* given, int64_t given_lane, const 
 }
 
 template <typename T>
-void back(const Sizes& s, int threads, const T* grad, int64_t grad_lane, const T* weight,
-          int64_t weight_lane, const bool* is_token, int64_t token_lane, const T* gates,
-          int64_t gates_lane, const T* cells, int64_t cells_lane, T* out) {
+void back(const Sizes& s, int threads, const T* grad, int64_t grad_lane, const T* last,
+          int64_t last_lane, const T* weight, int64_t weight_lane, const bool* is_token,
+          int64_t token_lane, const T* gates, int64_t gates_lane, const T* cells,
+          int64_t cells_lane, T* out) {
     const int64_t h = s.hidden, across = filled<T>(h);
     const Blocks blocks(s.batch);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -327,7 +330,8 @@ void back(const Sizes& s, int threads, const T* grad, int64_t grad_lane, const T
             }
             const int64_t first = blocks.first(block), texts = blocks.first(block + 1) - first;
             const int64_t place = first * s.steps;
-            FOR_TEXTS(texts, back_of, s, grad + lane * grad_lane + place * h, rows.data(),
+            FOR_TEXTS(texts, back_of, s, grad + lane * grad_lane + place * h,
+                      last + lane * last_lane + first * h, rows.data(),
                       is_token + lane * token_lane + place, gates + lane * gates_lane + place * 4 * h,
                       cells + lane * cells_lane + place * h,
                       out + (lane * s.batch * s.steps + place) * 4 * h, work.data())
@@ -345,11 +349,12 @@ void back(const Sizes& s, int threads, const T* grad, int64_t grad_lane, const T
         run<T>(s, threads, given, n[5], weight, n[6], is_token, n[7], outputs, gates, cells);   \
     }                                                                                           \
     extern "C" void recurrence_gradient_##NAME(const int64_t* n, int threads, const T* grad,    \
-                                               const T* weight, const bool* is_token,           \
-                                               const T* gates, const T* cells, T* out) {        \
+                                               const T* last, const T* weight,                  \
+                                               const bool* is_token, const T* gates,            \
+                                               const T* cells, T* out) {                        \
         const Sizes s = {n[0], n[1], n[2], n[3], n[4] != 0};                                    \
-        back<T>(s, threads, grad, n[5], weight, n[6], is_token, n[7], gates, n[8], cells, n[9], \
-                out);                                                                           \
+        back<T>(s, threads, grad, n[5], last, n[6], weight, n[7], is_token, n[8], gates, n[9],  \
+                cells, n[10], out);                                                             \
     }
 
 FORMS(float, float)

@@ -30,14 +30,14 @@ from sartor.engines.lanes.shapes import (
     unfold,
     usable,
 )
-from sartor.models.recurrent import recur as plain
+from sartor.loops import lstm_loop as plain
 
 _MOST_HIDDEN = 128  # of a state that a program can hold
 _ROWS = 16  # texts of a program
 
 
 def takes(given: Tensor, weight: Tensor, is_token: Tensor) -> bool:
-    """Say whether the kernels serve the loop of one client; see ``sartor.models.recurrent``."""
+    """Say whether the kernels serve the loop of one client; see ``sartor.loops``."""
     if not (given.dim() == 3 and given.numel() and is_token.dtype == torch.bool):
         return False
     hidden = weight.shape[1]
@@ -48,33 +48,37 @@ def takes(given: Tensor, weight: Tensor, is_token: Tensor) -> bool:
     return fits and native.takes_recurrence(given, weight)
 
 
-def recur(given: Tensor, weight: Tensor, is_token: Tensor, backward: bool) -> Tensor:
-    """Do what the function of this name in ``sartor.models.recurrent`` does."""
-    outputs: Tensor = _Recurrence.apply(given, weight, is_token, backward)[0]
-    return outputs
+def lstm_loop(
+    given: Tensor, weight: Tensor, is_token: Tensor, backward: bool
+) -> tuple[Tensor, Tensor]:
+    """Do what the function of this name in ``sartor.loops`` does, from a state of zeros."""
+    outputs, last, *_ = _Recurrence.apply(given, weight, is_token, backward)
+    return outputs, last
 
 
 class _Recurrence(torch.autograd.Function):
-    """Outputs, gates and memories of one client; who reads the latter two wants no gradient."""
+    """Outputs and last memory of one client; gates and memories, which nobody differentiates."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(
         given: Tensor, weight: Tensor, is_token: Tensor, backward: bool
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         found = lane_recurrence(given[None], weight[None], is_token[None], backward)
-        return found[0][0], found[1][0], found[2][0]
+        outputs, gates, cells = (part[0] for part in found)
+        return outputs, cells[:, 0 if backward else -1].clone(), gates, cells
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         given, weight, is_token, ctx.turned = inputs
-        ctx.save_for_backward(given, weight, is_token, *output)
+        outputs, _, gates, cells = output
+        ctx.save_for_backward(given, weight, is_token, gates, cells, outputs)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        *_, outputs, _gates, _cells = ctx.saved_tensors
-        to_given = _RecurrenceGrad.apply(grad, *ctx.saved_tensors, ctx.turned)
+    def backward(ctx: Any, grad: Tensor, last: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+        *saved, outputs = ctx.saved_tensors
+        to_given = _RecurrenceGrad.apply(grad, last, *saved, ctx.turned)
         if not ctx.needs_input_grad[1]:
             return to_given, None, None, None
         none = torch.zeros_like(outputs[:, :1])
@@ -84,10 +88,10 @@ class _Recurrence(torch.autograd.Function):
 
 
 class _RecurrenceGrad(torch.autograd.Function):
-    """The gradient of what is given to the gates.
+    """The gradient of what is given to the gates, from those of the outputs and the last memory.
 
-    Outputs, gates and memories follow from ``given`` and ``weight``, through which they are
-    differentiated again.
+    Gates and memories follow from ``given`` and ``weight``, through which they are differentiated
+    again.
     """
 
     generate_vmap_rule = True
@@ -95,33 +99,33 @@ class _RecurrenceGrad(torch.autograd.Function):
     @staticmethod
     def forward(
         grad: Tensor,
+        last: Tensor,
         given: Tensor,
         weight: Tensor,
         is_token: Tensor,
-        outputs: Tensor,
         gates: Tensor,
         cells: Tensor,
         backward: bool,
     ) -> Tensor:
-        lanes = (grad[None], weight[None], is_token[None], gates[None], cells[None])
+        lanes = (part[None] for part in (grad, last, weight, is_token, gates, cells))
         return lane_recurrence_grad(*lanes, backward)[0]
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        grad, given, weight, is_token, *_, ctx.turned = inputs
-        ctx.save_for_backward(grad, given, weight, is_token)
+        *given, is_token, _gates, _cells, ctx.turned = inputs
+        ctx.save_for_backward(*given, is_token)
 
     @staticmethod
     def backward(ctx: Any, along: Tensor) -> tuple[Tensor | None, ...]:
         *given, is_token = ctx.saved_tensors
 
-        def gradient(grad: Tensor, x: Tensor, weight: Tensor) -> Tensor:
+        def gradient(grad: Tensor, last: Tensor, x: Tensor, weight: Tensor) -> Tensor:
             pull: Any = torch.func.vjp(lambda x: plain(x, weight, is_token, ctx.turned), x)[1]
-            found: Tensor = pull(grad)[0]
+            found: Tensor = pull((grad, last))[0]
             return found
 
         pull: Any = torch.func.vjp(gradient, *given)[1]
-        return (*pull(along), None, None, None, None, None)
+        return (*pull(along), None, None, None, None)
 
 
 @torch.library.custom_op(
@@ -171,20 +175,36 @@ def lane_recurrence(
     "sartor::lane_recurrence_grad",
     mutates_args=(),
     schema=(
-        "(Tensor grad, Tensor weight, Tensor is_token, Tensor gates, Tensor cells, bool backward)"
-        " -> Tensor"
+        "(Tensor grad, Tensor last, Tensor weight, Tensor is_token, Tensor gates, Tensor cells,"
+        " bool backward) -> Tensor"
     ),
 )
 def lane_recurrence_grad(
-    grad: Tensor, weight: Tensor, is_token: Tensor, gates: Tensor, cells: Tensor, backward: bool
+    grad: Tensor,
+    last: Tensor,
+    weight: Tensor,
+    is_token: Tensor,
+    gates: Tensor,
+    cells: Tensor,
+    backward: bool,
 ) -> Tensor:
-    """Return the gradient of ``given`` (L, B, T, 4H) from that of the outputs (L, B, T, H)."""
+    """Return the gradient of ``given`` (L, B, T, 4H).
+
+    Args:
+        grad: of the outputs (L, B, T, H).
+        last: of the last memory (L, B, H).
+        weight: as it was given.
+        is_token: as it was given.
+        gates: what ``lane_recurrence`` found.
+        cells: what it found.
+        backward: as it was given.
+    """
     if native.serves(grad):
-        return native.recurrence_gradient(grad, weight, is_token, gates, cells, backward)
-    tensors = [dense(t) for t in (grad, weight, is_token, gates, cells)]
+        return native.recurrence_gradient(grad, last, weight, is_token, gates, cells, backward)
+    tensors = [dense(t) for t in (grad, last, weight, is_token, gates, cells)]
     lanes, batch, steps, hidden = grad.shape
     out = torch.empty_like(gates, memory_format=torch.contiguous_format)
-    tensors[2] = tensors[2].view(torch.uint8)
+    tensors[3] = tensors[3].view(torch.uint8)
     strides = (t.stride(0) for t in tensors)
     _launch("recurrence_gradient", lanes, batch, steps, hidden, backward)(*tensors, out, *strides)
     return out
@@ -241,18 +261,20 @@ def _agree(device: torch.device, dtype: torch.dtype, hidden: int) -> bool:
         number = torch.arange(math.prod(shape), device=device, dtype=torch.float64)
         return torch.sin(pace * number).reshape(shape).to(dtype)
 
-    given, grad = 2.0 * wave(0.7, 2, 3, 5, 4 * hidden), wave(0.3, 2, 3, 5, hidden)
+    given = 2.0 * wave(0.7, 2, 3, 5, 4 * hidden)
+    grad, last = wave(0.3, 2, 3, 5, hidden), wave(1.7, 2, 3, hidden)
     weight = wave(1.3, 2, 4 * hidden, hidden) / hidden**0.5
     is_token = wave(0.9, 2, 3, 5) > -0.5
     near = 1e-4 if dtype == torch.float32 else 0.1
     for turned in (False, True):
         outputs, gates, cells = lane_recurrence(given, weight, is_token, turned)
-        to_given = lane_recurrence_grad(grad, weight, is_token, gates, cells, turned)
-        exact = (t.float() for t in (given, weight, grad))
-        for lane, (x, w, along) in enumerate(zip(*exact, strict=True)):
+        to_given = lane_recurrence_grad(grad, last, weight, is_token, gates, cells, turned)
+        exact = (t.float() for t in (given, weight, grad, last))
+        for lane, (x, w, *along) in enumerate(zip(*exact, strict=True)):
             here = (w, is_token[lane], turned)
-            slope = torch.func.grad(lambda x, on=here, to=along: (plain(x, *on) * to).sum())(x)
-            for found, right in ((outputs[lane], plain(x, *here)), (to_given[lane], slope)):
+            right, pull = torch.func.vjp(lambda x, here=here: plain(x, *here), x)[:2]
+            wanted = (right[0], pull(tuple(along))[0])
+            for found, right in zip((outputs[lane], to_given[lane]), wanted, strict=True):
                 if not bool(((found.float() - right).abs() <= near).all()):
                     return False
     return True
@@ -265,7 +287,7 @@ def _(given: Tensor, weight: Tensor, is_token: Tensor, backward: bool) -> Any:
 
 
 @lane_recurrence_grad.register_fake
-def _(grad: Tensor, weight: Any, is_token: Any, gates: Tensor, cells: Any, backward: Any) -> Tensor:
+def _(grad: Any, last: Any, weight: Any, is_token: Any, gates: Tensor, *_: Any) -> Tensor:
     return gates.new_empty(gates.shape)
 
 

@@ -72,13 +72,13 @@ def recurrence(
         tl.store(cells + thin, cell.to(kind), mask=inside)
 
 
-@jit("grad_lane", "weight_lane", "token_lane", "gates_lane", "cells_lane", "batch")
+@jit("grad_lane", "last_lane", "weight_lane", "token_lane", "gates_lane", "cells_lane", "batch")
 def recurrence_gradient(
-    grad, weight, is_token, gates, cells, out, grad_lane, weight_lane, token_lane, gates_lane,
-    cells_lane, batch, STEPS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr,
+    grad, last, weight, is_token, gates, cells, out, grad_lane, last_lane, weight_lane, token_lane,
+    gates_lane, cells_lane, batch, STEPS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr,
     BACKWARD: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """Go back through the loop: from the gradient of the outputs to that of what was given."""
+    """Go back: from the gradients of outputs and last memory to that of what was given."""
     lane = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BM + tl.arange(0, BM)
     n = tl.arange(0, HP)
@@ -93,7 +93,8 @@ def recurrence_gradient(
     matrix = weight + lane * weight_lane + k[:, None] * H + n[None, :]
     kind = matrix.dtype.element_ty
     hidden = tl.zeros((BM, HP), dtype=tl.float32)
-    memory = tl.zeros((BM, HP), dtype=tl.float32)
+    ends = last + lane * last_lane + row[:, None] * H + n[None, :]
+    memory = tl.load(ends, mask=inside, other=0.0).to(tl.float32)
     for step in range(STEPS):
         t = step
         earlier = step + 1

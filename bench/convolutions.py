@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from sartor.engines.lanes import native
+from sartor.engines.lanes import cpp, native
 from sartor.table import Table
 
 SHAPES = (  # batch, channels, side, outputs, kernel, padding
@@ -104,8 +104,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    if native.library() is None:
-        raise SystemExit(f"There is nothing to compare: {native.status()}.")
+    if cpp.library() is None:
+        raise SystemExit(f"There is nothing to compare: {cpp.status()}.")
     head = ["convolution", "forward", "PyTorch", "backward", "PyTorch", "ratio", "GFLOP/s"]
     print(Table(head, [row(shape, args.repeats) for shape in SHAPES]))
 

@@ -12,7 +12,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.utils.rnn import pack_padded_sequence
 
 import sartor
-from sartor.engines.lanes import CoreLanes, native
+from sartor.engines.lanes import CoreLanes
 from sartor.errors import ModelError
 from sartor.loops import looped
 
@@ -138,24 +138,6 @@ def test_every_engine_trains_it_alike_and_gives_it_back(kind: str) -> None:
     scores = plain.model(fed.names[0])(fed.x[rows].double()).softmax(1)
     found = plain.predict(fed.names[0], fed.x[rows].numpy())
     torch.testing.assert_close(torch.from_numpy(found.scores), scores, check_dtype=False)
-
-
-def test_an_lstm_of_the_user_is_one_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    if native.library() is None:
-        pytest.skip(native.status())
-    calls: list[str] = []
-    function = native._function
-
-    def watched(name: str, dtype: torch.dtype) -> Any:
-        calls.append(name)
-        return function(name, dtype)
-
-    monkeypatch.setattr(native, "_function", watched)
-    x = torch.randn(24, 6, 3)
-    fed = sartor.Federation.from_arrays(x, x[:, 0, 0] > 0, client=[i % 2 for i in range(24)])
-    local = sartor.Local(batch=5, steps=2)
-    sartor.fit("fedavg", fed, model=Series("lstm"), rounds=1, local=local, chunk=2)
-    assert {"recurrence", "recurrence_gradient"} <= set(calls)
 
 
 def test_packed_sequences_are_refused() -> None:

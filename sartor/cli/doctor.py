@@ -158,7 +158,7 @@ def _extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
 def _device() -> Iterator[Finding]:
     import torch
 
-    from sartor.engines.lanes import native
+    from sartor.engines.lanes import cpp
 
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
@@ -173,9 +173,9 @@ def _device() -> Iterator[Finding]:
     words = f"{torch.get_num_threads()} threads on {cores} cores"
     found = words + (f", OMP_NUM_THREADS={limit}" if limit else "")
     yield Finding("device", "threads", "ok", found)
-    state: State = "missing" if native.library() is None else "ok"
+    state: State = "missing" if cpp.library() is None else "ok"
     mend = "" if state == "ok" else "install a C++ compiler, for example with: apt install g++"
-    yield Finding("device", "CPU layers", state, native.status(), mend)
+    yield Finding("device", "CPU layers", state, cpp.status(), mend)
 
 
 def _folders(data_dir: Path | None) -> Iterator[Finding]:

@@ -22,7 +22,7 @@ from sartor import tree
 from sartor.engines.arena import Arena
 from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
 from sartor.engines.lanes import CoreLanes, CoreOperations, DrawOperations
-from sartor.engines.lanes.native import library
+from sartor.engines.lanes.cpp import library
 from sartor.engines.plan import Plan
 from sartor.engines.traced import Traces, keep_freed_memory
 from sartor.engines.tuning import Pace, choose_chunk

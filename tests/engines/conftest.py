@@ -14,11 +14,11 @@ from sartor.engines.lanes import native
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is called of the compiled library."""
     calls: list[str] = []
-    plain = native._function
+    plain = native.function
 
     def watched(name: str, dtype: torch.dtype) -> Any:
         calls.append(name)
         return plain(name, dtype)
 
-    monkeypatch.setattr(native, "_function", watched)
+    monkeypatch.setattr(native, "function", watched)
     return calls

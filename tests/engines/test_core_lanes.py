@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from sartor import tree
 from sartor.engines import traced
-from sartor.engines.lanes import CoreLanes, losses, native
+from sartor.engines.lanes import CoreLanes, cpp, losses, native
 from sartor.engines.thinned import thin
 from sartor.local import Local
 from sartor.methods import build
@@ -27,7 +27,7 @@ from sartor.task import Task, masked_mean
 from sartor.tree import Tree
 from tests.toys import assert_same, federation, outcome, run, simulation
 
-compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
+compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
@@ -367,8 +367,8 @@ def test_switched_off_torch_does_it() -> None:
     code = """if True:
         import torch
         from torch.nn import functional as F
-        from sartor.engines.lanes import CoreLanes, native
-        assert native.library() is None
+        from sartor.engines.lanes import CoreLanes, cpp, native
+        assert cpp.library() is None
         x, w, y = torch.randn(30, 200), torch.randn(6, 200), torch.zeros(30).long()
         with CoreLanes():
             found = F.cross_entropy(F.linear(x, w), y, reduction="none")

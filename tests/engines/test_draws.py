@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from sartor import rng
 from sartor.engines import traced
-from sartor.engines.lanes import DrawOperations, LaneOperations, draws, native
+from sartor.engines.lanes import DrawOperations, LaneOperations, cpp, draws, native
 from sartor.engines.lanes.draw_kernels import philox as _philox
 from sartor.engines.lanes.jit import jit, tl
 from sartor.engines.thinned import thin
@@ -27,7 +27,7 @@ from sartor.methods import build
 from tests.test_rng import VECTORS
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation
 
-compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
+compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())
 DEVICE = "cuda"
 TYPES = (torch.float32, torch.float64, torch.bfloat16)
 
@@ -91,7 +91,7 @@ def test_known_answers_of_compiled_draws() -> None:
     """The published words: of the rounds, and of the numbers that were made of them."""
     for counter, key, wanted in VECTORS:
         out = (ctypes.c_int64 * 4)()
-        words: Any = native.library().philox_words  # type: ignore[union-attr]
+        words: Any = cpp.library().philox_words  # type: ignore[union-attr]
         words((ctypes.c_int64 * 2)(*key), (ctypes.c_int64 * 4)(*counter), out)
         assert list(out) == list(wanted)
     zero = torch.zeros(1, 2, dtype=torch.int64)

@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from sartor.engines.lanes import CoreOperations, native
+from sartor.engines.lanes import CoreOperations, cpp, native
 from sartor.engines.thinned import thin
 
-compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
+compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())
 
 
 @st.composite
@@ -275,7 +275,7 @@ def test_without_a_compiler_the_reason_is_told(
 ) -> None:
     for name, value in {**setting, "XDG_CACHE_HOME": str(tmp_path)}.items():
         monkeypatch.setenv(name, value)
-    library, status = native._found.__wrapped__()
+    library, status = cpp._found.__wrapped__()
     assert library is None
     assert said in status
 
@@ -284,13 +284,13 @@ def test_without_a_compiler_the_reason_is_told(
 def test_the_library_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiled once, for this process and later ones."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "_FLAGS", ("-O0", *native._FLAGS[1:]))  # it compiles sooner
+    monkeypatch.setattr(cpp, "_FLAGS", ("-O0", *cpp._FLAGS[1:]))  # it compiles sooner
     kept = tmp_path / "sartor"
-    status = native._found.__wrapped__()[1]
+    status = cpp._found.__wrapped__()[1]
     (made,) = kept.iterdir()
     assert str(made) in status
     written = made.stat().st_mtime_ns
-    assert native._found.__wrapped__()[0] is not None
+    assert cpp._found.__wrapped__()[0] is not None
     assert made.stat().st_mtime_ns == written
 
 
@@ -343,9 +343,9 @@ def test_a_compiler_without_openmp(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(native, "_FLAGS", ("-O0", *native._FLAGS[1:]))  # it compiles sooner
+    monkeypatch.setattr(cpp, "_FLAGS", ("-O0", *cpp._FLAGS[1:]))  # it compiles sooner
     for _ in range(2):
-        found, status = native._found.__wrapped__()
+        found, status = cpp._found.__wrapped__()
         assert found is not None
         assert status.startswith("compiled")
     made = [line for line in said.read_text().splitlines() if "-o" in line.split()]

@@ -8,15 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 import sartor
-from sartor.engines.lanes import CoreLanes, LaneOperations, native, recurrence
+from sartor.engines.lanes import CoreLanes, LaneOperations, cpp, native, recurrence
 from sartor.loops import lstm_loop
 from sartor.models import lstm
 
-compiled = pytest.mark.skipif(native.library() is None, reason=native.status())
+compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())
 TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-5}
 
 
@@ -171,9 +171,7 @@ def test_what_is_not_served() -> None:
 @compiled
 @pytest.mark.parametrize("chunk", [1, 3])
 @pytest.mark.parametrize("method", ["fedavg", "per-fedavg"])
-def test_a_run_is_that_of_the_reference_engine(
-    method: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_is_that_of_the_reference_engine(method: str, chunk: int, called: list[str]) -> None:
     """Traced for one lane and for several, with first and with second derivatives."""
     rng = torch.Generator().manual_seed(0)
     x = torch.randint(1, 30, (60, 6), generator=rng)
@@ -182,23 +180,38 @@ def test_a_run_is_that_of_the_reference_engine(
     fed = sartor.Federation.from_arrays(x, y, client=[i % 3 for i in range(60)], tokens=True)
     model = lstm(fed, embedding=5, hidden=6, classifier=4, bidirectional=True)
     common: Any = {"rounds": 3, "local": sartor.Local(batch=5, steps=4, lr=0.5), "dtype": "float64"}
-    calls: list[str] = []
-    function = native._function
-
-    def watched(name: str, dtype: torch.dtype) -> Any:
-        calls.append(name)
-        return function(name, dtype)
-
-    monkeypatch.setattr(native, "_function", watched)
     plain = sartor.fit(method, fed, model=model, engine="sequential", **common)
-    assert "recurrence" not in calls
+    assert "recurrence" not in called
     found = sartor.fit(method, fed, model=model, chunk=chunk, **common)
-    assert {"recurrence", "recurrence_gradient"} <= set(calls)
+    assert {"recurrence", "recurrence_gradient"} <= set(called)
     for client in fed.names:
         for a, b in zip(
             found.model(client).parameters(), plain.model(client).parameters(), strict=True
         ):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@compiled
+def test_an_lstm_of_the_user_is_one_operation(called: list[str]) -> None:
+    network = nn.Sequential(Outputs(3, 4, batch_first=True), nn.Flatten(), nn.Linear(24, 2))
+    x = torch.randn(24, 6, 3)
+    fed = sartor.Federation.from_arrays(x, x[:, 0, 0] > 0, client=[i % 2 for i in range(24)])
+    local = sartor.Local(batch=5, steps=2)
+    sartor.fit("fedavg", fed, model=network, rounds=1, local=local, chunk=2)
+    assert {"recurrence", "recurrence_gradient"} <= set(called)
+
+
+class Outputs(nn.Module):
+    """The outputs of an LSTM, without its last state."""
+
+    def __init__(self, *sizes: int, **options: Any) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(*sizes, **options)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs."""
+        outputs: Tensor = self.lstm(x)[0]
+        return outputs
 
 
 def test_kernels_that_fail_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

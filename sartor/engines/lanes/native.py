@@ -9,31 +9,20 @@ layer with few outputs, cross-entropy over few classes and the update of a netwo
 ``recurrence.cpp`` the loop of an LSTM layer; where the compiler has OpenMP, its threads share that
 work (with GCC they are those of PyTorch).
 
-The library is compiled once for the machine and kept in the user's cache folder. Without a
-compiler, or with ``SARTOR_NATIVE=0``, the plain operations of PyTorch do the work.
+``cpp`` makes them; where it cannot, the plain operations of PyTorch do the work.
 """
 
 from __future__ import annotations
 
 import ctypes
-import hashlib
-import os
-import platform
-import shlex
-import shutil
-import subprocess
-import tempfile
 from collections.abc import Sequence
-from functools import cache
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional as F
 
-from sartor.engines.kept import cache_folder
+from sartor.engines.lanes.cpp import NAMES, address, function, library, numbers
 
 LANES = 8
 """Samples of a vector, as in the source."""
@@ -44,11 +33,6 @@ _SHORT = 64  # samples of a batch: with more, libraries are as fast
 _LARGE = 1 << 23  # bytes of a leaf in all lanes that caches will not hold until it is read
 _MOST_CLASSES = 32
 _WORTH_IT = 1 << 15  # multiplications of a client's layer: below, calls cost what they save
-_SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("native.cpp", "layers.cpp", "recurrence.cpp")
-)
-_FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
-_NAMES = {torch.float32: "float", torch.float64: "double"}
 
 
 def takes_conv(
@@ -111,7 +95,7 @@ def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def takes_product(a: Tensor, b: Tensor) -> bool:
     """Say whether a (L, M, K) · b (L, K, N) is that of such a layer: rows and columns lie whole."""
     return (
-        a.dtype in _NAMES
+        a.dtype in NAMES
         and a.stride(2) == b.stride(1) == 1
         and a.shape[2] >= _LEAST_INPUTS
         and b.shape[2] <= _MOST_OUTPUTS
@@ -124,7 +108,7 @@ def takes_outer(a: Tensor, b: Tensor) -> bool:
     return (
         serves(a)
         and a.dtype == b.dtype
-        and a.dtype in _NAMES
+        and a.dtype in NAMES
         and 0 < a.shape[2] <= _SHORT
         and 0 < a.shape[1] <= _MOST_OUTPUTS
         and b.shape[2] >= _LEAST_INPUTS
@@ -143,7 +127,7 @@ def _derived_backwards(x: Tensor) -> bool:
     """Say whether numbers like these are served, and not derived forwards, which has no rule."""
     return (
         serves(x)
-        and x.dtype in _NAMES
+        and x.dtype in NAMES
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
         and forward_ad._current_level < 0
@@ -162,7 +146,7 @@ def takes_update(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> bool
     return (
         bool(now)
         and factor.dim() == 0
-        and factor.dtype in _NAMES
+        and factor.dtype in NAMES
         and all(serves(x) and x.dtype == factor.dtype and x.numel() > 0 for x in given)
         and all(x.shape == y.shape for x, y in zip(now, slope, strict=True))
         and library() is not None
@@ -171,7 +155,7 @@ def takes_update(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> bool
 
 def takes_draw(keys: Tensor, dtype: torch.dtype) -> bool:
     """Say whether numbers of this type are drawn here."""
-    return serves(keys) and dtype in _NAMES and library() is not None
+    return serves(keys) and dtype in NAMES and library() is not None
 
 
 def serves(x: Tensor) -> bool:
@@ -180,83 +164,8 @@ def serves(x: Tensor) -> bool:
 
 
 def _takes(x: Tensor) -> bool:
-    plain = serves(x) and x.dtype in _NAMES and x.dim() == 4 and x.numel() > 0
+    plain = serves(x) and x.dtype in NAMES and x.dim() == 4 and x.numel() > 0
     return plain and x.shape[0] >= LANES and not torch.is_autocast_enabled("cpu")
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """Return the compiled operations, or None where there are none; see :func:`status`."""
-    return _found()[0]
-
-
-def status() -> str:
-    """Say in words what was found: for people who ask why steps are slow."""
-    return _found()[1]
-
-
-@cache
-def _found() -> tuple[ctypes.CDLL | None, str]:
-    if os.environ.get("SARTOR_NATIVE", "1") == "0":
-        return None, "switched off by SARTOR_NATIVE=0"
-    compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
-    if compiler is None:
-        return None, "no C++ compiler found; install one (g++ or clang++) for faster steps"
-    said = ""
-    for threads in (("-fopenmp",), ()):  # without OpenMP there is one thread
-        try:
-            path = _compiled(compiler, threads)
-            return ctypes.CDLL(str(path)), f"compiled, {path}"
-        except (OSError, RuntimeError, subprocess.SubprocessError) as error:
-            last = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1:]
-            said = "".join(last)
-    return None, f"{compiler} failed ({said}); plain operations are used"
-
-
-def _compiled(compiler: str, threads: Sequence[str]) -> Path:
-    """Return the library of this source, compiler and processor, compiling it if it is new.
-
-    Raises:
-        RuntimeError: it could not be compiled before.
-    """
-    words = [*shlex.split(compiler), *_FLAGS, *threads]
-    version = subprocess.run(
-        [*shlex.split(compiler), "--version"],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
-    texts = [source.read_text() for source in _SOURCES]
-    what = "\n".join([*texts, *words, version, platform.machine(), _processor()])
-    folder = cache_folder()
-    path = folder / f"native-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"
-    failed = path.with_suffix(".failed")
-    if failed.exists():
-        raise RuntimeError(failed.read_text())
-    if not path.exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Another process may compile at the same time; the last one to finish is as good.
-        with tempfile.TemporaryDirectory(dir=folder) as place:
-            made = Path(place, path.name)
-            whole = [*words, "-o", str(made), *map(str, _SOURCES)]
-            try:
-                subprocess.run(whole, capture_output=True, text=True, check=True, timeout=300)
-            except subprocess.CalledProcessError as error:
-                if threads:  # there is another way, which is quicker to take at once next time
-                    failed.write_text(error.stderr)
-                raise
-            made.replace(path)
-    return path
-
-
-def _processor() -> str:
-    """Return what this processor can do: a library for another one must not be loaded."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), "")
 
 
 # ---- what the operators of lanes do on a CPU ------------------------------------------------
@@ -277,11 +186,11 @@ def convolved(
     )
     out = x.new_empty(lanes, outputs, rows, columns, batch)
     scratch = x.new_empty(w[0].numel())
-    shape = _numbers(batch, channels, height, width, outputs, *kernel, *padding)
-    call = _function("convolve", x.dtype)
+    shape = numbers(batch, channels, height, width, outputs, *kernel, *padding)
+    call = function("convolve", x.dtype)
     for lane in range(lanes):
-        here = (None if t is None else _address(t, lane) for t in (x, w, b, out))
-        call(shape, *here, _address(scratch))
+        here = (None if t is None else address(t, lane) for t in (x, w, b, out))
+        call(shape, *here, address(scratch))
     return out.permute(0, 4, 1, 2, 3)
 
 
@@ -311,10 +220,10 @@ def kernel_gradient(
     weight = x.new_empty(lanes, outputs, channels, *kernel)
     bias = x.new_empty(lanes, outputs)
     scratch = x.new_zeros(lanes, weight[0].numel() * LANES)
-    shape = _numbers(batch, channels, height, width, outputs, *kernel, 0, 0)
-    call = _function("kernel_gradient", x.dtype)
+    shape = numbers(batch, channels, height, width, outputs, *kernel, 0, 0)
+    call = function("kernel_gradient", x.dtype)
     for lane in range(lanes):
-        call(shape, *(_address(t, lane) for t in (x, g, weight, bias, scratch)))
+        call(shape, *(address(t, lane) for t in (x, g, weight, bias, scratch)))
     return weight, bias
 
 
@@ -343,9 +252,9 @@ def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
         _check(g.shape == (channels, rows, columns, batch))
         covered = height % kernel[0] == 0 and width % kernel[1] == 0
         out = torch.empty_like(x) if covered else torch.zeros_like(x)
-    shape = _numbers(channels, height, width, batch, *kernel)
-    source = None if g is None else _address(g)
-    _function("pool", x.dtype)(shape, _address(x), source, _address(out))
+    shape = numbers(channels, height, width, batch, *kernel)
+    source = None if g is None else address(g)
+    function("pool", x.dtype)(shape, address(x), source, address(out))
     return out.permute(3, 0, 1, 2).unflatten(0, front)
 
 
@@ -359,9 +268,9 @@ def dense(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     _check(bias is None or bias.shape == (lanes, columns))
     out = x.new_empty(lanes, rows, columns)
     strides = (*x.stride()[:2], *w.stride()[:2], 0 if bias is None else bias.stride(0))
-    shape = _numbers(lanes, rows, columns, depth, *strides)
-    where = (None if t is None else _address(t) for t in (x, w, bias, out))
-    _function("dense", x.dtype)(shape, torch.get_num_threads(), *where)
+    shape = numbers(lanes, rows, columns, depth, *strides)
+    where = (None if t is None else address(t) for t in (x, w, bias, out))
+    function("dense", x.dtype)(shape, torch.get_num_threads(), *where)
     return out
 
 
@@ -377,9 +286,9 @@ def outer(a: Tensor, b: Tensor, now: Tensor | None = None, factor: Tensor | None
         _check(now.shape == (lanes, rows, columns) and factor.shape == (lanes,))
     out = a.new_empty(lanes, rows, columns)
     strides = (*a.stride(), *b.stride()[:2], 0 if now is None else now.stride(0))
-    shape = _numbers(lanes, rows, columns, depth, *strides, out.nbytes >= _LARGE)
-    where = (None if t is None else _address(t) for t in (a, b, now, factor, out))
-    _function("outer", a.dtype)(shape, torch.get_num_threads(), *where)
+    shape = numbers(lanes, rows, columns, depth, *strides, out.nbytes >= _LARGE)
+    where = (None if t is None else address(t) for t in (a, b, now, factor, out))
+    function("outer", a.dtype)(shape, torch.get_num_threads(), *where)
     return out
 
 
@@ -393,9 +302,9 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
     slopes = None if slopes is None else slopes.contiguous()
     _check(y.shape == scores.shape[:-1] and (slopes is None or slopes.shape == y.shape))
     out = scores.new_empty(y.shape) if slopes is None else torch.empty_like(scores)
-    shape = _numbers(y.numel(), scores.shape[-1], ignored)
-    where = (None if t is None else _address(t) for t in (scores, y, slopes, out))
-    call = _function("entropy", scores.dtype)
+    shape = numbers(y.numel(), scores.shape[-1], ignored)
+    where = (None if t is None else address(t) for t in (scores, y, slopes, out))
+    call = function("entropy", scores.dtype)
     call.restype = ctypes.c_bool
     if not call(shape, torch.get_num_threads(), *where):
         classes = scores.shape[-1]
@@ -418,9 +327,9 @@ def recurrence(
     tensors = [_whole(t) for t in (given, weight, is_token)]
     outputs, cells = (given.new_empty(lanes, batch, steps, hidden) for _ in range(2))
     gates = given.new_empty(given.shape)
-    shape = _numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
-    where = (_address(t) for t in (*tensors, outputs, gates, cells))
-    _function("recurrence", given.dtype)(shape, torch.get_num_threads(), *where)
+    shape = numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
+    where = (address(t) for t in (*tensors, outputs, gates, cells))
+    function("recurrence", given.dtype)(shape, torch.get_num_threads(), *where)
     return outputs, gates, cells
 
 
@@ -441,9 +350,9 @@ def recurrence_gradient(
     _check(all(t.dtype == grad.dtype for t in (last, weight, gates, cells)))
     tensors = [_whole(t) for t in (grad, last, weight, is_token, gates, cells)]
     out = grad.new_empty(gates.shape)
-    shape = _numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
-    where = (_address(t) for t in (*tensors, out))
-    _function("recurrence_gradient", grad.dtype)(shape, torch.get_num_threads(), *where)
+    shape = numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
+    where = (address(t) for t in (*tensors, out))
+    function("recurrence_gradient", grad.dtype)(shape, torch.get_num_threads(), *where)
     return out
 
 
@@ -456,14 +365,14 @@ def updated(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> list[Tens
     """Return now + factor · slope for leaves (L, ...) and factors (L)."""
     factor = factor.contiguous()
     lanes, found = len(factor), []
-    threads, call = torch.get_num_threads(), _function("update", factor.dtype)
+    threads, call = torch.get_num_threads(), function("update", factor.dtype)
     for given in zip(now, slope, strict=True):
         a, b = (_whole(x) for x in given)
         _check(a.shape == b.shape and len(a) == lanes and a.dtype == b.dtype == factor.dtype)
         out = a.new_empty(a.shape)
         size = a[0].numel()
-        shape = _numbers(lanes, size, a.stride(0), b.stride(0), out.nbytes >= _LARGE)
-        call(shape, threads, *(_address(x) for x in (a, b, factor, out)))
+        shape = numbers(lanes, size, a.stride(0), b.stride(0), out.nbytes >= _LARGE)
+        call(shape, threads, *(address(x) for x in (a, b, factor, out)))
         found.append(out)
     return found
 
@@ -473,7 +382,7 @@ def drawn(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
     _check(keys.dim() == 2 and keys.shape[1] == 2 and keys.dtype == torch.int64)
     keys = keys.contiguous()
     out = torch.empty((len(keys), num), dtype=dtype)
-    _function("normals", dtype)(_numbers(len(keys), num), _address(keys), _address(out))
+    function("normals", dtype)(numbers(len(keys), num), address(keys), address(out))
     return out
 
 
@@ -498,16 +407,3 @@ def _batch_last(x: Tensor) -> Tensor:
     if x.shape[1] < LANES:
         raise ValueError(f"a batch of at least {LANES} was expected, got {x.shape[1]}")
     return x.permute(0, 2, 3, 4, 1).contiguous()
-
-
-def _function(name: str, dtype: torch.dtype) -> Any:
-    return getattr(library(), f"{name}_{_NAMES[dtype]}")
-
-
-def _numbers(*values: int) -> Any:
-    return (ctypes.c_int64 * len(values))(*values)
-
-
-def _address(tensor: Tensor, lane: int = 0) -> ctypes.c_void_p:
-    """Return where the numbers of a lane begin."""
-    return ctypes.c_void_p(tensor.data_ptr() + lane * tensor.stride(0) * tensor.element_size())

@@ -465,7 +465,9 @@ def _open(
 
     def prepare() -> bool:
         there = resume and (Path(out) / "folder.json").exists()
-        if not there:
+        if there:
+            RunFolder.open(out).tidy()
+        else:
             RunFolder.create(out, config)
         return there
 

@@ -16,6 +16,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import sartor
 from sartor import runs
 from sartor.errors import ConfigError, RunFolderError
 from sartor.runs import (
@@ -391,6 +392,23 @@ def test_a_read_only_folder_is_a_clear_error(tmp_path, monkeypatch):
     monkeypatch.setattr(storage.tempfile, "mkstemp", refuse)
     with pytest.raises(RunFolderError, match=r"run.*not writable"):
         RunFolder.create(tmp_path / "run", CONFIG)
+
+
+def test_who_goes_on_removes_what_was_left_half_written(tmp_path):
+    """Also where a killed writer of models left it; nothing of the user's is touched."""
+    x = np.random.default_rng(0).normal(size=(40, 3))
+    fed = sartor.Federation.from_arrays(x, x[:, 0] > 0, client=[i % 2 for i in range(40)])
+    common = {"model": sartor.models.mclr(fed), "out": tmp_path / "run"}
+    sartor.fit("fedavg", fed, rounds=1, **common)
+    left = [
+        tmp_path / "run" / name for name in ("models/.c0.safetensors.x1.tmp", ".metrics.csv.q.tmp")
+    ]
+    stays = [tmp_path / "run" / name for name in ("notes.tmp", ".hidden")]
+    for path in (*left, *stays):
+        path.write_text("half")
+    sartor.fit("fedavg", fed, rounds=1, resume=True, **common)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in stays)
 
 
 def test_resuming_with_other_settings_names_every_key_that_differs(folder):

@@ -17,7 +17,7 @@ import torch
 
 from sartor._version import __version__
 from sartor.errors import ConfigError, RunFolderError
-from sartor.runs.storage import FORMAT, check_format, naming, read_json, write_json
+from sartor.runs.storage import FORMAT, HALF, check_format, naming, read_json, write_json
 from sartor.table import jsonable
 
 _FILES = (
@@ -74,6 +74,13 @@ class Folder:
         """
         path = cls._check(path)
         return cls(path, read_json(path / "config.json"))
+
+    def tidy(self) -> None:
+        """Remove what a writer that was killed left half written; only who goes on may do so."""
+        for place in (self.path, *(self.path / name for name in _FOLDERS)):
+            for leftover in place.glob(f"{HALF[0]}*{HALF[1]}"):
+                with suppress(OSError):  # it costs space, not correctness
+                    leftover.unlink()
 
     @classmethod
     def _prepare(cls, path: str | Path, config: Mapping[str, Any], overwrite: bool) -> Path:

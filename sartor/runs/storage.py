@@ -27,6 +27,8 @@ from sartor.table import jsonable
 
 FORMAT = 1
 """Version of the layout; a folder with a higher one was written by a later release."""
+HALF = (".", ".tmp")
+"""How the name of a file begins and ends that is not yet whole."""
 
 
 class LaterFormatError(RunFolderError):
@@ -146,7 +148,9 @@ def naming(path: Path, action: str) -> Iterator[None]:
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
     """Let ``write`` fill a temporary file, flush it to the disk, and rename it to ``path``."""
     with naming(path, "write"):
-        handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+        first, last = HALF
+        prefix = f"{first}{path.name}."
+        handle, name = tempfile.mkstemp(prefix=prefix, suffix=last, dir=path.parent)
         os.close(handle)
         temporary = Path(name)
         try:

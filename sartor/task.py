@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
 from sartor import rng, tree
+from sartor.attention import plain_attention
 from sartor.errors import ConfigError
 from sartor.loops import looped
 from sartor.method import Batch
@@ -141,6 +142,9 @@ class Task:
                 reset = getattr(part, "reset_parameters", None)
                 if callable(reset):
                     reset()
+            for part in module.modules():
+                if isinstance(part, nn.MultiheadAttention):  # its own method has another name
+                    part._reset_parameters()
         return {k: p.detach().clone() for k, p in module.named_parameters()}
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
@@ -218,11 +222,11 @@ class Task:
         """Run the whole network, its body or its head, in the precision of computation."""
         module = self._own_module(part)
         if self.compute is None:
-            with _METER.around():
+            with _METER.around(), plain_attention():
                 return torch.func.functional_call(module, params, (x,))
         cast = {k: v.to(self.compute) for k, v in params.items()}
         x = x.to(self.compute) if x.is_floating_point() else x
-        with _METER.around():
+        with _METER.around(), plain_attention():
             found = torch.func.functional_call(module, cast, (x,))
         return found.to(next(iter(params.values())).dtype)
 

@@ -1,0 +1,43 @@
+"""Attention by plain operations: fused forms have no rule for many clients, nor second derivatives.
+
+Which forms ``F.scaled_dot_product_attention`` and the layers of ``nn`` take are switches of the
+whole process. They are turned while a network is called for clients, by whatever thread, and then
+put back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+_LOCK = threading.Lock()
+_BEFORE: list[bool] = []  # what the switches were before the first of the calls under way
+_UNDER_WAY = [0]
+_SWITCHES: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
+    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
+    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
+    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
+)
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Let attention be products and a softmax."""
+    with _LOCK:
+        _UNDER_WAY[0] += 1
+        if _UNDER_WAY[0] == 1:
+            _BEFORE[:] = [enabled() for enabled, _ in _SWITCHES]
+            for _, switch in _SWITCHES:
+                switch(False)
+    try:
+        yield
+    finally:
+        with _LOCK:
+            _UNDER_WAY[0] -= 1
+            if _UNDER_WAY[0] == 0:
+                for (_, switch), value in zip(_SWITCHES, _BEFORE, strict=True):
+                    switch(value)

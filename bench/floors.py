@@ -110,12 +110,15 @@ def count_sample(model: nn.Module, shape: Sequence[int]) -> Sample:
 
     def note(layer: Any, inputs: tuple[Tensor, ...], output: Any) -> None:
         if isinstance(layer, nn.LSTM):  # every step multiplies by all weights
-            weights = sum(p.numel() for name, p in layer.named_parameters() if "weight" in name)
-            cost = 2 * weights * inputs[0].shape[:-1].numel()
+            sizes = {name: p.numel() for name, p in layer.named_parameters() if "weight" in name}
+            steps = 2 * inputs[0].shape[:-1].numel()
+            cost = steps * sum(sizes.values())
+            first = steps * sum(size for name, size in sizes.items() if "ih_l0" in name)
         else:
-            cost = 2 * output.numel() * layer.weight[0].numel()
+            first = cost = 2 * output.numel() * layer.weight[0].numel()
         forward.append(cost)
-        backward.append(cost * (1 + inputs[0].requires_grad))  # the data need no gradient
+        # The data need no gradient: what multiplies them is passed once backwards.
+        backward.append(2 * cost - (0 if inputs[0].requires_grad else first))
 
     for layer in ghost.modules():
         if isinstance(layer, COUNTED):

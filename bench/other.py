@@ -64,7 +64,7 @@ class Given:
             return self.loader(
                 x[rows],
                 y[rows],
-                num_labels=10,
+                num_labels=share.workload.classes,
                 batch_size=batch,
                 shuffle=shuffle,
                 skip_singleton=False,
@@ -100,7 +100,7 @@ def rounds(share: Share, number: int, device: str, seed: int) -> Iterator[tuple[
     env = fluke.FlukeENV()
     env.set_seed(seed)
     env.set_device(device)
-    env.set_evaluator(evaluation.ClassificationEval(eval_every=1, n_classes=10))
+    env.set_evaluator(evaluation.ClassificationEval(eval_every=1, n_classes=w.classes))
     env.set_eval_cfg(pre_fit=False, post_fit=False, locals=False, server=True)
     settings = {
         "client": {

@@ -54,7 +54,7 @@ def texts(train: int, test: int) -> tuple[Array, Array, int, str]:
     x = rng.integers(1, TOKENS, (train + test, LENGTH))
     x[np.arange(LENGTH) >= rng.integers(5, LENGTH + 1, (len(x), 1))] = 0
     first = ((x > 0) & (x < TOKENS // 2)).sum(1)
-    return x, (2 * first > (x > 0).sum(1)).astype(np.int64), train, "made-up texts"
+    return x, (2 * first > (x > 0).sum(1)).astype(np.int64), train, "synthetic texts"
 
 
 def share(workload: Workload, npz: Path | None, seed: int) -> Share:

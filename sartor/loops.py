@@ -15,13 +15,14 @@ of a GRU layer (three thirds):
 
 and of a plain one: h_t = φ(W_ih x_t + b_ih + W_hh h_{t−1} + b_hh), with φ = tanh or ReLU.
 
-``looped`` gives a network of the user such layers in the place of ``nn.LSTM``, ``nn.GRU`` and
-``nn.RNN``: the same parameters, the same numbers.
+``looped`` lets ``nn.LSTM``, ``nn.GRU`` and ``nn.RNN`` of a user's network run so: the same
+parameters, the same numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from types import MethodType
 from typing import Any
 
 import torch
@@ -104,93 +105,113 @@ def _in_order(outputs: list[Tensor], backward: bool) -> Tensor:
 # ---- layers of torch -------------------------------------------------------------------------
 
 
-class _Looped(nn.RNNBase):
-    """A recurrent layer of torch whose forward pass is a loop; the parameters are torch's."""
-
-    def forward(self, input: Any, hx: Any = None) -> Any:
-        """Return what the layer of torch returns: all outputs, and the last state."""
-        if isinstance(input, PackedSequence):
-            raise ModelError(
-                "A recurrent layer got a packed sequence, whose shape follows the data; give it "
-                "padded samples and take each sample's output at its own last step, for example "
-                "outputs[torch.arange(len(x)), lengths - 1]."
-            )
-        alone = input.dim() == 2
-        x = input.unsqueeze(0 if self.batch_first else 1) if alone else input
-        x = x if self.batch_first else x.transpose(0, 1)
-        states = () if hx is None else hx if isinstance(hx, tuple) else (hx,)
-        starts = [state.unsqueeze(1) if alone else state for state in states]
-        turns = (False, True) if self.bidirectional else (False,)
-        last: list[tuple[Tensor, ...]] = []
-        for layer in range(self.num_layers):
-            parts = []
-            for backward in turns:
-                start = tuple(state[len(last)] for state in starts)
-                outputs, *more = self._direction(x, layer, backward, start)
-                parts.append(outputs)
-                last.append((outputs[:, 0 if backward else -1], *more))
-            x = torch.cat(parts, dim=-1)
-        x = x if self.batch_first else x.transpose(0, 1)
-        ends = [torch.stack(end) for end in zip(*last, strict=True)]
-        if alone:
-            x, ends = x.squeeze(0 if self.batch_first else 1), [end.squeeze(1) for end in ends]
-        return x, tuple(ends) if len(ends) > 1 else ends[0]
-
-    def _direction(
-        self, x: Tensor, layer: int, backward: bool, start: tuple[Tensor, ...]
-    ) -> tuple[Tensor, ...]:
-        """Return the outputs ``(batch, steps, hidden)``; of an LSTM also the last memory."""
-        weights, own, bias, own_bias = (
-            getattr(self, f"{name}_l{layer}{'_reverse' * backward}", None)
-            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
-        )
-        assert weights is not None
-        assert own is not None
-        if self.mode == "GRU":
-            given = F.linear(x, weights, bias)
-            h = start[0] if start else given.new_zeros(len(x), self.hidden_size)
-            return (_gru_loop(given, own, own_bias, backward, h),)
-        both = None if bias is None or own_bias is None else bias + own_bias
-        given = F.linear(x, weights, both)
-        if self.mode == "LSTM":
-            every = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
-            return lstm_loop(given, own, every, backward, start or None)  # type: ignore[arg-type]
-        h = start[0] if start else given.new_zeros(len(x), self.hidden_size)
-        phi = torch.tanh if self.mode == "RNN_TANH" else torch.relu
-        return (_plain_loop(given, own, backward, h, phi),)
-
-
-class _LSTM(_Looped, nn.LSTM):
-    pass
-
-
-class _GRU(_Looped, nn.GRU):
-    pass
-
-
-class _RNN(_Looped, nn.RNN):
-    pass
-
-
-_FORMS: dict[type[nn.Module], type[nn.Module]] = {nn.LSTM: _LSTM, nn.GRU: _GRU, nn.RNN: _RNN}
+_KINDS = (nn.LSTM, nn.GRU, nn.RNN)
 
 
 def loop_fault(layer: nn.RNNBase) -> str | None:
-    """Say why a recurrent layer cannot be a loop, or return None if it can."""
-    if type(layer) not in _FORMS:
+    """Say why a recurrent layer cannot train as a loop, or return None if it can."""
+    if type(layer).forward not in {kind.forward for kind in _KINDS}:
         return (
-            "it is a class of its own, whose forward pass is not known; use nn.LSTM, nn.GRU or "
-            "nn.RNN itself, or write the cell with nn.Linear and a loop over time."
+            "its forward pass is its own; use nn.LSTM, nn.GRU or nn.RNN itself, or write the cell "
+            "with nn.Linear and a loop over time."
         )
     if layer.proj_size:
         return "projections (proj_size) cannot be mapped over clients; put an nn.Linear after it."
+    if layer.training and layer.dropout > 0 and layer.num_layers > 1:
+        return "dropout is not supported in training; set dropout=0, or call .eval() on the layer."
     return None
 
 
 def looped(network: nn.Module) -> nn.Module:
-    """Let the recurrent layers of a network be loops, in place, and return it."""
-    for layer in network.modules():
-        form = _FORMS.get(type(layer))
-        if form is not None:
-            layer.__class__ = form  # parameters, options and names stay as they are
+    """Let the recurrent layers of a network run as loops, in place, and return it.
+
+    Raises:
+        ModelError: a layer cannot; see ``loop_fault``.
+    """
+    for name, layer in network.named_modules():
+        if isinstance(layer, nn.RNNBase):
+            fault = loop_fault(layer)
+            if fault is not None:
+                raise ModelError(f"Model has {type(layer).__name__} at {name!r}: {fault}")
+            layer.forward = MethodType(_forward, layer)  # all else stays torch's own
     return network
+
+
+def _forward(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
+    """Return what the layer of torch returns: all outputs, and the last state."""
+    if isinstance(input, PackedSequence):
+        place = "[torch.arange(batch), lengths - 1]"
+        if not layer.batch_first:
+            place = "[lengths - 1, torch.arange(batch)]"
+        raise ModelError(
+            "A recurrent layer got a packed sequence, whose shape follows the data; give it padded "
+            f"samples and take each one's output at its last step, outputs{place}. A backward "
+            "direction would read the padding: sartor.models.lstm(bidirectional=True) does not."
+        )
+    alone = input.dim() == 2
+    states = () if hx is None else tuple(hx) if layer.mode == "LSTM" else (hx,)
+    _check(layer, input, states)
+    x = input.unsqueeze(0 if layer.batch_first else 1) if alone else input
+    x = x if layer.batch_first else x.transpose(0, 1)
+    starts = [state.unsqueeze(1) if alone else state for state in states]
+    turns = (False, True) if layer.bidirectional else (False,)
+    last: list[tuple[Tensor, ...]] = []
+    for number in range(layer.num_layers):
+        parts = []
+        for backward in turns:
+            start = tuple(state[len(last)] for state in starts)
+            outputs, *more = _direction(layer, x, number, backward, start)
+            parts.append(outputs)
+            last.append((outputs[:, 0 if backward else -1], *more))
+        x = torch.cat(parts, dim=-1)
+    x = x if layer.batch_first else x.transpose(0, 1).contiguous()
+    ends = [torch.stack(end) for end in zip(*last, strict=True)]
+    if alone:
+        x, ends = x.squeeze(0 if layer.batch_first else 1), [end.squeeze(1) for end in ends]
+    return x, tuple(ends) if layer.mode == "LSTM" else ends[0]
+
+
+def _check(layer: nn.RNNBase, input: Tensor, states: tuple[Tensor, ...]) -> None:
+    """Raise what torch would: what trains must be what the layer takes afterwards."""
+    if input.dim() not in (2, 3) or input.shape[-1] != layer.input_size:
+        raise ModelError(
+            f"{type(layer).__name__} takes samples (..., steps, {layer.input_size}), in two or "
+            f"three axes, but got {tuple(input.shape)}."
+        )
+    steps = input.shape[1 if layer.batch_first and input.dim() == 3 else 0]
+    if steps == 0:
+        raise ModelError(f"{type(layer).__name__} got samples of no steps; it needs one at least.")
+    lead = layer.num_layers * (2 if layer.bidirectional else 1)
+    batch = () if input.dim() == 2 else (input.shape[0 if layer.batch_first else 1],)
+    wanted = (lead, *batch, layer.hidden_size)
+    number = 2 if layer.mode == "LSTM" else 1
+    if states and (len(states) != number or any(tuple(s.shape) != wanted for s in states)):
+        given = ", ".join(str(tuple(state.shape)) for state in states)
+        raise ModelError(
+            f"{type(layer).__name__} takes {number} first state{'s' * (number > 1)} of shape "
+            f"{wanted}, but got {given}."
+        )
+
+
+def _direction(
+    layer: nn.RNNBase, x: Tensor, number: int, backward: bool, start: tuple[Tensor, ...]
+) -> tuple[Tensor, ...]:
+    """Return the outputs ``(batch, steps, hidden)``; of an LSTM also the last memory."""
+    weights, own, bias, own_bias = (
+        getattr(layer, f"{name}_l{number}{'_reverse' * backward}", None)
+        for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
+    assert weights is not None
+    assert own is not None
+    if layer.mode == "GRU":
+        given = F.linear(x, weights, bias)
+        h = start[0] if start else given.new_zeros(len(x), layer.hidden_size)
+        return (_gru_loop(given, own, own_bias, backward, h),)
+    both = None if bias is None or own_bias is None else bias + own_bias
+    given = F.linear(x, weights, both)
+    if layer.mode == "LSTM":
+        every = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        return lstm_loop(given, own, every, backward, start or None)  # type: ignore[arg-type]
+    h = start[0] if start else given.new_zeros(len(x), layer.hidden_size)
+    phi = torch.tanh if layer.mode == "RNN_TANH" else torch.relu
+    return (_plain_loop(given, own, backward, h, phi),)

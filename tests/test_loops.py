@@ -15,6 +15,7 @@ import sartor
 from sartor.engines.lanes import CoreLanes
 from sartor.errors import ModelError
 from sartor.loops import looped
+from sartor.task import Task
 
 KINDS = {
     "lstm": nn.LSTM,
@@ -53,6 +54,7 @@ def test_the_numbers_are_torchs(kind: str, given: str, form: dict[str, Any]) -> 
     x = torch.randn((7, 3) if batch is None else (4, 7, 3), dtype=torch.float64)
     x = x if batch is None or layer.batch_first else x.transpose(0, 1).contiguous()
     start = _state(kind, layer, batch) if "state" in given else None
+    assert loop(x, start)[0].is_contiguous()  # so that it can be viewed in another shape
     found = []
     for network in (layer, loop):
         inputs = [t.clone().requires_grad_() for t in (x, *_leaves(() if start is None else start))]
@@ -62,15 +64,94 @@ def test_the_numbers_are_torchs(kind: str, given: str, form: dict[str, Any]) -> 
         objective = sum((out * out.detach().cos()).sum() for out in outcome)
         slopes = torch.autograd.grad(objective, [*network.parameters(), *inputs])
         found.append([*outcome, *slopes])
-    assert type(loop) is not type(layer)
+    assert loop.forward.__func__ is not type(layer).forward  # type: ignore[attr-defined]
     torch.testing.assert_close(found[1], found[0], rtol=1e-10, atol=1e-10)
 
 
-def test_the_layers_of_the_user_stay_as_they_are() -> None:
-    layer = nn.Sequential(nn.LSTM(3, 4))
-    assert looped(layer) is layer
-    other = nn.Sequential(nn.Linear(3, 4))
-    assert type(looped(other)[0]) is nn.Linear
+def test_an_lstm_takes_a_list_of_states() -> None:
+    layer = nn.LSTM(3, 4)
+    x, start = torch.randn(5, 2, 3), [torch.randn(1, 2, 4), torch.randn(1, 2, 4)]
+    found = _leaves(looped(copy.deepcopy(layer))(x, start))
+    torch.testing.assert_close(found, _leaves(layer(x, tuple(start))))
+
+
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize(
+    ("shape", "state"),
+    [
+        ((5, 2, 3), (1, 1, 4)),
+        ((5, 2, 3), (2, 4)),
+        ((5, 2, 3), (2, 2, 4)),
+        ((5, 3), (1, 1, 4)),
+        ((5, 2, 3), (1, 2, 5)),
+        ((5, 2, 2), None),
+        ((0, 2, 3), None),
+        ((1, 5, 2, 3), None),
+        ((3,), None),
+    ],
+)
+def test_what_torch_refuses_is_refused(kind: Any, shape: Any, state: Any) -> None:
+    """A network that trains must be one that torch's own layers can run afterwards."""
+    layer = kind(3, 4)
+    start = None if state is None else torch.randn(state)
+    start = (start, start) if kind is nn.LSTM and start is not None else start
+    with pytest.raises((RuntimeError, ValueError, AssertionError)):
+        layer(torch.randn(shape), start)
+    with pytest.raises(ModelError, match=r"takes|no steps"):
+        looped(layer)(torch.randn(shape), start)
+
+
+def test_a_task_refuses_what_would_train_as_something_else() -> None:
+    """Also without the check of ``fit``: dropout would be left out in silence."""
+    network = nn.Sequential(nn.LSTM(3, 4, 2, dropout=0.5))
+    with pytest.raises(ModelError, match="LSTM at '0': dropout"):
+        Task(network).logits(dict(network.named_parameters()), torch.randn(5, 2, 3))
+
+
+class Learned(nn.Module):
+    """A first state that is learned, a view of the outputs, and a look at the layer's class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.LSTM(3, 4)
+        self.first = nn.Parameter(torch.randn(2, 1, 1, 4))
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return logits."""
+        assert type(self.layer) is nn.LSTM
+        hidden, cell = self.first.expand(2, 1, len(x), 4)
+        outputs, _ = self.layer(x.transpose(0, 1), (hidden.contiguous(), cell.contiguous()))
+        scores: Tensor = self.fc(outputs.view(-1, 4)).view(x.shape[1], len(x), 2).mean(0)
+        return scores
+
+
+def test_a_first_state_that_is_learned() -> None:
+    """Its gradient too, in all engines; and the network that was given is as it was."""
+    rng = torch.Generator().manual_seed(0)
+    x = torch.randn(60, 6, 3, generator=rng)
+    fed = sartor.Federation.from_arrays(
+        x, (x[:, 0, 0] > 0).long(), client=[i % 3 for i in range(60)]
+    )
+    network = Learned()
+    before = copy.deepcopy(network.state_dict())
+    common: Any = {
+        "model": network,
+        "rounds": 2,
+        "local": sartor.Local(batch=5, steps=3, lr=0.3),
+        "dtype": "float64",
+    }
+    plain = sartor.fit("per-fedavg", fed, engine="sequential", **common)
+    one = plain.model(0)
+    assert not torch.equal(one.first.detach().float(), before["first"])
+    for chunk in (1, 3):
+        other = sartor.fit("per-fedavg", fed, chunk=chunk, **common).model(0)
+        for a, b in zip(other.parameters(), one.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+    assert type(network.layer) is nn.LSTM
+    assert "forward" not in vars(network.layer)
+    assert all(torch.equal(value, before[k]) for k, value in network.state_dict().items())
+    one(x.double())  # by torch's own layer
 
 
 class Series(nn.Module):

@@ -224,7 +224,10 @@ class Buffered(nn.Module):
 
 
 class OwnGRU(nn.GRU):
-    """A layer whose forward pass could be anything."""
+    """A layer with a forward pass of its own."""
+
+    def forward(self, x):
+        return super().forward(x)[0]
 
 
 def body(*layers):

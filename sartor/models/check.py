@@ -45,8 +45,6 @@ def _layer_faults(module: nn.Module) -> list[str]:
             )
         elif isinstance(layer, nn.RNNBase):
             fault = loop_fault(layer)
-            if fault is None and layer.training and layer.dropout > 0 and layer.num_layers > 1:
-                fault = "dropout is not supported in training; set dropout=0 or call .eval() on it."
             if fault is not None:
                 faults.append(f"Model has {where}: {fault}")
         elif layer.training and (

@@ -46,6 +46,19 @@ def test_an_lstm_is_counted_by_hand():
     sample = floors.count_sample(make_model("lstm"), (25,))
     assert (sample.forward, sample.backward) == (steps + head, 2 * (steps + head))
     assert (sample.parameters, sample.numbers) == (50_000 + 2 * (2 * 10_000 + 400) + 5_302, 25)
+    bare = floors.count_sample(Bare(), (25, 50))  # the data themselves need no gradient
+    assert (bare.forward, bare.backward) == (steps, 2 * steps - 25 * 2 * (4 * 50) * 50)
+
+
+class Bare(nn.Module):
+    """Two LSTM layers on numbers."""
+
+    def __init__(self):
+        super().__init__()
+        self.lstm = nn.LSTM(50, 50, 2, batch_first=True)
+
+    def forward(self, x):
+        return self.lstm(x)[0]
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 5e-5}
 
 def _drawn(
     lanes: int, batch: int, steps: int, hidden: int, dtype: torch.dtype = torch.float64
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """What is given, the weights, which steps hold tokens, and the slope of the outputs."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """What is given, the weights, where tokens are, the slope of the outputs, the first state."""
     rng = torch.Generator().manual_seed(0)
     draw: Any = lambda *shape: torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)  # noqa: E731
     lengths = torch.randint(0, steps + 1, (lanes, batch, 1), generator=rng)
@@ -32,12 +32,15 @@ def _drawn(
         draw(lanes, 4 * hidden, hidden) / hidden**0.5,
         torch.arange(steps) < lengths,
         draw(lanes, batch, steps, hidden),
+        draw(lanes, 2, batch, hidden),
     )
 
 
 def _objective(turned: bool) -> Any:
-    def objective(given: Tensor, weight: Tensor, is_token: Tensor, slope: Tensor) -> Tensor:
-        outputs, last = lstm_loop(given, weight, is_token, turned)
+    def objective(
+        given: Tensor, weight: Tensor, is_token: Tensor, slope: Tensor, start: Tensor
+    ) -> Tensor:
+        outputs, last = lstm_loop(given, weight, is_token, turned, (start[0], start[1]))
         return (outputs * slope).sum() + (last * slope[:, 0]).sum()
 
     return objective
@@ -59,7 +62,7 @@ def test_the_loop_and_its_gradients(
     """Whatever the sizes leave over for the last vector and the last block; any text length."""
     exact = _drawn(lanes, batch, steps, hidden)
     drawn = tuple(part.to(dtype) if part.is_floating_point() else part for part in exact)
-    first = vmap(grad(_objective(turned), argnums=(0, 1)))
+    first = vmap(grad(_objective(turned), argnums=(0, 1, 4)))
     outputs = vmap(lambda x, w, there: lstm_loop(x, w, there, turned))
     with CoreLanes():
         found = (*outputs(*drawn[:3]), *first(*drawn))
@@ -76,10 +79,10 @@ def test_second_derivatives(turned: bool) -> None:
     drawn = _drawn(2, 7, 4, 9)
 
     def second(*given: Tensor) -> Tensor:
-        slopes = grad(_objective(turned), argnums=(0, 1, 3))(*given)
+        slopes = grad(_objective(turned), argnums=(0, 1, 3, 4))(*given)
         return torch.stack([slope.square().sum() for slope in slopes]).sum()
 
-    every = vmap(grad(second, argnums=(0, 1, 3)))
+    every = vmap(grad(second, argnums=(0, 1, 3, 4)))
     wanted = every(*drawn)
     with CoreLanes():
         found = every(*drawn)
@@ -88,7 +91,7 @@ def test_second_derivatives(turned: bool) -> None:
 
 @compiled
 def test_texts_of_lanes_with_one_model_are_one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    given, weight, is_token, slope = _drawn(3, 5, 4, 6)
+    given, weight, is_token, slope, start = _drawn(3, 5, 4, 6)
     seen: list[tuple[int, ...]] = []
     run = native.recurrence
 
@@ -99,38 +102,41 @@ def test_texts_of_lanes_with_one_model_are_one_batch(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(native, "recurrence", watched)
     shared = vmap(lambda x, there: lstm_loop(x, weight[0], there)[0])
     wanted = shared(given, is_token)
-    slopes = vmap(grad(_objective(False), argnums=1), in_dims=(0, None, 0, 0))
-    right = slopes(given, weight[0], is_token, slope)
+    slopes = vmap(grad(_objective(False), argnums=1), in_dims=(0, None, 0, 0, 0))
+    right = slopes(given, weight[0], is_token, slope, start)
     with CoreLanes():
         torch.testing.assert_close(shared(given, is_token), wanted)
-        torch.testing.assert_close(slopes(given, weight[0], is_token, slope), right)
+        torch.testing.assert_close(slopes(given, weight[0], is_token, slope, start), right)
     assert seen == [(1, 15), (1, 15)]
 
 
 @compiled
 def test_lanes_and_threads_do_not_change_a_bit() -> None:
-    given, weight, is_token, slope = _drawn(3, 14, 5, 50, torch.float32)
+    given, weight, is_token, slope, start = _drawn(3, 14, 5, 50, torch.float32)
+    hidden, cell = start.unbind(1)
     before = torch.get_num_threads()
     found = []
     try:
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
-            outputs, gates, cells = native.recurrence(given, weight, is_token, False)
+            outputs, gates, cells = native.recurrence(given, weight, is_token, hidden, cell, False)
             last = slope[:, :, 0]
-            back = native.recurrence_gradient(slope, last, weight, is_token, gates, cells, False)
-            found.append((outputs, cells, back))
+            back = native.recurrence_gradient(
+                slope, last, weight, is_token, cell, gates, cells, False
+            )
+            found.append((outputs, cells, *back))
     finally:
         torch.set_num_threads(before)
     for other in found[1:]:
         assert all(torch.equal(a, b) for a, b in zip(other, found[0], strict=True))
     for lane, text in ((0, 0), (2, 7), (1, 13)):
         one = slice(lane, lane + 1), slice(text, text + 1)
-        alone = native.recurrence(given[one], weight[one[0]], is_token[one], False)
-        back = native.recurrence_gradient(
-            slope[one], last[one], weight[one[0]], is_token[one], alone[1], alone[2], False
-        )
+        texts = (given[one], weight[one[0]], is_token[one], hidden[one], cell[one])
+        alone = native.recurrence(*texts, False)
+        texts = (slope[one], last[one], weight[one[0]], is_token[one], cell[one], *alone[1:])
+        back = native.recurrence_gradient(*texts, False)
         assert torch.equal(alone[0], found[0][0][one])
-        assert torch.equal(back, found[0][2][one])
+        assert all(torch.equal(a, b[one]) for a, b in zip(back, found[0][2:], strict=True))
 
 
 @compiled
@@ -149,8 +155,12 @@ def test_extreme_numbers() -> None:
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 def test_what_is_not_served() -> None:
     """Forward derivatives, other types and sizes that do not fit go the plain way."""
-    given, weight, is_token, _ = (part[0] for part in _drawn(1, 3, 2, 4))
-    assert recurrence.takes(given, weight, is_token)
+    given, weight, is_token, _, start = (part[0] for part in _drawn(1, 3, 2, 4))
+    assert recurrence.takes(given, weight, is_token, (start[0], start[1]))
+    assert not recurrence.takes(given, weight, is_token, (start[0], start[1].float()))
+    assert not recurrence.takes(given, weight, is_token, (start[0], start[1, :1]))
+    large = torch.zeros(1, 1, 4 * 600), torch.zeros(4 * 600, 600), torch.ones(1, 1).bool()
+    assert not recurrence.takes(*large)  # a library multiplies it faster
     assert not recurrence.takes(given.half(), weight.half(), is_token)
     assert not recurrence.takes(given, weight.float(), is_token)
     assert not recurrence.takes(given, weight, is_token.long())
@@ -160,11 +170,18 @@ def test_what_is_not_served() -> None:
     wanted = jvp(lambda x: lstm_loop(x, weight, is_token), (given,), (given,))[1]
     torch.testing.assert_close(along, wanted)
     with pytest.raises(ValueError, match="do not fit"):
-        native.recurrence(given[None], weight[None, :-4], is_token[None], False)
+        native.recurrence(given[None], weight[None, :-4], is_token[None], *start[:, None], False)
     one = given[None, :, :, :4]
     with pytest.raises(ValueError, match="do not fit"):
         native.recurrence_gradient(
-            one, one[:, :, 0], weight[None], is_token[None], given[None], given[None], False
+            one,
+            one[:, :, 0],
+            weight[None],
+            is_token[None],
+            start[:1],
+            given[None],
+            one[:, :1],
+            False,
         )
 
 
@@ -234,7 +251,7 @@ def test_a_proof_sees_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert recurrence._proven(torch.zeros(1), 3)
     monkeypatch.setattr(recurrence, "_PROOFS", {})
     run = recurrence.lane_recurrence_grad
-    monkeypatch.setattr(recurrence, "lane_recurrence_grad", lambda *a: 1.01 * run(*a))
+    monkeypatch.setattr(recurrence, "lane_recurrence_grad", lambda *a: [1.01 * x for x in run(*a)])
     assert not recurrence._proven(torch.zeros(1), 3)
 
 
@@ -244,7 +261,7 @@ def test_a_proof_sees_wrong_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_kernels(hidden: int, turned: bool) -> None:
     exact = _drawn(3, 21, 6, hidden)
     drawn = [x.float().cuda() if x.is_floating_point() else x.cuda() for x in exact]
-    first = vmap(grad(_objective(turned), argnums=(0, 1)))
+    first = vmap(grad(_objective(turned), argnums=(0, 1, 4)))
     outputs = vmap(lambda x, w, there: lstm_loop(x, w, there, turned))
     assert recurrence._proven(drawn[0], hidden)
     with LaneOperations():

@@ -142,9 +142,9 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
 def _lstm_loop(
     given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False, start: Any = None
 ) -> tuple[Tensor, Tensor] | None:
-    if start is not None or not recurrence.takes(given, weight, is_token):
+    if not recurrence.takes(given, weight, is_token, start):
         return None
-    return recurrence.lstm_loop(given, weight, is_token, backward)
+    return recurrence.lstm_loop(given, weight, is_token, backward, start)
 
 
 def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:

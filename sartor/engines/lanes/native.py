@@ -32,6 +32,7 @@ _LEAST_INPUTS = 16  # of a dense layer: a vector of float32 at its widest
 _SHORT = 64  # samples of a batch: with more, libraries are as fast
 _LARGE = 1 << 23  # bytes of a leaf in all lanes that caches will not hold until it is read
 _MOST_CLASSES = 32
+_MOST_STATE = 512  # numbers of an LSTM layer's state: with 1,024 a library multiplies faster
 _WORTH_IT = 1 << 15  # multiplications of a client's layer: below, calls cost what they save
 
 
@@ -137,7 +138,8 @@ def _derived_backwards(x: Tensor) -> bool:
 
 def takes_recurrence(given: Tensor, weight: Tensor) -> bool:
     """Say whether the loop of an LSTM layer is computed here."""
-    return weight.dtype == given.dtype and serves(weight) and _derived_backwards(given)
+    fits = weight.dtype == given.dtype and serves(weight) and weight.shape[1] <= _MOST_STATE
+    return fits and _derived_backwards(given)
 
 
 def takes_update(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> bool:
@@ -316,18 +318,24 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
 
 
 def recurrence(
-    given: Tensor, weight: Tensor, is_token: Tensor, backward: bool
+    given: Tensor,
+    weight: Tensor,
+    is_token: Tensor,
+    hidden: Tensor,
+    cell: Tensor,
+    backward: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the loops of an LSTM layer; see ``recurrence.lane_recurrence``."""
     lanes, batch, steps, _ = given.shape
-    hidden = weight.shape[2]
-    _check(weight.shape == (lanes, 4 * hidden, hidden) and given.shape[3] == 4 * hidden)
+    size = weight.shape[2]
+    _check(weight.shape == (lanes, 4 * size, size) and given.shape[3] == 4 * size)
     _check(is_token.shape == given.shape[:3] and is_token.dtype == torch.bool)
-    _check(weight.dtype == given.dtype)
-    tensors = [_whole(t) for t in (given, weight, is_token)]
-    outputs, cells = (given.new_empty(lanes, batch, steps, hidden) for _ in range(2))
+    _check(hidden.shape == cell.shape == (lanes, batch, size))
+    _check(all(t.dtype == given.dtype for t in (weight, hidden, cell)))
+    tensors = [_whole(t) for t in (given, weight, is_token, hidden, cell)]
+    outputs, cells = (given.new_empty(lanes, batch, steps, size) for _ in range(2))
     gates = given.new_empty(given.shape)
-    shape = numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
+    shape = numbers(lanes, batch, steps, size, backward, *(t.stride(0) for t in tensors))
     where = (address(t) for t in (*tensors, outputs, gates, cells))
     function("recurrence", given.dtype)(shape, torch.get_num_threads(), *where)
     return outputs, gates, cells
@@ -338,22 +346,23 @@ def recurrence_gradient(
     last: Tensor,
     weight: Tensor,
     is_token: Tensor,
+    cell: Tensor,
     gates: Tensor,
     cells: Tensor,
     backward: bool,
-) -> Tensor:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Go back through such loops; see ``recurrence.lane_recurrence_grad``."""
-    lanes, batch, steps, hidden = grad.shape
-    _check(weight.shape == (lanes, 4 * hidden, hidden) and is_token.shape == grad.shape[:3])
-    _check(gates.shape == (*grad.shape[:3], 4 * hidden) and cells.shape == grad.shape)
-    _check(last.shape == (lanes, batch, hidden) and is_token.dtype == torch.bool)
-    _check(all(t.dtype == grad.dtype for t in (last, weight, gates, cells)))
-    tensors = [_whole(t) for t in (grad, last, weight, is_token, gates, cells)]
-    out = grad.new_empty(gates.shape)
-    shape = numbers(lanes, batch, steps, hidden, backward, *(t.stride(0) for t in tensors))
-    where = (address(t) for t in (*tensors, out))
+    lanes, batch, steps, size = grad.shape
+    _check(weight.shape == (lanes, 4 * size, size) and is_token.shape == grad.shape[:3])
+    _check(gates.shape == (*grad.shape[:3], 4 * size) and cells.shape == grad.shape)
+    _check(last.shape == cell.shape == (lanes, batch, size) and is_token.dtype == torch.bool)
+    _check(all(t.dtype == grad.dtype for t in (last, weight, cell, gates, cells)))
+    tensors = [_whole(t) for t in (grad, last, weight, is_token, cell, gates, cells)]
+    found = grad.new_empty(gates.shape), grad.new_empty(cell.shape), grad.new_empty(cell.shape)
+    shape = numbers(lanes, batch, steps, size, backward, *(t.stride(0) for t in tensors))
+    where = (address(t) for t in (*tensors, *found))
     function("recurrence_gradient", grad.dtype)(shape, torch.get_num_threads(), *where)
-    return out
+    return found
 
 
 def _whole(x: Tensor) -> Tensor:

@@ -164,13 +164,18 @@ void multiply(int64_t depth, int64_t columns, const T* x, int64_t x_row, const T
     }
 }
 
-// Forwards, M texts. turned: (hidden, 4 hidden), rows filled up. work: 3 * M * space numbers.
+// Forwards, M texts, from a first output and memory. turned: (hidden, 4 hidden), rows filled up.
+// work: 3 * M * space numbers.
 template <typename T, int M>
-void run_of(const Sizes& s, const T* given, const T* turned, const bool* is_token, T* outputs,
-            T* gates, T* cells, T* work) {
+void run_of(const Sizes& s, const T* given, const T* turned, const bool* is_token,
+            const T* first_output, const T* first_cell, T* outputs, T* gates, T* cells, T* work) {
     const int64_t h = s.hidden, across = filled<T>(4 * h), space = across + WIDE<T>;
     T *gate = work, *state = gate + M * space, *cell = state + M * space;
     std::memset(state, 0, 2 * M * space * sizeof(T));
+    for (int m = 0; m < M; m++) {
+        std::memcpy(state + m * space, first_output + m * h, h * sizeof(T));
+        std::memcpy(cell + m * space, first_cell + m * h, h * sizeof(T));
+    }
     for (int64_t step = 0; step < s.steps; step++) {
         const int64_t t = s.backward ? s.steps - 1 - step : step;
         bool any = false;
@@ -212,8 +217,9 @@ void run_of(const Sizes& s, const T* given, const T* turned, const bool* is_toke
 // Backwards, M texts; `last` is the gradient of the last memory. weight: (4 hidden, hidden), rows
 // filled up.
 template <typename T, int M>
-void back_of(const Sizes& s, const T* grad, const T* last, const T* weight, const bool* is_token, const T* gates,
-             const T* cells, T* out, T* work) {
+void back_of(const Sizes& s, const T* grad, const T* last, const T* weight, const bool* is_token,
+             const T* first_cell, const T* gates, const T* cells, T* out, T* to_output, T* to_cell,
+             T* work) {
     const int64_t h = s.hidden, across = filled<T>(h), space = filled<T>(4 * h) + WIDE<T>;
     T *gate = work, *state = gate + M * space, *memory = state + M * space;
     std::memset(work, 0, 3 * M * space * sizeof(T));
@@ -243,21 +249,25 @@ void back_of(const Sizes& s, const T* grad, const T* last, const T* weight, cons
                 const wide<T> add = load_some(from + 2 * h + j, left);
                 const wide<T> read = load_some(from + 3 * h + j, left);
                 const wide<T> after = tanh_of(load_some(cell + j, left));
-                const wide<T> before =
-                    begins ? wide<T>{} : load_some(cell + earlier * h + j, left);
+                const T* earlier_cell = begins ? first_cell + m * h : cell + earlier * h;
+                const wide<T> before = load_some(earlier_cell + j, left);
                 const wide<T> along = load(o + j) + load_some(grad + at * h + j, left);
-                const wide<T> to_cell = load(c + j) + along * read * (T(1) - after * after);
-                store_some(g + j, to_cell * add * write * (T(1) - write), left);
-                store_some(g + h + j, to_cell * before * keep * (T(1) - keep), left);
-                store_some(g + 2 * h + j, to_cell * write * (T(1) - add * add), left);
+                const wide<T> slope = load(c + j) + along * read * (T(1) - after * after);
+                store_some(g + j, slope * add * write * (T(1) - write), left);
+                store_some(g + h + j, slope * before * keep * (T(1) - keep), left);
+                store_some(g + 2 * h + j, slope * write * (T(1) - add * add), left);
                 store_some(g + 3 * h + j, along * after * read * (T(1) - read), left);
-                store(c + j, to_cell * keep);
+                store(c + j, slope * keep);
                 store(o + j, wide<T>{});
             }
             std::memcpy(to, g, 4 * h * sizeof(T));
         }
         // The gradient of a text that ended later has no gates: it stays as it is.
         if (any) multiply<T, M>(4 * h, across, gate, space, weight, across, state, space);
+    }
+    for (int m = 0; m < M; m++) {
+        std::memcpy(to_output + m * h, state + m * space, h * sizeof(T));
+        std::memcpy(to_cell + m * h, memory + m * space, h * sizeof(T));
     }
 }
 
@@ -280,10 +290,17 @@ struct Blocks {
     }
 static_assert(ROWS <= 6, "larger blocks have no case");
 
+// A tensor whose lanes lie so far apart.
 template <typename T>
-void run(const Sizes& s, int threads, const T* given, int64_t given_lane, const T* weight,
-         int64_t weight_lane, const bool* is_token, int64_t token_lane, T* outputs, T* gates,
-         T* cells) {
+struct Lanes {
+    const T* data;
+    int64_t apart;
+    const T* at(int64_t lane, int64_t place) const { return data + lane * apart + place; }
+};
+
+template <typename T>
+void run(const Sizes& s, int threads, Lanes<T> given, Lanes<T> weight, Lanes<bool> is_token,
+         Lanes<T> first_output, Lanes<T> first_cell, T* outputs, T* gates, T* cells) {
     const int64_t h = s.hidden, across = filled<T>(4 * h);
     const Blocks blocks(s.batch);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -294,25 +311,25 @@ void run(const Sizes& s, int threads, const T* given, int64_t given_lane, const 
         for (int64_t k = 0; k < s.lanes * blocks.number; k++) {
             const int64_t lane = k / blocks.number, block = k % blocks.number;
             if (lane != held) {
-                const T* from = weight + lane * weight_lane;
+                const T* from = weight.at(lane, 0);
                 for (int64_t i = 0; i < h; i++)
                     for (int64_t j = 0; j < 4 * h; j++) turned[i * across + j] = from[j * h + i];
                 held = lane;
             }
             const int64_t first = blocks.first(block), texts = blocks.first(block + 1) - first;
-            const int64_t place = (lane * s.batch + first) * s.steps;
-            FOR_TEXTS(texts, run_of, s, given + lane * given_lane + first * s.steps * 4 * h,
-                      turned.data(), is_token + lane * token_lane + first * s.steps,
-                      outputs + place * h, gates + place * 4 * h, cells + place * h, work.data())
+            const int64_t place = first * s.steps, whole = lane * s.batch * s.steps + place;
+            FOR_TEXTS(texts, run_of, s, given.at(lane, place * 4 * h), turned.data(),
+                      is_token.at(lane, place), first_output.at(lane, first * h),
+                      first_cell.at(lane, first * h), outputs + whole * h, gates + whole * 4 * h,
+                      cells + whole * h, work.data())
         }
     }
 }
 
 template <typename T>
-void back(const Sizes& s, int threads, const T* grad, int64_t grad_lane, const T* last,
-          int64_t last_lane, const T* weight, int64_t weight_lane, const bool* is_token,
-          int64_t token_lane, const T* gates, int64_t gates_lane, const T* cells,
-          int64_t cells_lane, T* out) {
+void back(const Sizes& s, int threads, Lanes<T> grad, Lanes<T> last, Lanes<T> weight,
+          Lanes<bool> is_token, Lanes<T> first_cell, Lanes<T> gates, Lanes<T> cells, T* out,
+          T* to_output, T* to_cell) {
     const int64_t h = s.hidden, across = filled<T>(h);
     const Blocks blocks(s.batch);
 #pragma omp parallel num_threads(threads) if (threads > 1)
@@ -323,38 +340,40 @@ void back(const Sizes& s, int threads, const T* grad, int64_t grad_lane, const T
         for (int64_t k = 0; k < s.lanes * blocks.number; k++) {
             const int64_t lane = k / blocks.number, block = k % blocks.number;
             if (lane != held) {
-                const T* from = weight + lane * weight_lane;
+                const T* from = weight.at(lane, 0);
                 for (int64_t i = 0; i < 4 * h; i++)
                     std::memcpy(rows.data() + i * across, from + i * h, h * sizeof(T));
                 held = lane;
             }
             const int64_t first = blocks.first(block), texts = blocks.first(block + 1) - first;
-            const int64_t place = first * s.steps;
-            FOR_TEXTS(texts, back_of, s, grad + lane * grad_lane + place * h,
-                      last + lane * last_lane + first * h, rows.data(),
-                      is_token + lane * token_lane + place, gates + lane * gates_lane + place * 4 * h,
-                      cells + lane * cells_lane + place * h,
-                      out + (lane * s.batch * s.steps + place) * 4 * h, work.data())
+            const int64_t place = first * s.steps, text = lane * s.batch + first;
+            FOR_TEXTS(texts, back_of, s, grad.at(lane, place * h), last.at(lane, first * h),
+                      rows.data(), is_token.at(lane, place), first_cell.at(lane, first * h),
+                      gates.at(lane, place * 4 * h), cells.at(lane, place * h),
+                      out + text * s.steps * 4 * h, to_output + text * h, to_cell + text * h,
+                      work.data())
         }
     }
 }
 
 }  // namespace
 
-#define FORMS(NAME, T)                                                                          \
-    extern "C" void recurrence_##NAME(const int64_t* n, int threads, const T* given,            \
-                                      const T* weight, const bool* is_token, T* outputs,        \
-                                      T* gates, T* cells) {                                     \
-        const Sizes s = {n[0], n[1], n[2], n[3], n[4] != 0};                                    \
-        run<T>(s, threads, given, n[5], weight, n[6], is_token, n[7], outputs, gates, cells);   \
-    }                                                                                           \
-    extern "C" void recurrence_gradient_##NAME(const int64_t* n, int threads, const T* grad,    \
-                                               const T* last, const T* weight,                  \
-                                               const bool* is_token, const T* gates,            \
-                                               const T* cells, T* out) {                        \
-        const Sizes s = {n[0], n[1], n[2], n[3], n[4] != 0};                                    \
-        back<T>(s, threads, grad, n[5], last, n[6], weight, n[7], is_token, n[8], gates, n[9],  \
-                cells, n[10], out);                                                             \
+#define FORMS(NAME, T)                                                                            \
+    extern "C" void recurrence_##NAME(const int64_t* n, int threads, const T* given,              \
+                                      const T* weight, const bool* is_token,                      \
+                                      const T* first_output, const T* first_cell, T* outputs,     \
+                                      T* gates, T* cells) {                                       \
+        const Sizes s = {n[0], n[1], n[2], n[3], n[4] != 0};                                      \
+        run<T>(s, threads, {given, n[5]}, {weight, n[6]}, {is_token, n[7]}, {first_output, n[8]}, \
+               {first_cell, n[9]}, outputs, gates, cells);                                        \
+    }                                                                                             \
+    extern "C" void recurrence_gradient_##NAME(                                                   \
+        const int64_t* n, int threads, const T* grad, const T* last, const T* weight,             \
+        const bool* is_token, const T* first_cell, const T* gates, const T* cells, T* out,        \
+        T* to_output, T* to_cell) {                                                               \
+        const Sizes s = {n[0], n[1], n[2], n[3], n[4] != 0};                                      \
+        back<T>(s, threads, {grad, n[5]}, {last, n[6]}, {weight, n[7]}, {is_token, n[8]},         \
+                {first_cell, n[9]}, {gates, n[10]}, {cells, n[11]}, out, to_output, to_cell);     \
     }
 
 FORMS(float, float)

@@ -18,11 +18,11 @@ def _tanh(x):
     return tl.where(small < 0.01, series, 2.0 * tl.sigmoid(2.0 * x) - 1.0)
 
 
-@jit("given_lane", "weight_lane", "token_lane", "batch")
+@jit("given_lane", "weight_lane", "token_lane", "hidden_lane", "cell_lane", "batch")
 def recurrence(
-    given, weight, is_token, outputs, gates, cells, given_lane, weight_lane, token_lane, batch,
-    STEPS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BACKWARD: tl.constexpr,
-    BM: tl.constexpr, PRECISION: tl.constexpr,
+    given, weight, is_token, first_hidden, first_cell, outputs, gates, cells, given_lane,
+    weight_lane, token_lane, hidden_lane, cell_lane, batch, STEPS: tl.constexpr, H: tl.constexpr,
+    HP: tl.constexpr, BACKWARD: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Run the loop: outputs, gates after their functions, and memories of every step."""
     lane = tl.program_id(1).to(tl.int64)
@@ -38,8 +38,11 @@ def recurrence(
     cells += lane * batch * STEPS * H
     gates += lane * batch * STEPS * 4 * H
     kind = matrix.dtype.element_ty
-    hidden = tl.zeros((BM, HP), dtype=tl.float32)
-    cell = tl.zeros((BM, HP), dtype=tl.float32)
+    start = row[:, None] * H + n[None, :]
+    hidden = tl.load(first_hidden + lane * hidden_lane + start, mask=inside, other=0.0)
+    cell = tl.load(first_cell + lane * cell_lane + start, mask=inside, other=0.0)
+    hidden = hidden.to(tl.float32)
+    cell = cell.to(tl.float32)
     for step in range(STEPS):
         t = step
         if BACKWARD:
@@ -72,11 +75,15 @@ def recurrence(
         tl.store(cells + thin, cell.to(kind), mask=inside)
 
 
-@jit("grad_lane", "last_lane", "weight_lane", "token_lane", "gates_lane", "cells_lane", "batch")
+@jit(
+    "grad_lane", "last_lane", "weight_lane", "token_lane", "cell_lane", "gates_lane", "cells_lane",
+    "batch",
+)  # fmt: skip
 def recurrence_gradient(
-    grad, last, weight, is_token, gates, cells, out, grad_lane, last_lane, weight_lane, token_lane,
-    gates_lane, cells_lane, batch, STEPS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr,
-    BACKWARD: tl.constexpr, BM: tl.constexpr, PRECISION: tl.constexpr,
+    grad, last, weight, is_token, first_cell, gates, cells, out, to_first_hidden, to_first_cell,
+    grad_lane, last_lane, weight_lane, token_lane, cell_lane, gates_lane, cells_lane, batch,
+    STEPS: tl.constexpr, H: tl.constexpr, HP: tl.constexpr, BACKWARD: tl.constexpr,
+    BM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Go back: from the gradients of outputs and last memory to that of what was given."""
     lane = tl.program_id(1).to(tl.int64)
@@ -93,8 +100,9 @@ def recurrence_gradient(
     matrix = weight + lane * weight_lane + k[:, None] * H + n[None, :]
     kind = matrix.dtype.element_ty
     hidden = tl.zeros((BM, HP), dtype=tl.float32)
-    ends = last + lane * last_lane + row[:, None] * H + n[None, :]
-    memory = tl.load(ends, mask=inside, other=0.0).to(tl.float32)
+    ends = row[:, None] * H + n[None, :]
+    memory = tl.load(last + lane * last_lane + ends, mask=inside, other=0.0).to(tl.float32)
+    first = tl.load(first_cell + lane * cell_lane + ends, mask=inside, other=0.0).to(tl.float32)
     for step in range(STEPS):
         t = step
         earlier = step + 1
@@ -114,6 +122,7 @@ def recurrence_gradient(
         after = _tanh(tl.load(cells + thin, mask=inside, other=0.0).to(tl.float32))
         before = row[:, None] * (STEPS * H) + earlier * H + n[None, :]
         cell = tl.load(cells + before, mask=inside & (begins == 0), other=0.0).to(tl.float32)
+        cell = tl.where(begins, first, cell)
         to_cell = memory + hidden * read * (1.0 - after * after)
         to_read = tl.where(there, hidden * after * read * (1.0 - read), 0.0).to(kind)
         to_write = tl.where(there, to_cell * new * write * (1.0 - write), 0.0).to(kind)
@@ -133,3 +142,6 @@ def recurrence_gradient(
         back = tl.dot(to_read, part, acc=back, input_precision=PRECISION)
         hidden = tl.where(there, back, hidden)
         memory = tl.where(there, to_cell * keep, memory)
+    ends += lane * batch * H
+    tl.store(to_first_hidden + ends, hidden.to(kind), mask=inside)
+    tl.store(to_first_cell + ends, memory.to(kind), mask=inside)

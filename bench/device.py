@@ -1,6 +1,6 @@
 """What a GPU reaches, beside the floors that follow from arithmetic and memory.
 
-    python -m bench.device lenet lanes codes yardstick large sweep methods [--profile] [--json FILE]
+    python -m bench.device lenet lanes codes yardstick large texts sweep methods [--profile]
     python -m bench.device lanes --rates 67e12 4.8e12 --html FILE
 
 lenet      Fashion-MNIST, 20 clients, Dirichlet 0.1, LeNet-5, batch 64, 2 epochs, all tested
@@ -9,6 +9,8 @@ codes      `lanes` on images of 256 grey values, held in a byte each, against nu
 yardstick  1,000 clients of 50 CIFAR-shaped images, cohorts of 50, batch 10, a two-layer CNN,
            tested on 10,000 images every 10 rounds: seconds for 1,500 rounds
 large      ResNet-8 with GroupNorm in 100 lanes, and LeNet-5 in 1,000 (50 runs of 20 clients)
+texts      10 clients, two LSTM layers of 50, 25 tokens, batch 400, 20 steps: one launch a layer
+           against step by step
 sweep      20 values of λ × 5 seeds of `lenet` in one pass, against one run
 methods    seconds a round of the costlier methods, against FedAvg
 
@@ -36,6 +38,7 @@ from bench.rates import Rates, measure_rates
 
 LENET = {"batch": 64, "epochs": 2}
 LANES = {"clients": 100, "samples": 1800, "tests": 600, "batch": 64, "epochs": 2}
+TEXTS = {"samples": 800, "batch": 400, "steps": 20}
 LARGE = {"samples": 512, "tests": 8, "runs": 50, "rounds": 8}
 YARDSTICK = {
     "clients": 1000, "samples": 50, "tests": 10, "cohort": 50, "batch": 10, "epochs": 1,
@@ -162,6 +165,31 @@ def large(rounds: int) -> Iterator[dict[str, Any]]:
     yield {"what": f"LeNet-5, {LARGE['runs'] * fed.num_clients:,} lanes", **many}
 
 
+def texts(rounds: int) -> Iterator[dict[str, Any]]:
+    """Time LSTM layers whose steps are one launch, and those that are taken one by one."""
+    from bench.prepare import texts as drawn
+    from sartor.engines.lanes import recurrence
+
+    x, y, *_ = drawn(10 * TEXTS["samples"], 0)
+    fed = sartor.Federation.from_arrays(x, y, client=np.arange(len(x)) % 10, tokens=True)
+    local = sartor.Local(batch=TEXTS["batch"], steps=TEXTS["steps"], lr=0.1)
+    found, most = [], recurrence._MOST_HIDDEN
+    try:
+        for limit in (most, 0):
+            recurrence._MOST_HIDDEN = limit
+            model = sartor.models.lstm(fed)
+            times = train(fed, model, SETTLED + 4, local=local, eval_every=SETTLED)
+            found.append(float(np.median(times["train"][SETTLED:])))
+    finally:
+        recurrence._MOST_HIDDEN = most
+    yield {
+        "what": "texts",
+        "one launch, seconds a round": found[0],
+        "step by step": found[1],
+        "ratio": found[1] / found[0],
+    }
+
+
 def _pace(fed: sartor.Federation, model: nn.Module, **settings: Any) -> dict[str, float]:
     """Return client-steps a second in training, and the most memory that the device held."""
     cuda = torch.cuda.is_available()
@@ -267,7 +295,7 @@ def profiled(rounds: int) -> None:
         print(f"{e.self_device_time_total / 1e3:8.2f} ms {e.count:6d} × {e.key[:90]}")
 
 
-WORK = {f.__name__: f for f in (lenet, lanes, codes, yardstick, large, sweep, methods)}
+WORK = {f.__name__: f for f in (lenet, lanes, codes, yardstick, large, texts, sweep, methods)}
 
 
 def beside_floor(row: dict[str, Any], rates: Rates) -> dict[str, Any]:

@@ -35,6 +35,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "made_up", lambda clients, samples, tests: tiny())
     monkeypatch.setattr(device, "METHODS", ("fedapa",))
     monkeypatch.setattr(device, "SETTLED", 1)
+    monkeypatch.setattr(device, "TEXTS", {"samples": 6, "batch": 3, "steps": 1})
     monkeypatch.setitem(device.LARGE, "runs", 2)
     monkeypatch.setitem(device.YARDSTICK, "cohort", 2)
     monkeypatch.setitem(device.YARDSTICK, "test_every", 2)

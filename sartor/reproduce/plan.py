@@ -25,7 +25,7 @@ A plan is a TOML file in ``plans/``; no plan is code. Its parts::
     [[rules]]                      claim, check, and what the check needs
 
 Settings of a cell: the plan's, then the column's, then the row's, then those of the short form
-(a row or column may have its own ``quick``), then those of the call.
+(a row or column may have its own ``quick``, a row a ``set`` in it), then those of the call.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Row:
         set: hyper-parameters and options.
         point: at which its models are scored where a measure does not say.
         settings: what differs from the plan's settings.
-        quick: what differs besides in the short form.
+        quick: settings that differ besides in the short form.
     """
 
     name: str
@@ -228,7 +228,7 @@ def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
     faults += [f"{k} is missing" for k in ("title", "paper", "item", "tables") if k not in content]
     short = dict(content.get("quick", {})) if quick else {}
     keep_rows, keep_columns = short.pop("rows", None), short.pop("columns", None)
-    rows = [row for entry in content.get("rows", ()) for row in _rows(entry, faults)]
+    rows = [row for entry in content.get("rows", ()) for row in _rows(entry, quick, faults)]
     columns = [c for entry in content.get("columns", ({},)) for c in _columns(entry, faults)]
     settings = {**content.get("settings", {}), **short}
     _check_keys(settings, "settings", faults)
@@ -257,13 +257,14 @@ def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
     )
 
 
-def _rows(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Row]:
+def _rows(entry: Mapping[str, Any], is_short: bool, faults: list[str]) -> Iterator[Row]:
     own = {k: v for k, v in entry.items() if k not in ("name", "method", "set", "point", "sweep")}
-    quick = own.pop("quick", {})
+    quick = dict(own.pop("quick", {}))
+    other = quick.pop("set", {})  # hyper-parameters and options of the short form
     _check_keys({k: v for k, v in {**own, **quick}.items() if k != "columns"}, "row", faults)
     for values in _grid(entry.get("sweep", {})):
         name = str(entry.get("name", entry.get("method", "?"))).format(**values)
-        chosen = {**entry.get("set", {}), **values}
+        chosen = {**entry.get("set", {}), **values, **(other if is_short else {})}
         yield Row(name, entry.get("method", "?"), chosen, entry.get("point"), own, quick)
 
 

@@ -132,7 +132,16 @@ def test_settings_of_a_cell_come_from_plan_column_row_and_short_form() -> None:
         "tables": [{"title": "t", "measure": "last"}],
         "settings": {"rounds": 9, "lr": 0.1, "batch": 8, "seeds": 5},
         "quick": {"rounds": 2, "columns": ["c"]},
-        "rows": [{"name": "λ {p:g}", "method": "fedprox", "sweep": {"p": [1, 2]}, "batch": 4}],
+        "rows": [
+            {
+                "name": "λ {p:g}",
+                "method": "fedprox",
+                "set": {"q": 1},
+                "sweep": {"p": [1, 2]},
+                "batch": 4,
+                "quick": {"lr": 0.3, "set": {"q": 2}},
+            }
+        ],
         "columns": [{"name": "c", "lr": 0.2, "quick": {"seeds": 1}}, {"name": "d"}],
     }
     plan, short = read("mine", content), read("mine", content, quick=True)
@@ -145,5 +154,7 @@ def test_settings_of_a_cell_come_from_plan_column_row_and_short_form() -> None:
         5,
     )
     settings = short.settings_of(short.rows[0], short.columns[0])
-    assert (settings["rounds"], settings["seeds"]) == (2, 1)
+    assert (settings["rounds"], settings["seeds"], settings["lr"]) == (2, 1, 0.3)
+    assert plan.rows[1].set == {"q": 1, "p": 2}
+    assert short.rows[1].set == {"q": 2, "p": 2}
     assert [column.name for column in short.columns] == ["c"]

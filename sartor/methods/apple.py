@@ -25,8 +25,7 @@ unequal networks (`start_cores="own"`: here every leaf of the common start in an
 As p_ii is near 1/M, a core hardly moves: `core_rate="times_clients"` (the default) steps with
 M·η_1, as a public re-implementation does; "plain" is the paper's, slower and safer: M times the
 step also enters everybody else's model, which over many rounds of unlike clients may diverge.
-Weight decay of local training
-pulls a core to 0 and p_i to where it began.
+Weight decay of local training pulls a core to 0 and p_i to where it began.
 
 With a budget K a client keeps its own core and a copy of every other, asks for K of them with its
 upload, and gets them in its next round; copies that were not renewed still enter w_i^P. First it

@@ -7,6 +7,7 @@ put back.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,5 +40,22 @@ def plain_attention() -> Iterator[None]:
         with _LOCK:
             _UNDER_WAY[0] -= 1
             if _UNDER_WAY[0] == 0:
-                for (_, switch), value in zip(_SWITCHES, _BEFORE, strict=True):
-                    switch(value)
+                _put_back()
+
+
+def _put_back() -> None:
+    for (_, switch), value in zip(_SWITCHES, _BEFORE, strict=True):
+        switch(value)
+
+
+def _in_child() -> None:
+    """Begin anew in a process that was forked: the threads whose calls were under way are gone."""
+    global _LOCK
+    _LOCK = threading.Lock()
+    if _UNDER_WAY[0]:
+        _put_back()
+    _UNDER_WAY[0] = 0
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_in_child)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from typing import Any
 
@@ -11,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import sartor
+from sartor import attention
 from sartor.attention import _SWITCHES, plain_attention
 from sartor.task import Task
 
@@ -93,6 +96,33 @@ def test_a_seed_draws_attention_anew() -> None:
         assert torch.equal(one[leaf], same[leaf])
         assert not torch.equal(one[leaf], other[leaf])
     assert not one[f"{name}out_proj.bias"].any()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="there are no forks here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_process_begins_anew() -> None:
+    """Though a thread of its parent was in a call, or held the lock, when it was made."""
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        with plain_attention():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    inside.wait(10)
+    with attention._LOCK:
+        child = os.fork()
+        if child == 0:
+            signal.alarm(10)  # a lock that nobody will give back
+            sound = all(enabled() for enabled, _ in _SWITCHES)
+            with plain_attention():
+                sound = sound and not any(enabled() for enabled, _ in _SWITCHES)
+            os._exit(0 if sound and all(enabled() for enabled, _ in _SWITCHES) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+    leave.set()
+    thread.join()
 
 
 def test_the_switches_are_put_back() -> None:

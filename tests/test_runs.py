@@ -403,7 +403,7 @@ def test_who_goes_on_removes_what_was_left_half_written(tmp_path):
     left = [
         tmp_path / "run" / name for name in ("models/.c0.safetensors.x1.tmp", ".metrics.csv.q.tmp")
     ]
-    stays = [tmp_path / "run" / name for name in ("notes.tmp", ".hidden")]
+    stays = [tmp_path / "run" / name for name in ("notes.tmp", ".hidden", ".mine.tmp")]
     for path in (*left, *stays):
         path.write_text("half")
     sartor.fit("fedavg", fed, rounds=1, resume=True, **common)

@@ -77,8 +77,11 @@ class Folder:
 
     def tidy(self) -> None:
         """Remove what a writer that was killed left half written; only who goes on may do so."""
-        for place in (self.path, *(self.path / name for name in _FOLDERS)):
-            for leftover in place.glob(f"{HALF[0]}*{HALF[1]}"):
+        first, last = HALF
+        halves = [f"{first}{name}.*{last}" for name in (*_FILES, "folder.json", "experiment.json")]
+        halves += [f"{name}/{first}*{last}" for name in _FOLDERS]
+        for half in halves:
+            for leftover in self.path.glob(half):
                 with suppress(OSError):  # it costs space, not correctness
                     leftover.unlink()
 

@@ -80,7 +80,9 @@ def facts_of(
     return {
         "method": method if isinstance(method, str) else None,
         "own_predict": own_predict,
-        "model": models.describe_model(task.module, first.input_shape, first.num_classes),
+        "model": None
+        if task.fixed  # which a name does not tell
+        else models.describe_model(task.module, first.input_shape, first.num_classes),
         "input_shape": list(first.input_shape),
         "num_classes": first.num_classes,
         "tokens": not first.x.is_floating_point(),
@@ -257,7 +259,8 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
 
     Args:
         path: the folder of one method.
-        model: the network, if it is not one of ``sartor.models``; its parameters do not matter.
+        model: the network, if it is not one of ``sartor.models`` or has frozen parts; the values of
+            its other parameters do not matter.
 
     Raises:
         RunFolderError: there is no such folder, or it is damaged.
@@ -316,8 +319,8 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
     if model is None and facts["model"] is None:
         name = result.config.get("model", {}).get("class")
         raise ModelError(
-            f"The network {name} is not one of sartor.models, so it cannot be made again from a "
-            "file; give it: sartor.load(path, model=YourNetwork())."
+            f"The network {name} is not one of sartor.models, or has frozen parts, so it cannot be "
+            "made again from a file; give it: sartor.load(path, model=YourNetwork())."
         )
     network = model if model is not None else models.rebuild_model(facts["model"])
     kind = result.config.get("task")
@@ -326,8 +329,15 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
             f"The task of this result is {kind!r}, and a network can be made again for "
             f"{', '.join(LOSSES)} alone; train again and use the result of fit."
         )
-    head = result.config["model"]["head"]
-    return Task(network, head, *LOSSES[kind], None, kind)
+    said = result.config["model"]
+    task = Task(network, said["head"], *LOSSES[kind], None, kind)
+    if task.given_weights().get("fixed") != said.get("fixed"):
+        raise ModelError(
+            "The frozen parameters and buffers of this network are not those that it was trained "
+            "with, and a run folder does not hold them; give the network with the same weights and "
+            "the same parts frozen: sartor.load(path, model=sartor.models.pretrained(...))."
+        )
+    return task
 
 
 def record_of(result: Result, task: Task, run: int) -> Any:
@@ -343,9 +353,9 @@ def record_of(result: Result, task: Task, run: int) -> Any:
 
 
 def tree_of(network: nn.Module) -> Tree:
-    """Return the parameters of a model as a tree, as ``Simulation.params`` has them."""
+    """Return the trained parameters of a model as a tree, as ``Simulation.params`` has them."""
     if not isinstance(network, Predictor):
-        return {name: p.detach() for name, p in network.named_parameters()}
+        return {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
     return tree.map(torch.detach, network.tree())
 
 
@@ -360,7 +370,7 @@ def _facts(result: Readings) -> dict[str, Any]:
 
 
 def _check_leaves(task: Task, params: Tree) -> None:
-    wanted = {k: tuple(p.shape) for k, p in task.module.named_parameters()}
+    wanted = {k: tuple(task.module.get_parameter(k).shape) for k in task.leaf_names}
     found = {k: tuple(p.shape) for k, p in params.items()}
     if wanted != found:
         unlike = sorted(k for k in {*wanted, *found} if wanted.get(k) != found.get(k))

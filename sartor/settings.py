@@ -180,6 +180,8 @@ def make_task(model: nn.Module | None, federation: Federation, compute: torch.dt
     head = getattr(network, "head", None)
     head = head if isinstance(head, str) else None
     models.check_module(network, head)
+    if isinstance(federation, Federation):  # a server knows their shape alone
+        models.check_buffers(network, federation.x[:2])
     criterion = getattr(network, "criterion", None)
     if criterion == "given":
         return Task(network, head, given, never, compute)
@@ -311,7 +313,8 @@ def resolved(
             "class": type(task.module).__name__,
             "head": task.head,
             "parameters": sum(p.numel() for p in task.module.parameters()),
-        },
+        }
+        | task.given_weights(),
         "engine": settings.engine,
         "chunk": settings.chunk,
         "device": str(settings.device),

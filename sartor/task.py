@@ -6,6 +6,7 @@ The network of the user stays an ordinary ``nn.Module``; its parameters travel a
 from __future__ import annotations
 
 import copy
+import hashlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -109,7 +110,9 @@ class Task:
             sample asks for several.
         compute: the dtype of the forward and backward pass, if not that of the parameters.
         kind: what there is to learn, as ``Federation.task`` says it.
-        leaf_names: the names of the parameters.
+        leaf_names: the names of the parameters that are trained.
+        fixed: frozen parameters and buffers by name. They are the same for all clients, so no
+            client has a copy of them, and they never travel.
     """
 
     module: nn.Module
@@ -119,33 +122,81 @@ class Task:
     compute: torch.dtype | None = None
     kind: str = "classification"
     leaf_names: tuple[str, ...] = field(init=False, default=())
+    fixed: dict[str, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
     _copies: threading.local = field(init=False, default_factory=threading.local, repr=False)
+    _settled: dict[Any, dict[str, Tree]] = field(
+        init=False, default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        """Take a private copy of the module, without gradients of its own."""
-        module = copy.deepcopy(self.module).requires_grad_(False)
+        """Take a private copy of the module."""
+        names = tuple(k for k, p in self.module.named_parameters() if p.requires_grad)
+        if not names:
+            raise ConfigError(
+                "Every parameter of the network is frozen, so nothing can be trained; unfreeze "
+                "some, such as those of its head: module.fc.requires_grad_(True)."
+            )
+        module = copy.deepcopy(self.module)
         object.__setattr__(self, "module", module)
-        object.__setattr__(self, "leaf_names", tuple(k for k, _ in module.named_parameters()))
+        object.__setattr__(self, "leaf_names", names)
+        held = (*module.named_parameters(), *module.named_buffers())
+        self.fixed.update({k: v.detach() for k, v in held if k not in names})
 
     def init(self, seed: int) -> Tree:
-        """Draw the initial parameters of a seed.
+        """Return the initial parameters of a seed.
 
         Every submodule with ``reset_parameters`` is drawn anew (torch's own initialisation, on the
         CPU in float32, so that device and dtype do not matter); parameters outside such modules
-        keep their values.
+        keep their values. A module with ``pretrained = True`` keeps them all, for every seed.
         """
         module = copy.deepcopy(self.module)
-        word = int(rng.fold(rng.key(seed), "init")[0])
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(word)
-            for part in module.modules():
-                reset = getattr(part, "reset_parameters", None)
-                if callable(reset):
-                    reset()
-            for part in module.modules():
-                if isinstance(part, nn.MultiheadAttention):  # its own method has another name
-                    part._reset_parameters()
-        return {k: p.detach().clone() for k, p in module.named_parameters()}
+        if getattr(module, "pretrained", False) is not True:
+            word = int(rng.fold(rng.key(seed), "init")[0])
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(word)
+                for part in module.modules():
+                    reset = getattr(part, "reset_parameters", None)
+                    if callable(reset):
+                        reset()
+                for part in module.modules():
+                    if isinstance(part, nn.MultiheadAttention):  # its own has another name
+                        part._reset_parameters()
+        return {k: module.get_parameter(k).detach().clone() for k in self.leaf_names}
+
+    def settle(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tree]:
+        """Bring what is fixed to a device, in a dtype; by part of the network.
+
+        An engine calls it before the first step, since what is recorded or traced there must find
+        it in place.
+        """
+        kind = self.compute or dtype
+        key = (device, kind)
+        if key not in self._settled:
+            there = {
+                k: v.to(device, kind) if v.is_floating_point() else v.to(device)
+                for k, v in self.fixed.items()
+            }
+            skip = 0 if self.head is None else len(self.head) + 1
+            self._settled[key] = {
+                "whole": there,
+                "body": {k: v for k, v in there.items() if self.is_body(k)},
+                "head": {k[skip:]: v for k, v in there.items() if self.is_head(k)},
+            }
+        return self._settled[key]
+
+    def given_weights(self) -> dict[str, Any]:
+        """Return what settings say of weights that a network brought with it; often nothing.
+
+        How many numbers are trained, and a SHA-256 of what is fixed and of what training starts
+        from: a run that is gone on with must find the same.
+        """
+        said: dict[str, Any] = {}
+        if self.fixed:
+            said["trained"] = sum(self.module.get_parameter(k).numel() for k in self.leaf_names)
+            said["fixed"] = _digest(self.fixed)
+        if getattr(self.module, "pretrained", False) is True:
+            said["start"] = _digest(self.init(0))
+        return said
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Return the scores of a batch: (batch, classes), or (batch, steps, tokens)."""
@@ -211,7 +262,7 @@ class Task:
                 "This method splits the network into features and a linear head, but its head is "
                 f"{what}; set module.head to the name of its last nn.Linear, such as 'fc'."
             )
-        if not any(self.is_body(leaf) for leaf in self.leaf_names):
+        if not any(self.is_body(leaf) for leaf in (*self.leaf_names, *self.fixed)):
             raise ConfigError(
                 f"This method splits the network into features and a head, but {self.head!r} is "
                 "all there is; use a network with a body, such as dnn."
@@ -221,14 +272,16 @@ class Task:
     def _call(self, part: str, params: Tree, x: Tensor) -> Tensor:
         """Run the whole network, its body or its head, in the precision of computation."""
         module = self._own_module(part)
-        if self.compute is None:
-            with _METER.around(), plain_attention():
-                return torch.func.functional_call(module, params, (x,))
-        cast = {k: v.to(self.compute) for k, v in params.items()}
-        x = x.to(self.compute) if x.is_floating_point() else x
+        leaf = next(iter(params.values()), None)
+        dtype = x.dtype if leaf is None else leaf.dtype  # a head that is frozen gets features
+        if self.compute is not None:
+            params = {k: v.to(self.compute) for k, v in params.items()}
+            x = x.to(self.compute) if x.is_floating_point() else x
+        if self.fixed:
+            params = {**self.settle(x.device, dtype)[part], **params}
         with _METER.around(), plain_attention():
-            found = torch.func.functional_call(module, cast, (x,))
-        return found.to(next(iter(params.values())).dtype)
+            found: Tensor = torch.func.functional_call(module, params, (x,))
+        return found if self.compute is None else found.to(dtype)
 
     def _own_module(self, part: str) -> nn.Module:
         """Return this thread's copy.
@@ -309,7 +362,17 @@ class Task:
         module.load_state_dict(
             {k: v.detach().cpu().clone() for k, v in params.items()}, strict=False
         )
-        return module.requires_grad_(True)
+        return module
+
+
+def _digest(tensors: dict[str, Tensor]) -> str:
+    """Return a SHA-256 of names, types, shapes and values, in hexadecimal digits."""
+    sha = hashlib.sha256()
+    for name in sorted(tensors):
+        value = tensors[name].detach().cpu().contiguous()
+        sha.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        sha.update(value.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return sha.hexdigest()
 
 
 class Predictor(nn.Module):

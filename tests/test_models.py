@@ -216,13 +216,6 @@ class Tied(nn.Module):
         self.b.weight = self.a.weight
 
 
-class Buffered(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.fc = nn.Linear(2, 2)
-        self.register_buffer("scale", torch.ones(2))
-
-
 class OwnGRU(nn.GRU):
     """A layer with a forward pass of its own."""
 
@@ -246,7 +239,6 @@ def body(*layers):
         (body(nn.LSTM(4, 4, 2, dropout=0.1)), "1", r"LSTM at '0\.1'.*dropout=0"),
         (body(nn.LSTM(4, 4, proj_size=2)), "1", r"LSTM at '0\.1'.*nn\.Linear after it"),
         (body(OwnGRU(4, 4)), "1", r"OwnGRU at '0\.1'.*nn\.GRU or nn\.RNN itself"),
-        (Buffered(), "fc", r"buffers \(scale\) in Buffered"),
         (Tied(), "b", "'a.weight' and 'b.weight' are one tensor"),
         (nn.ReLU(), None, "no parameters"),
         (nn.LazyLinear(3), None, "lazy layer"),
@@ -270,4 +262,5 @@ def test_all_faults_of_a_model_are_listed_and_harmless_layers_pass():
     assert "Dropout" in str(caught.value)
     frozen = nn.Dropout(0.5).eval()
     check_module(body(nn.GroupNorm(2, 4), nn.Dropout(0.0), frozen, nn.InstanceNorm1d(4)), "1")
+    check_module(body(nn.BatchNorm1d(4).eval()), "1")
     check_module(body(nn.ReLU()), None)

@@ -126,11 +126,15 @@ def test_the_lstm_maps_over_clients(bidirectional):
 
 
 def test_given_vectors_stay_and_may_be_fixed():
-    """Vectors that were given survive the seed's draw; fixed ones have gradient zero."""
+    """Vectors that were given survive the seed's draw; fixed ones are no leaves."""
     vectors = torch.randn(11, 4)
+    given = sartor.task.Task(small(vectors=vectors).float(), "fc").init(5)
+    assert torch.equal(given["embedding.weight"], vectors)
     net = small(vectors=vectors, trainable_embedding=False).float()
-    start = sartor.task.Task(net, "fc").init(5)
-    assert torch.equal(start["embedding.weight"], vectors)
+    task = sartor.task.Task(net, "fc")
+    start = task.init(5)
+    assert "embedding.weight" not in start
+    assert torch.equal(task.fixed["embedding.weight"], vectors)
     assert not torch.equal(start["fc.weight"], net.fc.weight)
     net(texts()).sum().backward()
     assert net.embedding.weight.grad is None

@@ -47,6 +47,20 @@ class Net(nn.Module):
         return found
 
 
+class Frozen(Net):
+    """The toy network after a frozen layer and a constant."""
+
+    pretrained = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = nn.Linear(4, 4).requires_grad_(False)
+        self.register_buffer("scale", torch.linspace(0.5, 2.0, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(torch.tanh(self.before(x)) * self.scale)
+
+
 class Parabola(Quadratic):
     """A quadratic whose output is its loss, as `sartor.fit` must be told."""
 

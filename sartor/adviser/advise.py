@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from torch import nn
 
+from sartor import models
 from sartor.adviser.advice import Advice
 from sartor.adviser.by_theory import by_theory
 from sartor.adviser.by_trial import by_trial
@@ -47,7 +49,9 @@ def advise(
 
     Args:
         federation: the data.
-        model: a network; None is linear, logistic or softmax regression on ``features``.
+        model: a network; None is linear, logistic or softmax regression on ``features``. A network
+            that trains a linear head alone is such a regression on what its body makes of the
+            samples; see ``sartor.models.pretrained``.
         features: "raw", "scaled", or "pca:K", for the convex model.
         ridge: ν of (ν/2)‖w‖² in every client's loss.
         basis: "theory", "trial", or the theory where it holds ("auto").
@@ -74,8 +78,13 @@ def advise(
     """
     check(federation, budget_mb, budget_rounds, accuracy, rounds, draws, basis)
     seen, found, reasons = None, None, []
+    body = ""
+    if model is not None and basis != "trial" and models.trains_head_alone(model):
+        body = f", which are those of the frozen {type(model).__name__}"
+        federation, model = models.features(model, federation), None
     if model is None and basis != "trial":
         seen = view(federation, features, ridge)
+        seen = replace(seen, kept=seen.kept + body)
         clients = seen.clients()
         reasons = too_few(federation, clients)
         if not reasons:
@@ -85,7 +94,7 @@ def advise(
     elif model is not None and basis == "theory":
         raise ConfigError(
             "The theory is for convex models; leave model out for a linear model of the features, "
-            "or take basis='trial'."
+            "freeze all of the network but a linear head, or take basis='trial'."
         )
     if found is not None and seen is not None and not reasons:
         return by_theory(

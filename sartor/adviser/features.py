@@ -137,8 +137,8 @@ def view(federation: Federation, features: str = "scaled", ridge: float = 0.0) -
         fewer = max(LARGEST // (size // x.shape[1]) // 10 * 10, 1)
         raise ConfigError(
             f"A linear model of these features has {size} parameters; the theory is computed for "
-            f"at most {LARGEST}. Reduce them with features='pca:{min(fewer, 50)}', or give a "
-            "network with model=..., so that λ is chosen by training instead."
+            f"at most {LARGEST}. Reduce them with features='pca:{min(fewer, 50)}', or choose λ by "
+            "training: a network as model=..., and basis='trial'."
         )
     shown = replace(federation, x=x, info={**federation.info, "features": words})
     return View(shown, family, words, ridge)

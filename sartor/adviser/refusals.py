@@ -97,5 +97,8 @@ def ways_out(federation: Federation, seen: View | None) -> list[str]:
     ]
     if small and len(small) < federation.num_clients - 1:
         ways.append(f"leave out clients with very few samples ({', '.join(small[:5])}).")
-    ways.append("a frozen feature extractor with few outputs, and its features as x.")
+    ways.append(
+        "a trained network that is frozen up to a linear head with few inputs, as model= (see "
+        "sartor.models.pretrained)."
+    )
     return ways

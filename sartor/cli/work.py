@@ -120,6 +120,7 @@ def take_in(
     from sartor.data.federation import Federation
     from sartor.data.tables import is_table
     from sartor.runs import RunFolder
+    from sartor.serving import tree_of
 
     experiment = stored_experiment(folder)
     names = experiment.methods
@@ -148,9 +149,7 @@ def take_in(
         )
     found = trained.onboard(newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=run)
     saved = RunFolder.create(place, found.config, overwrite=overwrite)
-    trees = [
-        {k: v.detach() for k, v in found.model(name).named_parameters()} for name in found.clients
-    ]
+    trees = [tree_of(found.model(name)) for name in found.clients]
     saved.write_models(found.clients, trees, 0)
     saved.write_result(found)
     return found, place

@@ -148,6 +148,7 @@ class Base:
 
     def init(self, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Draw the initial models of all runs and the server's first state."""
+        self.task.settle(self.arena.device, dtype)
         starts = {seed: self.task.init(seed) for seed in dict.fromkeys(self.seeds)}
         params: Tree = tree.map(
             lambda leaf: leaf.to(self.arena.device, dtype),

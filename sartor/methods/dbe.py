@@ -59,8 +59,8 @@ def dbe(
     """
     if task.head is not None and f"{task.head}.bias" not in task.leaf_names:
         raise ConfigError(
-            f"dbe puts every client's shift into the bias of the head, but {task.head!r} has none; "
-            "build it with bias=True."
+            f"dbe puts every client's shift into the bias of the head, but {task.head!r} trains "
+            "none; build it with bias=True, and do not freeze it."
         )
     base = fedavg(task, local)
     over = ("params", "memory") if memory else ("params",)

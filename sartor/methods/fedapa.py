@@ -85,9 +85,9 @@ def fedapa(
 
     if not any(is_shared(leaf) for leaf in task.leaf_names):
         raise ConfigError(
-            "FedAPA shares the body of the network and keeps its head, but all parameters of this "
-            f"network belong to the head {task.head!r}; use a network with a body (such as dnn), "
-            "or share='all'."
+            "FedAPA shares the body of the network and keeps its head, but all parameters that "
+            f"are trained belong to the head {task.head!r}; use a network with a body (such as "
+            "dnn), unfreeze a part of it, or set share='all'."
         )
 
     def settle(rows: Tensor, own: Tensor, hub: Hub) -> Tensor:

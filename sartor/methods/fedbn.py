@@ -62,7 +62,7 @@ def fedbn(
     if strict and not any(at_home(leaf) for leaf in task.leaf_names):
         raise ConfigError(
             "fedbn keeps the normalisation layers of the network at home, but this network has no "
-            "scales and shifts to keep; use one with GroupNorm or LayerNorm (such as resnet8), "
+            "scales and shifts to train; use one with GroupNorm or LayerNorm (such as resnet8), "
             "name the private layers (private=('fc1',)), or set strict=false for plain FedAvg."
         )
     return partly_shared(task, local, lambda leaf: not at_home(leaf), name="fedbn", rule=rule)

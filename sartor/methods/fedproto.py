@@ -73,8 +73,8 @@ def fedproto(
     """
     if task.head is not None and f"{task.head}.bias" not in task.leaf_names:
         raise ConfigError(
-            f"fedproto makes a head of the prototypes, but {task.head!r} has no bias for it; build "
-            "it with bias=True."
+            f"fedproto makes a head of the prototypes, but {task.head!r} trains no bias for it; "
+            "build it with bias=True, and do not freeze it."
         )
 
     def init_server(params: Tree, hub: Hub) -> Tree:

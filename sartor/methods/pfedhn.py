@@ -74,12 +74,12 @@ def pfedhn(
     """
     _check(embedding, hidden, hidden_layers, server_clip)
     is_shared = task.is_body if share == "body" else (lambda leaf: True)
-    leaves = dict(task.module.named_parameters())
-    shapes = {k: leaves[k].shape for k in sorted(leaves) if is_shared(k)}
+    leaves = {k: task.module.get_parameter(k).shape for k in sorted(task.leaf_names)}
+    shapes = {k: shape for k, shape in leaves.items() if is_shared(k)}
     if not shapes:
         raise ConfigError(
-            "pFedHN with share='body' generates the body of the network, but all parameters of "
-            f"this network belong to the head {task.head!r}; use share='all'."
+            "pFedHN with share='body' generates the body of the network, but all parameters that "
+            f"are trained belong to the head {task.head!r}; use share='all'."
         )
 
     def init_server(params: Tree, hub: Hub) -> Tree:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from sartor.models.check import check_module
+from sartor.models.check import check_buffers, check_module
 from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
 from sartor.models.describe import describe_model, rebuild_model
 from sartor.models.language import LanguageLSTM, language_lstm
 from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
+from sartor.models.pretrained import features, pretrained, trains_head_alone
 from sartor.models.recurrent import LSTM, lstm
 from sartor.models.residual import ResidualBlock, ResNet8, resnet8
 
@@ -34,6 +35,7 @@ __all__ = [
     "LeNet5",
     "ResNet8",
     "ResidualBlock",
+    "check_buffers",
     "check_module",
     "cifarnet",
     "cnn2",
@@ -42,12 +44,15 @@ __all__ = [
     "default",
     "describe_model",
     "dnn",
+    "features",
     "language_lstm",
     "lenet5",
     "lstm",
     "mclr",
+    "pretrained",
     "rebuild_model",
     "resnet8",
+    "trains_head_alone",
 ]
 
 cifarnet = lenet5

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from torch import nn
+import copy
+
+import torch
+from torch import Tensor, nn
 
 from sartor.errors import ModelError, did_you_mean
 from sartor.loops import loop_fault
@@ -15,7 +18,7 @@ def check_module(module: nn.Module, head: str | None = None) -> None:
         module: the network.
         head: the dotted name of its head, or None if no part is private.
     """
-    faults = _layer_faults(module) + _buffer_faults(module) + _parameter_faults(module)
+    faults = _layer_faults(module) + _parameter_faults(module)
     if head is not None:
         layers = dict(module.named_modules())
         layers.pop("")
@@ -38,10 +41,12 @@ def _layer_faults(module: nn.Module) -> list[str]:
     faults = []
     for name, layer in module.named_modules():
         where = f"{type(layer).__name__} at {name!r}" if name else f"{type(layer).__name__}"
-        if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+        if isinstance(layer, nn.modules.batchnorm._NormBase) and _counts(layer):
+            kind = "BatchNorm" if isinstance(layer, nn.modules.batchnorm._BatchNorm) else "norms"
             faults.append(
-                f"Model has BatchNorm ({where}): running statistics cannot be mapped over "
-                "clients; use nn.GroupNorm instead."
+                f"Model has {kind} ({where}): statistics that follow the batches cannot be mapped "
+                "over clients; use nn.GroupNorm instead, or, to keep the statistics of a trained "
+                "network as they are, put the layer in evaluation mode with .eval()."
             )
         elif isinstance(layer, nn.RNNBase):
             fault = loop_fault(layer)
@@ -59,18 +64,43 @@ def _layer_faults(module: nn.Module) -> list[str]:
     return faults
 
 
-def _buffer_faults(module: nn.Module) -> list[str]:
-    faults = []
-    for name, layer in module.named_modules():
-        held = [key for key, value in layer._buffers.items() if value is not None]
-        if held and not isinstance(layer, nn.modules.batchnorm._BatchNorm):
-            where = f"{type(layer).__name__} at {name!r}" if name else type(layer).__name__
-            faults.append(
-                f"Model has buffers ({', '.join(held)}) in {where}: state outside the parameters "
-                "cannot be mapped over clients; make constants inside forward, or use a layer "
-                "without buffers (InstanceNorm with track_running_stats=False, GroupNorm)."
-            )
-    return faults
+def _counts(layer: nn.modules.batchnorm._NormBase) -> bool:
+    """Say whether a layer takes statistics over batches, or keeps running ones."""
+    if layer.running_mean is None:  # each sample by itself, or the batch even in evaluation
+        return isinstance(layer, nn.modules.batchnorm._BatchNorm)
+    return layer.training
+
+
+def check_buffers(module: nn.Module, x: Tensor) -> None:
+    """Raise a ModelError if the network writes to its buffers: they must be constants.
+
+    Args:
+        module: the network.
+        x: some samples. A network that cannot take them is not judged.
+    """
+    before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    if not before:
+        return
+    tried = copy.deepcopy(module)
+    like = next((p for p in tried.parameters() if p.is_floating_point()), x)
+    x = x.to(like.dtype) if x.is_floating_point() else x
+    try:
+        with torch.no_grad():
+            tried(x)
+    except Exception:  # whatever a network may raise, it raises again where it is trained
+        return
+    after = dict(tried.named_buffers())
+    written = [name for name in before if not _alike(before[name], after.get(name))]
+    if written:
+        raise ModelError(
+            f"Model writes to its buffers ({', '.join(written)}): state outside the parameters "
+            "cannot be mapped over clients; make it a parameter, or keep it constant, as .eval() "
+            "does for most layers."
+        )
+
+
+def _alike(one: Tensor, other: Tensor | None) -> bool:
+    return other is not None and one.shape == other.shape and bool((one == other).all())
 
 
 def _parameter_faults(module: nn.Module) -> list[str]:
@@ -89,6 +119,22 @@ def _parameter_faults(module: nn.Module) -> list[str]:
                 "cannot be split by name; use the same submodule twice in forward, or untie them."
             )
         seen.setdefault(id(parameter), name)
+    frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
+    if frozen and len(frozen) < len(seen) and not hasattr(module, "pretrained"):
+        faults.append(
+            f"Model has frozen parameters ({_few(frozen)}), and does not say where the others "
+            "start: set module.pretrained = True to start from the weights that it has, or False "
+            "to draw the others anew for every seed."
+        )
+    if seen and len(frozen) == len(seen):
+        faults.append(
+            "Every parameter of the model is frozen; nothing can be trained. Unfreeze some, such "
+            "as those of its head: module.fc.requires_grad_(True)."
+        )
     if not seen and not faults:
         faults.append(f"Model {type(module).__name__} has no parameters; nothing can be trained.")
     return faults
+
+
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

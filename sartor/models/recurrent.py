@@ -95,7 +95,7 @@ class Embedding(nn.Module):
         tokens: the number of tokens.
         size: the length of a vector.
         vectors: ``(tokens, size)`` to start with; they are then not drawn anew with a seed.
-        trainable: whether the vectors learn. Fixed ones stay parameters with gradient zero.
+        trainable: whether the vectors learn. Fixed ones are the same for all, and never travel.
     """
 
     def __init__(
@@ -103,10 +103,12 @@ class Embedding(nn.Module):
     ) -> None:
         """Make the table."""
         super().__init__()
-        self.drawn, self.trainable = vectors is None, trainable
+        self.drawn = vectors is None
         start = torch.empty(tokens, size) if vectors is None else vectors.detach().clone().float()
-        self.weight = nn.Parameter(start)
+        self.weight = nn.Parameter(start, requires_grad=trainable)
         self.reset_parameters()
+        if self.drawn and not trainable:  # no seed will draw them, so they are always the same
+            nn.init.normal_(self.weight, generator=torch.Generator().manual_seed(0))
 
     def reset_parameters(self) -> None:
         """Draw the vectors, unless they were given."""
@@ -115,7 +117,7 @@ class Embedding(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the vectors ``(..., size)`` of token ids."""
-        return F.embedding(tokens, self.weight if self.trainable else self.weight.detach())
+        return F.embedding(tokens, self.weight)
 
 
 class LSTM(nn.Module):
@@ -131,6 +133,7 @@ class LSTM(nn.Module):
     """
 
     head = "fc"
+    pretrained = False  # what is not fixed is drawn anew for every seed
 
     def __init__(
         self,

@@ -63,6 +63,7 @@ class Workbench:
         engine: Engine = Vectorised(arena, 1)
         seed = int(head["seed"])
         self.rounds = Rounds(method, task, arena, engine, [seed], stacked, Participation())
+        task.settle(device, self.dtype)
         start = tree.stack([task.init(seed)])
         self.params = tree.map(lambda leaf: leaf.to(device, self.dtype), start)
         self.records = records(method)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sartor.runs.storage import read_state, write_state
 from sartor.scores import COUNTERS, ONCE, Run
 from sartor.task import Task
 from tests.laws import CASES, Case
-from tests.toys import CPU, assert_same, federation, net_task, outcome, run, simulation
+from tests.toys import CPU, Frozen, assert_same, federation, net_task, outcome, run, simulation
 
 SIZES = (3, 7, 5, 9)
 
@@ -44,11 +45,16 @@ def alone(fed: Federation, client: int) -> Federation:
     )
 
 
-def clients_of(case: Case, fed: Federation, folder: Path | None = None) -> dict[str, Client]:
+def clients_of(
+    case: Case,
+    fed: Federation,
+    folder: Path | None = None,
+    make: Callable[[], Task] = net_task,
+) -> dict[str, Client]:
     """Make separate clients: each builds a method and a task of its own."""
 
     def build(settings: Any, data: Federation) -> tuple[Method, Task]:
-        task = net_task()
+        task = make()
         return case.build(task), task
 
     return {
@@ -58,9 +64,14 @@ def clients_of(case: Case, fed: Federation, folder: Path | None = None) -> dict[
 
 
 def coordinator(
-    case: Case, fed: Federation, transport: Any, method: Method | None = None, **settings: Any
+    case: Case,
+    fed: Federation,
+    transport: Any,
+    method: Method | None = None,
+    make: Callable[[], Task] = net_task,
+    **settings: Any,
 ) -> Coordinator:
-    task = net_task()
+    task = make()
     method = method or case.build(task)
     hyper = {k: spec.default for k, spec in method.hyper.items()} | case.hyper
     settings = {
@@ -118,19 +129,32 @@ def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]
     return out
 
 
-def check_same(case: Case, folder: Path | None = None, **settings: Any) -> None:
+def check_same(
+    case: Case,
+    folder: Path | None = None,
+    make: Callable[[], Task] = net_task,
+    **settings: Any,
+) -> None:
     fed = federation() if "client_weights" in case.options else federation(sizes=SIZES)
-    clients = clients_of(case, fed, folder)
+    clients = clients_of(case, fed, folder, make)
     loop = Loopback({name: client.answer for name, client in clients.items()})
-    sim = coordinator(case, fed, loop, **settings)
+    sim = coordinator(case, fed, loop, make=make, **settings)
     run(sim)
     assert sim.office.events == []
-    task = net_task()
+    task = make()
     settings = {"points": ("pre", "post", "global"), **settings}
     if "participation" not in settings:
         settings["participation"] = "at_least:0.6"
     wanted = run(simulation(case.build(task), task, [fed], hyper=case.hyper, **settings))
     assert_same(found(sim, clients), outcome(wanted), atol=1e-10)
+
+
+@pytest.mark.parametrize("name", ["fedprox", "fedper", "fedgh"])
+def test_frozen_parts_are_every_clients_own(name: str) -> None:
+    """Clients and server bring the same frozen layer, which is in no message."""
+    torch.manual_seed(2)
+    frozen = Frozen()
+    check_same(Case(name), make=lambda: Task(frozen, head="fc"))
 
 
 @pytest.mark.parametrize(

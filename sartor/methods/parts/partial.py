@@ -128,7 +128,8 @@ def layers(task: Task, names: tuple[str, ...]) -> Leaves:
     Raises:
         ConfigError: for a name that the network does not have.
     """
-    known = [name for name, _ in task.module.named_modules() if name] + list(task.leaf_names)
+    known = [name for name, _ in task.module.named_modules() if name]
+    known += [name for name, _ in task.module.named_parameters()]
     faults = [
         f"The network has no layer {name!r}{did_you_mean(name, known)}"
         for name in names
@@ -141,13 +142,16 @@ def layers(task: Task, names: tuple[str, ...]) -> Leaves:
 
 def _check_head(name: str, task: Task) -> None:
     """Refuse a network that is not made of a body and a head."""
-    if not any(task.is_head(leaf) for leaf in task.leaf_names):
+    apart = f"{name} treats the body and the head of the network apart, but"
+    if task.head is None:
         raise ConfigError(
-            f"{name} treats the body and the head of the network apart, but no head is named; set "
-            "module.head to the name of the last layer, such as 'fc'."
+            f"{apart} no head is named; set module.head to the name of the last layer, such as "
+            "'fc'."
         )
+    if not any(task.is_head(leaf) for leaf in task.leaf_names):
+        raise ConfigError(f"{apart} its head {task.head!r} is frozen; unfreeze it.")
     if not any(task.is_body(leaf) for leaf in task.leaf_names):
         raise ConfigError(
-            f"{name} treats the body and the head of the network apart, but all its parameters "
-            f"belong to the head {task.head!r}; use a network with a body, such as dnn."
+            f"{apart} all parameters that it trains belong to the head {task.head!r}; use a "
+            "network with a body, such as dnn, or unfreeze a part of it."
         )

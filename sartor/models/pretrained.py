@@ -1,0 +1,93 @@
+"""Networks that were trained elsewhere: clients go on from their weights."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from sartor.errors import ModelError, did_you_mean
+from sartor.task import Task
+
+if TYPE_CHECKING:
+    from sartor.data.federation import Federation
+
+
+def pretrained(
+    module: nn.Module, *, head: str | None = None, train: Sequence[str] | None = None
+) -> nn.Module:
+    """Return a copy of a network from whose weights every client starts.
+
+    Frozen parameters and buffers are constants: they are the same for all clients, so they are held
+    once and never travel, and ``Result.model`` has them as they were. The copy is in evaluation
+    mode, so that BatchNorm keeps its statistics and dropout does nothing.
+
+    Args:
+        module: a trained network.
+        head: the dotted name of the layer that methods may keep private; ``module.head`` if None.
+        train: dotted names of the parts (submodules or parameters) to train; the rest is frozen.
+            None leaves frozen what is frozen.
+
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> [name for name, p in pretrained(net, train=["2"]).named_parameters() if p.requires_grad]
+    ['2.weight', '2.bias']
+    """
+    found = copy.deepcopy(module).eval()
+    if head is not None:
+        found.head = head  # type: ignore[assignment]  # an attribute, as networks here have it
+    found.pretrained = True  # type: ignore[assignment]
+    if train is not None:
+        names = {"": None, **dict(found.named_modules()), **dict(found.named_parameters())}
+        unknown = [name for name in train if name not in names]
+        if unknown:
+            raise ModelError(
+                f"The network has no part {unknown[0]!r} to train{did_you_mean(unknown[0], names)}"
+            )
+        for name, parameter in found.named_parameters():
+            inside = any(part in ("", name) or name.startswith(f"{part}.") for part in train)
+            parameter.requires_grad_(inside)
+    return found
+
+
+def features(module: nn.Module, federation: Federation, batch: int = 256) -> Federation:
+    """Return a federation with what the head of a network receives in place of the samples.
+
+    Where the head alone is trained, that never changes, and a linear model of it is the head.
+
+    Args:
+        module: a network with the name of its head in ``module.head``, in evaluation mode.
+        federation: the clients, who each do this at home.
+        batch: samples at a time.
+
+    >>> from sartor.data.federation import Federation
+    >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
+    >>> fed = Federation.from_arrays(torch.randn(20, 4), [0, 1] * 10, client=["a", "b"] * 10)
+    >>> features(pretrained(net, head="2"), fed).input_shape
+    (3,)
+    """
+    head = getattr(module, "head", None)
+    task = Task(module, head if isinstance(head, str) else None)
+    params = {k: task.module.get_parameter(k).detach() for k in task.leaf_names}
+    kind = next(iter(params.values())).dtype
+    x = federation.x.to(kind) if federation.x.is_floating_point() else federation.x
+    with torch.no_grad():
+        found = torch.cat([task.features(params, part) for part in x.split(batch)])
+    made = {k: v for k, v in federation.info.items() if k != "preprocessing"}
+    words = f"{found.shape[1]} features of a {type(module).__name__}"
+    return replace(federation, x=found, info={**made, "features": words})
+
+
+def trains_head_alone(module: nn.Module) -> bool:
+    """Say whether a linear head is all that a network trains."""
+    head = getattr(module, "head", None)
+    if not isinstance(head, str) or not isinstance(
+        dict(module.named_modules()).get(head), nn.Linear
+    ):
+        return False
+    trained = [name for name, p in module.named_parameters() if p.requires_grad]
+    frozen = any(not p.requires_grad for p in module.parameters())
+    return frozen and all(name.startswith(f"{head}.") for name in trained)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
@@ -182,6 +183,15 @@ def make_task(model: nn.Module | None, federation: Federation, compute: torch.dt
     models.check_module(network, head)
     if isinstance(federation, Federation):  # a server knows their shape alone
         models.check_buffers(network, federation.x[:2])
+    odd = None if hasattr(network, "pretrained") else models.unlike_a_draw(network)
+    if odd is not None:
+        warnings.warn(
+            f"The network brings weights that its layers did not draw themselves ({odd}), and they "
+            "are not used: every seed draws its own. To start from them, give "
+            "sartor.models.pretrained(network); to draw anew without this warning, set "
+            "network.pretrained = False.",
+            stacklevel=3,
+        )
     criterion = getattr(network, "criterion", None)
     if criterion == "given":
         return Task(network, head, given, never, compute)

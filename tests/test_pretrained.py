@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import sartor
 from sartor.errors import ConfigError, ModelError
-from sartor.models import check_buffers, check_module, lstm, pretrained
+from sartor.models import check_buffers, check_module, lstm, pretrained, unlike_a_draw
 from sartor.task import Task
 from tests.laws import CASES, Case
 from tests.toys import (
@@ -139,6 +139,26 @@ def test_a_seed_draws_anew_unless_the_network_is_pretrained() -> None:
         assert not torch.equal(drawn.init(seed)["body.weight"], net.body.weight)
     assert kept.given_weights()["start"] != Task(pretrained(Net()), "fc").given_weights()["start"]
     assert drawn.given_weights() == {}
+
+
+def test_weights_that_would_be_lost_are_told_of() -> None:
+    """A trained network that is passed as it is warns; a fresh one does not."""
+    fed, once = federation(), {"rounds": 1, "local": sartor.Local(epochs=1, lr=0.5)}
+    fresh = Net()
+    trained = sartor.fit("fedavg", fed, model=fresh, rounds=20, local=once["local"]).model("c0")
+    with pytest.warns(UserWarning, match=r"weights that its layers did not draw.*pretrained"):
+        sartor.fit("fedavg", fed, model=trained, **once)
+    sartor.fit("fedavg", fed, model=pretrained(trained), **once)
+    trained.pretrained = False
+    sartor.fit("fedavg", fed, model=trained, **once)
+    norm = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
+    assert unlike_a_draw(norm) is None
+    nn.init.constant_(norm[1].bias, 0.1)
+    assert unlike_a_draw(norm) == "LayerNorm at 1"
+    for name, make in sartor.models.MODELS.items():
+        shape = (7,) if "lstm" in name else (3, 32, 32)
+        words = {"vocabulary": 9} if "lstm" in name else {}
+        assert unlike_a_draw(make(input_shape=shape, num_classes=9, **words)) is None, name
 
 
 def test_the_start_is_the_given_network() -> None:

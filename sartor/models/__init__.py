@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
-from sartor.models.check import check_buffers, check_module
+from sartor.models.check import check_buffers, check_module, unlike_a_draw
 from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
 from sartor.models.describe import describe_model, rebuild_model
 from sartor.models.language import LanguageLSTM, language_lstm
@@ -53,6 +53,7 @@ __all__ = [
     "rebuild_model",
     "resnet8",
     "trains_head_alone",
+    "unlike_a_draw",
 ]
 
 cifarnet = lenet5

@@ -99,6 +99,38 @@ def check_buffers(module: nn.Module, x: Tensor) -> None:
         )
 
 
+def unlike_a_draw(module: nn.Module) -> str | None:
+    """Name a layer whose weights its own ``reset_parameters`` cannot have drawn, if there is one.
+
+    Linear layers and convolutions draw within 1/√(inputs), norms begin with 1 and 0. Weights beyond
+    that were trained, or drawn by somebody's own rule.
+
+    >>> layer = nn.Linear(4, 2)
+    >>> unlike_a_draw(layer)
+    >>> _ = nn.init.ones_(layer.weight)
+    >>> unlike_a_draw(nn.Sequential(layer))
+    'Linear at 0'
+    """
+    for name, layer in module.named_modules():
+        weight, bias = getattr(layer, "weight", None), getattr(layer, "bias", None)
+        if not isinstance(weight, Tensor) or not weight.numel():
+            continue
+        if getattr(type(layer), "reset_parameters", None) in _BOUNDED:
+            bound = (weight[0].numel() ** -0.5) * (1 + 1e-5)
+            odd = any(bool((p.abs() > bound).any()) for p in (weight, bias) if p is not None)
+        elif isinstance(layer, _NORMS):
+            odd = bool((weight != 1).any()) or (bias is not None and bool((bias != 0).any()))
+        else:
+            continue
+        if odd:
+            return f"{type(layer).__name__} at {name}" if name else type(layer).__name__
+    return None
+
+
+_BOUNDED = (nn.Linear.reset_parameters, nn.modules.conv._ConvNd.reset_parameters)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+
+
 def _alike(one: Tensor, other: Tensor | None) -> bool:
     return other is not None and one.shape == other.shape and bool((one == other).all())
 

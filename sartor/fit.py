@@ -50,6 +50,7 @@ from sartor.settings import (
     remembered,
     resolved,
     shown,
+    warn_of_lost_weights,
     with_held_out,
     with_static_parts,
 )
@@ -294,6 +295,7 @@ def _fit_lanes(
             )
     local = with_static_parts(settings.local, hyper, sweep)
     task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
+    warn_of_lost_weights(settings.model)
     options = with_held_out(method, task, local, options, list(federations.values()))
     record = methods.build(method, task, local, options)
     points = tuple(dict.fromkeys((*settings.points, record.headline)))

@@ -175,6 +175,21 @@ def _numbers(name: str, value: Any) -> float | list[float]:
     return found
 
 
+def warn_of_lost_weights(model: nn.Module | None) -> None:
+    """Warn if a network brings weights that every seed will draw over."""
+    if model is None or hasattr(model, "pretrained"):
+        return
+    odd = models.unlike_a_draw(model)
+    if odd is not None:
+        warnings.warn(
+            f"The network brings weights that its layers did not draw themselves ({odd}), and they "
+            "are not used: every seed draws its own. To start from them, give "
+            "sartor.models.pretrained(network); to draw anew without this warning, set "
+            "network.pretrained = False.",
+            stacklevel=4,
+        )
+
+
 def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
     """Wrap the user's network, or the one that fits the data, with the loss that it says."""
     network = model or models.default(federation)
@@ -183,15 +198,6 @@ def make_task(model: nn.Module | None, federation: Federation, compute: torch.dt
     models.check_module(network, head)
     if isinstance(federation, Federation):  # a server knows their shape alone
         models.check_buffers(network, federation.x[:2])
-    odd = None if hasattr(network, "pretrained") else models.unlike_a_draw(network)
-    if odd is not None:
-        warnings.warn(
-            f"The network brings weights that its layers did not draw themselves ({odd}), and they "
-            "are not used: every seed draws its own. To start from them, give "
-            "sartor.models.pretrained(network); to draw anew without this warning, set "
-            "network.pretrained = False.",
-            stacklevel=3,
-        )
     criterion = getattr(network, "criterion", None)
     if criterion == "given":
         return Task(network, head, given, never, compute)

@@ -28,6 +28,7 @@ NAMES = {torch.float32: "float", torch.float64: "double"}
 """Types of numbers that functions are compiled for, and what they are called there."""
 _NAMES_OF_FILES = ("native.cpp", "layers.cpp", "recurrence.cpp")
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _NAMES_OF_FILES)
+_HEADER = Path(__file__).with_name("vectors.h")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 
 
@@ -74,7 +75,7 @@ def _compiled(compiler: str, threads: Sequence[str]) -> Path:
         check=True,
         timeout=60,
     ).stdout
-    texts = [source.read_text() for source in _SOURCES]
+    texts = [source.read_text() for source in (*_SOURCES, _HEADER)]
     what = "\n".join([*texts, *words, version, platform.machine(), _processor()])
     folder = cache_folder()
     path = folder / f"native-{hashlib.sha256(what.encode()).hexdigest()[:16]}.so"

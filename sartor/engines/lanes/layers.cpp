@@ -6,8 +6,8 @@
 // fixed: the numbers of a lane are the same to the bit whatever lanes and threads it shares.
 
 #include <cmath>
-#include <cstdint>
-#include <cstring>
+
+#include "vectors.h"
 
 #ifdef __AVX__
 #include <immintrin.h>
@@ -16,32 +16,11 @@
 namespace {
 
 #ifdef __AVX512F__
-constexpr int BYTES = 64, ROWS = 4, TALL = 6;  // of a vector; rows that are in registers at once
+constexpr int ROWS = 4, TALL = 6;  // that are in registers at once
 #else
-constexpr int BYTES = 32, ROWS = 2, TALL = 2;
+constexpr int ROWS = 2, TALL = 2;
 #endif
 constexpr int COLUMNS = 5;  // of the tiny side, in registers at once
-
-template <typename T>
-constexpr int WIDE = BYTES / sizeof(T);
-
-template <typename T>
-struct wide_of;
-template <>
-struct wide_of<float> {
-    typedef float type __attribute__((vector_size(BYTES), aligned(4)));
-};
-template <>
-struct wide_of<double> {
-    typedef double type __attribute__((vector_size(BYTES), aligned(8)));
-};
-template <typename T>
-using wide = typename wide_of<T>::type;
-
-template <typename T>
-inline wide<T> load(const T* at) {
-    return *reinterpret_cast<const wide<T>*>(at);
-}
 
 // A vector of which the first numbers count as zeros: they were added before.
 template <typename T>

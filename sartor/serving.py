@@ -300,7 +300,7 @@ def attach(
             return task.with_params(params)
         predicted = record_of(result, task, run).predict
         assert predicted is not None
-        return Predictor(params, predicted)
+        return Predictor(params, predicted, task.fixed)
 
     def newcomers(data: Any, run: int = 0, **settings: Any) -> Result:
         from sartor.onboard import onboard_by, restored
@@ -330,6 +330,7 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
             f"{', '.join(LOSSES)} alone; train again and use the result of fit."
         )
     said = result.config["model"]
+    models.check_module(network, said["head"])
     task = Task(network, said["head"], *LOSSES[kind], None, kind)
     if task.given_weights().get("fixed") != said.get("fixed"):
         raise ModelError(

@@ -30,6 +30,8 @@ from sartor.task import (
     binary_cross_entropy,
     cross_entropy,
     given,
+    head_of,
+    is_pretrained,
     most_likely,
     never,
     next_tokens,
@@ -177,7 +179,7 @@ def _numbers(name: str, value: Any) -> float | list[float]:
 
 def warn_of_lost_weights(model: nn.Module | None) -> None:
     """Warn if a network brings weights that every seed will draw over."""
-    if model is None or hasattr(model, "pretrained"):
+    if model is None or is_pretrained(model) is not None:
         return
     odd = models.unlike_a_draw(model)
     if odd is not None:
@@ -193,8 +195,7 @@ def warn_of_lost_weights(model: nn.Module | None) -> None:
 def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
     """Wrap the user's network, or the one that fits the data, with the loss that it says."""
     network = model or models.default(federation)
-    head = getattr(network, "head", None)
-    head = head if isinstance(head, str) else None
+    head = head_of(network)
     models.check_module(network, head)
     if isinstance(federation, Federation):  # a server knows their shape alone
         models.check_buffers(network, federation.x[:2])

@@ -405,7 +405,7 @@ class Simulation:
         params, predict = self.params(client, run, point), self.method.predict
         if predict is None or point == "global":
             return self.task.with_params(params)
-        return Predictor(params, predict)
+        return Predictor(params, predict, self.task.fixed)
 
     def result(
         self, config: Mapping[str, Any], baseline: Callable[[], Result] | None = None

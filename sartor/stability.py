@@ -286,7 +286,7 @@ def _bytes_per_run(simulation: Simulation) -> int:
     stores = [simulation.store, *([simulation.trained] if simulation.trained else [])]
     kept = sum(tree.num_bytes(part) for part in (simulation.server, *(s.table for s in stores)))
     arena, module = simulation.rounds.arena, simulation.task.module
-    weights = sum(p.numel() for p in module.parameters()) * simulation.dtype.itemsize
+    weights = simulation.task.num_trained * simulation.dtype.itemsize
     phases = simulation.method.phases
     capacity = arena.splits["train"].capacity
     batch = max((min(p.batch or capacity, capacity) for p in phases), default=0)

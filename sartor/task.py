@@ -98,6 +98,25 @@ def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     return (values * weight).sum() / weight.sum().clamp(min=1.0)
 
 
+def head_of(module: nn.Module) -> str | None:
+    """Return the dotted name of a network's head, as it says in ``head``, if it says so.
+
+    ``sartor_head`` is for networks that have a layer of that name.
+    """
+    found = getattr(module, "sartor_head", getattr(module, "head", None))
+    return found if isinstance(found, str) else None
+
+
+def is_pretrained(module: nn.Module) -> bool | None:
+    """Say whether clients start from a network's own weights; None if it does not say.
+
+    It says so in ``pretrained``; ``sartor_pretrained`` is for networks that have a layer of that
+    name.
+    """
+    found = getattr(module, "sartor_pretrained", getattr(module, "pretrained", None))
+    return found if isinstance(found, bool) else None
+
+
 @dataclass(frozen=True)
 class Task:
     """A network, its loss, and the split of its leaves into body and head.
@@ -136,7 +155,7 @@ class Task:
                 "Every parameter of the network is frozen, so nothing can be trained; unfreeze "
                 "some, such as those of its head: module.fc.requires_grad_(True)."
             )
-        module = copy.deepcopy(self.module)
+        module = copy.deepcopy(self.module).cpu()
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "leaf_names", names)
         held = (*module.named_parameters(), *module.named_buffers())
@@ -149,18 +168,19 @@ class Task:
         CPU in float32, so that device and dtype do not matter); parameters outside such modules
         keep their values. A module with ``pretrained = True`` keeps them all, for every seed.
         """
+        if is_pretrained(self.module):
+            return {k: self.module.get_parameter(k).detach().clone() for k in self.leaf_names}
         module = copy.deepcopy(self.module)
-        if getattr(module, "pretrained", False) is not True:
-            word = int(rng.fold(rng.key(seed), "init")[0])
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(word)
-                for part in module.modules():
-                    reset = getattr(part, "reset_parameters", None)
-                    if callable(reset):
-                        reset()
-                for part in module.modules():
-                    if isinstance(part, nn.MultiheadAttention):  # its own has another name
-                        part._reset_parameters()
+        word = int(rng.fold(rng.key(seed), "init")[0])
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(word)
+            for part in module.modules():
+                reset = getattr(part, "reset_parameters", None)
+                if callable(reset):
+                    reset()
+            for part in module.modules():
+                if isinstance(part, nn.MultiheadAttention):  # its own method has another name
+                    part._reset_parameters()
         return {k: module.get_parameter(k).detach().clone() for k in self.leaf_names}
 
     def settle(self, device: torch.device, dtype: torch.dtype) -> dict[str, Tree]:
@@ -170,7 +190,10 @@ class Task:
         it in place.
         """
         kind = self.compute or dtype
-        key = (device, kind)
+        index: int | None = device.index
+        if index is None:  # as tensors have it
+            index = torch.cuda.current_device() if device.type == "cuda" else 0
+        key = (device.type, index, kind)
         if key not in self._settled:
             there = {
                 k: v.to(device, kind) if v.is_floating_point() else v.to(device)
@@ -184,6 +207,11 @@ class Task:
             }
         return self._settled[key]
 
+    @property
+    def num_trained(self) -> int:
+        """How many numbers are trained."""
+        return sum(self.module.get_parameter(k).numel() for k in self.leaf_names)
+
     def given_weights(self) -> dict[str, Any]:
         """Return what settings say of weights that a network brought with it; often nothing.
 
@@ -192,15 +220,15 @@ class Task:
         """
         said: dict[str, Any] = {}
         if self.fixed:
-            said["trained"] = sum(self.module.get_parameter(k).numel() for k in self.leaf_names)
+            said["trained"] = self.num_trained
             said["fixed"] = _digest(self.fixed)
-        if getattr(self.module, "pretrained", False) is True:
+        if is_pretrained(self.module):
             said["start"] = _digest(self.init(0))
         return said
 
     def logits(self, params: Tree, x: Tensor) -> Tensor:
         """Return the scores of a batch: (batch, classes), or (batch, steps, tokens)."""
-        return self._call("whole", params, x)
+        return self._call("whole", params, x, self._kind(params, x))
 
     def features(self, params: Tree, x: Tensor) -> Tensor:
         """Return what the head receives: (batch, feature_dim).
@@ -209,7 +237,8 @@ class Task:
             params: of the whole network, or of its body.
             x: inputs.
         """
-        return self._call("body", {k: v for k, v in params.items() if self.is_body(k)}, x)
+        body = {k: v for k, v in params.items() if self.is_body(k)}
+        return self._call("body", body, x, self._kind(params, x))
 
     def classify(self, params: Tree, features: Tensor) -> Tensor:
         """Return the scores that the head gives to features: (batch, classes).
@@ -218,7 +247,7 @@ class Task:
         """
         skip = len(f"{self._linear_head()[0]}.")
         head = {k[skip:]: v for k, v in params.items() if self.is_head(k)}
-        return self._call("head", head, features)
+        return self._call("head", head, features, self._kind(params, features))
 
     def represent(self, params: Tree, batch: Batch) -> Tensor:
         """Return the features of a batch, and book the pass, as ``losses`` does.
@@ -269,11 +298,15 @@ class Task:
             )
         return self.head, head
 
-    def _call(self, part: str, params: Tree, x: Tensor) -> Tensor:
+    def _kind(self, params: Tree, x: Tensor) -> torch.dtype:
+        """Return the dtype of parameters; where none are given, of real inputs, or the network."""
+        own = next(p for p in self.module.parameters() if p.is_floating_point())
+        found: torch.dtype = next(iter(params.values()), x if x.is_floating_point() else own).dtype
+        return found
+
+    def _call(self, part: str, params: Tree, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Run the whole network, its body or its head, in the precision of computation."""
         module = self._own_module(part)
-        leaf = next(iter(params.values()), None)
-        dtype = x.dtype if leaf is None else leaf.dtype  # a head that is frozen gets features
         if self.compute is not None:
             params = {k: v.to(self.compute) for k, v in params.items()}
             x = x.to(self.compute) if x.is_floating_point() else x
@@ -289,7 +322,10 @@ class Task:
         A functional call swaps parameters in and out of the module it is given.
         """
         if not hasattr(self._copies, part):
-            module = looped(copy.deepcopy(self.module))
+            # What is fixed is handed in with every call; the copies share it meanwhile.
+            held = (*self.module.named_parameters(), *self.module.named_buffers())
+            shared = {id(t): t for name, t in held if name in self.fixed}
+            module = looped(copy.deepcopy(self.module, shared))
             if part != "whole":
                 name, head = self._linear_head()
                 owner, _, leaf = name.rpartition(".")
@@ -381,10 +417,14 @@ class Predictor(nn.Module):
     Args:
         model: a tree of tensors; its leaves become parameters (buffers, if they are not real).
         predict: ``(model, x) -> scores``.
+        fixed: what is frozen in the network that ``predict`` calls; kept as buffers, so that files
+            have it.
     """
 
-    def __init__(self, model: Tree, predict: Predict) -> None:
+    def __init__(self, model: Tree, predict: Predict, fixed: Tree | None = None) -> None:
         super().__init__()
+        for name, value in (fixed or {}).items():
+            self.register_buffer(f"fixed__{name.replace('.', '__')}", value)
         self.predict = predict
         self.paths: dict[str, str] = {}
         for path, leaf in tree.items(model):
@@ -492,7 +532,9 @@ def _plain_grad(fn: Callable[..., Any], has_aux: bool) -> Callable[[Tree], Any]:
             found = fn(variables, *rest)
             value, aux = found if has_aux else (found, None)
             leaves = tree.leaves(variables)
-            parts = iter(torch.autograd.grad(value, leaves, materialize_grads=True))
+            # Without leaves, as of a body that is frozen, there is nothing to derive by.
+            found = torch.autograd.grad(value, leaves, materialize_grads=True) if leaves else ()
+            parts = iter(found)
         # ``map`` walks in the order of ``leaves``.
         result = tree.map(lambda leaf: next(parts), variables)
         return (result, tree.map(torch.detach, aux)) if has_aux else result

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import Tensor, nn
@@ -246,14 +247,170 @@ def test_the_adviser_sees_through_a_frozen_body() -> None:
     fed = replace(
         fed, y=torch.where(noise, 1 - fed.y.clamp(max=1), fed.y.clamp(max=1)), num_classes=2
     )
+    heads = sartor.models.features(net, fed)
+    ones = torch.ones(len(heads.x), 1)
+    with_bias = replace(heads, x=torch.cat((heads.x, ones), 1))
     through = sartor.advise(fed, model=net, ridge=0.1)
-    plain = sartor.advise(sartor.models.features(net, fed), ridge=0.1)
+    plain = sartor.advise(with_bias, features="raw", ridge=0.1)
     assert through.basis == plain.basis == "theory"
-    assert through.strategy == plain.strategy
+    assert (through.strategy, through.prox_strength) == (plain.strategy, plain.prox_strength)
     assert through.errors == plain.errors
-    assert "those of the frozen Trained" in through.model
+    assert "through the frozen Trained" in through.model
+    scaled = sartor.advise(fed, model=net, features="scaled", ridge=0.1)
+    assert scaled.errors == sartor.advise(heads, ridge=0.1).errors
+    assert "for which λ holds" in scaled.model
     with pytest.raises(ConfigError, match="freeze all of the network but a linear head"):
         sartor.advise(fed, model=pretrained(Trained()), basis="theory")
+
+
+def test_the_adviser_tries_the_network_where_the_theory_does_not_hold() -> None:
+    """Too few samples, too many features: the network that was given is tried, as it is."""
+    few = sartor.advise(images(), model=pretrained(Trained(), train=["fc"]), rounds=1)
+    assert few.basis == "trial"
+    assert few.model == "the network that was given"
+    assert not any("frozen up to a linear head" in way for way in few.doubts)
+    layers = (nn.Flatten(), nn.Linear(36, 1300), nn.Linear(1300, 3))
+    wide = pretrained(nn.Sequential(*layers), head="2")
+    wide[1].requires_grad_(False)
+    assert sartor.advise(images(), model=wide, rounds=1).basis == "trial"
+    with pytest.raises(ConfigError, match="at most 1200"):
+        sartor.advise(images(), model=wide, basis="theory")
+
+
+class Words(nn.Module):
+    """Vectors of tokens, their mean, and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.vectors = nn.Embedding(11, 4)
+        self.fc = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc(torch.tanh(self.vectors(x)).mean(1))
+        return found
+
+
+@pytest.mark.parametrize("method", ["moon", "fedpac", "fedavg"])
+def test_tokens_do_not_say_in_which_numbers_to_compute(method: str) -> None:
+    """A frozen body of tokens has the parameters' precision, in half precision too."""
+    tokens = torch.randint(1, 11, (40, 6), generator=torch.Generator().manual_seed(0))
+    who = [f"c{i % 2}" for i in range(40)]
+    fed = sartor.Federation.from_arrays(tokens, tokens[:, 0] % 2, client=who, tokens=True)
+    net = pretrained(Words(), head="fc", train=["fc"])
+    found = sartor.models.features(net, fed).x
+    torch.testing.assert_close(found, torch.tanh(net.vectors(tokens)).mean(1).detach())
+    full = sartor.fit(method, fed, model=net, rounds=1, local=LOCAL).model("c0")
+    half = sartor.fit(method, fed, model=net, rounds=1, local=LOCAL, compute="bfloat16").model("c0")
+    assert 0 < (full.fc.weight - half.fc.weight).abs().max() < 0.02
+
+
+def test_features_keep_the_unit_of_a_target() -> None:
+    """A regression on features has errors and answers in the units of the labels."""
+    draw = np.random.default_rng(0)
+    table = {f"x{k}": draw.normal(size=80) for k in range(3)}
+    table |= {"who": np.arange(80) % 2, "t": 1000 + 300 * table["x0"] + draw.normal(size=80)}
+    fed = sartor.Federation.from_dataframe(pd.DataFrame(table), client="who", label="t")
+    body = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+    net = pretrained(body, head="2", train=["2"])
+    heads = sartor.models.features(net, fed)
+    line = nn.Sequential(nn.Linear(4, 1))
+    line.load_state_dict({"0.weight": body[2].weight, "0.bias": body[2].bias})
+    one = sartor.fit("fedavg", fed, model=net, rounds=5, local=LOCAL)
+    other = sartor.fit("fedavg", heads, model=pretrained(line), rounds=5, local=LOCAL)
+    np.testing.assert_allclose(
+        other.scores[("pre", "test")].loss, one.scores[("pre", "test")].loss, rtol=1e-4
+    )
+    answers = other.predict(0, heads.x[:3].numpy()).labels
+    assert 300 < float(np.mean(answers)) < 1700
+
+
+@pytest.mark.parametrize("what", ["softmax", "beside"])
+def test_features_of_what_does_not_end_with_its_head_are_refused(what: str) -> None:
+    """A network that does more after its head says more than its features."""
+
+    class More(Net):
+        def forward(self, x: Tensor) -> Tensor:
+            found = super().forward(x)
+            return (
+                found.log_softmax(-1) if what == "softmax" else found + found.mean(-1, keepdim=True)
+            )
+
+    with pytest.raises(ModelError, match="does more with the output of its head 'fc'"):
+        sartor.models.features(pretrained(More()), federation())
+    with pytest.raises(ModelError, match="evaluation mode"):
+        sartor.models.features(Trained(), images())
+    part = pretrained(Net(), train=["fc.bias"])
+    assert not sartor.models.trains_head_alone(part)
+
+
+class Named(nn.Module):
+    """A network whose layers have the names of our words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pretrained = nn.Linear(4, 5)
+        self.head = nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.head(torch.relu(self.pretrained(x)))
+        return found
+
+
+def test_layers_may_have_the_names_of_words() -> None:
+    """A head that is called head, and a body that is called pretrained."""
+    net = Named()
+    given = pretrained(net, head="head")
+    result = sartor.fit("fedper", federation(), model=given, rounds=1, local=LOCAL)
+    assert result.config["model"]["head"] == "head"
+    task = Task(given, "head")
+    assert torch.equal(task.init(3)["head.weight"], net.head.weight)
+    sartor.fit("fedavg", federation(), model=net, rounds=1, local=LOCAL)
+
+
+def test_a_loaded_network_is_checked_as_a_trained_one(tmp_path) -> None:
+    """The network itself, in training mode, would answer by chance: it is refused."""
+    net, fed = Trained(), images()
+    sartor.fit("fedavg", fed, model=pretrained(net), rounds=1, local=LOCAL, out=tmp_path / "run")
+    with pytest.raises(ModelError, match=r"\.eval\(\)"):
+        sartor.load(tmp_path / "run", model=net).predict("c0", fed.x[:3])
+    again = sartor.load(tmp_path / "run", model=net.eval())
+    assert len(again.predict("c0", fed.x[:3]).scores) == 3
+
+
+@pytest.mark.parametrize("method", ["dbe", "fedproto", "fedgh", "fedrod"])
+def test_who_makes_the_head_needs_all_of_it(method: str) -> None:
+    """Half of a frozen head is told of by name."""
+    for part in ("fc.weight", "fc.bias"):
+        other = "fc.bias" if part == "fc.weight" else "fc.weight"
+        net = pretrained(Net(), train=["body", other])
+        with pytest.raises(ConfigError, match=f"{method} makes the head.*{part} is frozen"):
+            sartor.fit(method, federation(), model=net, rounds=1)
+
+
+def test_frozen_weights_are_held_a_few_times_only() -> None:
+    """Threads, parts and seeds share them: the network's own, the task's, and no more."""
+    net = pretrained(Trained(), train=["fc"])
+    task = Task(net, "fc")
+    params = {k: v.float() for k, v in task.init(0).items()}
+    task.features(params, torch.zeros(2, 1, 6, 6))
+    task.logits(params, torch.zeros(2, 1, 6, 6))
+    places = {t.data_ptr() for t in task.fixed.values() if t.numel()}
+    for part in ("whole", "body"):
+        own = dict(task._own_module(part).named_parameters())
+        assert own["conv.weight"].data_ptr() in places
+    for settled in task._settled.values():
+        assert settled["whole"]["conv.weight"].data_ptr() in places
+    same = [task.settle(torch.device(name), torch.float32) for name in ("cpu", "cpu:0")]
+    assert same[0] is same[1]
+
+
+def test_a_file_of_a_mixture_holds_the_constants(tmp_path) -> None:
+    """A model that is more than one set of parameters is exported with what is frozen."""
+    net, fed = pretrained(Trained(), train=["fc"]), images()
+    result = sartor.fit("fedem", fed, model=net, rounds=1, local=LOCAL)
+    result.export("c0", tmp_path / "c0.pt")
+    kept = torch.load(tmp_path / "c0.pt", weights_only=True)
+    assert torch.equal(kept["fixed__conv__weight"], net.conv.weight)
 
 
 def test_newcomers_share_the_constants() -> None:
@@ -315,6 +472,8 @@ def test_what_a_network_leaves_open_is_asked() -> None:
         Task(net, "fc")
     with pytest.raises(ModelError, match="no part 'fc1' to train; did you mean 'fc'"):
         pretrained(net, train=["fc1"])
+    with pytest.raises(ModelError, match="train must be a list of parts"):
+        pretrained(net, train="fc")
     with pytest.raises(ModelError, match=r"BatchNorm2d at 'norm'.*\.eval\(\)"):
         check_module(Trained(), "fc")
 
@@ -329,8 +488,6 @@ def test_methods_with_a_body_and_a_head_say_which_is_frozen() -> None:
         sartor.fit("fedper", federation(), model=body, rounds=1)
     with pytest.raises(ConfigError, match="head 'fc' is frozen"):
         sartor.fit("fedper", federation(), model=head, rounds=1)
-    with pytest.raises(ConfigError, match="trains none"):
-        sartor.fit("dbe", federation(), model=head, rounds=1)
 
 
 def test_fixed_word_vectors_never_travel() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+import torch
 from torch import nn
 
 from sartor import models
@@ -12,21 +13,24 @@ from sartor.adviser.advice import Advice
 from sartor.adviser.by_theory import by_theory
 from sartor.adviser.by_trial import by_trial
 from sartor.adviser.estimates import Target, estimate
-from sartor.adviser.features import view
+from sartor.adviser.features import View, view
 from sartor.adviser.refusals import check, refusal, too_few, ways_out
 from sartor.adviser.subject import Subject
 from sartor.adviser.trial import try_pulls
 from sartor.data.federation import Federation
-from sartor.errors import ConfigError, FederationError
+from sartor.errors import ConfigError, FederationError, PFLError
 from sartor.local import Local
 from sartor.settings import Progress
+
+SCALED = "scaled"
+"""How features are seen if nothing is said."""
 
 
 def advise(
     federation: Federation,
     *,
     model: nn.Module | None = None,
-    features: str = "scaled",
+    features: str | None = None,
     ridge: float = 0.0,
     basis: Literal["auto", "theory", "trial"] = "auto",
     target: Target = "loss",
@@ -52,7 +56,8 @@ def advise(
         model: a network; None is linear, logistic or softmax regression on ``features``. A network
             that trains a linear head alone is such a regression on what its body makes of the
             samples; see ``sartor.models.pretrained``.
-        features: "raw", "scaled", or "pca:K", for the convex model.
+        features: "raw", "scaled", or "pca:K", for the convex model; "scaled" if None. For those of
+            a network, None takes them as they are with an intercept, so that λ is for its head.
         ridge: ν of (ν/2)‖w‖² in every client's loss.
         basis: "theory", "trial", or the theory where it holds ("auto").
         target: what λ shall make small: excess "loss", or the error of "parameters".
@@ -77,21 +82,16 @@ def advise(
     'global'
     """
     check(federation, budget_mb, budget_rounds, accuracy, rounds, draws, basis)
-    seen, found, reasons = None, None, []
-    body = ""
-    if model is not None and basis != "trial" and models.trains_head_alone(model):
-        body = f", which are those of the frozen {type(model).__name__}"
-        federation, model = models.features(model, federation), None
-    if model is None and basis != "trial":
-        seen = view(federation, features, ridge)
-        seen = replace(seen, kept=seen.kept + body)
+    found, reasons = None, []
+    seen = None if basis == "trial" else _seen(federation, model, features, ridge, basis)
+    if seen is not None:
         clients = seen.clients()
         reasons = too_few(federation, clients)
         if not reasons:
             weights = clients.sizes / clients.sizes.sum()
             found = estimate(clients, weights, target=target, draws=draws, seed=seed)
             reasons = refusal(federation, clients, found)
-    elif model is not None and basis == "theory":
+    elif basis == "theory":
         raise ConfigError(
             "The theory is for convex models; leave model out for a linear model of the features, "
             "freeze all of the network but a linear head, or take basis='trial'."
@@ -100,7 +100,7 @@ def advise(
         return by_theory(
             federation, seen, clients, found, target, budget_mb, budget_rounds, accuracy, seed
         )
-    ways = ways_out(federation, seen) if reasons else []
+    ways = ways_out(federation, seen, model) if reasons else []
     if basis == "theory":
         raise FederationError("\n".join([*reasons, *(f"Way out: {way}" for way in ways)]))
     if budget_rounds is not None:
@@ -109,7 +109,7 @@ def advise(
     used, words = federation, "the network that was given"
     training = local or Local()
     if model is None:
-        shown = seen if seen is not None else view(federation, features, ridge)
+        shown = seen if seen is not None else view(federation, features or SCALED, ridge)
         network, used = shown.network(), shown.federation
         words = f"{shown.family} regression on {shown.kept}, trained by SGD"
         if local is None:
@@ -125,3 +125,31 @@ def advise(
     )
     about = Subject(used, None, None, network, training, rounds, seed, device)
     return by_trial(used, trial, words, reasons, ways, about, budget_mb)
+
+
+def _seen(
+    federation: Federation,
+    model: nn.Module | None,
+    features: str | None,
+    ridge: float,
+    basis: str,
+) -> View | None:
+    """Return how a convex model sees the samples: by themselves, or through a frozen network."""
+    if model is None:
+        return view(federation, features or SCALED, ridge)
+    if not models.trains_head_alone(model) or federation.task in ("multilabel", "next-token"):
+        return None
+    try:
+        through = models.features(model, federation)
+        if features is None:
+            one = through.x.new_ones(len(through.x), 1)
+            found = view(replace(through, x=torch.cat((through.x, one), 1)), "raw", ridge)
+            words = f"{through.input_shape[0]} features and an intercept"
+        else:
+            found = view(through, features, ridge)
+            words = f"{found.kept} (for which λ holds)"
+    except PFLError:
+        if basis == "theory":
+            raise
+        return None
+    return replace(found, kept=f"{words}, through the frozen {type(model).__name__}")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from torch import nn
+
 from sartor.adviser.estimates import ENOUGH, Estimates, doubts
 from sartor.adviser.features import View
 from sartor.data.federation import Federation
@@ -74,7 +76,9 @@ def _in_words(bad: list[tuple[str, list[str]]], total: int) -> list[str]:
     ]
 
 
-def ways_out(federation: Federation, seen: View | None) -> list[str]:
+def ways_out(
+    federation: Federation, seen: View | None, model: nn.Module | None = None
+) -> list[str]:
     """Say what would make the theory hold: fewer features, a ridge term, fewer clients."""
     ways: list[str] = []
     if seen is None:
@@ -97,8 +101,9 @@ def ways_out(federation: Federation, seen: View | None) -> list[str]:
     ]
     if small and len(small) < federation.num_clients - 1:
         ways.append(f"leave out clients with very few samples ({', '.join(small[:5])}).")
-    ways.append(
-        "a trained network that is frozen up to a linear head with few inputs, as model= (see "
-        "sartor.models.pretrained)."
-    )
+    if model is None:
+        ways.append(
+            "a trained network that is frozen up to a linear head with few inputs, as model= (see "
+            "sartor.models.pretrained)."
+        )
     return ways

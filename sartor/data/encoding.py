@@ -242,7 +242,7 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
     Raises:
         FederationError: lists every column that is missing or cannot be read.
     """
-    if recipe is None:
+    if recipe is None or recipe["kind"] == "given":
         return np.asarray(x)
     if recipe["kind"] == "scale":
         array = np.asarray(x, dtype=np.float64)

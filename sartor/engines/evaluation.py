@@ -183,7 +183,7 @@ class Evaluation(Base):
 
     def _group_size(self) -> int:
         """Return how many models are held at a time beside those that clients keep."""
-        each = sum(p.nbytes for p in self.task.module.parameters())
+        each = 4 * self.task.num_trained
         return max(1, min(GROUP, _GROUP_BYTES // max(each, 1)))
 
     def _grouped(self, order: np.ndarray, size: np.ndarray) -> list[np.ndarray]:

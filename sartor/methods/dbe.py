@@ -36,6 +36,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local, Objective, descend
 from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
 from sartor.methods.fedavg import fedavg
+from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import class_sums
 from sartor.task import Task
 from sartor.tree import Tree, zeros_like
@@ -57,10 +58,11 @@ def dbe(
         init_mean: what clients send for g: the running mean at the end of their training (the
             paper's), or the mean feature of all their samples after it ("full").
     """
+    check_whole_head("dbe", task)
     if task.head is not None and f"{task.head}.bias" not in task.leaf_names:
         raise ConfigError(
-            f"dbe puts every client's shift into the bias of the head, but {task.head!r} trains "
-            "none; build it with bias=True, and do not freeze it."
+            f"dbe puts every client's shift into the bias of the head, but {task.head!r} has none; "
+            "build it with bias=True."
         )
     base = fedavg(task, local)
     over = ("params", "memory") if memory else ("params",)

@@ -37,6 +37,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local
 from sartor.method import Batch, Hub, Method, Site
 from sartor.methods.local import local as local_train
+from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import class_means, class_sums
 from sartor.task import Task, grad
 from sartor.tree import Tree
@@ -65,6 +66,7 @@ def fedgh(
     ]
     if faults:
         raise ConfigError("\n".join(faults))
+    check_whole_head("fedgh", task)
 
     def init_server(params: Tree, hub: Hub) -> Tree:
         _ = task.num_classes  # says what is wrong with a network without a linear head

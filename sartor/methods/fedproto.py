@@ -41,6 +41,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Hub, Method, Site
 from sartor.methods.local import local as local_train
+from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import class_means, class_sums, members
 from sartor.methods.parts.starts import shuffled
 from sartor.task import Task
@@ -71,10 +72,11 @@ def fedproto(
         absent: what becomes of a prototype in a round in which nobody has the class.
         start: one initial model for all, or one of the same values in an order of its own.
     """
+    check_whole_head("fedproto", task)
     if task.head is not None and f"{task.head}.bias" not in task.leaf_names:
         raise ConfigError(
-            f"fedproto makes a head of the prototypes, but {task.head!r} trains no bias for it; "
-            "build it with bias=True, and do not freeze it."
+            f"fedproto makes a head of the prototypes, but {task.head!r} has no bias for it; build "
+            "it with bias=True."
         )
 
     def init_server(params: Tree, hub: Hub) -> Tree:

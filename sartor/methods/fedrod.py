@@ -38,6 +38,7 @@ from sartor.hyper import Hyper
 from sartor.local import Local, descend
 from sartor.method import Batch, Method, Phase, Site
 from sartor.methods.fedavg import Rule, fedavg
+from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import members
 from sartor.task import Task
 from sartor.tree import Tree
@@ -59,6 +60,7 @@ def fedrod(
             code), or at zero, so that a client begins with the generic model.
         rule: how the server averages; see ``fedavg``.
     """
+    check_whole_head("fedrod", task)
     base = fedavg(task, local, rule=rule)
 
     def init_client(params: Tree, site: Site) -> Tree:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from sartor.errors import ModelError, did_you_mean
 from sartor.loops import loop_fault
+from sartor.task import is_pretrained
 
 
 def check_module(module: nn.Module, head: str | None = None) -> None:
@@ -81,9 +82,9 @@ def check_buffers(module: nn.Module, x: Tensor) -> None:
     before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     if not before:
         return
-    tried = copy.deepcopy(module)
+    tried = copy.deepcopy(module, {id(p): p for p in module.parameters()})
     like = next((p for p in tried.parameters() if p.is_floating_point()), x)
-    x = x.to(like.dtype) if x.is_floating_point() else x
+    x = x.to(like.device, like.dtype) if x.is_floating_point() else x.to(like.device)
     try:
         with torch.no_grad():
             tried(x)
@@ -132,7 +133,9 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def _alike(one: Tensor, other: Tensor | None) -> bool:
-    return other is not None and one.shape == other.shape and bool((one == other).all())
+    if other is None or one.shape != other.shape:
+        return False
+    return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _parameter_faults(module: nn.Module) -> list[str]:
@@ -152,9 +155,16 @@ def _parameter_faults(module: nn.Module) -> list[str]:
             )
         seen.setdefault(id(parameter), name)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    if frozen and len(frozen) < len(seen) and not hasattr(module, "pretrained"):
+    own = {  # of layers that are made with what they hold
+        f"{name}.{key}"
+        for name, layer in module.named_modules()
+        if getattr(layer, "is_fixed", False) is True
+        for key, _ in layer.named_parameters(recurse=False)
+    }
+    open_ = [name for name in frozen if name not in own]
+    if open_ and len(frozen) < len(seen) and is_pretrained(module) is None:
         faults.append(
-            f"Model has frozen parameters ({_few(frozen)}), and does not say where the others "
+            f"Model has frozen parameters ({_few(open_)}), and does not say where the others "
             "start: set module.pretrained = True to start from the weights that it has, or False "
             "to draw the others anew for every seed."
         )

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from sartor.errors import ModelError, did_you_mean
-from sartor.task import Task
+from sartor.models.check import check_module
+from sartor.task import Task, head_of
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
@@ -28,7 +29,8 @@ def pretrained(
 
     Args:
         module: a trained network.
-        head: the dotted name of the layer that methods may keep private; ``module.head`` if None.
+        head: the dotted name of the layer that methods may keep private; what the network says in
+            ``module.head`` if None.
         train: dotted names of the parts (submodules or parameters) to train; the rest is frozen.
             None leaves frozen what is frozen.
 
@@ -36,12 +38,14 @@ def pretrained(
     >>> [name for name, p in pretrained(net, train=["2"]).named_parameters() if p.requires_grad]
     ['2.weight', '2.bias']
     """
-    found = copy.deepcopy(module).eval()
+    found = copy.deepcopy(module).cpu().eval()
     if head is not None:
-        found.head = head  # type: ignore[assignment]  # an attribute, as networks here have it
-    found.pretrained = True  # type: ignore[assignment]
+        found.sartor_head = head  # type: ignore[assignment]  # words, not layers
+    found.sartor_pretrained = True  # type: ignore[assignment]
     if train is not None:
-        names = {"": None, **dict(found.named_modules()), **dict(found.named_parameters())}
+        names = {**dict(found.named_modules()), **dict(found.named_parameters())}
+        if isinstance(train, str):
+            raise ModelError(f"train must be a list of parts, such as [{train!r}].")
         unknown = [name for name in train if name not in names]
         if unknown:
             raise ModelError(
@@ -59,9 +63,13 @@ def features(module: nn.Module, federation: Federation, batch: int = 256) -> Fed
     Where the head alone is trained, that never changes, and a linear model of it is the head.
 
     Args:
-        module: a network with the name of its head in ``module.head``, in evaluation mode.
+        module: a network that ends with a linear head, of which it says the name (see
+            :func:`pretrained`).
         federation: the clients, who each do this at home.
         batch: samples at a time.
+
+    Raises:
+        ModelError: the network cannot be trained, or its head is not what it ends with.
 
     >>> from sartor.data.federation import Federation
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -69,25 +77,33 @@ def features(module: nn.Module, federation: Federation, batch: int = 256) -> Fed
     >>> features(pretrained(net, head="2"), fed).input_shape
     (3,)
     """
-    head = getattr(module, "head", None)
-    task = Task(module, head if isinstance(head, str) else None)
+    head = head_of(module)
+    check_module(module, head)
+    task = Task(module, head)
     params = {k: task.module.get_parameter(k).detach() for k in task.leaf_names}
-    kind = next(iter(params.values())).dtype
-    x = federation.x.to(kind) if federation.x.is_floating_point() else federation.x
+    x = federation.x.float() if federation.x.is_floating_point() else federation.x
     with torch.no_grad():
         found = torch.cat([task.features(params, part) for part in x.split(batch)])
+        few = task.classify(params, found[:2])
+        if not torch.allclose(few, task.logits(params, x[:2]), rtol=1e-4, atol=1e-5):
+            raise ModelError(
+                f"The network does more with the output of its head {head!r} than to return it, so "
+                "its features alone do not tell what it says; give it to fit as it is."
+            )
     made = {k: v for k, v in federation.info.items() if k != "preprocessing"}
+    target = federation.info.get("preprocessing", {}).get("target")
+    if target is not None:  # the unit of the answers
+        made["preprocessing"] = {"kind": "given", "target": target}
     words = f"{found.shape[1]} features of a {type(module).__name__}"
     return replace(federation, x=found, info={**made, "features": words})
 
 
 def trains_head_alone(module: nn.Module) -> bool:
-    """Say whether a linear head is all that a network trains."""
-    head = getattr(module, "head", None)
-    if not isinstance(head, str) or not isinstance(
-        dict(module.named_modules()).get(head), nn.Linear
-    ):
+    """Say whether a linear head, all of it, is what a network trains, and nothing else."""
+    head = head_of(module)
+    layer = dict(module.named_modules()).get(head or "")
+    if head is None or not isinstance(layer, nn.Linear):
         return False
-    trained = [name for name, p in module.named_parameters() if p.requires_grad]
-    frozen = any(not p.requires_grad for p in module.parameters())
-    return frozen and all(name.startswith(f"{head}.") for name in trained)
+    trained = {name for name, p in module.named_parameters() if p.requires_grad}
+    inside = {f"{head}.{name}" for name, _ in layer.named_parameters()}
+    return trained == inside and any(not p.requires_grad for p in module.parameters())

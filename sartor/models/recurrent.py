@@ -103,7 +103,7 @@ class Embedding(nn.Module):
     ) -> None:
         """Make the table."""
         super().__init__()
-        self.drawn = vectors is None
+        self.drawn, self.is_fixed = vectors is None, not trainable
         start = torch.empty(tokens, size) if vectors is None else vectors.detach().clone().float()
         self.weight = nn.Parameter(start, requires_grad=trainable)
         self.reset_parameters()
@@ -133,7 +133,6 @@ class LSTM(nn.Module):
     """
 
     head = "fc"
-    pretrained = False  # what is not fixed is drawn anew for every seed
 
     def __init__(
         self,

@@ -89,6 +89,11 @@ class Client:
             if kind == "hello":
                 self.data = _relabelled(self.data, head)
                 method, task = self.build(head["settings"], self.data)
+                if task.given_weights() != head.get("weights", {}):
+                    raise MessageError(
+                        "its network brings other weights than the server's: frozen parts and the "
+                        "start must be the same for all"
+                    )
                 if "newcomer" in head:
                     num, past = (int(number) for number in head["newcomer"])
                     method = as_newcomer(method, num, past)

@@ -85,6 +85,7 @@ class Coordinator(Simulation):
         self.common = dict(common or {})
         self.patience, self.waits = patience, waits
         self.hellos: dict[int, dict[str, Any]] = dict(hellos or {})
+        self._weights = task.given_weights()
         self.dtype = dtype
         self.bases: list[np.ndarray] = []
         if grace is None:
@@ -177,6 +178,7 @@ class Coordinator(Simulation):
             "seed": self.one.seed,
             "hyper": hyper,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "weights": self._weights,
             **self.common,
         }
 

@@ -161,8 +161,7 @@ def run_pass(one: Pass, device: torch.device, progress: Progress | None = None) 
 
 def _at_once(settings: dict[str, Any], problem: Problem) -> int:
     """How many runs fit into :data:`MEMORY`."""
-    network = make_network(settings, problem.federation).module
-    params = sum(p.numel() for p in network.parameters())
+    params = make_network(settings, problem.federation).num_trained
     return max(1, int(MEMORY / (4 * params * problem.federation.num_clients * COPIES)))
 
 

@@ -157,6 +157,20 @@ def test_frozen_parts_are_every_clients_own(name: str) -> None:
     check_same(Case(name), make=lambda: Task(frozen, head="fc"))
 
 
+def test_other_frozen_parts_are_refused() -> None:
+    """A client that brings another frozen layer does not train with the others, and is named."""
+    fed, case = federation(sizes=SIZES), Case("fedavg")
+    torch.manual_seed(2)
+    right, wrong = Frozen(), Frozen()
+    clients = clients_of(case, fed, make=lambda: Task(right, head="fc"))
+    odd = clients_of(case, fed, make=lambda: Task(wrong, head="fc"))["c1"]
+    loop = Loopback({name: client.answer for name, client in (clients | {"c1": odd}).items()})
+    sim = coordinator(case, fed, loop, make=lambda: Task(right, head="fc"), rounds=1, quorum=3)
+    run(sim)
+    told = [event for event in sim.office.events if "other weights" in str(event)]
+    assert {event["client"] for event in told} == {"c1"}
+
+
 @pytest.mark.parametrize(
     "case",
     [pytest.param(c, id=str(c), marks=[] if c.is_default else pytest.mark.slow) for c in CASES],

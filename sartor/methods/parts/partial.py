@@ -140,6 +140,18 @@ def layers(task: Task, names: tuple[str, ...]) -> Leaves:
     return lambda leaf: any(leaf == name or leaf.startswith(f"{name}.") for name in names)
 
 
+def check_whole_head(name: str, task: Task) -> None:
+    """Refuse a network of whose head a part is frozen: the method writes all of it."""
+    if task.head is None:
+        return
+    frozen = [leaf for leaf in task.fixed if task.is_head(leaf)]
+    if frozen:
+        raise ConfigError(
+            f"{name} makes the head of the network itself, but {', '.join(frozen)} is frozen; "
+            "unfreeze it."
+        )
+
+
 def _check_head(name: str, task: Task) -> None:
     """Refuse a network that is not made of a body and a head."""
     apart = f"{name} treats the body and the head of the network apart, but"

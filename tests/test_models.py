@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+import sartor
 from sartor.data import Federation, from_dataset
 from sartor.errors import ModelError
 from sartor.models import (
@@ -215,6 +216,9 @@ class Tied(nn.Module):
         self.b = nn.Linear(3, 3)
         self.b.weight = self.a.weight
 
+    def forward(self, x):
+        return self.b(torch.tanh(self.a(x)))
+
 
 class OwnGRU(nn.GRU):
     """A layer with a forward pass of its own."""
@@ -239,7 +243,7 @@ def body(*layers):
         (body(nn.LSTM(4, 4, 2, dropout=0.1)), "1", r"LSTM at '0\.1'.*dropout=0"),
         (body(nn.LSTM(4, 4, proj_size=2)), "1", r"LSTM at '0\.1'.*nn\.Linear after it"),
         (body(OwnGRU(4, 4)), "1", r"OwnGRU at '0\.1'.*nn\.GRU or nn\.RNN itself"),
-        (Tied(), "b", "'a.weight' and 'b.weight' are one tensor"),
+        (Tied(), "b", "'a.weight' and 'b.weight' are one tensor, of which the head 'b'"),
         (nn.ReLU(), None, "no parameters"),
         (nn.LazyLinear(3), None, "lazy layer"),
         (lenet5(input_shape=(1, 8, 8), num_classes=2), "fc_1", "did you mean 'fc1'"),
@@ -264,3 +268,30 @@ def test_all_faults_of_a_model_are_listed_and_harmless_layers_pass():
     check_module(body(nn.GroupNorm(2, 4), nn.Dropout(0.0), frozen, nn.InstanceNorm1d(4)), "1")
     check_module(body(nn.BatchNorm1d(4).eval()), "1")
     check_module(body(nn.ReLU()), None)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("engine", ["sequential", "vectorised"])
+def test_tied_weights_are_one_leaf(engine, frozen):
+    """They train and travel as one tensor, whose gradient is the sum of both; or not at all."""
+    draw = torch.Generator().manual_seed(0)
+    x, y = torch.randn(30, 3, generator=draw), torch.randint(0, 3, (30,), generator=draw)
+    fed = Federation.from_arrays(x, y, client=["one"] * 30)
+    net = Tied()
+    net.a.weight.requires_grad_(not frozen)
+    start = sartor.models.pretrained(net)
+    local = sartor.Local(batch=None, steps=4, lr=0.3)
+    result = sartor.fit("fedavg", fed, model=start, rounds=1, local=local, engine=engine)
+    rows, sgd = (
+        fed.train.rows,
+        torch.optim.SGD([p for p in net.parameters() if p.requires_grad], 0.3),
+    )
+    for _ in range(4):
+        sgd.zero_grad()
+        nn.functional.cross_entropy(net(fed.x[rows]), fed.y[rows]).backward()
+        sgd.step()
+    found = result.model("one")
+    assert found.a.weight is found.b.weight
+    for name, value in net.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[name], value, atol=1e-6, rtol=0)
+    assert result.ledger.bytes_up.sum() == 4 * (6 if frozen else 15)

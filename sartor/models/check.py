@@ -19,7 +19,7 @@ def check_module(module: nn.Module, head: str | None = None) -> None:
         module: the network.
         head: the dotted name of its head, or None if no part is private.
     """
-    faults = _layer_faults(module) + _parameter_faults(module)
+    faults = _layer_faults(module) + _parameter_faults(module, head)
     if head is not None:
         layers = dict(module.named_modules())
         layers.pop("")
@@ -138,7 +138,7 @@ def _alike(one: Tensor, other: Tensor | None) -> bool:
     return bool(((one == other) | ((one != one) & (other != other))).all())
 
 
-def _parameter_faults(module: nn.Module) -> list[str]:
+def _parameter_faults(module: nn.Module, head: str | None) -> list[str]:
     seen: dict[int, str] = {}
     faults = []
     for name, parameter in module.named_parameters(remove_duplicate=False):
@@ -148,10 +148,11 @@ def _parameter_faults(module: nn.Module) -> list[str]:
                 "model first."
             )
             continue
-        if id(parameter) in seen:
+        first = seen.get(id(parameter), name)
+        if head is not None and first.startswith(f"{head}.") != name.startswith(f"{head}."):
             faults.append(
-                f"Parameters {seen[id(parameter)]!r} and {name!r} are one tensor: tied weights "
-                "cannot be split by name; use the same submodule twice in forward, or untie them."
+                f"Parameters {first!r} and {name!r} are one tensor, of which the head {head!r} has "
+                "one: it cannot be kept and shared; untie them, or name no head."
             )
         seen.setdefault(id(parameter), name)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]

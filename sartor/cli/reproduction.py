@@ -6,6 +6,7 @@ import json as json_module
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,8 @@ def reproduce_one(
     out: Path | None,
     resume: bool,
     jobs: int,
+    rows: list[str] | None,
+    columns: list[str] | None,
     json: bool,
 ) -> None:
     """Run a reproduction, or go on with it.
@@ -52,6 +55,8 @@ def reproduce_one(
         out: the folder; else ``runs/reproduce-NAME``, with ``-quick``.
         resume: go on with what is in the folder.
         jobs: processes that share the passes.
+        rows: the rows to run; all if None.
+        columns: the columns to run; all if None.
         json: whether stdout ends with a line of JSON.
     """
     from sartor import reproduce
@@ -73,13 +78,15 @@ def reproduce_one(
         f"Stopped. Finished passes are kept in {folder}; go on with the same command and --resume."
     ):
         if jobs > 1:
-            _share(name, quick, repeats, device, folder, jobs)
+            _share(name, quick, repeats, device, folder, jobs, rows, columns)
         outcome = reproduce.run(
             name,
             quick=quick,
             repeats=repeats,
             device=device,
             out=folder,
+            rows=rows,
+            columns=columns,
             progress=reporter(plain=json),
             told=show.note,
         )
@@ -102,34 +109,50 @@ def reproduce_one(
 
 
 def _share(
-    name: str, quick: bool, repeats: int | None, device: str, folder: Path, jobs: int
+    name: str,
+    quick: bool,
+    repeats: int | None,
+    device: str,
+    folder: Path,
+    jobs: int,
+    rows: list[str] | None,
+    columns: list[str] | None,
 ) -> None:
     """Run every pass in one of several processes; the caller then puts everything together."""
     from sartor import reproduce
 
     given: dict[str, Any] = {"name": name, "quick": quick, "repeats": repeats, "device": device}
-    # There is no billionth pass: this makes the folder, and looks for the data, before they share.
-    reproduce.run(**given, out=folder, part=(10**9, 1))
+    # Without rows: this makes the folder, and looks for the data, before they share.
+    reproduce.run(**given, out=folder, rows=(), columns=columns)
+    reproduce.unclaim(folder)
     call = (
         "import sys, json; from sartor import reproduce; reproduce.run(**json.loads(sys.argv[1]))"
     )
-    parts = [
-        json_module.dumps({**given, "out": str(folder), "part": [k, jobs]}) for k in range(jobs)
-    ]
+    some = {"rows": rows, "columns": columns, "shared": True}
+    order = json_module.dumps({**given, **some, "out": str(folder)})
     threads = max(1, (os.cpu_count() or 1) // jobs)
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", call, part],
+            [sys.executable, "-c", call, order],
             env={**os.environ, "OMP_NUM_THREADS": str(threads)},
         )
-        for part in parts
+        for _ in range(jobs)
     ]
+    told = reproduce.finished(folder)
     try:
+        while any(child.poll() is None for child in children):
+            time.sleep(0.5)
+            done = reproduce.finished(folder)
+            if done > told:
+                told = done
+                show.note(f"{done} pass{'es' * (done > 1)} finished.")
         codes = [child.wait() for child in children]
     except BaseException:
         for child in children:
             child.terminate()
         raise
+    finally:
+        reproduce.unclaim(folder)
     if any(codes):
         raise RunFolderError(
             f"{sum(map(bool, codes))} of {jobs} processes ended with an error (see above); "

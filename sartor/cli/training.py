@@ -220,6 +220,12 @@ def reproduce(
     jobs: Annotated[
         int, typer.Option(help="Processes that share the passes.", metavar="N", min=1)
     ] = 1,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Run this row only; may be repeated.", metavar="NAME")
+    ] = None,
+    column: Annotated[
+        list[str] | None, typer.Option(help="This column only; may be repeated.", metavar="NAME")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Run a table or figure of a paper again, beside its numbers."""
@@ -236,6 +242,8 @@ def reproduce(
         out=out,
         resume=resume,
         jobs=jobs,
+        rows=row or None,
+        columns=column or None,
         json=json,
     )
 

@@ -9,6 +9,6 @@
 
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.plan import Plan, load, names
-from sartor.reproduce.runner import read, run
+from sartor.reproduce.runner import finished, read, run, unclaim
 
-__all__ = ["Outcome", "Plan", "load", "names", "read", "run"]
+__all__ = ["Outcome", "Plan", "finished", "load", "names", "read", "run", "unclaim"]

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from sartor import processes
-from sartor.errors import MissingDataError, RunFolderError
+from sartor.errors import ConfigError, MissingDataError, RunFolderError, did_you_mean
 from sartor.reproduce.outcome import Outcome
-from sartor.reproduce.passes import passes_of, run_pass
+from sartor.reproduce.passes import Pass, passes_of, run_pass
 from sartor.reproduce.plan import Plan, load
 from sartor.reproduce.problems import make_problem
 from sartor.runs import environment
@@ -34,7 +34,9 @@ def run(
     repeats: int | None = None,
     device: str | torch.device = "auto",
     out: str | Path | None = None,
-    part: tuple[int, int] = (0, 1),
+    rows: Sequence[str] | None = None,
+    columns: Sequence[str] | None = None,
+    shared: bool = False,
     progress: Progress | None = None,
     told: Callable[[str], None] | None = None,
 ) -> Outcome:
@@ -46,8 +48,10 @@ def run(
         repeats: seeds, in place of the plan's.
         device: "auto", "cpu", "cuda".
         out: a folder that keeps finished passes; those that it has are not run again.
-        part: (k, n) runs every n-th pass from the k-th on only; several processes may share a
-            folder, and a last call with part (0, 1) puts everything together.
+        rows: run these rows only; with ``out`` the others may follow later.
+        columns: run these columns only.
+        shared: leave out passes that another process has begun; several processes may share a
+            folder, and a last call without it puts everything together.
         progress: shows how far a pass is.
         told: is given a line when a pass begins and when a column is left out.
 
@@ -56,6 +60,7 @@ def run(
 
     Raises:
         MissingDataError: no column has its data here.
+        ConfigError: the plan has no such row or column.
     """
     plan = name if isinstance(name, Plan) else load(name, quick=quick, repeats=repeats)
     target = parse_device(device)  # a wrong name is told before there is a folder
@@ -63,19 +68,21 @@ def run(
     say = told or (lambda line: None)
     if out is not None:
         processes.first(lambda: _describe(Path(out), plan, repeats))
+    wanted = _chosen(plan, rows, columns)
     skipped = _without_data(plan, say)
     if out is not None and skipped:  # so that a report made later leaves out the same columns
         write_json(Path(out) / ABOUT, {**read_json(Path(out) / ABOUT), "skipped": skipped})
     todo = [one for one in passes_of(plan) if one.lanes[0].column not in skipped]
     outcome = Outcome(plan, skipped=skipped)
-    mine = todo[part[0] :: part[1]]
-    for number, one in enumerate(mine, 1):
+    for number, one in enumerate(todo, 1):
         kept = None if where is None else where / f"{one.key}.json"
         if kept is not None and processes.first(kept.is_file):
-            say(f"[{number}/{len(mine)}] {one.words}: finished earlier")
+            say(f"[{number}/{len(todo)}] {one.words}: finished earlier")
             stored = read_json(kept)
+        elif not wanted(one) or (shared and kept is not None and not _claim(kept)):
+            continue
         else:
-            say(f"[{number}/{len(mine)}] {one.words}")
+            say(f"[{number}/{len(todo)}] {one.words}")
             began = time.perf_counter()
             records = run_pass(one, target, progress)
             lanes = [
@@ -99,6 +106,53 @@ def read(folder: str | Path) -> Outcome:
         if kept.is_file():
             _take(outcome, read_json(kept))
     return outcome
+
+
+def finished(out: str | Path) -> int:
+    """Return how many passes of a folder are finished."""
+    return len(list((Path(out) / FOLDER).glob("*.json")))
+
+
+def unclaim(out: str | Path) -> None:
+    """Forget which passes were begun, before processes share a folder."""
+    for claim in (Path(out) / FOLDER).glob("*.begun"):
+        claim.unlink(missing_ok=True)
+
+
+def _claim(kept: Path) -> bool:
+    """Say that a pass is begun here; False if it was begun elsewhere."""
+    with naming(kept.parent, "create"):
+        kept.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        kept.with_suffix(".begun").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _chosen(
+    plan: Plan, rows: Sequence[str] | None, columns: Sequence[str] | None
+) -> Callable[[Pass], bool]:
+    """Return whether a pass has something of some rows and columns.
+
+    Raises:
+        ConfigError: the plan has no such row or column.
+    """
+    known = {"row": [row.name for row in plan.rows], "column": [c.name for c in plan.columns]}
+    for kind, names in (("row", rows), ("column", columns)):
+        for name in names or ():
+            if name not in known[kind]:
+                hint = did_you_mean(name, known[kind])
+                raise ConfigError(f"{plan.name} has no {kind} {name!r}{hint}")
+
+    def wanted(one: Pass) -> bool:
+        return any(
+            (rows is None or not set(rows).isdisjoint(lane.rows))
+            and (columns is None or lane.column in columns)
+            for lane in one.lanes
+        )
+
+    return wanted
 
 
 def _take(outcome: Outcome, stored: dict[str, Any]) -> None:

@@ -36,9 +36,40 @@ def test_a_folder_remembers_what_was_left_out(
     assert [v.word for v in found.verdicts()] == [v.word for v in again.verdicts()] == ["PASS"]
 
 
-def test_a_part_beyond_the_last_pass_trains_nothing(tmp_path: Path) -> None:
-    plan = read("tiny", {**CONTENT, "columns": [{"name": "here"}]})
-    assert not runner.run(plan, out=tmp_path / "run", device="cpu", part=(10**9, 1)).records
+def test_a_part_of_a_plan_is_run_and_the_rest_later(tmp_path: Path) -> None:
+    """Rows and columns by name; what was run is not run again, and wrong names are told."""
+    content = {**CONTENT, "columns": [{"name": "here"}, {"name": "there", "rounds": 2}]}
+    plan, place = read("tiny", content), {"out": tmp_path / "run", "device": "cpu"}
+    assert not runner.run(plan, rows=(), **place).records
+    names = [row.name for row in plan.rows]
+    first = runner.run(plan, rows=names[:1], columns=["there"], **place)
+    assert {column for _, column in first.records} == {"there"}
+    assert names[0] in {row for row, _ in first.records}
+    lines: list[str] = []
+    runner.run(plan, told=lines.append, **place)
+    assert sum("finished earlier" in line for line in lines) == 1
+    assert runner.finished(place["out"]) == len(lines)
+    for kind in ("row", "column"):
+        with pytest.raises(ConfigError, match=f"tiny has no {kind} 'no'"):
+            runner.run(plan, **{f"{kind}s": ["no"]}, **place)
+
+
+def test_who_shares_a_folder_leaves_what_others_have_begun(tmp_path: Path) -> None:
+    """A pass is begun once; a last call without sharing ends what was left."""
+    plan = read("tiny", {**CONTENT, "columns": [{"name": "here"}, {"name": "there", "rounds": 2}]})
+    place = {"out": tmp_path / "run", "device": "cpu"}
+    runner.run(plan, rows=(), **place)
+    passes = tmp_path / "run" / "passes"
+    passes.mkdir()
+    begun = [passes / f"{one.key}.begun" for one in runner.passes_of(plan)]
+    begun[0].touch()
+    runner.run(plan, shared=True, **place)
+    assert runner.finished(place["out"]) == len(begun) - 1
+    assert all(claim.exists() for claim in begun)
+    runner.unclaim(place["out"])
+    assert not any(claim.exists() for claim in begun)
+    runner.run(plan, **place)
+    assert runner.finished(place["out"]) == len(begun)
 
 
 @pytest.mark.parametrize(

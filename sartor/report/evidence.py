@@ -130,9 +130,13 @@ def tally(checks: Sequence[Check]) -> str:
 
     >>> tally([Check("a", True), Check("b", False), Check("c", None)])
     '1 of 2 claims hold; 1 was not tested'
+    >>> tally([Check("c", None), Check("d", None)])
+    'none of 2 claims could be tested'
     """
     tested = [check for check in checks if check.passed is not None]
     held = sum(bool(check.passed) for check in tested)
     left = len(checks) - len(tested)
     rest = f"; {left} {'was' if left == 1 else 'were'} not tested" if left else ""
+    if not tested:
+        return f"none of {len(checks)} claims could be tested"
     return f"{held} of {len(tested)} claims hold{rest}"

@@ -137,6 +137,6 @@ def tally(checks: Sequence[Check]) -> str:
     held = sum(bool(check.passed) for check in tested)
     left = len(checks) - len(tested)
     rest = f"; {left} {'was' if left == 1 else 'were'} not tested" if left else ""
-    if not tested:
+    if checks and not tested:
         return f"none of {len(checks)} claims could be tested"
     return f"{held} of {len(tested)} claims hold{rest}"

@@ -300,8 +300,11 @@ class Task:
 
     def _kind(self, params: Tree, x: Tensor) -> torch.dtype:
         """Return the dtype of parameters; where none are given, of real inputs, or the network."""
-        own = next(p for p in self.module.parameters() if p.is_floating_point())
-        found: torch.dtype = next(iter(params.values()), x if x.is_floating_point() else own).dtype
+        leaf = next(iter(params.values()), None)
+        if leaf is None:
+            own = (p for p in self.module.parameters() if p.is_floating_point())
+            leaf = x if x.is_floating_point() else next(own)
+        found: torch.dtype = leaf.dtype
         return found
 
     def _call(self, part: str, params: Tree, x: Tensor, dtype: torch.dtype) -> Tensor:

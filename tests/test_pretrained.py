@@ -275,6 +275,8 @@ def test_the_adviser_tries_the_network_where_the_theory_does_not_hold() -> None:
     assert sartor.advise(images(), model=wide, rounds=1).basis == "trial"
     with pytest.raises(ConfigError, match="at most 1200"):
         sartor.advise(images(), model=wide, basis="theory")
+    with pytest.raises(ConfigError, match="features must be"):
+        sartor.advise(images(), model=wide, features="pcaa:3")
 
 
 class Words(nn.Module):
@@ -299,6 +301,8 @@ def test_tokens_do_not_say_in_which_numbers_to_compute(method: str) -> None:
     net = pretrained(Words(), head="fc", train=["fc"])
     found = sartor.models.features(net, fed).x
     torch.testing.assert_close(found, torch.tanh(net.vectors(tokens)).mean(1).detach())
+    exact = sartor.models.features(pretrained(Net().double()), federation()).x
+    assert exact.dtype == torch.float64
     full = sartor.fit(method, fed, model=net, rounds=1, local=LOCAL).model("c0")
     half = sartor.fit(method, fed, model=net, rounds=1, local=LOCAL, compute="bfloat16").model("c0")
     assert 0 < (full.fc.weight - half.fc.weight).abs().max() < 0.02

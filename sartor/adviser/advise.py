@@ -149,7 +149,7 @@ def _seen(
             found = view(through, features, ridge)
             words = f"{found.kept} (for which λ holds)"
     except PFLError:
-        if basis == "theory":
+        if basis == "theory" or features is not None:
             raise
-        return None
+        return None  # a network of which the theory has too much, or nothing, is tried
     return replace(found, kept=f"{words}, through the frozen {type(model).__name__}")

@@ -73,7 +73,8 @@ def reproduce_one(
     processes.first(check)
     if jobs > 1 and processes.current() is not None:
         raise ConfigError("torchrun shares every pass among its processes; leave --jobs out.")
-    reproduce.load(name, quick=quick, repeats=repeats)  # a wrong name is told before any work
+    plan = reproduce.load(name, quick=quick, repeats=repeats)
+    reproduce.chosen(plan, rows, columns)  # wrong names are told before any work
     with stoppable(
         f"Stopped. Finished passes are kept in {folder}; go on with the same command and --resume."
     ):

@@ -81,7 +81,8 @@ def features(module: nn.Module, federation: Federation, batch: int = 256) -> Fed
     check_module(module, head)
     task = Task(module, head)
     params = {k: task.module.get_parameter(k).detach() for k in task.leaf_names}
-    x = federation.x.float() if federation.x.is_floating_point() else federation.x
+    kind = next(iter(params.values())).dtype
+    x = federation.x.to(kind) if federation.x.is_floating_point() else federation.x
     with torch.no_grad():
         found = torch.cat([task.features(params, part) for part in x.split(batch)])
         few = task.classify(params, found[:2])

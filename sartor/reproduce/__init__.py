@@ -9,6 +9,6 @@
 
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.plan import Plan, load, names
-from sartor.reproduce.runner import finished, read, run, unclaim
+from sartor.reproduce.runner import chosen, finished, read, run, unclaim
 
-__all__ = ["Outcome", "Plan", "finished", "load", "names", "read", "run", "unclaim"]
+__all__ = ["Outcome", "Plan", "chosen", "finished", "load", "names", "read", "run", "unclaim"]

@@ -63,12 +63,12 @@ def run(
         ConfigError: the plan has no such row or column.
     """
     plan = name if isinstance(name, Plan) else load(name, quick=quick, repeats=repeats)
-    target = parse_device(device)  # a wrong name is told before there is a folder
+    target = parse_device(device)  # wrong names are told before there is a folder
     where = None if out is None else Path(out) / FOLDER
     say = told or (lambda line: None)
+    wanted = chosen(plan, rows, columns)
     if out is not None:
         processes.first(lambda: _describe(Path(out), plan, repeats))
-    wanted = _chosen(plan, rows, columns)
     skipped = _without_data(plan, say)
     if out is not None and skipped:  # so that a report made later leaves out the same columns
         write_json(Path(out) / ABOUT, {**read_json(Path(out) / ABOUT), "skipped": skipped})
@@ -130,7 +130,7 @@ def _claim(kept: Path) -> bool:
     return True
 
 
-def _chosen(
+def chosen(
     plan: Plan, rows: Sequence[str] | None, columns: Sequence[str] | None
 ) -> Callable[[Pass], bool]:
     """Return whether a pass has something of some rows and columns.

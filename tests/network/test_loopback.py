@@ -169,6 +169,8 @@ def test_other_frozen_parts_are_refused() -> None:
     run(sim)
     told = [event for event in sim.office.events if "other weights" in str(event)]
     assert {event["client"] for event in told} == {"c1"}
+    assert len(told) == len({event["round"] for event in told})  # not at every greeting
+    assert len(odd.seen) == 0
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@ def test_a_part_of_a_plan_is_run_and_the_rest_later(tmp_path: Path) -> None:
     assert runner.finished(place["out"]) == len(lines)
     for kind in ("row", "column"):
         with pytest.raises(ConfigError, match=f"tiny has no {kind} 'no'"):
-            runner.run(plan, **{f"{kind}s": ["no"]}, **place)
+            runner.run(plan, **{f"{kind}s": ["no"]}, out=tmp_path / "wrong", device="cpu")
+    assert not (tmp_path / "wrong").exists()
 
 
 def test_who_shares_a_folder_leaves_what_others_have_begun(tmp_path: Path) -> None:

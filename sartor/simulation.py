@@ -107,6 +107,9 @@ class Simulation:
         if stopping is not None:
             self.watch = watch_over(stopping, len(self.runs), self.splits, task)
         self._adaptation: Receipt | None = None  # that of the last evaluation
+        self.receipt: Receipt | None = None  # that of the last round
+        self.leader: Simulation | None = None  # whose training is used, if not its own
+        self._begun = dict.fromkeys(PHASES, 0.0)  # seconds before the first round of a leader
 
     def _make_rounds(
         self,
@@ -166,19 +169,24 @@ class Simulation:
             self._start(seconds)
         t = self.round_index
         post = self.splits if "post" in self.points else ()
-        self.server, receipt = self.rounds.train(
+        self.server, self.receipt = self.rounds.train(
             self.server, self.store, t, score=post, keep=self.trained
         )
+        self.rounds.plan_ahead(None if t + 1 == self.num_rounds else t + 1)
+        return self._after(self.receipt, seconds, began)
+
+    def _after(self, receipt: Receipt, seconds: dict[str, float], began: float) -> dict[str, Any]:
+        """Enter a round that was trained: costs, scores and times."""
+        t = self.round_index
         self.books.spend_round(receipt)
         self.round_index = t + 1
         last = self.round_index == self.num_rounds
-        self.rounds.plan_ahead(None if last else self.round_index)
         if last and self.method.epilogue is not None:
             for ending in endings(self.method):
                 self._one_off("epilogue", ending, seconds)
             self.closed = True
         due = last or self.round_index % self.eval_every == 0
-        for split in post:
+        for split in self.splits if "post" in self.points else ():
             self.books.update_post(split, receipt.tally[split])
         over = due and self._score(seconds)
         if over and not last:
@@ -193,6 +201,22 @@ class Simulation:
         if looks:
             self.books.take_clocks()
         return progress_of(self)
+
+    def follow(self, leader: Simulation) -> None:
+        """Use in another way what a simulation trains.
+
+        The two methods differ in what a client does to its model before use (``adapt`` and
+        ``model``), and in nothing that training sees; so one training serves both. To be called
+        before the leader's first step and after each. Rounds, cohorts, bytes and gradients are the
+        leader's; scores, and what adaptation costs, are this simulation's own.
+        """
+        began = time.perf_counter()
+        self.leader, self.server, self.store = leader, leader.server, leader.store
+        if leader.receipt is None:
+            self._start(self._begun)
+            return
+        seconds, self._begun = self._begun, dict.fromkeys(PHASES, 0.0)
+        self._after(leader.receipt, seconds, began)
 
     def _read_clocks(self) -> None:
         """Wait for the device and enter the times of the rounds since the last look at it."""
@@ -368,7 +392,12 @@ class Simulation:
     def ledger(self) -> Ledger:
         """Return the counted costs so far."""
         self._read_clocks()
-        return self.books.ledger()
+        found = self.books.ledger()
+        if self.leader is not None:  # what a round would take if this one trained itself
+            own, theirs = found.seconds["evaluate"], self.leader.ledger().seconds
+            pairs = zip(theirs["round"], theirs["evaluate"], own, strict=True)
+            found.seconds["round"] = [whole - other + mine for whole, other, mine in pairs]
+        return found
 
     def params(self, client: int, run: int = 0, point: str | None = None) -> Tree:
         """Return the parameters that a client would use now, at an evaluation point."""

@@ -484,6 +484,16 @@ def metered() -> Iterator[Callable[[], tuple[int, int]]]:
     yield lambda: (_METER.forward - start[0], _METER.backward - start[1])
 
 
+@contextmanager
+def unmetered() -> Iterator[None]:
+    """Do not count the losses computed inside."""
+    before = _METER.forward, _METER.backward
+    try:
+        yield
+    finally:
+        _METER.forward, _METER.backward = before
+
+
 def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any]:
     """Differentiate ``fn`` by its first argument, and book the losses inside as gradients."""
 

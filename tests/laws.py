@@ -240,7 +240,7 @@ class Trials:
     def single(self) -> Any:
         """Three rounds on one federation, with every step as it is written."""
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(traced, "_WORTH_IT", 1 << 30)
+            patch.setattr(traced.Traces, "worth_it", 1 << 30)
             return run(self.new())
 
     @cached_property
@@ -321,14 +321,19 @@ def a_mapped_store_is_a_store(case: Case, folder: Any) -> None:
 
 
 def a_trace_is_the_step(case: Case) -> None:
-    """Steps traced as soon as they can be, one client at a time, give the numbers of the steps."""
+    """Steps traced as soon as they can be give the numbers of the steps.
+
+    One client at a time, and all at once from the first step on, when a client's model may still be
+    the letter that it came in.
+    """
     shared = trials(case)
-    sim = shared.new(two_allocations(), chunk=1, rounds=2, eval_every=2)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traced, "_WORTH_IT", 2)
-        run(sim)
-    assert sim.engine.traces.made > 1  # of training, and of scoring
-    assert_same(outcome(sim), shared.pair(engine="sequential"), atol=1e-11)
+    for chunk, uses in ((1, 2), (None, 1)):
+        sim = shared.new(two_allocations(), chunk=chunk, rounds=2, eval_every=2)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(traced.Traces, "worth_it", uses)
+            run(sim)
+        assert sim.engine.traces.made > 1  # of training, and of scoring
+        assert_same(outcome(sim), shared.pair(engine="sequential"), atol=1e-11)
 
 
 def float32_is_close(case: Case) -> None:

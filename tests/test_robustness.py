@@ -35,10 +35,11 @@ from sartor.engines import traced, tuning
 from sartor.engines.lanes import CoreOperations, halving
 from sartor.engines.tuning import choose_chunk
 from sartor.errors import FederationError, RunFolderError
+from sartor.method import Batch
 from sartor.methods import build
 from sartor.report import write_report
 from sartor.runs import RunFolder, storage
-from sartor.task import Task
+from sartor.task import Task, metered
 from tests.toys import Net, assert_same, federation, net_task, outcome, run, simulation
 
 QUICK: dict[str, Any] = {
@@ -554,7 +555,7 @@ def trained(name: str, net: str, chunk: int, worth: int = NEVER, workers: int = 
     )
     sim.engine.workers = workers
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traced, "_WORTH_IT", worth)
+        patch.setattr(traced.Traces, "worth_it", worth)
         return run(sim)
 
 
@@ -594,7 +595,7 @@ def test_a_step_that_cannot_be_traced_goes_on_as_it_is() -> None:
 
     traces, owner = traced.Traces(), object()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traced, "_WORTH_IT", 2)
+        patch.setattr(traced.Traces, "worth_it", 2)
         for k in range(5):
             found = traces.call(owner, step, {"a": torch.ones(2)}, {"f": torch.tensor(float(k))})
             traces.prepare()
@@ -612,7 +613,7 @@ def test_traces_take_over_the_calls() -> None:
 
     traces, owner = traced.Traces(), object()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traced, "_WORTH_IT", 2)
+        patch.setattr(traced.Traces, "worth_it", 2)
         for size in (3, 4):
             for k in range(5):
                 found = traces.call(
@@ -626,11 +627,49 @@ def test_traces_take_over_the_calls() -> None:
     assert len(calls) == 7  # a trace belongs to its owner
 
 
+def test_a_trace_takes_apart_what_was_one_tensor_when_it_was_made() -> None:
+    """A model that is still its letter at the first step is another tensor at the second."""
+    traces, owner, letter = traced.Traces(), object(), torch.ones(2)
+    traces.worth_it = 1
+    seen = []
+    for model in (letter, letter + 1):
+        pair = {"a": model}, {"a": letter}
+        seen.append(traces.call(owner, lambda x, y: {"a": x["a"] - y["a"]}, *pair)["a"].tolist())
+        traces.prepare()
+    assert traces.made == 1
+    assert seen == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def test_a_trace_is_made_when_it_would_have_paid() -> None:
+    """Long steps are traced after a few calls, short ones after many."""
+    pays = traced.Traces()._pays
+    assert [pays(uses, uses * 0.1) for uses in (1, 4, 5)] == [False, False, True]
+    assert [pays(uses, uses * 0.001) for uses in (5, 50, 60)] == [False, False, True]
+
+
+def test_a_trace_made_at_once_counts_no_loss() -> None:
+    """Where nobody else computes the third call has a trace, and the books do not notice."""
+    task, shape = TASKS["dnn"][0](), TASKS["dnn"][1]
+    x, y = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.long)
+    batch = Batch(x, y, torch.ones(2, dtype=torch.bool), torch.arange(2), torch.tensor(True))
+    traces, owner = traced.Traces(), object()
+    traces.worth_it, traces.at_once = 2, True
+    params = dict(task.module.named_parameters())
+    params = {name: value.detach() for name, value in params.items()}
+    counted = []
+    for _ in range(3):
+        with metered() as calls:
+            traces.call(owner, lambda work: {"loss": task.loss(work, batch)}, params)
+        counted.append(calls())
+    assert counted == [(1, 0), (1, 0), (0, 0)]
+    assert traces.made == 1
+
+
 def test_traces_wait_until_nobody_computes() -> None:
     """Asking for a trace makes none: only prepare does, between blocks."""
     traces, owner = traced.Traces(), object()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(traced, "_WORTH_IT", 1)
+        patch.setattr(traced.Traces, "worth_it", 1)
         for _ in range(3):
             traces.call(owner, lambda work: {"a": work["a"] + 1}, {"a": torch.zeros(2)})
             assert not traces._ready

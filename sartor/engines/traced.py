@@ -1,7 +1,7 @@
 """Steps without machinery: a mapped function used often is traced once into plain operations.
 
-``vmap`` and ``grad`` cost about half a millisecond of Python a call, more than the arithmetic of a
-small network. The trace is the same list of operations on stacked tensors, so the numbers are the
+``vmap`` and ``grad`` cost from half a millisecond of Python a call to some fifty, far more than the
+arithmetic of a small network. The trace is the same list of operations on stacked tensors, so the numbers are the
 same to the bit.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,8 +20,11 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 
 from sartor.engines.thinned import thin
+from sartor.task import unmetered
 
-_WORTH_IT = 50  # uses after which a trace, had it been made at first, would have paid for itself
+# What a trace takes, as measured: some seconds at least, and so many calls of the function.
+_TRACE_SECONDS = 0.05
+_TRACE_CALLS = 4.0
 
 
 class Traces:
@@ -28,15 +32,21 @@ class Traces:
 
     Tracing patches modules of PyTorch while it runs, so it must not happen while other threads
     compute: a worker only says what it would like, and ``prepare``, called between blocks, does it.
+
+    Attributes:
+        at_once: whether nobody else computes, so that a trace is made as soon as it pays.
+        worth_it: calls after which a trace is made, in place of when it pays.
     """
 
+    worth_it: int | None = None
+
     def __init__(self) -> None:
-        self._uses: dict[Any, int] = {}
+        self._uses: dict[Any, tuple[int, float]] = {}  # calls without a trace, and their seconds
         self._wanted: dict[Any, tuple[Callable[..., Any], Any, list[Any], list[Tensor]]] = {}
         self._ready: dict[Any, Callable[..., Any]] = {}
         self._asked: set[Any] = set()  # keys for which a trace was tried, or soon is
         self._counted = False
-        self.worth_it: int | None = None  # uses after which a trace is made, if not as usual
+        self.at_once = False
 
     def call(self, owner: Any, step: Callable[..., Any], *args: Any) -> Any:
         """Call a mapped function, or its trace if there is one for arguments of these shapes.
@@ -55,11 +65,24 @@ class Traces:
         if ready is not None:
             return ready(leaves)
         self._counted = True
-        uses = self._uses[key] = self._uses.get(key, 0) + 1
-        if uses >= (self.worth_it or _WORTH_IT) and key not in self._asked:
+        began = time.perf_counter()
+        result = step(*args)
+        uses, seconds = self._uses.get(key, (0, 0.0))
+        uses, seconds = uses + 1, seconds + time.perf_counter() - began
+        self._uses[key] = uses, seconds
+        if key not in self._asked and self._pays(uses, seconds):
             self._asked.add(key)
             self._wanted[key] = (step, owner, form, leaves)
-        return step(*args)
+            if self.at_once:
+                with unmetered():
+                    self._make()
+        return result
+
+    def _pays(self, uses: int, seconds: float) -> bool:
+        """Say whether a trace, had it been made at first, would have paid for itself by now."""
+        if self.worth_it is not None:
+            return uses >= self.worth_it
+        return seconds >= _TRACE_SECONDS + _TRACE_CALLS * seconds / uses
 
     @property
     def made(self) -> int:
@@ -72,14 +95,17 @@ class Traces:
         Returns:
             whether there were calls without a trace since the last time.
         """
+        self._make()
+        counted, self._counted = self._counted, False
+        return counted
+
+    def _make(self) -> None:
         while self._wanted:
             key, wanted = self._wanted.popitem()
             try:
                 self._ready[key] = _Trace(*wanted)
             except RuntimeError:  # an operation that cannot be traced: the step goes on as it is
                 continue
-        counted, self._counted = self._counted, False
-        return counted
 
 
 class _Trace:
@@ -97,10 +123,13 @@ class _Trace:
             _flat(step(*_built(iter(form), iter(flat))), found, self.form)
             return found
 
+        # A trace knows its arguments by identity, and one tensor may stand in two places now (a
+        # model that is still the letter it came in) that differ at another call.
+        apart = [leaf.detach() for leaf in leaves]
         # One mode for the shapes of all operations: a trace that must make one for each of them
         # takes twice as long.
         with tracing(TracingContext(FakeTensorMode())):
-            traced = make_fx(flat_step)(*leaves)
+            traced = make_fx(flat_step)(*apart)
         traced.graph.set_codegen(CodeGen())  # plain arguments
         self.run = thin(traced).forward
 

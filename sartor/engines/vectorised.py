@@ -134,7 +134,11 @@ class Vectorised:
 
     def _threaded(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         if self.workers == 1 or len(blocks) == 1:
-            return [work(block) for block in blocks]
+            self.traces.at_once = True
+            try:
+                return [work(block) for block in blocks]
+            finally:
+                self.traces.at_once = False
         return list(_pool(self.workers).map(work, blocks))
 
     def _rehearsed(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
@@ -148,9 +152,9 @@ class Vectorised:
         # On one core, since threads that share a step wait long for those that others hold up.
         torch.set_num_threads(1)
         try:
-            self.traces.worth_it = _REHEARSED
+            usual, self.traces.worth_it = self.traces.worth_it, _REHEARSED
             work(blocks[0])
-            self.traces.worth_it = None
+            self.traces.worth_it = usual
             self.traces.prepare()
             on_one_core = None if side_by_side or threads == 1 else work(blocks[0])
         finally:

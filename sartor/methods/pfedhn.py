@@ -161,22 +161,22 @@ def pfedhn(
             apart = tree.where(hub.present, apart, tree.zeros_like(apart))
             return 0.5 * tree.dot(apart, apart) / num
 
-        old = server["weights"]
-        slope = torch.func.grad(proxy)(old)
+        old, hyper, there = server["weights"], hub.hyper, hub.present.any()
+        slope, length = torch.func.grad(proxy)(old), there.to(num.dtype)
         if server_clip is not None:
             norm = tree.dot(slope, slope).sqrt()
-            slope = tree.scale(slope, (server_clip / (norm + 1e-6)).clamp(max=1.0))
-        decay, momentum = hub.hyper["server_decay"], hub.hyper["server_momentum"]
-        push = tree.map(
-            lambda g, w, v: momentum * v + g + decay * w, slope, old, server["velocity"]
-        )
-        rate = hub.hyper["server_lr"]
-        new = {
-            "net": tree.map(lambda w, v: w - rate * v, old["net"], push["net"]),
-            "embed": old["embed"] - hub.hyper["embed_lr_ratio"] * rate * push["embed"],
+            length = length * (server_clip / (norm + 1e-6)).clamp(max=1.0)
+        # The weights are many, and what touches them counts: if nobody reported, factors say so.
+        decay = torch.where(there, hyper["server_decay"], 0.0)
+        momentum = torch.where(there, hyper["server_momentum"], 1.0)
+        rate = torch.where(there, hyper["server_lr"], 0.0)
+        push = tree.addcmul(tree.scale(slope, length), old, decay)
+        push = tree.addcmul(push, server["velocity"], momentum)
+        moved = {
+            "net": tree.addcmul(old["net"], push["net"], -rate),
+            "embed": old["embed"] - hyper["embed_lr_ratio"] * rate * push["embed"],
         }
-        moved = {"weights": new, "velocity": push}
-        return tree.map(lambda a, b: torch.where(hub.present.any(), a, b), moved, server)
+        return {"weights": moved, "velocity": push}
 
     own = {
         "server_lr": Hyper(0.01, 0.0, note="the step on the hypernetwork", server=True),

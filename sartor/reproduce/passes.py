@@ -16,17 +16,20 @@ import torch
 
 from sartor import methods, processes
 from sartor.cohort import Participation
+from sartor.data.federation import Federation
 from sartor.engines import make_engine
+from sartor.engines.arena import Arena
 from sartor.errors import ConfigError, did_you_mean
 from sartor.local import Local
 from sartor.reproduce.derived import derive, jittered
 from sartor.reproduce.plan import DATA, LOCAL, SETTINGS, Plan
 from sartor.reproduce.probes import PROBES
 from sartor.reproduce.problems import Problem, make_arena, make_network, make_problems
-from sartor.reproduce.records import Record, records_of
+from sartor.reproduce.records import records_of
 from sartor.scores import Run
 from sartor.settings import DTYPES, Progress, with_static_parts
 from sartor.simulation import Simulation
+from sartor.task import Task
 
 T = TypeVar("T")
 
@@ -40,7 +43,9 @@ COPIES = 8  # of a client's parameters: state, work, gradient, momentum, letters
 class Lane:
     """One run: a cell and a seed, with the hyper-parameters that make it differ from others.
 
-    Rows that differ only in the point at which they are scored share their runs.
+    Rows share their runs where they differ only in the point at which they are scored, or in what
+    clients do to their models before use: ``later`` holds the rows of the latter, each beside its
+    options.
     """
 
     rows: tuple[str, ...]
@@ -48,11 +53,21 @@ class Lane:
     seed: int
     hyper: dict[str, Any]
     data: dict[str, Any]
+    later: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     @property
     def place(self) -> dict[str, Any]:
         """Rows, column and seed, as they are stored."""
-        return {"rows": list(self.rows), "column": self.column, "seed": self.seed}
+        return self.placed(self.rows)
+
+    def placed(self, rows: Sequence[str]) -> dict[str, Any]:
+        """Return some rows, the column and the seed, as they are stored."""
+        return {"rows": list(rows), "column": self.column, "seed": self.seed}
+
+    @property
+    def all_rows(self) -> tuple[str, ...]:
+        """All rows that look at this run."""
+        return (*self.rows, *(row for row, _ in self.later))
 
 
 @dataclass(frozen=True)
@@ -67,7 +82,7 @@ class Pass:
     @property
     def words(self) -> str:
         """What is trained, in a few words."""
-        rows = list(dict.fromkeys(row for lane in self.lanes for row in lane.rows))
+        rows = list(dict.fromkeys(row for lane in self.lanes for row in lane.all_rows))
         columns = list(dict.fromkeys(lane.column for lane in self.lanes))
         head = rows[0] if len(rows) == 1 else f"{self.method} ({len(rows)} rows)"
         tail = columns[0] if len(columns) == 1 else f"{len(columns)} columns"
@@ -85,6 +100,7 @@ class Pass:
             "settings": _given(self.settings),
             "lanes": [
                 {**lane.place, "hyper": lane.hyper, "data": _given(lane.data)}
+                | ({"later": lane.later} if lane.later else {})
                 for lane in self.lanes
             ],
         }
@@ -112,10 +128,13 @@ def passes_of(plan: Plan) -> list[Pass]:
         key = json.dumps([method, options, apart, named], sort_keys=True, default=str)
         lanes = groups.setdefault(key, (method, options, settings, []))[3]
         first = settings["first_seed"]
-        lanes += [
-            Lane((row.name,), column.name, seed, jittered(hyper, settings["jitter"], seed), data)
-            for seed in range(first, first + settings["seeds"])
-        ]
+        for seed in range(first, first + settings["seeds"]):
+            own = jittered(hyper, settings["jitter"], seed)
+            if row.then:
+                later = ((row.name, row.then),)
+                lanes.append(Lane((), column.name, seed, own, data, later))
+            else:
+                lanes.append(Lane((row.name,), column.name, seed, own, data))
     found = []
     for method, options, settings, repeated in groups.values():
         lanes = _shared(repeated)
@@ -135,28 +154,34 @@ def _shared(lanes: list[Lane]) -> list[Lane]:
     for lane in lanes:
         key = json.dumps([lane.column, lane.seed, lane.hyper, lane.data], sort_keys=True)
         known = found.get(key)
-        found[key] = lane if known is None else replace(known, rows=known.rows + lane.rows)
+        if known is not None:
+            lane = replace(known, rows=known.rows + lane.rows, later=known.later + lane.later)
+        found[key] = lane
     return list(found.values())
 
 
-def run_pass(one: Pass, device: torch.device, progress: Progress | None = None) -> list[Record]:
-    """Train a pass and return the record of every lane."""
+def run_pass(
+    one: Pass, device: torch.device, progress: Progress | None = None
+) -> list[dict[str, Any]]:
+    """Train a pass; return the record of every lane with its rows, column and seed."""
     problems = make_problems([(lane.data, lane.seed) for lane in one.lanes])
     if one.settings["solve"] != "train":
         from sartor.reproduce.solutions import SOLVERS
 
         solve = _known(one.settings["solve"], SOLVERS, "solve")
-        return solve(one.lanes, problems, one.settings)
+        found = solve(one.lanes, problems, one.settings)
+        pairs = zip(one.lanes, found, strict=True)
+        return [{**lane.place, "record": record} for lane, record in pairs]
     lanes = [
         replace(lane, hyper=derive(lane.hyper, p))
         for lane, p in zip(one.lanes, problems, strict=True)
     ]
     most = one.settings["runs_at_once"] or _at_once(one.settings, problems[0])
-    records = []
+    entries = []
     for start in range(0, len(lanes), most):
         part = slice(start, start + most)
-        records += _train(one, lanes[part], problems[part], device, progress)
-    return records
+        entries += _train(one, lanes[part], problems[part], device, progress)
+    return entries
 
 
 def _at_once(settings: dict[str, Any], problem: Problem) -> int:
@@ -171,22 +196,60 @@ def _train(
     problems: Sequence[Problem],
     device: torch.device,
     progress: Progress | None,
-) -> list[Record]:
-    settings, dtype = one.settings, DTYPES[one.settings["dtype"]]
+) -> list[dict[str, Any]]:
+    settings, device = one.settings, processes.device_for(device)
     federations = [problem.federation for problem in problems]
     task = make_network(settings, federations[0])
+    arena = make_arena(federations, device, DTYPES[settings["dtype"]], settings["everyone"])
+
+    def simulate(then: Mapping[str, Any]) -> Simulation:
+        return _simulation(one, lanes, federations, task, arena, then)
+
+    simulation = simulate({})
+    variants = {json.dumps(then, sort_keys=True): then for lane in lanes for _, then in lane.later}
+    later = {name: simulate(then) for name, then in variants.items()}
+    probes = {
+        name: _known(name, PROBES, "probes")(simulation, problems) for name in settings["probes"]
+    }
+    seen = _loop(simulation, list(later.values()), probes, one.words, progress)
+    records = records_of(simulation, seen)
+    entries = [
+        {**lane.place, "record": record} for lane, record in zip(lanes, records, strict=True)
+    ]
+    for name, follower in later.items():
+        for lane, base, record in zip(lanes, records, records_of(follower, {}), strict=True):
+            rows = [row for row, then in lane.later if json.dumps(then, sort_keys=True) == name]
+            both = {kind: {**base[kind], **record[kind]} for kind in ("points", "clients")}
+            entries.append({**lane.placed(rows), "record": {**record, **both}})
+    return [entry for entry in entries if entry["rows"]]
+
+
+def _simulation(
+    one: Pass,
+    lanes: Sequence[Lane],
+    federations: list[Federation],
+    task: Task,
+    arena: Arena,
+    then: Mapping[str, Any],
+) -> Simulation:
+    """Make the simulation of a pass, with what clients do to their models before use."""
+    settings = one.settings
+    static = methods.static_options(methods.find(one.method))
+    options = {**one.options, **{k: v for k, v in then.items() if k in static}}
+    extra = {k: v for k, v in then.items() if k not in static}
     values = {key: settings[key] for key in LOCAL}
     values["batch"] = values["batch"] or None
     shared = {k: [lane.hyper[k] for lane in lanes if k in lane.hyper] for k in _names(lanes)}
     local = with_static_parts(Local(**values), {}, shared)
-    record = methods.build(one.method, task, local, dict(one.options))
+    record = methods.build(one.method, task, local, options)
     defaults = {name: spec.default for name, spec in record.hyper.items()}
-    runs = [Run(lane.seed, {**defaults, **lane.hyper}, dict(one.options)) for lane in lanes]
+    runs = [Run(lane.seed, {**defaults, **lane.hyper, **extra}, options) for lane in lanes]
     points = tuple(dict.fromkeys((*settings["points"], record.headline)))
     if record.centre is None:
         points = tuple(point for point in points if point != "global")
-    device = processes.device_for(device)
-    simulation = Simulation(
+    if then:  # the global model is that of the training itself
+        points = tuple(point for point in points if point != "global")
+    return Simulation(
         record,
         task,
         federations,
@@ -194,19 +257,14 @@ def _train(
         lambda arena: make_engine("auto", arena, settings["chunk"], task),
         rounds=settings["rounds"],
         participation=Participation.parse(settings["participation"]),
-        device=device,
-        dtype=dtype,
+        device=arena.device,
+        dtype=DTYPES[settings["dtype"]],
         eval_every=settings["eval_every"],
         points=points,
         eval_start=settings["eval_every"] < settings["rounds"],
-        arena=make_arena(federations, device, dtype, settings["everyone"]),
+        arena=arena,
         processes=processes.current(),
     )
-    probes = {
-        name: _known(name, PROBES, "probes")(simulation, problems) for name in settings["probes"]
-    }
-    seen = _loop(simulation, probes, one.words, progress)
-    return records_of(simulation, seen)
 
 
 def _known(name: str, among: Mapping[str, T], key: str) -> T:
@@ -222,6 +280,7 @@ def _names(lanes: Sequence[Lane]) -> list[str]:
 
 def _loop(
     simulation: Simulation,
+    followers: Sequence[Simulation],
     probes: dict[str, Callable[[], dict[str, np.ndarray]]],
     words: str,
     progress: Progress | None,
@@ -238,8 +297,12 @@ def _loop(
         progress.start(simulation.num_rounds, words)
     try:
         look()
+        for follower in followers:
+            follower.follow(simulation)
         while not simulation.finished:
             info = simulation.step()
+            for follower in followers:
+                follower.follow(simulation)
             last = simulation.round_index == simulation.num_rounds
             if probes and (last or simulation.round_index % simulation.eval_every == 0):
                 look()

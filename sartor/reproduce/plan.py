@@ -12,7 +12,9 @@ A plan is a TOML file in ``plans/``; no plan is code. Its parts::
                                    there keep only some
     [[rows]]                       name, method, set = {...}, and settings of its own; a sweep makes
                                    one row per value: name = "λ = {prox_strength:g}",
-                                   sweep = {prox_strength = [0.1, 1.0]}
+                                   sweep = {prox_strength = [0.1, 1.0]}; then = {...} are options
+                                   that training does not see, such as finetune_steps: rows that
+                                   differ in them alone are trained once
     [[columns]]                    name, x (a number), and settings of its own; sweep as for rows;
                                    values = {small = 0.2} are words that a row's set may use, as
                                    prox_strength = "small"; see derived.py for values from data
@@ -103,6 +105,7 @@ class Row:
         name: as shown.
         method: a name of ``sartor.methods.METHODS``.
         set: hyper-parameters and options.
+        then: those of what clients do to their models before use; training does not see them.
         point: at which its models are scored where a measure does not say.
         settings: what differs from the plan's settings.
         quick: settings that differ besides in the short form.
@@ -114,6 +117,7 @@ class Row:
     point: str | None = None
     settings: dict[str, Any] = field(default_factory=dict)
     quick: dict[str, Any] = field(default_factory=dict)
+    then: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -258,14 +262,15 @@ def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
 
 
 def _rows(entry: Mapping[str, Any], is_short: bool, faults: list[str]) -> Iterator[Row]:
-    own = {k: v for k, v in entry.items() if k not in ("name", "method", "set", "point", "sweep")}
-    quick = dict(own.pop("quick", {}))
+    named = ("name", "method", "set", "then", "point", "sweep")
+    own = {k: v for k, v in entry.items() if k not in named}
+    quick, then = dict(own.pop("quick", {})), dict(entry.get("then", {}))
     other = quick.pop("set", {})  # hyper-parameters and options of the short form
     _check_keys({k: v for k, v in {**own, **quick}.items() if k != "columns"}, "row", faults)
     for values in _grid(entry.get("sweep", {})):
         name = str(entry.get("name", entry.get("method", "?"))).format(**values)
         chosen = {**entry.get("set", {}), **values, **(other if is_short else {})}
-        yield Row(name, entry.get("method", "?"), chosen, entry.get("point"), own, quick)
+        yield Row(name, entry.get("method", "?"), chosen, entry.get("point"), own, quick, then)
 
 
 def _columns(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Column]:

@@ -201,7 +201,7 @@ def deviations(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     def look() -> dict[str, np.ndarray]:
         if simulation.round_index < simulation.num_rounds:
             return {}
-        models = tree.map(lambda leaf: leaf.detach().cpu(), models_now(simulation))
+        models = tree.map(lambda leaf: leaf.detach(), models_now(simulation))
         rows = [_of_first(simulation, models, run, p) for run, p in enumerate(problems)]
         return {name: np.array([row[name] for row in rows]) for name in rows[0]}
 
@@ -213,7 +213,8 @@ def _of_first(simulation: Simulation, models: Tree, run: int, problem: Problem) 
     networks = []
     for client in range(problem.federation.num_clients):
         params = tree.map(lambda leaf, k=client: leaf[run, k].clone(), models)
-        networks.append(task.with_params(params) if predict is None else Predictor(params, predict))
+        network = task.with_params(params) if predict is None else Predictor(params, predict)
+        networks.append(network.to(simulation.rounds.arena.device))
     found = loss_deviations(networks, problem.federation, criterion=task.criterion)
     has = found.counts[0] > 0
     numbers: dict[str, float] = {}

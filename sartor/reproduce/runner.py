@@ -84,11 +84,7 @@ def run(
         else:
             say(f"[{number}/{len(todo)}] {one.words}")
             began = time.perf_counter()
-            records = run_pass(one, target, progress)
-            lanes = [
-                {**lane.place, "record": record}
-                for lane, record in zip(one.lanes, records, strict=True)
-            ]
+            lanes = run_pass(one, target, progress)
             stored = {"words": one.words, "seconds": time.perf_counter() - began, "lanes": lanes}
             if kept is not None and processes.is_first():
                 _keep(kept, stored)
@@ -147,7 +143,7 @@ def chosen(
 
     def wanted(one: Pass) -> bool:
         return any(
-            (rows is None or not set(rows).isdisjoint(lane.rows))
+            (rows is None or not set(rows).isdisjoint(lane.all_rows))
             and (columns is None or lane.column in columns)
             for lane in one.lanes
         )

@@ -250,7 +250,7 @@ def test_engines_agree(called: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
     The sequential engine draws by tensors.
     """
-    monkeypatch.setattr(traced, "_WORTH_IT", 14)  # the steps of a round
+    monkeypatch.setattr(traced.Traces, "worth_it", 14)  # the steps of a round
     wanted = outcome(run(_bayes("sequential")))
     assert not called
     for chunk in (1, None):

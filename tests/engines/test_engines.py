@@ -485,6 +485,7 @@ def test_blocks_come_back_in_order_and_late_ones_have_the_traces_of_early_ones()
     """Many blocks go in waves; what the first ones use often is traced for the others."""
     engine = Vectorised(build_arena([federation()], CPU, torch.float64), chunk=1)
     engine.workers = 2
+    engine.traces.worth_it = 50
     slow = [0]
 
     def double(tensor: Tensor, site: Any) -> Tensor:

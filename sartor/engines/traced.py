@@ -1,8 +1,8 @@
 """Steps without machinery: a mapped function used often is traced once into plain operations.
 
 ``vmap`` and ``grad`` cost from half a millisecond of Python a call to some fifty, far more than the
-arithmetic of a small network. The trace is the same list of operations on stacked tensors, so the numbers are the
-same to the bit.
+arithmetic of a small network. The trace is the same list of operations on stacked tensors, so the
+numbers are the same to the bit.
 """
 
 from __future__ import annotations

@@ -164,7 +164,8 @@ def pfedhn(
         old, hyper, there = server["weights"], hub.hyper, hub.present.any()
         slope, length = torch.func.grad(proxy)(old), there.to(num.dtype)
         if server_clip is not None:
-            norm = tree.dot(slope, slope).sqrt()
+            lengths = [torch.linalg.vector_norm(leaf) for leaf in tree.leaves(slope)]
+            norm = torch.linalg.vector_norm(torch.stack(lengths))
             length = length * (server_clip / (norm + 1e-6)).clamp(max=1.0)
         # The weights are many, and what touches them counts: if nobody reported, factors say so.
         decay = torch.where(there, hyper["server_decay"], 0.0)

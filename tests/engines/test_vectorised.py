@@ -289,6 +289,7 @@ def test_a_function_that_is_used_often_is_traced_and_stays_the_same() -> None:
         return {"a": work["a"] * site.hyper["rate"]}
 
     work = {"a": torch.tensor([[5.0, 7.0]], dtype=torch.float64)}
+    engine.traces.worth_it = 50
     for _ in range(50):
         engine.clients(client, work, there.site)
     engine.traces.prepare()

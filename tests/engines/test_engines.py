@@ -601,9 +601,10 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     assert walls[1] == walls[2]
     assert walls[3] == walls[4]
     assert len(walls) == len(sim.books.seconds["train"]) == 5
-    assert all(
-        0 < part <= whole for part, whole in zip(sim.books.seconds["train"], walls, strict=True)
-    )
+    parts = sim.books.seconds["train"]
+    assert min(parts) > 0
+    for looks in (slice(0, 1), slice(1, 3), slice(3, 5)):  # of two rounds one may be the longer
+        assert sum(parts[looks]) <= sum(walls[looks])
     again = simulation(
         build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=5
     )

@@ -209,7 +209,16 @@ class Simulation:
         ``model``), and in nothing that training sees; so one training serves both. To be called
         before the leader's first step and after each. Rounds, cohorts, bytes and gradients are the
         leader's; scores, and what adaptation costs, are this simulation's own.
+
+        Raises:
+            ConfigError: the method has a prologue or an epilogue, which would be run twice.
         """
+        if self.method.prologue is not None or self.method.epilogue is not None:
+            raise ConfigError(
+                f"{self.method.name} trains before its first round or after its last, so another "
+                "use of its models needs a training of its own; in a plan give the options of "
+                "``then`` in ``set``."
+            )
         began = time.perf_counter()
         self.leader, self.server, self.store = leader, leader.server, leader.store
         if leader.receipt is None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.errors import ConfigError
 from sartor.local import Local
 from sartor.methods import build
 from sartor.reproduce import passes
@@ -106,6 +107,14 @@ def test_words_and_key_of_a_pass_name_all_its_rows() -> None:
     assert one.words == "fedavg (4 rows), all, 4 runs"
     fewer = replace(plan, rows=tuple(r for r in plan.rows if r.name != "tuned"))
     assert passes_of(fewer)[0].key != one.key
+
+
+def test_a_method_that_trains_outside_of_rounds_is_refused() -> None:
+    """Its epilogue would run twice on the same states; the message says where options belong."""
+    row = {"name": "tuned", "method": "fedprox-two-stage", "then": {"finetune_steps": 1}}
+    (one,) = passes_of(read("toy", {**PLAN, "rows": [row]}))
+    with pytest.raises(ConfigError, match="in ``set``"):
+        run_pass(one, CPU)
 
 
 @pytest.mark.parametrize("name", names())

@@ -86,10 +86,11 @@ def sartor_rounds(
 
 def _idle(task: Any, local: Any) -> Any:
     """Build FedAvg whose local steps change nothing."""
+    from sartor.core.method import changed
     from sartor.methods.fedavg import fedavg
 
     method = fedavg(task, local)
-    return replace(method, phases=(replace(method.phases[0], step=lambda work, batch, site: work),))
+    return changed(method, phases=(replace(method.phases[0], step=lambda work, batch, ctx: work),))
 
 
 def contest(

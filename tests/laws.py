@@ -21,7 +21,7 @@ from sartor.core import task as task_module
 from sartor.core import tree
 from sartor.core.errors import ContractError
 from sartor.core.local import Local
-from sartor.core.method import Method, Phase, Site, endings
+from sartor.core.method import ClientContext, Method, Phase, changed, endings
 from sartor.core.task import Task
 from sartor.engines.cpu import traces as traced
 from sartor.methods import METHODS, Factory, build
@@ -351,15 +351,15 @@ def private_leaves_are_caught(case: Case) -> None:
     """A method that puts a private leaf into its upload is stopped, whichever leaf it is."""
     shared = trials(case)
     method = shared.method
-    for leaf in filter(method.private, shared.task.leaf_names):
+    for leaf in filter(method.wire.private, shared.task.leaf_names):
 
         def leaks(
-            client: Any, work: Any, site: Site, leaf: str = leaf
+            client: Any, work: Any, ctx: ClientContext, leaf: str = leaf
         ) -> tuple[dict[str, Any], dict[str, Any]]:
-            client, upload = method.finish(client, work, site)
-            return client, {**upload, "extra": {leaf: method.model(work, site)[leaf]}}
+            client, upload = method.finish(client, work, ctx)
+            return client, {**upload, "extra": {leaf: method.use.model(work, ctx)[leaf]}}
 
-        sim = shared.new(method=replace(method, finish=leaks))
+        sim = shared.new(method=changed(method, finish=leaks))
         with pytest.raises(ContractError, match=leaf.replace(".", r"\.")):
             sim.step()
 
@@ -378,7 +378,7 @@ def private_values_stay_home(case: Case) -> None:
 def _marks(method: Method, kind: str) -> dict[str, str]:
     """Return which leaves of a message have marks, and where: names without the message's."""
     cut = len(kind) + 1
-    return {k[cut:]: v[cut:] for k, v in method.sparse.items() if k.startswith(f"{kind}/")}
+    return {k[cut:]: v[cut:] for k, v in method.wire.sparse.items() if k.startswith(f"{kind}/")}
 
 
 def _packed(message: Any, marks: dict[str, str]) -> int:
@@ -402,7 +402,11 @@ def bytes_are_those_of_the_trees(case: Case) -> None:
     ledger = shared.straight.outcome
     assert ledger["bytes_down"][0].sum() == book["common"] + book["own"]
     assert ledger["bytes_up"][0].sum() == book["up"]
-    assert len(set(ledger["participants"][0])) > 1 or method.everyone or method.train_all
+    assert (
+        len(set(ledger["participants"][0])) > 1
+        or (method.schedule.who == "everyone")
+        or (method.schedule.who == "everyone_trains")
+    )
 
 
 def _spoiled(message: Any, there: Any) -> Any:
@@ -441,29 +445,29 @@ def what_does_not_travel_does_not_matter(case: Case) -> None:
     """
     shared = trials(case)
     method = shared.method
-    if method.connected is None and not method.sparse:
+    if method.wire.connected is None and not method.wire.sparse:
         return
 
-    def talks(server: Any, hub: Any) -> Any:
-        everybody = torch.ones_like(hub.present)
-        return everybody if method.connected is None else method.connected(server, hub)
+    def talks(server: Any, ctx: Any) -> Any:
+        everybody = torch.ones_like(ctx.present)
+        return everybody if method.wire.connected is None else method.wire.connected(server, ctx)
 
-    def broadcast(server: Any, hub: Any) -> Any:
-        letter = _spoiled_rows(method.broadcast(server, hub), _marks(method, "common"))
-        return _spoiled(letter, talks(server, hub).any())
+    def broadcast(server: Any, ctx: Any) -> Any:
+        letter = _spoiled_rows(method.broadcast(server, ctx), _marks(method, "common"))
+        return _spoiled(letter, talks(server, ctx).any())
 
-    def address(server: Any, index: Any, hub: Any) -> Any:
-        letter = _spoiled_rows(method.address(server, index, hub), _marks(method, "own"))
-        return _spoiled(letter, (talks(server, hub) & (hub.cohort == index)).any())
+    def address(server: Any, index: Any, ctx: Any) -> Any:
+        letter = _spoiled_rows(method.address(server, index, ctx), _marks(method, "own"))
+        return _spoiled(letter, (talks(server, ctx) & (ctx.cohort == index)).any())
 
-    def finish(client: Any, work: Any, site: Site) -> Any:
-        kept, upload = method.finish(client, work, site)
+    def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+        kept, upload = method.finish(client, work, ctx)
         return kept, _spoiled_rows(upload, _marks(method, "upload"))
 
-    def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
-        return method.aggregate(server, _spoiled(uploads, talks(server, hub)), hub)
+    def aggregate(server: Any, uploads: Any, ctx: Any) -> Any:
+        return method.aggregate(server, _spoiled(uploads, talks(server, ctx)), ctx)
 
-    hidden = "post" if method.connected is not None else "none"
+    hidden = "post" if method.wire.connected is not None else "none"
 
     def shown(found: Outcome) -> Outcome:
         return {k: v for k, v in found.items() if not k.startswith(hidden)}
@@ -471,8 +475,8 @@ def what_does_not_travel_does_not_matter(case: Case) -> None:
     wanted = shown(shared.straight.outcome)
     broken = {"broadcast": broadcast, "address": address, "finish": finish, "aggregate": aggregate}
     assert_same(shown(shared.pair(replace(method, **broken), **shared.long)), wanted)
-    if method.sparse:
-        whole = shown(shared.pair(replace(method, sparse={}), **shared.long))
+    if method.wire.sparse:
+        whole = shown(shared.pair(changed(method, sparse={}), **shared.long))
         sizes = ("bytes_down", "bytes_up", "setup_bytes")
         assert sum(whole[k].sum() for k in sizes) > sum(wanted[k].sum() for k in sizes)
         assert_same({**whole, **{k: wanted[k] for k in sizes}}, wanted)
@@ -559,51 +563,51 @@ def _watch(shared: Trials) -> Watched:
 
     def looked_at(record: Method, private: bool = False) -> Method:
         """Return a record that writes down what it does; of private leaves only if it has any."""
-        pure = replace(
+        pure = changed(
             record,
             **{k: watch(k, getattr(record, k)) for k in _RECORD},
             phases=tuple(phase(p) for p in record.phases),
-            adapt=tuple(phase(p) for p in record.adapt),
+            adapt=tuple(phase(p) for p in record.use.adapt),
         )
 
-        def talks(server: Any, hub: Any, there: Any) -> Any:
-            if record.connected is None:
+        def talks(server: Any, ctx: Any, there: Any) -> Any:
+            if record.wire.connected is None:
                 return there
-            found = record.connected(server, hub)
+            found = record.wire.connected(server, ctx)
             # A method that is made of methods answers for each of them; none counts bytes by this.
             return there if isinstance(found, dict) else there & found
 
-        def receives(server: Any, hub: Any) -> Any:
-            return talks(server, hub, hub.present | record.train_all)
+        def receives(server: Any, ctx: Any) -> Any:
+            return talks(server, ctx, ctx.present | (record.schedule.who == "everyone_trains"))
 
-        def broadcast(server: Any, hub: Any) -> Any:
-            letter = pure.broadcast(server, hub)
+        def broadcast(server: Any, ctx: Any) -> Any:
+            letter = pure.broadcast(server, ctx)
             size = _packed(letter, _marks(record, "common"))
-            seen.book["common"] += size * int(receives(server, hub).sum())
+            seen.book["common"] += size * int(receives(server, ctx).sum())
             return letter
 
-        def address(server: Any, index: Any, hub: Any) -> Any:
-            letter = pure.address(server, index, hub)
+        def address(server: Any, index: Any, ctx: Any) -> Any:
+            letter = pure.address(server, index, ctx)
             size = _packed(letter, _marks(record, "own"))
-            seen.book["own"] += size * int(receives(server, hub)[hub.cohort == index].sum())
+            seen.book["own"] += size * int(receives(server, ctx)[ctx.cohort == index].sum())
             return letter
 
-        def finish(client: Any, work: Any, site: Site) -> tuple[Any, Any]:
-            kept, upload = pure.finish(client, work, site)
+        def finish(client: Any, work: Any, ctx: ClientContext) -> tuple[Any, Any]:
+            kept, upload = pure.finish(client, work, ctx)
             if private:
-                model = record.model(work, site)
-                home = {k: v for k, v in model.items() if record.private(k)}
+                model = record.use.model(work, ctx)
+                home = {k: v for k, v in model.items() if record.wire.private(k)}
                 seen.private.append((home, tree.leaves(upload)))
             return kept, upload
 
-        def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
-            for k in range(len(hub.cohort)):
-                if talks(server, hub, hub.present)[k]:
+        def aggregate(server: Any, uploads: Any, ctx: Any) -> Any:
+            for k in range(len(ctx.cohort)):
+                if talks(server, ctx, ctx.present)[k]:
                     upload = tree.map(lambda leaf, k=k: leaf[k], uploads)
                     seen.book["up"] += _packed(upload, _marks(record, "upload"))
-            return pure.aggregate(server, uploads, hub)
+            return pure.aggregate(server, uploads, ctx)
 
-        return replace(
+        return changed(
             pure, broadcast=broadcast, address=address, finish=finish, aggregate=aggregate
         )
 
@@ -614,17 +618,17 @@ def _watch(shared: Trials) -> Watched:
 
         return watched
 
-    warm = method.warmup
+    warm = method.schedule.first
     if warm is not None:
         warm = replace(warm, method=looked_at(warm.method), handover=looked_at(warm.handover))
-    changed = replace(looked_at(method, private=True), warmup=warm)
-    sim = shared.new(method=changed, engine="sequential")
+    other = changed(looked_at(method, private=True), first=warm)
+    sim = shared.new(method=other, engine="sequential")
     # Making the simulation may have written letters, which nobody was sent.
     seen.book.update(common=0, own=0, up=0)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("losses", "judge", "represent"):
             patch.setattr(Task, name, counted(getattr(Task, name)))
-        if method.prologue is not None:
+        if method.schedule.before is not None:
             sim.server, _ = sim.rounds.train(sim.server, sim.store, 0, "prologue")
         for t in range(3):
             sim.server, _ = sim.rounds.train(sim.server, sim.store, t)
@@ -646,18 +650,18 @@ def absent_uploads_do_not_matter(case: Case) -> None:
     """What the padding of a cohort would upload, even NaN, changes nothing."""
     shared = trials(case)
 
-    def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
+    def aggregate(server: Any, uploads: Any, ctx: Any) -> Any:
         broken = tree.map(lambda leaf: torch.full_like(leaf, torch.nan), uploads)
-        return shared.method.aggregate(server, tree.where(hub.present, uploads, broken), hub)
+        return shared.method.aggregate(server, tree.where(ctx.present, uploads, broken), ctx)
 
-    found = shared.pair(replace(shared.method, aggregate=aggregate), **shared.long)
+    found = shared.pair(changed(shared.method, aggregate=aggregate), **shared.long)
     assert_same(found, shared.straight.outcome)
 
 
 def evaluation_changes_nothing(case: Case) -> None:
     """Scoring the models often, rarely, before or after leaves training as it is."""
     shared = trials(case)
-    rare = shared.new(eval_every=3, points=(shared.method.headline,))
+    rare = shared.new(eval_every=3, points=(shared.method.use.headline,))
     assert_same(states(run(rare)), states(shared.single))
 
 
@@ -693,7 +697,7 @@ def _tells_clients_apart(method: Method, case: Case) -> bool:
     """Say whether order of service, given weights or noise of their own tell clients apart."""
     noisy = any(phase.random for phase in method.phases)
     given = {"client_weights", "budget"} & case.options.keys()  # a budget draws its downloads
-    return method.one_by_one or bool(given) or noisy
+    return method.schedule.in_turn or bool(given) or noisy
 
 
 def permuting_clients_permutes_the_result(case: Case) -> None:

@@ -388,7 +388,7 @@ def test_a_run_folder_that_cannot_be_made_is_refused_before_training(
 # ---- bad input, from end to end ------------------------------------------------------------------
 
 
-def site(name: str, rows: str, header: str = "a,b,y") -> None:
+def ctx(name: str, rows: str, header: str = "a,b,y") -> None:
     """Write the file of a client."""
     Path("sites").mkdir(exist_ok=True)
     Path("sites", name).write_text("\n".join([header, *rows.split()]) + "\n")
@@ -415,8 +415,8 @@ def test_bad_files_are_refused_by_name(
     name: str, rows: str, words: tuple[str, ...], command: Any
 ) -> None:
     """The command says which file or client, and what to do; no run folder is left behind."""
-    site("good.csv", GOOD)
-    site(name, rows)
+    ctx("good.csv", GOOD)
+    ctx(name, rows)
     code, out, err = command("run", "fedavg", "--data", "./sites", "--out", "a", "--json")
     assert code == 2, err
     assert not out
@@ -431,7 +431,7 @@ def test_bad_files_are_refused_by_name(
 def test_a_client_without_training_samples_is_refused_by_name(command: Any) -> None:
     """A client that brings test samples only is named, and so is the way to leave it out."""
     for part in ("good.train", "good.test", "empty.test"):
-        site(f"{part}.csv", GOOD)
+        ctx(f"{part}.csv", GOOD)
     code, _, err = command("run", "fedavg", "--data", "./sites", "--out", "a")
     assert code == 2
     assert "Client empty has no training samples" in err
@@ -452,7 +452,7 @@ def test_many_classes_are_legal_if_they_are_meant() -> None:
 @pytest.mark.parametrize("method", ["local", "fedavg", "fedprox", "fedapa"])
 def test_one_class_and_one_client_train(method: str, command: Any) -> None:
     """A single client that has seen a single class is right about it."""
-    site("only.csv", "1,2,0 2,1,0 3,5,0 4,4,0")
+    ctx("only.csv", "1,2,0 2,1,0 3,5,0 4,4,0")
     code, out, err = command("run", method, "--data", "./sites", "--rounds", "2", "--json")
     assert code == 0, err
     answer = json.loads(out.splitlines()[-1])
@@ -461,7 +461,7 @@ def test_one_class_and_one_client_train(method: str, command: Any) -> None:
 
 def test_one_class_and_one_client_have_a_report() -> None:
     """The page is drawn also where there is next to nothing to draw."""
-    site("only.csv", "1,2,0 2,1,0 3,5,0 4,4,0")
+    ctx("only.csv", "1,2,0 2,1,0 3,5,0 4,4,0")
     sartor.fit("fedapa", Federation.from_folder("sites"), rounds=1, out="a")
     page = write_report("a").read_text(encoding="utf-8")
     assert re.search(r"\bonly\b", page)

@@ -196,7 +196,7 @@ def _watched(
         device=torch.device("cpu"),
         dtype=torch.float64,
         eval_every=rounds,
-        points=(record.headline,),
+        points=(record.use.headline,),
     )
     distances = []
     if progress is not None:

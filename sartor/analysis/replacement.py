@@ -79,8 +79,8 @@ def find_pool(federation: Federation, pool: str | Federation | None, method: Met
         if pool not in ("val", "test"):
             raise ConfigError(f"Unknown pool {pool!r}{did_you_mean(pool, ('val', 'test'))}")
         return Pool(_WORDS[pool], federation.split(pool))
-    records = [m for m in (method, method.prologue, method.epilogue) if m is not None]
-    used = {phase.data for m in records for phase in (*m.phases, *m.adapt)}
+    records = [m for m in (method, method.schedule.before, method.schedule.after) if m is not None]
+    used = {phase.data for m in records for phase in (*m.phases, *m.use.adapt)}
     full = [name for name in _WORDS if bool((federation.split(name).sizes > 0).all())]
     best = next((name for name in full if name not in used), full[0] if full else "test")
     return Pool(_WORDS[best], federation.split(best))

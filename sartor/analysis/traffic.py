@@ -143,7 +143,7 @@ def _simulation(
         participation=Participation(),
         device=torch.device("cpu"),
         dtype=torch.float32,
-        points=(record.headline,),
+        points=(record.use.headline,),
     )
 
 

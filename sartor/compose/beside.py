@@ -15,12 +15,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sartor.compose.fields import moved_phase, over_fields
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
-from sartor.core.method import Hub, Method, Phase, Site, check_private, has_own_letters, newcomer
+from sartor.core.method import (
+    ClientContext,
+    Method,
+    Newcomer,
+    Phase,
+    Schedule,
+    ServerContext,
+    Use,
+    Wire,
+    changed,
+    check_private,
+    has_own_messages,
+    newcomer_state,
+)
 from sartor.core.tree import Tree
-
-Edge = Callable[[Tree, Site], Tree]
 
 
 def side_by_side(name: str, **parts: Method) -> Method:
@@ -35,42 +47,42 @@ def side_by_side(name: str, **parts: Method) -> Method:
         parts: the methods, by slot. Hyper-parameters of one name are one.
     """
     for m in parts.values():
-        if m.warmup is not None:
+        if m.schedule.first is not None:
             raise ConfigError(
                 f"{m.name} begins with rounds of another method, which cannot stand beside others; "
                 "leave its warm-up out."
             )
-    everyone = all(m.everyone for m in parts.values())
-    wide = not everyone and any(m.everyone or m.train_all for m in parts.values())
-    sampled = {k: wide and not (m.everyone or m.train_all) for k, m in parts.items()}
+    reports = {k: m.schedule.who == "everyone" for k, m in parts.items()}
+    cohort_trains = {k: m.schedule.who == "cohort" for k, m in parts.items()}
+    everyone = all(reports.values())
+    wide = not everyone and not all(cohort_trains.values())
+    sampled = {k: wide and cohort_trains[k] for k in parts}
 
-    def view(site: Site, slot: str) -> Site:
-        reports = site.reports
-        if wide and parts[slot].everyone:
-            reports = torch.ones_like(reports)
-        return site._replace(
-            common=site.common.get(slot, {}), own=site.own.get(slot, {}), reports=reports
+    def view(ctx: ClientContext, slot: str) -> ClientContext:
+        used = torch.ones_like(ctx.reports) if wide and reports[slot] else ctx.reports
+        return ctx._replace(
+            common=ctx.common.get(slot, {}), own=ctx.own.get(slot, {}), reports=used
         )
 
-    def seen(hub: Hub, slot: str) -> Hub:
-        if wide and parts[slot].everyone:
-            return hub._replace(present=torch.ones_like(hub.present))
-        return hub
+    def seen(server_ctx: ServerContext, slot: str) -> ServerContext:
+        if wide and reports[slot]:
+            return server_ctx._replace(present=torch.ones_like(server_ctx.present))
+        return server_ctx
 
-    def heard(server: Tree, hub: Hub, slot: str) -> Hub:
-        """Return the hub with only those present whose upload of this slot is sent."""
-        there, m = seen(hub, slot), parts[slot]
-        who = None if m.connected is None else m.connected(server[slot], there)
+    def heard(server: Tree, server_ctx: ServerContext, slot: str) -> ServerContext:
+        """Mark only those clients as present whose upload of this slot is sent."""
+        there, m = seen(server_ctx, slot), parts[slot]
+        who = None if m.wire.connected is None else m.wire.connected(server[slot], there)
         if who is None or isinstance(who, dict):
             return there
         return there._replace(present=there.present & (who[1] if who.dim() == 2 else who))
 
     def on_slot(phase: Phase, slot: str) -> Phase:
-        found = _moved(phase, slot, lambda site: view(site, slot))
+        found = moved_phase(phase, lambda ctx: view(ctx, slot), slot)
         before = found.when
 
-        def when(work: Tree, site: Site) -> Tensor:
-            return site.reports if before is None else site.reports & before(work, site)
+        def when(work: Tree, ctx: ClientContext) -> Tensor:
+            return ctx.reports if before is None else ctx.reports & before(work, ctx)
 
         return replace(
             found,
@@ -79,104 +91,106 @@ def side_by_side(name: str, **parts: Method) -> Method:
             when=when if sampled[slot] else before,
         )
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         kept, sent = {}, {}
         for slot, m in parts.items():
-            new, sent[slot] = m.finish(client[slot], work[slot], view(site, slot))
+            new, sent[slot] = m.finish(client[slot], work[slot], view(ctx, slot))
             check_private(m, sent[slot])
-            kept[slot] = tree.where(site.reports, new, client[slot]) if sampled[slot] else new
+            kept[slot] = tree.where(ctx.reports, new, client[slot]) if sampled[slot] else new
         return kept, sent
 
-    def greet(server: Tree, hub: Hub) -> Tree:
-        return {k: m.greet(server[k], hub) if m.greet else {} for k, m in parts.items()}
+    def newcomer_message(server: Tree, server_ctx: ServerContext) -> Tree:
+        asked = {k: m.newcomer.message for k, m in parts.items()}
+        return {k: {} if fn is None else fn(server[k], server_ctx) for k, fn in asked.items()}
 
-    def connected(server: Tree, hub: Hub) -> Tree:
-        """Say per slot who is written to and who uploads: (2, slots), or deeper."""
+    def newcomer(params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext) -> Tree:
+        return {k: newcomer_state(m, params, ctx, server[k], server_ctx) for k, m in parts.items()}
+
+    def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+        return {
+            k: m.aggregate(server[k], uploads[k], heard(server, server_ctx, k))
+            for k, m in parts.items()
+        }
+
+    def connected(server: Tree, server_ctx: ServerContext) -> Tree:
+        """Mark per slot the clients that receive and those that upload: (2, slots), or deeper."""
         found: Tree = {}
         for slot, m in parts.items():
-            down, up = torch.ones_like(hub.present), seen(hub, slot).present
+            down, up = torch.ones_like(server_ctx.present), seen(server_ctx, slot).present
             both = torch.stack((up if sampled[slot] else down, up))
-            inner = None if m.connected is None else m.connected(server[slot], seen(hub, slot))
+            inner = (
+                None
+                if m.wire.connected is None
+                else m.wire.connected(server[slot], seen(server_ctx, slot))
+            )
             found[slot] = both
             if inner is not None:
                 found[slot] = tree.map(lambda who, both=both: both & who, inner)
         return found
 
     def stage(records: dict[str, Method | None]) -> Method | None:
-        """Put the same extra round of several methods together; the others sit it out."""
+        """Combine the same extra round of several methods; the others do nothing in it."""
         if not any(records.values()):
             return None
-        return side_by_side(name, **{k: r or _resting(parts[k]) for k, r in records.items()})
+        return side_by_side(name, **{k: r or _idle(parts[k]) for k, r in records.items()})
 
+    def first_round(method: Method) -> Method | None:
+        # A record for the round before training may carry the method's round after it along.
+        before = method.schedule.before
+        return None if before is None else changed(before, after=None)
+
+    def on_client(of: Callable[[Method], Callable[..., Tree]]) -> Callable[..., Tree]:
+        return lambda state, ctx: {k: of(m)(state[k], view(ctx, k)) for k, m in parts.items()}
+
+    answered = all(m.newcomer.message or not has_own_messages(m) for m in parts.values())
+    in_part = wide or any(m.wire.connected for m in parts.values())
     return Method(
         name=name,
         hyper={k: v for m in parts.values() for k, v in m.hyper.items()},
-        init_server=lambda params, hub: {k: m.init_server(params, hub) for k, m in parts.items()},
-        init_client=lambda params, site: {k: m.init_client(params, site) for k, m in parts.items()},
-        join=lambda params, site, server, hub: {
-            k: newcomer(m, params, site, server[k], hub) for k, m in parts.items()
-        },
-        broadcast=lambda server, hub: {k: m.broadcast(server[k], hub) for k, m in parts.items()},
-        address=lambda server, i, hub: {k: m.address(server[k], i, hub) for k, m in parts.items()},
-        greet=greet if all(m.greet or not has_own_letters(m) for m in parts.values()) else None,
-        begin=lambda client, site: {k: m.begin(client[k], view(site, k)) for k, m in parts.items()},
+        init_server=lambda params, ctx: {k: m.init_server(params, ctx) for k, m in parts.items()},
+        init_client=lambda params, ctx: {k: m.init_client(params, ctx) for k, m in parts.items()},
+        broadcast=lambda server, ctx: {k: m.broadcast(server[k], ctx) for k, m in parts.items()},
+        address=lambda server, i, ctx: {k: m.address(server[k], i, ctx) for k, m in parts.items()},
+        begin=on_client(lambda m: m.begin),
         phases=tuple(on_slot(p, k) for k, m in parts.items() for p in m.phases),
-        adapt=tuple(on_slot(p, k) for k, m in parts.items() for p in m.adapt),
         finish=finish,
-        aggregate=lambda server, uploads, hub: {
-            k: m.aggregate(server[k], uploads[k], heard(server, hub, k)) for k, m in parts.items()
-        },
-        model=lambda work, site: {k: m.model(work[k], view(site, k)) for k, m in parts.items()},
-        private=lambda leaf: all(m.private(leaf) for m in parts.values()),
-        everyone=everyone,
-        train_all=wide,
-        one_by_one=any(m.one_by_one for m in parts.values()),
-        connected=connected if wide or any(m.connected for m in parts.values()) else None,
-        sparse={
-            leaf: marks
-            for k, m in parts.items()
-            for leaf, marks in wire.moved(m.sparse, {w: f"{w}/{k}" for w in wire.MESSAGES}).items()
-        },
-        # A prologue that was made from the method may carry the method's epilogue along.
-        prologue=stage(
-            {k: m.prologue and replace(m.prologue, epilogue=None) for k, m in parts.items()}
+        aggregate=aggregate,
+        use=Use(
+            model=on_client(lambda m: m.use.model),
+            adapt=tuple(on_slot(p, k) for k, m in parts.items() for p in m.use.adapt),
         ),
-        epilogue=stage({k: m.epilogue for k, m in parts.items()}),
+        schedule=Schedule(
+            who="everyone" if everyone else "everyone_trains" if wide else "cohort",
+            in_turn=any(m.schedule.in_turn for m in parts.values()),
+            before=stage({k: first_round(m) for k, m in parts.items()}),
+            after=stage({k: m.schedule.after for k, m in parts.items()}),
+        ),
+        wire=Wire(
+            private=lambda leaf: all(m.wire.private(leaf) for m in parts.values()),
+            connected=connected if in_part else None,
+            sparse={
+                leaf: marks
+                for k, m in parts.items()
+                for leaf, marks in wire.moved(
+                    m.wire.sparse, {w: f"{w}/{k}" for w in wire.MESSAGES}
+                ).items()
+            },
+        ),
+        newcomer=Newcomer(message=newcomer_message if answered else None, state=newcomer),
     )
 
 
-def _resting(method: Method) -> Method:
+def _idle(method: Method) -> Method:
     """Return the method in a round in which it does and sends nothing."""
     return Method(
         name=method.name,
         hyper=method.hyper,
         init_server=method.init_server,
         init_client=method.init_client,
-        begin=lambda client, site: {},
-        finish=lambda client, work, site: (client, {}),
-        aggregate=lambda server, uploads, hub: server,
-        everyone=True,
-    )
-
-
-def _moved(phase: Phase, slot: str, view: Callable[[Site], Site]) -> Phase:
-    """Let a phase work on one slot of the tree, with another view of the site."""
-
-    def edge(fn: Edge) -> Edge:
-        return lambda work, site: {**work, slot: fn(work[slot], view(site))}
-
-    def step(work: Tree, batch: Any, site: Site) -> Tree:
-        return {**work, slot: phase.step(work[slot], batch, view(site))}
-
-    steps, when, stop = phase.steps, phase.when, phase.stop
-    return replace(
-        phase,
-        step=step,
-        enter=edge(phase.enter),
-        leave=edge(phase.leave),
-        steps=(lambda site: steps(view(site))) if callable(steps) else steps,
-        when=(lambda work, site: when(work[slot], view(site))) if when else None,
-        stop=(lambda work, site: stop(work[slot], view(site))) if stop else None,
+        begin=lambda client, ctx: {},
+        finish=lambda client, work, ctx: (client, {}),
+        aggregate=lambda server, uploads, ctx: server,
+        schedule=Schedule(who="everyone"),
     )
 
 
@@ -184,7 +198,7 @@ def on_share(method: Method, share: float) -> Method:
     """Let a method train on the first ``share`` of every client's samples, as if it had no others.
 
     Samples are taken in the random order of ``Phase.part``. Numbers of samples, the clients' and
-    the server's, are those of the share. ``site.mask`` still has room for all samples.
+    the server's, are those of the share. ``ctx.mask`` still has room for all samples.
 
     Args:
         method: any method.
@@ -201,55 +215,34 @@ def on_share(method: Method, share: float) -> Method:
 
     return viewed(
         method,
-        lambda site: site._replace(num_samples=count(site.num_samples)),
-        lambda hub: hub._replace(sizes=count(hub.sizes)),
+        lambda ctx: ctx._replace(num_samples=count(ctx.num_samples)),
+        lambda server_ctx: server_ctx._replace(sizes=count(server_ctx.sizes)),
         cut,
     )
 
 
 def viewed(
     method: Method,
-    site: Callable[[Site], Site],
-    hub: Callable[[Hub], Hub],
+    client: Callable[[ClientContext], ClientContext],
+    server: Callable[[ServerContext], ServerContext],
     phase: Callable[[Phase], Phase] = lambda phase: phase,
 ) -> Method:
-    """Let a method see other sites and hubs than there are, and change its phases."""
+    """Let a method see other contexts than there are, and change its phases."""
 
     def seen(fn: Any, view: Callable[[Any], Any]) -> Any:
-        return None if fn is None else lambda *args: fn(*args[:-1], view(args[-1]))
+        return lambda *args: fn(*args[:-1], view(args[-1]))
 
-    def changed(given: Phase) -> Phase:
-        return phase(
-            replace(
-                given,
-                **{f: seen(getattr(given, f), site) for f in ("step", "enter", "leave", "when")},
-                steps=seen(given.steps, site) if callable(given.steps) else given.steps,
-                stop=seen(given.stop, site),
-            )
+    def newcomer(make: Any) -> Any:
+        return lambda params, ctx, trained, server_ctx: make(
+            params, client(ctx), trained, server(server_ctx)
         )
 
-    def join(params: Tree, here: Site, server: Tree, there: Hub) -> Tree:
-        return newcomer(method, params, site(here), server, hub(there))
-
-    def again(given: Method | None) -> Method | None:
-        return None if given is None else viewed(given, site, hub, phase)
-
-    on_client = ("init_client", "begin", "finish", "model", "inspect_client")
-    on_server = ("init_server", "broadcast", "greet", "aggregate", "centre", "inspect", "connected")
-    own_letters = {"address": seen(method.address, hub)} if has_own_letters(method) else {}
-    changes: dict[str, Any] = {
-        **{f: seen(getattr(method, f), site) for f in on_client},
-        **{f: seen(getattr(method, f), hub) for f in on_server},
-        **own_letters,
-    }
-    return replace(
+    return over_fields(
         method,
-        **changes,
-        join=join,
-        phases=tuple(changed(p) for p in method.phases),
-        adapt=tuple(changed(p) for p in method.adapt),
-        prologue=again(method.prologue),
-        epilogue=again(method.epilogue),
+        client=lambda fn: seen(fn, client),
+        server=lambda fn: seen(fn, server),
+        phase=lambda given: phase(moved_phase(given, client)),
+        newcomer=newcomer,
     )
 
 
@@ -262,64 +255,66 @@ def kept_after_training(method: Method) -> Method:
     Args:
         method: a method whose headline is "post" and whose models are parameters of the network.
     """
-    if method.predict is not None:
+    if method.use.predict is not None:
         raise ConfigError(
             f"{method.name} uses its models after local training, and they are more than "
             "parameters of the network, so they cannot be kept beside others; leave do_no_harm out."
         )
 
-    def init_client(params: Tree, site: Site) -> Tree:
-        inner = method.init_client(params, site)
-        return {"inner": inner, "used": params, "trained": site.num_samples < 0}
+    def same(ctx: ClientContext) -> ClientContext:
+        return ctx
 
-    def join(params: Tree, site: Site, server: Tree, hub: Hub) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        inner = method.init_client(params, ctx)
+        return {"inner": inner, "used": params, "trained": ctx.num_samples < 0}
+
+    def join(params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext) -> Tree:
         return {
-            **init_client(params, site),
-            "inner": newcomer(method, params, site, server, hub),
+            **init_client(params, ctx),
+            "inner": newcomer_state(method, params, ctx, server, server_ctx),
         }
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {**client, "inner": method.begin(client["inner"], site)}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {**client, "inner": method.begin(client["inner"], ctx)}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        inner, sent = method.finish(client["inner"], work["inner"], site)
-        used = method.model(work["inner"], site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        inner, sent = method.finish(client["inner"], work["inner"], ctx)
+        used = method.use.model(work["inner"], ctx)
         trained = torch.ones_like(client["trained"])
         return {"inner": inner, "used": used, "trained": trained}, sent
 
-    def model(work: Tree, site: Site) -> Tree:
-        return tree.where(work["trained"], work["used"], method.model(work["inner"], site))
+    def model(work: Tree, ctx: ClientContext) -> Tree:
+        return tree.where(work["trained"], work["used"], method.use.model(work["inner"], ctx))
 
     def rest(record: Method | None) -> Method | None:
-        """Let the method's own prologue or epilogue leave the kept models alone."""
+        """Let the method's own extra rounds leave the kept models alone."""
         if record is None:
             return None
 
-        def closing(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-            inner, sent = record.finish(client["inner"], work["inner"], site)
+        def closing(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+            inner, sent = record.finish(client["inner"], work["inner"], ctx)
             return {**client, "inner": inner}, sent
 
-        return replace(
+        return changed(
             record,
-            begin=lambda client, site: {**client, "inner": record.begin(client["inner"], site)},
-            phases=tuple(_moved(p, "inner", lambda site: site) for p in record.phases),
+            begin=lambda client, ctx: {**client, "inner": record.begin(client["inner"], ctx)},
+            phases=tuple(moved_phase(p, same, "inner") for p in record.phases),
             finish=closing,
-            epilogue=rest(record.epilogue),
+            after=rest(record.schedule.after),
         )
 
-    return replace(
+    return changed(
         method,
         init_client=init_client,
-        join=join,
+        state=join,
         begin=begin,
         phases=tuple(
-            replace(_moved(p, "inner", lambda site: site), stream=p.stream or p.name)
-            for p in method.phases
+            replace(moved_phase(p, same, "inner"), stream=p.stream or p.name) for p in method.phases
         ),
         adapt=(),
         finish=finish,
         model=model,
         headline="pre",
-        prologue=rest(method.prologue),
-        epilogue=rest(method.epilogue),
+        before=rest(method.schedule.before),
+        after=rest(method.schedule.after),
     )

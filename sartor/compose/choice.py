@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -11,7 +10,15 @@ from torch import Tensor
 from sartor.compose.beside import side_by_side
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
-from sartor.core.method import Batch, Hub, Method, Phase, Site, newcomer
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Phase,
+    ServerContext,
+    changed,
+    newcomer_state,
+)
 from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -71,46 +78,46 @@ def best_of(
     trained = {**parts, **others}
     whole = side_by_side(name, **trained)
     used = {k: f"{k}_used" if f"{k}_used" in others else k for k in parts}
-    plain = all(m.predict is None for m in trained.values())
+    plain = all(m.use.predict is None for m in trained.values())
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        zero = torch.zeros_like(hub.sizes)
-        errors = tree.leaves(params)[0].new_zeros((hub.sizes.shape[0], len(parts)))
+    def init_server(params: Tree, server_ctx: ServerContext) -> Tree:
+        zero = torch.zeros_like(server_ctx.sizes)
+        errors = tree.leaves(params)[0].new_zeros((server_ctx.sizes.shape[0], len(parts)))
         start = {"choice": zero, "group": zero, "errors": errors}
-        return {**whole.init_server(params, hub), **start}
+        return {**whole.init_server(params, server_ctx), **start}
 
-    def undecided(params: Tree, site: Site) -> Tree:
+    def undecided(params: Tree, ctx: ClientContext) -> Tree:
         """Return the entries of a client's state that hold its choice, before it is made."""
-        number = torch.zeros_like(site.index)
+        number = torch.zeros_like(ctx.index)
         if margin is None:
             return {"choice": number}
         zero = tree.leaves(params)[0].new_zeros(len(parts))
         return {"choice": number, "held_out": {"loss": zero, "error": zero, "count": zero[0]}}
 
-    def init_client(params: Tree, site: Site) -> Tree:
-        return {**whole.init_client(params, site), **undecided(params, site)}
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        return {**whole.init_client(params, ctx), **undecided(params, ctx)}
 
-    def join(params: Tree, site: Site, server: Tree, hub: Hub) -> Tree:
+    def join(params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext) -> Tree:
         known = {k: server[k] for k in trained}
-        return {**newcomer(whole, params, site, known, hub), **undecided(params, site)}
+        return {**newcomer_state(whole, params, ctx, known, server_ctx), **undecided(params, ctx)}
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        letter = whole.address(server, index, hub)
+    def address(server: Tree, index: Tensor, server_ctx: ServerContext) -> Tree:
+        letter = whole.address(server, index, server_ctx)
         return {**letter, "choice": at(server["choice"], index)} if announce else letter
 
-    def greet(server: Tree, hub: Hub) -> Tree:
+    def newcomer_message(server: Tree, server_ctx: ServerContext) -> Tree:
         """Choose for a newcomer what most clients use."""
         numbers = torch.arange(len(parts), device=server["choice"].device)
         votes = (server["choice"][:, None] == numbers).sum(0)
-        letter = whole.greet(server, hub) if whole.greet else {}
+        letter = whole.newcomer.message(server, server_ctx) if whole.newcomer.message else {}
         return {**letter, "choice": votes.argmax()} if announce else letter
 
-    def begin(client: Tree, site: Site) -> Tree:
-        choice = client["choice"] if scope == "client" else site.own["choice"]
-        return {**whole.begin(client, site), "choice": choice}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        choice = client["choice"] if scope == "client" else ctx.own["choice"]
+        return {**whole.begin(client, ctx), "choice": choice}
 
-    def model(work: Tree, site: Site) -> Tree:
-        found = whole.model(work, site)
+    def model(work: Tree, ctx: ClientContext) -> Tree:
+        found = whole.use.model(work, ctx)
         models = [found[slot] for slot in used.values()]
         if not plain:
             return {"choice": work["choice"], "models": dict(zip(parts, models, strict=True))}
@@ -118,53 +125,55 @@ def best_of(
 
     def predict(model: Tree, x: Tensor) -> Tensor:
         scores = [
-            (trained[slot].predict or task.logits)(model["models"][k], x)
+            (trained[slot].use.predict or task.logits)(model["models"][k], x)
             for k, slot in used.items()
         ]
         return at(torch.stack(scores), model["choice"])
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, sent = whole.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, sent = whole.finish(client, work, ctx)
         return {**kept, **{k: v for k, v in client.items() if k not in trained}}, sent
 
-    def look(work: Tree, batch: Batch, site: Site) -> Tree:
-        found = whole.model(work, site)
+    def look(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        found = whole.use.model(work, ctx)
         if margin is not None:
-            rows = [task.losses(found[k], batch, m.predict, criterion) for k, m in parts.items()]
+            rows = [
+                task.losses(found[k], batch, m.use.predict, criterion) for k, m in parts.items()
+            ]
             return {**work, "sums": work["sums"] + paired_sums(torch.stack(rows), batch.mask)}
         judged = [
-            task.judge(found[k], batch, m.predict)[score == "error"] for k, m in parts.items()
+            task.judge(found[k], batch, m.use.predict)[score == "error"] for k, m in parts.items()
         ]
         return {**work, "sums": work["sums"] + torch.stack([*judged, batch.mask.sum()])}
 
-    def report(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def report(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         if margin is not None:
-            choice, held_out = beyond_noise(work["sums"], site.hyper[margin])
+            choice, held_out = beyond_noise(work["sums"], ctx.hyper[margin])
             like = client["held_out"]["count"]
             rounded = tree.map(lambda leaf: leaf.to(like.dtype), held_out)
             return {**client, "choice": choice, "held_out": rounded}, {}
         choice = work["sums"][:-1].argmin()
         return {**client, "choice": choice}, {} if scope == "client" else {"sums": work["sums"]}
 
-    def decide(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+    def decide(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
         if scope == "client":
             return server
-        sums = torch.zeros_like(uploads["sums"]).index_copy(0, hub.cohort, uploads["sums"])
+        sums = torch.zeros_like(uploads["sums"]).index_copy(0, server_ctx.cohort, uploads["sums"])
         count = sums[:, -1:]
         errors = sums[:, :-1] / count.clamp(min=1.0)
-        weights = hub.sizes.to(errors.dtype) * (count[:, 0] > 0) + 1e-30
+        weights = server_ctx.sizes.to(errors.dtype) * (count[:, 0] > 0) + 1e-30
         best = (shares(weights, server["group"]) @ errors).argmin(1)
         choice = torch.where(server["choice"] > 0, server["choice"], best)
         return {**server, "errors": errors, "choice": choice}
 
-    def enter(work: Tree, site: Site) -> Tree:
-        zero = tree.leaves(whole.model(work, site))[0].reshape(-1)[0] * 0.0
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        zero = tree.leaves(whole.use.model(work, ctx))[0].reshape(-1)[0] * 0.0
         if margin is not None:
             nothing = torch.zeros_like(zero, dtype=torch.float64)
             return {**work, "sums": nothing.expand(4, len(parts))}
         return {**work, "sums": torch.stack([zero] * (len(parts) + 1))}
 
-    def inspect_client(client: Tree, site: Site) -> Tree:
+    def inspect_client(client: Tree, ctx: ClientContext) -> Tree:
         held_out = client.get("held_out", {})
         return {"choice": client["choice"], **{f"held_out_{k}": v for k, v in held_out.items()}}
 
@@ -177,39 +186,42 @@ def best_of(
         batch=batch,
         shuffle=False,
     )
-    method = replace(
+    method = changed(
         whole,
         init_server=init_server,
         init_client=init_client,
-        join=join,
+        state=join,
         address=address,
-        greet=greet if whole.greet is not None else None,
+        message=newcomer_message if whole.newcomer.message is not None else None,
         begin=begin,
         finish=finish,
-        aggregate=lambda server, uploads, hub: {**server, **whole.aggregate(server, uploads, hub)},
+        aggregate=lambda server, uploads, server_ctx: {
+            **server,
+            **whole.aggregate(server, uploads, server_ctx),
+        },
         model=model,
         predict=None if plain else predict,
-        inspect=lambda server, hub: {k: server[k] for k in ("choice", "group", "errors")},
-        inspect_client=inspect_client if scope == "client" else None,
-        choices=tuple(parts),
+        server=lambda server, server_ctx: {k: server[k] for k in ("choice", "group", "errors")},
+        client=inspect_client if scope == "client" else None,
+        names=tuple(parts),
     )
-    last = replace(
+    last = changed(
         method,
-        phases=(*whole.adapt, scored),
+        phases=(*whole.use.adapt, scored),
         adapt=(),
         finish=report,
         aggregate=decide,
         connected=None,
-        sparse=wire.letters_of(whole.sparse),
-        one_by_one=False,
-        prologue=None,
-        epilogue=None,
-        stage="evaluate" if whole.adapt else "",
+        sparse=wire.letters_of(whole.wire.sparse),
+        in_turn=False,
+        before=None,
+        after=None,
+        stage="evaluate" if whole.use.adapt else "",
     )
-    return replace(
+    return changed(
         method,
-        prologue=_with_rest(whole.prologue, tuple(trained)),
-        epilogue=_with_rest(whole.epilogue, tuple(trained), last),
+        before=_with_rest(whole.schedule.before, tuple(trained)),
+        after=_with_rest(whole.schedule.after, tuple(trained), last),
     )
 
 
@@ -223,18 +235,18 @@ def _with_rest(
     def rest(state: Tree) -> Tree:
         return {k: v for k, v in state.items() if k not in slots}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, sent = record.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, sent = record.finish(client, work, ctx)
         return {**rest(client), **kept}, sent
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        return {**rest(server), **record.aggregate(server, uploads, hub)}
+    def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+        return {**rest(server), **record.aggregate(server, uploads, server_ctx)}
 
-    return replace(
+    return changed(
         record,
         finish=finish,
         aggregate=aggregate,
-        epilogue=_with_rest(record.epilogue, slots, follow),
+        after=_with_rest(record.schedule.after, slots, follow),
     )
 
 

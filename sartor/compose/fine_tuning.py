@@ -10,7 +10,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 
@@ -51,24 +51,24 @@ def fine_tuned(
         keep_optimiser=False,
     )
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        return task.loss({**work["tuned"], **work["fixed"]}, batch, method.predict)
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
+        return task.loss({**work["tuned"], **work["fixed"]}, batch, method.use.predict)
 
-    def back(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
-        return {"tuned": (site.hyper["ft_prox_strength"], work["anchor"])} if pull else {}
+    def back(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
+        return {"tuned": (ctx.hyper["ft_prox_strength"], work["anchor"])} if pull else {}
 
     tune = descend(objective, longer, name="fine-tune", over=("tuned",), lr="ft_lr", pull=back)
 
-    def enter(work: Tree, site: Site) -> Tree:
-        model = method.model(work, site)
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        model = method.use.model(work, ctx)
         real = {k: v for k, v in model.items() if _is_real(v)}
         start = {"tuned": real, "fixed": {k: v for k, v in model.items() if k not in real}}
-        return tune.enter({**start, "anchor": real} if pull else start, site)
+        return tune.enter({**start, "anchor": real} if pull else start, ctx)
 
-    def model(work: Tree, site: Site) -> Tree:
+    def model(work: Tree, ctx: ClientContext) -> Tree:
         if "tuned" in work:
             return {**work["tuned"], **work["fixed"]}
-        return method.model(work, site)
+        return method.use.model(work, ctx)
 
     hyper = {
         **method.hyper,
@@ -78,15 +78,15 @@ def fine_tuned(
         hyper["ft_prox_strength"] = Hyper(
             0.1, 0.0, note="the pull of fine-tuning back to where it began"
         )
-    warm = method.warmup
+    warm = method.schedule.first
     if warm is not None:
         first = fine_tuned(warm.method, task, local, epochs=epochs, steps=steps, pull=pull)
         warm = replace(warm, method=first)
-    return replace(
+    return changed(
         method,
         hyper=hyper,
-        warmup=warm,
-        adapt=(*method.adapt, replace(tune, enter=enter)),
+        first=warm,
+        adapt=(*method.use.adapt, replace(tune, enter=enter)),
         model=model,
         headline="pre",
     )

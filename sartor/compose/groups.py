@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
+from sartor.compose.fields import moved_phase
 from sartor.core import tree, wire
-from sartor.core.method import Hub, Method, Phase, Site
+from sartor.core.method import ClientContext, Method, ServerContext, changed
 from sartor.core.mixing import at, repeated
 from sartor.core.tree import Tree
 
@@ -25,50 +24,38 @@ def within_groups(method: Method) -> Method:
             ``aggregate`` looks at the clients that are present.
     """
 
-    def view(site: Site) -> Site:
-        return site._replace(common=site.own, own={})
+    def view(ctx: ClientContext) -> ClientContext:
+        return ctx._replace(common=ctx.own, own={})
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        num = hub.sizes.shape[0]
-        one = method.init_server(params, hub)
-        return {"rows": repeated(one, num), "group": torch.zeros_like(hub.sizes)}
+    def init_server(params: Tree, server_ctx: ServerContext) -> Tree:
+        num = server_ctx.sizes.shape[0]
+        one = method.init_server(params, server_ctx)
+        return {"rows": repeated(one, num), "group": torch.zeros_like(server_ctx.sizes)}
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        return method.broadcast(tree.map(lambda leaf: at(leaf, index), server["rows"]), hub)
+    def address(server: Tree, index: Tensor, server_ctx: ServerContext) -> Tree:
+        return method.broadcast(tree.map(lambda leaf: at(leaf, index), server["rows"]), server_ctx)
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        of_cohort = server["group"].index_select(0, hub.cohort)
+    def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+        of_cohort = server["group"].index_select(0, server_ctx.cohort)
 
         def one(row: Tree, group: Tensor) -> Tree:
-            there = hub.present & (of_cohort == group)
-            return method.aggregate(row, uploads, hub._replace(present=there))
+            there = server_ctx.present & (of_cohort == group)
+            return method.aggregate(row, uploads, server_ctx._replace(present=there))
 
         # One client after the other: all at once would need memory for every pair of clients.
         rows = torch.func.vmap(one, chunk_size=1)(server["rows"], server["group"])
         return {"rows": rows, "group": server["group"]}
 
-    def on_view(phase: Phase) -> Phase:
-        steps, when, stop = phase.steps, phase.when, phase.stop
-        return replace(
-            phase,
-            step=lambda work, batch, site: phase.step(work, batch, view(site)),
-            enter=lambda work, site: phase.enter(work, view(site)),
-            leave=lambda work, site: phase.leave(work, view(site)),
-            steps=(lambda site: steps(view(site))) if callable(steps) else steps,
-            when=(lambda work, site: when(work, view(site))) if when else None,
-            stop=(lambda work, site: stop(work, view(site))) if stop else None,
-        )
-
-    return replace(
+    return changed(
         method,
         init_server=init_server,
-        broadcast=lambda server, hub: {},
+        broadcast=lambda server, server_ctx: {},
         address=address,
-        begin=lambda client, site: method.begin(client, view(site)),
-        phases=tuple(on_view(p) for p in method.phases),
-        finish=lambda client, work, site: method.finish(client, work, view(site)),
+        begin=lambda client, ctx: method.begin(client, view(ctx)),
+        phases=tuple(moved_phase(p, view) for p in method.phases),
+        finish=lambda client, work, ctx: method.finish(client, work, view(ctx)),
         aggregate=aggregate,
-        model=lambda work, site: method.model(work, view(site)),
+        model=lambda work, ctx: method.use.model(work, view(ctx)),
         centre=None,
-        sparse=wire.moved(method.sparse, {"common": "own", "upload": "upload"}),
+        sparse=wire.moved(method.wire.sparse, {"common": "own", "upload": "upload"}),
     )

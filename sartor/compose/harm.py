@@ -36,7 +36,6 @@ A newcomer gets all three models by their own rules and decides in the same way.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 import torch
@@ -48,7 +47,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local
-from sartor.core.method import Hub, Method, weighted_sum
+from sartor.core.method import Method, ServerContext, changed, weighted_sum
 from sartor.core.method import client_weights as shares
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -83,16 +82,18 @@ def do_no_harm(
             f"harm_share must be between 0 and 1, got {share}; 0.2 holds out a fifth of every "
             "client's training samples."
         )
-    known = method.name if not method.adapt else ""
+    known = method.name if not method.use.adapt else ""
     parts = {
         "alone": method if known == "local" else local_train(task, local),
         "global": method if known == "fedavg" else _plain_fedavg(task, local),
     }
     if known not in ("local", "fedavg"):
         parts["personalised"] = method
-    if method.one_by_one:
+    if method.schedule.in_turn:
         parts["global"] = _in_turn(parts["global"])
-    trained = {k: kept_after_training(m) if m.headline == "post" else m for k, m in parts.items()}
+    trained = {
+        k: kept_after_training(m) if m.use.headline == "post" else m for k, m in parts.items()
+    }
     end = 1.0 - share
     judged: dict[str, Any] = {
         k: on_share(m, end) if on == "holdout" else m for k, m in trained.items()
@@ -110,20 +111,22 @@ def do_no_harm(
         **judged,
     )
 
-    def inspect(server: Tree, hub: Hub) -> Tree:
+    def inspect(server: Tree, server_ctx: ServerContext) -> Tree:
         """Show what the method shows; what would be mistaken for the choice gets another name."""
-        if method.inspect is None or "personalised" not in parts:
+        if method.show.server is None or "personalised" not in parts:
             return {}
-        seen = method.inspect(server["personalised"], hub)
+        seen = method.show.server(server["personalised"], server_ctx)
         return {f"inner_{k}" if k == "choice" else k: v for k, v in seen.items()}
 
     note = "how many standard errors better than alone a model must be; 0 takes the lowest loss"
-    centre = trained["global"].centre
-    return replace(
+    centre = trained["global"].use.centre
+    return changed(
         whole,
         hyper={**whole.hyper, MARGIN: Hyper(1.0, 0.0, note=note)},
-        inspect=inspect,
-        centre=None if centre is None else lambda server, hub: centre(server["global"], hub),
+        server=inspect,
+        centre=None
+        if centre is None
+        else lambda server, server_ctx: centre(server["global"], server_ctx),
     )
 
 
@@ -131,11 +134,13 @@ def _plain_fedavg(task: Task, local: Local) -> Method:
     """Build FedAvg that takes no notice of the method's over-relaxation."""
     base = fedavg(task, local)
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        one = torch.ones_like(next(iter(hub.hyper.values())).reshape(-1)[0])
-        return base.aggregate(server, uploads, hub._replace(hyper={**hub.hyper, "relax": one}))
+    def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+        one = torch.ones_like(next(iter(server_ctx.hyper.values())).reshape(-1)[0])
+        return base.aggregate(
+            server, uploads, server_ctx._replace(hyper={**server_ctx.hyper, "relax": one})
+        )
 
-    return replace(base, hyper=local.hyper, aggregate=aggregate)
+    return changed(base, hyper=local.hyper, aggregate=aggregate)
 
 
 def _in_turn(common: Method) -> Method:
@@ -145,32 +150,32 @@ def _in_turn(common: Method) -> Method:
         common: FedAvg, with the weights n_i/N.
     """
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, server_ctx: ServerContext) -> Tree:
         none = tree.leaves(params)[0].reshape(-1)[0] * 0.0
-        start = {"sum": tree.zeros_like(params), "weight": none, "last": hub.round - 1}
-        return {**common.init_server(params, hub), **start}
+        start = {"sum": tree.zeros_like(params), "weight": none, "last": server_ctx.round - 1}
+        return {**common.init_server(params, server_ctx), **start}
 
-    def average(server: Tree, hub: Hub) -> Tree:
-        due = (hub.round > server["last"]) & (server["weight"] > 0)
+    def average(server: Tree, server_ctx: ServerContext) -> Tree:
+        due = (server_ctx.round > server["last"]) & (server["weight"] > 0)
         weight = torch.where(server["weight"] > 0, server["weight"], 1.0)
         mean = tree.map(lambda leaf: leaf / weight, server["sum"])
         return tree.map(lambda new, old: torch.where(due, new, old), mean, server["params"])
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        fresh = hub.round > server["last"]
-        p: Tensor = shares(hub)[hub.cohort] * hub.present
+    def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+        fresh = server_ctx.round > server["last"]
+        p: Tensor = shares(server_ctx)[server_ctx.cohort] * server_ctx.present
         more = weighted_sum(uploads["params"], p)
         return {
-            "params": average(server, hub),
+            "params": average(server, server_ctx),
             "sum": tree.map(lambda s, m: torch.where(fresh, m, s + m), server["sum"], more),
             "weight": torch.where(fresh, p.sum(), server["weight"] + p.sum()),
-            "last": hub.round,
+            "last": server_ctx.round,
         }
 
-    return replace(
+    return changed(
         common,
         init_server=init_server,
-        broadcast=lambda server, hub: {"params": average(server, hub)},
+        broadcast=lambda server, server_ctx: {"params": average(server, server_ctx)},
         aggregate=aggregate,
         centre=average,
     )

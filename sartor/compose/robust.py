@@ -37,7 +37,7 @@ from torch import Tensor
 
 from sartor.core import tree
 from sartor.core.errors import ConfigError
-from sartor.core.method import Hub, Method
+from sartor.core.method import Method, ServerContext, changed
 from sartor.core.mixing import at
 from sartor.core.tree import Tree
 
@@ -63,7 +63,7 @@ def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool | None = No
         raise ConfigError(
             f"robust_share must be in [0, 0.5), got {share}; no rule withstands a bad majority."
         )
-    if not method.averaged:
+    if not method.wire.averaged:
         raise ConfigError(
             f"{method.name} does not average the uploads of its clients, so robust={rule!r} has "
             "no meaning for it; use a method that does, such as fedavg, ditto or fedper."
@@ -72,24 +72,24 @@ def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool | None = No
     mixes = rule == "krum" if mix is None else mix
 
     def wrap(record: Method) -> Method:
-        if not record.averaged:
+        if not record.wire.averaged:
             return record
 
-        def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-            branch = {k: v for k, v in uploads.items() if k in record.averaged}
-            there = hub.present
+        def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+            branch = {k: v for k, v in uploads.items() if k in record.wire.averaged}
+            there = server_ctx.present
             if mixes:
                 branch, there = mixed(branch, there, share)
             mended = {**uploads, **pick(branch, there, share)}
-            return record.aggregate(server, mended, hub)
+            return record.aggregate(server, mended, server_ctx)
 
-        return replace(record, aggregate=aggregate)
+        return changed(record, aggregate=aggregate)
 
-    warm = method.warmup
-    return replace(
+    warm = method.schedule.first
+    return changed(
         wrap(method),
-        prologue=None if method.prologue is None else wrap(method.prologue),
-        warmup=None if warm is None else replace(warm, method=wrap(warm.method)),
+        before=None if method.schedule.before is None else wrap(method.schedule.before),
+        first=None if warm is None else replace(warm, method=wrap(warm.method)),
     )
 
 

@@ -27,13 +27,13 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import ConfigError, ContractError
 from sartor.core.hyper import Hyper
-from sartor.core.method import Batch, Phase, Site
+from sartor.core.method import Batch, ClientContext, Phase
 from sartor.core.schedule import Schedule, parse
 from sartor.core.task import grad
 from sartor.core.tree import Tree
 
-Objective = Callable[[Tree, Batch, Site], Any]
-Pull = Callable[[Tree, Site], Mapping[str, tuple[Tensor | float, Tree]]]
+Objective = Callable[[Tree, Batch, ClientContext], Any]
+Pull = Callable[[Tree, ClientContext], Mapping[str, tuple[Tensor | float, Tree]]]
 
 
 @dataclass(frozen=True)
@@ -150,26 +150,26 @@ class Local:
             keep_optimiser=False,
         )
 
-    def fade(self, site: Site) -> Tensor | float:
+    def fade(self, ctx: ClientContext) -> Tensor | float:
         """Return δ^t s(t), what decay and schedule have left of the rate in this round."""
         left: Tensor | float = 1.0
         if self.lr_decay != 1.0:
-            left = site.hyper["lr_decay"] ** site.round
+            left = ctx.hyper["lr_decay"] ** ctx.round
         if self._schedule is not None:
-            left = left * self._schedule.share(site.round, site.hyper["local_lr"].dtype)
+            left = left * self._schedule.share(ctx.round, ctx.hyper["local_lr"].dtype)
         return left
 
-    def rate(self, site: Site) -> Tensor:
+    def rate(self, ctx: ClientContext) -> Tensor:
         """Return η_t = η_0 δ^t s(t)."""
-        rate: Tensor = site.hyper["local_lr"]
+        rate: Tensor = ctx.hyper["local_lr"]
         steady = self.lr_decay == 1.0 and self._schedule is None
-        return rate if steady else rate * self.fade(site)
+        return rate if steady else rate * self.fade(ctx)
 
-    def clipped(self, slope: Tree, site: Site) -> Tree:
+    def clipped(self, slope: Tree, ctx: ClientContext) -> Tree:
         """Return g · min(1, C/‖g‖), with the norm over all leaves; g itself to the bit if short."""
         if not self.clip_norm:
             return slope
-        limit = site.hyper["clip_norm"]
+        limit = ctx.hyper["clip_norm"]
         norm = tree.dot(slope, slope).sqrt()
         return tree.scale(slope, torch.where(limit > 0, limit / torch.maximum(norm, limit), 1.0))
 
@@ -205,18 +205,18 @@ def descend(
     *,
     name: str = "train",
     over: tuple[str, ...] = ("params",),
-    lr: str | dict[str, str] | Callable[[Tree, Site], Tensor] = "local_lr",
-    steps: Callable[[Site], Tensor] | None = None,
+    lr: str | dict[str, str] | Callable[[Tree, ClientContext], Tensor] = "local_lr",
+    steps: Callable[[ClientContext], Tensor] | None = None,
     train: Callable[[str], bool] | None = None,
     aux: bool = False,
-    after: Callable[[Tree, Site], Tree] | None = None,
+    after: Callable[[Tree, ClientContext], Tree] | None = None,
     data: str = "train",
     pull: Pull | None = None,
 ) -> Phase:
     """Build the phase that descends an objective by SGD.
 
     Args:
-        objective: ``(work, batch, site) -> 0-d loss``; with ``aux``, a pair (loss, changed entries
+        objective: ``(work, batch, ctx) -> 0-d loss``; with ``aux``, a pair (loss, changed entries
             of work).
         local: number of steps, batches and the optimiser.
         name: the phase's name and random stream. The main phase of every method is "train", so that
@@ -227,9 +227,9 @@ def descend(
         steps: the number of steps as data; replaces that of ``local``.
         train: a predicate on leaf names; the others stay as they are.
         aux: whether the objective also returns entries of work to store.
-        after: ``(work, site) -> work`` after every step, such as a projection.
+        after: ``(work, ctx) -> work`` after every step, such as a projection.
         data: the split to train on.
-        pull: ``(work, site) -> {entry: (λ, c)}``: adds (λ/2)‖work[entry] − c‖² over the trained
+        pull: ``(work, ctx) -> {entry: (λ, c)}``: adds (λ/2)‖work[entry] − c‖² over the trained
             leaves to the objective. Its slope λ(w − c) is known, so nothing is derived, and the
             sum of squares is never formed.
     """
@@ -238,8 +238,8 @@ def descend(
     def trained(work: Tree) -> Tree:
         return {entry: tree.select(work[entry], is_trained) for entry in over}
 
-    def pulled(work: Tree, site: Site) -> Mapping[str, tuple[Tensor | float, Tree]]:
-        found = {} if pull is None else pull(work, site)
+    def pulled(work: Tree, ctx: ClientContext) -> Mapping[str, tuple[Tensor | float, Tree]]:
+        found = {} if pull is None else pull(work, ctx)
         if not isinstance(found, Mapping) or not found.keys() <= set(over):
             keys = sorted(found) if isinstance(found, Mapping) else type(found).__name__
             raise ContractError(
@@ -254,43 +254,43 @@ def descend(
             strength = tree.leaves(now)[0].new_full((), strength)
         return strength, tree.select(centre, is_trained)
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         if not local.momentum or local.keeps:
             return work
         return {**work, "velocity": tree.zeros_like(trained(work))}
 
-    def leave(work: Tree, site: Site) -> Tree:
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
         return work if local.keeps else {k: v for k, v in work.items() if k != "velocity"}
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         def loss(parts: Tree) -> Any:
-            return objective({**work, **{k: {**work[k], **parts[k]} for k in over}}, batch, site)
+            return objective({**work, **{k: {**work[k], **parts[k]} for k in over}}, batch, ctx)
 
         now = trained(work)
         slope, changes = grad(loss, has_aux=True)(now) if aux else (grad(loss)(now), {})
-        pulls = {k: drawn(now[k], *at) for k, at in pulled(work, site).items()}
+        pulls = {k: drawn(now[k], *at) for k, at in pulled(work, ctx).items()}
         at_once = not (local.clip_norm or local.weight_decay or local.momentum)
         if not at_once:
             for entry, (strength, centre) in pulls.items():
                 slope[entry] = tree.add_difference(slope[entry], now[entry], centre, strength)
         if local.clip_norm:
-            slope = {entry: local.clipped(slope[entry], site) for entry in over}
+            slope = {entry: local.clipped(slope[entry], ctx) for entry in over}
         if local.weight_decay:
-            decay = site.hyper["weight_decay"]
+            decay = ctx.hyper["weight_decay"]
             slope = tree.addcmul(slope, now, decay)
         if local.momentum:
-            mu = site.hyper["momentum"]
+            mu = ctx.hyper["momentum"]
             slope = tree.addcmul(slope, work["velocity"], mu)
             changes = {**changes, "velocity": slope}
         new = {}
         for entry in over:
             name_or_fn = lr[entry] if isinstance(lr, dict) else lr
             if name_or_fn == "local_lr":
-                rate = local.rate(site)
+                rate = local.rate(ctx)
             elif isinstance(name_or_fn, str):
-                rate = site.hyper[name_or_fn]
+                rate = ctx.hyper[name_or_fn]
             else:
-                rate = name_or_fn(work, site)
+                rate = name_or_fn(work, ctx)
             if at_once and entry in pulls:
                 strength, centre = pulls[entry]
                 moved = tree.pulled_step(now[entry], slope[entry], centre, rate, strength)
@@ -298,7 +298,7 @@ def descend(
                 moved = tree.addcmul(now[entry], slope[entry], -rate)
             new[entry] = {**work[entry], **moved}
         moved_on = {**work, **changes, **new}
-        return moved_on if after is None else after(moved_on, site)
+        return moved_on if after is None else after(moved_on, ctx)
 
     return Phase(
         name=name,

@@ -9,8 +9,8 @@ it is; the files in `sartor/methods/` are examples. Every function must be pure,
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,35 +22,35 @@ from sartor.core.hyper import Hyper
 from sartor.core.tree import Tree
 
 
-class Site(NamedTuple):
-    """Everything that is read-only on a client.
+class ClientContext(NamedTuple):
+    """Everything that a client function may read.
 
     Attributes:
         hyper: hyper-parameters, 0-d each.
-        common: the letter that every client received.
-        own: the letter to this client alone.
+        common: the message that every client received.
+        own: the message to this client alone.
         key: two words, folded with seed, stage, round, client, stream and step.
         round: the round, 0-d.
-        index: who this client is, 0-d.
+        index: the number of this client, 0-d.
         num_samples: how many training samples it has, 0-d.
         mask: (capacity,), true for the real rows of its list of training samples.
         reports: whether its upload is used in this round, 0-d; false only where all clients train
             and some report.
     """
 
-    hyper: Any
-    common: Any
-    own: Any
-    key: Any
-    round: Any
-    index: Any
-    num_samples: Any
-    mask: Any
-    reports: Any
+    hyper: dict[str, Tensor]
+    common: Tree
+    own: Tree
+    key: Tensor
+    round: Tensor
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    num_samples: Tensor
+    mask: Tensor
+    reports: Tensor
 
 
-class Hub(NamedTuple):
-    """Everything that is read-only on the server.
+class ServerContext(NamedTuple):
+    """Everything that a server function may read.
 
     Attributes:
         hyper: hyper-parameters, 0-d each (or (clients,) where a run has one value per client).
@@ -61,12 +61,12 @@ class Hub(NamedTuple):
         present: (slots,) false for a client that did not report, or that only pads the cohort.
     """
 
-    hyper: Any
-    key: Any
-    round: Any
-    sizes: Any
-    cohort: Any
-    present: Any
+    hyper: dict[str, Tensor]
+    key: Tensor
+    round: Tensor
+    sizes: Tensor
+    cohort: Tensor
+    present: Tensor
 
 
 class Batch(NamedTuple):
@@ -80,14 +80,14 @@ class Batch(NamedTuple):
         last: 0-d, whether this batch ends a pass.
     """
 
-    x: Any
-    y: Any
-    mask: Any
-    rows: Any
-    last: Any
+    x: Tensor
+    y: Tensor
+    mask: Tensor
+    rows: Tensor
+    last: Tensor
 
 
-def _same(work: Tree, site: Site) -> Tree:
+def _same(work: Tree, ctx: ClientContext) -> Tree:
     return work
 
 
@@ -97,13 +97,13 @@ class Phase:
 
     Attributes:
         name: what it is called in timings and errors.
-        step: ``(work, batch, site) -> work``; with ``draws`` > 1, batch is a tuple of independent
+        step: ``(work, batch, ctx) -> work``; with ``draws`` > 1, batch is a tuple of independent
             batches.
-        enter: ``(work, site) -> work`` before the first step, such as a new optimiser.
-        leave: ``(work, site) -> work`` after the last step, such as dividing sums.
+        enter: ``(work, ctx) -> work`` before the first step, such as a new optimiser.
+        leave: ``(work, ctx) -> work`` after the last step, such as dividing sums.
         data: "train", "val", "test" or "none".
         epochs: passes over the data.
-        steps: when given, replaces epochs: a number, or ``(site) -> 0-d integer tensor``.
+        steps: when given, replaces epochs: a number, or ``(ctx) -> 0-d integer tensor``.
         batch: samples a batch; None is all at once.
         draws: independent batches a step.
         share: the share of the client's samples that is used, drawn anew in every round.
@@ -112,22 +112,22 @@ class Phase:
         fresh: whether every step draws its batch from all samples, instead of passing through them.
         shuffle: whether the order is drawn anew for every pass.
         drop_last: whether the last incomplete batch of a pass is dropped.
-        random: whether ``step`` draws from ``site.key``; without it the key is left empty, and
+        random: whether ``step`` draws from ``ctx.key``; without it the key is left empty, and
             using it is an error.
-        when: ``(work, site) -> bool tensor``: whether this client takes the phase in this round at
+        when: ``(work, ctx) -> bool tensor``: whether this client takes the phase in this round at
             all; asked before ``enter``. Who does not is entered and left without a step, and costs
             nothing more.
-        stop: ``(work, site) -> bool tensor``: this client is done.
+        stop: ``(work, ctx) -> bool tensor``: this client is done.
         stream: names the random stream; the phase's name if empty.
     """
 
     name: str
-    step: Callable[[Tree, Any, Site], Tree]
-    enter: Callable[[Tree, Site], Tree] = _same
-    leave: Callable[[Tree, Site], Tree] = _same
+    step: Callable[[Tree, Any, ClientContext], Tree]
+    enter: Callable[[Tree, ClientContext], Tree] = _same
+    leave: Callable[[Tree, ClientContext], Tree] = _same
     data: str = "train"
     epochs: int = 1
-    steps: int | Callable[[Site], Tensor] | None = None
+    steps: int | Callable[[ClientContext], Tensor] | None = None
     batch: int | None = 32
     draws: int = 1
     share: float = 1.0
@@ -136,24 +136,24 @@ class Phase:
     shuffle: bool = True
     drop_last: bool = False
     random: bool = False
-    when: Callable[[Tree, Site], Tensor] | None = None
-    stop: Callable[[Tree, Site], Tensor] | None = None
+    when: Callable[[Tree, ClientContext], Tensor] | None = None
+    stop: Callable[[Tree, ClientContext], Tensor] | None = None
     stream: str = ""
 
 
-def _nothing_from_server(server: Tree, hub: Hub) -> Tree:
+def _nothing_from_server(server: Tree, ctx: ServerContext) -> Tree:
     return {}
 
 
-def _nothing_for_one(server: Tree, index: Tensor, hub: Hub) -> Tree:
+def _nothing_for_one(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
     return {}
 
 
-def _no_client_state(params: Tree, site: Site) -> Tree:
+def _no_client_state(params: Tree, ctx: ClientContext) -> Tree:
     return {}
 
 
-def _params(work: Tree, site: Site) -> Tree:
+def _params(work: Tree, ctx: ClientContext) -> Tree:
     return work["params"]
 
 
@@ -162,106 +162,158 @@ def _nothing_private(leaf: str) -> bool:
 
 
 @dataclass(frozen=True)
+class Use:
+    """How a trained method is used: the model of a client, and what the evaluator scores.
+
+    Attributes:
+        model: ``(work, ctx) -> model``: what the evaluator scores.
+        predict: ``(model, x) -> scores``; the task's logits if None.
+        adapt: phases on a copy, before scoring (fine-tuning at evaluation).
+        centre: ``(server, ctx) -> parameters`` of the global model, where there is one; scored as
+            the point "global".
+        headline: the evaluation point of the headline metric: "pre" (after aggregation and
+            download) or "post" (after local training).
+    """
+
+    model: Callable[[Tree, ClientContext], Tree] = _params
+    predict: Callable[[Tree, Tensor], Tensor] | None = None
+    adapt: tuple[Phase, ...] = ()
+    centre: Callable[[Tree, ServerContext], Tree] | None = None
+    headline: str = "pre"
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which clients train in a round, and the extra rounds before and after training.
+
+    Attributes:
+        who: "cohort" (the cohort trains and reports), "everyone" (all clients train and report,
+            whatever the participation rule) or "everyone_trains" (all train, the cohort reports).
+        in_turn: whether the clients of a round are served one after the other, so that later ones
+            see the uploads of earlier ones.
+        first: another record for the first rounds, on the same state trees.
+        before: a record for one round of all clients before round 0, on the same state trees.
+        after: the same after the last round. Evaluations before that run it on copies, so that
+            they score what would be used if training stopped there. It may have an ``after`` of
+            its own, which follows it.
+        stage: for an ``after``: "evaluate" if it draws what the next evaluation draws, so that it
+            sees the very models that will be used.
+    """
+
+    who: Literal["cohort", "everyone", "everyone_trains"] = "cohort"
+    in_turn: bool = False
+    first: FirstRounds | None = None
+    before: Method | None = None
+    after: Method | None = None
+    stage: str = ""
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What may travel, and in which form.
+
+    Attributes:
+        private: a predicate on the names of model leaves that must never be uploaded.
+        sparse: from a leaf of a message to the leaf of the same message that marks which of its
+            rows travel, such as ``{"upload/means": "upload/held"}``; the receiver reads zeros in
+            the others, and only the rows that travel are counted. See `sartor/core/wire.py`.
+        averaged: the branches of an upload that enter the server through a (weighted) mean alone,
+            so that another mean may take its place; see `sartor/compose/robust.py`.
+        connected: ``(server, ctx) -> (slots,)`` true for the clients that exchange messages in
+            this round; the messages and uploads of the others are not sent, and must not matter:
+            ``aggregate`` sees these clients as not present. Or (2, slots): the clients that
+            receive, and those that upload. Or one of these per slot of the trees, for methods made
+            of methods.
+    """
+
+    private: Callable[[str], bool] = _nothing_private
+    sparse: Mapping[str, str] = field(default_factory=dict)
+    averaged: tuple[str, ...] = ()
+    connected: Callable[[Tree, ServerContext], Any] | None = None
+
+
+@dataclass(frozen=True)
+class Newcomer:
+    """How a client joins after training.
+
+    Attributes:
+        message: ``(server, ctx) -> own``: the own message to a client that the server does not
+            know; needed where there is ``address``.
+        state: ``(params, ctx, server, server_ctx) -> client``: its kept state; if None,
+            ``init_client`` from the global model where there is one, else from the common start.
+    """
+
+    message: Callable[[Tree, ServerContext], Tree] | None = None
+    state: Callable[[Tree, ClientContext, Tree, ServerContext], Tree] | None = None
+
+
+@dataclass(frozen=True)
+class Show:
+    """What a method shows of itself at evaluations.
+
+    Attributes:
+        server: ``(server, ctx) -> small tensors`` worth recording, such as a mixing matrix.
+        client: ``(client, ctx) -> small tensors``, the same of every client's kept state; recorded
+            beside the scores and never sent.
+        names: what the numbers in the shown table ``choice`` stand for, where each client ends
+            with one of several models.
+    """
+
+    server: Callable[[Tree, ServerContext], Tree] | None = None
+    client: Callable[[Tree, ClientContext], Tree] | None = None
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Method:
-    """One method: a frozen record of pure functions on trees.
+    """One method: a frozen record of pure functions on trees, and five small values.
 
     Attributes:
         name: the name in tables and on the command line.
         hyper: sweepable hyper-parameters with defaults and ranges.
-        init_server: ``(params, hub) -> server``.
-        begin: ``(client, site) -> work``: the transient tree of this round, from kept state and
-            letters.
-        finish: ``(client, work, site) -> (client, upload)``: the kept state and the upload, apart.
-        aggregate: ``(server, uploads, hub) -> server``; uploads have the slots of the cohort on
+        init_server: ``(params, ctx) -> server``.
+        begin: ``(client, ctx) -> work``: the transient tree of this round, from kept state and
+            messages.
+        finish: ``(client, work, ctx) -> (client, upload)``: the kept state and the upload, apart.
+        aggregate: ``(server, uploads, ctx) -> server``; uploads have the slots of the cohort on
             axis 0.
         phases: local work, in order.
-        init_client: ``(params, site) -> client``: kept between rounds, never sent.
-        broadcast: ``(server, hub) -> common``: the same letter for all.
-        address: ``(server, i, hub) -> own``: the letter to client i (0-d integer tensor).
-        greet: ``(server, hub) -> own``: the letter to a client that the server does not know, which
-            joins after training; needed where there is ``address``.
-        model: ``(work, site) -> model``: what the evaluator scores.
-        predict: ``(model, x) -> scores``; the task's logits if None.
-        adapt: phases on a copy, before scoring (fine-tuning at evaluation).
-        centre: ``(server, hub) -> parameters`` of the global model, where there is one; scored as
-            the point "global".
-        private: a predicate on the names of model leaves that must never be uploaded.
-        headline: the evaluation point of the headline figure: "pre" (after aggregation and
-            download) or "post" (after local training).
-        everyone: whether all clients train and report in every round, whatever the participation
-            rule (LocalTrain).
-        train_all: whether all clients train in every round, while only the cohort reports (pFedMe).
-        one_by_one: whether the clients of a round are served one after the other, so that later
-            ones see the uploads of earlier ones.
-        inspect: ``(server, hub) -> small tensors`` worth recording at evaluations, such as a mixing
-            matrix.
-        inspect_client: ``(client, site) -> small tensors``, the same of every client's kept state;
-            recorded beside the scores and never sent.
-        choices: what the numbers in the inspected table ``choice`` stand for, where each client
-            ends with one of several models.
-        join: ``(params, site, server, hub) -> client``: the kept state of a client that joins after
-            training; if None, ``init_client`` from the global model where there is one, else from
-            the common start.
-        connected: ``(server, hub) -> (slots,)`` true for the clients that exchange messages in this
-            round; the letters and uploads of the others are not sent, and must not matter: for
-            ``aggregate`` they are not present. Or (2, slots): who is written to, and who uploads.
-            Or one of these per slot of the trees, for methods made of methods.
-        sparse: from a leaf of a message to the leaf of the same message that marks which of its
-            rows travel, such as ``{"upload/means": "upload/held"}``; the receiver reads zeros in
-            the others, and only those that travel are booked. See `sartor/core/wire.py`.
-        averaged: the branches of an upload that enter the server through a (weighted) mean alone,
-            so that another mean may take its place; see `sartor/compose/robust.py`.
-        prologue: one round of everybody before round 0, on the same state trees.
-        epilogue: the same after the last round. Evaluations before that run it on copies, so that
-            they score what would be used if training stopped there. It may have an ``epilogue`` of
-            its own, which follows it.
-        stage: for an epilogue: "evaluate" if it draws what the next evaluation draws, so that it
-            sees the very models that will be used.
-        warmup: another record for the first rounds, on the same state trees.
+        init_client: ``(params, ctx) -> client``: kept between rounds, never sent.
+        broadcast: ``(server, ctx) -> common``: the same message for all.
+        address: ``(server, i, ctx) -> own``: the message to client i (0-d integer tensor).
+        use: how the models are used and scored.
+        schedule: which clients train when.
+        wire: what may travel.
+        newcomer: how a client joins after training.
+        show: what is recorded at evaluations.
     """
 
     name: str
     hyper: dict[str, Hyper]
-    init_server: Callable[[Tree, Hub], Tree]
-    begin: Callable[[Tree, Site], Tree]
-    finish: Callable[[Tree, Tree, Site], tuple[Tree, Tree]]
-    aggregate: Callable[[Tree, Tree, Hub], Tree]
+    init_server: Callable[[Tree, ServerContext], Tree]
+    begin: Callable[[Tree, ClientContext], Tree]
+    finish: Callable[[Tree, Tree, ClientContext], tuple[Tree, Tree]]
+    aggregate: Callable[[Tree, Tree, ServerContext], Tree]
     phases: tuple[Phase, ...] = ()
-    init_client: Callable[[Tree, Site], Tree] = _no_client_state
-    broadcast: Callable[[Tree, Hub], Tree] = _nothing_from_server
-    address: Callable[[Tree, Tensor, Hub], Tree] = _nothing_for_one
-    greet: Callable[[Tree, Hub], Tree] | None = None
-    model: Callable[[Tree, Site], Tree] = _params
-    predict: Callable[[Tree, Tensor], Tensor] | None = None
-    adapt: tuple[Phase, ...] = ()
-    centre: Callable[[Tree, Hub], Tree] | None = None
-    private: Callable[[str], bool] = _nothing_private
-    headline: str = "pre"
-    everyone: bool = False
-    train_all: bool = False
-    one_by_one: bool = False
-    connected: Callable[[Tree, Hub], Any] | None = None
-    sparse: Mapping[str, str] = field(default_factory=dict)
-    averaged: tuple[str, ...] = ()
-    inspect: Callable[[Tree, Hub], Tree] | None = None
-    inspect_client: Callable[[Tree, Site], Tree] | None = None
-    choices: tuple[str, ...] = ()
-    join: Callable[[Tree, Site, Tree, Hub], Tree] | None = None
-    prologue: Method | None = field(default=None)
-    epilogue: Method | None = field(default=None)
-    stage: str = ""
-    warmup: Warmup | None = field(default=None)
+    init_client: Callable[[Tree, ClientContext], Tree] = _no_client_state
+    broadcast: Callable[[Tree, ServerContext], Tree] = _nothing_from_server
+    address: Callable[[Tree, Tensor, ServerContext], Tree] = _nothing_for_one
+    use: Use = Use()
+    schedule: Schedule = Schedule()
+    wire: Wire = Wire()
+    newcomer: Newcomer = Newcomer()
+    show: Show = Show()
 
 
 @dataclass(frozen=True)
-class Warmup:
+class FirstRounds:
     """The first rounds of a method, when they are those of another one.
 
     Attributes:
-        rounds: how many; they count as rounds of the run, and are drawn and booked as such.
+        rounds: how many; they count as rounds of the run, and are drawn and counted as such.
         method: the record that is trained, and scored, until then; its trees are the method's.
-        handover: one round of everybody after the last of them, without phases, which gives the
-            clients what they go on with; its bytes are booked in that round.
+        handover: one round of all clients after the last of them, without phases, which gives the
+            clients what they continue with; its bytes are counted in that round.
     """
 
     rounds: int
@@ -269,18 +321,39 @@ class Warmup:
     handover: Method
 
 
-def has_own_letters(method: Method) -> bool:
-    """Say whether the method writes a letter to each client."""
+SMALL: dict[str, str] = {
+    inner.name: outer.name
+    for outer in fields(Method)
+    if is_dataclass(outer.default)
+    for inner in fields(outer.default)
+}
+"""For a field of a small value, the field of the record that holds it: "centre" is in "use"."""
+
+
+def changed(method: Method, **changes: Any) -> Method:
+    """Return the record with some fields changed; those of its small values go by their own name.
+
+    ``changed(method, begin=begin, centre=None)`` changes ``begin`` and ``use.centre``.
+    """
+    inner: dict[str, dict[str, Any]] = {}
+    for name in [name for name in changes if name in SMALL]:
+        inner.setdefault(SMALL[name], {})[name] = changes.pop(name)
+    values = {name: replace(getattr(method, name), **new) for name, new in inner.items()}
+    return replace(method, **changes, **values)
+
+
+def has_own_messages(method: Method) -> bool:
+    """Say whether the method sends each client a message of its own."""
     return method.address is not _nothing_for_one
 
 
 def endings(method: Method) -> list[Method]:
-    """List the rounds of everybody that follow the last one: the epilogue, its epilogue, ..."""
+    """List the rounds of all clients that follow the last one: ``after``, its ``after``, ..."""
     found = []
-    last = method.epilogue
+    last = method.schedule.after
     while last is not None:
         found.append(last)
-        last = last.epilogue
+        last = last.schedule.after
     return found
 
 
@@ -291,27 +364,30 @@ def records(method: Method) -> dict[str, Method]:
     a round is.
     """
     found = {"main": method}
-    if method.prologue is not None:
-        found["prologue"] = method.prologue
-    if method.warmup is not None:
-        found["warmup"], found["handover"] = method.warmup.method, method.warmup.handover
+    if method.schedule.before is not None:
+        found["prologue"] = method.schedule.before
+    if (first := method.schedule.first) is not None:
+        found["warmup"], found["handover"] = first.method, first.handover
     return found | {f"epilogue-{k}": ending for k, ending in enumerate(endings(method))}
 
 
-def newcomer(method: Method, params: Tree, site: Site, server: Tree, hub: Hub) -> Tree:
+def newcomer_state(
+    method: Method, params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext
+) -> Tree:
     """Make the kept state of a client that joins after training.
 
     Args:
         method: the method.
         params: the common initial model.
-        site: the newcomer.
+        ctx: what the newcomer may read.
         server: the state of the trained server.
-        hub: what the server may read.
+        server_ctx: what the server may read.
     """
-    if method.join is not None:
-        return method.join(params, site, server, hub)
-    start = params if method.centre is None else method.centre(server, hub)
-    return method.init_client(tree.map(torch.clone, start), site)
+    if method.newcomer.state is not None:
+        return method.newcomer.state(params, ctx, server, server_ctx)
+    centre = method.use.centre
+    start = params if centre is None else centre(server, server_ctx)
+    return method.init_client(tree.map(torch.clone, start), ctx)
 
 
 def check_private(method: Method, upload: Tree) -> None:
@@ -321,21 +397,21 @@ def check_private(method: Method, upload: Tree) -> None:
         ContractError: naming the leaf.
     """
     for name, _ in tree.items(upload):
-        if any(method.private(part) for part in name.split("/")):
+        if any(method.wire.private(part) for part in name.split("/")):
             raise ContractError(
                 f"Method {method.name!r} uploads the private leaf {name!r}; return it as client "
                 "state from `finish` and keep it out of the upload."
             )
 
 
-def client_weights(hub: Hub, by: str = "samples") -> Tensor:
+def client_weights(ctx: ServerContext, by: str = "samples") -> Tensor:
     """Return p_i of all clients, (clients,), with sum 1.
 
     Args:
-        hub: what the server may read.
+        ctx: what the server may read.
         by: "samples" for n_i/N, "uniform" for 1/m.
     """
-    sizes: Tensor = hub.sizes.to(next(iter(hub.hyper.values())).dtype)
+    sizes: Tensor = ctx.sizes.to(next(iter(ctx.hyper.values())).dtype)
     return sizes / sizes.sum() if by == "samples" else torch.ones_like(sizes) / sizes.shape[0]
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from sartor.core import rng, tree, wire
 from sartor.core.cohort import Participation
-from sartor.core.method import Hub, Method, Phase, Site
+from sartor.core.method import ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
@@ -25,7 +24,7 @@ from sartor.engines.parts import (
     Tally,
     cut_arena,
     reorder,
-    reorder_site,
+    reorder_context,
 )
 from sartor.engines.plan import Plan, build_plan, num_steps
 
@@ -69,7 +68,7 @@ class Base:
         self.everybody = np.tile(np.arange(arena.num_clients), (arena.num_runs, 1))
         self.watch: Watch | None = None
         self._marks: list[tuple[dict[str, float], str, Any, Any]] = []
-        self._plain = replace(method, predict=None)  # scores a global model by its logits
+        self._plain = changed(method, predict=None)  # scores a global model by its logits
         self._score_phases: dict[tuple[int, str, bool], Phase] = {}
         self._score_plans: dict[Any, Plan] = {}
         self._plan_bytes = 0
@@ -80,18 +79,18 @@ class Base:
     # ---- what is read-only in a round
     # -----------------------------------------------------------------
 
-    def hub(
+    def server_ctx(
         self,
         stage: str,
         round_index: int,
         cohort: np.ndarray,
         present: np.ndarray,
         run: int = 0,
-    ) -> Hub:
+    ) -> ServerContext:
         """Collect what the server of the cohort's runs, ``run`` and those after it, may read."""
         device, runs = self.arena.device, slice(run, run + len(cohort))
         key = rng.fold_host(self.base[runs], stage, round_index)
-        return Hub(
+        return ServerContext(
             hyper={name: value[runs] for name, value in self.hyper.items()},
             key=on_device(key, device),
             round=torch.full((len(cohort),), round_index, device=device),
@@ -108,39 +107,43 @@ class Base:
         run_keys = rng.fold_host(self.base[run : run + len(cohort)], stage, round_index)
         return rng.fold_host(run_keys[:, None, :], cohort)
 
-    def site(self, hub: Hub, keys: np.ndarray, common: Tree, own: Tree) -> Site:
+    def ctx(
+        self, server_ctx: ServerContext, keys: np.ndarray, common: Tree, own: Tree
+    ) -> ClientContext:
         """Collect what the clients of the hub's cohort may read: (runs, slots, ...)."""
         device, split = self.arena.device, self.arena.splits["train"]
-        sizes = hub.sizes.gather(1, hub.cohort)
+        sizes = server_ctx.sizes.gather(1, server_ctx.cohort)
         wide = {
-            k: v.gather(1, hub.cohort) if v.dim() == 2 else v[:, None].expand(hub.cohort.shape)
-            for k, v in hub.hyper.items()
+            k: v.gather(1, server_ctx.cohort)
+            if v.dim() == 2
+            else v[:, None].expand(server_ctx.cohort.shape)
+            for k, v in server_ctx.hyper.items()
         }
-        return Site(
+        return ClientContext(
             hyper=wide,
             common=common,
             own=own,
             key=on_device(keys, device),
-            round=hub.round,
-            index=hub.cohort,
+            round=server_ctx.round,
+            index=server_ctx.cohort,
             num_samples=sizes,
             mask=torch.arange(split.capacity, device=device) < sizes[:, :, None],
-            reports=hub.present,
+            reports=server_ctx.present,
         )
 
-    def letters(self, method: Method, server: Tree, hub: Hub) -> tuple[Tree, Tree]:
+    def letters(self, method: Method, server: Tree, server_ctx: ServerContext) -> tuple[Tree, Tree]:
         """Write the letters of a round, as they arrive: (runs, ...) and (runs, slots, ...)."""
-        common = self.engine.runs(method.broadcast, server, hub)
-        own = self.engine.addresses(method.address, server, hub.cohort, hub)
+        common = self.engine.runs(method.broadcast, server, server_ctx)
+        own = self.engine.addresses(method.address, server, server_ctx.cohort, server_ctx)
         return (
-            wire.received(common, wire.marks_of(method.sparse, "common")),
-            wire.received(own, wire.marks_of(method.sparse, "own")),
+            wire.received(common, wire.marks_of(method.wire.sparse, "common")),
+            wire.received(own, wire.marks_of(method.wire.sparse, "own")),
         )
 
-    def _letter_bytes(self, method: Method, site: Site) -> np.ndarray:
+    def _letter_bytes(self, method: Method, ctx: ClientContext) -> np.ndarray:
         """Count the bytes of both letters to each client: (runs, slots), or one for all."""
-        common = wire.num_bytes(site.common, wire.marks_of(method.sparse, "common"), 1)
-        own = wire.num_bytes(site.own, wire.marks_of(method.sparse, "own"), 2)
+        common = wire.num_bytes(ctx.common, wire.marks_of(method.wire.sparse, "common"), 1)
+        own = wire.num_bytes(ctx.own, wire.marks_of(method.wire.sparse, "own"), 2)
         return common[..., None] + own
 
     # ---- state
@@ -154,28 +157,30 @@ class Base:
             lambda leaf: leaf.to(self.arena.device, dtype),
             tree.stack([starts[seed] for seed in self.seeds]),
         )
-        hub = self.hub("init", 0, self.everybody, np.ones_like(self.everybody, dtype=bool))
-        return params, self.engine.runs(self.method.init_server, params, hub)
+        server_ctx = self.server_ctx(
+            "init", 0, self.everybody, np.ones_like(self.everybody, dtype=bool)
+        )
+        return params, self.engine.runs(self.method.init_server, params, server_ctx)
 
     def new_clients(self, params: Tree, cohort: np.ndarray) -> Tree:
         """Make the states of clients that have not trained yet."""
-        hub = self.hub("init", 0, cohort, np.ones_like(cohort, dtype=bool))
+        server_ctx = self.server_ctx("init", 0, cohort, np.ones_like(cohort, dtype=bool))
         found: Tree = self.engine.clients(
-            lambda site: self.method.init_client(site.common, site._replace(common={})),
-            self.site(hub, self.keys("init", 0, cohort), params, {}),
+            lambda ctx: self.method.init_client(ctx.common, ctx._replace(common={})),
+            self.ctx(server_ctx, self.keys("init", 0, cohort), params, {}),
         )
         return found
 
     def record(self, round_index: int) -> Method:
         """Return the method of a round (or of an evaluation before it): first the warm-up's."""
-        warm = self.method.warmup
+        warm = self.method.schedule.first
         return self.method if warm is None or round_index >= warm.rounds else warm.method
 
     def _phases(
         self,
         phases: tuple[Phase, ...],
         work: Tree,
-        site: Site,
+        ctx: ClientContext,
         client_keys: np.ndarray,
         ids: np.ndarray,
         present: np.ndarray,
@@ -188,27 +193,27 @@ class Base:
             keys = rng.fold_host(client_keys, phase.stream or phase.name)
             arena = cut_arena(self.arena, run, ids.shape[0])
             if callable(phase.steps):
-                steps = np.where(present, self.engine.clients(phase.steps, site).cpu().numpy(), 0)
+                steps = np.where(present, self.engine.clients(phase.steps, ctx).cpu().numpy(), 0)
             else:
                 steps = self._known_steps(phase, ids, present, run)
             if phase.when is not None:
-                takes = self.engine.clients(phase.when, work, site).cpu().numpy()
+                takes = self.engine.clients(phase.when, work, ctx).cpu().numpy()
                 steps = np.where(takes, steps, 0)
             if not steps.any():  # nobody takes it: no batches, no steps
-                work = self.engine.clients(phase.enter, work, site)
-                work = self.engine.clients(phase.leave, work, site)
+                work = self.engine.clients(phase.enter, work, ctx)
+                work = self.engine.clients(phase.leave, work, ctx)
                 continue
             order = np.argsort(steps == 0, axis=1, kind="stable")
             if phase.when is None or (order[:, 1:] > order[:, :-1]).all():
                 plan = self._plan(phase, ids, keys, steps, run)
-                work, taken = self.engine.phase(phase, work, site, plan)
+                work, taken = self.engine.phase(phase, work, ctx, plan)
             else:  # those who take it come first, so that no step is computed for the others
                 who, there = (np.take_along_axis(v, order, 1) for v in (ids, steps))
                 their = np.take_along_axis(keys, order[:, :, None], 1)
                 plan = build_plan(phase, arena, who, their, there, self._part_keys(phase, who, run))
                 pick, back = (on_device(v, self.arena.device) for v in (order, order.argsort(1)))
                 moved, taken = self.engine.phase(
-                    phase, reorder(work, pick), reorder_site(site, pick), plan
+                    phase, reorder(work, pick), reorder_context(ctx, pick), plan
                 )
                 work = reorder(moved, back)
             samples = plan.samples

@@ -9,13 +9,13 @@ import numpy as np
 import torch
 
 from sartor.core import tree
-from sartor.core.method import Batch, Method, Phase, Site
+from sartor.core.method import Batch, ClientContext, Method, Phase
 from sartor.core.tree import Tree
 from sartor.engines.arena import Split
 from sartor.engines.context import Base
 from sartor.engines.memory import halved_clients, joined_scores, sparing
 from sartor.engines.moving import on_device
-from sartor.engines.parts import Block, Costs, Receipt, Tally, cut_arena, cut_runs, cut_site
+from sartor.engines.parts import Block, Costs, Receipt, Tally, cut_arena, cut_context, cut_runs
 from sartor.engines.plan import Plan, build_plan, num_steps
 from sartor.engines.store import Store
 
@@ -42,10 +42,10 @@ class Evaluation(Base):
 
         def score(block: tuple[int, np.ndarray]) -> tuple[Costs, np.ndarray]:
             run, ids = block
-            site, keys = self.letters_to(cut_runs(server, run, len(ids)), round_index, ids, run)
-            model, costs = self.use(method, store, site, keys, ids, run)
-            self.score(method, model, site, ids, run, tallies)
-            return costs, (np.ones_like(ids) * self._letter_bytes(method, site)).sum(1)
+            ctx, keys = self.letters_to(cut_runs(server, run, len(ids)), round_index, ids, run)
+            model, costs = self.use(method, store, ctx, keys, ids, run)
+            self.score(method, model, ctx, ids, run, tallies)
+            return costs, (np.ones_like(ids) * self._letter_bytes(method, ctx)).sum(1)
 
         zero = np.zeros(self.arena.num_runs, dtype=np.int64)
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
@@ -101,16 +101,18 @@ class Evaluation(Base):
         tallies: dict[str, Tally],
     ) -> None:
         """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
-        hub = self.hub("evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run)
-        site = self.site(hub, self.keys("evaluate", round_index, ids, run), {}, {})
+        server_ctx = self.server_ctx(
+            "evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run
+        )
+        ctx = self.ctx(server_ctx, self.keys("evaluate", round_index, ids, run), {}, {})
         model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
-        self.score(self._plain, model, site, ids, run, tallies)
+        self.score(self._plain, model, ctx, ids, run, tallies)
 
     def score(
         self,
         method: Method,
         model: Tree,
-        site: Site,
+        ctx: ClientContext,
         ids: np.ndarray,
         run: int,
         tallies: dict[str, Tally],
@@ -118,19 +120,19 @@ class Evaluation(Base):
         """Score the models (runs, n, ...) of the clients ``ids`` on their own data."""
         there = np.ones_like(ids, dtype=bool)
         for split, tally in tallies.items():
-            self._score(method, model, site, ids, there, run, split, tally)
+            self._score(method, model, ctx, ids, there, run, split, tally)
 
     def centre(self, server: Tree, round_index: int) -> Tree:
         """Return the parameters of the global model: (runs, ...)."""
         there = np.ones_like(self.everybody, dtype=bool)
-        hub = self.hub("evaluate", round_index, self.everybody, there)
-        found: Tree = self.engine.runs(self.method.centre, server, hub)
+        server_ctx = self.server_ctx("evaluate", round_index, self.everybody, there)
+        found: Tree = self.engine.runs(self.method.use.centre, server, server_ctx)
         return found
 
     def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
         found: dict[str, np.ndarray] = {}
-        if self.method.inspect_client is None:
+        if self.method.show.client is None:
             return found
         for run, ids in self.client_blocks():
             for name, leaf in tree.items(self.inspect_some(store, round_index, ids, run)):
@@ -142,11 +144,13 @@ class Evaluation(Base):
 
     def inspect_some(self, store: Store, round_index: int, ids: np.ndarray, run: int = 0) -> Tree:
         """Return what the method shows of the kept states of the clients ``ids`` (runs, n)."""
-        if self.method.inspect_client is None:
+        if self.method.show.client is None:
             return {}
-        hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool), run)
-        site = self.site(hub, self.keys("inspect", round_index, ids, run), {}, {})
-        found = self.engine.clients(self.method.inspect_client, store.gather(ids, run), site)
+        server_ctx = self.server_ctx(
+            "inspect", round_index, ids, np.ones_like(ids, dtype=bool), run
+        )
+        ctx = self.ctx(server_ctx, self.keys("inspect", round_index, ids, run), {}, {})
+        found = self.engine.clients(self.method.show.client, store.gather(ids, run), ctx)
         return tree.map(lambda leaf: leaf.float(), found)
 
     def client_blocks(self) -> list[tuple[int, np.ndarray]]:
@@ -155,7 +159,7 @@ class Evaluation(Base):
         Returns:
             of every block the first run, and the ids (runs, n) of its clients.
         """
-        phases = self.method.adapt or (self._phase_once(self.method, "test"),)
+        phases = self.method.use.adapt or (self._phase_once(self.method, "test"),)
         size = self.arena.splits["test"].size
         order = np.argsort(-size, axis=1, kind="stable")
         most = self.engine.chunk(phases)
@@ -177,8 +181,8 @@ class Evaluation(Base):
 
         Clients that train before their test are left to the blocks of training.
         """
-        warm = self.method.warmup
-        adapts = self.method.adapt or (warm is not None and warm.method.adapt)
+        warm = self.method.schedule.first
+        adapts = self.method.use.adapt or (warm is not None and warm.method.use.adapt)
         return self.arena.device.type == "cpu" and lanes == 1 and not adapts
 
     def _group_size(self) -> int:
@@ -197,55 +201,57 @@ class Evaluation(Base):
 
     def models(
         self, server: Tree, store: Store, round_index: int, ids: np.ndarray, run: int = 0
-    ) -> tuple[Site, Tree, Costs]:
+    ) -> tuple[ClientContext, Tree, Costs]:
         """Return site and models of the clients ``ids`` (runs, n) before local training.
 
         The runs are ``run`` and those after it, and the server is theirs. The costs are those of
         adaptation.
         """
-        site, keys = self.letters_to(server, round_index, ids, run)
-        model, costs = self.use(self.record(round_index), store, site, keys, ids, run)
-        return site, model, costs
+        ctx, keys = self.letters_to(server, round_index, ids, run)
+        model, costs = self.use(self.record(round_index), store, ctx, keys, ids, run)
+        return ctx, model, costs
 
     def letters_to(
         self, server: Tree, round_index: int, ids: np.ndarray, run: int = 0
-    ) -> tuple[Site, np.ndarray]:
+    ) -> tuple[ClientContext, np.ndarray]:
         """Write the letters of an evaluation to the clients ``ids`` (runs, n): sites and keys."""
-        hub = self.hub("evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        server_ctx = self.server_ctx(
+            "evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run
+        )
         keys = self.keys("evaluate", round_index, ids, run)
-        letters = self.letters(self.record(round_index), server, hub)
-        return self.site(hub, keys, *letters), keys
+        letters = self.letters(self.record(round_index), server, server_ctx)
+        return self.ctx(server_ctx, keys, *letters), keys
 
     def use(
         self,
         method: Method,
         store: Store,
-        site: Site,
+        ctx: ClientContext,
         keys: np.ndarray,
         ids: np.ndarray,
         run: int = 0,
     ) -> tuple[Tree, Costs]:
         """Do what clients do with a letter at an evaluation: ``begin``, ``adapt``, ``model``."""
-        work = self.engine.clients(method.begin, store.gather(ids, run), site)
+        work = self.engine.clients(method.begin, store.gather(ids, run), ctx)
         there = np.ones_like(ids, dtype=bool)
-        work, costs = self._phases(method.adapt, work, site, keys, ids, there, run)
-        return self.engine.clients(method.model, work, site), costs
+        work, costs = self._phases(method.use.adapt, work, ctx, keys, ids, there, run)
+        return self.engine.clients(method.use.model, work, ctx), costs
 
     def _score_phase(self, method: Method, split: str, pooled: bool) -> Phase:
-        predict = method.predict or self.task.logits
+        predict = method.use.predict or self.task.logits
 
         def scored(model: Tree, batch: Batch) -> Tree:
             scores = predict(model, batch.x)
             loss = torch.where(batch.mask, self.task.criterion(scores, batch.y), 0.0)
             return {"correct": self.task.is_correct(scores, batch.y) & batch.mask, "loss": loss}
 
-        def step(sums: Tree, batch: Batch, site: Site) -> Tree:
-            found = scored(site.own, batch)
+        def step(sums: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+            found = scored(ctx.own, batch)
             right, loss = found["correct"].sum(), found["loss"].sum()
             return {"correct": sums["correct"] + right, "loss": sums["loss"] + loss.double()}
 
-        def pooled_step(sums: Tree, batch: Batch, site: Site) -> Tree:
-            whose, found = site.own["slot"][batch.rows], scored(site.own["model"], batch)
+        def pooled_step(sums: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+            whose, found = ctx.own["slot"][batch.rows], scored(ctx.own["model"], batch)
             # Samples are the last axis; before it may be the steps of a text.
             rows = {k: v.reshape(-1, v.shape[-1]).double().sum(0) for k, v in found.items()}
             return {k: sums[k].index_add(0, whose, rows[k]) for k in sums}
@@ -262,7 +268,7 @@ class Evaluation(Base):
         self,
         method: Method,
         model: Tree,
-        site: Site,
+        ctx: ClientContext,
         ids: np.ndarray,
         present: np.ndarray,
         run: int,
@@ -284,7 +290,7 @@ class Evaluation(Base):
         sorted_model = tree.map(
             lambda leaf: leaf if ordered or leaf.stride(1) == 0 else leaf[lane, pick], model
         )
-        here = site._replace(own=sorted_model, common={}, index=site.index[lane, pick])
+        here = ctx._replace(own=sorted_model, common={}, index=ctx.index[lane, pick])
         one_by_one = self._groups(self.engine.chunk(())) and len(ids) == 1 < ids.size
         if one_by_one and all(leaf.stride(1) == 0 for leaf in tree.leaves(model)):
             sums = self._pooled(method, here, ids, size, run, split)
@@ -297,7 +303,7 @@ class Evaluation(Base):
     def _summed(
         self,
         method: Method,
-        site: Site,
+        ctx: ClientContext,
         ids: np.ndarray,
         size: np.ndarray,
         run: int,
@@ -316,11 +322,11 @@ class Evaluation(Base):
         zero = torch.zeros(ids.shape, device=self.arena.device, dtype=torch.float64)
         start = {"correct": zero.long(), "loss": zero}
         if not one_by_one:
-            return self.engine.phase(phase, start, site, plan)[0]
+            return self.engine.phase(phase, start, ctx, plan)[0]
         found = []
         for slot in range(ids.shape[1]):
             block = Block(0, 1, slot, 1)
-            lane, narrow = cut_site(site, block), plan.narrow(0, 1, slot, 1)
+            lane, narrow = cut_context(ctx, block), plan.narrow(0, 1, slot, 1)
             own = tree.narrow(start, 1, slot, 1)
             found.append(self.engine.phase(phase, own, lane, narrow)[0])
         return tree.cat(found, 1)
@@ -328,7 +334,7 @@ class Evaluation(Base):
     def _pooled(
         self,
         method: Method,
-        site: Site,
+        ctx: ClientContext,
         ids: np.ndarray,
         size: np.ndarray,
         run: int,
@@ -357,7 +363,7 @@ class Evaluation(Base):
         plan = build_plan(phase, arena, np.zeros((1, 1), np.int64), keys, steps)
         slot = np.full((1, 1, capacity + 1), slots)  # where padding goes
         slot[0, 0, :number] = np.repeat(np.arange(ids.shape[1]), size[0])
-        lane = cut_site(site, Block(0, 1, 0, 1))
+        lane = cut_context(ctx, Block(0, 1, 0, 1))
         lane = lane._replace(own={"model": lane.own, "slot": on_device(slot, self.arena.device)})
         sums, _ = self.engine.phase(phase, sums, lane, plan)
         found: Tree = tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.method import Hub, Method, Phase, Site
+from sartor.core.method import ClientContext, Method, Phase, ServerContext
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.moving import on_device
@@ -40,11 +40,11 @@ class Engine(Protocol):
     def runs(self, fn: Any, *args: Any) -> Any:
         """Apply a server function to each run."""
 
-    def addresses(self, fn: Any, server: Tree, cohort: Tensor, hub: Hub) -> Any:
+    def addresses(self, fn: Any, server: Tree, cohort: Tensor, server_ctx: ServerContext) -> Any:
         """Write the letter to each client of the cohort."""
 
     def clients(self, fn: Any, *args: Any) -> Any:
-        """Apply a client function to each lane; the last argument is the site."""
+        """Apply a client function to each lane; the last argument is the ctx."""
 
     def blocks(self, work: Any, blocks: list[Any], into: Any = ()) -> list[Any]:
         """Apply ``work`` to every block of lanes, in order or side by side.
@@ -52,7 +52,7 @@ class Engine(Protocol):
         What it writes to besides its results, by ``put`` alone, is named in ``into``.
         """
 
-    def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Any]:
+    def phase(self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps taken."""
 
 
@@ -138,24 +138,21 @@ def cut_runs(value: Tree, run: int, runs: int) -> Tree:
     return tree.narrow(value, 0, run, runs)
 
 
-def cut_site(site: Site, block: Block) -> Site:
-    """View (or, where slots are listed, copy) the site of a block of lanes."""
+def cut_context(ctx: ClientContext, block: Block) -> ClientContext:
+    """View (or, where slots are listed, copy) the contexts of a block of lanes."""
     by_run = {"common", "round"}
-    only = None if block.only is None else on_device(block.only, site.index.device)
+    only = None if block.only is None else on_device(block.only, ctx.index.device)
 
     def slots(value: Tree) -> Tree:
         if only is None:
             return tree.narrow(value, 1, block.slot, block.slots)
         return tree.map(lambda leaf: leaf.index_select(1, only), value)
 
-    return Site(
-        **{
-            f: cut_runs(v, block.run, block.runs)
-            if f in by_run
-            else slots(cut_runs(v, block.run, block.runs))
-            for f, v in zip(Site._fields, site, strict=True)
-        }
-    )
+    def cut(field: str, value: Any) -> Tree:
+        of_runs = cut_runs(value, block.run, block.runs)
+        return of_runs if field in by_run else slots(of_runs)
+
+    return ClientContext._make(map(cut, ClientContext._fields, ctx))
 
 
 def planned(phase: Phase) -> tuple[bool, int]:
@@ -170,11 +167,14 @@ def reorder(value: Tree, order: Tensor) -> Tree:
     return found
 
 
-def reorder_site(site: Site, order: Tensor) -> Site:
-    """Put the slots of every run of a site into another order."""
+def reorder_context(ctx: ClientContext, order: Tensor) -> ClientContext:
+    """Put the slots of every run of a context into another order."""
     by_run = {"common", "round"}
-    fields = zip(Site._fields, site, strict=True)
-    return Site(**{f: v if f in by_run else reorder(v, order) for f, v in fields})
+
+    def moved(field: str, value: Any) -> Tree:
+        return value if field in by_run else reorder(value, order)
+
+    return ClientContext._make(map(moved, ClientContext._fields, ctx))
 
 
 def cut_arena(arena: Arena, run: int, runs: int) -> Arena:

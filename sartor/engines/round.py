@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from sartor.core import rng, tree, wire
-from sartor.core.method import Method, Site, check_private
+from sartor.core.method import ClientContext, Method, check_private
 from sartor.core.tree import Tree
 from sartor.engines.context import plan_key
 from sartor.engines.evaluate import Evaluation
 from sartor.engines.memory import halved_block, joined_work, sparing
 from sartor.engines.moving import on_device
-from sartor.engines.parts import Block, Costs, Order, Receipt, cut_arena, cut_site, planned
+from sartor.engines.parts import Block, Costs, Order, Receipt, cut_arena, cut_context, planned
 from sartor.engines.plan import Plan, build_plan
 from sartor.engines.store import Store
 
@@ -39,7 +39,7 @@ class Rounds(Evaluation):
         ahead = self._drawn.pop((id(method), stage, round_index), None)
         if ahead is not None:
             return ahead
-        if method.everyone or stage != "train":
+        if (method.schedule.who == "everyone") or stage != "train":
             cohort, trains = self.everybody, np.ones_like(self.everybody, dtype=bool)
             present = trains
         else:
@@ -49,17 +49,19 @@ class Rounds(Evaluation):
             ]
             cohort, present = np.stack([d[0] for d in drawn]), np.stack([d[1] for d in drawn])
             trains = present
-            if method.train_all:
+            if method.schedule.who == "everyone_trains":
                 reports = np.zeros_like(self.everybody, dtype=bool)
                 np.put_along_axis(reports, cohort, present, 1)
                 everybody = self.everybody
-                if method.one_by_one:  # those drawn are served first, in the order of the draw
+                if (
+                    method.schedule.in_turn
+                ):  # those drawn are served first, in the order of the draw
                     turn = np.full_like(everybody, everybody.shape[1])
                     np.put_along_axis(turn, cohort, np.arange(cohort.shape[1])[None], 1)
                     everybody = np.argsort(turn, axis=1, kind="stable")
                     reports = np.take_along_axis(reports, everybody, 1)
                 cohort, present, trains = everybody, reports, np.ones_like(reports)
-        if method.one_by_one:
+        if method.schedule.in_turn:
             return cohort, trains, present
         size = np.take_along_axis(self.arena.splits["train"].size, cohort, 1)
         order = np.argsort(-np.where(trains, size, -1), axis=1, kind="stable")
@@ -86,8 +88,8 @@ class Rounds(Evaluation):
             keep: a store for the models after local training, if they are to be kept.
             record: the record to run, if not that of the stage (an epilogue's own epilogue).
         """
-        other = {"prologue": self.method.prologue, "epilogue": self.method.epilogue}
-        warm = self.method.warmup
+        other = {"prologue": self.method.schedule.before, "epilogue": self.method.schedule.after}
+        warm = self.method.schedule.first
         if warm is not None:
             other["handover"] = warm.handover
         method = record or other.get(stage) or self.record(round_index)
@@ -97,7 +99,7 @@ class Rounds(Evaluation):
         receipt = Receipt(trains.sum(1), zero.copy(), zero.copy(), zero.copy(), zero.copy())
         receipt.tally = {split: self._blank() for split in score}
         receipt.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
-        width = 1 if method.one_by_one else slots
+        width = 1 if method.schedule.in_turn else slots
         for first in range(0, slots, width):
             cut = slice(first, first + width)
             server = self._exchange(
@@ -133,7 +135,7 @@ class Rounds(Evaluation):
         if round_index is None or not self.queued or not local:
             return
         method = self.record(round_index)
-        if method.one_by_one:
+        if method.schedule.in_turn:
             return
         try:
             self._draw_ahead(method, round_index)
@@ -143,7 +145,7 @@ class Rounds(Evaluation):
     def _draw_ahead(self, method: Method, round_index: int) -> None:
         drawn = cohort, trains, _ = self.draw(method, "train", round_index)
         self._drawn = {(id(method), "train", round_index): drawn}
-        keys = self.keys(method.stage or "train", round_index, cohort)
+        keys = self.keys(method.schedule.stage or "train", round_index, cohort)
         for block in self._blocks(method.phases, cohort.shape):
             ids = cohort[block.cut]
             for phase in method.phases:
@@ -170,28 +172,28 @@ class Rounds(Evaluation):
     ) -> Tree:
         """Letters out, local work, uploads in, aggregation."""
         clock = self.clock(receipt.seconds)
-        stage = method.stage or stage
-        hub = self.hub(stage, round_index, cohort, present)
+        stage = method.schedule.stage or stage
+        server_ctx = self.server_ctx(stage, round_index, cohort, present)
         keys = self.keys(stage, round_index, cohort)
-        site = self.site(hub, keys, *self.letters(method, server, hub))
+        ctx = self.ctx(server_ctx, keys, *self.letters(method, server, server_ctx))
         talks = None
-        if method.connected is not None:
-            talks = self.engine.runs(method.connected, server, hub)
+        if method.wire.connected is not None:
+            talks = self.engine.runs(method.wire.connected, server, server_ctx)
         order = Order(method, stage, round_index, cohort, trains, present, talks)
         clock("server")
-        uploads, there = self.local_work(order, site, keys, store, receipt, keep)
+        uploads, there = self.local_work(order, ctx, keys, store, receipt, keep)
         clock = self.clock(receipt.seconds)
         receipt.participants -= (trains & ~there).sum(1)
         trains, present = trains & there, present & there
-        hub = hub._replace(present=on_device(present, self.arena.device))
+        server_ctx = server_ctx._replace(present=on_device(present, self.arena.device))
         if talks is not None:
-            hub = hub._replace(present=wire.heard(talks, hub.present))
-        uploads = wire.received(uploads, wire.marks_of(method.sparse, "upload"))
+            server_ctx = server_ctx._replace(present=wire.heard(talks, server_ctx.present))
+        uploads = wire.received(uploads, wire.marks_of(method.wire.sparse, "upload"))
         if self.watch is not None and stage == "train":
             self.watch(uploads, cohort, trains)
-        server = self.engine.runs(method.aggregate, server, uploads, hub)
-        messages = {"common": site.common, "own": site.own, "upload": uploads}
-        down, up = wire.sent(messages, method.sparse, talks, trains, present)
+        server = self.engine.runs(method.aggregate, server, uploads, server_ctx)
+        messages = {"common": ctx.common, "own": ctx.own, "upload": uploads}
+        down, up = wire.sent(messages, method.wire.sparse, talks, trains, present)
         receipt.bytes_down += down
         receipt.bytes_up += up
         clock("server")
@@ -204,7 +206,7 @@ class Rounds(Evaluation):
     def local_work(
         self,
         order: Order,
-        site: Site,
+        ctx: ClientContext,
         keys: np.ndarray,
         store: Store,
         receipt: Receipt,
@@ -214,7 +216,7 @@ class Rounds(Evaluation):
 
         Args:
             order: what they are asked to do.
-            site: what they may read, their letters included: (runs, slots, ...).
+            ctx: what they may read, their letters included: (runs, slots, ...).
             keys: (runs, slots, 2) on the host.
             store: their kept states; changed in place.
             receipt: what it costs, and the scores, are added here.
@@ -227,9 +229,9 @@ class Rounds(Evaluation):
         attends = self.attendance(order)
         order = replace(order, trains=order.trains & attends)
         if self.engine.lanes is None and method.phases:
-            self._tune(method, site, store, keys, cohort)
+            self._tune(method, ctx, store, keys, cohort)
         blocks = self._blocks(method.phases, cohort.shape)
-        uploads = self.work_blocks(order, blocks, site, keys, store, receipt, keep)
+        uploads = self.work_blocks(order, blocks, ctx, keys, store, receipt, keep)
         rows: dict[int, list[Tree]] = {}
         for block, upload in zip(blocks, uploads, strict=True):
             rows.setdefault(block.run, []).append(upload)
@@ -239,7 +241,7 @@ class Rounds(Evaluation):
         self,
         order: Order,
         blocks: list[Block],
-        site: Site,
+        ctx: ClientContext,
         keys: np.ndarray,
         store: Store,
         receipt: Receipt,
@@ -257,7 +259,7 @@ class Rounds(Evaluation):
             seconds = receipt.seconds if in_turn else {"train": 0.0, "evaluate": 0.0}
             clock = self.clock(seconds)
             ids, there = cohort[block.cut], trains[block.cut]
-            here = cut_site(site, block)
+            here = cut_context(ctx, block)
             state = store.gather(ids, block.run)
             work = self.engine.clients(method.begin, state, here)
             work, costs = self._phases(
@@ -265,7 +267,7 @@ class Rounds(Evaluation):
             )
             clock("train")
             if receipt.tally or keep is not None:
-                model = self.engine.clients(method.model, work, here)
+                model = self.engine.clients(method.use.model, work, here)
                 if keep is not None:
                     keep.scatter(ids, model, there, block.run)
                 for split, tally in receipt.tally.items():
@@ -295,7 +297,7 @@ class Rounds(Evaluation):
         return [upload for upload, _, _ in done]
 
     def _tune(
-        self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray
+        self, method: Method, ctx: ClientContext, store: Store, keys: np.ndarray, cohort: np.ndarray
     ) -> None:
         """Let the engine time a few steps of the main phase at several block sizes.
 
@@ -308,8 +310,8 @@ class Rounds(Evaluation):
             known = replace(phase, steps=None) if callable(phase.steps) else phase
             return self._known_steps(known, ids, there, run)
 
-        def prepare(block: Block) -> tuple[Tree, Site, Plan]:
-            ids, here = cohort[block.cut], cut_site(site, block)
+        def prepare(block: Block) -> tuple[Tree, ClientContext, Plan]:
+            ids, here = cohort[block.cut], cut_context(ctx, block)
             arena = cut_arena(self.arena, block.run, block.runs)
             steps = np.where(np.take_along_axis(sizes[block.cut[0]], ids, 1) > 0, _TRIAL_STEPS, 0)
             parts = self._part_keys(phase, ids, block.run)
@@ -320,7 +322,7 @@ class Rounds(Evaluation):
                 work = self.engine.clients(earlier.leave, work, here)
             return work, here, plan
 
-        def timed(one: tuple[Tree, Site, Plan]) -> tuple[float, float]:
+        def timed(one: tuple[Tree, ClientContext, Plan]) -> tuple[float, float]:
             return self.engine.timed(lambda: self.engine.phase(phase, *one))
 
         def trial(lanes: int) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from sartor.core import tree
-from sartor.core.method import Hub, Phase, Site
+from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
@@ -19,10 +19,12 @@ def _at(value: Any, *index: int) -> Any:
     return tree.map(lambda leaf: leaf[index], value)
 
 
-def _site_at(site: Site, r: int, k: int) -> Site:
+def _site_at(ctx: ClientContext, r: int, k: int) -> ClientContext:
     """Take the site of slot k of run r; the common letter and the round belong to the run."""
-    run = {"common": _at(site.common, r), "round": site.round[r]}
-    return Site(**{f: run[f] if f in run else _at(getattr(site, f), r, k) for f in Site._fields})
+    run = {"common": _at(ctx.common, r), "round": ctx.round[r]}
+    return ClientContext(
+        **{f: run[f] if f in run else _at(getattr(ctx, f), r, k) for f in ClientContext._fields}
+    )
 
 
 class Sequential:
@@ -57,7 +59,9 @@ class Sequential:
             found.append(
                 fn(
                     *(
-                        Hub(*(_at(f, r) for f in a)) if isinstance(a, Hub) else _at(a, r)
+                        ServerContext(*(_at(f, r) for f in a))
+                        if isinstance(a, ServerContext)
+                        else _at(a, r)
                         for a in args
                     )
                 )
@@ -65,26 +69,24 @@ class Sequential:
         return tree.stack(found)
 
     def addresses(
-        self, fn: Callable[..., Any], server: Tree, cohort: torch.Tensor, hub: Hub
+        self, fn: Callable[..., Any], server: Tree, cohort: torch.Tensor, server_ctx: ServerContext
     ) -> Any:
         """Write the letter to each client of the cohort: (runs, slots, ...)."""
         found = []
         for r in range(cohort.shape[0]):
-            one = Hub(*(_at(f, r) for f in hub))
+            one = ServerContext(*(_at(f, r) for f in server_ctx))
             letters = [fn(_at(server, r), i, one) for i in cohort[r]]
             found.append(tree.stack(letters))
         return tree.stack(found)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Apply a client function to each lane; the last argument is the site."""
-        *trees, site = args
+        """Apply a client function to each lane; the last argument is the ctx."""
+        *trees, ctx = args
         rows = []
-        for r in range(site.index.shape[0]):
-            slots = range(site.index.shape[1])
+        for r in range(ctx.index.shape[0]):
+            slots = range(ctx.index.shape[1])
             rows.append(
-                tree.stack(
-                    [fn(*(_at(t, r, k) for t in trees), _site_at(site, r, k)) for k in slots]
-                )
+                tree.stack([fn(*(_at(t, r, k) for t in trees), _site_at(ctx, r, k)) for k in slots])
             )
         return tree.stack(rows)
 
@@ -92,13 +94,13 @@ class Sequential:
         """Apply ``work`` to every block of lanes, one after the other."""
         return [work(block) for block in blocks]
 
-    def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Any]:
+    def phase(self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps each lane took."""
         rows, taken = [], torch.zeros(plan.steps.shape, dtype=torch.int64)
         for r in range(plan.steps.shape[0]):
             slots = []
             for k in range(plan.steps.shape[1]):
-                here = _site_at(site, r, k)
+                here = _site_at(ctx, r, k)
                 one = phase.enter(_at(work, r, k), here)
                 for s in range(int(plan.steps[r, k])):
                     batch = plan.batches(self.arena, plan.table[r, k, s % plan.table.shape[2]])

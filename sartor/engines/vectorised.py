@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from sartor.core import tree
-from sartor.core.method import Hub, Phase, Site
+from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import alone, metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
@@ -30,8 +30,8 @@ from sartor.engines.cpu.tuning import Pace, choose_chunk
 from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOperations
 from sartor.engines.plan import Plan
 
-# The common letter and the round belong to the run: they are not copied per client.
-PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0, 0)
+# The common message and the round belong to the run: they are not copied per client.
+PER_CLIENT = ClientContext._make((0, None, 0, 0, None, 0, 0, 0, 0))
 _UNTUNED = 256  # lanes at once on a CPU before anything was measured
 _REHEARSED = 3  # uses after which a step is traced for a rehearsal
 _QUIET = 1.1  # times its work a rehearsal may take where nobody else wants the cores
@@ -90,12 +90,14 @@ class Vectorised:
             return _lift(fn(*(_drop(a) for a in args)))
         return vmap(fn)(*args)
 
-    def addresses(self, fn: Callable[..., Any], server: Tree, cohort: Tensor, hub: Hub) -> Any:
+    def addresses(
+        self, fn: Callable[..., Any], server: Tree, cohort: Tensor, server_ctx: ServerContext
+    ) -> Any:
         """Write the letter to each client of the cohort: (runs, slots, ...)."""
-        return self.runs(vmap(fn, in_dims=(None, 0, None)), server, cohort, hub)
+        return self.runs(vmap(fn, in_dims=(None, 0, None)), server, cohort, server_ctx)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Apply a client function to each lane; the last argument is the site."""
+        """Apply a client function to each lane; the last argument is the ctx."""
         mapped = over_lanes(fn, len(args) - 1)
         if self.arena.device.type != "cpu":
             return mapped(*args)
@@ -216,16 +218,20 @@ class Vectorised:
                 self.spare(limit)
         return [result for result, _, _ in outcome.results]
 
-    def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+    def phase(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+    ) -> tuple[Tree, Tensor]:
         """Run a phase on all lanes; returns the work and the number of steps each lane took."""
-        work = self.clients(phase.enter, work, site)
-        work, taken = self.steps(phase, work, site, plan)
-        return self.clients(phase.leave, work, site), taken
+        work = self.clients(phase.enter, work, ctx)
+        work, taken = self.steps(phase, work, ctx, plan)
+        return self.clients(phase.leave, work, ctx), taken
 
-    def steps(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+    def steps(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+    ) -> tuple[Tree, Tensor]:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
         if plan.steps.size == 1:
-            return self._steps_alone(phase, work, site, plan)
+            return self._steps_alone(phase, work, ctx, plan)
         device, widths = self.arena.device, plan.widths()
         # The compiled layers pay in traces, and steps of ever other widths are not traced. What
         # serves a step follows from the plan alone: a resumed run has the same bits.
@@ -236,12 +242,12 @@ class Vectorised:
         taken = steps if phase.stop is None else torch.zeros_like(steps)
         done = torch.zeros_like(steps, dtype=torch.bool)
         finished: list[Tree] = []
-        now, here = work, site
+        now, here = work, ctx
         before = plan.steps.shape[1]
         for s, (width, idle) in enumerate(widths):
             if width < before:
                 finished.append(tree.narrow(now, 1, width, before - width))
-                now, here, before = tree.narrow(now, 1, 0, width), narrow_site(site, width), width
+                now, here, before = tree.narrow(now, 1, 0, width), narrow_context(ctx, width), width
             batch = plan.batches(self.arena, plan.table[:, :width, s % plan.table.shape[2]])
             with metered() as calls:
                 at = here._replace(key=plan.keys[:, :width, s])
@@ -265,9 +271,11 @@ class Vectorised:
         if calls != (0, 0):
             self.calls[phase.name] = calls
 
-    def _steps_alone(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+    def _steps_alone(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+    ) -> tuple[Tree, Tensor]:
         """Take the steps of one lane without vmap, on plain autograd."""
-        now, here = _drop(_drop(work)), _drop_site(_drop(site))
+        now, here = _drop(_drop(work)), _drop_context(_drop(ctx))
         operations = CoreOperations if self.arena.device.type == "cpu" else nullcontext
         drawing = _drawing(phase)
         taken = 0
@@ -305,9 +313,9 @@ def over_lanes(
     fn: Callable[..., Any],
     num_trees: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
-    dims: Site = PER_CLIENT,
+    dims: ClientContext = PER_CLIENT,
 ) -> Callable[..., Any]:
-    """Map a client function over runs and clients: its arguments are trees, then the site.
+    """Map a client function over runs and clients: its arguments are trees, then the ctx.
 
     Args:
         fn: the function of one client.
@@ -321,7 +329,7 @@ def over_lanes(
         runs, slots = args[-1].index.shape
         with context():
             if runs * slots == 1:
-                return _lift(_lift(fn(*(_drop_site(_drop(a), dims) for a in args))))
+                return _lift(_lift(fn(*(_drop_context(_drop(a), dims) for a in args))))
             if runs == 1:
                 return _lift(inner(*(_drop(a) for a in args)))
             return vmap(inner)(*args)
@@ -329,10 +337,15 @@ def over_lanes(
     return mapped
 
 
-def narrow_site(site: Site, width: int, dims: Site = PER_CLIENT) -> Site:
-    """View the site of the leading slots."""
-    pairs = zip(site, dims, strict=True)
-    return Site(*(v if d is None else tree.narrow(v, 1, 0, width) for v, d in pairs))
+def narrow_context(
+    ctx: ClientContext, width: int, dims: ClientContext = PER_CLIENT
+) -> ClientContext:
+    """View the contexts of the leading slots."""
+
+    def cut(value: Any, dim: Any) -> Any:
+        return value if dim is None else tree.narrow(value, 1, 0, width)
+
+    return ClientContext._make(map(cut, ctx, dims))
 
 
 def _drop(value: Any) -> Any:
@@ -343,11 +356,13 @@ def _drop(value: Any) -> Any:
     return tree.map(lambda leaf: leaf[0], value)
 
 
-def _drop_site(value: Any, dims: Site = PER_CLIENT) -> Any:
+def _drop_context(value: Any, dims: ClientContext = PER_CLIENT) -> Any:
     """Take the only slot out; what belongs to the run has no such axis."""
-    if isinstance(value, Site):
-        pairs = zip(value, dims, strict=True)
-        return Site(*(field if dim is None else _drop(field) for field, dim in pairs))
+    if isinstance(value, ClientContext):
+        found = [
+            field if dim is None else _drop(field) for field, dim in zip(value, dims, strict=True)
+        ]
+        return ClientContext._make(found)
     return _drop(value)
 
 

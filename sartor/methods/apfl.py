@@ -38,7 +38,7 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
@@ -69,37 +69,37 @@ def apfl(
         )
         return found
 
-    def init_client(params: Tree, site: Site) -> Tree:
-        mix = {"share": site.hyper["share_start"]}
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        mix = {"share": ctx.hyper["share_start"]}
         start = local.start(params=params, personal=params)
         return {"personal": params, "mix": mix, **start}
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         own = {"personal": client["personal"], "mix": client["mix"]}
-        return {**base.begin(client, site), **own}
+        return {**base.begin(client, ctx), **own}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return f(w) + f(v̄), where w in v̄ is given: w is FedAvg's."""
         held = {**work, "params": tree.map(torch.detach, work["params"])}
         return task.loss(work["params"], batch) + task.loss(mixture(held), batch)
 
-    def of_share(work: Tree, batch: Batch, site: Site) -> Tensor:
-        decay = 0.5 * site.hyper["share_decay"] * work["mix"]["share"].square()
+    def of_share(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
+        decay = 0.5 * ctx.hyper["share_decay"] * work["mix"]["share"].square()
         return task.loss(mixture(work), batch) + decay
 
-    def clipped(work: Tree, site: Site) -> Tree:
+    def clipped(work: Tree, ctx: ClientContext) -> Tree:
         return {**work, "mix": {"share": work["mix"]["share"].clamp(0.0, 1.0)}}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
         return {**kept, "personal": work["personal"], "mix": work["mix"]}, upload
 
     train = descend(objective, local, over=("params", "personal"))
     plain = replace(local.plain, steps=1)
     turn = descend(of_share, plain, name="mix", over=("mix",), lr="share_lr", after=clipped)
 
-    def both(work: Tree, batch: Batch, site: Site) -> Tree:
-        return {**train.step(work, batch, site), "mix": turn.step(work, batch, site)["mix"]}
+    def both(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        return {**train.step(work, batch, ctx), "mix": turn.step(work, batch, ctx)["mix"]}
 
     hyper = {
         **base.hyper,
@@ -110,11 +110,11 @@ def apfl(
     phases = [replace(train, step=both) if mixing == "step" else train]
     if mixing == "round":
         # It must not take away the momentum of training, which it does not have.
-        phases.insert(0, replace(turn, stream="train", leave=lambda work, site: work))
+        phases.insert(0, replace(turn, stream="train", leave=lambda work, ctx: work))
     if mixing != "fixed":
         hyper["share_lr"] = Hyper(local.lr, 0.0, note="the step of the share; 0 leaves it fixed")
         hyper["share_decay"] = Hyper(0.0, 0.0, note="the pull of the share to the global model")
-    return replace(
+    return changed(
         base,
         name="apfl",
         hyper=hyper,
@@ -122,6 +122,6 @@ def apfl(
         begin=begin,
         phases=tuple(phases),
         finish=finish,
-        model=lambda work, site: mixture(work),
+        model=lambda work, ctx: mixture(work),
         private=lambda leaf: leaf in ("personal", "mix"),
     )

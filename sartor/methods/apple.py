@@ -51,7 +51,16 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site, client_weights
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    ServerContext,
+    Use,
+    Wire,
+    changed,
+    client_weights,
+)
 from sartor.core.mixing import at, combine, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -98,30 +107,30 @@ def apple(
         )
     limited = budget is not None
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        num = hub.sizes.shape[0]
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        num = ctx.sizes.shape[0]
         if num > max_clients:
             raise ConfigError(
                 f"apple keeps relations to max_clients={max_clients} clients, but there are {num}; "
                 f"set max_clients={num}."
             )
         cores = repeated(params, num)
-        server = {"cores": _own_starts(cores, hub) if start_cores == "own" else cores}
+        server = {"cores": _own_starts(cores, ctx) if start_cores == "own" else cores}
         if budget is None:
             return server
-        luck = rng.uniform(rng.fold(hub.key, "downloads"), (num, num), torch.float64)
+        luck = rng.uniform(rng.fold(ctx.key, "downloads"), (num, num), torch.float64)
         luck = luck - 2.0 * torch.eye(num, dtype=luck.dtype, device=luck.device)
         return {**server, "wish": luck.topk(min(budget, num - 1)).indices}
 
-    def broadcast(server: Tree, hub: Hub) -> Tree:
-        share = {"share": client_weights(hub)}
+    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
+        share = {"share": client_weights(ctx)}
         return share if limited else {"cores": server["cores"], **share}
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
+    def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
         ids = at(server["wish"], index)
         return {"ids": ids, "cores": tree.map(lambda t: t.index_select(0, ids), server["cores"])}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         relation = {"shift": tree.leaves(params)[0].new_zeros(max_clients)}
         client = {"relation": relation, **local.start(core=params, relation=relation)}
         if not limited:
@@ -130,77 +139,77 @@ def apple(
         got = relation["shift"] > 0
         return {**client, "core": params, "copies": copies, "got": got}
 
-    def is_own(site: Site) -> Tensor:
+    def is_own(ctx: ClientContext) -> Tensor:
         """Mark the client's own entry, (clients,); none for a client outside the table."""
-        return torch.arange(len(site.common["share"]), device=site.index.device) == site.index
+        return torch.arange(len(ctx.common["share"]), device=ctx.index.device) == ctx.index
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         if limited:
-            ids, new = site.own["ids"], site.own["cores"]
+            ids, new = ctx.own["ids"], ctx.own["cores"]
             copies = tree.map(lambda old, row: old.index_copy(0, ids, row), client["copies"], new)
             got = client["got"].index_fill(0, ids, True)
             return {**client, "copies": copies, "got": got}
-        cores = site.common["cores"]
-        mine = site.index.clamp(max=len(site.common["share"]) - 1)
+        cores = ctx.common["cores"]
+        mine = ctx.index.clamp(max=len(ctx.common["share"]) - 1)
         core = tree.map(lambda leaf: at(leaf, mine), cores)
         return {"core": core, "relation": client["relation"], **local.kept(client)}
 
-    def relations(work: Tree, site: Site) -> Tensor:
+    def relations(work: Tree, ctx: ClientContext) -> Tensor:
         """Return p_i, (clients,)."""
-        share: Tensor = site.common["share"]
+        share: Tensor = ctx.common["share"]
         first = {
             "samples": share,
             "uniform": torch.ones_like(share) / len(share),
-            "self": is_own(site).to(share.dtype),
+            "self": is_own(ctx).to(share.dtype),
         }[start]
         return first + work["relation"]["shift"][: len(share)]
 
-    def model(work: Tree, site: Site) -> Tree:
-        p, own = relations(work, site), is_own(site)
+    def model(work: Tree, ctx: ClientContext) -> Tree:
+        p, own = relations(work, ctx), is_own(ctx)
         # The table stays in the common letter and enters as a product: no copy for every client.
-        cores = tree.narrow(work["copies"], 0, 0, len(p)) if limited else site.common["cores"]
+        cores = tree.narrow(work["copies"], 0, 0, len(p)) if limited else ctx.common["cores"]
         others = combine(torch.where(own, 0.0, p), cores)
         weight = torch.where(own, p, 0.0).sum()
         return tree.map(lambda rest, core: rest + weight * core, others, work["core"])
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        away = (relations(work, site) - site.common["share"]).square().sum()
-        strength = site.hyper["pull"] * fade(site.round, site.hyper["pull_rounds"], shape)
-        return task.loss(model(work, site), batch) + 0.5 * strength * away
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
+        away = (relations(work, ctx) - ctx.common["share"]).square().sum()
+        strength = ctx.hyper["pull"] * fade(ctx.round, ctx.hyper["pull_rounds"], shape)
+        return task.loss(model(work, ctx), batch) + 0.5 * strength * away
 
     names = {"core": "core_lr", "relation": "relation_lr"}
     train = descend(objective, local, over=("core", "relation"), lr=names)
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
-        rate = local.rate(site)
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        rate = local.rate(ctx)
         if core_rate == "times_clients":
-            rate = rate * len(site.common["share"])
+            rate = rate * len(ctx.common["share"])
             if local.momentum:  # which lengthens steps by 1/(1 − μ)
-                rate = rate * (1.0 - site.hyper["momentum"])
-        rates = {"core_lr": rate, "relation_lr": site.hyper["relation_lr"] * local.fade(site)}
-        return train.step(work, batch, site._replace(hyper={**site.hyper, **rates}))
+                rate = rate * (1.0 - ctx.hyper["momentum"])
+        rates = {"core_lr": rate, "relation_lr": ctx.hyper["relation_lr"] * local.fade(ctx)}
+        return train.step(work, batch, ctx._replace(hyper={**ctx.hyper, **rates}))
 
-    def choose(work: Tree, site: Site) -> Tensor:
+    def choose(work: Tree, ctx: ClientContext) -> Tensor:
         """Draw the cores to download next, (K,): those never got first, then ∝ b^|p_ij|."""
-        p, num = relations(work, site).abs().double(), len(site.common["share"])
-        share = len(site.own["ids"]) / num
-        base = (choice_growth * share * (site.round + 1).double()).clamp(min=choice_base)
+        p, num = relations(work, ctx).abs().double(), len(ctx.common["share"])
+        share = len(ctx.own["ids"]) / num
+        base = (choice_growth * share * (ctx.round + 1).double()).clamp(min=choice_base)
         # The K largest of ln(weight) + Gumbel noise are a draw without replacement.
-        luck = rng.uniform(rng.fold(site.key, "downloads"), (num,), torch.float64)
+        luck = rng.uniform(rng.fold(ctx.key, "downloads"), (num,), torch.float64)
         noise = -torch.log(-torch.log(luck))
         score = torch.where(work["got"][:num], p * base.log() + noise, noise + 1e9)
-        return torch.where(is_own(site), -torch.inf, score).topk(len(site.own["ids"])).indices
+        return torch.where(is_own(ctx), -torch.inf, score).topk(len(ctx.own["ids"])).indices
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         if limited:
-            return {k: work[k] for k in client}, {"core": work["core"], "wish": choose(work, site)}
+            return {k: work[k] for k in client}, {"core": work["core"], "wish": choose(work, ctx)}
         return {"relation": work["relation"], **local.kept(work)}, {"core": work["core"]}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        cores = put_rows(server["cores"], hub.cohort, uploads["core"], hub.present)
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        cores = put_rows(server["cores"], ctx.cohort, uploads["core"], ctx.present)
         if not limited:
             return {"cores": cores}
-        wish = {"wish": put_rows(server["wish"], hub.cohort, uploads["wish"], hub.present)}
+        wish = {"wish": put_rows(server["wish"], ctx.cohort, uploads["wish"], ctx.present)}
         return {"cores": cores, **wish}
 
     method = Method(
@@ -220,31 +229,30 @@ def apple(
         phases=(replace(train, step=step),),
         finish=finish,
         aggregate=aggregate,
-        model=model,
-        private=lambda leaf: leaf in ("relation", "shift", "copies", "got"),
-        headline="post",
+        use=Use(model=model, headline="post"),
+        wire=Wire(private=lambda leaf: leaf in ("relation", "shift", "copies", "got")),
     )
     if not limited:
         return method
     if start_cores == "common":
-        return replace(method, address=address)
+        return changed(method, address=address)
 
-    def take_all(client: Tree, site: Site) -> Tree:
-        cores, num = site.common["cores"], len(site.common["share"])
+    def take_all(client: Tree, ctx: ClientContext) -> Tree:
+        cores, num = ctx.common["cores"], len(ctx.common["share"])
         copies = tree.map(lambda old, t: torch.cat((t, old[num:])), client["copies"], cores)
-        core = tree.map(lambda leaf: at(leaf, site.index), cores)
-        got = client["got"] | (torch.arange(max_clients, device=site.index.device) < num)
+        core = tree.map(lambda leaf: at(leaf, ctx.index), cores)
+        got = client["got"] | (torch.arange(max_clients, device=ctx.index.device) < num)
         return {**client, "copies": copies, "core": core, "got": got}
 
-    first = replace(
+    first = changed(
         method,
-        broadcast=lambda server, hub: {"cores": server["cores"], "share": client_weights(hub)},
+        broadcast=lambda server, ctx: {"cores": server["cores"], "share": client_weights(ctx)},
         begin=take_all,
         phases=(),
-        finish=lambda client, work, site: (work, {}),
-        aggregate=lambda server, uploads, hub: server,
+        finish=lambda client, work, ctx: (work, {}),
+        aggregate=lambda server, uploads, ctx: server,
     )
-    return replace(method, address=address, prologue=first)
+    return changed(method, address=address, before=first)
 
 
 def fade(round_index: Tensor, length: Tensor, shape: Shape) -> Tensor:
@@ -258,10 +266,10 @@ def fade(round_index: Tensor, length: Tensor, shape: Shape) -> Tensor:
     return torch.where(round_index < length, falling, torch.zeros_like(falling))
 
 
-def _own_starts(cores: Tree, hub: Hub) -> Tree:
+def _own_starts(cores: Tree, ctx: ServerContext) -> Tree:
     """Put the entries of every leaf of every core into an order of its own."""
-    num = hub.sizes.shape[0]
-    keys = rng.fold(hub.key, "cores")[None].expand(num, 2)
+    num = ctx.sizes.shape[0]
+    keys = rng.fold(ctx.key, "cores")[None].expand(num, 2)
     keys = rng.fold(keys, torch.arange(num, device=keys.device))
 
     def one(core: Tree, key: Tensor) -> Tree:

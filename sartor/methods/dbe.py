@@ -34,7 +34,16 @@ from torch import Tensor
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, Objective, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Phase,
+    ServerContext,
+    changed,
+    client_weights,
+    weighted_mean,
+)
 from sartor.core.task import Task
 from sartor.core.tree import Tree, zeros_like
 from sartor.methods.fedavg import fedavg
@@ -67,18 +76,18 @@ def dbe(
     base = fedavg(task, local)
     over = ("params", "memory") if memory else ("params",)
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         return {"params": params, "mean": _zeros(params)}
 
-    def broadcast(server: Tree, hub: Hub) -> Tree:
+    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
         return server
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         new = {"params": params, "memory": {"shift": _zeros(params)}}
         return {"memory": new["memory"], **local.start(**{entry: new[entry] for entry in over})}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        params = site.common["params"]
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        params = ctx.common["params"]
         return {"params": params, "mean": _zeros(params), **client}
 
     def _zeros(params: Tree) -> Tensor:
@@ -87,8 +96,8 @@ def dbe(
     def objective(pulled: bool) -> Objective:
         """Return the loss with r_i, and with the pull or, before round 0, without."""
 
-        def loss(work: Tree, batch: Batch, site: Site) -> tuple[Tensor, Tree]:
-            params, mu = work["params"], site.hyper["mean_rate"]
+        def loss(work: Tree, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tree]:
+            params, mu = work["params"], ctx.hyper["mean_rate"]
             z = task.represent(params, batch)
             real = batch.mask.to(z.dtype)
             newest = real @ z / real.sum().clamp(min=1.0)
@@ -96,35 +105,35 @@ def dbe(
             scores = task.classify(params, z + work["memory"]["shift"])
             fit = task.mean(task.criterion(scores, batch.y), batch)
             if pulled:
-                gap = (mean - site.common["mean"]).square().mean()
-                fit = fit + site.hyper["mean_strength"] * 0.5 * gap
+                gap = (mean - ctx.common["mean"]).square().mean()
+                fit = fit + ctx.hyper["mean_strength"] * 0.5 * gap
             return fit, {"mean": mean}
 
         return loss
 
-    def still(work: Tree, site: Site) -> Tree:
+    def still(work: Tree, ctx: ClientContext) -> Tree:
         """Forget the momentum of the shift, which takes plain steps."""
         velocity = work["velocity"]
         return {**work, "velocity": {**velocity, "memory": zeros_like(velocity["memory"])}}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return {"memory": work["memory"], **local.kept(work)}, {"params": work["params"]}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        return {**base.aggregate(server, uploads, hub), "mean": server["mean"]}
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        return {**base.aggregate(server, uploads, ctx), "mean": server["mean"]}
 
-    def model(work: Tree, site: Site) -> Tree:
+    def model(work: Tree, ctx: ClientContext) -> Tree:
         params, shift = work["params"], work["memory"]["shift"]
         weight, bias = (params[f"{task.head}.{leaf}"] for leaf in ("weight", "bias"))
         return {**params, f"{task.head}.bias": bias + weight @ shift}
 
-    def send_mean(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def send_mean(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         if init_mean == "running":
             return client, {"mean": work["mean"]}
         return client, {"mean": work["sums"].sum(0) / work["counts"].sum().clamp(min=1.0)}
 
-    def agree(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        weights = client_weights(hub)[hub.cohort] * hub.present
+    def agree(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        weights = client_weights(ctx)[ctx.cohort] * ctx.present
         return {**server, **weighted_mean(uploads, weights, {"mean": server["mean"]})}
 
     once = replace(local, keep_optimiser=False)
@@ -138,7 +147,7 @@ def dbe(
         aux=True,
         after=still if memory and local.momentum else None,
     )
-    record = replace(
+    record = changed(
         base,
         name="dbe",
         hyper={
@@ -160,5 +169,5 @@ def dbe(
         model=model,
         private=lambda leaf: leaf == "shift",
     )
-    start = replace(record, phases=first, finish=send_mean, aggregate=agree, averaged=("mean",))
-    return replace(record, prologue=start)
+    start = changed(record, phases=first, finish=send_mean, aggregate=agree, averaged=("mean",))
+    return changed(record, before=start)

@@ -44,7 +44,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site
+from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
@@ -119,19 +119,19 @@ def dichotomous(
         """Leave out what is known not to be used: decided before training, or alone in a group."""
         of_fedavg, before = phase.name.startswith("fedavg"), phase.when
 
-        def when(work: Tree, site: Site) -> Tensor:
-            alone = site.own["choice"] == 1
+        def when(work: Tree, ctx: ClientContext) -> Tensor:
+            alone = ctx.own["choice"] == 1
             needed = ~alone if of_fedavg else alone | torch.full_like(alone, not by_radius)
-            return needed if before is None else needed & before(work, site)
+            return needed if before is None else needed & before(work, ctx)
 
         return replace(phase, when=when)
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        server = base.init_server(params, hub)
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        server = base.init_server(params, ctx)
         if not by_radius or by_fits:
             return server
-        limit = hub.hyper["threshold_scale"] * hub.sizes.shape[0] / hub.sizes.sum()
-        alone = hub.hyper["heterogeneity"].square() > limit
+        limit = ctx.hyper["threshold_scale"] * ctx.sizes.shape[0] / ctx.sizes.sum()
+        alone = ctx.hyper["heterogeneity"].square() > limit
         return {**server, "choice": server["choice"] + alone}
 
     hyper = dict(base.hyper)
@@ -140,16 +140,16 @@ def dichotomous(
         hyper["heterogeneity"] = Hyper(1.0, 0.0, note=note, server=True)
         note = "the largest loss over the strong convexity"
         hyper["threshold_scale"] = Hyper(1.0, 0.0, open_low=True, note=note, server=True)
-    method = replace(
+    method = changed(
         base,
         hyper=hyper,
         init_server=init_server,
         phases=tuple(gate(phase) for phase in base.phases),
-        connected=lambda server, hub: (
-            hub.present & (server["choice"].index_select(0, hub.cohort) == 0)
+        connected=lambda server, ctx: (
+            ctx.present & (server["choice"].index_select(0, ctx.cohort) == 0)
         ),
-        centre=None if clustered else lambda server, hub: server["fedavg"]["params"],
-        epilogue=None if by_radius else base.epilogue,
+        centre=None if clustered else lambda server, ctx: server["fedavg"]["params"],
+        after=None if by_radius else base.schedule.after,
     )
     if not by_fits:
         return method
@@ -157,14 +157,14 @@ def dichotomous(
     def fit(slot: str, part: tuple[float, float]) -> Phase:
         """Fit a model on a part of the client's samples."""
 
-        def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
             return task.loss(work[slot], batch)
 
         longer = replace(local, epochs=fit_epochs, steps=None, keep_optimiser=False)
         return replace(descend(objective, longer, name=f"fit {slot}", over=(slot,)), part=part)
 
-    def group_and_decide(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        first, second = (_rows(uploads[slot], hub.cohort) for slot in ("first", "second"))
+    def group_and_decide(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        first, second = (_rows(uploads[slot], ctx.cohort) for slot in ("first", "second"))
         group = server["group"]
         if clustered and num_clusters is not None:
             group = k_means((first + second) / 2, num_clusters)
@@ -172,20 +172,20 @@ def dichotomous(
             group = single_linkage(cross_distances(first, second))
         alone = (group[:, None] == group[None, :]).sum(1) == 1
         if by_radius:
-            share = shares(hub.sizes.to(first.dtype), group)
+            share = shares(ctx.sizes.to(first.dtype), group)
             alone = ~(crossover(split_half(first, second, share), share) < 0)
         inner = {"fedavg": {**server["fedavg"], "group": group}} if clustered else {}
         return {**server, **inner, "group": group, "choice": alone.to(group.dtype)}
 
-    fits = replace(
+    fits = changed(
         method,
-        begin=lambda client, site: dict.fromkeys(("first", "second"), client["local"]["params"]),
+        begin=lambda client, ctx: dict.fromkeys(("first", "second"), client["local"]["params"]),
         phases=(fit("first", (0.0, end / 2)), fit("second", (end / 2, end))),
-        finish=lambda client, work, site: (client, work),
+        finish=lambda client, work, ctx: (client, work),
         aggregate=group_and_decide,
         connected=None,
     )
-    return replace(method, prologue=fits)
+    return changed(method, before=fits)
 
 
 def _check(
@@ -209,7 +209,7 @@ def _check(
 
 
 def _on_part(method: Method, part: tuple[float, float]) -> Method:
-    return replace(method, phases=tuple(replace(phase, part=part) for phase in method.phases))
+    return changed(method, phases=tuple(replace(phase, part=part) for phase in method.phases))
 
 
 def _rows(uploads: Tree, cohort: Tensor) -> Tensor:

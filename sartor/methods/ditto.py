@@ -35,7 +35,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Phase, Site
+from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -70,26 +70,26 @@ def ditto(
     base = fedavg(task, local, rule=rule, client_weights=client_weights)
     tries = tuple(f"try{j}" for j in range(len(choices)))
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         personal = {"params": params, **own.start(params=params)}  # v_k = w_0
-        return {**base.init_client(params, site), "personal": personal}
+        return {**base.init_client(params, ctx), "personal": personal}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {**base.begin(client, site), "personal": client["personal"]}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {**base.begin(client, ctx), "personal": client["personal"]}
 
-    def objective(personal: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(personal: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return F_k(v); with candidates the sum over them, whose gradients stay apart."""
         return torch.stack([task.loss(personal[v], batch) for v in tries or ("params",)]).sum()
 
-    def pull(personal: Tree, site: Site) -> dict[str, tuple[Tensor | float, Tree]]:
+    def pull(personal: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor | float, Tree]]:
         """Return the second part of h_k(v; w_t)."""
         if not tries:
-            return {"params": (site.hyper["prox_strength"], site.common["params"])}
+            return {"params": (ctx.hyper["prox_strength"], ctx.common["params"])}
         pairs = zip(tries, choices, strict=True)
-        return {v: (lam, site.common["params"]) for v, lam in pairs}
+        return {v: (lam, ctx.common["params"]) for v, lam in pairs}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
         return {**kept, "personal": work["personal"]}, upload
 
     train_personal = descend(
@@ -106,7 +106,7 @@ def ditto(
         hyper["prox_strength"] = Hyper(
             1.0, 0.0, note="the pull to the global model; 0 trains the personal model alone"
         )
-    return replace(
+    return changed(
         base,
         name="ditto",
         hyper=hyper,
@@ -114,7 +114,7 @@ def ditto(
         begin=begin,
         phases=(*(_inside("personal", phase) for phase in branch), *base.phases),
         finish=finish,
-        model=lambda work, site: work["personal"]["params"],
+        model=lambda work, ctx: work["personal"]["params"],
         private=lambda leaf: leaf == "personal",
     )
 
@@ -151,9 +151,9 @@ def _inside(entry: str, phase: Phase) -> Phase:
     """Let a phase work on one entry of the work tree as if it were the whole."""
     return replace(
         phase,
-        step=lambda work, batch, site: {**work, entry: phase.step(work[entry], batch, site)},
-        enter=lambda work, site: {**work, entry: phase.enter(work[entry], site)},
-        leave=lambda work, site: {**work, entry: phase.leave(work[entry], site)},
+        step=lambda work, batch, ctx: {**work, entry: phase.step(work[entry], batch, ctx)},
+        enter=lambda work, ctx: {**work, entry: phase.enter(work[entry], ctx)},
+        leave=lambda work, ctx: {**work, entry: phase.leave(work[entry], ctx)},
     )
 
 
@@ -161,24 +161,22 @@ def _spread(phase: Phase, tries: tuple[str, ...]) -> Phase:
     """Start every candidate of a phase from v_k."""
     return replace(
         phase,
-        enter=lambda work, site: phase.enter(
-            {**work, **dict.fromkeys(tries, work["params"])}, site
-        ),
+        enter=lambda work, ctx: phase.enter({**work, **dict.fromkeys(tries, work["params"])}, ctx),
     )
 
 
 def _choose(task: Task, tries: tuple[str, ...]) -> Phase:
     """Keep the candidate of smallest validation loss."""
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         first = tree.leaves(work["params"])[0]
         return {**work, "losses": first.new_zeros(len(tries))}
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         sums = [torch.where(batch.mask, task.losses(work[v], batch), 0.0).sum() for v in tries]
         return {**work, "losses": work["losses"] + torch.stack(sums)}
 
-    def leave(work: Tree, site: Site) -> Tree:
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
         best = work["losses"].argmin()
         table = tree.stack([work[v] for v in tries])
         return {"params": tree.map(lambda leaf: at(leaf, best), table)}

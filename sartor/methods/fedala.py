@@ -44,7 +44,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Phase, Site
+from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.mixing import clip
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -84,34 +84,34 @@ def fedala(
     def own(params: Tree) -> Tree:
         return tree.select(params, lambda leaf: leaf in top)
 
-    def init_client(params: Tree, site: Site) -> Tree:
-        no = torch.zeros_like(site.index, dtype=torch.bool)
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        no = torch.zeros_like(ctx.index, dtype=torch.bool)
         mine = {"top": own(params), "mix": tree.map(torch.ones_like, own(params))}
-        return {**base.init_client(params, site), **mine, "trained": no, "started": no.clone()}
+        return {**base.init_client(params, ctx), **mine, "trained": no, "started": no.clone()}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        given = own(site.common["params"])
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        given = own(ctx.common["params"])
         mine = tree.where(client["trained"], client["top"], given)
         kept = {"mix": client["mix"], "started": client["started"]}
-        return {**base.begin(client, site), **kept, "top": mine}
+        return {**base.begin(client, ctx), **kept, "top": mine}
 
-    def blend(work: Tree, site: Site) -> Tree:
+    def blend(work: Tree, ctx: ClientContext) -> Tree:
         """Return Θ̂_i; Θ itself to the bit where W is 1, Θ_i where it is 0."""
-        given = site.common["params"]
+        given = ctx.common["params"]
         mixed = tree.map(torch.lerp, work["top"], own(given), work["mix"])
         return {**given, **mixed}
 
-    def differs(work: Tree, site: Site) -> Tensor:
+    def differs(work: Tree, ctx: ClientContext) -> Tensor:
         """Say whether there is anything to mix."""
-        given = own(site.common["params"])
+        given = own(ctx.common["params"])
         apart = tree.map(lambda a, b: (a != b).any(), work["top"], given)
         return torch.stack(tree.leaves(apart)).any()
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
-        return task.loss(blend(work, site), batch)
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
+        return task.loss(blend(work, ctx), batch)
 
-    def watched(work: Tree, batch: Batch, site: Site) -> tuple[Tensor, Tree]:
-        loss = objective(work, batch, site)
+    def watched(work: Tree, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tree]:
+        loss = objective(work, batch, ctx)
         moved = torch.cat((work["losses"][1:], loss.reshape(1)))
         losses = torch.where(batch.last, moved, work["losses"])
         return loss, {"losses": losses, "passes": work["passes"] + batch.last}
@@ -127,47 +127,47 @@ def fedala(
             over=("mix",),
             lr="mix_lr",
             aux=first,
-            after=lambda work, site: {**work, "mix": tree.map(clip, work["mix"])},
+            after=lambda work, ctx: {**work, "mix": tree.map(clip, work["mix"])},
         )
         sampled = 1.0 if local.batch is None else share
         # Plain steps leave the momentum of training alone.
         return replace(
-            phase, stream="mix", share=sampled, shuffle=False, leave=lambda work, site: work
+            phase, stream="mix", share=sampled, shuffle=False, leave=lambda work, ctx: work
         )
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         losses = tree.leaves(work["top"])[0].new_zeros(window)
-        return {**work, "losses": losses, "passes": torch.zeros_like(site.index)}
+        return {**work, "losses": losses, "passes": torch.zeros_like(ctx.index)}
 
-    def stop(work: Tree, site: Site) -> Tensor:
+    def stop(work: Tree, ctx: ClientContext) -> Tensor:
         found: Tensor = (work["passes"] > window) & (work["losses"].std(correction=0) < calm)
         return found
 
-    def leave(work: Tree, site: Site) -> Tree:
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
         rest = {k: v for k, v in work.items() if k not in ("losses", "passes")}
         started = work["started"] | (work["passes"] > 0)
-        return {**rest, "params": blend(work, site), "started": started}
+        return {**rest, "params": blend(work, ctx), "started": started}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
         mine = {"top": own(work["params"]), "mix": work["mix"], "started": work["started"]}
         return {**kept, **mine, "trained": torch.ones_like(client["trained"])}, upload
 
     mixing = (
-        replace(learn("mix", 1), when=lambda work, site: work["started"] & differs(work, site)),
+        replace(learn("mix", 1), when=lambda work, ctx: work["started"] & differs(work, ctx)),
         replace(
             learn("mix-start", start_passes),
             enter=enter,
             leave=leave,
             stop=stop,
-            when=lambda work, site: ~work["started"] & differs(work, site),
+            when=lambda work, ctx: ~work["started"] & differs(work, ctx),
         ),
     )
     phases: tuple[Phase, ...] = (*mixing, train)
     if ala_for == "all":
-        phases = (*mixing, replace(train, when=lambda work, site: site.reports))
+        phases = (*mixing, replace(train, when=lambda work, ctx: ctx.reports))
     note = "the step on the mixing weights; 0 is FedAvg"
-    return replace(
+    return changed(
         base,
         hyper={**base.hyper, "mix_lr": Hyper(1.0, 0.0, note=note)},
         init_client=init_client,
@@ -175,7 +175,7 @@ def fedala(
         phases=phases,
         adapt=mixing,
         finish=finish,
-        train_all=ala_for == "all",
+        who="everyone_trains" if ala_for == "all" else "cohort",
         private=lambda leaf: leaf in ("mix", "top"),
     )
 

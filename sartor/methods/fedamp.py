@@ -8,7 +8,7 @@ et al. 2025 and Shi et al. 2023.
 |---|---|---|
 | w_i | client["params"] | the personal model: kept, uploaded and used |
 | W | server["models"] | the last upload of every client: a table over clients |
-| u_i | site.own | the cloud model of client i, Σ_j ξ_ij w_j |
+| u_i | ctx.own | the cloud model of client i, Σ_j ξ_ij w_j |
 | ξ | inspect["mix"] | the mixture; rows sum to 1 |
 | σ | bandwidth, sharpness | FedAMP divides squared distances by it, HeurFedAMP multiplies cosines |
 | α_k | mix_lr | the server's step; with `decay_every`, times mix_decay every so many rounds |
@@ -44,7 +44,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, Newcomer, ServerContext, Show, Use
 from sartor.core.mixing import at, combine, inner, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -74,24 +74,24 @@ def fedamp(
     """
     relative = scale == "relative"
 
-    def others(models: Tree, mask: Tensor, hub: Hub, fade: Tensor) -> Tensor:
+    def others(models: Tree, mask: Tensor, ctx: ServerContext, fade: Tensor) -> Tensor:
         near = tree.map(lambda leaf: leaf - leaf.mean(0), models)  # keeps the digits of distances
         gram = inner(near, near)
         norm = gram.diagonal()
         far = torch.where(mask, norm[:, None] + norm - 2.0 * gram, 0.0).clamp(min=0.0)
-        sigma = hub.hyper["bandwidth"]
+        sigma = ctx.hyper["bandwidth"]
         if not relative:
-            return fade * hub.hyper["mix_lr"] * torch.exp(-far / sigma) / sigma
+            return fade * ctx.hyper["mix_lr"] * torch.exp(-far / sigma) / sigma
         both = mask & mask.mT
         mean = (far * both).sum() / both.sum().clamp(min=1)
         sigma = sigma * torch.where(mean > 0, mean, torch.ones_like(mean))
-        share = fade * hub.hyper["mix_weight"] / mask.sum(1, keepdim=True).clamp(min=1)
+        share = fade * ctx.hyper["mix_weight"] / mask.sum(1, keepdim=True).clamp(min=1)
         return share * torch.exp(-far / sigma)
 
-    def pull(site: Site) -> Tensor:
+    def pull(ctx: ClientContext) -> Tensor:
         if relative:
-            return site.hyper["prox_strength"]
-        return site.hyper["collaboration"] / site.hyper["mix_lr"]
+            return ctx.hyper["prox_strength"]
+        return ctx.hyper["collaboration"] / ctx.hyper["mix_lr"]
 
     sigma = Hyper(1.0, 0.0, open_low=True, note="small: nobody is near", server=True)
     if relative:
@@ -129,12 +129,12 @@ def heur_fedamp(
         decay_every: see ``fedamp``; the pull λ/α_k grows as α_k falls.
     """
 
-    def others(models: Tree, mask: Tensor, hub: Hub, fade: Tensor) -> Tensor:
+    def others(models: Tree, mask: Tensor, ctx: ServerContext, fade: Tensor) -> Tensor:
         gram = inner(models, models)
         norm = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
-        score = hub.hyper["sharpness"] * gram / (norm[:, None] * norm)
+        score = ctx.hyper["sharpness"] * gram / (norm[:, None] * norm)
         score = torch.where(mask, score, torch.finfo(gram.dtype).min)
-        return (1.0 - hub.hyper["self_weight"]) * torch.softmax(score, -1)
+        return (1.0 - ctx.hyper["self_weight"]) * torch.softmax(score, -1)
 
     hyper = {
         "sharpness": Hyper(25.0, 0.0, note="0 weighs all others alike", server=True),
@@ -142,8 +142,8 @@ def heur_fedamp(
         "prox_strength": _PULL,
     }
 
-    def pull(site: Site) -> Tensor:
-        found: Tensor = site.hyper["prox_strength"]
+    def pull(ctx: ClientContext) -> Tensor:
+        found: Tensor = ctx.hyper["prox_strength"]
         return found
 
     return _attentive("heur-fedamp", task, local, others, pull, hyper, start, pool, decay_every)
@@ -156,8 +156,8 @@ def _attentive(
     name: str,
     task: Task,
     local: Local,
-    others: Callable[[Tree, Tensor, Hub, Tensor], Tensor],
-    pull: Callable[[Site], Tensor],
+    others: Callable[[Tree, Tensor, ServerContext, Tensor], Tensor],
+    pull: Callable[[ClientContext], Tensor],
     hyper: dict[str, Hyper],
     start: Start,
     pool: Pool,
@@ -166,7 +166,7 @@ def _attentive(
     """Build what both share.
 
     ``others(models, mask, hub, α_k/α_0)`` returns ξ_ij where mask (i, j) holds, which says that j
-    is not i and stands in the pool, and anything elsewhere; ``pull(site)`` returns λ/α_0.
+    is not i and stands in the pool, and anything elsewhere; ``pull(ctx)`` returns λ/α_0.
     """
     if decay_every is not None:
         if decay_every < 1:
@@ -176,64 +176,64 @@ def _attentive(
         note = "what the server's step is multiplied by every so many rounds"
         hyper = {**hyper, "mix_decay": Hyper(0.1, 0.0, 1.0, True, note, server=True)}
 
-    def fade(seen: Hub | Site) -> Tensor:
+    def fade(seen: ServerContext | ClientContext) -> Tensor:
         """Return α_k/α_0."""
         if decay_every is None:
             return torch.ones_like(seen.round, dtype=next(iter(seen.hyper.values())).dtype)
         found: Tensor = seen.hyper["mix_decay"] ** (seen.round // decay_every)
         return found
 
-    def mixture(server: Tree, hub: Hub) -> Tensor:
+    def mixture(server: Tree, ctx: ServerContext) -> Tensor:
         """Return ξ: (clients, clients)."""
         there, known = server["pool"], server["known"]
         eye = torch.eye(len(there), dtype=torch.bool, device=there.device)
         mask = there & ~eye
-        found = torch.where(mask, others(server["models"], mask, hub, fade(hub)), 0.0)
+        found = torch.where(mask, others(server["models"], mask, ctx, fade(ctx)), 0.0)
         even = known.to(found.dtype) / known.sum().clamp(min=1)
         found = torch.where(known[:, None], found, even)  # who has no model yet gets the mean
         return torch.where(eye, 1.0 - torch.where(eye, 0.0, found).sum(1, keepdim=True), found)
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        num = hub.sizes.shape[0]
-        none = torch.zeros_like(hub.sizes, dtype=torch.bool)
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        num = ctx.sizes.shape[0]
+        none = torch.zeros_like(ctx.sizes, dtype=torch.bool)
         models = repeated(params, num)
         return {"models": models, "known": none, "pool": none.clone()}
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        return combine(at(mixture(server, hub), index), server["models"])
+    def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
+        return combine(at(mixture(server, ctx), index), server["models"])
 
-    def greet(server: Tree, hub: Hub) -> Tree:
+    def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         known = server["known"] | ~server["known"].any()
         weights = known.to(tree.leaves(server["models"])[0].dtype)
         return combine(weights / weights.sum(), server["models"])
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         kept = local.start(params=params)
         if start == "cloud":
             return kept
-        return {"params": params, "fresh": torch.ones_like(site.index, dtype=torch.bool), **kept}
+        return {"params": params, "fresh": torch.ones_like(ctx.index, dtype=torch.bool), **kept}
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         if start == "cloud":
-            return {"params": site.own, **local.kept(client)}
-        params = tree.where(client["fresh"], site.own, client["params"])
+            return {"params": ctx.own, **local.kept(client)}
+        params = tree.where(client["fresh"], ctx.own, client["params"])
         return {"params": params, **local.kept(client)}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def towards(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
-        return {"params": (pull(site) / fade(site), site.own)}
+    def towards(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
+        return {"params": (pull(ctx) / fade(ctx), ctx.own)}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         upload = {"params": work["params"]}
         if start == "cloud":
             return local.kept(work), upload
         return {**work, "fresh": torch.zeros_like(client["fresh"])}, upload
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        models = put_rows(server["models"], hub.cohort, uploads["params"], hub.present)
-        came = torch.zeros_like(server["known"]).index_copy(0, hub.cohort, hub.present)
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        models = put_rows(server["models"], ctx.cohort, uploads["params"], ctx.present)
+        came = torch.zeros_like(server["known"]).index_copy(0, ctx.cohort, ctx.present)
         known = server["known"] | came
         return {"models": models, "known": known, "pool": known if pool == "stored" else came}
 
@@ -243,11 +243,11 @@ def _attentive(
         init_server=init_server,
         init_client=init_client,
         address=address,
-        greet=greet,
         begin=begin,
         phases=(descend(objective, local, pull=towards),),
         finish=finish,
         aggregate=aggregate,
-        headline="post",
-        inspect=lambda server, hub: {"mix": mixture(server, hub)},
+        use=Use(headline="post"),
+        newcomer=Newcomer(message=newcomer_message),
+        show=Show(server=lambda server, ctx: {"mix": mixture(server, ctx)}),
     )

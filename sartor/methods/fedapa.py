@@ -10,7 +10,7 @@ IJCAI 2025 (arXiv 2502.07456), Algorithm 1, Eq. (3)-(7).
 | θ_j, Θ | server["bodies"] | the last upload of every client: a table over clients |
 | A, a_ij | server["mix"] | the share of client j in what client i receives |
 | φ_i | client["head"] | the head, which never leaves |
-| θ̄_i | site.own | the mixture sent to client i |
+| θ̄_i | ctx.own | the mixture sent to client i |
 | Δθ_i | delta | how far the client travelled from it |
 | η | mix_lr | the step on A |
 | μ | self_weight | the value of a_ii before normalising |
@@ -38,7 +38,17 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Newcomer,
+    Schedule,
+    ServerContext,
+    Show,
+    Use,
+    Wire,
+)
 from sartor.core.mixing import clip, combine, inner, normalise, pin_self, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -90,70 +100,70 @@ def fedapa(
             "dnn), unfreeze a part of it, or set share='all'."
         )
 
-    def settle(rows: Tensor, own: Tensor, hub: Hub) -> Tensor:
+    def settle(rows: Tensor, own: Tensor, ctx: ServerContext) -> Tensor:
         """Pin the self weight and normalise."""
         if pin_weights:
-            rows = pin_self(rows, own, hub.hyper["self_weight"])
+            rows = pin_self(rows, own, ctx.hyper["self_weight"])
         return normalise(rows, own) if normalise_weights else rows
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        body, num = tree.select(params, is_shared), hub.sizes.shape[0]
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        body, num = tree.select(params, is_shared), ctx.sizes.shape[0]
         table = repeated(body, num)
         first = tree.leaves(params)[0]
         mix = torch.eye(num, dtype=first.dtype, device=first.device)
         server = {"bodies": table, "mix": mix}
         return {**server, "velocity": torch.zeros_like(mix)} if momentum else server
 
-    def rows_in_use(server: Tree, ids: Tensor, hub: Hub) -> Tensor:
+    def rows_in_use(server: Tree, ids: Tensor, ctx: ServerContext) -> Tensor:
         """Return the rows of A that clients are served with: (n, clients)."""
         rows: Tensor = server["mix"].index_select(0, ids)
         # Momentum moves rows between their uses, so they are settled when they are used.
-        return settle(rows, ids, hub) if momentum else rows
+        return settle(rows, ids, ctx) if momentum else rows
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        return combine(rows_in_use(server, index.reshape(1), hub)[0], server["bodies"])  # Eq. (5)
+    def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
+        return combine(rows_in_use(server, index.reshape(1), ctx)[0], server["bodies"])  # Eq. (5)
 
-    def greet(server: Tree, hub: Hub) -> Tree:
+    def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         return tree.map(lambda leaf: leaf.mean(0), server["bodies"])
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"head": tree.select(params, is_kept), **local.start(params=params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {"params": {**site.own, **client["head"]}, **local.kept(client)}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {"params": {**ctx.own, **client["head"]}, **local.kept(client)}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         state = {"head": tree.select(work["params"], is_kept), **local.kept(work)}
         return state, {"body": tree.select(work["params"], is_shared)}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         def put(mix: Tensor, rows: Tensor) -> Tensor:
-            found: Tensor = put_rows({"": mix}, hub.cohort, {"": rows}, hub.present)[""]
+            found: Tensor = put_rows({"": mix}, ctx.cohort, {"": rows}, ctx.present)[""]
             return found
 
-        rows = rows_in_use(server, hub.cohort, hub)
+        rows = rows_in_use(server, ctx.cohort, ctx)
         delta = tree.sub(uploads["body"], combine(rows, server["bodies"]))  # Eq. (6)
         slope = sign * inner(server["bodies"], delta)  # ±ΘᵀΔθ_i
-        slope = torch.where(hub.present[:, None], slope, torch.zeros_like(slope))
-        push = torch.zeros_like(server["mix"]).index_copy(0, hub.cohort, slope)
+        slope = torch.where(ctx.present[:, None], slope, torch.zeros_like(slope))
+        push = torch.zeros_like(server["mix"]).index_copy(0, ctx.cohort, slope)
         if momentum:  # one SGD over the whole matrix: it moves the rows of the others too
-            push = hub.hyper["mix_momentum"] * server["velocity"] + push
-        mix = put(server["mix"], rows) + hub.hyper["mix_lr"] * push  # Eq. (7)
+            push = ctx.hyper["mix_momentum"] * server["velocity"] + push
+        mix = put(server["mix"], rows) + ctx.hyper["mix_lr"] * push  # Eq. (7)
         mix = clip(mix) if clip_weights else mix
         if not momentum:
-            mix = put(mix, settle(mix.index_select(0, hub.cohort), hub.cohort, hub))
+            mix = put(mix, settle(mix.index_select(0, ctx.cohort), ctx.cohort, ctx))
         moved = {"mix": mix, "velocity": push} if momentum else {"mix": mix}
-        somebody = hub.present.any()
+        somebody = ctx.present.any()
         moved = {k: torch.where(somebody, leaf, server[k]) for k, leaf in moved.items()}
-        bodies = put_rows(server["bodies"], hub.cohort, uploads["body"], hub.present)
+        bodies = put_rows(server["bodies"], ctx.cohort, uploads["body"], ctx.present)
         return {"bodies": bodies, **moved}
 
-    def inspect(server: Tree, hub: Hub) -> Tree:
-        everybody = torch.arange(hub.sizes.shape[0], device=hub.sizes.device)
-        return {"mix": rows_in_use(server, everybody, hub)}
+    def inspect(server: Tree, ctx: ServerContext) -> Tree:
+        everybody = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
+        return {"mix": rows_in_use(server, everybody, ctx)}
 
     note = "the share a client keeps, before normalising"
     own = {
@@ -168,13 +178,13 @@ def fedapa(
         init_server=init_server,
         init_client=init_client,
         address=address,
-        greet=greet,
         begin=begin,
         phases=(descend(objective, local),),
         finish=finish,
         aggregate=aggregate,
-        private=lambda leaf: is_kept(leaf) and leaf in task.leaf_names,
-        headline="post",
-        one_by_one=one_by_one,
-        inspect=inspect,
+        use=Use(headline="post"),
+        schedule=Schedule(in_turn=one_by_one),
+        wire=Wire(private=lambda leaf: is_kept(leaf) and leaf in task.leaf_names),
+        newcomer=Newcomer(message=newcomer_message),
+        show=Show(server=inspect),
     )

@@ -34,7 +34,16 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site, weighted_mean, weighted_sum
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    ServerContext,
+    Use,
+    Wire,
+    weighted_mean,
+    weighted_sum,
+)
 from sartor.core.method import client_weights as shares
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -68,27 +77,27 @@ def fedavg(
     _check_weights(() if client_weights is None else tuple(client_weights))
     averages = rule in ("normalized", "uniform")
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         return {"params": params}
 
-    def broadcast(server: Tree, hub: Hub) -> Tree:
+    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
         return {"params": server["params"]}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return local.start(params=params)
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {"params": site.common["params"], **local.kept(client)}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {"params": ctx.common["params"], **local.kept(client)}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return local.kept(work), {"params": work["params"]}
 
-    def weights(hub: Hub) -> Tensor:
+    def weights(ctx: ServerContext) -> Tensor:
         """Return p_i of the cohort, zero for the absent."""
-        p = shares(hub, "samples" if rule in ("normalized", "chen") else "uniform")
+        p = shares(ctx, "samples" if rule in ("normalized", "chen") else "uniform")
         if client_weights is not None:
             if len(client_weights) != p.shape[0]:
                 raise ConfigError(
@@ -96,17 +105,17 @@ def fedavg(
                     f"{p.shape[0]} clients; give one per client."
                 )
             p = p.new_tensor(client_weights)
-        return p[hub.cohort] * hub.present
+        return p[ctx.cohort] * ctx.present
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        old, p = server["params"], weights(hub)
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        old, p = server["params"], weights(ctx)
         if averages:
             new = weighted_mean(uploads["params"], p, old)
-            beta = hub.hyper["relax"]
+            beta = ctx.hyper["relax"]
             # With β = 1 this is the average itself, to the bit.
             return {"params": tree.map(lambda w, n: n + (beta - 1.0) * (n - w), old, new)}
-        num = hub.present.sum().clamp(min=1)
-        step = hub.hyper["server_lr"] * hub.sizes.shape[0] / num * p
+        num = ctx.present.sum().clamp(min=1)
+        step = ctx.hyper["server_lr"] * ctx.sizes.shape[0] / num * p
         drift = tree.map(lambda w, w_i: w - w_i, old, uploads["params"])
         return {"params": tree.sub(old, weighted_sum(drift, step))}
 
@@ -125,8 +134,8 @@ def fedavg(
         phases=(descend(objective, local),),
         finish=finish,
         aggregate=aggregate,
-        centre=lambda server, hub: server["params"],
-        averaged=("params",),
+        use=Use(centre=lambda server, ctx: server["params"]),
+        wire=Wire(averaged=("params",)),
     )
 
 

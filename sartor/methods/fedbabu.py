@@ -34,7 +34,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.parts.partial import Average, partly_shared, train_part
@@ -64,27 +64,27 @@ def fedbabu(
             raise ConfigError(f"{name} must be >= 0, got {length}; 0 leaves fine-tuning out.")
     base = partly_shared(task, local, task.is_body, name="fedbabu", rule=rule, by_head=True)
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        return {**base.init_server(params, hub), "head": tree.select(params, task.is_head)}
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        return {**base.init_server(params, ctx), "head": tree.select(params, task.is_head)}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        return {**server, **base.aggregate(server, uploads, hub)}
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        return {**server, **base.aggregate(server, uploads, ctx)}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    federated = replace(
+    federated = changed(
         base,
         init_server=init_server,
         phases=(train_part(task, local, task.is_body),),
         aggregate=aggregate,
-        centre=lambda server, hub: {**server["params"], **server["head"]},
+        centre=lambda server, ctx: {**server["params"], **server["head"]},
     )
     if not (ft_epochs if ft_steps is None else ft_steps):
         return federated
     tuning = replace(local, epochs=ft_epochs or 1, steps=ft_steps, keep_optimiser=False)
     part = {"all": None, "body": task.is_body, "head": task.is_head}[ft_part]
-    return replace(
+    return changed(
         federated,
         hyper={**base.hyper, "ft_lr": Hyper(local.lr, 0.0, note="the step size of fine-tuning")},
         adapt=(descend(objective, tuning, name="fine-tune", lr="ft_lr", train=part),),

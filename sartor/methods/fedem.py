@@ -29,15 +29,13 @@ and trains nothing; `refresh_weights=True` does that for every client before its
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
 from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site
+from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
@@ -67,20 +65,20 @@ def fedem(
         raise ConfigError(f"components must be >= 1, got {components}; 1 is FedAvg.")
     base = averaged(task, local, weights)
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         starts = [params]
         for m in range(1, components):
-            starts.append({k: shuffled(p, rng.fold(hub.key, k, m)) for k, p in params.items()})
+            starts.append({k: shuffled(p, rng.fold(ctx.key, k, m)) for k, p in params.items()})
         return {"params": tree.stack(starts)}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         even = tree.leaves(params)[0].new_full((components,), 1.0 / components)
         return {"mixture": even, **local.start(params=tree.stack([params] * components))}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {**base.begin(client, site), "mixture": client["mixture"]}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {**base.begin(client, ctx), "mixture": client["mixture"]}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return Σ_m mean_l q_lm ℓ_m: the gradients of the components stay apart."""
         q = work["posterior"].index_select(0, batch.rows)
         parts = [
@@ -89,12 +87,12 @@ def fedem(
         ]
         return torch.stack(parts).sum()
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
         return {**kept, "mixture": work["mixture"]}, upload
 
     expect = _expectation(task, components)
-    return replace(
+    return changed(
         base,
         name="fedem",
         init_server=init_server,
@@ -103,7 +101,7 @@ def fedem(
         phases=(expect, descend(objective, local)),
         finish=finish,
         # As logarithms, so that fine-tuning cannot make them negative.
-        model=lambda work, site: {"params": work["params"], "weights": work["mixture"].log()},
+        model=lambda work, ctx: {"params": work["params"], "weights": work["mixture"].log()},
         predict=lambda model, x: mixed_scores(task, model["params"], model["weights"], x),
         adapt=(expect,) if refresh_weights else (),
         centre=None,
@@ -114,19 +112,19 @@ def fedem(
 def _expectation(task: Task, components: int) -> Phase:
     """Build the E-step: a pass that fills ``posterior`` and then sets ``mixture``."""
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         # The spare row takes the padding.
-        blank = work["mixture"].new_zeros((site.mask.shape[0] + 1, components))
+        blank = work["mixture"].new_zeros((ctx.mask.shape[0] + 1, components))
         return {**work, "posterior": blank}
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         parts = [task.losses(component(work["params"], m), batch) for m in range(components)]
         q = torch.softmax(work["mixture"].log() - torch.stack(parts, -1), -1)
         q = torch.where(batch.mask[:, None], q, torch.zeros_like(q))
         return {**work, "posterior": work["posterior"].index_copy(0, batch.rows, q)}
 
-    def leave(work: Tree, site: Site) -> Tree:
-        num = site.num_samples.to(work["mixture"].dtype)
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
+        num = ctx.num_samples.to(work["mixture"].dtype)
         mean = work["posterior"].sum(0) / num.clamp(min=1.0)
         return {**work, "mixture": torch.where(num > 0, mean, work["mixture"])}
 

@@ -41,7 +41,18 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site, weighted_sum
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Newcomer,
+    Phase,
+    ServerContext,
+    Show,
+    Use,
+    Wire,
+    weighted_sum,
+)
 from sartor.core.mixing import at, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -82,14 +93,16 @@ def fedfomo(
             f"val_share={val_share:g}; picks=5 and val_share=0.2 are the authors'."
         )
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        num = hub.sizes.shape[0]
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        num = ctx.sizes.shape[0]
         models = repeated(params, num)
         like = tree.leaves(params)[0]
         start = 0.1 * torch.eye(num, dtype=like.dtype, device=like.device)
-        return {"models": models, "affinity": start, "there": torch.zeros_like(hub.sizes) > 0}
+        return {"models": models, "affinity": start, "there": torch.zeros_like(ctx.sizes) > 0}
 
-    def choose(scores: Tensor, there: Tensor, key: Tensor, hub: Hub) -> tuple[Tensor, Tensor]:
+    def choose(
+        scores: Tensor, there: Tensor, key: Tensor, ctx: ServerContext
+    ) -> tuple[Tensor, Tensor]:
         """Pick one after the other: ids, and whether there was somebody left to pick."""
         num = len(scores)
         order = rng.permutation(rng.fold(key, "ties"), num)  # the first of equals is a random one
@@ -101,55 +114,55 @@ def fedfomo(
             if explore:
                 luck = rng.uniform(rng.fold(key, k), (num + 1,), scores.dtype)
                 anyone = torch.where(left, luck[:num], -1.0).argmax()
-                best = torch.where(luck[num] < exploration(hub), anyone, best)
+                best = torch.where(luck[num] < exploration(ctx), anyone, best)
             ids.append(order.index_select(0, best[None]))
             found.append(left.index_select(0, best[None]))
             left = left & (slots != best)
         return torch.cat(ids), torch.cat(found)
 
-    def choose_for(server: Tree, index: Tensor, hub: Hub) -> tuple[Tensor, Tensor]:
+    def choose_for(server: Tree, index: Tensor, ctx: ServerContext) -> tuple[Tensor, Tensor]:
         row = at(server["affinity"], index)
         others = torch.arange(len(row), device=row.device) != index
-        return choose(row, server["there"] & others, rng.fold(hub.key, "picks", index), hub)
+        return choose(row, server["there"] & others, rng.fold(ctx.key, "picks", index), ctx)
 
     def letter(server: Tree, ids: Tensor, found: Tensor) -> Tree:
         rows = tree.map(lambda leaf: leaf.index_select(0, ids), server["models"])
         return {"models": rows, "found": found}
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        return letter(server, *choose_for(server, index, hub))
+    def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
+        return letter(server, *choose_for(server, index, ctx))
 
-    def greet(server: Tree, hub: Hub) -> Tree:
+    def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         helped = server["affinity"].sum(0) - server["affinity"].diagonal()
-        return letter(server, *choose(helped, server["there"], rng.fold(hub.key, "greet"), hub))
+        return letter(server, *choose(helped, server["there"], rng.fold(ctx.key, "greet"), ctx))
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params, "reference": params, **local.start(params=params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        raw = tree.leaves(client["params"])[0].new_zeros(1 + len(site.own["found"]))
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        raw = tree.leaves(client["params"])[0].new_zeros(1 + len(ctx.own["found"]))
         start = {"params": client["params"], "reference": client["reference"], "raw": raw}
         return {**start, **local.kept(client)}
 
-    def rivals(work: Tree, site: Site) -> Tree:
+    def rivals(work: Tree, ctx: ClientContext) -> Tree:
         """Return the models that are compared with the reference, the client's own first."""
-        rest = site.own["models"]
+        rest = ctx.own["models"]
         return tree.map(lambda own, more: torch.cat((own[None], more)), work["params"], rest)
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         return {**work, "sums": work["raw"].new_zeros(2 + len(work["raw"]))}
 
-    def compare(work: Tree, batch: Batch, site: Site) -> Tree:
-        table = rivals(work, site)
+    def compare(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        table = rivals(work, ctx)
         rows = [tree.map(lambda leaf, k=k: leaf[k], table) for k in range(len(work["raw"]))]
         losses = [(task.losses(m, batch) * batch.mask).sum() for m in (work["reference"], *rows)]
         return {**work, "sums": work["sums"] + torch.stack([batch.mask.sum(), *losses])}
 
-    def mix(work: Tree, site: Site) -> Tree:
-        sums, table, old = work["sums"], rivals(work, site), work["reference"]
+    def mix(work: Tree, ctx: ClientContext) -> Tree:
+        sums, table, old = work["sums"], rivals(work, ctx), work["reference"]
         gain = (sums[1] - sums[2:]) / sums[0].clamp(min=1.0)
         raw = gain / _distances(table, old, distance)
-        found = torch.cat((raw.new_ones(1, dtype=torch.bool), site.own["found"]))
+        found = torch.cat((raw.new_ones(1, dtype=torch.bool), ctx.own["found"]))
         raw = torch.where(found & raw.isfinite(), raw, 0.0)  # a model that diverged helps nobody
         total = raw.clamp(min=0.0).sum()
         weights = raw.clamp(min=0.0) / torch.where(total > 0, total, 1.0)
@@ -158,26 +171,26 @@ def fedfomo(
         kept = {k: v for k, v in work.items() if k != "sums"}
         return {**kept, "params": new, "reference": new, "raw": raw}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         state = {"params": work["params"], "reference": work["reference"], **local.kept(work)}
         return state, {"params": work["params"], "raw": work["raw"]}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         raw = uploads["raw"]
         if affinity == "normalised":
             raw = raw / raw.sum(1, keepdim=True).abs().clamp(min=1e-9)
         # The picks of this round follow from the same key, so nobody has to report them.
-        picked, _ = torch.func.vmap(lambda i: choose_for(server, i, hub))(hub.cohort)
-        ids = torch.cat((hub.cohort[:, None], picked), 1)
-        rows = server["affinity"].index_select(0, hub.cohort).scatter_add(1, ids, raw)
+        picked, _ = torch.func.vmap(lambda i: choose_for(server, i, ctx))(ctx.cohort)
+        ids = torch.cat((ctx.cohort[:, None], picked), 1)
+        rows = server["affinity"].index_select(0, ctx.cohort).scatter_add(1, ids, raw)
         tables = {"models": server["models"], "affinity": server["affinity"]}
         new = {"models": uploads["params"], "affinity": rows}
-        came = torch.zeros_like(server["there"]).index_copy(0, hub.cohort, hub.present)
+        came = torch.zeros_like(server["there"]).index_copy(0, ctx.cohort, ctx.present)
         came = came | server["there"] if available == "ever" else came
-        return {**put_rows(tables, hub.cohort, new, hub.present), "there": came}
+        return {**put_rows(tables, ctx.cohort, new, ctx.present), "there": came}
 
     end = 1.0 if select_on == "validation" else 1.0 - val_share
     take = Phase("mix", compare, enter, mix, batch=64, shuffle=False)
@@ -193,22 +206,23 @@ def fedfomo(
         init_server=init_server,
         init_client=init_client,
         address=address,
-        greet=greet,
         begin=begin,
         phases=(take, replace(descend(objective, local), part=(0.0, end))),
-        adapt=(take,),
-        sparse={f"own/models/{k}": "own/found" for k in task.leaf_names},
         finish=finish,
         aggregate=aggregate,
-        private=lambda leaf: leaf == "reference",
-        headline="post",
-        inspect=lambda server, hub: {"affinity": server["affinity"]},
+        use=Use(adapt=(take,), headline="post"),
+        wire=Wire(
+            sparse={f"own/models/{k}": "own/found" for k in task.leaf_names},
+            private=lambda leaf: leaf == "reference",
+        ),
+        newcomer=Newcomer(message=newcomer_message),
+        show=Show(server=lambda server, ctx: {"affinity": server["affinity"]}),
     )
 
 
-def exploration(hub: Hub) -> Tensor:
+def exploration(ctx: ServerContext) -> Tensor:
     """Return ε_t, the chance of a random pick in this round: max(ε_0 − decay · t, 0)."""
-    left: Tensor = hub.hyper["explore_start"] - hub.round * hub.hyper["explore_decay"]
+    left: Tensor = ctx.hyper["explore_start"] - ctx.round * ctx.hyper["explore_decay"]
     return left.clamp(min=0.0)
 
 

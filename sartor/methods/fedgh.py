@@ -26,8 +26,6 @@ parameters and so never moves the head; ours moves it.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -35,7 +33,7 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, ServerContext, changed
 from sartor.core.task import Task, grad
 from sartor.core.tree import Tree
 from sartor.methods.local import local as local_train
@@ -68,44 +66,44 @@ def fedgh(
         raise ConfigError("\n".join(faults))
     check_whole_head("fedgh", task)
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         _ = task.num_classes  # says what is wrong with a network without a linear head
         return {"head": tree.select(params, task.is_head)}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"body": tree.select(params, task.is_body), **local.start(params=params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {"params": {**client["body"], **site.common["head"]}, **local.kept(client)}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {"params": {**client["body"], **ctx.common["head"]}, **local.kept(client)}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         body = tree.select(work["params"], task.is_body)
         means = class_means(work["sums"], work["counts"])
         sent = {"means": means, "held": work["counts"] > 0}
         return {"body": body, **local.kept(work)}, sent
 
-    def order(held: Tensor, epoch: int, hub: Hub) -> Tensor:
+    def order(held: Tensor, epoch: int, ctx: ServerContext) -> Tensor:
         """Shuffle the pairs (slots · classes,), those that exist before those that do not."""
-        key = rng.fold(hub.key, "pairs", epoch)
+        key = rng.fold(ctx.key, "pairs", epoch)
         classes = torch.arange(held.shape[1], device=held.device)
-        words = rng.fold(key, hub.cohort[:, None], classes[None, :])[..., 0]
+        words = rng.fold(key, ctx.cohort[:, None], classes[None, :])[..., 0]
         late = (~held).to(words.dtype) << 32
         return torch.sort((words + late).reshape(-1), dim=0, stable=True).indices
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        held = uploads["held"] & hub.present[:, None]
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        held = uploads["held"] & ctx.present[:, None]
         means = torch.where(held[..., None], uploads["means"], 0.0)
         label = torch.arange(held.shape[1], device=held.device).expand(held.shape)
-        head, rate = server["head"], hub.hyper["server_lr"]
+        head, rate = server["head"], ctx.hyper["server_lr"]
         size = server_batch or local.batch or held.numel()
         for epoch in range(server_epochs):
-            pick = order(held, epoch, hub)
+            pick = order(held, epoch, ctx)
             x, y, mask = (
                 part.index_select(0, pick).split(size)
                 for part in (means.flatten(0, 1), label.reshape(-1), held.reshape(-1))
             )
             for pairs in zip(x, y, mask, strict=True):
-                head = descended(head, Batch(*pairs, rows=None, last=None), rate)
+                head = descended(head, Batch(*pairs, rows=pick, last=held.any()), rate)
         return {"head": head}
 
     def descended(head: Tree, batch: Batch, rate: Tensor) -> Tree:
@@ -116,13 +114,13 @@ def fedgh(
 
     base = local_train(task, local, participation="sampled")
     note = "the server's step on the head; 0 leaves it as it is"
-    return replace(
+    return changed(
         base,
         name="fedgh",
         hyper={**base.hyper, "server_lr": Hyper(0.3, 0.0, note=note, server=True)},
         init_server=init_server,
         init_client=init_client,
-        broadcast=lambda server, hub: server,
+        broadcast=lambda server, ctx: server,
         begin=begin,
         phases=(*base.phases, class_sums(task, name="class means")),
         finish=finish,

@@ -42,7 +42,17 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Newcomer,
+    Phase,
+    ServerContext,
+    Wire,
+    client_weights,
+    weighted_mean,
+)
 from sartor.core.mixing import at, combine, normalise, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -67,8 +77,8 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
     if faults:
         raise ConfigError("\n".join(faults))
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        like, num = tree.leaves(params)[0], hub.sizes.shape[0]
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        like, num = tree.leaves(params)[0], ctx.sizes.shape[0]
         head = tree.select(params, task.is_head)
         return {
             "body": tree.select(params, task.is_body),
@@ -77,54 +87,54 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
             "seen": like.new_zeros(task.num_classes).bool(),
         }
 
-    def broadcast(server: Tree, hub: Hub) -> Tree:
+    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
         return {k: server[k] for k in ("body", "centroids", "seen")}
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
+    def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
         return {"head": tree.map(lambda leaf: at(leaf, index), server["heads"])}
 
-    def greet(server: Tree, hub: Hub) -> Tree:
+    def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         return {"head": tree.map(lambda leaf: leaf.mean(0), server["heads"])}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return local.start(params=tree.select(params, task.is_body))
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         rest = {"kept": client} if local.keeps else {}
-        return {"params": {**site.common["body"], **site.own["head"]}, **rest}
+        return {"params": {**ctx.common["body"], **ctx.own["head"]}, **rest}
 
-    def head_loss(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def head_loss(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def body_loss(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def body_loss(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         found = task.represent(work["params"], batch)
         losses = task.criterion(task.classify(work["params"], found), batch.y)
-        seen = site.common["seen"][:, None]
-        targets = torch.where(seen, site.common["centroids"], work["means"])
+        seen = ctx.common["seen"][:, None]
+        targets = torch.where(seen, ctx.common["centroids"], work["means"])
         far = (found - targets.index_select(0, batch.y)).square().mean(-1)
-        pull = site.hyper["align_strength"] * seen.any()  # nothing to align with in round 0
+        pull = ctx.hyper["align_strength"] * seen.any()  # nothing to align with in round 0
         return task.mean(losses + pull * far, batch)
 
     head = replace(local, epochs=head_epochs, steps=None, keep_optimiser=False)
     train = descend(body_loss, local, train=task.is_body)
 
-    def enter(work: Tree, site: Site) -> Tree:
-        return train.enter({**work, **work["kept"]} if local.keeps else work, site)
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        return train.enter({**work, **work["kept"]} if local.keeps else work, ctx)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         sent = {k: work[k] for k in ("h", "variance", "sums", "counts")}
         sent["body"] = tree.select(work["params"], task.is_body)
         sent["head"] = tree.select(work["params"], task.is_head)
         return local.kept(work), sent
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        sent = tree.where(hub.present, uploads, tree.zeros_like(uploads))
-        share = client_weights(hub)[hub.cohort] * hub.present
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        sent = tree.where(ctx.present, uploads, tree.zeros_like(uploads))
+        share = client_weights(ctx)[ctx.cohort] * ctx.present
         counts = sent["counts"].sum(0)
-        mix = collaboration(sent["h"], sent["variance"], hub.present, cutoff)
+        mix = collaboration(sent["h"], sent["variance"], ctx.present, cutoff)
         return {
             "body": weighted_mean(sent["body"], share, server["body"]),
-            "heads": put_rows(server["heads"], hub.cohort, combine(mix, sent["head"]), hub.present),
+            "heads": put_rows(server["heads"], ctx.cohort, combine(mix, sent["head"]), ctx.present),
             "centroids": class_means(sent["sums"].sum(0), counts, server["centroids"]),
             "seen": server["seen"] | (counts > 0),
         }
@@ -140,7 +150,6 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
         init_client=init_client,
         broadcast=broadcast,
         address=address,
-        greet=greet,
         begin=begin,
         phases=(
             _statistics(task),
@@ -150,11 +159,14 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
         ),
         finish=finish,
         aggregate=aggregate,
-        sparse={
-            "common/centroids": "common/seen",
-            "upload/h": "upload/counts",
-            "upload/sums": "upload/counts",
-        },
+        wire=Wire(
+            sparse={
+                "common/centroids": "common/seen",
+                "upload/h": "upload/counts",
+                "upload/sums": "upload/counts",
+            }
+        ),
+        newcomer=Newcomer(message=newcomer_message),
     )
 
 
@@ -182,11 +194,11 @@ def _statistics(task: Task) -> Phase:
     """Pass once over the data for h_i, v_i and the client's own class means."""
     plain = class_sums(task, name="statistics")
 
-    def enter(work: Tree, site: Site) -> Tree:
-        work = plain.enter(work, site)
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        work = plain.enter(work, ctx)
         return {**work, "squares": work["counts"].new_zeros(())}
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         found = task.represent(work["params"], batch)
         member = members(task, batch, found.dtype)
         return {
@@ -196,7 +208,7 @@ def _statistics(task: Task) -> Phase:
             "squares": work["squares"] + (found.square().sum(-1) * batch.mask).sum(),
         }
 
-    def leave(work: Tree, site: Site) -> Tree:
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
         num = work["counts"].sum().clamp(min=1.0)
         h = work["sums"] / num
         spread = (work["squares"] / num - h.square().sum()).clamp(min=0.0)  # V_i

@@ -44,7 +44,7 @@ from torch.nn import functional as F
 from sartor.core import tree
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Rule, fedavg
@@ -72,18 +72,18 @@ def fedphp(
     """
     base = fedavg(task, local, rule=rule)
 
-    def init_client(params: Tree, site: Site) -> Tree:
-        own = {"inherited": params, "times": torch.zeros_like(site.index)}
-        return {**base.init_client(params, site), **own}
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        own = {"inherited": params, "times": torch.zeros_like(ctx.index)}
+        return {**base.init_client(params, ctx), **own}
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         inherited = client["inherited"]
         if first_teacher == "received":
-            inherited = tree.where(client["times"] == 0, site.common["params"], inherited)
+            inherited = tree.where(client["times"] == 0, ctx.common["params"], inherited)
         own = {"inherited": inherited, "times": client["times"]}
-        return {**base.begin(client, site), **own}
+        return {**base.begin(client, ctx), **own}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         found = task.features(work["params"], batch.x)
         scores = task.classify(work["params"], found)
         loss = task.loss(work["params"], batch, lambda params, x: scores)
@@ -91,31 +91,31 @@ def fedphp(
             gap = task.mean(distillation(scores, work["taught"]), batch)
         else:
             gap = discrepancy(found, work["taught"], batch.mask, transfer == "mmd")
-        lam = site.hyper["transfer_strength"]
+        lam = ctx.hyper["transfer_strength"]
         return (1.0 - lam) * loss + lam * gap
 
     train = descend(objective, local)
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         taught = task.represent(work["inherited"], batch)
         if transfer == "kd":
             taught = task.classify(work["inherited"], taught)
-        new = train.step({**work, "taught": taught}, batch, site)
+        new = train.step({**work, "taught": taught}, batch, ctx)
         return {k: new[k] for k in work}
 
-    def leave(work: Tree, site: Site) -> Tree:
-        passed = work["times"] if progress == "participations" else site.round
-        mu = site.hyper["inherit_weight"] * (passed / site.hyper["horizon"]).clamp(max=1.0)
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
+        passed = work["times"] if progress == "participations" else ctx.round
+        mu = ctx.hyper["inherit_weight"] * (passed / ctx.hyper["horizon"]).clamp(max=1.0)
         inherited = tree.map(
             lambda old, new: mu * old + (1.0 - mu) * new, work["inherited"], work["params"]
         )
-        return {**train.leave(work, site), "inherited": inherited, "times": work["times"] + 1}
+        return {**train.leave(work, ctx), "inherited": inherited, "times": work["times"] + 1}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
         return {**kept, "inherited": work["inherited"], "times": work["times"]}, upload
 
-    return replace(
+    return changed(
         base,
         name="fedphp",
         hyper={
@@ -128,7 +128,7 @@ def fedphp(
         begin=begin,
         phases=(replace(train, step=step, leave=leave),),
         finish=finish,
-        model=lambda work, site: work["inherited"],
+        model=lambda work, ctx: work["inherited"],
         private=lambda leaf: leaf == "inherited",
     )
 

@@ -39,7 +39,7 @@ from sartor.core import rng
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.local import local as local_train
@@ -79,27 +79,27 @@ def fedproto(
             "it with bias=True."
         )
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         like = next(iter(params.values()))
         empty = like.new_zeros((task.num_classes, task.feature_dim))
         return {"prototypes": empty, "seen": like.new_zeros(task.num_classes).bool()}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         if start == "own":
-            params = {k: shuffled(v, rng.fold(site.key, k)) for k, v in params.items()}
+            params = {k: shuffled(v, rng.fold(ctx.key, k)) for k, v in params.items()}
         held = next(iter(params.values())).new_ones(task.num_classes).bool()
         return {"params": params, "held": held, **local.start(params=params)}
 
-    def enter(work: Tree, site: Site) -> Tree:
-        work = {**sums.enter(work, site), "ended": torch.zeros_like(site.reports)}
-        return train.enter(work, site)
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        work = {**sums.enter(work, ctx), "ended": torch.zeros_like(ctx.reports)}
+        return train.enter(work, ctx)
 
-    def objective(work: Tree, batch: Batch, site: Site) -> tuple[Tensor, Tree]:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> tuple[Tensor, Tree]:
         z = task.represent(work["params"], batch)
         fit = task.mean(task.criterion(task.classify(work["params"], z), batch.y), batch)
-        gap = (z - site.common["prototypes"].index_select(0, batch.y)).square().mean(-1)
-        gap = gap * site.common["seen"].index_select(0, batch.y)
-        loss = fit + site.hyper["proto_strength"] * task.mean(gap, batch)
+        gap = (z - ctx.common["prototypes"].index_select(0, batch.y)).square().mean(-1)
+        gap = gap * ctx.common["seen"].index_select(0, batch.y)
+        loss = fit + ctx.hyper["proto_strength"] * task.mean(gap, batch)
         if prototypes == "after":
             return loss, {}
         member, again = members(task, batch, z.dtype), ~work["ended"]
@@ -109,19 +109,19 @@ def fedproto(
             "ended": batch.last,
         }
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         counts = work["counts"]
         kept = {"params": work["params"], "held": counts > 0, **local.kept(work)}
         return kept, {"prototypes": class_means(work["sums"], counts), "counts": counts}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        counts = torch.where(hub.present[:, None], uploads["counts"], 0.0)
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        counts = torch.where(ctx.present[:, None], uploads["counts"], 0.0)
         weights = counts if average == "count" else (counts > 0).to(counts.dtype)
         brought = torch.where(weights[..., None] > 0, uploads["prototypes"], 0.0)
         total, seen = weights.sum(0), (counts > 0).any(0)
         new = (weights[..., None] * brought).sum(0)
         if absent == "drop":
-            somebody = hub.present.any()
+            somebody = ctx.present.any()
             return {
                 "prototypes": torch.where(somebody, class_means(new, total), server["prototypes"]),
                 "seen": torch.where(somebody, seen, server["seen"]),
@@ -131,13 +131,13 @@ def fedproto(
             "seen": server["seen"] | seen,
         }
 
-    def model(work: Tree, site: Site) -> Tree:
-        params, seen = work["params"], site.common["seen"]
+    def model(work: Tree, ctx: ClientContext) -> Tree:
+        params, seen = work["params"], ctx.common["seen"]
         if answer == "head":
             return params
         if answer == "nearest_own":
             seen = seen & (work["counts"] > 0 if "counts" in work else work["held"])
-        head = nearest(site.common["prototypes"], seen)
+        head = nearest(ctx.common["prototypes"], seen)
         some = seen.any()
         new = {f"{task.head}.{k}": v for k, v in head.items()}
         return {k: torch.where(some, new[k], v) if k in new else v for k, v in params.items()}
@@ -145,13 +145,13 @@ def fedproto(
     train, sums = descend(objective, local, aux=True), class_sums(task, name="prototypes")
     phases = (train, sums) if prototypes == "after" else (replace(train, enter=enter),)
     note = "the pull of features to the prototypes; 0 is local training"
-    return replace(
+    return changed(
         local_train(task, local, participation="sampled"),
         name="fedproto",
         hyper={**local.hyper, "proto_strength": Hyper(1.0, 0.0, note=note)},
         init_server=init_server,
         init_client=init_client,
-        broadcast=lambda server, hub: server,
+        broadcast=lambda server, ctx: server,
         phases=phases,
         finish=finish,
         aggregate=aggregate,

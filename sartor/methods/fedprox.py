@@ -28,7 +28,6 @@ A newcomer starts at the global model and takes rounds with the pull; its λ is 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -38,7 +37,17 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site, client_weights, weighted_sum
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    ServerContext,
+    Use,
+    Wire,
+    changed,
+    client_weights,
+    weighted_sum,
+)
 from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -81,63 +90,63 @@ def fedprox(
     if preset == "corollary1" or lambda_rule in ("v2", "shrinkage"):
         proximal.check_strong_convexity(strong_convexity, smoothness)
 
-    def pull(hub: Hub) -> Tensor:
+    def pull(ctx: ServerContext) -> Tensor:
         """Return λ: 0-d, or (clients,)."""
         if lambda_rule == "given":
-            return hub.hyper["prox_strength"]
-        r, rho = hub.hyper["heterogeneity"], hub.hyper["noise"]
-        return coupling.by_rule(lambda_rule, r, rho, hub.sizes, big, small).to(r.dtype)
+            return ctx.hyper["prox_strength"]
+        r, rho = ctx.hyper["heterogeneity"], ctx.hyper["noise"]
+        return coupling.by_rule(lambda_rule, r, rho, ctx.sizes, big, small).to(r.dtype)
 
-    def own_pull(site: Site) -> Tensor:
-        return (site.hyper if lambda_rule == "given" else site.own)["prox_strength"]
+    def own_pull(ctx: ClientContext) -> Tensor:
+        return (ctx.hyper if lambda_rule == "given" else ctx.own)["prox_strength"]
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
-        return {"prox_strength": at(pull(hub), index)}
+    def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
+        return {"prox_strength": at(pull(ctx), index)}
 
-    def greet(server: Tree, hub: Hub) -> Tree:
-        return {"prox_strength": pull(hub).mean()}
+    def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
+        return {"prox_strength": pull(ctx).mean()}
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         return {"params": params}
 
-    def broadcast(server: Tree, hub: Hub) -> Tree:
+    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
         letter = {"params": server["params"]}
         if preset == "corollary1":
-            letter["steps"] = proximal.local_steps(pull(hub), big, small).max()
+            letter["steps"] = proximal.local_steps(pull(ctx), big, small).max()
         return letter
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params, **local.start(params=params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         return client  # the warm start: w_{t,0} = w_{t-1,K}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)  # with the pull below, h_i of Eq. (8)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        away = tree.sub(site.common["params"], work["params"])
-        return work, {"push": tree.scale(away, own_pull(site))}  # λ(w_g − w_{t,K})
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        away = tree.sub(ctx.common["params"], work["params"])
+        return work, {"push": tree.scale(away, own_pull(ctx))}  # λ(w_g − w_{t,K})
 
-    def server_step(hub: Hub) -> Tensor:
+    def server_step(ctx: ServerContext) -> Tensor:
         """Return γ; zero where λ = 0, as then nothing is pushed."""
         if preset == "free":
-            return hub.hyper["server_lr"]
-        lam = pull(hub).max()
+            return ctx.hyper["server_lr"]
+        lam = pull(ctx).max()
         safe = torch.where(lam > 0, lam, torch.ones_like(lam))
         gamma = 1.0 / safe
         if derived:
             gamma = proximal.server_lr(safe, big, 2.0 if preset == "corollary1" else 1.0)
         return torch.where(lam > 0, gamma, torch.zeros_like(gamma))
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        share = client_weights(hub, weights)[hub.cohort] * hub.present
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        share = client_weights(ctx, weights)[ctx.cohort] * ctx.present
         if unbiased:
-            share = share * hub.sizes.shape[0] / hub.present.sum().clamp(min=1)
+            share = share * ctx.sizes.shape[0] / ctx.present.sum().clamp(min=1)
         else:
             share = share / torch.where(share.sum() > 0, share.sum(), torch.ones_like(share.sum()))
         slope = weighted_sum(uploads["push"], share)
-        gamma = server_step(hub)
+        gamma = server_step(ctx)
         return {"params": tree.map(lambda w, g: w - gamma * g, server["params"], slope)}
 
     coupled = {"prox_strength": Hyper(0.1, 0.0, note="use 0 for pure local training")}
@@ -165,15 +174,19 @@ def fedprox(
             descend(
                 objective,
                 local,
-                pull=lambda work, site: {"params": (own_pull(site), site.common["params"])},
-                lr=(lambda work, site: 1.0 / (big + own_pull(site))) if derived else "local_lr",
-                steps=(lambda site: site.common["steps"]) if preset == "corollary1" else None,
+                pull=lambda work, ctx: {"params": (own_pull(ctx), ctx.common["params"])},
+                lr=(lambda work, ctx: 1.0 / (big + own_pull(ctx))) if derived else "local_lr",
+                steps=(lambda ctx: ctx.common["steps"]) if preset == "corollary1" else None,
             ),
         ),
         finish=finish,
         aggregate=aggregate,
-        centre=lambda server, hub: server["params"],
-        averaged=("push",),
+        use=Use(centre=lambda server, ctx: server["params"]),
+        wire=Wire(averaged=("push",)),
     )
     # A λ that follows from a rule is the server's to tell; a given one everybody has.
-    return method if lambda_rule == "given" else replace(method, address=address, greet=greet)
+    return (
+        method
+        if lambda_rule == "given"
+        else changed(method, address=address, message=newcomer_message)
+    )

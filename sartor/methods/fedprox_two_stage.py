@@ -7,7 +7,7 @@ Theorems 11 and 12. λ = 0 is LocalTrain. The one-stage method of Yu et al. 2024
 | symbol | here | meaning |
 |---|---|---|
 | λ, λ_i | prox_strength | the pull; one number, or one per client (ours) |
-| w_g, t | server["params"], hub.round | the global model, the round |
+| w_g, t | server["params"], ctx.round | the global model, the round |
 | w_i | client["params"] | the client's model, kept between rounds: the warm start |
 | p_i, B_g | weights | a client's weight; B_g of m clients take part in a round |
 | η_{t,k}, k | local_lr or Eq. (26) | the local step, and its number, which restarts in every call |
@@ -41,7 +41,18 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Phase,
+    ServerContext,
+    Use,
+    Wire,
+    changed,
+    client_weights,
+    weighted_sum,
+)
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 
@@ -76,23 +87,23 @@ def fedprox_two_stage(
     _check(preset, strong_convexity, final_steps, growth, domain, project_global)
     mu = strong_convexity or 0.0
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         return {"params": params}
 
-    def broadcast(server: Tree, hub: Hub) -> Tree:
+    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
         return {"params": server["params"]}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params, **local.start(params=params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         return client  # the warm start
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def pull(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
-        return {"params": (site.hyper["prox_strength"], site.common["params"])}
+    def pull(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
+        return {"params": (ctx.hyper["prox_strength"], ctx.common["params"])}
 
     def project(params: Tree, size: Tensor) -> Tree:
         """Return P_W: the nearest point of W."""
@@ -103,17 +114,17 @@ def fedprox_two_stage(
         factor = torch.where(outside, size / torch.where(outside, norm, 1.0), 1.0)
         return tree.scale(params, factor)
 
-    def after(work: Tree, site: Site) -> Tree:
+    def after(work: Tree, ctx: ClientContext) -> Tree:
         if domain != "none":
-            work = {**work, "params": project(work["params"], site.hyper["domain_size"])}
+            work = {**work, "params": project(work["params"], ctx.hyper["domain_size"])}
         return {**work, "step": work["step"] + 1} if theory else work
 
-    def rate(work: Tree, site: Site) -> Tensor:
-        return 1.0 / ((mu + site.hyper["prox_strength"]) * (work["step"] + 1))  # Eq. (26), (27)
+    def rate(work: Tree, ctx: ClientContext) -> Tensor:
+        return 1.0 / ((mu + ctx.hyper["prox_strength"]) * (work["step"] + 1))  # Eq. (26), (27)
 
-    def num_steps(site: Site) -> Tensor:
+    def num_steps(ctx: ClientContext) -> Tensor:
         """Return K_t."""
-        n = site.num_samples
+        n = ctx.num_samples
         batches = torch.ones_like(n)
         if local.batch is not None:
             full, part = n // local.batch, -(-n // local.batch)
@@ -121,7 +132,7 @@ def fedprox_two_stage(
         fixed = local.epochs * batches if local.steps is None else local.steps * torch.ones_like(n)
         if growth is None:
             return fixed
-        need = growth * site.hyper["prox_strength"].square().clamp(min=1.0) * site.round
+        need = growth * ctx.hyper["prox_strength"].square().clamp(min=1.0) * ctx.round
         return torch.maximum(fixed, need.ceil().to(n.dtype) - 1)
 
     def soft_local_sgd(name: str, steps: int | None) -> Phase:
@@ -139,31 +150,31 @@ def fedprox_two_stage(
             return phase
         return replace(
             phase,
-            enter=lambda work, site: phase.enter(
-                {**work, "step": torch.zeros_like(site.num_samples)}, site
+            enter=lambda work, ctx: phase.enter(
+                {**work, "step": torch.zeros_like(ctx.num_samples)}, ctx
             ),
-            leave=lambda work, site: phase.leave(
-                {k: v for k, v in work.items() if k != "step"}, site
+            leave=lambda work, ctx: phase.leave(
+                {k: v for k, v in work.items() if k != "step"}, ctx
             ),
         )
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return work, {"params": work["params"]}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        lam = hub.hyper["prox_strength"].expand(hub.sizes.shape)
-        p = client_weights(hub, weights)
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        lam = ctx.hyper["prox_strength"].expand(ctx.sizes.shape)
+        p = client_weights(ctx, weights)
         if theory:
             envelope = (p * lam * mu / (lam + mu)).sum()  # λμ/(μ+λ)
             moves = envelope > 0
-            eta = torch.where(moves, 2.0 / torch.where(moves, envelope, 1.0), 0.0) / (hub.round + 1)
+            eta = torch.where(moves, 2.0 / torch.where(moves, envelope, 1.0), 0.0) / (ctx.round + 1)
         else:
-            eta = hub.hyper["server_lr"]
-        unbias = hub.sizes.shape[0] / hub.present.sum().clamp(min=1)  # m/B_g
-        step = eta * unbias * (lam * p)[hub.cohort] * hub.present
+            eta = ctx.hyper["server_lr"]
+        unbias = ctx.sizes.shape[0] / ctx.present.sum().clamp(min=1)  # m/B_g
+        step = eta * unbias * (lam * p)[ctx.cohort] * ctx.present
         drift = tree.map(lambda g, w: g - w, server["params"], uploads["params"])
         new = tree.sub(server["params"], weighted_sum(drift, step))
-        return {"params": project(new, hub.hyper["domain_size"]) if project_global else new}
+        return {"params": project(new, ctx.hyper["domain_size"]) if project_global else new}
 
     hyper = {
         **(
@@ -195,16 +206,16 @@ def fedprox_two_stage(
         phases=(soft_local_sgd("train", local.steps if growth is None else None),),
         finish=finish,
         aggregate=aggregate,
-        centre=lambda server, hub: server["params"],
-        averaged=("params",),
+        use=Use(centre=lambda server, ctx: server["params"]),
+        wire=Wire(averaged=("params",)),
     )
-    stage2 = replace(
+    stage2 = changed(
         stage1,
         phases=(soft_local_sgd("final", final_steps),),
-        finish=lambda client, work, site: (work, {}),
-        aggregate=lambda server, uploads, hub: server,
+        finish=lambda client, work, ctx: (work, {}),
+        aggregate=lambda server, uploads, ctx: server,
     )
-    return replace(stage1, epilogue=stage2)
+    return changed(stage1, after=stage2)
 
 
 def _check(

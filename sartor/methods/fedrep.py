@@ -30,7 +30,7 @@ from dataclasses import replace
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local
-from sartor.core.method import Method
+from sartor.core.method import Method, changed
 from sartor.core.task import Task
 from sartor.methods.parts.partial import Average, partly_shared, train_part
 
@@ -85,13 +85,13 @@ def fedrep(
     hyper = dict(base.hyper)
     if fits_head or final_head_epochs:
         hyper["head_lr"] = Hyper(local.lr, 0.0, note="the step size of the head; 0 leaves it")
-    rounds = replace(base, hyper=hyper, phases=tuple(phases))
+    rounds = changed(base, hyper=hyper, phases=tuple(phases))
     if not final_head_epochs:
         return rounds
-    ending = replace(
+    ending = changed(
         rounds,
         phases=(train_part(task, last, task.is_head, name="final head", lr="head_lr"),),
-        finish=lambda client, work, site: (rounds.finish(client, work, site)[0], {}),
-        aggregate=lambda server, uploads, hub: server,
+        finish=lambda client, work, ctx: (rounds.finish(client, work, ctx)[0], {}),
+        aggregate=lambda server, uploads, ctx: server,
     )
-    return replace(rounds, epilogue=ending)
+    return changed(rounds, after=ending)

@@ -27,7 +27,6 @@ on its own data as in any round.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -36,7 +35,7 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Phase, Site
+from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Rule, fedavg
@@ -63,31 +62,31 @@ def fedrod(
     check_whole_head("fedrod", task)
     base = fedavg(task, local, rule=rule)
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         head = tree.select(params, task.is_head)
         personal = head if personal_start == "generic" else tree.zeros_like(head)
         return {"personal": personal, **local.start(params=params, personal=head)}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {**base.begin(client, site), "personal": client["personal"]}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {**base.begin(client, ctx), "personal": client["personal"]}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         features = task.represent(work["params"], batch)
         generic = task.classify(work["params"], features)
         own = generic.detach() + task.classify(work["personal"], features.detach())
-        shifted = generic + log_prior(work["counts"], site.hyper["balance"])
+        shifted = generic + log_prior(work["counts"], ctx.hyper["balance"])
         losses = task.criterion(shifted, batch.y) + task.criterion(own, batch.y)
         return task.mean(losses, batch)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
         return {**kept, "personal": work["personal"]}, upload
 
-    def model(work: Tree, site: Site) -> Tree:
+    def model(work: Tree, ctx: ClientContext) -> Tree:
         head = tree.select(work["params"], task.is_head)
         return {**work["params"], **tree.add(head, work["personal"])}
 
-    return replace(
+    return changed(
         base,
         name="fedrod",
         hyper={
@@ -106,11 +105,11 @@ def fedrod(
 def class_counts(task: Task) -> Phase:
     """Build the pass that counts a client's training samples of every class."""
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         like = next(iter(work["params"].values()))
         return {**work, "counts": like.new_zeros(task.num_classes)}
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         member = members(task, batch, work["counts"].dtype)
         return {**work, "counts": work["counts"] + member.sum(0)}
 

@@ -44,7 +44,16 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site, weighted_mean
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Schedule,
+    ServerContext,
+    Use,
+    Wire,
+    weighted_mean,
+)
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.theory import proximal
@@ -100,54 +109,54 @@ def l2gd(
         )
         return found
 
-    def rates(site: Site) -> tuple[Tensor, Tensor]:
+    def rates(ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """Return η = α/m and p."""
         derived = preset == "paper"
-        eta = proximal.l2gd_lr(site.hyper["prox_strength"], big) if derived else local.rate(site)
-        return eta, probability(site.hyper)
+        eta = proximal.l2gd_lr(ctx.hyper["prox_strength"], big) if derived else local.rate(ctx)
+        return eta, probability(ctx.hyper)
 
-    def runs(hub: Hub, least: int) -> tuple[Tensor, Tensor]:
+    def runs(ctx: ServerContext, least: int) -> tuple[Tensor, Tensor]:
         """Draw the lengths of a run of ones, at least so many, and of the zeros after it."""
-        p = probability(hub.hyper).double()
-        luck = rng.uniform(rng.fold(hub.key, "coins"), (2,), torch.float64).log().abs()
+        p = probability(ctx.hyper).double()
+        luck = rng.uniform(rng.fold(ctx.key, "coins"), (2,), torch.float64).log().abs()
         # The run goes on with probability p, or 1 − p, at each flip: the inverse of P(run > k).
         fall = torch.stack((p.log(), torch.log1p(-p))).abs()
         first = torch.stack((torch.full_like(p, least), torch.ones_like(p)))
         ones, zeros = (first + torch.floor(luck / fall)).clamp(max=ENDLESS).long().unbind(0)
         return ones, zeros
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        ones, zeros = runs(hub, 0)
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        ones, zeros = runs(ctx, 0)
         return {"params": params, "ones": ones, "zeros": zeros}
 
-    def broadcast(server: Tree, hub: Hub) -> Tree:
+    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
         return {**server, "zeros": server["zeros"].clamp(max=longest_run)}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        eta, p = rates(site)
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        eta, p = rates(ctx)
         some = torch.where(p > 0, p, torch.ones_like(p))
-        c = (eta * site.hyper["prox_strength"] / some).clamp(max=1.0)
-        way = 1.0 - (1.0 - c) ** site.common["ones"]  # each one leaves 1 − c of the distance
-        mean = site.common["params"]
+        c = (eta * ctx.hyper["prox_strength"] / some).clamp(max=1.0)
+        way = 1.0 - (1.0 - c) ** ctx.common["ones"]  # each one leaves 1 − c of the distance
+        mean = ctx.common["params"]
         return {"params": tree.map(lambda x, m: torch.lerp(x, m, way), client["params"], mean)}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def step_size(work: Tree, site: Site) -> Tensor:
-        eta, p = rates(site)
+    def step_size(work: Tree, ctx: ClientContext) -> Tensor:
+        eta, p = rates(ctx)
         return eta / (1.0 - p)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return work, {"params": work["params"]}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        equal = hub.present.to(tree.leaves(server["params"])[0].dtype)
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        equal = ctx.present.to(tree.leaves(server["params"])[0].dtype)
         left = server["zeros"] - longest_run
-        ones, zeros = runs(hub, 1)
+        ones, zeros = runs(ctx, 1)
         return {
             "params": weighted_mean(uploads["params"], equal, server["params"]),
             "ones": torch.where(left > 0, torch.zeros_like(ones), ones),
@@ -175,11 +184,11 @@ def l2gd(
         broadcast=broadcast,
         begin=begin,
         phases=(
-            descend(objective, work_plan, lr=step_size, steps=lambda site: site.common["zeros"]),
+            descend(objective, work_plan, lr=step_size, steps=lambda ctx: ctx.common["zeros"]),
         ),
         finish=finish,
         aggregate=aggregate,
-        centre=lambda server, hub: server["params"],
-        averaged=("params",),
-        everyone=participation == "all",
+        use=Use(centre=lambda server, ctx: server["params"]),
+        schedule=Schedule(who="everyone" if participation == "all" else "cohort"),
+        wire=Wire(averaged=("params",)),
     )

@@ -26,12 +26,10 @@ layers would have to travel).
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Hub, Method, Site, Warmup
+from sartor.core.method import ClientContext, FirstRounds, Method, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
@@ -73,46 +71,46 @@ def _warmed_up(method: Method, whole: Method, rounds: int, local: Local) -> Meth
     if rounds == 0:
         return method
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        below = tree.select(params, method.private)
-        return {**method.init_server(params, hub), "below": below}
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        below = tree.select(params, method.wire.private)
+        return {**method.init_server(params, ctx), "below": below}
 
     def full(server: Tree) -> Tree:
         return {"params": {**server["params"], **server["below"]}}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        new = whole.aggregate(full(server), uploads, hub)["params"]
-        top = {k: v for k, v in new.items() if not method.private(k)}
-        return {"params": top, "below": tree.select(new, method.private)}
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        new = whole.aggregate(full(server), uploads, ctx)["params"]
+        top = {k: v for k, v in new.items() if not method.wire.private(k)}
+        return {"params": top, "below": tree.select(new, method.wire.private)}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {"params": site.common["params"], **local.kept(client)}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {"params": ctx.common["params"], **local.kept(client)}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return {**client, **local.kept(work)}, {"params": work["params"]}
 
-    first = replace(
+    first = changed(
         whole,
-        broadcast=lambda server, hub: full(server),
+        broadcast=lambda server, ctx: full(server),
         begin=begin,
         finish=finish,
         aggregate=aggregate,
     )
-    handover = replace(
+    handover = changed(
         first,
-        broadcast=lambda server, hub: {"below": server["below"]},
-        begin=lambda client, site: client,
+        broadcast=lambda server, ctx: {"below": server["below"]},
+        begin=lambda client, ctx: client,
         phases=(),
-        finish=lambda client, work, site: ({**client, "private": site.common["below"]}, {}),
-        aggregate=lambda server, uploads, hub: server,
+        finish=lambda client, work, ctx: ({**client, "private": ctx.common["below"]}, {}),
+        aggregate=lambda server, uploads, ctx: server,
     )
-    return replace(
+    return changed(
         method,
         init_server=init_server,
-        broadcast=lambda server, hub: {"params": server["params"]},
-        aggregate=lambda server, uploads, hub: {
+        broadcast=lambda server, ctx: {"params": server["params"]},
+        aggregate=lambda server, uploads, ctx: {
             **server,
-            **method.aggregate({"params": server["params"]}, uploads, hub),
+            **method.aggregate({"params": server["params"]}, uploads, ctx),
         },
-        warmup=Warmup(rounds, first, handover),
+        first=FirstRounds(rounds, first, handover),
     )

@@ -25,7 +25,7 @@ from typing import Literal
 from torch import Tensor
 
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, Schedule, ServerContext, Wire
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 
@@ -40,22 +40,22 @@ def local(task: Task, local: Local, *, participation: Literal["all", "sampled"] 
             sampled clients.
     """
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         return {}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params, **local.start(params=params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         return client
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return work, {}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         return server
 
     return Method(
@@ -67,6 +67,6 @@ def local(task: Task, local: Local, *, participation: Literal["all", "sampled"] 
         phases=(descend(objective, local),),
         finish=finish,
         aggregate=aggregate,
-        private=lambda leaf: True,
-        everyone=participation == "all",
+        schedule=Schedule(who="everyone" if participation == "all" else "cohort"),
+        wire=Wire(private=lambda leaf: True),
     )

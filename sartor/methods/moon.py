@@ -32,7 +32,7 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Rule, fedavg
@@ -48,38 +48,38 @@ def moon(task: Task, local: Local, *, rule: Rule = "normalized") -> Method:
     """
     base = fedavg(task, local, rule=rule)
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         never = tree.leaves(params)[0].new_zeros(())  # a factor of the contrastive loss
         previous = tree.select(params, task.is_body)
-        return {**base.init_client(params, site), "previous": previous, "has_previous": never}
+        return {**base.init_client(params, ctx), "previous": previous, "has_previous": never}
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         last = {k: client[k] for k in ("previous", "has_previous")}
-        return {**base.begin(client, site), **last}
+        return {**base.begin(client, ctx), **last}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         features = task.represent(work["params"], batch)
         losses = task.criterion(task.classify(work["params"], features), batch.y)
-        apart = contrast(features, work["towards"], work["away"], site.hyper["temperature"])
-        weight = site.hyper["contrast_strength"] * work["has_previous"]
+        apart = contrast(features, work["towards"], work["away"], ctx.hyper["temperature"])
+        weight = ctx.hyper["contrast_strength"] * work["has_previous"]
         return task.mean(losses, batch) + weight * task.mean(apart, batch)
 
     train = descend(objective, local)
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         # Outside the objective: two passes without a gradient, and booked as such.
-        towards = task.represent(site.common["params"], batch)
+        towards = task.represent(ctx.common["params"], batch)
         away = task.represent(work["previous"], batch)
-        new = train.step({**work, "towards": towards, "away": away}, batch, site)
+        new = train.step({**work, "towards": towards, "away": away}, batch, ctx)
         return {k: v for k, v in new.items() if k not in ("towards", "away")}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
         last = tree.select(work["params"], task.is_body)
         yes = torch.ones_like(work["has_previous"])
         return {**kept, "previous": last, "has_previous": yes}, upload
 
-    return replace(
+    return changed(
         base,
         name="moon",
         hyper={

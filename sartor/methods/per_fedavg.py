@@ -37,7 +37,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task, grad, hessian_product
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
@@ -80,26 +80,26 @@ def per_fedavg(
         found: Tree = grad(lambda at: task.loss(at, batch))(params)
         return found
 
-    def curve(params: Tree, direction: Tree, batch: Batch, site: Site) -> Tree:
+    def curve(params: Tree, direction: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         """Return ∇²f(params) · direction, or the difference that stands for it."""
         if mode == "exact":
             return hessian_product(lambda at: task.loss(at, batch), params, direction)
-        delta = site.hyper["difference"]
+        delta = ctx.hyper["difference"]
         ahead = slope(tree.map(lambda w, g: w + delta * g, params, direction), batch)
         behind = slope(tree.map(lambda w, g: w - delta * g, params, direction), batch)
         return tree.map(lambda a, b: (a - b) / (2.0 * delta), ahead, behind)
 
-    def step(work: Tree, batches: tuple[Batch, ...], site: Site) -> Tree:
+    def step(work: Tree, batches: tuple[Batch, ...], ctx: ClientContext) -> Tree:
         outer, inner = batches[:2]  # D' is the first draw: the batch of every other method
-        w, alpha = work["params"], site.hyper["personal_lr"]
+        w, alpha = work["params"], ctx.hyper["personal_lr"]
         tried = tree.addcmul(w, slope(w, inner), -alpha)  # w̃
         d = slope(tried, outer)
         if mode != "first_order":
-            d = tree.map(lambda g, h: g - alpha * h, d, curve(w, d, batches[2], site))
-        rate, d = -local.rate(site), local.clipped(d, site)
+            d = tree.map(lambda g, h: g - alpha * h, d, curve(w, d, batches[2], ctx))
+        rate, d = -local.rate(ctx), local.clipped(d, ctx)
         return {"params": tree.addcmul(w, d, rate)}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
     steps = replace(local, steps=personal_steps)
@@ -116,7 +116,7 @@ def per_fedavg(
             1e-3, 0.0, open_low=True, note="the width of the difference of gradients"
         )
     (train,) = base.phases
-    return replace(
+    return changed(
         base,
         name="per-fedavg",
         hyper=hyper,

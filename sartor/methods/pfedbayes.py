@@ -42,7 +42,7 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
@@ -86,67 +86,67 @@ def pfedbayes(
     def first(params: Tree, start: Tensor) -> Tree:
         return {"mu": params, "rho": tree.map(lambda p: torch.ones_like(p) * start, params)}
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        return {"params": first(params, hub.hyper["rho_start"])}
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        return {"params": first(params, ctx.hyper["rho_start"])}
 
-    def init_client(params: Tree, site: Site) -> Tree:
-        own = first(params, site.hyper["rho_start"])
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        own = first(params, ctx.hyper["rho_start"])
         return {"own": own, **plain.start(own=own)}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        copy = {"near": site.common["params"]}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        copy = {"near": ctx.common["params"]}
         return {"own": client["own"], "copy": copy, **plain.kept(client)}
 
-    def pull(own: Tree, near: Tree, site: Site) -> Tensor:
-        return site.hyper["kl_strength"] / site.num_samples * kl(own, near)
+    def pull(own: Tree, near: Tree, ctx: ClientContext) -> Tensor:
+        return ctx.hyper["kl_strength"] / ctx.num_samples * kl(own, near)
 
-    def of_own(work: Tree, batch: Batch, site: Site) -> Tensor:
-        own, scale = work["own"], site.hyper["noise_scale"]
+    def of_own(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
+        own, scale = work["own"], ctx.hyper["noise_scale"]
         nets = [sampled(own, scale * work["noise"][k]) for k in range(draws)]
         fit = torch.stack([task.loss(net, batch) for net in nets]).mean()
         if local.weight_decay:
-            fit = fit + 0.5 * site.hyper["weight_decay"] * tree.dot(own["mu"], own["mu"])
-        return fit + pull(own, work["copy"]["near"], site)
+            fit = fit + 0.5 * ctx.hyper["weight_decay"] * tree.dot(own["mu"], own["mu"])
+        return fit + pull(own, work["copy"]["near"], ctx)
 
-    def of_copy(work: Tree, batch: Batch, site: Site) -> Tensor:
-        return pull(work["own"], work["near"], site)
+    def of_copy(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
+        return pull(work["own"], work["near"], ctx)
 
     train = descend(of_own, plain, over=("own",))
     afresh = replace(plain, keep_optimiser=False)
     follow = descend(of_copy, afresh, over=("near",), lr="copy_lr")
 
-    def enter(work: Tree, site: Site) -> Tree:
-        return {**train.enter(work, site), "copy": follow.enter(work["copy"], site)}
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        return {**train.enter(work, ctx), "copy": follow.enter(work["copy"], ctx)}
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         like = tree.leaves(work["own"]["mu"])
         shape = (personal_steps, draws, sum(leaf.numel() for leaf in like))
-        noise = rng.normal(site.key, shape, like[0].dtype)
+        noise = rng.normal(ctx.key, shape, like[0].dtype)
         for j in range(personal_steps):
-            work = train.step({**work, "noise": noise[j]}, batch, site)
-        copy = follow.step({**work["copy"], "own": work["own"]}, batch, site)
+            work = train.step({**work, "noise": noise[j]}, batch, ctx)
+        copy = follow.step({**work["copy"], "own": work["own"]}, batch, ctx)
         changed = {"copy": {k: v for k, v in copy.items() if k != "own"}}
         return {k: v for k, v in {**work, **changed}.items() if k != "noise"}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return {"own": work["own"], **plain.kept(work)}, {"params": work["copy"]["near"]}
 
-    def model(work: Tree, site: Site) -> Tree:
+    def model(work: Tree, ctx: ClientContext) -> Tree:
         own = work["own"]
         if not predict_draws:
             mean: Tree = own["mu"]
             return mean
         like = tree.leaves(own["mu"])
         shape = (predict_draws, sum(leaf.numel() for leaf in like))
-        noise = rng.normal(rng.fold(site.key, "predict"), shape, like[0].dtype)
-        scaled = site.hyper["noise_scale"] * noise
+        noise = rng.normal(rng.fold(ctx.key, "predict"), shape, like[0].dtype)
+        scaled = ctx.hyper["noise_scale"] * noise
         return {"networks": tree.stack([sampled(own, scaled[k]) for k in range(predict_draws)])}
 
     def predict(networks: Tree, x: Tensor) -> Tensor:
         table = networks["networks"]
         return mixed_scores(task, table, tree.leaves(table)[0].new_zeros(predict_draws), x)
 
-    return replace(
+    return changed(
         base,
         name="pfedbayes",
         hyper={
@@ -163,7 +163,7 @@ def pfedbayes(
         finish=finish,
         model=model,
         predict=predict if predict_draws else None,
-        centre=lambda server, hub: server["params"]["mu"],
+        centre=lambda server, ctx: server["params"]["mu"],
         private=lambda leaf: leaf == "own",
     )
 

@@ -34,7 +34,6 @@ A newcomer takes the global model for θ, w and the memory, and trains from ther
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Literal
 
 from torch import Tensor
@@ -43,7 +42,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task, grad, hessian_product
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
@@ -103,83 +102,85 @@ def pfedbred(
         )
     sigma = check_prior(family, covariance, mapping, task.init(0))
 
-    def prior_of(work: Tree, site: Site) -> Prior:
+    def prior_of(work: Tree, ctx: ClientContext) -> Prior:
         if family == "gaussian":
             return sigma.like(tree.leaves(work["local"])[0])
-        return Separable(KINDS[family], site.hyper["prior_width"] if affine else None)
+        return Separable(KINDS[family], ctx.hyper["prior_width"] if affine else None)
 
-    def loss(params: Tree, batch: Batch, site: Site) -> Tensor:
+    def loss(params: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return f_i; weight decay belongs to it."""
         value = task.loss(params, batch)
         if not local.weight_decay:
             return value
-        return value + 0.5 * site.hyper["weight_decay"] * tree.dot(params, params)
+        return value + 0.5 * ctx.hyper["weight_decay"] * tree.dot(params, params)
 
-    def ahead(w: Tree, at: Tree, batch: Batch, site: Site) -> Tree:
+    def ahead(w: Tree, at: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         """Return w − η_α∇f(at)."""
-        slope = grad(lambda p: loss(p, batch, site))(at)
-        return tree.addcmul(w, slope, -site.hyper["prior_lr"])
+        slope = grad(lambda p: loss(p, batch, ctx))(at)
+        return tree.addcmul(w, slope, -ctx.hyper["prior_lr"])
 
-    def solve(prior: Prior, theta: Tree, mu: Tree, batch: Batch, site: Site) -> Tree:
+    def solve(prior: Prior, theta: Tree, mu: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         """Take K steps down f + λD_{g*}(·, μ)."""
-        lam, alpha = site.hyper["prox_strength"], site.hyper["personal_lr"]
+        lam, alpha = ctx.hyper["prox_strength"], ctx.hyper["personal_lr"]
 
-        def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+        def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
             value = task.loss(work["params"], batch)
             return value if sigma.spherical else value + lam * prior.divergence(work["params"], mu)
 
-        def pull(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
+        def pull(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
             return {"params": (lam, mu)} if sigma.spherical else {}
 
         plain = descend(objective, local, lr="personal_lr", pull=pull)
         for _ in range(prox_steps):
             if isinstance(prior, Gaussian):
-                theta = plain.step({"params": theta}, batch, site)["params"]
+                theta = plain.step({"params": theta}, batch, ctx)["params"]
             else:
-                slope = local.clipped(grad(lambda p: task.loss(p, batch))(theta), site)
+                slope = local.clipped(grad(lambda p: task.loss(p, batch))(theta), ctx)
                 if local.weight_decay:
-                    slope = tree.addcmul(slope, theta, site.hyper["weight_decay"])
+                    slope = tree.addcmul(slope, theta, ctx.hyper["weight_decay"])
                 theta = prior.mirror_step(theta, mu, slope, alpha, lam)
         return theta
 
-    def transposed(v: Tree, w: Tree, at: Tree, batch: Batch, other: Batch, site: Site) -> Tree:
+    def transposed(
+        v: Tree, w: Tree, at: Tree, batch: Batch, other: Batch, ctx: ClientContext
+    ) -> Tree:
         """Return [Dμ]ᵀv = v − η_α(1 − η_α∇²f(w; D'))∇²f(at)v; without D', v − η_α∇²f(w)v."""
-        eta = site.hyper["prior_lr"]
-        bent = hessian_product(lambda p: loss(p, batch, site), at, v)
+        eta = ctx.hyper["prior_lr"]
+        bent = hessian_product(lambda p: loss(p, batch, ctx), at, v)
         if twice:
-            again = hessian_product(lambda p: loss(p, other, site), w, bent)
+            again = hessian_product(lambda p: loss(p, other, ctx), w, bent)
             bent = tree.map(lambda x, h: x - eta * h, bent, again)
         return tree.map(lambda x, h: x - eta * h, v, bent)
 
-    def step(work: Tree, batches: Any, site: Site) -> Tree:
+    def step(work: Tree, batches: Any, ctx: ClientContext) -> Tree:
         batch, other = batches if twice else (batches, batches)
-        prior = prior_of(work, site)
+        prior = prior_of(work, ctx)
         w = at = stepped = work["local"]
         if with_gradient:
-            at = ahead(w, w, other, site) if twice else w
-            stepped = prior.project(ahead(w, at, batch, site))
+            at = ahead(w, w, other, ctx) if twice else w
+            stepped = prior.project(ahead(w, at, batch, ctx))
         mu = stepped
         if with_memory:
-            eta = site.hyper["memory_lr"]
+            eta = ctx.hyper["memory_lr"]
             mu = tree.add_difference(stepped, work["params"], work["memory"], eta)
             mu = prior.project(mu)
         base = stepped if replaces else w
-        theta = solve(prior, {"mu": mu, "w": base, "theta": work["params"]}[start], mu, batch, site)
+        theta = solve(prior, {"mu": mu, "w": base, "theta": work["params"]}[start], mu, batch, ctx)
         push = prior.curve(mu, tree.sub(mu, theta))
         if envelope == "exact" and with_gradient:
-            push = transposed(push, w, at, batch, other, site)
-        rate = local.rate(site) * site.hyper["prox_strength"]
+            push = transposed(push, w, at, batch, other, ctx)
+        rate = local.rate(ctx) * ctx.hyper["prox_strength"]
         moved = prior.project(tree.addcmul(base, push, -rate))  # line 9
         return {**work, "params": theta, "local": moved}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params, "memory": params} if with_memory else {"params": params}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        work = {**client, "local": site.common["params"]}
-        return {k: prior_of(work, site).project(v) for k, v in work.items()}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        work = {**client, "local": ctx.common["params"]}
+        return {k: prior_of(work, ctx).project(v) for k, v in work.items()}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         kept = {"memory": work["local"]} if with_memory else {}
         return {"params": work["params"], **kept}, {"params": work["local"]}
 
@@ -191,13 +192,13 @@ def pfedbred(
         hyper["memory_lr"] = Hyper(0.05, 0.0, note="0 leaves the memory out of the prior's mean")
     if affine:
         hyper["prior_width"] = Hyper(1.0, 0.0, open_low=True, note="weights stay within about it")
-    return replace(
+    return changed(
         averaged(task, local, weights or ("samples" if as_code else "uniform")),
         name="pfedbred",
         hyper=hyper,
         init_client=init_client,
         begin=begin,
-        phases=(train_phase(step, local, lambda work, site: work, 2 if twice else 1),),
+        phases=(train_phase(step, local, lambda work, ctx: work, 2 if twice else 1),),
         finish=finish,
-        train_all=train_all,
+        who="everyone_trains" if train_all else "cohort",
     )

@@ -7,7 +7,7 @@ Shamsian, Navon, Fetaya, Chechik, "Personalized Federated Learning using Hyperne
 |---|---|---|
 | φ | server["weights"]["net"] | the hypernetwork; it never travels |
 | v_i | server["weights"]["embed"] | the embeddings: a table over clients |
-| θ_i = h(v_i; φ) | site.own | the generated parameters, sent to client i |
+| θ_i = h(v_i; φ) | ctx.own | the generated parameters, sent to client i |
 | θ̃_i | upload | the same after local training |
 | ω_i | client["head"] | the private head (`share="body"`) |
 | α | server_lr | the step on φ; that on v is embed_lr_ratio · α |
@@ -37,7 +37,16 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Newcomer,
+    Schedule,
+    ServerContext,
+    Use,
+    Wire,
+)
 from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -82,14 +91,14 @@ def pfedhn(
             f"are trained belong to the head {task.head!r}; use share='all'."
         )
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        num, like = hub.sizes.shape[0], tree.leaves(params)[0]
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        num, like = ctx.sizes.shape[0], tree.leaves(params)[0]
         if hypernetwork == "table":
             flat = tree.flat({k: params[k] for k in shapes})
             weights = {"net": {}, "embed": flat.expand(num, -1).clone()}
         else:
             size = embedding or 1 + num // 4
-            key = rng.fold(hub.key, "hypernetwork")
+            key = rng.fold(ctx.key, "hypernetwork")
             embed = rng.normal(rng.fold(key, "embed"), (num, size), like.dtype)
             layers = 0 if hypernetwork == "linear" else hidden_layers + 1
             net = {}
@@ -117,32 +126,32 @@ def pfedhn(
             parts = {k: F.linear(v, end["weight"], end.get("bias")) for k, end in ends.items()}
         return {k: part.reshape(*v.shape[:-1], *shapes[k]) for k, part in parts.items()}
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
+    def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
         weights = server["weights"]
         return generate(weights["net"], at(weights["embed"], index))
 
-    def greet(server: Tree, hub: Hub) -> Tree:
+    def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         weights = server["weights"]
         return generate(weights["net"], weights["embed"].mean(0))
 
     def is_own(leaf: str) -> bool:
         return leaf not in shapes
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         head = tree.select(params, is_own)
         return {"head": head, **local.start(params=head)} if head else {}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        work = {"params": {**site.own, **client.get("head", {})}}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        work = {"params": {**ctx.own, **client.get("head", {})}}
         if local.keeps:  # what was generated has no past; a private head has
             old = client["velocity"]["params"] if client else {}
-            work["velocity"] = {"params": {**tree.zeros_like(site.own), **old}}
+            work["velocity"] = {"params": {**tree.zeros_like(ctx.own), **old}}
         return work
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         upload = tree.select(work["params"], lambda leaf: leaf in shapes)
         if not client:
             return {}, upload
@@ -151,17 +160,17 @@ def pfedhn(
             kept["velocity"] = {"params": tree.select(work["velocity"]["params"], is_own)}
         return kept, upload
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        num = hub.present.sum().clamp(min=1)
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        num = ctx.present.sum().clamp(min=1)
 
         def proxy(weights: Tree) -> Tensor:
             """Return the mean of ½‖θ̃_i − h(v_i; φ)‖² over those who reported."""
-            rows = weights["embed"].index_select(0, hub.cohort)
+            rows = weights["embed"].index_select(0, ctx.cohort)
             apart = tree.sub(generate(weights["net"], rows), uploads)
-            apart = tree.where(hub.present, apart, tree.zeros_like(apart))
+            apart = tree.where(ctx.present, apart, tree.zeros_like(apart))
             return 0.5 * tree.dot(apart, apart) / num
 
-        old, hyper, there = server["weights"], hub.hyper, hub.present.any()
+        old, hyper, there = server["weights"], ctx.hyper, ctx.present.any()
         slope, length = torch.func.grad(proxy)(old), there.to(num.dtype)
         if server_clip is not None:
             lengths = [torch.linalg.vector_norm(leaf) for leaf in tree.leaves(slope)]
@@ -193,14 +202,14 @@ def pfedhn(
         init_server=init_server,
         init_client=init_client,
         address=address,
-        greet=greet,
         begin=begin,
         phases=(descend(objective, local),),
         finish=finish,
         aggregate=aggregate,
-        private=lambda leaf: leaf in leaves and leaf not in shapes,
-        headline="pre" if evaluate == "generated" else "post",
-        one_by_one=hn_update == "sequential",
+        use=Use(headline="pre" if evaluate == "generated" else "post"),
+        schedule=Schedule(in_turn=hn_update == "sequential"),
+        wire=Wire(private=lambda leaf: leaf in leaves and leaf not in shapes),
+        newcomer=Newcomer(message=newcomer_message),
     )
 
 

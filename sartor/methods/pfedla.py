@@ -10,7 +10,7 @@ Ma, Zhang, Guo, Xu, "Layer-wised Model Aggregation for Personalized Federated Le
 | θ_j | server["models"] | the last upload of every client: a table over clients |
 | v_i, ψ_i | server["nets"] | embedding and hypernetwork of client i; axis 0 is clients |
 | α_i | mix | (layers, clients), rows ≥ 0 with sum 1: ReLU outputs over their sum |
-| θ̄_i | site.own | layer l is Σ_j α_ij^l θ_j^l |
+| θ̄_i | ctx.own | layer l is Σ_j α_ij^l θ_j^l |
 | Δθ_i | −apart | trained model minus θ̄_i |
 | η_h | mix_lr | the step on v_i and ψ_i |
 | K | retained | layers that stay the client's own: those of largest self weight |
@@ -38,7 +38,17 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Newcomer,
+    Schedule,
+    ServerContext,
+    Show,
+    Use,
+    Wire,
+)
 from sartor.core.mixing import combine, normalise, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -88,9 +98,9 @@ def pfedla(
         raise ConfigError("\n".join(faults))
     sign = 1.0 if weight_step == "descent" else -1.0
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
-        num, like = hub.sizes.shape[0], tree.leaves(params)[0]
-        key = rng.fold(hub.key, "hypernetwork")
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
+        num, like = ctx.sizes.shape[0], tree.leaves(params)[0]
+        key = rng.fold(ctx.key, "hypernetwork")
         columns = num if start == "drawn" else 1
         out = rng.uniform(rng.fold(key, "out"), (len(blocks), columns, hidden), like.dtype)
         net = {
@@ -136,13 +146,13 @@ def pfedla(
         found: Tree = tree.map(lambda leaf: leaf.index_select(0, ids), server["nets"])
         return found
 
-    def address(server: Tree, index: Tensor, hub: Hub) -> Tree:
+    def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
         ids = index.reshape(1)
         mix, sent = mixtures(chosen(server, ids), ids)
         found = tree.map(lambda leaf: leaf[0], mixed(mix, server["models"]))
         return enclose(found, dict(zip(blocks, sent[0].unbind(), strict=True)))
 
-    def greet(server: Tree, hub: Hub) -> Tree:
+    def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         found = tree.map(lambda leaf: leaf.mean(0), server["models"])
         yes = tree.leaves(found)[0].new_ones((), dtype=torch.bool)
         return enclose(found, dict.fromkeys(blocks, yes))
@@ -155,45 +165,45 @@ def pfedla(
         """Take the layers that were sent from there, and the others from here."""
         return {k: tree.where(sent[owner[k]], {k: v}, {k: here[k]})[k] for k, v in there.items()}
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {**({"params": params} if retained else {}), **local.start(params=params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        params = site.own
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        params = ctx.own
         if retained:
-            params = join(site.own["sent"], site.own["params"], client["params"])
+            params = join(ctx.own["sent"], ctx.own["params"], client["params"])
         return {"params": params, **local.kept(client)}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         if not retained:
             return local.kept(work), work["params"]
         kept = {"params": work["params"], **local.kept(work)}
-        return kept, enclose(work["params"], site.own["sent"])
+        return kept, enclose(work["params"], ctx.own["sent"])
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         trained = uploads
         if retained:
-            old = tree.map(lambda leaf: leaf.index_select(0, hub.cohort), server["models"])
+            old = tree.map(lambda leaf: leaf.index_select(0, ctx.cohort), server["models"])
             trained = join(uploads["sent"], uploads["params"], old)
 
         def proxy(nets: Tree) -> Tensor:
             """Return Σ ½‖Δθ_i‖² over those who reported; each hypernetwork has its own term."""
-            apart = tree.sub(mixed(mixtures(nets, hub.cohort)[0], server["models"]), trained)
-            apart = tree.where(hub.present, apart, tree.zeros_like(apart))
+            apart = tree.sub(mixed(mixtures(nets, ctx.cohort)[0], server["models"]), trained)
+            apart = tree.where(ctx.present, apart, tree.zeros_like(apart))
             return 0.5 * tree.dot(apart, apart)
 
-        nets = chosen(server, hub.cohort)
+        nets = chosen(server, ctx.cohort)
         slope = torch.func.grad(proxy)(nets)
-        rate = sign * hub.hyper["mix_lr"]
+        rate = sign * ctx.hyper["mix_lr"]
         moved = tree.map(lambda w, g: w - rate * g, nets, slope)
         new = {"models": trained, "nets": moved}
-        return put_rows(server, hub.cohort, new, hub.present)
+        return put_rows(server, ctx.cohort, new, ctx.present)
 
-    def inspect(server: Tree, hub: Hub) -> Tree:
-        everybody = torch.arange(hub.sizes.shape[0], device=hub.sizes.device)
+    def inspect(server: Tree, ctx: ServerContext) -> Tree:
+        everybody = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
         return {"mix": mixtures(server["nets"], everybody)[0]}
 
     sparse = {
@@ -210,13 +220,13 @@ def pfedla(
         init_server=init_server,
         init_client=init_client,
         address=address,
-        greet=greet,
         begin=begin,
         phases=(descend(objective, local),),
         finish=finish,
         aggregate=aggregate,
-        headline="pre" if evaluate == "mixed" else "post",
-        one_by_one=schedule == "sequential",
-        sparse=sparse if retained else {},
-        inspect=inspect,
+        use=Use(headline="pre" if evaluate == "mixed" else "post"),
+        schedule=Schedule(in_turn=schedule == "sequential"),
+        wire=Wire(sparse=sparse if retained else {}),
+        newcomer=Newcomer(message=newcomer_message),
+        show=Show(server=inspect),
     )

@@ -26,14 +26,13 @@ A newcomer takes the global model for θ and w, and finds its proximal point whe
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
 
 from sartor.core import tree
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
@@ -61,36 +60,36 @@ def pfedme(
     """
     check_proximal("pfedme", local, prox_steps)
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {"params": client["params"], "local": site.common["params"]}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {"params": client["params"], "local": ctx.common["params"]}
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         return {**work, "params": work["local"]} if inner_start == "carry" else work
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
-    def pull(work: Tree, site: Site) -> dict[str, tuple[Tensor, Tree]]:
-        return {"params": (site.hyper["prox_strength"], work["local"])}
+    def pull(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
+        return {"params": (ctx.hyper["prox_strength"], work["local"])}
 
     solve = descend(objective, local, lr="personal_lr", pull=pull)
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         if inner_start == "w":
             work = {**work, "params": work["local"]}
         for _ in range(prox_steps):
-            work = solve.step(work, batch, site)
-        rate = local.rate(site) * site.hyper["prox_strength"]
+            work = solve.step(work, batch, ctx)
+        rate = local.rate(ctx) * ctx.hyper["prox_strength"]
         w, theta = work["local"], work["params"]
         return {**work, "local": tree.add_difference(w, theta, w, rate)}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return {"params": work["params"]}, {"params": work["local"]}
 
-    return replace(
+    return changed(
         averaged(task, local, weights),
         name="pfedme",
         hyper=proximal_hyper(local),
@@ -98,5 +97,5 @@ def pfedme(
         begin=begin,
         phases=(train_phase(step, local, enter),),
         finish=finish,
-        train_all=train_all,
+        who="everyone_trains" if train_all else "cohort",
     )

@@ -39,7 +39,16 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Phase,
+    ServerContext,
+    changed,
+    client_weights,
+    weighted_sum,
+)
 from sartor.core.task import Task, grad
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
@@ -64,59 +73,59 @@ def scaffold(
     base = averaged(task, local, weights)
     by_steps = control == "steps"
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         return {"params": params, "control": tree.zeros_like(params)}
 
-    def broadcast(server: Tree, hub: Hub) -> Tree:
+    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
         return {"params": server["params"], "control": server["control"]}
 
-    def init_client(params: Tree, site: Site) -> Tree:
-        return {**base.init_client(params, site), "control": tree.zeros_like(params)}
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        return {**base.init_client(params, ctx), "control": tree.zeros_like(params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         count = tree.leaves(client["control"])[0].new_zeros(())
         own = {"control": client["control"], "renewed": client["control"], "count": count}
-        return {**base.begin(client, site), **own}
+        return {**base.begin(client, ctx), **own}
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return f_i(y) + ⟨c − c_i, y⟩, whose gradient is the corrected one."""
-        correction = tree.sub(site.common["control"], work["control"])
+        correction = tree.sub(ctx.common["control"], work["control"])
         return task.loss(work["params"], batch) + tree.dot(correction, work["params"])
 
     train = descend(objective, local)
 
-    def enter(work: Tree, site: Site) -> Tree:
-        work = train.enter(work, site)
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        work = train.enter(work, ctx)
         return {**work, "before": work["velocity"]} if local.momentum else work
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
-        return {**train.step(work, batch, site), "count": work["count"] + 1.0}
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        return {**train.step(work, batch, ctx), "count": work["count"] + 1.0}
 
-    def leave(work: Tree, site: Site) -> Tree:
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
         """Renew the control by option II."""
-        rate = local.rate(site)
-        total = tree.map(lambda x, y: (x - y) / rate, site.common["params"], work["params"])
+        rate = local.rate(ctx)
+        total = tree.map(lambda x, y: (x - y) / rate, ctx.common["params"], work["params"])
         if local.momentum:
-            mu, change = site.hyper["momentum"], tree.sub(work["velocity"], work["before"])
+            mu, change = ctx.hyper["momentum"], tree.sub(work["velocity"], work["before"])
             total = tree.map(lambda d, v: (1.0 - mu) * d + mu * v, total, change["params"])
         num = work["count"].clamp(min=1.0)
         renewed = tree.map(
             lambda own, c, d: torch.where(work["count"] > 0, own - c + d / num, own),
             work["control"],
-            site.common["control"],
+            ctx.common["control"],
             total,
         )
-        return {**train.leave(work, site), "renewed": renewed}
+        return {**train.leave(work, ctx), "renewed": renewed}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
         change = tree.sub(work["renewed"], client["control"])
         return {**kept, "control": work["renewed"]}, {**upload, "change": change}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        hyper = {**hub.hyper, "relax": hub.hyper["server_lr"]}
-        moved = base.aggregate(server, uploads, hub._replace(hyper=hyper))
-        share = client_weights(hub, weights)[hub.cohort] * hub.present
+    def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        hyper = {**ctx.hyper, "relax": ctx.hyper["server_lr"]}
+        moved = base.aggregate(server, uploads, ctx._replace(hyper=hyper))
+        share = client_weights(ctx, weights)[ctx.cohort] * ctx.present
         change = weighted_sum(uploads["change"], share)
         return {**moved, "control": tree.add(server["control"], change)}
 
@@ -124,7 +133,7 @@ def scaffold(
     rate = Hyper(
         local.lr, 0.0, open_low=True, note="the step of local training; controls are divided by it"
     )
-    return replace(
+    return changed(
         base,
         name="scaffold",
         hyper={
@@ -147,18 +156,18 @@ def scaffold(
 def _full_gradient(task: Task, local: Local) -> Phase:
     """Build the pass that renews the control by option I: ∇f_i(x), with the decay of training."""
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         return {**work, "renewed": tree.zeros_like(work["params"])}
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
-        share = batch.mask.sum() / site.num_samples
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        share = batch.mask.sum() / ctx.num_samples
         slope = grad(lambda params: share * task.loss(params, batch))(work["params"])
         return {**work, "renewed": tree.add(work["renewed"], slope)}
 
-    def leave(work: Tree, site: Site) -> Tree:
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
         if not local.weight_decay:
             return work
-        decay = site.hyper["weight_decay"]
+        decay = ctx.hyper["weight_decay"]
         found = tree.map(lambda g, p: g + decay * p, work["renewed"], work["params"])
         return {**work, "renewed": found}
 

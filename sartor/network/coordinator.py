@@ -233,7 +233,7 @@ class Coordinator(Simulation):
         return Generations(self.rounds.arena.num_clients)
 
     def _trained_models(self, shape: Any, device: torch.device, folder: Any) -> Store | None:
-        return _Elsewhere(shape[1]) if self.method.headline == "post" else None
+        return _Elsewhere(shape[1]) if self.method.use.headline == "post" else None
 
     def _start(self, seconds: dict[str, float]) -> None:
         assert isinstance(self.rounds, RemoteRounds)

@@ -16,7 +16,7 @@ import numpy as np
 
 from sartor.core import tree, wire
 from sartor.core.cohort import Participation
-from sartor.core.method import Method, Site, records
+from sartor.core.method import ClientContext, Method, records
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.parts import Costs, Order, Receipt, Tally
@@ -56,7 +56,7 @@ class RemoteRounds(Rounds):
     def local_work(
         self,
         order: Order,
-        site: Site,
+        ctx: ClientContext,
         keys: np.ndarray,
         store: Store,
         receipt: Receipt,
@@ -66,8 +66,8 @@ class RemoteRounds(Rounds):
         assert isinstance(store, Generations)
         clock = self.clock(receipt.seconds)
         method, cohort = order.method, order.cohort[0]
-        wanted = self.template(order, site, keys)
-        marks = wire.marks_of(method.sparse, "upload")
+        wanted = self.template(order, ctx, keys)
+        marks = wire.marks_of(method.wire.sparse, "upload")
         slot_of = {int(i): k for k, i in enumerate(cohort) if order.trains[0, k]}
         uploads, orders, silent = {}, {}, {}
         splits = tuple(receipt.tally)
@@ -83,7 +83,7 @@ class RemoteRounds(Rounds):
             head |= {"keep": keep is not None, "lasting": store.lasting}
             # Who is not written to needs the letter for its scores alone.
             talks = None if splits or keep is not None else order.talks
-            orders[i] = (*self._letters(method, site, k, talks, head),)
+            orders[i] = (*self._letters(method, ctx, k, talks, head),)
 
         def take(i: int, body: Tree, meta: dict[str, Any]) -> None:
             scored = admission.scores(meta, splits)
@@ -108,14 +108,14 @@ class RemoteRounds(Rounds):
         clock("train")
         return tree.map(lambda leaf: leaf[None], tree.stack(rows)), there
 
-    def template(self, order: Order, site: Site, keys: np.ndarray) -> Tree:
+    def template(self, order: Order, ctx: ClientContext, keys: np.ndarray) -> Tree:
         """Return an upload of the right names, shapes and types: of a client with one sample."""
         label = self.labels[id(order.method)]
         if label not in self._templates:
             ids, yes = order.cohort[:, :1], np.ones((1, 1), dtype=bool)
-            rounds, common = self._sample, site.common
-            hub = rounds.hub(order.stage, order.round_index, ids, yes)
-            own = tree.map(lambda leaf: leaf[:, :1], site.own)
+            rounds, common = self._sample, ctx.common
+            server_ctx = rounds.server_ctx(order.stage, order.round_index, ids, yes)
+            own = tree.map(lambda leaf: leaf[:, :1], ctx.own)
             params = {seed: self.task.init(seed) for seed in self.seeds}
             dtype = next(iter(self.hyper.values())).dtype
             start = tree.map(
@@ -127,7 +127,7 @@ class RemoteRounds(Rounds):
             zero = np.zeros(1, dtype=np.int64)
             receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
             receipt.seconds = {"train": 0.0, "evaluate": 0.0}
-            here = rounds.site(hub, keys[:, :1], common, own)
+            here = rounds.ctx(server_ctx, keys[:, :1], common, own)
             upload, _ = rounds.local_work(one, here, keys[:, :1], state, receipt, None)
             self._templates[label] = tree.map(lambda leaf: leaf[0, 0].cpu().clone(), upload)
         return self._templates[label]
@@ -144,11 +144,11 @@ class RemoteRounds(Rounds):
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
         tallies = {split: self._blank() for split in splits}
         for run, ids in self.client_blocks():
-            site, _ = self.letters_to(server, round_index, ids, run)
+            ctx, _ = self.letters_to(server, round_index, ids, run)
             orders = {}
             for k, i in enumerate(ids[0].tolist()):
                 head = self._head("score", method, round_index, store, i, splits)
-                orders[i] = self._letters(method, site, k, None, head)
+                orders[i] = self._letters(method, ctx, k, None, head)
             total = Costs(zero.copy(), zero.copy())
 
             def take(i: int, body: Tree, meta: dict[str, Any], total: Costs = total) -> None:
@@ -158,7 +158,7 @@ class RemoteRounds(Rounds):
                 total.forward += forward
 
             self._send_scores("score", "pre", orders, take, tallies, round_index)
-            receipt.bytes_down += (np.ones_like(ids) * self._letter_bytes(method, site)).sum(1)
+            receipt.bytes_down += (np.ones_like(ids) * self._letter_bytes(method, ctx)).sum(1)
             receipt.gradient_evaluations += total.backward
             receipt.forward_evaluations += total.forward
         return tallies, receipt
@@ -200,11 +200,11 @@ class RemoteRounds(Rounds):
         """Let all clients keep the model that they would use before any training."""
         ids = self.everybody
         method = self.record(0)
-        site, _ = self.letters_to(server, 0, ids)
+        ctx, _ = self.letters_to(server, 0, ids)
         orders = {}
         for k, i in enumerate(ids[0].tolist()):
             head = self._head("keep", method, 0, store, i, ())
-            orders[i] = self._letters(method, site, k, None, {**head, "lasting": True})
+            orders[i] = self._letters(method, ctx, k, None, {**head, "lasting": True})
         note = {"kind": "keep", "round": 0}
         taken = self.office.send(orders, 1 << 20, lambda i, body, meta: None, note)
         store.base[sorted(taken)] = self.office.serial
@@ -212,11 +212,11 @@ class RemoteRounds(Rounds):
     def deploy(self, server: Tree, store: Generations, round_index: int, federation: str) -> None:
         """Let all clients write the model that they will use to their own disks."""
         method, ids = self.record(round_index), self.everybody
-        site, _ = self.letters_to(server, round_index, ids)
+        ctx, _ = self.letters_to(server, round_index, ids)
         orders = {}
         for k, i in enumerate(ids[0].tolist()):
             head = self._head("deploy", method, round_index, store, i, ())
-            orders[i] = self._letters(method, site, k, None, {**head, "federation": federation})
+            orders[i] = self._letters(method, ctx, k, None, {**head, "federation": federation})
         note = {"kind": "deploy", "round": round_index}
         self.office.send(orders, 1 << 20, lambda i, body, meta: None, note)
 
@@ -264,7 +264,7 @@ class RemoteRounds(Rounds):
         }
 
     def _letters(
-        self, method: Method, site: Site, slot: int, talks: Any, head: dict[str, Any]
+        self, method: Method, ctx: ClientContext, slot: int, talks: Any, head: dict[str, Any]
     ) -> Message:
         """Write the letters to the client of a slot: only the rows and leaves that travel."""
 
@@ -277,11 +277,11 @@ class RemoteRounds(Rounds):
                 letter = tree.map(
                     lambda leaf: leaf if goes(f"{message}/{next(names)}") else leaf * 0, letter
                 )
-            return wire.packed(letter, wire.marks_of(method.sparse, message))
+            return wire.packed(letter, wire.marks_of(method.wire.sparse, message))
 
         letters = {
-            "common": written("common", tree.map(lambda leaf: leaf[0], site.common)),
-            "own": written("own", tree.map(lambda leaf: leaf[0, slot], site.own)),
+            "common": written("common", tree.map(lambda leaf: leaf[0], ctx.common)),
+            "own": written("own", tree.map(lambda leaf: leaf[0, slot], ctx.own)),
         }
         return letters, head, goes
 

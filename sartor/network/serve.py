@@ -143,7 +143,7 @@ def serve(
         )
     shape = shape_of(fixed)
     method, task = plan.build(plan.settings, cast(Federation, shape))
-    points = tuple(dict.fromkeys((*plan.points, method.headline)))
+    points = tuple(dict.fromkeys((*plan.points, method.use.headline)))
     checkpoint = folder.read_checkpoint() if known else None
     done = 0
     if checkpoint is not None:

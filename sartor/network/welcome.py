@@ -13,7 +13,6 @@ from the beginning: there is nothing to lose but a few rounds of the newcomers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -22,6 +21,7 @@ import numpy as np
 
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError, MessageError, NetworkError
+from sartor.core.method import changed
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
 from sartor.network.board import Board
@@ -143,7 +143,7 @@ def welcome(
             f"in {out} was begun without, and make kits for them with sartor keys client."
         )
     record = newcomer_record(server)
-    record = record if rounds else replace(record, headline="pre")
+    record = record if rounds else changed(record, headline="pre")
     hyper: dict[str, float | list[float]] = {
         name: float(np.mean(value)) for name, value in server.one.hyper.items()
     }
@@ -173,7 +173,7 @@ def welcome(
             participation=Participation(),
             device=plan.device,
             dtype=plan.dtype,
-            points=tuple(dict.fromkeys(("pre", record.headline))),
+            points=tuple(dict.fromkeys(("pre", record.use.headline))),
         )
     except BaseException:
         board.stop((), 0)

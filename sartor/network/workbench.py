@@ -13,7 +13,7 @@ from torch import Tensor
 from sartor.core import tree, wire
 from sartor.core.cohort import Participation
 from sartor.core.hyper import Value, stack_hypers
-from sartor.core.method import Method, Site, check_private, records
+from sartor.core.method import ClientContext, Method, check_private, records
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
@@ -68,19 +68,21 @@ class Workbench:
         self.params = tree.map(lambda leaf: leaf.to(device, self.dtype), start)
         self.records = records(method)
 
-    def _site(self, letters: Tree, head: Mapping[str, Any], stage: str) -> tuple[Site, np.ndarray]:
+    def _site(
+        self, letters: Tree, head: Mapping[str, Any], stage: str
+    ) -> tuple[ClientContext, np.ndarray]:
         """Put the letters where the functions of a client read them."""
         reports = np.array([[bool(head.get("reports", True))]])
-        hub = self.rounds.hub(stage, int(head["round"]), self.ids, reports)
+        server_ctx = self.rounds.server_ctx(stage, int(head["round"]), self.ids, reports)
         keys = self.rounds.keys(stage, int(head["round"]), self.ids)
-        sparse = self._record(head).sparse
+        sparse = self._record(head).wire.sparse
 
         def here(message: str, axes: int) -> Tree:
             whole = wire.unpacked(letters[message], wire.marks_of(sparse, message))
             device = self.rounds.arena.device
             return tree.map(lambda leaf: leaf.to(device)[(None,) * axes], whole)
 
-        return self.rounds.site(hub, keys, here("common", 1), here("own", 2)), keys
+        return self.rounds.ctx(server_ctx, keys, here("common", 1), here("own", 2)), keys
 
     def _record(self, head: Mapping[str, Any]) -> Method:
         return self.records[head["record"]]
@@ -110,20 +112,20 @@ class Workbench:
         """Train on a letter; return the upload and what it cost."""
         method = self._record(head)
         store, model = self._states(head)
-        site, keys = self._site(letters, head, head["stage"])
+        ctx, keys = self._site(letters, head, head["stage"])
         yes = np.ones((1, 1), dtype=bool)
         reports = np.array([[bool(head["reports"])]])
         order = Order(method, head["stage"], int(head["round"]), self.ids, yes, reports)
         receipt = _receipt(self._tallies(head["score"]))
         keep = _Lane(lambda cohort: {}, store.device) if head["keep"] else None
-        upload, _ = self.rounds.local_work(order, site, keys, store, receipt, keep)
+        upload, _ = self.rounds.local_work(order, ctx, keys, store, receipt, keep)
         if keep is not None:
             model = keep.table
         generation = {"client": store.table, "trained": model}
         self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
         upload = tree.map(lambda leaf: leaf[0, 0], upload) if head["reports"] else {}
         check_private(method, upload)  # the seam: whatever leaves this machine passes here
-        upload = wire.packed(upload, wire.marks_of(method.sparse, "upload") if upload else {})
+        upload = wire.packed(upload, wire.marks_of(method.wire.sparse, "upload") if upload else {})
         sent = {k: v for k, v in tree.items(upload) if k not in head["silent"]}
         return {"upload": sent}, {"costs": _costs(receipt), "scores": self._scores(receipt.tally)}
 
@@ -133,10 +135,10 @@ class Workbench:
         """Score the model that the client would use; also return what its kept state shows."""
         method = self._record(head)
         store, _ = self._states(head)
-        site, keys = self._site(letters, head, "evaluate")
-        model, costs = self.rounds.use(method, store, site, keys, self.ids)
+        ctx, keys = self._site(letters, head, "evaluate")
+        model, costs = self.rounds.use(method, store, ctx, keys, self.ids)
         tallies = self._tallies(head["score"])
-        self.rounds.score(method, model, site, self.ids, 0, tallies)
+        self.rounds.score(method, model, ctx, self.ids, 0, tallies)
         look = self.rounds.inspect_some(store, int(head["round"]), self.ids)
         seen = {name: leaf[0, 0].tolist() for name, leaf in tree.items(look)}
         found = {"costs": [int(costs.backward[0]), int(costs.forward[0])]}
@@ -154,16 +156,16 @@ class Workbench:
         """Return the model that the client will use when training is over."""
         store, trained = self._states(head)
         model = trained
-        if self.method.headline != "post" or not trained:
-            site, keys = self._site(letters, head, "evaluate")
-            model, _ = self.rounds.use(self._record(head), store, site, keys, self.ids)
+        if self.method.use.headline != "post" or not trained:
+            ctx, keys = self._site(letters, head, "evaluate")
+            model, _ = self.rounds.use(self._record(head), store, ctx, keys, self.ids)
         return tree.map(lambda leaf: leaf[0, 0].cpu(), model)
 
     def keep(self, letters: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the model that the client would use now, as if it came from training."""
         store, _ = self._states(head)
-        site, keys = self._site(letters, head, "evaluate")
-        model, _ = self.rounds.use(self._record(head), store, site, keys, self.ids)
+        ctx, keys = self._site(letters, head, "evaluate")
+        model, _ = self.rounds.use(self._record(head), store, ctx, keys, self.ids)
         generation = {"client": store.gather(self.ids), "trained": model}
         self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
         return {}

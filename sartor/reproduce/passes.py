@@ -245,8 +245,8 @@ def _simulation(
     record = methods.build(one.method, task, local, options)
     defaults = {name: spec.default for name, spec in record.hyper.items()}
     runs = [Run(lane.seed, {**defaults, **lane.hyper, **extra}, options) for lane in lanes]
-    points = tuple(dict.fromkeys((*settings["points"], record.headline)))
-    if record.centre is None:
+    points = tuple(dict.fromkeys((*settings["points"], record.use.headline)))
+    if record.use.centre is None:
         points = tuple(point for point in points if point != "global")
     if then:  # the global model is that of the training itself
         points = tuple(point for point in points if point != "global")

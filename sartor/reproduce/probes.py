@@ -142,7 +142,7 @@ def common_test(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
 
     def look() -> dict[str, np.ndarray]:
         average = _average(simulation)
-        central = average if simulation.method.centre is None else _central(simulation)
+        central = average if simulation.method.use.centre is None else _central(simulation)
         return {"central_accuracy": accuracy(central), "average_accuracy": accuracy(average)}
 
     return look
@@ -209,7 +209,7 @@ def deviations(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
 
 
 def _of_first(simulation: Simulation, models: Tree, run: int, problem: Problem) -> dict[str, float]:
-    task, predict = simulation.task, simulation.method.predict
+    task, predict = simulation.task, simulation.method.use.predict
     networks = []
     for client in range(problem.federation.num_clients):
         params = tree.map(lambda leaf, k=client: leaf[run, k].clone(), models)
@@ -233,14 +233,14 @@ def _average(simulation: Simulation) -> Tree:
 
 def _central(simulation: Simulation) -> Tree:
     """Return the global model, or the mean of the clients' where there is none, (runs, ...)."""
-    if simulation.method.centre is None:
+    if simulation.method.use.centre is None:
         return _average(simulation)
     return simulation.rounds.centre(simulation.deployed()[0], simulation.round_index)
 
 
 def models_now(simulation: Simulation) -> Tree:
     """Return what all clients would use now, (runs, clients, ...)."""
-    return simulation.models(simulation.rounds.everybody, simulation.method.headline)
+    return simulation.models(simulation.rounds.everybody, simulation.method.use.headline)
 
 
 def _flat(models: Tree, axes: int) -> Tensor:

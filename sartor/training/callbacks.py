@@ -219,7 +219,7 @@ def evaluation_of(simulation: Simulation) -> Evaluation | None:
         return None
     return Evaluation(
         number=simulation.round_index,
-        headline=simulation.method.headline,
+        headline=simulation.method.use.headline,
         measure=yardstick.name,
         value=value,
         accuracy=accuracy,

@@ -299,7 +299,7 @@ def _fit_lanes(
     warn_of_lost_weights(settings.model)
     options = with_held_out(method, task, local, options, list(federations.values()))
     record = methods.build(method, task, local, options)
-    points = tuple(dict.fromkeys((*settings.points, record.headline)))
+    points = tuple(dict.fromkeys((*settings.points, record.use.headline)))
     if options.get("do_no_harm"):  # the choice follows the last round: there is no "post" model
         points = tuple(point for point in points if point != "post")
     runs = list_runs(record, options, hyper, sweep, settings.seeds)

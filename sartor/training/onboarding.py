@@ -20,7 +20,16 @@ from sartor.core import tree, wire
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Hub, Method, Phase, Site, endings, has_own_letters, newcomer
+from sartor.core.method import (
+    ClientContext,
+    Method,
+    Phase,
+    ServerContext,
+    changed,
+    endings,
+    has_own_messages,
+    newcomer_state,
+)
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.encoding import prepare
@@ -42,7 +51,7 @@ class Trained(NamedTuple):
         method: the record.
         task: the network and its loss.
         server: its state.
-        hub: what the server reads, at the end of training.
+        server_ctx: what the server reads, at the end of training.
         num_clients: how many there were.
         past: the rounds behind them.
         run: seed, hyper-parameters and options.
@@ -56,7 +65,7 @@ class Trained(NamedTuple):
     method: Method
     task: Task
     server: Tree
-    hub: Hub
+    server_ctx: ServerContext
     num_clients: int
     past: int
     run: Run
@@ -103,13 +112,15 @@ def trained(simulation: Simulation, run: int = 0) -> Trained:
     """Take from a simulation what newcomers meet."""
     server, _ = simulation.deployed()
     everybody, past = simulation.rounds.everybody, simulation.round_index
-    hub = simulation.rounds.hub("evaluate", past, everybody, np.ones_like(everybody, dtype=bool))
+    server_ctx = simulation.rounds.server_ctx(
+        "evaluate", past, everybody, np.ones_like(everybody, dtype=bool)
+    )
     known = simulation.federations[run]
     return Trained(
         simulation.method,
         simulation.task,
         tree.map(lambda leaf: leaf[run], server),
-        Hub(*(tree.map(lambda leaf: leaf[run], part) for part in hub)),
+        ServerContext(*(tree.map(lambda leaf: leaf[run], part) for part in server_ctx)),
         simulation.rounds.arena.num_clients,
         past,
         simulation.runs[run],
@@ -136,7 +147,7 @@ def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
 def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
     """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
     return (
-        {"server": found.server, "hub": found.hub._asdict()},
+        {"server": found.server, "hub": found.server_ctx._asdict()},
         {"clients": found.num_clients, "past": found.past},
     )
 
@@ -150,7 +161,7 @@ def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str,
         record_of(result, task, run),
         task,
         state["server"],
-        Hub(**state["hub"]),
+        ServerContext(**state["hub"]),
         int(facts["clients"]),
         int(facts["past"]),
         result.runs[run],
@@ -176,7 +187,7 @@ def onboard_by(
     if finetune_epochs:
         record = fine_tuned(record, known.task, Local(), epochs=finetune_epochs)
     if not rounds:
-        record = replace(record, headline="pre")
+        record = changed(record, headline="pre")
     chosen = known.run
     hyper: dict[str, float | list[float]] = {k: float(np.mean(v)) for k, v in chosen.hyper.items()}
     if finetune_epochs:
@@ -191,7 +202,7 @@ def onboard_by(
         participation=Participation(),
         device=known.device,
         dtype=known.dtype,
-        points=tuple(dict.fromkeys(("pre", record.headline))),
+        points=tuple(dict.fromkeys(("pre", record.use.headline))),
     )
     if not rounds:
         again.score_start()
@@ -212,7 +223,7 @@ def _for_newcomers(known: Trained, seed: int) -> dict[str, Any]:
 
 
 def _needs_validation(record: Method) -> bool:
-    phases = [p for r in (record, *endings(record)) for p in (*r.phases, *r.adapt)]
+    phases = [p for r in (record, *endings(record)) for p in (*r.phases, *r.use.adapt)]
     return any(phase.data == "val" for phase in phases)
 
 
@@ -280,28 +291,28 @@ def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
 
 def record_for(known: Trained) -> Method:
     """Return the method as newcomers meet it: a server that only answers."""
-    method, server, hub = known.method, known.server, known.hub
+    method, server, server_ctx = known.method, known.server, known.server_ctx
     num, past = known.num_clients, known.past
-    if has_own_letters(method) and method.greet is None:
+    if has_own_messages(method) and method.newcomer.message is None:
         raise ConfigError(
             f"{method.name} has no rule for a client that joins after training; train again with "
             "it, or give it a model of its own with sartor.fit('local', ...)."
         )
-    common = method.broadcast(server, hub)
-    own = method.greet(server, hub) if method.greet is not None else {}
+    common = method.broadcast(server, server_ctx)
+    own = method.newcomer.message(server, server_ctx) if method.newcomer.message is not None else {}
 
-    def init_client(params: Tree, site: Site) -> Tree:
-        return newcomer(method, params, _later(site, num, past), server, hub)
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        return newcomer_state(method, params, _later(ctx, num, past), server, server_ctx)
 
     return as_newcomer(
         method,
         num,
         past,
-        init_server=lambda params, hub: server,
+        init_server=lambda params, server_ctx: server,
         init_client=init_client,
-        broadcast=lambda server, hub: common,
-        address=lambda server, index, hub: own,
-        aggregate=lambda server, uploads, hub: server,
+        broadcast=lambda server, server_ctx: common,
+        address=lambda server, index, server_ctx: own,
+        aggregate=lambda server, uploads, server_ctx: server,
         private=lambda leaf: False,
     )
 
@@ -333,39 +344,38 @@ def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
             for p in given
         )
 
-    def finish(given: Method) -> Callable[[Tree, Tree, Site], tuple[Tree, Tree]]:
-        return lambda client, work, site: (
-            given.finish(client, work, _later(site, num, past))[0],
+    def finish(given: Method) -> Callable[[Tree, Tree, ClientContext], tuple[Tree, Tree]]:
+        return lambda client, work, ctx: (
+            given.finish(client, work, _later(ctx, num, past))[0],
             {},
         )
 
     def meets(given: Method) -> Method:
-        look = given.inspect_client
-        changed = replace(
+        look = given.show.client
+        met = changed(
             given,
             begin=seen(given.begin),
             phases=phases(given.phases),
             finish=finish(given),
-            model=seen(given.model),
-            adapt=phases(given.adapt),
+            model=seen(given.use.model),
+            adapt=phases(given.use.adapt),
             centre=None,
-            inspect=None,
-            inspect_client=None if look is None else seen(look),
-            join=None,
+            server=None,
+            client=None if look is None else seen(look),
+            state=None,
             connected=None,
-            sparse=wire.letters_of(given.sparse),
-            everyone=True,
-            train_all=False,
-            one_by_one=False,
-            prologue=None,
-            epilogue=None if given.epilogue is None else meets(given.epilogue),
-            warmup=None,
+            sparse=wire.letters_of(given.wire.sparse),
+            who="everyone",
+            in_turn=False,
+            before=None,
+            after=None if given.schedule.after is None else meets(given.schedule.after),
+            first=None,
         )
-        return replace(changed, **answers)
+        return replace(met, **answers)
 
     return meets(method)
 
 
-def _later(site: Site, num: int, past: int) -> Site:
+def _later(ctx: ClientContext, num: int, past: int) -> ClientContext:
     """Number a newcomer after the known clients, and go on counting rounds."""
-    return site._replace(index=site.index + num, round=site.round + past)
+    return ctx._replace(index=ctx.index + num, round=ctx.round + past)

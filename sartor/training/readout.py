@@ -29,7 +29,7 @@ def progress_of(simulation: Simulation) -> dict[str, Any]:
     there are any; NaN as long as nothing is measured.
     """
     books = simulation.books
-    wanted = f"{simulation.method.headline}/test"
+    wanted = f"{simulation.method.use.headline}/test"
     name = wanted if wanted in books.history else next(iter(books.history), None)
     accuracy = loss = np.full(len(simulation.runs), np.nan)
     if name is not None:
@@ -75,7 +75,7 @@ def result_of(
     chosen = any("choice" in snap for snap in books.snapshots)
     return Result(
         method=method.name,
-        headline=method.headline,
+        headline=method.use.headline,
         runs=simulation.runs,
         clients=simulation.federations[0].names,
         scores=simulation.scores(),
@@ -84,7 +84,7 @@ def result_of(
         diverged=books.diverged,
         stopped=books.stopped,
         snapshots=books.snapshots,
-        choices=method.choices if chosen else (),
+        choices=method.show.names if chosen else (),
         config=config,
         models=simulation.network,
         baseline=baseline,

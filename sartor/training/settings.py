@@ -249,8 +249,8 @@ def with_held_out(
         return options
     own = {k: v for k, v in options.items() if k != "do_no_harm" and not k.startswith("harm_")}
     record = methods.build(method, task, local, own)
-    records = [r for r in (record, record.prologue, *endings(record)) if r is not None]
-    used = any(p.data == "val" for r in records for p in (*r.phases, *r.adapt))
+    records = [r for r in (record, record.schedule.before, *endings(record)) if r is not None]
+    used = any(p.data == "val" for r in records for p in (*r.phases, *r.use.adapt))
     given = all(bool((federation.val.sizes > 0).all()) for federation in federations)
     return {**options, "harm_on": "validation" if given and not used else "holdout"}
 
@@ -344,7 +344,7 @@ def resolved(
         "points": list(settings.points),
         "checkpoint_every": settings.checkpoint_every,
         "task": task.measured_as,
-        "rebuild": facts_of(method, task, record.predict is not None, federations),
+        "rebuild": facts_of(method, task, record.use.predict is not None, federations),
         "early_stopping": None if settings.stopping is None else dict(vars(settings.stopping)),
         "data": first.describe(),
         "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},

@@ -140,7 +140,7 @@ class Simulation:
         self, shape: tuple[int, int], device: torch.device, folder: Path | None
     ) -> Store | None:
         """Keep the models after local training, where those are the ones to use."""
-        if self.method.headline != "post":
+        if self.method.use.headline != "post":
             return None
         server = self.server
 
@@ -159,7 +159,7 @@ class Simulation:
     @property
     def pending(self) -> bool:
         """Whether the models that would be used take an epilogue first; see `deployed`."""
-        return self.method.epilogue is not None and not self.closed
+        return self.method.schedule.after is not None and not self.closed
 
     def step(self) -> dict[str, Any]:
         """Run the next round and return what a progress bar shows."""
@@ -181,7 +181,7 @@ class Simulation:
         self.books.spend_round(receipt)
         self.round_index = t + 1
         last = self.round_index == self.num_rounds
-        if last and self.method.epilogue is not None:
+        if last and self.method.schedule.after is not None:
             for ending in endings(self.method):
                 self._one_off("epilogue", ending, seconds)
             self.closed = True
@@ -213,7 +213,7 @@ class Simulation:
         Raises:
             ConfigError: the method has a prologue or an epilogue, which would be run twice.
         """
-        if self.method.prologue is not None or self.method.epilogue is not None:
+        if self.method.schedule.before is not None or self.method.schedule.after is not None:
             raise ConfigError(
                 f"{self.method.name} trains before its first round or after its last, so another "
                 "use of its models needs a training of its own; in a plan give the options of "
@@ -265,7 +265,7 @@ class Simulation:
         if self.watch is None:
             return False
         book, (count, weight) = (
-            self.books.history[f"{self.method.headline}/val"],
+            self.books.history[f"{self.method.use.headline}/val"],
             self.answers("val"),
         )
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
@@ -286,7 +286,7 @@ class Simulation:
         scored = any(self.books.scored(point, self.round_index) for point in self.books.when)
         for ending in endings(self.method) if self.pending else ():
             self._one_off("epilogue", ending, seconds)
-        self.closed = self.closed or self.method.epilogue is not None
+        self.closed = self.closed or self.method.schedule.after is not None
         if not scored:
             self._score(seconds)
         elif self._adaptation is not None:
@@ -309,8 +309,8 @@ class Simulation:
 
     def _start(self, seconds: dict[str, float]) -> None:
         """Before round 0: the method's prologue, and the scores of the initial models."""
-        if self.method.prologue is not None:
-            self._one_off("prologue", self.method.prologue, seconds)
+        if self.method.schedule.before is not None:
+            self._one_off("prologue", self.method.schedule.before, seconds)
         if not self.eval_start:
             return
         server, store = self.deployed(seconds)
@@ -351,28 +351,30 @@ class Simulation:
         tallies, receipt = self.rounds.evaluate(server, store, t, self.splits)
         if record:
             self.books.score("pre", t, tallies)
-        seen = any(ending.stage == "evaluate" for ending in endings(self.method))
-        self._adaptation = receipt if self.method.adapt and not seen else None
+        seen = any(ending.schedule.stage == "evaluate" for ending in endings(self.method))
+        self._adaptation = receipt if self.method.use.adapt and not seen else None
         if self._adaptation is not None and t == self.num_rounds:
             self.books.spend_once(receipt)  # the adaptation whose models are used
         clock("evaluate")
         return tallies
 
     def _evaluate_centre(self, server: Tree, seconds: dict[str, float]) -> None:
-        if "global" not in self.points or self.method.centre is None:
+        if "global" not in self.points or self.method.use.centre is None:
             return
         clock, t = self.rounds.clock(seconds), self.round_index
         self.books.score("global", t, self.rounds.evaluate_centre(server, t, self.splits))
         clock("evaluate")
 
     def _snapshot(self, server: Tree, store: Store) -> None:
-        if self.method.inspect is None and self.method.inspect_client is None:
+        if self.method.show.server is None and self.method.show.client is None:
             return
         everybody, t = self.rounds.everybody, self.round_index
         small: dict[str, np.ndarray] = {}
-        if self.method.inspect is not None:
-            hub = self.rounds.hub("inspect", t, everybody, np.ones_like(everybody, dtype=bool))
-            seen = self.engine.runs(self.method.inspect, server, hub)
+        if self.method.show.server is not None:
+            server_ctx = self.rounds.server_ctx(
+                "inspect", t, everybody, np.ones_like(everybody, dtype=bool)
+            )
+            seen = self.engine.runs(self.method.show.server, server, server_ctx)
             small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
         small |= self.rounds.inspect_clients(store, t)
         self.books.snapshots.append({"round": t, **small})
@@ -410,10 +412,10 @@ class Simulation:
 
     def params(self, client: int, run: int = 0, point: str | None = None) -> Tree:
         """Return the parameters that a client would use now, at an evaluation point."""
-        point = point or self.method.headline
+        point = point or self.method.use.headline
         ids = np.full((len(self.runs), 1), client)
         if point == "global":
-            if self.method.centre is None:
+            if self.method.use.centre is None:
                 raise ConfigError(
                     f"{self.method.name} has no global model; ask for the point 'pre' or 'post'."
                 )
@@ -433,14 +435,14 @@ class Simulation:
             point: the evaluation point; the headline point by default.
             round_index: the round in which clients that adapt a model draw; now by default.
         """
-        if (point or self.method.headline) == "post" and self.trained is not None:
+        if (point or self.method.use.headline) == "post" and self.trained is not None:
             return self.trained.gather(ids)
         at = self.round_index if round_index is None else round_index
         return self.rounds.models(*self.deployed(), at, ids)[1]
 
     def network(self, client: int, run: int = 0, point: str | None = None) -> nn.Module:
         """Return a client's model as an ordinary module."""
-        params, predict = self.params(client, run, point), self.method.predict
+        params, predict = self.params(client, run, point), self.method.use.predict
         if predict is None or point == "global":
             return self.task.with_params(params)
         return Predictor(params, predict, self.task.fixed)
@@ -505,8 +507,8 @@ class Simulation:
 
 def _check_held_out(method: Method, arena: Arena) -> None:
     """Refuse a method that needs held-out data where there is none."""
-    records = [method, method.prologue, *endings(method)]
-    phases = [p for r in records if r is not None for p in (*r.phases, *r.adapt)]
+    records = [method, method.schedule.before, *endings(method)]
+    phases = [p for r in records if r is not None for p in (*r.phases, *r.use.adapt)]
     for phase in phases:
         if phase.data in ("val", "test") and not arena.splits[phase.data].size.any():
             words = {"val": "validation", "test": "test"}[phase.data]

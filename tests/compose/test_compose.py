@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from sartor.compose.beside import side_by_side
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
+from sartor.core.method import changed
 from sartor.methods import METHODS, build
 from tests.laws import FOR_VARIANTS, HEAVY, LAWS, SGD, Case, check_method
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation, states
@@ -35,7 +35,7 @@ def test_any_method_can_be_fine_tuned_and_trains_as_before(name: str) -> None:
         np.testing.assert_array_equal(found[key], wanted[key], err_msg=key)
     a, b = (sim.scores()["pre", "test"].loss for sim in (tuned, plain))
     assert np.abs(a - b).max() > 1e-6
-    assert tuned.method.headline == "pre"
+    assert tuned.method.use.headline == "pre"
     extra = tuned.ledger().setup_gradients - plain.ledger().setup_gradients
     sizes = fed.train.sizes.numpy()
     steps = [min(4, n) + min(4, max(n - 4, 0) or n) for n in sizes]  # two batches of four
@@ -103,9 +103,7 @@ def test_methods_side_by_side_are_the_methods_alone(participation: str) -> None:
     """Each slot holds the states of the method alone, whoever else trains beside it."""
     task, fed = net_task(), federation()
     parts = {name: build(name, task, HEAVY, {}) for name in ("fedavg", "local", "fedprox")}
-    both = replace(
-        side_by_side("three", **parts), model=lambda work, site: work["fedavg"]["params"]
-    )
+    both = changed(side_by_side("three", **parts), model=lambda work, ctx: work["fedavg"]["params"])
     found = states(run(simulation(both, task, [fed], participation=participation)))
     for name, method in parts.items():
         alone = states(run(simulation(method, task, [fed], participation=participation)))
@@ -121,7 +119,7 @@ def test_side_by_side_costs_the_sum_of_its_parts() -> None:
     """Gradients and bytes are those of the methods alone, also where only some are sampled."""
     task, fed = net_task(), federation()
     parts = {name: build(name, task, SGD, {}) for name in ("fedavg", "local")}
-    both = replace(side_by_side("two", **parts), model=lambda work, site: work["local"]["params"])
+    both = changed(side_by_side("two", **parts), model=lambda work, ctx: work["local"]["params"])
     found = run(simulation(both, task, [fed])).ledger()
     alone = [run(simulation(m, task, [fed])).ledger() for m in parts.values()]
     for counter in ("gradient_evaluations", "bytes_up", "bytes_down"):
@@ -151,9 +149,9 @@ def test_groups_do_not_notice_one_another() -> None:
     task, fed = net_task(), federation()
     method = within_groups(build("fedavg", task, GD, {}))
     group = torch.tensor([0, 0, 2, 2, 2])
-    grouped = replace(
+    grouped = changed(
         method,
-        init_server=lambda params, hub: {**method.init_server(params, hub), "group": group},
+        init_server=lambda params, ctx: {**method.init_server(params, ctx), "group": group},
     )
     sim = run(simulation(grouped, task, [fed], participation="all"))
     for members in ([0, 1], [2, 3, 4]):

@@ -16,6 +16,7 @@ from sartor.compose.choice import HUGE, beyond_noise, paired_sums
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
+from sartor.core.method import changed
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.methods import build
@@ -186,7 +187,7 @@ def test_every_part_trains_as_if_it_were_alone_to_the_bit(name: str) -> None:
     found = states(sim)
     for slot, method in (("alone", "local"), ("global", "fedavg"), ("personalised", name)):
         record = build(method, task, SGD, {})
-        late = record.headline == "post"
+        late = record.use.headline == "post"
         record = kept_after_training(record) if late else record
         wanted = run(simulation(record, task, [fed], participation="all"))
         for key, value in states(wanted).items():
@@ -229,16 +230,16 @@ def test_a_share_of_the_data_is_a_federation_without_the_rest(name: str) -> None
     seen: dict[int, set[int]] = {}
 
     def watch(phase: Any) -> Any:
-        def step(work: Any, batch: Any, site: Any) -> Any:
+        def step(work: Any, batch: Any, ctx: Any) -> Any:
             for one in batch if type(batch) is tuple else (batch,):
                 rows = one.rows[one.mask].tolist()
-                seen.setdefault(int(site.index), set()).update(rows)
-            return phase.step(work, batch, site)
+                seen.setdefault(int(ctx.index), set()).update(rows)
+            return phase.step(work, batch, ctx)
 
         return replace(phase, step=step) if phase.data == "train" else phase
 
     part = on_share(record, 0.8)
-    spied = replace(part, phases=tuple(watch(p) for p in part.phases))
+    spied = changed(part, phases=tuple(watch(p) for p in part.phases))
     a = run(simulation(spied, task, [fed], participation="all", engine="sequential"))
     lists = [fed.train.of(i)[sorted(seen[i])] for i in range(5)]
     assert [len(rows) for rows in lists] == [int(0.8 * n + 1e-9) for n in SIZES]
@@ -256,16 +257,16 @@ def test_held_out_samples_take_no_part_in_training() -> None:
     record = build("ditto", task, SGD, {"do_no_harm": True})
     sims = [run(simulation(record, task, [fed], participation="all"))]
     rows: set[int] = set()
-    judged = record.epilogue
+    judged = record.schedule.after
     assert judged is not None
     scored = judged.phases[-1]
 
-    def step(work: Any, batch: Any, site: Any) -> Any:
-        own = fed.train.of(int(site.index))
+    def step(work: Any, batch: Any, ctx: Any) -> Any:
+        own = fed.train.of(int(ctx.index))
         rows.update(own[batch.rows[batch.mask]].tolist())
-        return scored.step(work, batch, site)
+        return scored.step(work, batch, ctx)
 
-    spied = replace(record, epilogue=replace(judged, phases=(replace(scored, step=step),)))
+    spied = changed(record, after=changed(judged, phases=(replace(scored, step=step),)))
     run(simulation(spied, task, [fed], participation="all", engine="sequential"))
     assert len(rows) == 5 * 4
     y = fed.y.clone()
@@ -358,9 +359,9 @@ def test_the_ledger_is_the_sum_of_the_parts_and_the_scoring(name: str, participa
     held_out = int(fed.val.sizes.sum())
     forward = sum(s.setup_forward for s in alone) + 3 * held_out
     assert found.setup_forward.tolist() == forward.tolist()
-    site = sim.rounds.models(sim.server, sim.store, 3, sim.rounds.everybody)[0]
-    letter = tree.num_bytes(site.common, 1) + tree.num_bytes(site.own, 2)
-    booked = 0 if parts[2].method.adapt else sum(s.setup_bytes for s in alone)[0]
+    ctx = sim.rounds.models(sim.server, sim.store, 3, sim.rounds.everybody)[0]
+    letter = tree.num_bytes(ctx.common, 1) + tree.num_bytes(ctx.own, 2)
+    booked = 0 if parts[2].method.use.adapt else sum(s.setup_bytes for s in alone)[0]
     assert found.setup_bytes.tolist() == [5 * letter + booked]
 
 
@@ -387,7 +388,7 @@ def test_resuming_and_the_run_folder(tmp_path: Path) -> None:
     read = RunFolder.open(tmp_path / "r").read_result()
     assert straight.ended_with() == again.ended_with() == read.ended_with()
     assert straight.accuracy == again.accuracy == read.accuracy
-    model, x = again.model(0), fed.x[:7].float()
+    model, x = again.use.model(0), fed.x[:7].float()
     torch.testing.assert_close(model(x), straight.model(0)(x), rtol=0, atol=0)
 
 
@@ -422,7 +423,7 @@ def test_local_and_fedavg_are_their_own_part() -> None:
         ("fedavg", {}, ("alone", "global")),
         ("fedavg", {"finetune_steps": 1}, ("alone", "global", "personalised")),
     ):
-        assert build(name, task, SGD, {**options, "do_no_harm": True}).choices == wanted
+        assert build(name, task, SGD, {**options, "do_no_harm": True}).show.names == wanted
 
 
 def test_the_global_part_takes_no_notice_of_the_methods_relaxation() -> None:

@@ -15,7 +15,7 @@ from sartor.compose import robust
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Method, Site
+from sartor.core.method import ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.methods import METHODS, build
 from sartor.methods.fedavg import fedavg
@@ -106,14 +106,14 @@ def test_krum_of_mixtures_is_a_mean_of_the_good_ones() -> None:
     plain = build("fedavg", net_task(), Local(), {"robust": "krum", "robust_mix": False})
     rows = {"params": {"w": LINE["w"]}}
     server = {"params": {"w": torch.zeros(1).double()}}
-    hub: Any = SimpleNamespace(
+    ctx: Any = SimpleNamespace(
         present=YES,
         cohort=torch.arange(5),
         sizes=torch.ones(5),
         hyper={k: torch.tensor(v.default).double() for k, v in method.hyper.items()},
     )
-    assert plain.aggregate(server, rows, hub)["params"]["w"].item() == pytest.approx(1.0)
-    assert method.aggregate(server, rows, hub)["params"]["w"].item() == pytest.approx(1.625)
+    assert plain.aggregate(server, rows, ctx)["params"]["w"].item() == pytest.approx(1.0)
+    assert method.aggregate(server, rows, ctx)["params"]["w"].item() == pytest.approx(1.625)
 
 
 @pytest.mark.parametrize("rule", ["median", "trimmed_mean", "krum", "multi_krum", "clip"])
@@ -125,7 +125,7 @@ def test_what_is_not_a_number_is_an_outlier(rule: str) -> None:
     assert found.max() <= 5.0
 
 
-@pytest.mark.parametrize("name", [n for n in METHODS if Case(n).build(net_task()).averaged])
+@pytest.mark.parametrize("name", [n for n in METHODS if Case(n).build(net_task()).wire.averaged])
 def test_what_is_called_averaged_is_averaged(name: str) -> None:
     """With equal clients, the mean of the uploads in every slot leaves the server as it is."""
     task = net_task()
@@ -133,23 +133,25 @@ def test_what_is_called_averaged_is_averaged(name: str) -> None:
     seen = []
 
     def checked(record: Method) -> Method:
-        def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
+        def aggregate(server: Any, uploads: Any, ctx: Any) -> Any:
             mean = {
                 k: tree.map(lambda leaf: leaf.mean(0).expand(leaf.shape), v)
-                if k in record.averaged
+                if k in record.wire.averaged
                 else v
                 for k, v in uploads.items()
             }
-            plain = record.aggregate(server, uploads, hub)
-            other = record.aggregate(server, mean, hub)
+            plain = record.aggregate(server, uploads, ctx)
+            other = record.aggregate(server, mean, ctx)
             for (leaf, a), (_, b) in zip(tree.items(plain), tree.items(other), strict=True):
                 assert torch.allclose(a, b, atol=1e-12), leaf
-            seen.append(record.averaged)
+            seen.append(record.wire.averaged)
             return plain
 
-        return replace(record, aggregate=aggregate)
+        return changed(record, aggregate=aggregate)
 
-    record = replace(checked(method), prologue=method.prologue and checked(method.prologue))
+    record = changed(
+        checked(method), before=method.schedule.before and checked(method.schedule.before)
+    )
     fed = federation(sizes=(6, 6, 6, 6))
     sim = simulation(record, task, [fed], participation="all", engine="sequential")
     run(sim)
@@ -211,12 +213,12 @@ def poisoned(task: Task, local: Local) -> Method:
     """FedAvg whose first client uploads the negative of its model, ten times as large."""
     base = fedavg(task, local)
 
-    def finish(client: Any, work: Any, site: Site) -> Any:
-        kept, upload = base.finish(client, work, site)
-        bad = tree.map(lambda leaf: torch.where(site.index == 0, -10.0 * leaf, leaf), upload)
+    def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+        kept, upload = base.finish(client, work, ctx)
+        bad = tree.map(lambda leaf: torch.where(ctx.index == 0, -10.0 * leaf, leaf), upload)
         return kept, bad
 
-    return replace(base, name="poisoned", finish=finish)
+    return changed(base, name="poisoned", finish=finish)
 
 
 def honest(method: Any, partition: str = "dirichlet:100", **options: Any) -> np.ndarray:

@@ -15,7 +15,7 @@ from sartor import fit
 from sartor.core import tree
 from sartor.core.errors import ConfigError, ContractError
 from sartor.core.local import Local, descend
-from sartor.core.method import Method, Phase
+from sartor.core.method import Method, Phase, changed
 from sartor.methods import METHODS, build
 from tests.toys import (
     Net,
@@ -85,9 +85,9 @@ def _with_rate(method: Method, decay: float) -> Method:
 
     def seen(fn: Callable[..., Any]) -> Callable[..., Any]:
         def with_view(*args: Any) -> Any:
-            *rest, site = args
-            rates = {k: site.hyper[k] * decay**site.round for k in names}
-            return fn(*rest, site._replace(hyper={**site.hyper, **rates}))
+            *rest, ctx = args
+            rates = {k: ctx.hyper[k] * decay**ctx.round for k in names}
+            return fn(*rest, ctx._replace(hyper={**ctx.hyper, **rates}))
 
         return with_view
 
@@ -96,12 +96,12 @@ def _with_rate(method: Method, decay: float) -> Method:
             phase, step=seen(phase.step), enter=seen(phase.enter), leave=seen(phase.leave)
         )
 
-    return replace(
+    return changed(
         method,
         begin=seen(method.begin),
         phases=tuple(on(p) for p in method.phases),
-        adapt=tuple(on(p) for p in method.adapt),
-        epilogue=None if method.epilogue is None else _with_rate(method.epilogue, decay),
+        adapt=tuple(on(p) for p in method.use.adapt),
+        after=None if method.schedule.after is None else _with_rate(method.schedule.after, decay),
     )
 
 
@@ -204,18 +204,18 @@ def test_a_pull_is_a_penalty_of_the_objective(options: dict, head_only: bool) ->
     x = torch.randn(4, *federation().x.shape[1:], generator=rng, dtype=torch.float64)
     batch: Any = SimpleNamespace(x=x, y=torch.arange(4) % 3, mask=torch.ones(4, dtype=torch.bool))
     hyper = {name: torch.tensor(spec.default).double() for name, spec in local.hyper.items()}
-    site: Any = SimpleNamespace(hyper={**hyper, "pull": torch.tensor(0.7).double()}, round=0)
+    ctx: Any = SimpleNamespace(hyper={**hyper, "pull": torch.tensor(0.7).double()}, round=0)
     kept = (lambda name: name.startswith("fc")) if head_only else (lambda name: True)
 
-    def losses(work: tree.Tree, batch: Any, site: Any) -> torch.Tensor:
+    def losses(work: tree.Tree, batch: Any, ctx: Any) -> torch.Tensor:
         return task.loss(work["params"], batch) + task.loss(work["own"], batch)
 
-    def penalised(work: tree.Tree, batch: Any, site: Any) -> torch.Tensor:
+    def penalised(work: tree.Tree, batch: Any, ctx: Any) -> torch.Tensor:
         near, far = (tree.sqdist(work[k], centre) for k in ("params", "own"))
-        return losses(work, batch, site) + 0.5 * site.hyper["pull"] * near + 0.5 * 0.2 * far
+        return losses(work, batch, ctx) + 0.5 * ctx.hyper["pull"] * near + 0.5 * 0.2 * far
 
-    def pull(work: tree.Tree, site: Any) -> dict:
-        return {"params": (site.hyper["pull"], centre), "own": (0.2, centre)}
+    def pull(work: tree.Tree, ctx: Any) -> dict:
+        return {"params": (ctx.hyper["pull"], centre), "own": (0.2, centre)}
 
     settings: dict[str, Any] = {"over": ("params", "own"), "train": kept}
     found = []
@@ -223,9 +223,9 @@ def test_a_pull_is_a_penalty_of_the_objective(options: dict, head_only: bool) ->
         descend(penalised, local, **settings),
         descend(losses, local, pull=pull, **settings),
     ):
-        work = phase.enter(entries, site)
+        work = phase.enter(entries, ctx)
         for _ in range(3):
-            work = phase.step(work, batch, site)
+            work = phase.step(work, batch, ctx)
         found.append({k: work[k] for k in entries})
     torch.testing.assert_close(found[1], found[0], rtol=1e-11, atol=1e-12)
     assert not torch.allclose(found[1]["own"]["fc.weight"], entries["own"]["fc.weight"])
@@ -234,7 +234,7 @@ def test_a_pull_is_a_penalty_of_the_objective(options: dict, head_only: bool) ->
 @pytest.mark.parametrize("found", [{"parms": (0.1, {})}, None])
 def test_a_pull_on_what_is_not_trained_is_an_error(found: Any) -> None:
     """It names what is trained."""
-    phase = descend(lambda work, batch, site: work["params"]["w"].sum(), SGD, pull=lambda *_: found)
+    phase = descend(lambda work, batch, ctx: work["params"]["w"].sum(), SGD, pull=lambda *_: found)
     with pytest.raises(ContractError, match=r"'train' must return .*\['params'\], got"):
         phase.step({"params": {"w": torch.ones(2)}}, None, None)  # type: ignore[arg-type]
 

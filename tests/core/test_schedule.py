@@ -14,7 +14,7 @@ import torch
 from sartor import fit
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Method, Phase
+from sartor.core.method import Method, Phase, changed
 from sartor.core.schedule import parse
 from sartor.methods import METHODS, build
 from tests.toys import Net, assert_same, federation, net_task, outcome, personal, q3, run
@@ -61,9 +61,9 @@ def _with_rate(method: Method, factor: Callable[[Any], Any]) -> Method:
 
     def seen(fn: Callable[..., Any]) -> Callable[..., Any]:
         def with_view(*args: Any) -> Any:
-            *rest, site = args
-            rates = {k: site.hyper[k] * factor(site.round) for k in names}
-            return fn(*rest, site._replace(hyper={**site.hyper, **rates}))
+            *rest, ctx = args
+            rates = {k: ctx.hyper[k] * factor(ctx.round) for k in names}
+            return fn(*rest, ctx._replace(hyper={**ctx.hyper, **rates}))
 
         return with_view
 
@@ -72,12 +72,12 @@ def _with_rate(method: Method, factor: Callable[[Any], Any]) -> Method:
             phase, step=seen(phase.step), enter=seen(phase.enter), leave=seen(phase.leave)
         )
 
-    return replace(
+    return changed(
         method,
         begin=seen(method.begin),
         phases=tuple(on(p) for p in method.phases),
-        adapt=tuple(on(p) for p in method.adapt),
-        epilogue=None if method.epilogue is None else _with_rate(method.epilogue, factor),
+        adapt=tuple(on(p) for p in method.use.adapt),
+        after=None if method.schedule.after is None else _with_rate(method.schedule.after, factor),
     )
 
 

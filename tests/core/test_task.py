@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from sartor import models
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch
+from sartor.core.method import Batch, changed
 from sartor.core.task import Task, hessian_product, masked_mean, metered
 from sartor.methods import build
 from sartor.methods.parts.prototypes import class_means, class_sums
@@ -60,20 +59,20 @@ def test_class_sums_are_those_of_a_loop() -> None:
     """Sums and counts of every class over all of a client's samples, padding left out."""
     task, fed = net_task(), federation()
     base = build("local", task, Local(), {})
-    method = replace(
+    method = changed(
         base,
         phases=(class_sums(task, batch=4),),
-        finish=lambda client, work, site: (
+        finish=lambda client, work, ctx: (
             client,
             {"sums": work["sums"], "counts": work["counts"]},
         ),
         private=lambda leaf: False,
-        init_server=lambda params, hub: {
-            "sums": hub.hyper["local_lr"].new_zeros((5, 3, 5)),
-            "counts": hub.hyper["local_lr"].new_zeros((5, 3)),
+        init_server=lambda params, ctx: {
+            "sums": ctx.hyper["local_lr"].new_zeros((5, 3, 5)),
+            "counts": ctx.hyper["local_lr"].new_zeros((5, 3)),
         },
-        aggregate=lambda server, uploads, hub: {
-            k: torch.zeros_like(v).index_copy(0, hub.cohort, v) for k, v in uploads.items()
+        aggregate=lambda server, uploads, ctx: {
+            k: torch.zeros_like(v).index_copy(0, ctx.cohort, v) for k, v in uploads.items()
         },
     )
     sim = run(simulation(method, task, [fed], rounds=1, participation="all"))

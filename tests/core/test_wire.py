@@ -14,6 +14,7 @@ from sartor.compose.beside import side_by_side
 from sartor.core import tree, wire
 from sartor.core.errors import ContractError
 from sartor.core.local import Local
+from sartor.core.method import changed
 from sartor.methods import build
 from sartor.training.onboarding import newcomer_record
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation
@@ -108,7 +109,7 @@ def test_declarations_that_cannot_be_are_refused(sparse: dict[str, str], words: 
 def test_declarations_that_do_not_fit_are_refused(sparse: dict[str, str], words: str) -> None:
     """A misspelt name would book the wrong bytes in silence."""
     task = net_task()
-    method = replace(build("fedgh", task, SGD, {}), sparse=sparse)
+    method = changed(build("fedgh", task, SGD, {}), sparse=sparse)
     with pytest.raises(ContractError, match=words):
         simulation(method, task, [federation()]).step()
 
@@ -117,23 +118,23 @@ def leaking(task: Any, direction: str) -> Any:
     """Make FedGH that hides numbers in rows that do not travel, and reads them where they end."""
     base = build("fedgh", task, SGD, {})
 
-    def finish(client: Any, work: Any, site: Any) -> Any:
-        kept, upload = base.finish(client, work, site)
-        hidden = torch.where(upload["held"][:, None], upload["means"], 1.0 + site.index)
+    def finish(client: Any, work: Any, ctx: Any) -> Any:
+        kept, upload = base.finish(client, work, ctx)
+        hidden = torch.where(upload["held"][:, None], upload["means"], 1.0 + ctx.index)
         return kept, {**upload, "means": hidden}
 
-    def aggregate(server: Any, uploads: Any, hub: Any) -> Any:
+    def aggregate(server: Any, uploads: Any, ctx: Any) -> Any:
         absent = torch.where(uploads["held"][..., None], 0.0, uploads["means"])
         heard = absent.sum() if direction == "upload" else server["heard"]
-        return {**base.aggregate(server, uploads, hub), "heard": heard}
+        return {**base.aggregate(server, uploads, ctx), "heard": heard}
 
     def secret(server: Any) -> Any:
         none = torch.zeros_like(server["heard"], dtype=torch.bool)
         return {"secret": server["heard"] + 5.0, "none": none}
 
-    def begin(client: Any, site: Any) -> Any:
-        work = base.begin(client, site)
-        letter = site.common if direction == "common" else site.own
+    def begin(client: Any, ctx: Any) -> Any:
+        work = base.begin(client, ctx)
+        letter = ctx.common if direction == "common" else ctx.own
         return {**work, "params": tree.scale(work["params"], 1.0 + letter["secret"])}
 
     changes = {
@@ -141,13 +142,13 @@ def leaking(task: Any, direction: str) -> Any:
         "common": {"broadcast": lambda s, h: {"head": s["head"], **secret(s)}, "begin": begin},
         "own": {"address": lambda s, i, h: secret(s), "begin": begin},
     }
-    plain = replace(
+    plain = changed(
         base,
-        init_server=lambda params, hub: {
-            **base.init_server(params, hub),
+        init_server=lambda params, ctx: {
+            **base.init_server(params, ctx),
             "heard": params["fc.bias"].sum() * 0.0,
         },
-        broadcast=lambda server, hub: {"head": server["head"]},
+        broadcast=lambda server, ctx: {"head": server["head"]},
         aggregate=aggregate,
     )
     return replace(plain, **changes[direction])
@@ -164,8 +165,8 @@ def test_nothing_leaks_through_a_row_that_does_not_travel(direction: str, engine
         sparse = {"upload/means": "upload/held"}
 
     def loss(declared: dict[str, str]) -> dict[str, np.ndarray]:
-        changed = replace(method, sparse=declared)
-        return outcome(run(simulation(changed, task, [federation()], engine=engine, rounds=2)))
+        other = changed(method, sparse=declared)
+        return outcome(run(simulation(other, task, [federation()], engine=engine, rounds=2)))
 
     plain, open_, closed = (
         outcome(run(simulation(build("fedgh", task, SGD, {}), task, [federation()], rounds=2))),
@@ -186,11 +187,11 @@ def test_who_does_not_talk_is_not_present_for_the_server() -> None:
     """The upload of a client that is not connected is not used, even by a trusting method."""
     task = net_task()
     base = build("fedavg", task, SGD, {})
-    some = replace(base, connected=lambda server, hub: hub.cohort < 2)
-    few = replace(
+    some = changed(base, connected=lambda server, ctx: ctx.cohort < 2)
+    few = changed(
         base,
-        aggregate=lambda server, uploads, hub: base.aggregate(
-            server, uploads, hub._replace(present=hub.present & (hub.cohort < 2))
+        aggregate=lambda server, uploads, ctx: base.aggregate(
+            server, uploads, ctx._replace(present=ctx.present & (ctx.cohort < 2))
         ),
     )
     found, wanted, all_ = (
@@ -210,7 +211,7 @@ def test_side_by_side_sends_what_the_parts_send() -> None:
     task, feds = net_task(), [federation()]
     parts = {k: build(k, task, SGD, {}) for k in ("fedproto", "fedgh")}
     both = side_by_side("both", **parts)
-    both = replace(both, model=lambda work, site: work["fedgh"]["params"])
+    both = changed(both, model=lambda work, ctx: work["fedgh"]["params"])
     ledger = run(simulation(both, task, feds)).ledger()
     alone = [run(simulation(m, task, feds)).ledger() for m in parts.values()]
     for way in ("bytes_down", "bytes_up"):
@@ -223,7 +224,7 @@ def test_one_group_of_everybody_sends_what_the_method_sends() -> None:
     task = net_task()
     plain = build("fedproto", task, SGD, {})
     grouped = within_groups(plain)
-    assert grouped.sparse["own/prototypes"] == "own/seen"
+    assert grouped.wire.sparse["own/prototypes"] == "own/seen"
     found, wanted = (
         outcome(run(simulation(m, task, [federation()], participation="all")))
         for m in (grouped, plain)
@@ -239,7 +240,7 @@ def test_newcomers_upload_nothing_and_read_the_same_letters(name: str) -> None:
     options = {"retained": 1} if name == "pfedla" else {}
     sim = run(simulation(build(name, task, SGD, options), task, [federation()], rounds=1))
     record = newcomer_record(sim)
-    assert record.sparse
-    assert not wire.marks_of(record.sparse, "upload")
+    assert record.wire.sparse
+    assert not wire.marks_of(record.wire.sparse, "upload")
     ledger = run(simulation(record, task, [federation(3)], rounds=1)).ledger()
     assert ledger.bytes_up.sum() == 0 < ledger.bytes_down.sum()

@@ -14,10 +14,10 @@ from sartor.data.encoding import client_statistics, combine_statistics, prepare,
 
 def table(rows=60, seed=0):
     rng = np.random.default_rng(seed)
-    site = np.array(["bonn", "oslo", "turin"])[np.arange(rows) % 3]
+    ctx = np.array(["bonn", "oslo", "turin"])[np.arange(rows) % 3]
     return {
-        "site": site,
-        "age": rng.normal(50, 9, rows) + 10 * (site == "oslo"),
+        "site": ctx,
+        "age": rng.normal(50, 9, rows) + 10 * (ctx == "oslo"),
         "dose": rng.integers(0, 900, rows),
         "sex": rng.choice(["f", "m"], rows),
         "ill": rng.integers(0, 2, rows),

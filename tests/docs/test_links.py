@@ -15,7 +15,7 @@ from tests.docs.pages import ROOT, broken, links, pages
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def ctx(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a copy of the documentation with the pages that come from the code."""
     root = tmp_path_factory.mktemp("site")
     for path in pages():
@@ -42,12 +42,12 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
     assert len(broken(page)) == 3
 
 
-def test_every_method_has_its_page(site: Path) -> None:
+def test_every_method_has_its_page(ctx: Path) -> None:
     """Each page has the formula's letters, the costs, the ranges, the laws and the paper."""
-    made = {path.stem for path in (site / "methods").glob("*.md")}
+    made = {path.stem for path in (ctx / "methods").glob("*.md")}
     assert made == {*METHODS, "index"}
     for name, entry in METHODS.items():
-        text = (site / "methods" / f"{name}.md").read_text(encoding="utf-8")
+        text = (ctx / "methods" / f"{name}.md").read_text(encoding="utf-8")
         for part in (entry.citation, entry.travels, "| symbol |", "× the model, a round"):
             assert part in text, (name, part)
         for heading in ("## The method", "## Hyper-parameters", "## What is proven"):
@@ -55,22 +55,22 @@ def test_every_method_has_its_page(site: Path) -> None:
         assert text.split("## What is proven")[1].count("\n- ") >= 3, name
 
 
-def test_links_of_generated_pages_lead_somewhere(site: Path) -> None:
+def test_links_of_generated_pages_lead_somewhere(ctx: Path) -> None:
     """The pages that come from the code link to pages that exist."""
-    made = [*(site / "methods").glob("*.md"), site / "api.md"]
+    made = [*(ctx / "methods").glob("*.md"), ctx / "api.md"]
     assert [fault for path in made for fault in broken(path)] == []
 
 
-def test_every_page_is_in_the_navigation(site: Path) -> None:
+def test_every_page_is_in_the_navigation(ctx: Path) -> None:
     """The index lists every page of the folder, once, and no other."""
-    index = (site / "index.md").read_text(encoding="utf-8")
+    index = (ctx / "index.md").read_text(encoding="utf-8")
     listed = [
         line
         for tree in re.findall(r"```\{toctree\}\n(.*?)```", index, re.S)
         for line in tree.splitlines()
         if line and not line.startswith(":")
     ]
-    there = {path.stem for path in site.glob("*.md")} - {"index"} | {"methods/index"}
+    there = {path.stem for path in ctx.glob("*.md")} - {"index"} | {"methods/index"}
     assert sorted(listed) == sorted(there)
     assert not there & {"search", "genindex"}  # the generator writes pages of these names itself
 
@@ -82,9 +82,9 @@ def test_every_page_has_a_link_on_the_index() -> None:
     assert kept - linked == {"index.md"}
 
 
-def test_every_public_name_is_in_the_reference(site: Path) -> None:
+def test_every_public_name_is_in_the_reference(ctx: Path) -> None:
     """What `import sartor` gives has a heading of its own, and is listed on top."""
-    text = (site / "api.md").read_text(encoding="utf-8")
+    text = (ctx / "api.md").read_text(encoding="utf-8")
     first, modules = text.partition("## ")[0], {"methods", "models"}
     for name in set(sartor.__all__) - {"__version__"}:
         assert f"`{name}`" in first

@@ -16,7 +16,18 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError, ContractError, FederationError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site, weighted_mean, weighted_sum
+from sartor.core.method import (
+    Batch,
+    ClientContext,
+    Method,
+    Phase,
+    Schedule,
+    ServerContext,
+    Use,
+    changed,
+    weighted_mean,
+    weighted_sum,
+)
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
@@ -52,7 +63,7 @@ def _run(method: Method, task: Task, feds: list[Federation] | None = None, **set
 def everything(task: Task) -> Method:
     """Build a method with every kind of phase, a prologue, an epilogue and adaptation."""
 
-    def loss(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def loss(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
     def slope(params: Tree, batch: Batch) -> Tree:
@@ -64,8 +75,8 @@ def everything(task: Task) -> Method:
         return tree.map(lambda p, g: p - rate * g, params, direction)  # type: ignore[no-any-return]
 
     # Stops after 2, 3 or 4 steps according to the client, of five passes over 60% of its samples.
-    def stop_step(work: Tree, batch: Batch, site: Site) -> Tree:
-        new = down(work["params"], slope(work["params"], batch), site.hyper["local_lr"])
+    def stop_step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        new = down(work["params"], slope(work["params"], batch), ctx.hyper["local_lr"])
         return {
             **work,
             "params": new,
@@ -76,31 +87,31 @@ def everything(task: Task) -> Method:
     stopping = Phase(
         "stopping",
         stop_step,
-        enter=lambda work, site: {**work, "count": torch.zeros_like(site.index)},
-        stop=lambda work, site: work["count"] >= 2 + site.index % 3,
+        enter=lambda work, ctx: {**work, "count": torch.zeros_like(ctx.index)},
+        stop=lambda work, ctx: work["count"] >= 2 + ctx.index % 3,
         epochs=5,
         batch=2,
         share=0.6,
     )
 
     # Adds up the losses on validation data without a gradient, per sample.
-    def look_step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def look_step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         seen = (task.losses(work["params"], batch) * batch.mask).sum()
         return {**work, "seen": work["seen"] + seen}
 
     looking = Phase("looking", look_step, data="val", shuffle=False, batch=1)
 
     # Two independent batches a step: the gradient at a point found with the other batch.
-    def pair_step(work: Tree, batch: tuple[Batch, Batch], site: Site) -> Tree:
+    def pair_step(work: Tree, batch: tuple[Batch, Batch], ctx: ClientContext) -> Tree:
         ahead = down(work["params"], slope(work["params"], batch[0]), 0.05)
-        new = down(work["params"], slope(ahead, batch[1]), site.hyper["local_lr"])
+        new = down(work["params"], slope(ahead, batch[1]), ctx.hyper["local_lr"])
         return {**work, "params": new}
 
     pairs = Phase("pairs", pair_step, draws=2, batch=3, drop_last=True)
 
     # No data at all: noise from the key of the step.
-    def shake(work: Tree, batch: Any, site: Site) -> Tree:
-        noise = rng.normal(site.key, (3,), work["params"]["fc.bias"].dtype)
+    def shake(work: Tree, batch: Any, ctx: ClientContext) -> Tree:
+        noise = rng.normal(ctx.key, (3,), work["params"]["fc.bias"].dtype)
         bias = work["params"]["fc.bias"] + 0.01 * noise
         return {**work, "params": {**work["params"], "fc.bias": bias}}
 
@@ -110,54 +121,61 @@ def everything(task: Task) -> Method:
         loss,
         Local(batch=4, lr=0.1),
         name="counted",
-        steps=lambda site: site.index % 3 + site.common["extra"],
+        steps=lambda ctx: ctx.index % 3 + ctx.common["extra"],
         train=task.is_head,
     )
 
-    def begin(client: Tree, site: Site) -> Tree:
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
         zero = torch.zeros_like(client["seen"])
-        return {"params": site.common["params"], "seen": zero, "ends": torch.zeros_like(site.index)}
+        return {"params": ctx.common["params"], "seen": zero, "ends": torch.zeros_like(ctx.index)}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         kept = {"seen": client["seen"] + work["seen"], "ends": client["ends"] + work["ends"]}
         return kept, {"params": work["params"]}
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        weights = hub.sizes[hub.cohort] * hub.present * hub.hyper["local_lr"]
+    def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+        weights = (
+            server_ctx.sizes[server_ctx.cohort] * server_ctx.present * server_ctx.hyper["local_lr"]
+        )
         return {**server, "params": weighted_mean(uploads["params"], weights, server["params"])}
 
-    def count(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        return {**server, "extra": server["extra"] + uploads["one"].sum() - hub.sizes.shape[0] + 1}
+    def count(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+        return {
+            **server,
+            "extra": server["extra"] + uploads["one"].sum() - server_ctx.sizes.shape[0] + 1,
+        }
 
     one_off = Method(
         name="one-off",
         hyper={},
-        init_server=lambda params, hub: {},
+        init_server=lambda params, server_ctx: {},
         begin=begin,
         phases=(looking,),
-        finish=lambda client, work, site: (
+        finish=lambda client, work, ctx: (
             {**client, "seen": client["seen"] + work["seen"]},
-            {"one": torch.ones_like(site.index)},
+            {"one": torch.ones_like(ctx.index)},
         ),
         aggregate=count,
-        broadcast=lambda server, hub: {"params": server["params"]},
+        broadcast=lambda server, server_ctx: {"params": server["params"]},
     )
     return Method(
         name="everything",
         hyper={"local_lr": Hyper(0.1)},
-        init_server=lambda params, hub: {"params": params, "extra": torch.ones_like(hub.round)},
-        init_client=lambda params, site: {
-            "seen": params["fc.bias"].sum() * 0,
-            "ends": torch.zeros_like(site.index),
+        init_server=lambda params, server_ctx: {
+            "params": params,
+            "extra": torch.ones_like(server_ctx.round),
         },
-        broadcast=lambda server, hub: dict(server),
+        init_client=lambda params, ctx: {
+            "seen": params["fc.bias"].sum() * 0,
+            "ends": torch.zeros_like(ctx.index),
+        },
+        broadcast=lambda server, server_ctx: dict(server),
         begin=begin,
         phases=(stopping, looking, pairs, shaking, counted),
         finish=finish,
         aggregate=aggregate,
-        adapt=(descend(loss, Local(batch=4, lr=0.1), name="adapting"),),
-        prologue=one_off,
-        epilogue=one_off,
+        use=Use(adapt=(descend(loss, Local(batch=4, lr=0.1), name="adapting"),)),
+        schedule=Schedule(before=one_off, after=one_off),
     )
 
 
@@ -205,11 +223,11 @@ def test_a_stopping_phase_stops_when_it_says() -> None:
     seen: dict[int, int] = {}
     method = everything(task)
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
-        seen[int(site.index)] = int(work["count"])
-        return method.finish(client, work, site)
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        seen[int(ctx.index)] = int(work["count"])
+        return method.finish(client, work, ctx)
 
-    watched = replace(method, finish=finish)
+    watched = changed(method, finish=finish)
     _run(watched, task, [federation()], engine="sequential", participation="all", rounds=1)
     assert seen == {0: 2, 1: 3, 2: 4, 3: 2, 4: 3}
 
@@ -221,7 +239,7 @@ def test_a_phase_that_did_not_say_it_is_random_cannot_draw(engine: str) -> None:
     method = everything(task)
     quiet = tuple(replace(p, random=False) for p in method.phases)
     with pytest.raises(ContractError, match="random=True"):
-        _run(replace(method, phases=quiet), task, [federation()], engine=engine)
+        _run(changed(method, phases=quiet), task, [federation()], engine=engine)
 
 
 @pytest.mark.parametrize("engine", ["vectorised", "sequential"])
@@ -233,11 +251,11 @@ def test_local_training_is_torchs_own_sgd_on_the_real_samples(engine: str) -> No
     seen: dict[int, list[tuple[Tensor, Tensor]]] = {}
     (phase,) = method.phases
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
-        seen.setdefault(int(site.index), []).append((batch.x[batch.mask], batch.y[batch.mask]))
-        return phase.step(work, batch, site)
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        seen.setdefault(int(ctx.index), []).append((batch.x[batch.mask], batch.y[batch.mask]))
+        return phase.step(work, batch, ctx)
 
-    watched = replace(method, phases=(replace(phase, step=step),))
+    watched = changed(method, phases=(replace(phase, step=step),))
     _run(watched, task, [federation()], engine="sequential", rounds=1)
     found = outcome(_run(method, task, [federation()], engine=engine, rounds=1))
     assert {len(x) for batches in seen.values() for x, _ in batches} >= {1, 2, 4}
@@ -289,10 +307,12 @@ def test_without_the_present_mask_the_numbers_are_wrong() -> None:
     task = net_task()
     method = build("fedavg", task, LOCAL, {})
 
-    def aggregate(server: Tree, uploads: Tree, hub: Hub) -> Tree:
-        return method.aggregate(server, uploads, hub._replace(present=torch.ones_like(hub.present)))
+    def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+        return method.aggregate(
+            server, uploads, server_ctx._replace(present=torch.ones_like(server_ctx.present))
+        )
 
-    broken = replace(method, aggregate=aggregate)
+    broken = changed(method, aggregate=aggregate)
     assert differ(outcome(_run(broken, task)), outcome(_run(method, task)), 1e-3)
 
 
@@ -459,7 +479,7 @@ def test_more_runs_than_lanes_at_once_are_evaluated_in_blocks_of_runs(name: str)
     task = net_task()
     method = build(name, task, LOCAL, {})
     feds = [*two_allocations(), federation(5)]
-    points = ("pre", "global") if method.centre is not None else ("pre",)
+    points = ("pre", "global") if method.use.centre is not None else ("pre",)
     whole = _run(method, task, feds, chunk=1000, points=points, rounds=2)
     for chunk in (1, 2):
         cut = _run(method, task, feds, chunk=chunk, points=points, rounds=2)
@@ -488,7 +508,7 @@ def test_blocks_come_back_in_order_and_late_ones_have_the_traces_of_early_ones()
     engine.traces.worth_it = 50
     slow = [0]
 
-    def double(tensor: Tensor, site: Any) -> Tensor:
+    def double(tensor: Tensor, ctx: Any) -> Tensor:
         slow[0] += 1
         return 2 * tensor
 
@@ -623,10 +643,12 @@ def tight(most: int) -> type[Vectorised]:
     """Make an engine that runs out of memory with more than so many lanes."""
 
     class Tight(Vectorised):
-        def phase(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+        def phase(
+            self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        ) -> tuple[Tree, Tensor]:
             if plan.steps.size > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore")
-            return super().phase(phase, work, site, plan)
+            return super().phase(phase, work, ctx, plan)
 
     return Tight
 

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from sartor.core import tree
 from sartor.core.local import Local
-from sartor.core.method import Phase, Warmup
+from sartor.core.method import Phase, Warmup, changed
 from sartor.core.task import (
     Task,
     all_labels,
@@ -89,12 +89,12 @@ def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:
     rounds, ids = trained.rounds, np.array([[3, 0, 4]])
     whole = rounds.evaluate(trained.server, trained.store, 1)[0]["test"]
     method = rounds.record(1)
-    site, keys = rounds.letters_to({}, 1, ids, 1)
-    model, _ = rounds.use(method, trained.store, site, keys, ids, 1)
+    ctx, keys = rounds.letters_to({}, 1, ids, 1)
+    model, _ = rounds.use(method, trained.store, ctx, keys, ids, 1)
     tally = Tally(np.full((2, 5), -1.0), np.full((2, 5), -2.0))
     present = np.array([[True, False, True]])
     rounds._score_plans.clear()
-    rounds._score(method, model, site, ids, present, 1, "test", tally)
+    rounds._score(method, model, ctx, ids, present, 1, "test", tally)
     wanted = np.full((2, 5), -1.0)
     wanted[1, [3, 4]] = whole.correct[1, [3, 4]]
     np.testing.assert_array_equal(tally.correct, wanted)
@@ -156,9 +156,9 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
     seen: list[tuple[int, int]] = []
     phase = rounds.engine.phase
 
-    def watched(what: Phase, work: Any, site: Any, plan: Plan) -> Any:
+    def watched(what: Phase, work: Any, ctx: Any, plan: Plan) -> Any:
         seen.append((plan.num_steps, int(plan.samples.sum())))
-        return phase(what, work, site, plan)
+        return phase(what, work, ctx, plan)
 
     rounds.engine.phase = watched  # type: ignore[method-assign]
     try:
@@ -168,9 +168,9 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
         rounds.score_centre(tree.map(lambda leaf: leaf[:1], models), 1, ids, 0, tallies)
         assert seen == [(1, sum(SIZES[0]))]
         seen.clear()
-        site, keys = rounds.letters_to({}, 1, ids, 0)
-        model, _ = rounds.use(rounds.record(1), trained.store, site, keys, ids, 0)
-        rounds.score(rounds.record(1), model, site, ids, 0, tallies)
+        ctx, keys = rounds.letters_to({}, 1, ids, 0)
+        model, _ = rounds.use(rounds.record(1), trained.store, ctx, keys, ids, 0)
+        rounds.score(rounds.record(1), model, ctx, ids, 0, tallies)
         assert [samples for _, samples in seen] == sorted(SIZES[0], reverse=True)
     finally:
         del rounds.engine.phase
@@ -232,8 +232,8 @@ def test_a_shared_model_is_scored_alike_whatever_the_task(
     monkeypatch.setattr(
         evaluation.Evaluation,
         "_pooled",
-        lambda self, method, site, ids, *rest: (
-            pooled.append(ids.size) or whole(self, method, site, ids, *rest)
+        lambda self, method, ctx, ids, *rest: (
+            pooled.append(ids.size) or whole(self, method, ctx, ids, *rest)
         ),
     )
     found = []
@@ -262,10 +262,10 @@ def test_groups_of_large_models_are_small(
 def test_clients_that_adapt_are_not_grouped(trained: Simulation) -> None:
     """Also those that do so while the method warms up."""
     rounds, method = trained.rounds, trained.rounds.method
-    adapts = replace(method, adapt=method.phases)
+    adapts = changed(method, adapt=method.phases)
     try:
         assert rounds._groups(1)
-        for other in (adapts, replace(method, warmup=Warmup(3, adapts, adapts))):
+        for other in (adapts, changed(method, first=Warmup(3, adapts, adapts))):
             rounds.method = other
             assert not rounds._groups(1)
     finally:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sartor.core import tree
 from sartor.core.local import Local
-from sartor.core.method import Phase, Site
+from sartor.core.method import ClientContext, Phase
 from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.cuda.graphs import Graphed, few_widths
@@ -60,7 +60,9 @@ class _OneRun(Graphed):
     addresses = Vectorised.addresses
     clients = Vectorised.clients
 
-    def _steps(self, phase: Phase, work: Tree, site: Site, plan: Plan, dims: Site) -> Any:
+    def _steps(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan, dims: ClientContext
+    ) -> Any:
         self.shapes.append(plan.steps.shape)
         assert (np.diff(plan.steps[0]) <= 0).all()
         steps = torch.from_numpy(plan.steps)
@@ -68,7 +70,7 @@ class _OneRun(Graphed):
         for s in range(plan.num_steps):
             batch = plan.batches(self.arena, plan.table[:, :, s % plan.table.shape[2]])
             with metered() as calls:
-                new = step(work, batch, site._replace(key=plan.keys[:, :, s]))
+                new = step(work, batch, ctx._replace(key=plan.keys[:, :, s]))
             self.calls[phase.name] = calls()
             work = tree.where(s < steps, new, work)
         return work, steps

@@ -6,16 +6,16 @@ import numpy as np
 import pytest
 import torch
 
-from sartor.core.method import Phase, Site
+from sartor.core.method import ClientContext, Phase
 from sartor.engines.arena import Arena, Split
 from sartor.engines.parts import (
     Block,
     cut_arena,
+    cut_context,
     cut_runs,
-    cut_site,
     planned,
     reorder,
-    reorder_site,
+    reorder_context,
 )
 
 RUNS, SLOTS = 3, 5
@@ -23,10 +23,12 @@ LANES = torch.arange(RUNS * SLOTS).reshape(RUNS, SLOTS)
 BY_RUN = ("common", "round")
 
 
-def _site() -> Site:
+def _site() -> ClientContext:
     """Make a site whose every field tells from which lane, or from which run, it comes."""
-    fields = {name: {"a": LANES[..., None].expand(RUNS, SLOTS, 2)} for name in Site._fields}
-    return Site(
+    fields = {
+        name: {"a": LANES[..., None].expand(RUNS, SLOTS, 2)} for name in ClientContext._fields
+    }
+    return ClientContext(
         **{
             **fields,
             "common": {"a": 100 * torch.arange(RUNS)},
@@ -36,8 +38,8 @@ def _site() -> Site:
     )
 
 
-def _leaf(site: Site, name: str) -> torch.Tensor:
-    value = getattr(site, name)
+def _leaf(ctx: ClientContext, name: str) -> torch.Tensor:
+    value = getattr(ctx, name)
     return value["a"] if isinstance(value, dict) else value
 
 
@@ -54,9 +56,9 @@ def test_a_block_is_its_runs_and_slots(block: Block, rows: list[int], columns: l
     """Arrays and sites are cut alike: neighbours, or those that are listed."""
     wanted = LANES[rows][:, columns]
     assert torch.equal(torch.from_numpy(LANES.numpy()[block.cut]), wanted)
-    site = cut_site(_site(), block)
-    for name in Site._fields:
-        leaf = _leaf(site, name)
+    ctx = cut_context(_site(), block)
+    for name in ClientContext._fields:
+        leaf = _leaf(ctx, name)
         if name in BY_RUN:
             assert torch.equal(leaf, _leaf(_site(), name)[rows])
         else:
@@ -69,9 +71,9 @@ def test_slots_are_put_in_order_run_by_run() -> None:
     order = torch.tensor([[4, 3, 2, 1, 0], [0, 1, 2, 3, 4], [1, 0, 3, 2, 4]])
     wanted = torch.stack([LANES[r, order[r]] for r in range(RUNS)])
     assert torch.equal(reorder({"a": LANES}, order)["a"], wanted)
-    site = reorder_site(_site(), order)
-    for name in Site._fields:
-        leaf = _leaf(site, name)
+    ctx = reorder_context(_site(), order)
+    for name in ClientContext._fields:
+        leaf = _leaf(ctx, name)
         if name in BY_RUN:
             assert torch.equal(leaf, _leaf(_site(), name))
         else:
@@ -97,9 +99,9 @@ def test_phases_that_are_sure_come_first_and_the_longest_of_them() -> None:
     """Nobody knows what a phase costs that clients may leave out or end."""
 
     def phase(name: str, **kind: object) -> Phase:
-        return Phase(name, lambda work, batch, site: work, **kind)
+        return Phase(name, lambda work, batch, ctx: work, **kind)
 
-    def true(work: object, site: object) -> torch.Tensor:
+    def true(work: object, ctx: object) -> torch.Tensor:
         return torch.tensor(True)
 
     phases = [

@@ -41,7 +41,7 @@ def _arena(sizes: list[int]) -> Arena:
 
 
 def _phase(**kind: Any) -> Phase:
-    return Phase("train", step=lambda work, batch, site: work, **kind)
+    return Phase("train", step=lambda work, batch, ctx: work, **kind)
 
 
 def _plan(

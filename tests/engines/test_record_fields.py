@@ -16,7 +16,7 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Method, Phase
+from sartor.core.method import Method, Phase, changed
 from sartor.methods import build
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation
 
@@ -30,12 +30,12 @@ def rows_seen(
     seen: list[list[tuple[int, list[int]]]] = []
     task = net_task()
 
-    def step(work: Any, batch: Any, site: Any) -> Any:
-        seen[-1].append((int(site.index), batch.rows[batch.mask].tolist()))
+    def step(work: Any, batch: Any, ctx: Any) -> Any:
+        seen[-1].append((int(ctx.index), batch.rows[batch.mask].tolist()))
         return work
 
     look = Phase(name="look", step=step, **phase)
-    method = replace(build("fedavg", task, SGD, {}), phases=(look,))
+    method = changed(build("fedavg", task, SGD, {}), phases=(look,))
     sim = simulation(method, task, [federation()], rounds=rounds, engine=engine, **settings)
     for t in range(rounds):
         seen.append([])
@@ -97,7 +97,7 @@ def test_fresh_batches_are_counted() -> None:
     """A fresh step costs its batch, also where the client has less than one."""
     task, fed = net_task(), federation()
     plain = build("fedavg", task, replace(SGD, steps=5, batch=3), {})
-    method = replace(plain, phases=tuple(replace(p, fresh=True) for p in plain.phases))
+    method = changed(plain, phases=tuple(replace(p, fresh=True) for p in plain.phases))
     found = run(simulation(method, task, [fed], participation="all", rounds=1)).ledger()
     sizes = np.minimum(fed.train.sizes.numpy(), 3)
     assert found.gradient_evaluations[0, 0] == 5 * sizes.sum()
@@ -107,9 +107,9 @@ def test_a_phase_that_is_left_out_costs_and_changes_nothing() -> None:
     """``when`` is asked per client."""
     task, fed = net_task(), federation()
     plain = build("local", task, SGD, {})
-    some = replace(
+    some = changed(
         plain,
-        phases=tuple(replace(p, when=lambda work, site: site.index < 2) for p in plain.phases),
+        phases=tuple(replace(p, when=lambda work, ctx: ctx.index < 2) for p in plain.phases),
     )
     for engine in ("sequential", "vectorised"):
         sim = run(simulation(some, task, [fed], engine=engine, rounds=2))
@@ -130,41 +130,41 @@ def test_a_phase_may_ask_the_work_and_is_taken_by_those_alone(
     task, fed = net_task(), federation()
     base = counting()
 
-    def step(work: Any, batch: Any, site: Any) -> Any:
-        return {**work, "sum": work["sum"] + batch.rows.sum() + 100 * site.index}
+    def step(work: Any, batch: Any, ctx: Any) -> Any:
+        return {**work, "sum": work["sum"] + batch.rows.sum() + 100 * ctx.index}
 
     odd = Phase(
         name="odd",
         step=step,
-        enter=lambda work, site: {**work, "rounds": work["rounds"] + 0},
-        when=lambda work, site: work["turn"] & (work["rounds"] < 2),
+        enter=lambda work, ctx: {**work, "rounds": work["rounds"] + 0},
+        when=lambda work, ctx: work["turn"] & (work["rounds"] < 2),
         batch=None,
     )
-    method = replace(
+    method = changed(
         base,
-        init_client=lambda params, site: {
-            "rounds": torch.zeros_like(site.index),
-            "sum": torch.zeros_like(site.index),
+        init_client=lambda params, ctx: {
+            "rounds": torch.zeros_like(ctx.index),
+            "sum": torch.zeros_like(ctx.index),
         },
-        begin=lambda client, site: {
+        begin=lambda client, ctx: {
             **client,
-            "params": site.common["params"],
-            "turn": (site.index == 1) | (site.index == 4),
+            "params": ctx.common["params"],
+            "turn": (ctx.index == 1) | (ctx.index == 4),
         },
         phases=(odd,),
-        finish=lambda client, work, site: (
+        finish=lambda client, work, ctx: (
             {"rounds": work["rounds"] + 1, "sum": work["sum"]},
-            {"one": torch.ones_like(site.index)},
+            {"one": torch.ones_like(ctx.index)},
         ),
     )
     sim = simulation(method, task, [fed, fed], engine=engine, rounds=3, participation="all")
     widths: list[Any] = []
     before = sim.rounds.engine.phase
 
-    def watched(phase: Any, work: Any, site: Any, plan: Any) -> Any:
+    def watched(phase: Any, work: Any, ctx: Any, plan: Any) -> Any:
         if phase.name == "odd":
             widths.append(plan.widths())
-        return before(phase, work, site, plan)
+        return before(phase, work, ctx, plan)
 
     monkeypatch.setattr(sim.rounds.engine, "phase", watched)
     run(sim)
@@ -182,19 +182,19 @@ def test_who_takes_a_phase_in_a_group_sees_the_letter_of_the_group() -> None:
     task, fed = net_task(), federation()
     plain = build("fedavg", task, SGD, {})
 
-    def ask(site: Any) -> torch.Tensor:
-        return site.common["params"]["fc.bias"].isfinite().all()
+    def ask(ctx: Any) -> torch.Tensor:
+        return ctx.common["params"]["fc.bias"].isfinite().all()
 
     asking = tuple(
         replace(
             p,
-            when=lambda work, site: ask(site),
-            steps=lambda site: 3 * ask(site).long(),
-            stop=lambda work, site: ask(site),
+            when=lambda work, ctx: ask(ctx),
+            steps=lambda ctx: 3 * ask(ctx).long(),
+            stop=lambda work, ctx: ask(ctx),
         )
         for p in plain.phases
     )
-    method = within_groups(replace(plain, phases=asking))
+    method = within_groups(changed(plain, phases=asking))
     ledger = run(simulation(method, task, [fed], rounds=1, participation="all")).ledger()
     assert ledger.gradient_evaluations[0, 0] == np.minimum(fed.train.sizes.numpy(), 4).sum()
 
@@ -204,17 +204,22 @@ def counting() -> Method:
     return Method(
         name="counting",
         hyper={"local_lr": Hyper(0.1)},
-        init_server=lambda params, hub: {"params": params, "reports": torch.zeros_like(hub.sizes)},
-        init_client=lambda params, site: {"rounds": torch.zeros_like(site.index)},
-        broadcast=lambda server, hub: {"params": server["params"]},
-        begin=lambda client, site: {**client, "params": site.common["params"]},
-        finish=lambda client, work, site: (
+        init_server=lambda params, server_ctx: {
+            "params": params,
+            "reports": torch.zeros_like(server_ctx.sizes),
+        },
+        init_client=lambda params, ctx: {"rounds": torch.zeros_like(ctx.index)},
+        broadcast=lambda server, server_ctx: {"params": server["params"]},
+        begin=lambda client, ctx: {**client, "params": ctx.common["params"]},
+        finish=lambda client, work, ctx: (
             {"rounds": work["rounds"] + 1},
-            {"one": torch.ones_like(site.index)},
+            {"one": torch.ones_like(ctx.index)},
         ),
-        aggregate=lambda server, uploads, hub: {
+        aggregate=lambda server, uploads, server_ctx: {
             **server,
-            "reports": server["reports"].index_add(0, hub.cohort, uploads["one"] * hub.present),
+            "reports": server["reports"].index_add(
+                0, server_ctx.cohort, uploads["one"] * server_ctx.present
+            ),
         },
     )
 
@@ -222,7 +227,7 @@ def counting() -> Method:
 def test_all_train_while_the_cohort_reports() -> None:
     """``train_all``: every state moves in every round, and only the cohort reports."""
     task, fed = net_task(), federation()
-    method = replace(counting(), train_all=True)
+    method = changed(counting(), who="everyone_trains")
     sim = run(simulation(method, task, [fed], participation=2, rounds=6))
     sampled = run(simulation(counting(), task, [fed], participation=2, rounds=6))
     assert sim.store.gather(sim.rounds.everybody)["rounds"].tolist() == [[6] * 5]
@@ -238,7 +243,7 @@ def test_all_train_while_the_cohort_reports() -> None:
 def test_who_does_not_talk_is_not_billed() -> None:
     """``connected`` takes letters and uploads out of the books."""
     task = net_task()
-    method = replace(counting(), connected=lambda server, hub: hub.cohort != 3)
+    method = changed(counting(), connected=lambda server, server_ctx: server_ctx.cohort != 3)
     sim = run(simulation(method, task, [federation()], participation="all", rounds=2))
     size = sum(leaf.numel() for leaf in task.init(0).values()) * 8
     assert sim.ledger().bytes_down.tolist() == [[4 * size] * 2]
@@ -265,29 +270,29 @@ def test_the_global_model_is_scored_on_every_clients_data(engine: str) -> None:
 def ending(task: Any) -> Method:
     """Make FedAvg with an epilogue: every client trains on, and keeps and uses what it found."""
     base = build("fedavg", task, SGD, {})
-    kept = replace(
+    kept = changed(
         base,
-        init_client=lambda params, site: {"params": params, "over": site.index < 0},
-        begin=lambda client, site: {
-            "params": tree.where(client["over"], client["params"], site.common["params"]),
+        init_client=lambda params, ctx: {"params": params, "over": ctx.index < 0},
+        begin=lambda client, ctx: {
+            "params": tree.where(client["over"], client["params"], ctx.common["params"]),
             "over": client["over"],
         },
-        finish=lambda client, work, site: (client, {"params": work["params"]}),
+        finish=lambda client, work, ctx: (client, {"params": work["params"]}),
     )
 
-    def objective(work: Any, batch: Any, site: Any) -> Any:
+    def objective(work: Any, batch: Any, ctx: Any) -> Any:
         return task.loss(work["params"], batch)
 
-    last = replace(
+    last = changed(
         kept,
         phases=(descend(objective, SGD, name="last"),),
-        finish=lambda client, work, site: (
+        finish=lambda client, work, ctx: (
             {"params": work["params"], "over": torch.ones_like(work["over"])},
             {},
         ),
-        aggregate=lambda server, uploads, hub: server,
+        aggregate=lambda server, uploads, server_ctx: server,
     )
-    return replace(kept, epilogue=last)
+    return changed(kept, after=last)
 
 
 def test_evaluations_run_the_epilogue_on_copies() -> None:
@@ -337,6 +342,6 @@ def test_held_out_data_must_exist() -> None:
     """A phase on validation data without any is refused with the way out."""
     task = net_task()
     base = build("fedavg", task, SGD, {})
-    method = replace(base, phases=(replace(base.phases[0], data="val"),))
+    method = changed(base, phases=(replace(base.phases[0], data="val"),))
     with pytest.raises(ConfigError, match=r"val=0\.2"):
         simulation(method, task, [federation(val=0)])

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import rng
-from sartor.core.method import Batch, Hub, Phase, Site
+from sartor.core.method import Batch, ClientContext, Phase, ServerContext
 from sartor.core.task import Task
 from sartor.engines import vectorised
 from sartor.engines.arena import Arena, Split
@@ -30,7 +30,7 @@ class World(NamedTuple):
     """Clients whose samples are known numbers, and where they work."""
 
     arena: Arena
-    site: Site
+    ctx: ClientContext
     cohort: np.ndarray
     keys: np.ndarray
 
@@ -47,7 +47,7 @@ def world(sizes: list[list[int]]) -> World:
     lane = torch.arange(runs * slots).reshape(runs, slots)
     cohort = np.tile(np.arange(slots), (runs, 1))
     key = rng.fold_host(rng.key(5).numpy()[None, None, :], lane.numpy(), "train")
-    site = Site(
+    ctx = ClientContext(
         hyper={"rate": 1.0 + lane.double()},
         common={"shift": torch.arange(runs).double() + 0.25},
         own={"bias": 10.0 * lane.double()[..., None].expand(runs, slots, 2)},
@@ -58,7 +58,7 @@ def world(sizes: list[list[int]]) -> World:
         mask=torch.arange(split.capacity) < torch.from_numpy(split.size)[..., None],
         reports=lane % 2 == 0,
     )
-    return World(arena, site, cohort, key)
+    return World(arena, ctx, cohort, key)
 
 
 def _lanes(sizes: list[list[int]]) -> list[tuple[int, int, int]]:
@@ -71,14 +71,14 @@ def plan_of(there: World, phase: Phase, steps: np.ndarray | None = None) -> Any:
     return build_plan(phase, there.arena, there.cohort, there.keys, wanted)
 
 
-def add_up(work: Any, batch: Any, site: Site) -> Any:
+def add_up(work: Any, batch: Any, ctx: ClientContext) -> Any:
     """Add the real samples of a batch to w, and note everything that a client can see."""
     batches = batch if isinstance(batch, tuple) and not isinstance(batch, Batch) else (batch,)
     total = sum((b.x[..., 0] * b.mask).sum() for b in batches)
     held = sum(b.mask.sum() for b in batches)
-    seen = site.hyper["rate"] + site.common["shift"] + site.own["bias"].sum() + site.round
-    seen = seen + site.index + site.num_samples + site.mask.sum() + 0.5 * site.reports
-    drawn = site.key.sum() if site.key.numel() else 0
+    seen = ctx.hyper["rate"] + ctx.common["shift"] + ctx.own["bias"].sum() + ctx.round
+    seen = seen + ctx.index + ctx.num_samples + ctx.mask.sum() + 0.5 * ctx.reports
+    drawn = ctx.key.sum() if ctx.key.numel() else 0
     return {
         "w": work["w"] + total,
         "held": work["held"] + held,
@@ -114,7 +114,7 @@ def test_every_lane_takes_its_own_steps_on_its_own_samples(shape: str, draws: in
     there = world(sizes)
     phase = Phase("sum", add_up, epochs=2, batch=2, draws=draws, random=True)
     plan = plan_of(there, phase)
-    work, taken = Vectorised(there.arena).phase(phase, nothing(there), there.site, plan)
+    work, taken = Vectorised(there.arena).phase(phase, nothing(there), there.ctx, plan)
     assert taken.tolist() == plan.steps.tolist()
     for r, i, n in _lanes(sizes):
         lane, steps = r * len(sizes[0]) + i, 2 * -(-n // 2)
@@ -133,7 +133,7 @@ def test_a_pass_in_order_is_repeated_batch_by_batch(shape: str) -> None:
     """Weighing step s by s tells which batch came when; a plan that repeats itself is short."""
     there = world(SHAPES[shape])
 
-    def weigh(work: Any, batch: Any, site: Site) -> Any:
+    def weigh(work: Any, batch: Any, ctx: ClientContext) -> Any:
         count = work["count"] + 1
         return {"w": work["w"] + count * (batch.x[..., 0] * batch.mask).sum(), "count": count}
 
@@ -141,7 +141,7 @@ def test_a_pass_in_order_is_repeated_batch_by_batch(shape: str) -> None:
     plan = plan_of(there, phase)
     assert (plan.table.shape[2] < plan.num_steps) == (shape in ("one lane", "equal clients"))
     start = {k: v for k, v in nothing(there).items() if k in ("w", "count")}
-    work, _ = Vectorised(there.arena).phase(phase, start, there.site, plan)
+    work, _ = Vectorised(there.arena).phase(phase, start, there.ctx, plan)
     for r, i, n in _lanes(SHAPES[shape]):
         samples = [1000.0 * r + 100 * i + j + 1 for j in range(n)]
         batches = 3 * [samples[k : k + 3] for k in range(0, n, 3)]
@@ -153,7 +153,7 @@ def test_a_padded_sample_changes_neither_loss_nor_gradient() -> None:
     there = world([[2, 5]])
     task = Task(Net(inputs=1), head="fc")
     params = {k: v.double().requires_grad_() for k, v in task.init(0).items()}
-    phase = Phase("look", lambda work, batch, site: work, batch=None, shuffle=False)
+    phase = Phase("look", lambda work, batch, ctx: work, batch=None, shuffle=False)
     plan = plan_of(there, phase)
     batch = plan.batches(there.arena, plan.table[0, 0, 0])
     assert batch.mask.tolist() == [True, True, False, False, False]
@@ -178,12 +178,12 @@ def stopping(limits: list[list[int]], calls: list[int], **kind: Any) -> Phase:
     """Stop a lane when it has taken as many steps as its limit says."""
     table = torch.tensor(limits)
 
-    def step(work: Any, batch: Any, site: Site) -> Any:
+    def step(work: Any, batch: Any, ctx: ClientContext) -> Any:
         calls[0] += 1
         return {"count": work["count"] + 1}
 
-    def stop(work: Any, site: Site) -> Tensor:
-        return work["count"] >= table.reshape(-1)[(site.hyper["rate"] - 1.0).long()]
+    def stop(work: Any, ctx: ClientContext) -> Tensor:
+        return work["count"] >= table.reshape(-1)[(ctx.hyper["rate"] - 1.0).long()]
 
     return Phase("stopping", step, stop=stop, batch=1, **kind)
 
@@ -218,7 +218,7 @@ def test_a_lane_that_is_done_does_not_move(
     plan = plan_of(there, phase, np.asarray(steps))
     engine = Vectorised(there.arena)
     work = {"count": torch.zeros(there.cohort.shape, dtype=torch.int64)}
-    work, taken = engine.phase(phase, work, there.site, plan)
+    work, taken = engine.phase(phase, work, there.ctx, plan)
     wanted = np.minimum(steps, limits).tolist()
     assert work["count"].tolist() == wanted
     assert taken.tolist() == wanted
@@ -230,14 +230,14 @@ def test_entering_and_leaving_surround_the_steps() -> None:
     there = world([[3, 0], [1, 2]])
     phase = Phase(
         "around",
-        lambda work, batch, site: {"w": work["w"] + 1},
-        enter=lambda work, site: {"w": work["w"] + 7},
-        leave=lambda work, site: {"w": 2 * work["w"]},
+        lambda work, batch, ctx: {"w": work["w"] + 1},
+        enter=lambda work, ctx: {"w": work["w"] + 7},
+        leave=lambda work, ctx: {"w": 2 * work["w"]},
         batch=1,
     )
     plan = plan_of(there, phase)
     zero = {"w": torch.zeros(2, 2)}
-    work, _ = Vectorised(there.arena).phase(phase, zero, there.site, plan)
+    work, _ = Vectorised(there.arena).phase(phase, zero, there.ctx, plan)
     assert work["w"].tolist() == [[20.0, 14.0], [16.0, 18.0]]
 
 
@@ -251,23 +251,23 @@ def test_functions_see_one_client_and_one_run(shape: str) -> None:
     fast, slow = Vectorised(there.arena), Sequential(there.arena)
     tensor = torch.arange(float(there.cohort.size)).reshape(there.cohort.shape)
 
-    def client(work: Any, other: Any, site: Site) -> Any:
-        assert site.index.dim() == work["a"].dim() == 0
-        return {"b": work["a"] * 2 + site.common["shift"] + other["c"]}, {"i": site.index}
+    def client(work: Any, other: Any, ctx: ClientContext) -> Any:
+        assert ctx.index.dim() == work["a"].dim() == 0
+        return {"b": work["a"] * 2 + ctx.common["shift"] + other["c"]}, {"i": ctx.index}
 
-    arguments = ({"a": tensor}, {"c": tensor + 1}, there.site)
+    arguments = ({"a": tensor}, {"c": tensor + 1}, there.ctx)
     found, wanted = (e.clients(client, *arguments) for e in (fast, slow))
     assert torch.equal(found[0]["b"], wanted[0]["b"])
     assert torch.equal(found[1]["i"], wanted[1]["i"])
     assert found[0]["b"].shape == there.cohort.shape
 
-    def letter(server: Any, index: Tensor, hub: Any) -> Any:
-        return {"to": server["s"] * 10 + index + hub.round}
+    def letter(server: Any, index: Tensor, server_ctx: Any) -> Any:
+        return {"to": server["s"] * 10 + index + server_ctx.round}
 
     runs = torch.arange(float(len(SHAPES[shape])))
     cohort = torch.from_numpy(there.cohort)
-    hub = Hub({}, there.site.key[:, 0], runs + 3, cohort, cohort, cohort >= 0)
-    arguments = ({"s": runs}, cohort, hub)
+    server_ctx = ServerContext({}, there.ctx.key[:, 0], runs + 3, cohort, cohort, cohort >= 0)
+    arguments = ({"s": runs}, cohort, server_ctx)
     found, wanted = (e.addresses(letter, *arguments) for e in (fast, slow))
     assert torch.equal(found["to"], wanted["to"])
     assert torch.equal(found["to"], (11 * runs + 3)[:, None] + cohort)
@@ -284,17 +284,17 @@ def test_a_function_that_is_used_often_is_traced_and_stays_the_same() -> None:
     there, asked = world([[2, 3]]), []
     engine = Vectorised(there.arena)
 
-    def client(work: Any, site: Site) -> Any:
+    def client(work: Any, ctx: ClientContext) -> Any:
         asked.append(1)
-        return {"a": work["a"] * site.hyper["rate"]}
+        return {"a": work["a"] * ctx.hyper["rate"]}
 
     work = {"a": torch.tensor([[5.0, 7.0]], dtype=torch.float64)}
     engine.traces.worth_it = 50
     for _ in range(50):
-        engine.clients(client, work, there.site)
+        engine.clients(client, work, there.ctx)
     engine.traces.prepare()
     before = len(asked)
-    assert engine.clients(client, work, there.site)["a"].tolist() == [[5.0, 14.0]]
+    assert engine.clients(client, work, there.ctx)["a"].tolist() == [[5.0, 14.0]]
     assert len(asked) == before
 
 
@@ -308,11 +308,11 @@ def test_what_surrounds_a_mapped_function_is_entered_once_for_all_lanes() -> Non
         yield
         told.append("out")
 
-    def client(work: Any, site: Site) -> Any:
+    def client(work: Any, ctx: ClientContext) -> Any:
         told.append("work")
         return work
 
-    over_lanes(client, 1, around)({"a": torch.zeros(1, 3)}, there.site)
+    over_lanes(client, 1, around)({"a": torch.zeros(1, 3)}, there.ctx)
     assert told == ["in", "work", "out"]
 
 
@@ -385,14 +385,14 @@ def test_losses_of_a_step_are_counted_and_a_trace_forgets_none(sizes: list[list[
     task = Task(Net(inputs=1), head="fc")
     params = {k: v.double() for k, v in task.init(0).items()}
 
-    def step(work: Any, batch: Batch, site: Site) -> Any:
+    def step(work: Any, batch: Batch, ctx: ClientContext) -> Any:
         batch = batch._replace(y=torch.zeros_like(batch.rows))
         return {"w": work["w"] + task.loss(params, batch) + task.loss(params, batch)}
 
     phase = Phase("twice", step, batch=2)
     engine = Vectorised(there.arena)
     zero = {"w": torch.zeros(there.cohort.shape, dtype=torch.float64)}
-    engine.phase(phase, zero, there.site, plan_of(there, phase))
+    engine.phase(phase, zero, there.ctx, plan_of(there, phase))
     assert engine.calls == {"twice": (2, 0)}
     engine._count(phase, (0, 0))
     assert engine.calls == {"twice": (2, 0)}
@@ -412,12 +412,12 @@ def test_one_lane_has_operations_of_its_own_on_a_cpu(monkeypatch: pytest.MonkeyP
     task = Task(Net(inputs=1), head="fc")
     params = {k: v.double() for k, v in task.init(0).items()}
 
-    def step(work: Any, batch: Batch, site: Site) -> Any:
+    def step(work: Any, batch: Batch, ctx: ClientContext) -> Any:
         return {"w": work["w"] + task.logits(params, batch.x).sum()}
 
     phase = Phase("look", step, batch=1)
     zero = {"w": torch.zeros(1, 1, dtype=torch.float64)}
-    Vectorised(there.arena).phase(phase, zero, there.site, plan_of(there, phase))
+    Vectorised(there.arena).phase(phase, zero, there.ctx, plan_of(there, phase))
     assert len(entered) == 3
 
 

@@ -10,7 +10,7 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
 from sartor.core.local import Local
-from sartor.core.method import Batch, Site
+from sartor.core.method import Batch, ClientContext, changed
 from sartor.methods import METHODS, build
 from tests.toys import (
     Q3,
@@ -100,10 +100,10 @@ def test_at_the_fixed_point_the_mixture_is_the_clients_own_optimum(share: float)
     assert_allclose(v, (C - (1 - share) * centre(sim)) / share, atol=1e-5)
 
 
-def _site(**hyper: float) -> Site:
+def _site(**hyper: float) -> ClientContext:
     numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()}
     one = torch.ones(1, dtype=torch.float64)
-    return Site(**dict.fromkeys(Site._fields))._replace(
+    return ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
         hyper=numbers, common={"params": {"w": 0.0 * one}}
     )
 
@@ -120,14 +120,14 @@ def test_the_gradient_in_the_share_has_the_known_number() -> None:
     for mixing in ("round", "step"):
         method = build("apfl", quadratic_task(), decayed, {"mixing": mixing})
         for rate, decay, wanted in ((0.1, 0.0, 0.65), (2.0, 0.0, 0.0), (0.1, 0.4, 0.62)):
-            site = _site(share_lr=rate, share_decay=decay, local_lr=0.1, weight_decay=0.5)
-            work = method.begin(client, site)
-            assert float(method.model(work, site)["w"]) == 1.5
-            moved = method.phases[0].step(work, batch, site)
+            ctx = _site(share_lr=rate, share_decay=decay, local_lr=0.1, weight_decay=0.5)
+            work = method.begin(client, ctx)
+            assert float(method.use.model(work, ctx)["w"]) == 1.5
+            moved = method.phases[0].step(work, batch, ctx)
             assert float(moved["mix"]["share"]) == pytest.approx(wanted, abs=1e-14)
         up = {**client, "mix": {"share": 0.25 * one[0]}}  # v̄ = 0.5, ∂f/∂α = −1
-        site = _site(share_lr=9.0, share_decay=0.0, local_lr=0.1, weight_decay=0.5)
-        moved = method.phases[0].step(method.begin(up, site), batch, site)
+        ctx = _site(share_lr=9.0, share_decay=0.0, local_lr=0.1, weight_decay=0.5)
+        moved = method.phases[0].step(method.begin(up, ctx), batch, ctx)
         assert float(moved["mix"]["share"]) == 1.0
 
 
@@ -176,13 +176,13 @@ def test_the_share_sees_the_first_batch_of_training() -> None:
     seen: dict[str, list] = {"mix": [], "train": []}
 
     def watch(phase):
-        def step(work, batch, site):
-            seen[phase.name].append((int(site.round), int(site.index), batch.rows.tolist()))
-            return phase.step(work, batch, site)
+        def step(work, batch, ctx):
+            seen[phase.name].append((int(ctx.round), int(ctx.index), batch.rows.tolist()))
+            return phase.step(work, batch, ctx)
 
         return replace(phase, step=step)
 
-    watched = replace(method, phases=tuple(watch(p) for p in method.phases))
+    watched = changed(method, phases=tuple(watch(p) for p in method.phases))
     run(simulation(watched, task, [federation()], engine="sequential"))
     firsts = {}
     for t, i, rows in seen["train"]:
@@ -235,8 +235,8 @@ def test_the_ledger() -> None:
 def test_what_is_private_and_the_defaults() -> None:
     """V and α stay at home; α starts at one half; a fixed share has no rate to set."""
     method = build("apfl", net_task(), SGD, {})
-    assert method.private("personal")
-    assert method.private("mix")
+    assert method.wire.private("personal")
+    assert method.wire.private("mix")
     assert METHODS["apfl"].hyper["share_start"].default == 0.5
     assert METHODS["apfl"].hyper["share_decay"].default == 0.0
     assert "share_lr" not in build("apfl", net_task(), SGD, FIXED).hyper

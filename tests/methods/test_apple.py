@@ -11,7 +11,7 @@ import torch
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Site
+from sartor.core.method import Batch, ClientContext, changed
 from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Quadratic, quadratics
 from sartor.methods import build
@@ -57,7 +57,7 @@ def _step(
     options = {"start": "uniform", "max_clients": 5, "core_rate": "plain"}
     method = build("apple", quadratic_task(2), Local(), options)
     numbers = {"local_lr": 1.0, "relation_lr": 1.0, "pull": 0.0, "pull_rounds": 2.0, **hyper}
-    site = Site(**dict.fromkeys(Site._fields))._replace(
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
         hyper={k: torch.tensor(v, dtype=torch.float64) for k, v in numbers.items()},
         common={"cores": {"w": CORES}, "share": torch.tensor(share, dtype=torch.float64)},
         round=torch.tensor(0),
@@ -65,11 +65,11 @@ def _step(
     )
     shift = torch.zeros(5, dtype=torch.float64)
     shift[:3] = p - 1 / 3
-    work = method.begin({"relation": {"shift": shift}}, site)
-    before = method.model(work, site)["w"]
+    work = method.begin({"relation": {"shift": shift}}, ctx)
+    before = method.use.model(work, ctx)["w"]
     x = torch.tensor([[curvature, curvature, 0.0, 0.0]], dtype=torch.float64)
     batch = Batch(x, torch.zeros(1, dtype=torch.int64), torch.ones(1, dtype=torch.bool), None, None)
-    work = method.phases[0].step(work, batch, site)
+    work = method.phases[0].step(work, batch, ctx)
     after = work["relation"]["shift"]
     assert torch.equal(after[3:], torch.zeros(2, dtype=torch.float64))
     return before.numpy(), work["core"]["w"].numpy(), (after[:3] + 1 / 3).numpy()
@@ -220,16 +220,16 @@ def test_all_cores_and_the_shares_come_down_and_one_core_goes_up() -> None:
     method = build("apple", task, SGD, {})
     seen = []
 
-    def finish(client: Any, work: Any, site: Site) -> Any:
-        kept, upload = method.finish(client, work, site)
+    def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+        kept, upload = method.finish(client, work, ctx)
         seen.append(sorted(upload))
         return kept, upload
 
     feds = [federation()]
-    sim = simulation(replace(method, finish=finish), task, feds, engine="sequential")
+    sim = simulation(changed(method, finish=finish), task, feds, engine="sequential")
     ledger = run(sim).ledger()
     assert {tuple(keys) for keys in seen} == {("core",)}
-    assert method.private("relation")
+    assert method.wire.private("relation")
     np.testing.assert_array_equal(ledger.bytes_up, 8 * SIZE * ledger.participants)
     np.testing.assert_array_equal(ledger.bytes_down, 8 * (5 * SIZE + 5) * ledger.participants)
 
@@ -347,7 +347,7 @@ def _asks(
     fixed = {"start": "uniform", "max_clients": size, "budget": budget}
     method = build("apple", quadratic_task(1), Local(), {**fixed, **options})
     zeros = torch.zeros(size, 1, dtype=torch.float64)
-    site = Site(**dict.fromkeys(Site._fields))._replace(
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
         common={"share": torch.full((size,), 1 / size, dtype=torch.float64)},
         own={"ids": torch.arange(budget)},
         round=torch.tensor(round_index),
@@ -361,7 +361,7 @@ def _asks(
     }
 
     def one(key: torch.Tensor) -> torch.Tensor:
-        found: torch.Tensor = method.finish(work, work, site._replace(key=key))[1]["wish"]
+        found: torch.Tensor = method.finish(work, work, ctx._replace(key=key))[1]["wish"]
         return found
 
     keys = torch.stack((torch.arange(num), torch.zeros(num, dtype=torch.int64)), 1)

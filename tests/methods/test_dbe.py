@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError, ContractError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.methods import METHODS, build
 from tests.toys import federation, net_task, outcome, run, simulation, states
@@ -57,9 +57,9 @@ def _leaves() -> dict[str, Tensor]:
     }
 
 
-def _site(mean: Tensor, **hyper: float) -> Site:
+def _site(mean: Tensor, **hyper: float) -> ClientContext:
     values = {k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()}
-    blank = Site(**dict.fromkeys(Site._fields))
+    blank = ClientContext(**dict.fromkeys(ClientContext._fields))
     return blank._replace(hyper=values, common={"params": _leaves(), "mean": mean})
 
 
@@ -137,8 +137,8 @@ def test_the_pull_on_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     slopes = []
     for kappa in (0.0, 7.0):
         x = batch.x.clone().requires_grad_()
-        site = _site(g, mean_strength=kappa, mean_rate=0.4)
-        loss, changed = objective(work, batch._replace(x=x), site)
+        ctx = _site(g, mean_strength=kappa, mean_rate=0.4)
+        loss, changed = objective(work, batch._replace(x=x), ctx)
         slopes.append(torch.autograd.grad(loss, x)[0])
     mean = 0.6 * before + 0.4 * batch.x[:3].mean(0)
     torch.testing.assert_close(changed["mean"].detach(), mean, rtol=0, atol=1e-14)
@@ -150,11 +150,11 @@ def test_the_pull_on_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_running_mean_of_equal_batches(rate: float, share: float) -> None:
     """After q batches of mean v it is (1 − (1 − μ)^q) v: 0.651322 v for μ = 0.1 and q = 10."""
     method = build("dbe", TASK, SGD, {})
-    site = _site(torch.zeros(2).double(), mean_strength=0.0, mean_rate=rate, local_lr=0.0)
-    work = method.begin(method.init_client(_leaves(), site), site)
+    ctx = _site(torch.zeros(2).double(), mean_strength=0.0, mean_rate=rate, local_lr=0.0)
+    work = method.begin(method.init_client(_leaves(), ctx), ctx)
     batch = _batches(1)[0]
     for _ in range(10):
-        work = method.phases[0].step(work, batch, site)
+        work = method.phases[0].step(work, batch, ctx)
     v = TASK.features(_leaves(), batch.x)[:3].mean(0)
     torch.testing.assert_close(work["mean"], share * v, rtol=1e-6, atol=0)
     torch.testing.assert_close(work["mean"], (1 - (1 - rate) ** 10) * v, rtol=0, atol=1e-14)
@@ -170,9 +170,9 @@ def test_local_training_is_the_plain_loop(momentum: float) -> None:
     method = build("dbe", TASK, local, {})
     g = torch.tensor([0.5, -1.0]).double()
     hyper = {"mean_strength": 3.0, "mean_rate": 0.3, "local_lr": 0.1}
-    site = _site(g, **hyper, **({"momentum": momentum} if momentum else {}))
-    work = method.begin(method.init_client(_leaves(), site), site)
-    work = method.phases[0].enter(work, site)
+    ctx = _site(g, **hyper, **({"momentum": momentum} if momentum else {}))
+    work = method.begin(method.init_client(_leaves(), ctx), ctx)
+    work = method.phases[0].enter(work, ctx)
     params = {k: v.clone().requires_grad_() for k, v in _leaves().items()}
     shift = torch.zeros(2).double().requires_grad_()
     optimisers = (
@@ -181,7 +181,7 @@ def test_local_training_is_the_plain_loop(momentum: float) -> None:
     )
     mean = torch.zeros(2).double()
     for batch in _batches(4):
-        work = method.phases[0].step(work, batch, site)
+        work = method.phases[0].step(work, batch, ctx)
         z = batch.x[:3] @ params["body.weight"].T + params["body.bias"]
         mean = 0.7 * mean.detach() + 0.3 * z.mean(0)
         scores = (z + shift) @ params["fc.weight"].T + params["fc.bias"]
@@ -201,11 +201,9 @@ def test_local_training_is_the_plain_loop(momentum: float) -> None:
 def test_the_first_step_of_the_shift() -> None:
     """∂loss/∂r = Wᵀ · mean(softmax − onehot), from r = 0."""
     method = build("dbe", TASK, SGD, {})
-    site = _site(torch.ones(2).double(), mean_strength=50.0, mean_rate=1.0, local_lr=0.1)
+    ctx = _site(torch.ones(2).double(), mean_strength=50.0, mean_rate=1.0, local_lr=0.1)
     (batch,) = _batches(1)
-    work = method.phases[0].step(
-        method.begin(method.init_client(_leaves(), site), site), batch, site
-    )
+    work = method.phases[0].step(method.begin(method.init_client(_leaves(), ctx), ctx), batch, ctx)
     odds = torch.softmax(TASK.logits(_leaves(), batch.x[:3]), -1)
     miss = (odds - F.one_hot(batch.y[:3], 2)).mean(0)
     wanted = -0.1 * _leaves()["fc.weight"].T @ miss
@@ -217,7 +215,7 @@ def test_the_model_is_the_network_with_shifted_features() -> None:
     method = build("dbe", TASK, SGD, {})
     shift = torch.tensor([0.7, -0.4]).double()
     work = {"params": _leaves(), "memory": {"shift": shift}}
-    model = method.model(work, None)
+    model = method.use.model(work, None)
     x = _batches(1)[0].x
     wanted = TASK.classify(_leaves(), TASK.features(_leaves(), x) + shift)
     torch.testing.assert_close(TASK.logits(model, x), wanted, rtol=0, atol=1e-14)
@@ -288,7 +286,9 @@ def test_the_first_training_is_forgotten() -> None:
     task = net_task()
     sim = simulation(build("dbe", task, KEPT, {}), task, [federation()])
     before = {k: v for k, v in states(sim).items() if k != "server/mean"}
-    sim._one_off("prologue", sim.method.prologue, {"train": 0.0, "server": 0.0, "evaluate": 0.0})
+    sim._one_off(
+        "prologue", sim.method.schedule.before, {"train": 0.0, "server": 0.0, "evaluate": 0.0}
+    )
     after = states(sim)
     for name, leaf in before.items():
         np.testing.assert_array_equal(after[name], leaf, err_msg=name)
@@ -319,21 +319,21 @@ def test_the_shift_never_leaves() -> None:
     sent = []
 
     def watch(record: Method) -> Method:
-        def finish(client: Any, work: Any, site: Site) -> Any:
-            kept, upload = record.finish(client, work, site)
+        def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+            kept, upload = record.finish(client, work, ctx)
             sent.append(sorted(upload))
             return kept, upload
 
-        return replace(record, finish=finish)
+        return changed(record, finish=finish)
 
-    watched = replace(watch(method), prologue=watch(method.prologue))
+    watched = changed(watch(method), before=watch(method.schedule.before))
     sim = simulation(watched, task, [federation()], engine="sequential", rounds=1)
     run(sim)
     assert sent[:5] == [["mean"]] * 5
     assert {tuple(s) for s in sent[5:]} == {("params",)}
     assert sorted(sim.server) == ["mean", "params"]
     assert sorted(sim.server["params"]) == sorted(task.leaf_names)
-    leaky = replace(method, finish=lambda c, w, s: (c, {"params": w["params"], **w["memory"]}))
+    leaky = changed(method, finish=lambda c, w, s: (c, {"params": w["params"], **w["memory"]}))
     with pytest.raises(ContractError, match="shift"):
         simulation(leaky, task, [federation()]).step()
 

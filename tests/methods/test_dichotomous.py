@@ -13,6 +13,7 @@ from torch import nn
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
+from sartor.core.method import changed
 from sartor.core.task import Task, given, never
 from sartor.data.federation import Federation
 from sartor.methods import build
@@ -90,12 +91,12 @@ def test_letters_that_are_not_sent_do_not_matter() -> None:
     task, fed = net_task(), federation()
     method = build("dichotomous", task, SGD, {"version": "threshold"})
 
-    def broken(server: Any, hub: Any) -> Any:
-        return tree.map(lambda leaf: leaf * torch.nan, method.broadcast(server, hub))
+    def broken(server: Any, ctx: Any) -> Any:
+        return tree.map(lambda leaf: leaf * torch.nan, method.broadcast(server, ctx))
 
     hyper = {"heterogeneity": 1e9}
     wanted = run(simulation(method, task, [fed], hyper=hyper))
-    found = run(simulation(replace(method, broadcast=broken), task, [fed], hyper=hyper))
+    found = run(simulation(changed(method, broadcast=broken), task, [fed], hyper=hyper))
     np.testing.assert_array_equal(
         found.scores()["pre", "test"].loss, wanted.scores()["pre", "test"].loss
     )
@@ -186,14 +187,14 @@ def test_halves_of_a_sample_split_are_disjoint() -> None:
     seen: dict[str, set[tuple[int, int]]] = {"fedavg": set(), "local": set()}
 
     def watch(phase: Any) -> Any:
-        def step(work: Any, batch: Any, site: Any) -> Any:
+        def step(work: Any, batch: Any, ctx: Any) -> Any:
             rows = batch.rows[batch.mask].tolist()
-            seen[phase.name.split(":")[0]] |= {(int(site.index), row) for row in rows}
-            return phase.step(work, batch, site)
+            seen[phase.name.split(":")[0]] |= {(int(ctx.index), row) for row in rows}
+            return phase.step(work, batch, ctx)
 
         return replace(phase, step=step)
 
-    watched = replace(method, phases=tuple(watch(p) for p in method.phases))
+    watched = changed(method, phases=tuple(watch(p) for p in method.phases))
     fed = federation(val=4)
     run(simulation(watched, task, [fed], engine="sequential", participation="all"))
     assert not seen["fedavg"] & seen["local"]
@@ -205,17 +206,17 @@ def test_held_out_samples_take_no_part_in_training() -> None:
     """What decides was never trained on: poisoned labels there leave both models as they are."""
     task, local, fed = net_task(), Local(epochs=1, batch=None, lr=0.1), federation()
     method = build("dichotomous", task, local, {})
-    assert method.epilogue is not None
-    (compare,) = method.epilogue.phases
+    assert method.schedule.after is not None
+    (compare,) = method.schedule.after.phases
     held_out: set[int] = set()
 
-    def look(work: Any, batch: Any, site: Any) -> Any:
-        mine = fed.train.of(int(site.index))
+    def look(work: Any, batch: Any, ctx: Any) -> Any:
+        mine = fed.train.of(int(ctx.index))
         held_out.update(mine[batch.rows[batch.mask]].tolist())
-        return compare.step(work, batch, site)
+        return compare.step(work, batch, ctx)
 
-    last = replace(method.epilogue, phases=(replace(compare, step=look),))
-    watched = replace(method, epilogue=last)
+    last = changed(method.schedule.after, phases=(replace(compare, step=look),))
+    watched = changed(method, after=last)
     clean = run(simulation(watched, task, [fed], engine="sequential", rounds=2))
     rows = torch.tensor(sorted(held_out))
     assert len(rows) >= 5

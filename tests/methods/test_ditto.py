@@ -12,7 +12,7 @@ import torch
 from sartor.core import tree
 from sartor.core.errors import ConfigError, ContractError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Site
+from sartor.core.method import Batch, ClientContext, changed
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.methods import METHODS, build
@@ -96,11 +96,11 @@ def test_one_step_has_the_known_number() -> None:
     method = build("ditto", quadratic_task(), GD, {})
     one = torch.ones(1, dtype=torch.float64)
     hyper = {"personal_lr": 0.1 * one[0], "prox_strength": 2.0 * one[0]}
-    blank = Site(**dict.fromkeys(Site._fields))
-    site = blank._replace(hyper=hyper, common={"params": {"w": one}})
+    blank = ClientContext(**dict.fromkeys(ClientContext._fields))
+    ctx = blank._replace(hyper=hyper, common={"params": {"w": one}})
     batch = Batch(torch.tensor([[1.0, 3.0]]).double(), one.long(), one.bool(), None, None)
-    work = method.begin({"personal": {"params": {"w": 0.0 * one}}}, site)
-    work = method.phases[0].step(work, batch, site)
+    work = method.begin({"personal": {"params": {"w": 0.0 * one}}}, ctx)
+    work = method.phases[0].step(work, batch, ctx)
     assert float(work["personal"]["params"]["w"]) == pytest.approx(0.5, abs=1e-14)
     assert float(work["params"]["w"]) == 1.0
 
@@ -183,14 +183,14 @@ def test_the_personal_model_never_leaves() -> None:
     method = build("ditto", task, SGD, {})
     seen = []
 
-    def watch(client, work, site):
-        kept, upload = method.finish(client, work, site)
+    def watch(client, work, ctx):
+        kept, upload = method.finish(client, work, ctx)
         seen.append((work, upload))
         return kept, upload
 
     run(
         simulation(
-            replace(method, finish=watch), task, [federation()], engine="sequential", rounds=2
+            changed(method, finish=watch), task, [federation()], engine="sequential", rounds=2
         )
     )
     for work, upload in seen:
@@ -198,7 +198,7 @@ def test_the_personal_model_never_leaves() -> None:
         for name, leaf in tree.items(upload["params"]):
             assert torch.equal(leaf, work["params"][name])
             assert not torch.equal(leaf, work["personal"]["params"][name])
-    leaky = replace(method, finish=lambda c, w, s: (c, {"personal": w["personal"]}))
+    leaky = changed(method, finish=lambda c, w, s: (c, {"personal": w["personal"]}))
     with pytest.raises(ContractError, match="personal"):
         simulation(leaky, task, [federation()]).step()
 

@@ -13,7 +13,7 @@ from torch import nn
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Quadratic, quadratics
 from sartor.methods import build
@@ -51,21 +51,21 @@ def _learn(own: Any, common: Any, centre: Any, steps: int, eta: float = 1.0) -> 
     """Return W after each step on ½‖θ − c‖², from W = 1; neither model may change."""
     dim = len(own)
     method = build("fedala", quadratic_task(dim), Local(batch=None), {})
-    site = Site(**dict.fromkeys(Site._fields))._replace(
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
         hyper={"mix_lr": _t(eta)}, common={"params": {"w": _t(common)}}, index=torch.tensor(0)
     )
-    client = method.init_client({"w": _t(own)}, site)
-    work = method.begin({**client, "trained": torch.tensor(True)}, site)
+    client = method.init_client({"w": _t(own)}, ctx)
+    work = method.begin({**client, "trained": torch.tensor(True)}, ctx)
     phase = method.phases[1]
-    work = phase.enter(work, site)
+    work = phase.enter(work, ctx)
     sample = _t([[*np.ones(dim), *centre]])
     batch = Batch(sample, torch.zeros(1).long(), torch.ones(1).bool(), None, torch.tensor(True))
     found = []
     for _ in range(steps):
-        work = phase.step(work, batch, site)
+        work = phase.step(work, batch, ctx)
         assert work["top"]["w"].tolist() == list(own)
         found.append(work["mix"]["w"].numpy())
-    left = phase.leave(work, site)["params"]["w"].numpy()
+    left = phase.leave(work, ctx)["params"]["w"].numpy()
     wanted = np.asarray(own) + found[-1] * (np.asarray(common) - own)
     np.testing.assert_allclose(left, wanted, atol=1e-14)
     return found
@@ -118,14 +118,14 @@ def test_only_the_top_is_mixed() -> None:
 
     mix, first, train = method.phases
 
-    def leave(work: Any, site: Site) -> Any:
-        before = dict(site.common["params"])
-        found = first.leave(work, site)
+    def leave(work: Any, ctx: ClientContext) -> Any:
+        before = dict(ctx.common["params"])
+        found = first.leave(work, ctx)
         same = all(torch.equal(leaf, before[k]) for k, leaf in work["top"].items())
         seen.append((found["params"], before, work["top"], same))
         return found
 
-    watched = replace(method, phases=(mix, replace(first, leave=leave), train))
+    watched = changed(method, phases=(mix, replace(first, leave=leave), train))
     sim = simulation(watched, task, [federation()], engine="sequential", points=("post",))
     run(sim)
     moved = 0
@@ -163,11 +163,11 @@ def test_weights_of_zero_on_all_layers_are_local_training(local: Local) -> None:
     task = net_task()
     method = build("fedala", task, local, {**SHORT, "layers": 2})
 
-    def init_client(params: Any, site: Site) -> Any:
-        client = method.init_client(params, site)
+    def init_client(params: Any, ctx: ClientContext) -> Any:
+        client = method.init_client(params, ctx)
         return {**client, "mix": tree.zeros_like(client["mix"])}
 
-    frozen = replace(method, init_client=init_client)
+    frozen = changed(method, init_client=init_client)
     settings: dict[str, Any] = {"participation": "all", "rounds": 4}
     sim = simulation(frozen, task, [federation()], hyper={"mix_lr": 0.0}, **settings)
     found, wanted = outcome(run(sim)), outcome(_net("local", local, **settings))
@@ -205,12 +205,12 @@ def test_a_client_without_a_model_of_its_own_takes_the_global_one() -> None:
     method = build("fedala", task, SGD, {**SHORT, "layers": 2})
     turns = []
 
-    def finish(client: Any, work: Any, site: Site) -> Any:
-        kept, upload = method.finish(client, work, site)
-        turns.append((int(site.index), bool(client["trained"]), work, kept))
+    def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+        kept, upload = method.finish(client, work, ctx)
+        turns.append((int(ctx.index), bool(client["trained"]), work, kept))
         return kept, upload
 
-    watched = replace(method, finish=finish)
+    watched = changed(method, finish=finish)
     run(simulation(watched, task, [federation()], engine="sequential", rounds=12, participation=1))
     seen: set[int] = set()
     for who, trained, work, kept in turns:
@@ -250,11 +250,11 @@ def test_only_the_first_learning_is_planned_at_length(engine: str) -> None:
     plans: list[tuple[str, list[int]]] = []
     before = sim.rounds.engine.phase
 
-    def watched(phase: Any, work: Any, site: Any, plan: Any) -> Any:
+    def watched(phase: Any, work: Any, ctx: Any, plan: Any) -> Any:
         if phase.name.startswith("mix"):
             passes = -(-plan.steps // plan.passes[0])
             plans.append((phase.name, sorted(int(k) for k in passes.ravel() if k)))
-        return before(phase, work, site, plan)
+        return before(phase, work, ctx, plan)
 
     sim.rounds.engine.phase = watched
     planned = []
@@ -276,12 +276,12 @@ def test_only_the_first_learning_is_planned_at_length(engine: str) -> None:
 def test_who_takes_which_learning(started: bool, own: list) -> None:
     """Equal models are not mixed; others take one pass, or the long first one if not started."""
     method = build("fedala", quadratic_task(), Local(batch=None), {})
-    site = Site(**dict.fromkeys(Site._fields))._replace(
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
         common={"params": {"w": _t([1.0])}}, index=torch.tensor(0)
     )
     flags = {"trained": torch.tensor(True), "started": torch.tensor(started)}
-    work = method.begin({**method.init_client({"w": _t(own)}, site), **flags}, site)
-    taken = [bool(phase.when(work, site)) for phase in method.adapt]
+    work = method.begin({**method.init_client({"w": _t(own)}, ctx), **flags}, ctx)
+    taken = [bool(phase.when(work, ctx)) for phase in method.use.adapt]
     apart = own != [1.0]
     assert taken == [apart and started, apart and not started]
 
@@ -293,16 +293,16 @@ def test_one_pass_has_the_batches_of_the_first_of_many() -> None:
     seen: dict[str, list[Any]] = {"mix": [], "mix-start": []}
 
     def looking(phase: Any, taken: bool) -> Any:
-        def step(work: Any, batch: Any, site: Site) -> Any:
-            seen[phase.name].append((int(site.index), batch.rows.tolist()))
-            return phase.step(work, batch, site)
+        def step(work: Any, batch: Any, ctx: ClientContext) -> Any:
+            seen[phase.name].append((int(ctx.index), batch.rows.tolist()))
+            return phase.step(work, batch, ctx)
 
-        return replace(phase, step=step, when=lambda work, site: site.index >= 5 * (not taken))
+        return replace(phase, step=step, when=lambda work, ctx: ctx.index >= 5 * (not taken))
 
     for name in seen:
         mixing = tuple(looking(p, p.name == name) for p in method.phases[:2])
         sim = simulation(
-            replace(method, phases=mixing), task, [fed], engine="sequential", participation="all"
+            changed(method, phases=mixing), task, [fed], engine="sequential", participation="all"
         )
         sim.rounds.train(sim.server, sim.store, 1)
     first: dict[int, list[Any]] = {}
@@ -319,12 +319,12 @@ def test_one_pass_has_the_batches_of_the_first_of_many() -> None:
 def test_only_the_last_batch_of_a_pass_is_recorded() -> None:
     """Batches inside a pass add no loss and no pass; the last one adds its own, before its step."""
     method = build("fedala", quadratic_task(), Local(batch=None), {"window": 3})
-    site = Site(**dict.fromkeys(Site._fields))._replace(
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
         hyper={"mix_lr": _t(0.1)}, common={"params": {"w": _t([1.0])}}, index=torch.tensor(0)
     )
-    client = {**method.init_client({"w": _t([0.0])}, site), "trained": torch.tensor(True)}
+    client = {**method.init_client({"w": _t([0.0])}, ctx), "trained": torch.tensor(True)}
     phase = method.phases[1]
-    work = phase.enter(method.begin(client, site), site)
+    work = phase.enter(method.begin(client, ctx), ctx)
     for c, last, passes, losses in (
         (0.0, False, 0, [0.0, 0.0, 0.0]),  # W goes from 1 to 0.9
         (0.7, True, 1, [0.0, 0.0, 0.02]),  # to 0.88
@@ -332,7 +332,7 @@ def test_only_the_last_batch_of_a_pass_is_recorded() -> None:
     ):
         sample = _t([[1.0, c]])
         batch = Batch(sample, torch.zeros(1).long(), torch.ones(1).bool(), None, torch.tensor(last))
-        work = phase.step(work, batch, site)
+        work = phase.step(work, batch, ctx)
         assert int(work["passes"]) == passes
         np.testing.assert_allclose(work["losses"], losses, atol=1e-14)
 
@@ -446,15 +446,15 @@ def test_absent_clients_mix_but_do_not_train() -> None:
     method: Method = build("fedala", task, SGD, {**SHORT, "layers": 2, "ala_for": "all"})
     seen = []
 
-    def finish(client: Any, work: Any, site: Site) -> Any:
-        kept, upload = method.finish(client, work, site)
-        mixed = tree.map(torch.lerp, client["top"], site.common["params"], work["mix"])
+    def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+        kept, upload = method.finish(client, work, ctx)
+        mixed = tree.map(torch.lerp, client["top"], ctx.common["params"], work["mix"])
         trained = not all(torch.allclose(mixed[k], kept["top"][k]) for k in mixed)
-        seen.append((bool(site.reports), trained, int(site.round)))
+        seen.append((bool(ctx.reports), trained, int(ctx.round)))
         return kept, upload
 
     sim = simulation(
-        replace(method, finish=finish), task, [federation()], engine="sequential", rounds=4
+        changed(method, finish=finish), task, [federation()], engine="sequential", rounds=4
     )
     run(sim)
     assert len(seen) == 20

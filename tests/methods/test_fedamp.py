@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Hub, Site
+from sartor.core.method import Batch, ClientContext, ServerContext, changed
 from sartor.core.task import Task, never
 from sartor.core.task import given as loss_given
 from sartor.data.synthetic import Quadratic, quadratics
@@ -47,9 +46,9 @@ def _server(models: Any, known: Any = None, pool: Any = None) -> dict:
     return {"models": {"w": _t(models)}, "known": known, "pool": pool}
 
 
-def _hub(hyper: dict, clients: int, round_index: int = 1) -> Hub:
+def _hub(hyper: dict, clients: int, round_index: int = 1) -> ServerContext:
     ids = torch.arange(clients)
-    return Hub(
+    return ServerContext(
         hyper={k: _t(v) for k, v in hyper.items()},
         key=None,
         round=torch.tensor(round_index),
@@ -65,11 +64,11 @@ def _mix(
     """Return ξ, with the defaults for what ``hyper`` leaves out."""
     method = build(name, quadratic_task(np.shape(models)[1]), SGD, options or {})
     values = {**{n: spec.default for n, spec in method.hyper.items()}, **hyper}
-    assert method.inspect is not None
-    hub = _hub(values, len(models), k)
-    found: np.ndarray = method.inspect(_server(models, **who), hub)["mix"].numpy()
+    assert method.show.server is not None
+    ctx = _hub(values, len(models), k)
+    found: np.ndarray = method.show.server(_server(models, **who), ctx)["mix"].numpy()
     for i in range(len(models)):
-        letter = method.address(_server(models, **who), torch.tensor(i), hub)["w"]
+        letter = method.address(_server(models, **who), torch.tensor(i), ctx)["w"]
         np.testing.assert_allclose(letter, found[i] @ np.asarray(models), atol=1e-12)
     return found
 
@@ -150,15 +149,15 @@ def test_nearness_counts_in_small_differences_of_large_models() -> None:
     base = np.random.default_rng(0).normal(size=400) * 30
     models = np.stack([base, base + 1e-3, base + 2e-3])
     method = build("fedamp", quadratic_task(400), SGD, ABSOLUTE)
-    hub = _hub({"bandwidth": 1e-3, "mix_lr": 1e-4}, 3)
-    hub = hub._replace(hyper={k: v.float() for k, v in hub.hyper.items()})
+    ctx = _hub({"bandwidth": 1e-3, "mix_lr": 1e-4}, 3)
+    ctx = ctx._replace(hyper={k: v.float() for k, v in ctx.hyper.items()})
     server = _server(models)
     server["models"] = {"w": server["models"]["w"].float()}
-    assert method.inspect is not None
+    assert method.show.server is not None
     single = server["models"]["w"].double().numpy()
     far = np.square(single[:, None] - single).sum(-1)
     wanted = 0.1 * np.exp(-far / 1e-3)
-    found = method.inspect(server, hub)["mix"].numpy()
+    found = method.show.server(server, ctx)["mix"].numpy()
     off = ~np.eye(3, dtype=bool)
     np.testing.assert_allclose(found[off], wanted[off], rtol=1e-2)
 
@@ -219,13 +218,13 @@ def test_a_newcomer_receives_the_mean_of_the_known(name: str) -> None:
     """The letter of ``greet`` has the form of ``address`` and is what the unknown receive."""
     method = build(name, quadratic_task(3), SGD, {})
     models = np.random.default_rng(2).normal(size=(4, 3))
-    hub = _hub({k: spec.default for k, spec in method.hyper.items()}, 4)
-    assert method.greet is not None
+    ctx = _hub({k: spec.default for k, spec in method.hyper.items()}, 4)
+    assert method.newcomer.message is not None
     for known in ([True, False, True, True], [False] * 4):
-        letter = method.greet(_server(models, known=known), hub)
+        letter = method.newcomer.message(_server(models, known=known), ctx)
         wanted = models[known].mean(0) if any(known) else models.mean(0)
         np.testing.assert_allclose(letter["w"], wanted, atol=1e-13)
-        own = method.address(_server(models, known=known), torch.tensor(1), hub)
+        own = method.address(_server(models, known=known), torch.tensor(1), ctx)
         assert letter.keys() == own.keys()
         if any(known):
             torch.testing.assert_close(letter["w"], own["w"])
@@ -236,20 +235,22 @@ def test_the_pool_is_everybodys_last_upload_or_the_last_rounds(pool: str) -> Non
     """The server's marks follow the reports of each round, and its table their models."""
     task = net_task()
     method = build("fedamp", task, SGD, {"pool": pool})
-    hubs = []
+    server_contexts = []
 
-    def aggregate(server: Any, uploads: Any, hub: Hub) -> Any:
-        hubs.append((hub.cohort.clone(), hub.present.clone(), uploads["params"]["fc.bias"].clone()))
-        return method.aggregate(server, uploads, hub)
+    def aggregate(server: Any, uploads: Any, ctx: ServerContext) -> Any:
+        server_contexts.append(
+            (ctx.cohort.clone(), ctx.present.clone(), uploads["params"]["fc.bias"].clone())
+        )
+        return method.aggregate(server, uploads, ctx)
 
-    watched = replace(method, aggregate=aggregate)
+    watched = changed(method, aggregate=aggregate)
     sim = simulation(
         watched, task, [federation()], engine="sequential", rounds=4, participation="at_least:0.3"
     )
     known, table = np.zeros(5, dtype=bool), np.zeros((5, 3))
     for _ in range(4):
         sim.step()
-        ids, came, biases = (v.numpy() for v in hubs[-1])
+        ids, came, biases = (v.numpy() for v in server_contexts[-1])
         here = np.zeros(5, dtype=bool)
         here[ids[came]] = True
         known |= here
@@ -259,7 +260,7 @@ def test_the_pool_is_everybodys_last_upload_or_the_last_rounds(pool: str) -> Non
         assert sim.server["pool"][0].tolist() == wanted.tolist()
         stored = sim.server["models"]["fc.bias"][0].numpy()
         np.testing.assert_array_equal(stored[known], table[known])
-    assert len({h[1].sum().item() for h in hubs}) > 1
+    assert len({h[1].sum().item() for h in server_contexts}) > 1
 
 
 # ---- the pull ------------------------------------------------------------------------------------
@@ -269,15 +270,15 @@ def _prox(name: str, options: dict, hyper: dict, w: Any, round_index: int = 0) -
     """Take one step of rate 0.1 on ½‖w − (2, 2)‖² with u = (0, 1)."""
     method = build(name, quadratic_task(2), Local(steps=1, batch=None), options)
     values = {k: spec.default for k, spec in method.hyper.items()} | hyper | {"local_lr": 0.1}
-    blank = Site(**dict.fromkeys(Site._fields))
-    site = blank._replace(
+    blank = ClientContext(**dict.fromkeys(ClientContext._fields))
+    ctx = blank._replace(
         hyper={k: _t(v) for k, v in values.items()},
         own={"w": _t([0.0, 1.0])},
         round=torch.tensor(round_index),
     )
     sample = _t([[1.0, 1.0, 2.0, 2.0]])
     batch = Batch(sample, torch.zeros(1).long(), torch.ones(1).bool(), None, None)
-    work = method.phases[0].step({"params": {"w": _t(w)}}, batch, site)
+    work = method.phases[0].step({"params": {"w": _t(w)}}, batch, ctx)
     found: np.ndarray = work["params"]["w"].numpy()
     return found
 
@@ -363,14 +364,14 @@ def test_a_round_starts_from_the_own_model_or_from_the_cloud() -> None:
     idle = Local(steps=1, batch=None, lr=1e-300)
     for start in ("own", "cloud"):
         method = build("fedamp", quadratic_task(2), idle, {"start": start})
-        site = Site(**dict.fromkeys(Site._fields))._replace(
+        ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
             own={"w": _t([4.0, 4.0])}, index=torch.tensor(0)
         )
-        client = method.init_client({"w": _t([1.0, 1.0])}, site)
-        first = method.begin(client, site)["params"]["w"]
+        client = method.init_client({"w": _t([1.0, 1.0])}, ctx)
+        first = method.begin(client, ctx)["params"]["w"]
         assert first.tolist() == [4.0, 4.0]  # a client without a model of its own
-        kept, upload = method.finish(client, {"params": {"w": _t([2.0, 3.0])}}, site)
-        again = method.begin(kept, site)["params"]["w"]
+        kept, upload = method.finish(client, {"params": {"w": _t([2.0, 3.0])}}, ctx)
+        again = method.begin(kept, ctx)["params"]["w"]
         assert again.tolist() == ([2.0, 3.0] if start == "own" else [4.0, 4.0])
         assert upload["params"]["w"].tolist() == [2.0, 3.0]
 
@@ -455,5 +456,5 @@ def test_faults_and_facts() -> None:
     for name in BOTH:
         with pytest.raises(ConfigError, match="decay_every must be >= 1, got 0"):
             build(name, net_task(), SGD, {"decay_every": 0})
-        assert build(name, net_task(), SGD, {}).headline == "post"
+        assert build(name, net_task(), SGD, {}).use.headline == "post"
         assert METHODS[name].hyper["prox_strength"].default > 0

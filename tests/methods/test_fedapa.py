@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sartor.core import mixing, tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Hub
+from sartor.core.method import ServerContext, changed
 from sartor.core.task import Task, never
 from sartor.core.task import given as loss_given
 from sartor.data.synthetic import Quadratic, quadratics
@@ -48,7 +48,7 @@ def _step(
     mix = torch.eye(len(theta), dtype=torch.float64)
     mix[0] = torch.as_tensor(np.asarray(row))
     server = {"bodies": {"w": theta}, "mix": mix, "velocity": torch.zeros_like(mix)}
-    hub = Hub(
+    ctx = ServerContext(
         hyper={k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()},
         key=None,
         round=None,
@@ -57,11 +57,11 @@ def _step(
         present=torch.tensor([True]),
     )
     upload = {"body": {"w": torch.as_tensor(np.asarray(new), dtype=torch.float64)[None]}}
-    after = method.aggregate(server, upload, hub)
+    after = method.aggregate(server, upload, ctx)
     assert torch.equal(after["bodies"]["w"][1:], theta[1:])
     assert torch.equal(after["bodies"]["w"][0], upload["body"]["w"][0])
-    assert method.inspect is not None
-    found: np.ndarray = method.inspect(after, hub)["mix"][0].numpy()
+    assert method.show.server is not None
+    found: np.ndarray = method.show.server(after, ctx)["mix"][0].numpy()
     return found
 
 
@@ -90,9 +90,9 @@ def test_the_head_is_private_and_so_is_nothing_else() -> None:
     """Leaves of the head never leave; with share="all" there is nothing to keep."""
     task = net_task()
     leaves = (*task.leaf_names, "velocity")
-    kept = build("fedapa", task, SGD, {}).private
+    kept = build("fedapa", task, SGD, {}).wire.private
     assert [leaf for leaf in leaves if kept(leaf)] == ["fc.weight", "fc.bias"]
-    assert not any(map(build("fedapa", task, SGD, {"share": "all"}).private, leaves))
+    assert not any(map(build("fedapa", task, SGD, {"share": "all"}).wire.private, leaves))
 
 
 PRINTED = {"weight_step": "as_printed"}
@@ -267,11 +267,11 @@ def test_a_fixed_uniform_matrix_is_fedavg() -> None:
     options = {"share": "all", "pin_weights": False, "normalise_weights": False}
     apa = build("fedapa", task, SGD, options)
 
-    def init_server(params: Any, hub: Hub) -> Any:
-        server = apa.init_server(params, hub)
+    def init_server(params: Any, ctx: ServerContext) -> Any:
+        server = apa.init_server(params, ctx)
         return {**server, "mix": torch.full_like(server["mix"], 0.2)}
 
-    uniform = replace(apa, init_server=init_server)
+    uniform = changed(apa, init_server=init_server)
     found = outcome(
         run(simulation(uniform, task, feds, hyper={"mix_lr": 0.0}, participation="all", rounds=4))
     )
@@ -295,9 +295,9 @@ def test_a_newcomer_receives_the_mean_of_all(share: str) -> None:
     task = net_task()
     method = build("fedapa", task, SGD, {"share": share})
     sim = run(simulation(method, task, [federation()], hyper={"mix_lr": 0.3}))
-    assert method.greet is not None
+    assert method.newcomer.message is not None
     server = tree.map(lambda leaf: leaf[0], sim.server)
-    letter = method.greet(server, None)
+    letter = method.newcomer.message(server, None)
     usual = method.address(server, torch.tensor(1), None)
     assert {k: v.shape for k, v in letter.items()} == {k: v.shape for k, v in usual.items()}
     for name, leaf in letter.items():
@@ -313,7 +313,7 @@ def test_where_nobody_comes_nothing_moves(preset: str) -> None:
     method = build("fedapa", task, SGD, {"preset": preset})
     sim = run(simulation(method, task, [federation()], hyper={"mix_lr": 0.5}))
     server = tree.map(lambda leaf: leaf[0], sim.server)
-    hub = Hub(
+    ctx = ServerContext(
         hyper={k: leaf[0] for k, leaf in sim.rounds.hyper.items()},
         key=None,
         round=None,
@@ -322,7 +322,7 @@ def test_where_nobody_comes_nothing_moves(preset: str) -> None:
         present=torch.tensor([False]),
     )
     uploads = {"body": tree.map(lambda leaf: leaf[2:3] + 1.0, server["bodies"])}
-    after = method.aggregate(server, uploads, hub)
+    after = method.aggregate(server, uploads, ctx)
     assert after.keys() == server.keys()
     for (name, new), (_, old) in zip(tree.items(after), tree.items(server), strict=True):
         assert torch.equal(new, old), name

@@ -10,7 +10,7 @@ import torch
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Hub
+from sartor.core.method import ServerContext
 from sartor.methods import build
 from tests.toys import (
     centre,
@@ -36,7 +36,7 @@ def _weights(
     method = build("fedavg", task, Local(), {"rule": rule, **options})
     name = "relax" if rule in ("normalized", "uniform") else "server_lr"
     lr, rate_ = torch.tensor(0.1, dtype=torch.float64), torch.tensor(rate, dtype=torch.float64)
-    hub = Hub(
+    ctx = ServerContext(
         hyper={"local_lr": lr, name: rate_},
         key=None,
         round=torch.tensor(0),
@@ -46,7 +46,7 @@ def _weights(
     )
     uploads = {"params": {"w": torch.eye(3, dtype=torch.float64)[cohort]}}
     server = {"params": {"w": torch.zeros(3, dtype=torch.float64)}}
-    return method.aggregate(server, uploads, hub)["params"]["w"].numpy()
+    return method.aggregate(server, uploads, ctx)["params"]["w"].numpy()
 
 
 def test_rules_weigh_the_cohort_as_the_sheet_says() -> None:

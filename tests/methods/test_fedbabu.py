@@ -135,7 +135,7 @@ def test_the_head_is_no_traffic() -> None:
 def test_defaults_and_faults() -> None:
     """Five epochs of the whole model with the rate of training; negative lengths are refused."""
     method = build("fedbabu", net_task(), SGD, {})
-    assert [(p.epochs, p.steps) for p in method.adapt] == [(5, None)]
+    assert [(p.epochs, p.steps) for p in method.use.adapt] == [(5, None)]
     assert method.hyper["ft_lr"].default == 0.2
     assert METHODS["fedbabu"].options["ft_part"][0] == "all"
     for name in ("ft_epochs", "ft_steps"):

@@ -42,7 +42,7 @@ AT_HOME = {"deep.0.1.weight", "deep.0.1.bias", "down.weight", "down.bias"}
 
 def _private(module: nn.Module, **options: Any) -> set[str]:
     task = Task(module)
-    return set(filter(build("fedbn", task, SGD, options).private, task.leaf_names))
+    return set(filter(build("fedbn", task, SGD, options).wire.private, task.leaf_names))
 
 
 def test_layers_are_found_by_type_at_any_depth() -> None:
@@ -139,5 +139,7 @@ def test_a_network_without_normalisation_is_refused_when_asked() -> None:
     bare = Task(nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3, elementwise_affine=False)))
     with pytest.raises(ConfigError, match="no scales and shifts"):
         build("fedbn", bare, SGD, {"strict": True})
-    assert build("fedbn", net_task(), SGD, {"strict": True, "private": ("fc",)}).private("fc.bias")
-    assert build("fedbn", NORMED, SGD, {"strict": True}).private("down.bias")
+    assert build("fedbn", net_task(), SGD, {"strict": True, "private": ("fc",)}).wire.private(
+        "fc.bias"
+    )
+    assert build("fedbn", NORMED, SGD, {"strict": True}).wire.private("down.bias")

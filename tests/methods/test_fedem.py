@@ -14,7 +14,7 @@ from torch import nn
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Site
+from sartor.core.method import Batch, ClientContext, changed
 from sartor.core.task import Task, squared_error
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
@@ -81,17 +81,19 @@ def test_the_e_step_has_the_known_numbers(mixture, losses, wanted) -> None:
     method = build("fedem", task, SGD, {"components": len(mixture)})
     expect = method.phases[0]
     mask = torch.tensor([True, True, False])
-    site = Site(**dict.fromkeys(Site._fields))._replace(mask=mask, num_samples=torch.tensor(2))
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
+        mask=mask, num_samples=torch.tensor(2)
+    )
     # With curvature 2 and centre 0 the loss of w is w².
     table = {"w": torch.tensor(losses, dtype=torch.float64).sqrt()[:, None]}
     work = {"params": table, "mixture": torch.tensor(mixture, dtype=torch.float64)}
-    work = expect.enter(work, site)
+    work = expect.enter(work, ctx)
     x = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 5.0]], dtype=torch.float64)
     for rows, kept in (([1, 3, 3], [True, False, False]), ([0, 3, 3], [True, False, False])):
         batch = Batch(x, torch.zeros(3).long(), torch.tensor(kept), torch.tensor(rows), ONE > 0)
-        work = expect.step(work, batch, site)
+        work = expect.step(work, batch, ctx)
     assert_allclose(work["posterior"][:2], [wanted, wanted], atol=1e-6)
-    assert_allclose(expect.leave(work, site)["mixture"], wanted, atol=1e-6)
+    assert_allclose(expect.leave(work, ctx)["mixture"], wanted, atol=1e-6)
 
 
 def test_a_round_is_that_of_a_plain_loop() -> None:
@@ -101,11 +103,11 @@ def test_a_round_is_that_of_a_plain_loop() -> None:
     train = method.phases[1]
     batches: dict[int, list] = {}
 
-    def step(work, batch, site):
-        batches.setdefault(int(site.index), []).append(batch)
-        return train.step(work, batch, site)
+    def step(work, batch, ctx):
+        batches.setdefault(int(ctx.index), []).append(batch)
+        return train.step(work, batch, ctx)
 
-    watched = replace(method, phases=(method.phases[0], replace(train, step=step)))
+    watched = changed(method, phases=(method.phases[0], replace(train, step=step)))
     sim = simulation(watched, task, [fed], engine="sequential", rounds=1, participation="all")
     table = {k: v[0].clone() for k, v in sim.server["params"].items()}
     run(sim)
@@ -340,9 +342,9 @@ def test_samples_or_clients_are_counted() -> None:
 def test_what_is_private_and_what_is_refused() -> None:
     """π and q stay at home; there is no global model; M must be at least 1."""
     method = build("fedem", net_task(), SGD, {})
-    assert method.private("mixture")
-    assert method.private("posterior")
-    assert method.centre is None
-    assert method.headline == "pre"
+    assert method.wire.private("mixture")
+    assert method.wire.private("posterior")
+    assert method.use.centre is None
+    assert method.use.headline == "pre"
     with pytest.raises(ConfigError, match="components must be >= 1, got 0"):
         build("fedem", net_task(), SGD, {"components": 0})

@@ -12,7 +12,7 @@ import torch
 from sartor.core import rng
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Hub, Site
+from sartor.core.method import Batch, ClientContext, ServerContext, changed
 from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Quadratic, quadratics
 from sartor.methods import build
@@ -53,7 +53,7 @@ def _mix(
     method = build("fedfomo", task, Local(), options)
     others = _tensor(others).reshape(-1, 2)
     there = torch.ones(len(others), dtype=torch.bool) if found is None else torch.tensor(found)
-    site = Site(**dict.fromkeys(Site._fields))._replace(
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
         own={"models": {"w": others}, "found": there}
     )
     client = {"params": {"w": _tensor(own)}, "reference": {"w": _tensor(reference)}}
@@ -61,12 +61,12 @@ def _mix(
     mask = torch.arange(samples + 1) < samples  # the last row is padding
     batch = Batch(x, torch.zeros(samples + 1, dtype=torch.int64), mask, None, None)
     phase = method.phases[0]
-    work = phase.enter(method.begin(client, site), site)
+    work = phase.enter(method.begin(client, ctx), ctx)
     for _ in range(2):
-        work = phase.step(work, batch, site)
-    work = phase.leave(work, site)
+        work = phase.step(work, batch, ctx)
+    work = phase.leave(work, ctx)
     assert torch.equal(work["params"]["w"], work["reference"]["w"])
-    _, upload = method.finish(client, work, site)
+    _, upload = method.finish(client, work, ctx)
     return work["params"]["w"].numpy(), upload["raw"].numpy()
 
 
@@ -153,8 +153,8 @@ def _server(affinity: Any, there: Any) -> Any:
     return {"models": {"w": rows}, "affinity": _tensor(affinity), "there": torch.tensor(there)}
 
 
-def _hub(num: int, seed: int = 0, round_index: int = 0, **hyper: float) -> Hub:
-    return Hub(
+def _hub(num: int, seed: int = 0, round_index: int = 0, **hyper: float) -> ServerContext:
+    return ServerContext(
         hyper={k: _tensor(v) for k, v in hyper.items()},
         key=rng.key(seed),
         round=torch.tensor(round_index),
@@ -164,9 +164,11 @@ def _hub(num: int, seed: int = 0, round_index: int = 0, **hyper: float) -> Hub:
     )
 
 
-def _sent(server: Any, index: int, hub: Hub, **options: Any) -> tuple[list[int], list[bool]]:
+def _sent(
+    server: Any, index: int, ctx: ServerContext, **options: Any
+) -> tuple[list[int], list[bool]]:
     method = build("fedfomo", quadratic_task(), Local(), options)
-    letter = method.address(server, torch.tensor(index), hub)
+    letter = method.address(server, torch.tensor(index), ctx)
     return letter["models"]["w"][:, 0].long().tolist(), letter["found"].tolist()
 
 
@@ -200,9 +202,11 @@ def test_ties_are_broken_at_random() -> None:
 
 def test_exploration_falls_to_nothing() -> None:
     """ε_0 = 0.3 and 0.05 a round: 0.30, 0.25, ..., 0.05, 0, 0."""
-    hubs = [_hub(5, round_index=t, explore_start=0.3, explore_decay=0.05) for t in range(8)]
+    server_contexts = [
+        _hub(5, round_index=t, explore_start=0.3, explore_decay=0.05) for t in range(8)
+    ]
     wanted = [0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.0, 0.0]
-    np.testing.assert_allclose([float(exploration(h)) for h in hubs], wanted, atol=1e-15)
+    np.testing.assert_allclose([float(exploration(h)) for h in server_contexts], wanted, atol=1e-15)
 
 
 def test_a_pick_is_random_as_often_as_it_should_be() -> None:
@@ -211,8 +215,8 @@ def test_a_pick_is_random_as_often_as_it_should_be() -> None:
     for start, share, width in ((0.0, 1.0, 0.0), (0.5, 0.625, 0.15), (1.0, 0.25, 0.15)):
         first = []
         for seed in range(100):
-            hub = _hub(5, seed, explore_start=start, explore_decay=0.0)
-            ids, found = _sent(server, 0, hub, picks=4, explore=True)
+            ctx = _hub(5, seed, explore_start=start, explore_decay=0.0)
+            ids, found = _sent(server, 0, ctx, picks=4, explore=True)
             assert len(set(ids)) == 3
             assert 0 not in ids
             assert all(found)
@@ -225,9 +229,12 @@ def test_a_newcomer_is_sent_those_that_helped_others() -> None:
     method = build("fedfomo", quadratic_task(), Local(), {"picks": 3})
     affinity = np.zeros((4, 4))
     affinity[:, 1], affinity[:, 3], affinity[2, 2] = 2.0, 3.0, 100.0
-    server, hub = _server(affinity.tolist(), [True] * 4), _hub(4)
-    assert method.greet is not None
-    letter, usual = method.greet(server, hub), method.address(server, torch.tensor(0), hub)
+    server, ctx = _server(affinity.tolist(), [True] * 4), _hub(4)
+    assert method.newcomer.message is not None
+    letter, usual = (
+        method.newcomer.message(server, ctx),
+        method.address(server, torch.tensor(0), ctx),
+    )
     assert letter["models"]["w"][:, 0].tolist() == [3.0, 1.0]
     assert letter.keys() == usual.keys()
     assert letter["models"]["w"].shape == usual["models"]["w"].shape
@@ -347,17 +354,17 @@ def test_a_client_never_trains_on_its_validation_samples(share: float) -> None:
     used: dict[tuple[int, str], list[set[int]]] = {}
 
     def watch(phase: Any) -> Any:
-        def enter(work: Any, site: Site) -> Any:
-            used.setdefault((int(site.index), phase.name), []).append(set())
-            return phase.enter(work, site)
+        def enter(work: Any, ctx: ClientContext) -> Any:
+            used.setdefault((int(ctx.index), phase.name), []).append(set())
+            return phase.enter(work, ctx)
 
-        def step(work: Any, batch: Batch, site: Site) -> Any:
-            used[int(site.index), phase.name][-1] |= set(batch.rows[batch.mask].tolist())
-            return phase.step(work, batch, site)
+        def step(work: Any, batch: Batch, ctx: ClientContext) -> Any:
+            used[int(ctx.index), phase.name][-1] |= set(batch.rows[batch.mask].tolist())
+            return phase.step(work, batch, ctx)
 
         return replace(phase, enter=enter, step=step)
 
-    watched = replace(method, phases=tuple(watch(p) for p in method.phases), adapt=())
+    watched = changed(method, phases=tuple(watch(p) for p in method.phases), adapt=())
     fed = federation(sizes=(10, 20, 15), val=0)
     sim = simulation(
         watched, task, [fed], engine="sequential", participation="all", eval_every=3, points=()

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from sartor.core import rng, tree
 from sartor.core.errors import ConfigError, ContractError
 from sartor.core.local import Local
-from sartor.core.method import Hub, Site
+from sartor.core.method import ClientContext, ServerContext, changed
 from sartor.core.task import Task
 from sartor.data.split import Ragged
 from sartor.methods import METHODS, build
@@ -48,8 +48,8 @@ class Small(nn.Module):
 TWO = Task(Small(), head="fc")
 
 
-def _hub(rate: float, slots: int = 1, seed: int = 0, **changes: Any) -> Hub:
-    hub = Hub(
+def _hub(rate: float, slots: int = 1, seed: int = 0, **changes: Any) -> ServerContext:
+    ctx = ServerContext(
         hyper={"server_lr": torch.tensor(rate, dtype=torch.float64)},
         key=rng.key(seed),
         round=torch.tensor(0),
@@ -57,7 +57,7 @@ def _hub(rate: float, slots: int = 1, seed: int = 0, **changes: Any) -> Hub:
         cohort=torch.arange(slots),
         present=torch.ones(slots, dtype=torch.bool),
     )
-    return hub._replace(**changes)
+    return ctx._replace(**changes)
 
 
 def _zero(task: Task = TWO) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def test_the_pass_is_sgd_over_the_pairs_in_some_order(size: int | None, epochs: 
 def test_every_pair_has_weight_one() -> None:
     """To first order the head moves by −η_s Σ slopes: each pair once, whoever it comes from."""
     uploads = _pairs(6)
-    hub = _hub(1e-7, 6, sizes=torch.tensor([1, 5, 100, 2, 7, 40]))
-    found = build("fedgh", TWO, SGD, {"server_batch": 1}).aggregate(_zero(), uploads, hub)
+    ctx = _hub(1e-7, 6, sizes=torch.tensor([1, 5, 100, 2, 7, 40]))
+    found = build("fedgh", TWO, SGD, {"server_batch": 1}).aggregate(_zero(), uploads, ctx)
     pairs = [(uploads["means"][s, c], c) for s in range(6) for c in range(2)]
     weight, bias = _by_hand(_zero()["head"], [pairs], 12e-7)
     assert _is(found, (weight, bias), atol=1e-12)
@@ -183,8 +183,8 @@ def test_an_empty_round_leaves_the_head() -> None:
     method = build("fedgh", TWO, SGD, {"server_batch": 1})
     server = {"head": {k: v + 0.3 for k, v in _zero()["head"].items()}}
     uploads = {k: torch.full_like(v, torch.nan) for k, v in _pairs(2).items()}
-    hub = _hub(0.5, 2, present=torch.tensor([False, False]))
-    found = method.aggregate(server, uploads, hub)
+    ctx = _hub(0.5, 2, present=torch.tensor([False, False]))
+    found = method.aggregate(server, uploads, ctx)
     for name, leaf in server["head"].items():
         assert torch.equal(found["head"][name], leaf)
 
@@ -214,10 +214,10 @@ def test_without_server_steps_only_the_head_reset_is_left(local: Local) -> None:
     alone = build("local", task, local, {"participation": "sampled"})
     first = {k: v.double() for k, v in task.init(0).items() if task.is_head(k)}
 
-    def begin(client: Any, site: Site) -> Any:
+    def begin(client: Any, ctx: ClientContext) -> Any:
         return {**client, "params": {**client["params"], **first}}
 
-    wanted = outcome(run(simulation(replace(alone, begin=begin), task, [federation()])))
+    wanted = outcome(run(simulation(changed(alone, begin=begin), task, [federation()])))
     found = outcome(_net(local, hyper={"server_lr": 0.0}))
     for name in filter(task.is_body, task.leaf_names):
         np.testing.assert_array_equal(
@@ -254,12 +254,12 @@ def test_uploads_are_exact_class_means_of_the_trained_extractor() -> None:
     method = build("fedgh", task, SGD, {})
     seen = []
 
-    def finish(client: Any, work: Any, site: Site) -> Any:
-        kept, upload = method.finish(client, work, site)
-        seen.append((int(site.index), work["params"], upload))
+    def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+        kept, upload = method.finish(client, work, ctx)
+        seen.append((int(ctx.index), work["params"], upload))
         return kept, upload
 
-    watched = replace(method, finish=finish)
+    watched = changed(method, finish=finish)
     run(
         simulation(
             watched,
@@ -313,7 +313,7 @@ def test_traffic_does_not_depend_on_the_extractor(inputs: int) -> None:
     assert book.bytes_down.tolist() == [[5 * 8 * 3 * 6]]
     assert book.forward_evaluations.tolist() == [[27]]
     for leaf in task.leaf_names:
-        leaky = replace(method, finish=lambda c, w, s, leaf=leaf: (c, {leaf: w["params"][leaf]}))
+        leaky = changed(method, finish=lambda c, w, s, leaf=leaf: (c, {leaf: w["params"][leaf]}))
         with pytest.raises(ContractError, match=leaf.replace(".", r"\.")):
             simulation(leaky, task, [fed]).step()
 
@@ -321,7 +321,7 @@ def test_traffic_does_not_depend_on_the_extractor(inputs: int) -> None:
 def test_clients_with_different_extractors_share_a_head() -> None:
     """Uploads of two networks of equal D have one form; the server never sees more."""
     uploads = []
-    blank = Site(**dict.fromkeys(Site._fields))
+    blank = ClientContext(**dict.fromkeys(ClientContext._fields))
     for inputs in (4, 9):
         task = Task(Net(inputs=inputs), head="fc")
         method = build("fedgh", task, SGD, {})

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Hub, Site
+from sartor.core.method import Batch, ClientContext, ServerContext
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.methods import METHODS, build
@@ -128,17 +128,17 @@ def _statistics(features: Any, labels: Any, batch: int = 4) -> dict:
     x, y = torch.tensor(features, dtype=torch.float64), torch.tensor(labels)
     net = _Flat(x.shape[1])
     method = build("fedpac", net, FULL, {})
-    phase, site = method.phases[0], Site(**dict.fromkeys(Site._fields))
+    phase, ctx = method.phases[0], ClientContext(**dict.fromkeys(ClientContext._fields))
     params = {k: v.double() for k, v in net.init(0).items()}
     params["body.weight"] = torch.eye(x.shape[1], dtype=torch.float64)
     params["body.bias"] = torch.zeros(x.shape[1], dtype=torch.float64)
-    work = phase.enter({"params": params}, site)
+    work = phase.enter({"params": params}, ctx)
     for first in range(0, len(x), batch):
         rows = torch.arange(first, first + batch)
         mask = rows < len(x)
         rows = torch.where(mask, rows, 0)
-        work = phase.step(work, Batch(x[rows], y[rows], mask, rows, None), site)
-    found: dict = phase.leave(work, site)
+        work = phase.step(work, Batch(x[rows], y[rows], mask, rows, None), ctx)
+    found: dict = phase.leave(work, ctx)
     return found
 
 
@@ -281,12 +281,12 @@ def test_a_class_without_a_centroid_is_aligned_with_the_own_mean() -> None:
     params = {k: v.double() for k, v in TASK.init(0).items()}
     phase = build("fedpac", TASK, FULL, {}).phases[2]
     hyper = {"local_lr": 0.1, "align_strength": 2.0}
-    site = Site(**dict.fromkeys(Site._fields))._replace(
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
         hyper={k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()},
         common={"centroids": common, "seen": torch.tensor([True, False, True])},
     )
     batch = Batch(x, y, torch.ones(6, dtype=torch.bool), None, None)
-    found = phase.step({"params": params, "means": own}, batch, site)["params"]
+    found = phase.step({"params": params, "means": own}, batch, ctx)["params"]
     free = {k: v.clone().requires_grad_() for k, v in params.items()}
     target = torch.stack([common[0], own[1], common[2]])[y]
     loss = F.cross_entropy(TASK.logits(free, x), y)
@@ -298,7 +298,7 @@ def test_a_class_without_a_centroid_is_aligned_with_the_own_mean() -> None:
 
 def _aggregate(server: dict, uploads: dict, present: list) -> dict:
     num = len(present)
-    hub = Hub(
+    ctx = ServerContext(
         hyper={"local_lr": torch.tensor(0.1, dtype=torch.float64)},
         key=None,
         round=None,
@@ -306,7 +306,7 @@ def _aggregate(server: dict, uploads: dict, present: list) -> dict:
         cohort=torch.arange(num),
         present=torch.tensor(present),
     )
-    found: dict = build("fedpac", TASK, FULL, {}).aggregate(server, uploads, hub)
+    found: dict = build("fedpac", TASK, FULL, {}).aggregate(server, uploads, ctx)
     return found
 
 
@@ -394,7 +394,7 @@ def test_a_newcomer_receives_the_mean_head() -> None:
     sim = _sim()
     method = build("fedpac", TASK, FULL, {})
     server = tree.map(lambda leaf: leaf[0], sim.server)
-    letter = method.greet(server, None)
+    letter = method.newcomer.message(server, None)
     known = method.address(server, torch.tensor(2), None)
     assert all(tree.leaves(tree.map(lambda a, b: a.shape == b.shape, letter, known)))
     np.testing.assert_allclose(letter["head"]["fc.bias"], server["heads"]["fc.bias"].mean(0))

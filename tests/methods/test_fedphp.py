@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from sartor.core import tree
 from sartor.core.errors import ContractError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Site
+from sartor.core.method import Batch, ClientContext, changed
 from sartor.methods import METHODS, build
 from sartor.methods.fedphp import discrepancy, distillation
 from tests.toys import federation, net_task, outcome, run, simulation, states
@@ -35,9 +35,9 @@ def _t(value: Any) -> torch.Tensor:
     return torch.as_tensor(np.asarray(value, dtype=float), dtype=torch.float64)
 
 
-def _site(**fields: Any) -> Site:
+def _site(**fields: Any) -> ClientContext:
     hyper = {"inherit_weight": 0.9, "horizon": 10.0, "transfer_strength": 0.3, "local_lr": 0.2}
-    blank = Site(**dict.fromkeys(Site._fields))
+    blank = ClientContext(**dict.fromkeys(ClientContext._fields))
     return blank._replace(hyper={k: _t(v) for k, v in hyper.items()}, **fields)
 
 
@@ -80,12 +80,12 @@ def test_without_a_past_the_model_just_trained_is_used() -> None:
     method = build("fedphp", task, SGD, {})
     last: dict[int, Any] = {}
 
-    def finish(client: Any, work: Any, site: Site) -> Any:
-        kept, upload = method.finish(client, work, site)
-        last[int(site.index)] = upload["params"]
+    def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+        kept, upload = method.finish(client, work, ctx)
+        last[int(ctx.index)] = upload["params"]
         return kept, upload
 
-    watched = replace(method, finish=finish)
+    watched = changed(method, finish=finish)
     hyper = {"inherit_weight": 0.0}
     sim = run(simulation(watched, task, [federation()], engine="sequential", hyper=hyper, **ALL))
     assert len(last) == 5
@@ -163,7 +163,7 @@ def test_the_inherited_model_is_used_and_never_leaves() -> None:
     np.testing.assert_array_equal(scores["pre", "test"].loss[0][1:], scores["post", "test"].loss[0])
     centre = sim.params(0, point="global")
     assert not torch.equal(centre["fc.weight"], kept["fc.weight"][0, 0])
-    leaky = replace(method, finish=lambda c, w, s: (c, {"inherited": w["inherited"]}))
+    leaky = changed(method, finish=lambda c, w, s: (c, {"inherited": w["inherited"]}))
     with pytest.raises(ContractError, match="inherited"):
         simulation(leaky, task, [federation()]).step()
 
@@ -172,13 +172,13 @@ def test_the_inherited_model_is_used_and_never_leaves() -> None:
 def test_the_first_teacher(first: str) -> None:
     """On its first turn a client is taught by what it received, or by the initial model."""
     method = build("fedphp", net_task(), SGD, {"first_teacher": first})
-    site = _site(common={"params": {"w": _t([1.0])}}, index=torch.tensor(0))
-    client = method.init_client({"w": _t([-3.0])}, site)
-    work = method.begin(client, site)
+    ctx = _site(common={"params": {"w": _t([1.0])}}, index=torch.tensor(0))
+    client = method.init_client({"w": _t([-3.0])}, ctx)
+    work = method.begin(client, ctx)
     assert float(work["inherited"]["w"]) == (1.0 if first == "received" else -3.0)
     assert float(work["params"]["w"]) == 1.0  # training starts from the global model
     later = {**client, "inherited": {"w": _t([8.0])}, "times": torch.tensor(1)}
-    work = method.begin(later, site)
+    work = method.begin(later, ctx)
     assert float(work["inherited"]["w"]) == 8.0
     assert float(work["params"]["w"]) == 1.0
 

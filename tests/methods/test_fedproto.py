@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sartor.core import tree
 from sartor.core.errors import ConfigError, ContractError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Hub, Site
+from sartor.core.method import Batch, ClientContext, ServerContext, changed
 from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
@@ -40,13 +40,13 @@ def _uploads(local: Local, options: dict | None = None, **settings: Any) -> list
     method = build("fedproto", task, local, options or {})
     seen = []
 
-    def finish(client: Any, work: Any, site: Site) -> Any:
-        kept, upload = method.finish(client, work, site)
-        seen.append({"id": int(site.index), "params": work["params"], **upload})
+    def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
+        kept, upload = method.finish(client, work, ctx)
+        seen.append({"id": int(ctx.index), "params": work["params"], **upload})
         return kept, upload
 
     sim = simulation(
-        replace(method, finish=finish),
+        changed(method, finish=finish),
         task,
         [federation()],
         engine="sequential",
@@ -68,8 +68,8 @@ def _class_means(params: Any, i: int, fed: Federation | None = None) -> tuple[Te
     return torch.stack(means), counts
 
 
-def _hub(present: list[bool]) -> Hub:
-    blank = Hub(**dict.fromkeys(Hub._fields))
+def _hub(present: list[bool]) -> ServerContext:
+    blank = ServerContext(**dict.fromkeys(ServerContext._fields))
     return blank._replace(present=torch.tensor(present), cohort=torch.arange(len(present)))
 
 
@@ -126,9 +126,9 @@ def test_before_any_prototype_the_head_answers() -> None:
 def _step(work: Any, batch: Batch, lam: float, protos: Tensor, seen: Tensor, **options: Any) -> Any:
     values = {"proto_strength": lam, "local_lr": 0.1}
     hyper = {k: torch.tensor(v, dtype=torch.float64) for k, v in values.items()}
-    blank = Site(**dict.fromkeys(Site._fields))
-    site = blank._replace(hyper=hyper, common={"prototypes": protos, "seen": seen})
-    return build("fedproto", net_task(), SGD, options).phases[0].step(work, batch, site)
+    blank = ClientContext(**dict.fromkeys(ClientContext._fields))
+    ctx = blank._replace(hyper=hyper, common={"prototypes": protos, "seen": seen})
+    return build("fedproto", net_task(), SGD, options).phases[0].step(work, batch, ctx)
 
 
 def _setting() -> tuple[dict[str, Tensor], Batch, Tensor]:
@@ -332,7 +332,7 @@ def test_only_prototypes_and_counts_travel(hidden: int) -> None:
     assert sim.ledger().bytes_down.tolist() == [[5, 5 * (8 * 3 * hidden + 1)]]  # none, then all
     assert sorted(sim.server) == ["prototypes", "seen"]
     for leaf in task.leaf_names:
-        leaky = replace(method, finish=lambda c, w, s, leaf=leaf: (c, {leaf: w["params"][leaf]}))
+        leaky = changed(method, finish=lambda c, w, s, leaf=leaf: (c, {leaf: w["params"][leaf]}))
         with pytest.raises(ContractError, match=leaf.replace(".", r"\.")):
             simulation(leaky, task, [federation()]).step()
 

@@ -11,7 +11,7 @@ import torch
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Hub
+from sartor.core.method import ServerContext
 from sartor.data.synthetic import quadratics
 from sartor.methods import build
 from sartor.theory import coupling, proximal
@@ -213,7 +213,7 @@ def test_the_unbiased_rule_is_unbiased_over_cohorts() -> None:
 
     def step(cohort: tuple[int, ...], unbiased: bool) -> np.ndarray:
         method = build("fedprox", task, Local(), {**options, "unbiased": unbiased})
-        hub = Hub(
+        ctx = ServerContext(
             hyper={"prox_strength": one, "server_lr": one},
             key=None,
             round=None,
@@ -223,7 +223,7 @@ def test_the_unbiased_rule_is_unbiased_over_cohorts() -> None:
         )
         pushes = {"push": {"w": torch.eye(3, dtype=torch.float64)[list(cohort)]}}
         server = {"params": {"w": torch.zeros(3, dtype=torch.float64)}}
-        return -method.aggregate(server, pushes, hub)["params"]["w"].numpy()
+        return -method.aggregate(server, pushes, ctx)["params"]["w"].numpy()
 
     pairs = list(itertools.combinations(range(3), 2))
     np.testing.assert_allclose(np.mean([step(c, True) for c in pairs], 0), [1 / 6, 1 / 3, 1 / 2])
@@ -365,5 +365,5 @@ def test_rules_say_what_they_need(options: dict, words: str) -> None:
 def test_the_centre_is_the_global_model() -> None:
     """What is scored as the global model is w_g."""
     sim = q3("fedprox", GD, hyper={"prox_strength": 2.0})
-    assert sim.method.centre is not None
-    assert sim.method.centre(sim.server, None) == sim.server["params"]
+    assert sim.method.use.centre is not None
+    assert sim.method.use.centre(sim.server, None) == sim.server["params"]

@@ -12,7 +12,7 @@ import torch
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Hub, Method
+from sartor.core.method import Method, ServerContext, changed
 from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Logistic, Quadratic, logistic_radius, quadratics
 from sartor.methods import build
@@ -44,7 +44,7 @@ THEORY = {"preset": "theory", "strong_convexity": 1.0}
 @functools.wraps(fedprox_two_stage)
 def stage_one(*args, **options) -> Method:
     """Leave stage II out."""
-    return replace(fedprox_two_stage(*args, **options), epilogue=None)
+    return changed(fedprox_two_stage(*args, **options), after=None)
 
 
 def _net(factory, local: Local = SGD, options: dict | None = None, **settings):
@@ -65,8 +65,8 @@ def test_no_pull_is_local_training_to_the_bit(momentum: float, weights: str) -> 
     def alone(task: Task, local: Local) -> Method:
         """LocalTrain with batches drawn anew in every step, and one more round of everybody."""
         base = local_train(task, local, participation="sampled")
-        fresh = replace(base, phases=(replace(base.phases[0], fresh=True),))
-        return replace(fresh, epilogue=fresh)
+        fresh = changed(base, phases=(replace(base.phases[0], fresh=True),))
+        return changed(fresh, after=fresh)
 
     hyper = {"prox_strength": 0.0}
     found = outcome(_net(NAME, local, {"weights": weights}, hyper=hyper, rounds=4))
@@ -163,7 +163,7 @@ def test_the_server_step_is_unbiased_over_cohorts() -> None:
     method = build(NAME, quadratic_task(3), SGD, {"weights": "samples"})
 
     def step(cohort: tuple[int, ...]) -> np.ndarray:
-        hub = Hub(
+        ctx = ServerContext(
             hyper={"prox_strength": 2.0 * one, "server_lr": 0.5 * one},
             key=None,
             round=torch.tensor(0),
@@ -173,7 +173,7 @@ def test_the_server_step_is_unbiased_over_cohorts() -> None:
         )
         pushed = {"params": {"w": torch.eye(3, dtype=torch.float64)[list(cohort)]}}
         server = {"params": {"w": torch.zeros(3, dtype=torch.float64)}}
-        return method.aggregate(server, pushed, hub)["params"]["w"].numpy()
+        return method.aggregate(server, pushed, ctx)["params"]["w"].numpy()
 
     pairs = list(itertools.combinations(range(3), 2))
     np.testing.assert_allclose(np.mean([step(c) for c in pairs], 0), [1 / 6, 1 / 3, 1 / 2])
@@ -221,11 +221,11 @@ def _rows(num_samples: int, batch: int, steps: int) -> np.ndarray:
     (phase,) = method.phases
     seen = []
 
-    def record(work, batch, site):
+    def record(work, batch, ctx):
         seen.append(batch.rows[batch.mask].tolist())
         return work
 
-    idle = replace(method, phases=(replace(phase, step=record),))
+    idle = changed(method, phases=(replace(phase, step=record),))
     fed = federation(sizes=(num_samples,))
     run(
         simulation(
@@ -354,15 +354,15 @@ def _plane(options: dict, size: float, *, rounds: int = 1, seen: list | None = N
     def watch(record: Method) -> Method:
         (phase,) = record.phases
 
-        def step(work, batch, site):
-            moved = phase.step(work, batch, site)
+        def step(work, batch, ctx):
+            moved = phase.step(work, batch, ctx)
             if seen is not None:
                 seen.append(moved["params"]["w"].numpy())
             return moved
 
-        return replace(record, phases=(replace(phase, step=step),))
+        return changed(record, phases=(replace(phase, step=step),))
 
-    watched = replace(watch(method), epilogue=watch(method.epilogue))
+    watched = changed(watch(method), after=watch(method.schedule.after))
     sim = simulation(
         watched,
         task,
@@ -414,7 +414,7 @@ def test_the_projection_is_non_expansive(domain: str) -> None:
     method = build(NAME, quadratic_task(3), SGD, {"domain": domain, "project_global": True})
     draw = torch.Generator().manual_seed(0)
     one = torch.tensor(1.0, dtype=torch.float64)
-    hub = Hub(
+    ctx = ServerContext(
         hyper={"prox_strength": one, "server_lr": one, "domain_size": one},
         key=None,
         round=torch.tensor(0),
@@ -425,7 +425,7 @@ def test_the_projection_is_non_expansive(domain: str) -> None:
     zero = {"params": {"w": torch.zeros(3, dtype=torch.float64)}}
 
     def project(w: torch.Tensor) -> torch.Tensor:
-        return method.aggregate(zero, {"params": {"w": w[None]}}, hub)["params"]["w"]
+        return method.aggregate(zero, {"params": {"w": w[None]}}, ctx)["params"]["w"]
 
     moved = 0
     for _ in range(50):

@@ -13,7 +13,7 @@ from torch import nn
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch
+from sartor.core.method import Batch, changed
 from sartor.core.task import Task, squared_error
 from sartor.data.federation import Federation
 from sartor.methods import METHODS, build
@@ -41,15 +41,15 @@ def test_the_resting_part_does_not_move_by_a_bit(local: Local) -> None:
     steps = []
 
     def watch(phase: Any) -> Any:
-        def step(work: Any, batch: Any, site: Any) -> Any:
-            new = phase.step(work, batch, site)
+        def step(work: Any, batch: Any, ctx: Any) -> Any:
+            new = phase.step(work, batch, ctx)
             moved = {k for k, v in new["params"].items() if not torch.equal(v, work["params"][k])}
             steps.append((phase.name, moved))
             return new
 
         return replace(phase, step=step)
 
-    watched = replace(method, phases=tuple(watch(p) for p in method.phases))
+    watched = changed(method, phases=tuple(watch(p) for p in method.phases))
     run(simulation(watched, task, [federation()], engine="sequential"))
     head, body = {"fc.weight", "fc.bias"}, {"body.weight", "body.bias"}
     assert {name for name, _ in steps} == {"head", "train"}

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from sartor.core import tree
 from sartor.core.errors import ConfigError, ContractError
 from sartor.core.local import Local
+from sartor.core.method import changed
 from sartor.core.task import Task
 from sartor.data.split import Ragged
 from sartor.methods import METHODS, build
@@ -148,11 +149,11 @@ def test_class_counts_are_exact(drop_last: bool) -> None:
     method = build("fedrod", task, replace(SGD, drop_last=drop_last), {})
     seen = {}
 
-    def finish(client: Any, work: Any, site: Any) -> Any:
-        seen[int(site.index)] = work["counts"].tolist()
-        return method.finish(client, work, site)
+    def finish(client: Any, work: Any, ctx: Any) -> Any:
+        seen[int(ctx.index)] = work["counts"].tolist()
+        return method.finish(client, work, ctx)
 
-    watched = replace(method, finish=finish)
+    watched = changed(method, finish=finish)
     sim = simulation(watched, task, [fed], engine="sequential", participation="all", rounds=2)
     losses = run(sim).scores()
     for i in range(5):
@@ -164,7 +165,7 @@ def test_the_personal_head_never_leaves() -> None:
     """The upload is FedAvg's; one with the personal head is stopped. Absent clients keep theirs."""
     task = net_task()
     method = build("fedrod", task, SGD, {})
-    leaky = replace(method, finish=lambda c, w, s: (c, {"personal": w["personal"]}))
+    leaky = changed(method, finish=lambda c, w, s: (c, {"personal": w["personal"]}))
     with pytest.raises(ContractError, match="personal"):
         simulation(leaky, task, [federation()]).step()
     sim = _net(participation=2, rounds=1)

@@ -12,7 +12,7 @@ from torch import nn
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch
+from sartor.core.method import Batch, changed
 from sartor.core.task import Task
 from sartor.methods import build
 from sartor.methods.parts.partial import layers
@@ -97,21 +97,21 @@ def test_the_private_part_never_travels(name: str) -> None:
     shared = {"fc"} if name in ("lg-fedavg", "fedbn") else {"body"}
     sent = []
 
-    def finish(client: Any, work: Any, site: Any) -> Any:
-        kept, upload = method.finish(client, work, site)
-        sent.append((upload, site.common))
+    def finish(client: Any, work: Any, ctx: Any) -> Any:
+        kept, upload = method.finish(client, work, ctx)
+        sent.append((upload, ctx.common))
         return kept, upload
 
     run(
         simulation(
-            replace(method, finish=finish), task, [federation()], engine="sequential", rounds=1
+            changed(method, finish=finish), task, [federation()], engine="sequential", rounds=1
         )
     )
     for trees in sent:
         for letter in trees:
             assert list(letter) == ["params"]
             assert {leaf.split(".")[0] for leaf in letter["params"]} == shared
-    assert {leaf for leaf in task.leaf_names if not method.private(leaf)} == {
+    assert {leaf for leaf in task.leaf_names if not method.wire.private(leaf)} == {
         leaf for leaf in task.leaf_names if leaf.split(".")[0] in shared
     }
 
@@ -123,7 +123,7 @@ def test_clients_agree_on_the_shared_part_alone(name: str) -> None:
     models = [sim.params(i, point="pre") for i in range(5)]
     for leaf in models[0]:
         same = all(torch.equal(m[leaf], models[0][leaf]) for m in models)
-        assert same == (not sim.method.private(leaf)), leaf
+        assert same == (not sim.method.wire.private(leaf)), leaf
 
 
 @pytest.mark.parametrize("rule", ["normalized", "uniform"])
@@ -138,7 +138,7 @@ def test_one_full_step_is_gradient_descent_on_the_objective(name: str, rule: str
     for i, own in enumerate(slopes):
         for leaf, value in sim.params(i, point="pre").items():
             mean = sum(float(w) * s[leaf] for w, s in zip(p, slopes, strict=True))
-            slope = own[leaf] if sim.method.private(leaf) else mean
+            slope = own[leaf] if sim.method.wire.private(leaf) else mean
             torch.testing.assert_close(value, start[leaf] - 0.3 * slope, rtol=0, atol=1e-12)
 
 
@@ -149,7 +149,7 @@ def test_the_uplinks_of_fedper_and_its_mirror_add_up_to_fedavgs() -> None:
         one, other, whole = (getattr(books[k], way) for k in ("fedper", "lg-fedavg", "fedavg"))
         np.testing.assert_array_equal(one + other, whole)
         assert one.min() > other.max() > 0
-    assert build("lg-fedavg", net_task(), SGD, {}).private("body.weight")
+    assert build("lg-fedavg", net_task(), SGD, {}).wire.private("body.weight")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -166,7 +166,7 @@ def test_layers_are_found_by_their_whole_name() -> None:
     assert pick("fc") == {"fc.weight", "fc.bias"}
     assert pick("fc2.bias", "conv1") == {"fc2.bias", "conv1.weight", "conv1.bias"}
     assert pick() == set()
-    assert build("fedper", task, SGD, {"private": ("fc2", "fc")}).private("fc2.weight")
+    assert build("fedper", task, SGD, {"private": ("fc2", "fc")}).wire.private("fc2.weight")
     with pytest.raises(ConfigError, match=r"no layer 'fc3'; did you mean 'fc") as caught:
         build("fedper", task, SGD, {"private": ("fc3", "zz")})
     assert "no layer 'zz'; known: " in str(caught.value)

@@ -11,7 +11,7 @@ import torch
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.method import Batch, ClientContext, Method, ServerContext
 from sartor.data.synthetic import quadratics
 from sartor.methods import build
 from sartor.theory import proximal
@@ -36,16 +36,16 @@ PAPER = {"preset": "paper", "smoothness": 4.0}
 THIRD = {"prox_strength": 2.0, "average_probability": 1 / 3, "local_lr": 1 / 12}
 
 
-def site(hyper: dict[str, float], **fields: Any) -> Site:
+def ctx(hyper: dict[str, float], **fields: Any) -> ClientContext:
     """Make what a client sees, by hand."""
     numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()}
-    return Site(**{**dict.fromkeys(Site._fields), "hyper": numbers, **fields})
+    return ClientContext(**{**dict.fromkeys(ClientContext._fields), "hyper": numbers, **fields})
 
 
 def averaged(method: Method, x: torch.Tensor, ones: int, hyper: dict[str, float]) -> torch.Tensor:
     """Let all clients (rows of x) take a run of ones."""
     letter = {"params": {"w": x.mean(0)}, "ones": torch.tensor(ones), "zeros": torch.tensor(0)}
-    here = site(hyper, common=letter)
+    here = ctx(hyper, common=letter)
     return torch.stack([method.begin({"params": {"w": row}}, here)["params"]["w"] for row in x])
 
 
@@ -56,7 +56,7 @@ def stepped(method: Method, x: torch.Tensor, hyper: dict[str, float]) -> torch.T
         data = torch.tensor([[a] * len(row) + [c] * len(row)], dtype=torch.float64)
         yes = torch.ones(1, dtype=torch.bool)
         batch = Batch(data, torch.zeros(1), yes, torch.zeros(1), yes)
-        found.append(method.phases[0].step({"params": {"w": row}}, batch, site(hyper)))
+        found.append(method.phases[0].step({"params": {"w": row}}, batch, ctx(hyper)))
     return torch.stack([work["params"]["w"] for work in found])
 
 
@@ -376,7 +376,7 @@ def test_an_empty_round_keeps_the_average() -> None:
     """If nobody reports, x̄ stays, and the coin goes on."""
     method = build("l2gd", quadratic_task(), Local(), {"longest_run": 3})
     numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in THIRD.items()}
-    hub = Hub(
+    ctx = ServerContext(
         hyper=numbers,
         key=torch.tensor([5, 6]),
         round=None,
@@ -387,11 +387,11 @@ def test_an_empty_round_keeps_the_average() -> None:
     mean = {"w": torch.tensor([2.5], dtype=torch.float64)}
     server = {"params": mean, "ones": torch.tensor(1), "zeros": torch.tensor(8)}
     uploads = {"params": {"w": torch.full((3, 1), torch.nan, dtype=torch.float64)}}
-    after = method.aggregate(server, uploads, hub)
+    after = method.aggregate(server, uploads, ctx)
     assert torch.equal(after["params"]["w"], mean["w"])
     assert (int(after["ones"]), int(after["zeros"])) == (0, 5)  # five zeros of eight are left
-    assert method.centre is not None
-    assert torch.equal(method.centre(after, hub)["w"], mean["w"])
+    assert method.use.centre is not None
+    assert torch.equal(method.use.centre(after, ctx)["w"], mean["w"])
 
 
 # ---- the door ------------------------------------------------------------------------------------

@@ -192,6 +192,6 @@ def test_the_default_has_contrast_and_a_head_is_needed() -> None:
     assert hyper["temperature"].fault("temperature", 0.0)
     task = Task(Net())
     method = build("moon", task, SGD, {})
-    assert method.headline == "post"
+    assert method.use.headline == "post"
     with pytest.raises(ConfigError, match=r"set module\.head"):
         simulation(method, task, [federation()]).step()

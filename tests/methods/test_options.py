@@ -54,7 +54,7 @@ def test_what_cannot_be_right_is_told(
 def test_a_list_of_names_may_be_one_word(task: Task, word: Any, names: set[str]) -> None:
     """As on the command line: --set private=one,fc."""
     record = build("fedper", task, Local(), {"private": word})
-    private = {leaf for leaf in task.leaf_names if record.private(leaf)}
+    private = {leaf for leaf in task.leaf_names if record.wire.private(leaf)}
     assert {leaf.split(".")[0] for leaf in private} == names
 
 

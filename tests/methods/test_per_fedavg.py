@@ -10,7 +10,7 @@ import torch
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Site
+from sartor.core.method import Batch, ClientContext, changed
 from sartor.methods import build
 from tests.toys import (
     Q3,
@@ -197,11 +197,11 @@ def test_the_batches_of_a_step_are_independent_draws(mode: str, draws: int) -> N
     assert phase.draws == draws
     seen: list[list[list[int]]] = []
 
-    def step(work, batches, site):
+    def step(work, batches, ctx):
         seen.append([b.rows[b.mask].tolist() for b in batches])
-        return phase.step(work, batches, site)
+        return phase.step(work, batches, ctx)
 
-    watched = replace(method, phases=(replace(phase, step=step),))
+    watched = changed(method, phases=(replace(phase, step=step),))
     fed = federation(sizes=(9,))
     run(simulation(watched, task, [fed], rounds=1, participation="all", engine="sequential"))
     assert len(seen) == 6
@@ -220,10 +220,10 @@ def test_each_batch_has_its_own_role(mode: str) -> None:
         return Batch(torch.tensor([[a, c]]).double(), one.long(), one.bool(), None, None)
 
     hyper = {"local_lr": 0.1, "personal_lr": 0.2, "difference": 1e-3}
-    blank = Site(**dict.fromkeys(Site._fields))
-    site = blank._replace(hyper={k: v * one[0] for k, v in hyper.items()})
+    blank = ClientContext(**dict.fromkeys(ClientContext._fields))
+    ctx = blank._replace(hyper={k: v * one[0] for k, v in hyper.items()})
     batches = (batch(2.0, 3.0), batch(1.0, -1.0), batch(5.0, 7.0))
-    moved = method.phases[0].step({"params": {"w": one}}, batches, site)["params"]["w"]
+    moved = method.phases[0].step({"params": {"w": one}}, batches, ctx)["params"]["w"]
     tried = 1.0 - 0.2 * 1.0 * (1.0 + 1.0)
     slope = 2.0 * (tried - 3.0)
     bent = 0.0 if mode == "first_order" else 0.2 * 5.0 * slope

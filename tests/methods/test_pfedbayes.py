@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
+from sartor.core.method import changed
 from sartor.methods import build
 from sartor.methods.pfedbayes import kl, log_sigma, sampled
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation, states
@@ -148,11 +149,11 @@ def test_a_lone_client_gives_the_server_its_copy() -> None:
         task = net_task()
         method = build("pfedbayes", task, SGD, {"weights": weights})
 
-        def finish(client, work, site, method=method):
-            seen.append((int(site.num_samples), method.finish(client, work, site)[1]["params"]))
-            return method.finish(client, work, site)
+        def finish(client, work, ctx, method=method):
+            seen.append((int(ctx.num_samples), method.finish(client, work, ctx)[1]["params"]))
+            return method.finish(client, work, ctx)
 
-        watched = replace(method, finish=finish)
+        watched = changed(method, finish=finish)
         for fed in (federation(sizes=(9,)), federation()):
             seen.clear()
             sim = simulation(
@@ -227,17 +228,17 @@ def test_a_round_is_that_of_a_plain_loop(local: Local, options: dict) -> None:
     (train,) = method.phases
     seen: dict[int, list] = {}
 
-    def step(work, batch, site):
-        seen.setdefault(int(site.index), []).append((batch, site.key, float(site.num_samples)))
-        return train.step(work, batch, site)
+    def step(work, batch, ctx):
+        seen.setdefault(int(ctx.index), []).append((batch, ctx.key, float(ctx.num_samples)))
+        return train.step(work, batch, ctx)
 
     ends = {}
 
-    def finish(client, work, site):
-        ends[int(site.index)] = (work["own"], work["copy"]["near"])
-        return method.finish(client, work, site)
+    def finish(client, work, ctx):
+        ends[int(ctx.index)] = (work["own"], work["copy"]["near"])
+        return method.finish(client, work, ctx)
 
-    watched = replace(method, phases=(replace(train, step=step),), finish=finish)
+    watched = changed(method, phases=(replace(train, step=step),), finish=finish)
     sim = simulation(
         watched,
         task,
@@ -277,13 +278,13 @@ def test_the_own_distribution_is_kept_and_the_copy_is_not() -> None:
     (train,) = method.phases
     starts = []
 
-    def enter(work, site):
-        entered = train.enter(work, site)
-        starts.append((int(site.round), int(site.index), entered, site.common["params"]))
+    def enter(work, ctx):
+        entered = train.enter(work, ctx)
+        starts.append((int(ctx.round), int(ctx.index), entered, ctx.common["params"]))
         return entered
 
     sim = simulation(
-        replace(method, phases=(replace(train, enter=enter),)),
+        changed(method, phases=(replace(train, enter=enter),)),
         task,
         [federation()],
         engine="sequential",
@@ -315,13 +316,13 @@ def test_the_noise_has_the_spread_of_the_distribution() -> None:
     (train,) = method.phases
     keys = []
 
-    def step(work, batch, site):
-        keys.append(tuple(site.key.tolist()))
-        return train.step(work, batch, site)
+    def step(work, batch, ctx):
+        keys.append(tuple(ctx.key.tolist()))
+        return train.step(work, batch, ctx)
 
     run(
         simulation(
-            replace(method, phases=(replace(train, step=step),)),
+            changed(method, phases=(replace(train, step=step),)),
             task,
             [federation()],
             engine="sequential",
@@ -383,7 +384,7 @@ def test_the_mean_network_is_used_or_an_average_over_drawn_ones() -> None:
     wanted = torch.stack(
         [torch.softmax(task.logits({n: v[k] for n, v in nets.items()}, x), -1) for k in range(3)]
     ).mean(0)
-    found = drawn.method.predict({"networks": nets}, x).exp()
+    found = drawn.method.use.predict({"networks": nets}, x).exp()
     assert_allclose(found, wanted, atol=1e-13)
     assert all(bool((leaf[0] != leaf[1]).all()) for leaf in nets.values())
     spread = nets["fc.weight"] - kept["mu"]["fc.weight"][0, 1]
@@ -433,8 +434,8 @@ def test_the_ledger() -> None:
 def test_what_is_private_and_what_is_refused() -> None:
     """q_i stays at home; counts must make sense, and all faults are named at once."""
     method = build("pfedbayes", net_task(), SGD, {})
-    assert method.private("own")
-    assert method.headline == "pre"
+    assert method.wire.private("own")
+    assert method.use.headline == "pre"
     assert method.phases[0].random
     with pytest.raises(ConfigError, match=r"draws must be >= 1, got 0; .*\npersonal_steps"):
         build("pfedbayes", net_task(), SGD, {"draws": 0, "personal_steps": 0})

@@ -12,7 +12,7 @@ from torch import nn
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Batch, Site
+from sartor.core.method import Batch, ClientContext
 from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Quadratic, quadratics
 from sartor.methods import build
@@ -45,8 +45,8 @@ def _batch(x: Any, y: Any = None) -> Batch:
     return Batch(x, y, torch.ones(len(x), dtype=torch.bool), torch.arange(len(x)), _t(1.0) > 0)
 
 
-def _site(**hyper: float) -> Site:
-    blank = Site(**dict.fromkeys(Site._fields))
+def _site(**hyper: float) -> ClientContext:
+    blank = ClientContext(**dict.fromkeys(ClientContext._fields))
     return blank._replace(hyper={k: _t(v) for k, v in hyper.items()})
 
 
@@ -312,11 +312,11 @@ def test_the_gradient_of_the_envelope_is_that_of_finite_differences(
     options = {"strategy": "none", "family": family, "mapping": "none", "prox_steps": 400}
     method = build("pfedbred", task, ONE, options)
     prior = gaussian(None, {}) if family == "gaussian" else Separable(KINDS[family])
-    site = _site(prox_strength=lam, personal_lr=0.1, local_lr=1e-3)
+    ctx = _site(prox_strength=lam, personal_lr=0.1, local_lr=1e-3)
 
     def solve(w: float) -> tuple[float, float, float]:
         work = {"local": {"w": _t([w])}, "params": {"w": _t([w])}}
-        new = method.phases[0].step(work, _batch([[1.0, c]]), site)
+        new = method.phases[0].step(work, _batch([[1.0, c]]), ctx)
         found = new["params"]
         value = 0.5 * (found["w"] - c).square().sum() + lam * prior.divergence(found, work["local"])
         return float(found["w"]), float(value), (w - float(new["local"]["w"])) / 1e-3
@@ -354,12 +354,12 @@ def test_the_exact_gradient_is_the_slope_of_the_envelope(strategy: str, family: 
     rate = 0.1 if kind == "gaussian" else 0.1 / width**2 * 4
     hyper = {"prox_strength": lam, "personal_lr": rate, "local_lr": 1e-3, "prior_lr": 0.4}
     hyper |= {"memory_lr": 0.3, "prior_width": width}
-    site = _site(**hyper)
+    ctx = _site(**hyper)
     prior: Any = gaussian(sigma, params)
     if kind != "gaussian":
         prior = Separable(KINDS[kind], _t(width))
         lam = lam * width**2
-        site = _site(**{**hyper, "prox_strength": lam})
+        ctx = _site(**{**hyper, "prox_strength": lam})
     draw = np.random.default_rng(3)
     batch, other = (
         _batch(draw.normal(size=(6, 4)), torch.from_numpy(draw.integers(0, 3, 6))) for _ in range(2)
@@ -381,7 +381,7 @@ def test_the_exact_gradient_is_the_slope_of_the_envelope(strategy: str, family: 
     def go(w: tree.Tree) -> tree.Tree:
         batches = (batch, other) if strategy == "mh-variant" else batch
         work = {"local": w, "params": theta, "memory": memory}
-        return method.phases[0].step(work, batches, site)
+        return method.phases[0].step(work, batches, ctx)
 
     def envelope(w: tree.Tree) -> float:
         found = go(w)["params"]
@@ -398,7 +398,7 @@ def test_the_exact_gradient_is_the_slope_of_the_envelope(strategy: str, family: 
     rough = build("pfedbred", task, ONE, {**options, "envelope": "first_order"})
     batches = (batch, other) if strategy == "mh-variant" else batch
     work = {"local": params, "params": theta, "memory": memory}
-    plain = rough.phases[0].step(work, batches, site)["local"]
+    plain = rough.phases[0].step(work, batches, ctx)["local"]
     plain = tree.map(lambda w, new: (w - new) / 1e-3, params, plain)
     assert abs(float(tree.dot(plain, direction)) - wanted) > 1e-3 * abs(wanted)
 
@@ -493,8 +493,8 @@ def test_a_round_begins_inside_the_domain(family: str) -> None:
     """A letter that over-relaxation took outside, or a wide start, is clipped before any step."""
     method = build("pfedbred", _task(), ONE, {"family": family})
     client = {k: {"w": _t([-9.0, 0.1])} for k in ("params", "memory")}
-    site = _site(prior_width=0.3)._replace(common={"params": {"w": _t([-9.0, 0.2])}})
-    work = method.begin(client, site)
+    ctx = _site(prior_width=0.3)._replace(common={"params": {"w": _t([-9.0, 0.2])}})
+    work = method.begin(client, ctx)
     assert sorted(work) == ["local", "memory", "params"]
     for part, kept in (("params", 0.1), ("memory", 0.1), ("local", 0.2)):
         low, inside = work[part]["w"].tolist()
@@ -573,8 +573,8 @@ def test_weight_decay_belongs_to_the_loss() -> None:
         method = build("pfedbred", _task(), local, options)
         work = {"local": {"w": _t([1.0])}, "params": {"w": _t([2.0])}}
         width = {"prior_width": 50.0, "weight_decay": 0.5, "prior_lr": 0.1}
-        site = _site(prox_strength=2.0, personal_lr=0.01, local_lr=0.1, **width)
-        theta = float(method.phases[0].step(work, one, site)["params"]["w"])
+        ctx = _site(prox_strength=2.0, personal_lr=0.01, local_lr=0.1, **width)
+        theta = float(method.phases[0].step(work, one, ctx)["params"]["w"])
         mu = 1.0 - 0.1 * fn(1.0)
         if family == "gaussian":
             assert theta == pytest.approx(mu - 0.01 * fn(mu), abs=1e-12)
@@ -593,8 +593,8 @@ def test_gradients_are_clipped_before_the_decay(family: str) -> None:
     method = build("pfedbred", _task(), local, options)
     work = {"local": {"w": _t([1.0])}, "params": {"w": _t([2.0])}}
     hyper = {"weight_decay": 0.5, "clip_norm": 0.25, "prior_width": 50.0, "local_lr": 0.1}
-    site = _site(prox_strength=2.0, personal_lr=0.01, **hyper)
-    theta = method.phases[0].step(work, _batch([[1.0, 3.0]]), site)["params"]["w"]
+    ctx = _site(prox_strength=2.0, personal_lr=0.01, **hyper)
+    theta = method.phases[0].step(work, _batch([[1.0, 3.0]]), ctx)["params"]["w"]
     wanted = _t([1.0 - 0.01 * (-0.25 + 0.5)])
     if family == "poisson":
         prior, start = Separable(KINDS["poisson"], _t(50.0)), {"w": _t([1.0])}

@@ -12,7 +12,7 @@ import torch
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Hub
+from sartor.core.method import ServerContext
 from sartor.methods import METHODS, build
 from tests.toys import (
     differ,
@@ -32,8 +32,8 @@ PLAIN = {"server_lr": 0.1, "embed_lr_ratio": 1.0, "server_momentum": 0.0, "serve
 TINY = {"hidden": 4, "hidden_layers": 1, "embedding": 2, "server_clip": None}
 
 
-def _hub(num: int = 3, cohort: Any = (0,), present: Any = None, **hyper: float) -> Hub:
-    return Hub(
+def _hub(num: int = 3, cohort: Any = (0,), present: Any = None, **hyper: float) -> ServerContext:
+    return ServerContext(
         hyper={k: torch.tensor(v, dtype=torch.float64) for k, v in {**PLAIN, **hyper}.items()},
         key=torch.tensor([5, 7]),
         round=None,
@@ -89,8 +89,8 @@ def test_a_small_step_lowers_the_distance_to_the_trained_model() -> None:
     new = torch.tensor([0.3, -2.0], dtype=torch.float64)
     before = _gap(method, server, 1, new)
     for rate, falls in ((1e-3, True), (-1e-3, False)):
-        hub = _hub(cohort=(1,), server_lr=rate)
-        after = _gap(method, method.aggregate(server, {"w": new[None]}, hub), 1, new)
+        ctx = _hub(cohort=(1,), server_lr=rate)
+        after = _gap(method, method.aggregate(server, {"w": new[None]}, ctx), 1, new)
         assert (after < before) is falls
 
 
@@ -123,7 +123,7 @@ def test_a_model_that_did_not_move_changes_nothing() -> None:
 def test_the_servers_optimiser_is_torchs() -> None:
     """Clip, decay and momentum are those of torch, over steps of different clients."""
     method, server = _start(server_clip=0.5)
-    hub = {"server_momentum": 0.9, "server_decay": 0.02, "server_lr": 0.05}
+    ctx = {"server_momentum": 0.9, "server_decay": 0.02, "server_lr": 0.05}
     free = tree.map(lambda w: w.clone().requires_grad_(), server["weights"])
     optimiser = torch.optim.SGD(tree.leaves(free), 0.05, momentum=0.9, weight_decay=0.02)
     for i, goal in ((0, 3.0), (2, -1.0), (0, 0.5), (1, 2.0)):
@@ -133,7 +133,7 @@ def test_the_servers_optimiser_is_torchs() -> None:
         norm = torch.nn.utils.clip_grad_norm_(tree.leaves(free), 0.5)
         assert norm > 0.5
         optimiser.step()
-        server = method.aggregate(server, {"w": new[None]}, _hub(cohort=(i,), **hub))
+        server = method.aggregate(server, {"w": new[None]}, _hub(cohort=(i,), **ctx))
         for wanted, found in zip(tree.leaves(free), tree.leaves(server["weights"]), strict=True):
             torch.testing.assert_close(found, wanted.detach(), rtol=0, atol=1e-13)
 
@@ -157,23 +157,23 @@ def test_the_mean_update_averages_the_gradients_of_those_present() -> None:
     """One step along the mean of the participants' gradients; the absent do not count."""
     method, server = _start(hn_update="mean")
     new = torch.tensor([[0.3, -2.0], [torch.nan, 0.0], [4.0, 1.0]], dtype=torch.float64)
-    hub = _hub(cohort=(0, 1, 2), present=(True, False, True))
-    both = _changes(server, method.aggregate(server, {"w": new}, hub))
+    ctx = _hub(cohort=(0, 1, 2), present=(True, False, True))
+    both = _changes(server, method.aggregate(server, {"w": new}, ctx))
     alone = [
         _changes(server, method.aggregate(server, {"w": new[i : i + 1]}, _hub(cohort=(i,))))
         for i in (0, 2)
     ]
     for k, change in enumerate(both):
         torch.testing.assert_close(change, 0.5 * (alone[0][k] + alone[1][k]))
-    assert not method.one_by_one
+    assert not method.schedule.in_turn
 
 
 def test_without_reports_the_server_rests() -> None:
     """A round in which nobody reports moves nothing, not even by momentum or decay."""
     method, server = _start()
     server = {**server, "velocity": tree.map(torch.ones_like, server["velocity"])}
-    hub = _hub(present=(False,), server_momentum=0.9, server_decay=0.1)
-    after = method.aggregate(server, {"w": torch.full((1, 2), torch.nan)}, hub)
+    ctx = _hub(present=(False,), server_momentum=0.9, server_decay=0.1)
+    after = method.aggregate(server, {"w": torch.full((1, 2), torch.nan)}, ctx)
     for old, new in zip(tree.leaves(server), tree.leaves(after), strict=True):
         assert torch.equal(old, new)
 
@@ -230,7 +230,7 @@ def test_a_newcomer_receives_the_model_of_the_mean_embedding() -> None:
     weights = server["weights"]
     middle = {**weights, "embed": weights["embed"].mean(0, keepdim=True)}
     wanted = _sent(method, {"weights": middle}, 0)
-    torch.testing.assert_close(method.greet(server, None)["w"], wanted)
+    torch.testing.assert_close(method.newcomer.message(server, None)["w"], wanted)
 
 
 # ---- whole runs ----------------------------------------------------------------------------------
@@ -271,7 +271,7 @@ def test_later_clients_of_a_round_see_the_new_hypernetwork() -> None:
     turn, mean = outcome(_net()), outcome(_net(hn_update="mean"))
     assert differ({"a": turn["post/test/loss"]}, {"a": mean["post/test/loss"]}, 1e-6)
     first = build("pfedhn", net_task(), SGD, {})
-    assert first.one_by_one
+    assert first.schedule.in_turn
 
 
 @pytest.mark.parametrize(("share", "size"), [("all", 43), ("body", 25)])
@@ -292,8 +292,8 @@ def test_a_private_head_is_out_of_the_servers_reach() -> None:
     heads = sim.store.gather(sim.rounds.everybody)["head"]["fc.weight"][0]
     start = task.init(0)["fc.weight"].double()
     assert sum(not torch.equal(head, start) for head in heads) == 2
-    assert method.private("fc.weight")
-    assert not method.private("body.weight")
+    assert method.wire.private("fc.weight")
+    assert not method.wire.private("body.weight")
 
 
 def test_momentum_is_kept_for_the_private_head_alone() -> None:
@@ -311,8 +311,8 @@ def test_momentum_is_kept_for_the_private_head_alone() -> None:
 
 def test_generated_models_are_used_as_they_are_unless_told_otherwise() -> None:
     """The headline is "pre", or "post" with evaluate="after_local"."""
-    assert build("pfedhn", net_task(), SGD, {}).headline == "pre"
-    assert build("pfedhn", net_task(), SGD, {"evaluate": "after_local"}).headline == "post"
+    assert build("pfedhn", net_task(), SGD, {}).use.headline == "pre"
+    assert build("pfedhn", net_task(), SGD, {"evaluate": "after_local"}).use.headline == "post"
 
 
 def test_the_defaults_are_the_authors() -> None:

@@ -11,7 +11,7 @@ import torch
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import Hub, Site
+from sartor.core.method import ClientContext, ServerContext
 from sartor.core.mixing import inner
 from sartor.methods import build
 from tests.toys import federation, net_task, outcome, quadratic_task, run, simulation
@@ -21,8 +21,8 @@ TINY = {"hidden": 6, "embedding": 3}
 TASK = net_task()
 
 
-def _hub(num: int, cohort: Any, present: Any = None, mix_lr: float = 0.05) -> Hub:
-    return Hub(
+def _hub(num: int, cohort: Any, present: Any = None, mix_lr: float = 0.05) -> ServerContext:
+    return ServerContext(
         hyper={"mix_lr": torch.tensor(mix_lr, dtype=torch.float64)},
         key=torch.tensor([5, 7]),
         round=None,
@@ -277,8 +277,8 @@ def test_a_client_retains_what_it_trained_last() -> None:
     draw = torch.Generator().manual_seed(3)
     mine = {k: torch.randn(v.shape[1:], generator=draw) for k, v in server["models"].items()}
     letter = _letter(method, server, 2)
-    site = Site(**dict.fromkeys(Site._fields))._replace(own=letter)
-    for name, leaf in method.begin({"params": mine}, site)["params"].items():
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(own=letter)
+    for name, leaf in method.begin({"params": mine}, ctx)["params"].items():
         sent = bool(letter["sent"][name.split(".")[0]])
         assert torch.equal(leaf, letter["params"][name] if sent else mine[name].double())
 
@@ -286,7 +286,7 @@ def test_a_client_retains_what_it_trained_last() -> None:
 def test_retaining_none_is_pfedla() -> None:
     """K = 0 leaves the rows as the hypernetwork gives them."""
     method, server = _start(retained=0)
-    found = method.inspect(server, _hub(4, [0]))["mix"]
+    found = method.show.server(server, _hub(4, [0]))["mix"]
     for i in range(4):
         wanted = _alpha(tree.map(lambda leaf, i=i: leaf[i], server["nets"]), i)
         torch.testing.assert_close(found[i], wanted)
@@ -295,8 +295,8 @@ def test_retaining_none_is_pfedla() -> None:
 def test_later_clients_see_earlier_uploads_in_a_sequential_schedule() -> None:
     """Serving one after the other is aggregating one after the other."""
     method, server = _start(schedule="sequential")
-    assert method.one_by_one
-    assert not build("pfedla", TASK, SGD, {}).one_by_one
+    assert method.schedule.in_turn
+    assert not build("pfedla", TASK, SGD, {}).schedule.in_turn
     after = method.aggregate(server, _upload(server), _hub(4, [0]))
     before, now = _letter(method, server, 1), _letter(method, after, 1)
     assert float((before["fc.bias"] - now["fc.bias"]).abs().max()) > 1e-3
@@ -329,7 +329,8 @@ def test_a_newcomer_has_a_letter_of_that_form(retained: int) -> None:
     """Whatever stays at home elsewhere, a newcomer has no layer of its own yet."""
     method, server = _start(retained=retained)
     letter, other = (
-        dict(tree.items(m)) for m in (method.greet(server, None), _letter(method, server, 0))
+        dict(tree.items(m))
+        for m in (method.newcomer.message(server, None), _letter(method, server, 0))
     )
     assert {k: v.shape for k, v in letter.items()} == {k: v.shape for k, v in other.items()}
     assert all(v.all() for k, v in letter.items() if k.startswith("sent"))
@@ -338,15 +339,15 @@ def test_a_newcomer_has_a_letter_of_that_form(retained: int) -> None:
 def test_a_newcomer_receives_the_plain_mean() -> None:
     """The letter has the form of the others."""
     method, server = _start()
-    letter = method.greet(server, None)
+    letter = method.newcomer.message(server, None)
     assert letter.keys() == _letter(method, server, 0).keys()
     torch.testing.assert_close(letter["fc.weight"], server["models"]["fc.weight"].mean(0))
 
 
 def test_mixed_models_are_used_as_they_are_unless_told_otherwise() -> None:
     """The headline is "pre", or "post" with evaluate="after_local"."""
-    assert build("pfedla", TASK, SGD, {}).headline == "pre"
-    assert build("pfedla", TASK, SGD, {"evaluate": "after_local"}).headline == "post"
+    assert build("pfedla", TASK, SGD, {}).use.headline == "pre"
+    assert build("pfedla", TASK, SGD, {"evaluate": "after_local"}).use.headline == "post"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import torch
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local, descend
+from sartor.core.method import changed
 from sartor.data.synthetic import quadratics
 from sartor.methods import build
 from tests.toys import (
@@ -197,14 +198,14 @@ def test_one_more_step_on_a_copy_is_the_fine_tuning_trick() -> None:
     task = quadratic_task()
     method = build("pfedme", task, ONE, {})
     extra = descend(
-        lambda work, batch, site: task.loss(work["params"], batch),
+        lambda work, batch, ctx: task.loss(work["params"], batch),
         ONE,
         name="fine-tune",
         lr="personal_lr",
     )
     sims = [
         run(simulation(m, task, [quadratics(*Q3)[0]], participation="all"))
-        for m in (method, replace(method, adapt=(extra,)))
+        for m in (method, changed(method, adapt=(extra,)))
     ]
     theta = personal(sims[0])
     np.testing.assert_array_equal(personal(sims[1]), theta)
@@ -246,8 +247,11 @@ def test_what_has_no_meaning_is_refused(local: Local, options: dict, words: str)
 def test_everybody_trains_unless_told_otherwise() -> None:
     """Algorithm 1 trains all clients and averages a sample of them."""
     method = build("pfedme", net_task(), Local(), {})
-    assert method.train_all
-    assert not build("pfedme", net_task(), Local(), {"train_all": False}).train_all
+    assert method.schedule.who == "everyone_trains"
+    assert (
+        not build("pfedme", net_task(), Local(), {"train_all": False}).schedule.who
+        == "everyone_trains"
+    )
 
 
 def test_the_hyper_parameters_begin_within_the_papers_ranges() -> None:

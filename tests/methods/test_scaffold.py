@@ -11,6 +11,7 @@ from numpy.testing import assert_allclose, assert_array_equal
 
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
+from sartor.core.method import changed
 from sartor.methods import build
 from tests.toys import centre, federation, net_task, q3, run, simulation, states
 
@@ -50,11 +51,11 @@ def test_both_local_models_agree_in_the_second_round() -> None:
     sim = q3("scaffold", GD, rounds=1, engine="sequential", **TWO)
     method = sim.method
 
-    def finish(client, work, site):
+    def finish(client, work, ctx):
         seen.append(float(work["params"]["w"][0]))
-        return method.finish(client, work, site)
+        return method.finish(client, work, ctx)
 
-    sim.rounds.method = replace(method, finish=finish)
+    sim.rounds.method = changed(method, finish=finish)
     sim.rounds.train(sim.server, sim.store, 1)
     assert_allclose(seen, [4.24, 4.24], atol=1e-12)
 
@@ -89,15 +90,15 @@ def test_a_control_is_the_mean_gradient_of_the_local_steps(local: Local) -> None
     (train,) = method.phases
     seen: list[tuple[int, dict]] = []
 
-    def step(work, batch, site):
+    def step(work, batch, ctx):
         def loss(params):
             decay = 0.5 * local.weight_decay * sum(p.square().sum() for p in params.values())
             return task.loss(params, batch) + decay
 
-        seen.append((int(site.index), torch.func.grad(loss)(work["params"])))
-        return train.step(work, batch, site)
+        seen.append((int(ctx.index), torch.func.grad(loss)(work["params"])))
+        return train.step(work, batch, ctx)
 
-    watched = replace(method, phases=(replace(train, step=step),))
+    watched = changed(method, phases=(replace(train, step=step),))
     sim = simulation(watched, task, [federation()], engine="sequential", rounds=3)
     taking_part = 0
     for _ in range(3):
@@ -214,8 +215,8 @@ def test_a_control_by_gradient_is_that_of_all_samples() -> None:
 def test_the_own_control_never_leaves_and_a_zero_rate_is_refused() -> None:
     """Only its change is sent; a rate of 0 cannot be divided by."""
     method = build("scaffold", net_task(), SGD, {})
-    assert method.private("control")
-    assert method.headline == "pre"
+    assert method.wire.private("control")
+    assert method.use.headline == "pre"
     with pytest.raises(ConfigError, match="local_lr must be > 0"):
         _net("scaffold", hyper={"local_lr": 0.0})
     still = states(_net("scaffold", SGD, {"control": "gradient"}, hyper={"local_lr": 0.0}))

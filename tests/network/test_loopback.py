@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ import torch
 
 from sartor.core import tree
 from sartor.core.cohort import Participation
-from sartor.core.method import Method
+from sartor.core.method import Method, changed
 from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
@@ -306,13 +305,13 @@ def test_only_what_a_method_uploads_reaches_the_server(tmp_path: Path) -> None:
     uploads = [unpack(data) for data in got]
     names = {leaf for body, _ in uploads for leaf, _ in tree.items(body)}
     assert names
-    assert not any(method.private(part) for leaf in names for part in leaf.split("/"))
+    assert not any(method.wire.private(part) for leaf in names for part in leaf.split("/"))
     private = [
         leaf.flatten().numpy().tobytes()
         for client in clients.values()
         for number in client.workbench.vault.numbers()
         for key, leaf in tree.items(client.workbench.vault.read(number)["client"])
-        if any(method.private(part) for part in key.split("/"))
+        if any(method.wire.private(part) for part in key.split("/"))
     ]
     assert private
     for secret in private:
@@ -330,11 +329,14 @@ def test_a_client_that_leaks_is_stopped_on_its_own_machine() -> None:
         task = net_task()
         method = case.build(task)
 
-        def finish(client: Any, work: Any, site: Any) -> Any:
-            kept, upload = method.finish(client, work, site)
-            return kept, {**upload, "extra": {"fc.weight": method.model(work, site)["fc.weight"]}}
+        def finish(client: Any, work: Any, ctx: Any) -> Any:
+            kept, upload = method.finish(client, work, ctx)
+            return kept, {
+                **upload,
+                "extra": {"fc.weight": method.use.model(work, ctx)["fc.weight"]},
+            }
 
-        return replace(method, finish=finish), task
+        return changed(method, finish=finish), task
 
     clients = clients_of(case, fed)
     clients["c1"] = Client(lambda split: alone(fed, 1), build)

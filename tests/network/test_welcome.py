@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from sartor.cli.config import build
 from sartor.cli.network import built, own_data, plan_of
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError, NetworkError
-from sartor.core.method import Method
+from sartor.core.method import Method, changed
 from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
@@ -51,7 +50,7 @@ def receive(sim: Any, case: Case, late: Federation, rounds: int) -> Reception:
         for i, name in enumerate(late.names)
     }
     record = newcomer_record(sim)
-    record = record if rounds else replace(record, headline="pre")
+    record = record if rounds else changed(record, headline="pre")
     like = {"shape": list(late.input_shape), "labels": ["int64", []], "tokens": False}
     found = Reception(
         record,
@@ -68,7 +67,7 @@ def receive(sim: Any, case: Case, late: Federation, rounds: int) -> Reception:
         participation=Participation(),
         device=CPU,
         dtype=torch.float64,
-        points=tuple(dict.fromkeys(("pre", record.headline))),
+        points=tuple(dict.fromkeys(("pre", record.use.headline))),
     )
     if not rounds:
         found.score_start()

@@ -14,7 +14,7 @@ import torch
 import sartor
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import has_own_letters
+from sartor.core.method import has_own_messages
 from sartor.methods import METHODS, build
 from sartor.training.onboarding import onboard
 from tests.toys import assert_same, federation, net_task, run, simulation, states
@@ -61,7 +61,7 @@ def test_every_method_takes_in_a_newcomer_and_leaves_the_others_alone(
 def test_a_method_with_own_letters_has_one_for_strangers(name: str) -> None:
     """``greet`` writes the letter that ``address`` cannot, with the same leaves."""
     method = build(name, net_task(), SGD, {})
-    assert not has_own_letters(method) or method.greet is not None
+    assert not has_own_messages(method) or method.newcomer.message is not None
 
 
 @pytest.mark.parametrize("name", list(METHODS))

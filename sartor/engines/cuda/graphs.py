@@ -13,7 +13,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.func import vmap
 
 from sartor.core import tree
-from sartor.core.method import Hub, Phase, Site
+from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
@@ -42,7 +42,7 @@ from sartor.engines.vectorised import (
     PER_CLIENT,
     STOP_EVERY,
     Vectorised,
-    narrow_site,
+    narrow_context,
     over_lanes,
 )
 
@@ -50,7 +50,7 @@ _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% o
 _WORTH_IT = 12  # uses of a function after which it is captured
 _MOST_COMMON = 1 << 30  # bytes that common letters may take when every lane gets its own copy
 _PROOF = 8  # lanes on which it is tried whether ReLUs can be joined to their neighbours
-_EVERY_LANE = Site(*(0,) * len(Site._fields))
+_EVERY_LANE = ClientContext._make((0,) * len(ClientContext._fields))
 
 
 class Graphed(Vectorised):
@@ -72,19 +72,21 @@ class Graphed(Vectorised):
         torch.cuda.empty_cache()
         self._pool = torch.cuda.graph_pool_handle()
 
-    def steps(self, phase: Phase, work: Tree, site: Site, plan: Plan) -> tuple[Tree, Tensor]:
+    def steps(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+    ) -> tuple[Tree, Tensor]:
         """Take the steps of a phase by replaying graphs."""
         if plan.num_steps == 0:
-            return super().steps(phase, work, site, plan)
-        site, dims = _shared_once(site)
+            return super().steps(phase, work, ctx, plan)
+        ctx, dims = _shared_once(ctx)
         if dims is not PER_CLIENT:
-            return self._steps(phase, work, site, plan, dims)
-        if plan.steps.shape[0] > 1 and _copied_common(site, plan.steps.size) <= _MOST_COMMON:
-            return self._steps_of_all(phase, work, site, plan)
-        return self._steps(phase, work, site, plan, PER_CLIENT)
+            return self._steps(phase, work, ctx, plan, dims)
+        if plan.steps.shape[0] > 1 and _copied_common(ctx, plan.steps.size) <= _MOST_COMMON:
+            return self._steps_of_all(phase, work, ctx, plan)
+        return self._steps(phase, work, ctx, plan, PER_CLIENT)
 
     def _steps_of_all(
-        self, phase: Phase, work: Tree, site: Site, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of all runs as those of one run with all their clients."""
         shape = plan.steps.shape
@@ -99,10 +101,10 @@ class Graphed(Vectorised):
 
         fields = (
             flat(value, run, 1) if dim is None else flat(value, pick, 2)
-            for value, dim in zip(site, PER_CLIENT, strict=True)
+            for value, dim in zip(ctx, PER_CLIENT, strict=True)
         )
         found, taken = self._steps(
-            phase, flat(work, pick, 2), Site(*fields), plan.as_one_run(order), _EVERY_LANE
+            phase, flat(work, pick, 2), ClientContext(*fields), plan.as_one_run(order), _EVERY_LANE
         )
         return (
             tree.map(lambda leaf: leaf[0][back].reshape(*shape, *leaf.shape[2:]), found),
@@ -110,27 +112,29 @@ class Graphed(Vectorised):
         )
 
     def _steps(
-        self, phase: Phase, work: Tree, site: Site, plan: Plan, dims: Site
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan, dims: ClientContext
     ) -> tuple[Tree, Tensor]:
-        fields = tuple(signature(field) for field in site)
+        fields = tuple(signature(field) for field in ctx)
         key = (id(phase), signature(work), fields, dims, plan.batch)
         known = self._captured.get(key)
         if known is None or not known.holds(plan):
-            known = self._captured[key] = _Captured(self, phase, work, site, plan, dims)
+            known = self._captured[key] = _Captured(self, phase, work, ctx, plan, dims)
         taken = on_device(plan.steps, self.arena.device)
-        found = known.run(work, site, plan, taken)
+        found = known.run(work, ctx, plan, taken)
         return found, taken if phase.stop is None else known.taken.clone()
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run."""
         return self._often(fn, self._runs, fn, *args)
 
-    def addresses(self, fn: Callable[..., Any], server: Tree, cohort: Tensor, hub: Hub) -> Any:
+    def addresses(
+        self, fn: Callable[..., Any], server: Tree, cohort: Tensor, server_ctx: ServerContext
+    ) -> Any:
         """Write the letter to each client of the cohort: (runs, slots, ...)."""
-        return self._often(fn, self._addresses, fn, server, cohort, hub)
+        return self._often(fn, self._addresses, fn, server, cohort, server_ctx)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Apply a client function to each lane; the last argument is the site."""
+        """Apply a client function to each lane; the last argument is the ctx."""
         return self._often(fn, super().clients, fn, *args)
 
     def _runs(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -168,12 +172,18 @@ class _Captured:
     """The graphs and fixed buffers of one phase and shape."""
 
     def __init__(
-        self, engine: Graphed, phase: Phase, work: Tree, site: Site, plan: Plan, dims: Site
+        self,
+        engine: Graphed,
+        phase: Phase,
+        work: Tree,
+        ctx: ClientContext,
+        plan: Plan,
+        dims: ClientContext,
     ) -> None:
         self.engine, self.phase, self.dims = engine, phase, dims
         # The phase is held so that its id stays its own.
         self.work: Tree = tree.map(_buffer, work)
-        self.site = Site(*(tree.map(_shared_buffer, field) for field in site))
+        self.ctx = ClientContext(*(tree.map(_shared_buffer, field) for field in ctx))
         grow = 1 if plan.table.shape[2] == 1 else 4 / 3
         period, steps = int(plan.table.shape[2] * grow), int(plan.keys.shape[2] * grow)
         self.table = plan.table.new_zeros((*plan.table.shape[:2], period, plan.table.shape[3]))
@@ -198,12 +208,12 @@ class _Captured:
             plan.table.shape[2] <= self.table.shape[2] and plan.keys.shape[2] <= self.keys.shape[2]
         )
 
-    def run(self, work: Tree, site: Site, plan: Plan, steps: Tensor) -> Tree:
+    def run(self, work: Tree, ctx: ClientContext, plan: Plan, steps: Tensor) -> Tree:
         """Copy the inputs in, replay one graph per step, and return a copy of the outcome."""
         at = np.searchsorted(self.widths, [width for width, _ in plan.widths()])
         schedule = [self.widths[k] for k in at]
         missing = [width for width in dict.fromkeys(schedule) if width not in self.graphs]
-        self._fill(work, site, plan, steps)
+        self._fill(work, ctx, plan, steps)
         if missing:
             if not self.proven:
                 width = min(missing[0], _PROOF)
@@ -212,7 +222,7 @@ class _Captured:
                 self.proven = True
             with no_collection():
                 self.graphs.update({width: self._capture(width) for width in missing})
-            self._fill(work, site, plan, steps)  # recording a step takes it once
+            self._fill(work, ctx, plan, steps)  # recording a step takes it once
         for s, width in enumerate(schedule, 1):
             self.graphs[width].replay()
             asks = self.stop is not None and s % STOP_EVERY == 0
@@ -221,10 +231,10 @@ class _Captured:
         found: Tree = tree.map(torch.clone, self.work)
         return found
 
-    def _fill(self, work: Tree, site: Site, plan: Plan, steps: Tensor) -> None:
+    def _fill(self, work: Tree, ctx: ClientContext, plan: Plan, steps: Tensor) -> None:
         """Copy the inputs into the buffers."""
         copy(tree.leaves(self.work), tree.leaves(work))
-        for mine, given in zip(self.site, site, strict=True):
+        for mine, given in zip(self.ctx, ctx, strict=True):
             copy([once(x) for x in _leaves(mine)], [once(x) for x in _leaves(given)])
         self.table[:, :, : plan.table.shape[2]].copy_(plan.table)
         self.keys[:, :, : plan.keys.shape[2]].copy_(plan.keys)
@@ -246,14 +256,14 @@ class _Captured:
         key = self.keys[:, :width]
         key = key.index_select(2, self.counter)[:, :, 0] if key.shape[3] else key[:, :, 0]
         now = tree.narrow(self.work, 1, 0, width)
-        here = narrow_site(self.site, width, self.dims)
+        here = narrow_context(self.ctx, width, self.dims)
         found: Tree = self.step(now, self._batch(width), here._replace(key=key))
         return found
 
     def _advance(self, width: int) -> None:
         """Take one step on the leading lanes, in place."""
         now = tree.narrow(self.work, 1, 0, width)
-        here = narrow_site(self.site, width, self.dims)
+        here = narrow_context(self.ctx, width, self.dims)
         new = self._next(width)
         limit = self.limit[:, :width]
         if self.stop is not None:
@@ -280,7 +290,7 @@ class _Captured:
         return graph
 
 
-def _shared_once(site: Site) -> tuple[Site, Site]:
+def _shared_once(ctx: ClientContext) -> tuple[ClientContext, ClientContext]:
     """Take an own letter that all clients of a run share as one of the run.
 
     Layers then work on all samples of a run as on one batch. The letter of an evaluation is the
@@ -290,11 +300,11 @@ def _shared_once(site: Site) -> tuple[Site, Site]:
     Returns:
         the site, and which of its fields have an axis of clients.
     """
-    leaves = tree.leaves(site.own)
+    leaves = tree.leaves(ctx.own)
     if not leaves or any(leaf.shape[1] == 1 or leaf.stride(1) for leaf in leaves):
-        return site, PER_CLIENT
-    own = tree.map(lambda leaf: leaf[:, 0], site.own)
-    return site._replace(own=own), PER_CLIENT._replace(own=None)
+        return ctx, PER_CLIENT
+    own = tree.map(lambda leaf: leaf[:, 0], ctx.own)
+    return ctx._replace(own=own), PER_CLIENT._replace(own=cast(Any, None))
 
 
 def _schedule(phase: Phase, arena: Arena, plan: Plan) -> list[int]:
@@ -382,6 +392,6 @@ def _settle(now: list[Tensor], new: list[Tensor], limit: Tensor, counter: Tensor
         copy(into, [torch.where(mask, value, old) for mask, value, old in both])
 
 
-def _copied_common(site: Site, lanes: int) -> int:
+def _copied_common(ctx: ClientContext, lanes: int) -> int:
     """Count the bytes of the common letters when every lane has its own."""
-    return tree.num_bytes(site.common, 1) * lanes
+    return tree.num_bytes(ctx.common, 1) * lanes

@@ -30,9 +30,9 @@ import torch
 
 from sartor.core import tree
 from sartor.core.errors import FederationError
-from sartor.core.method import Method, Phase, Site
+from sartor.core.method import ClientContext, Method, Phase
 from sartor.core.tree import Tree
-from sartor.engines.parts import Block, Order, Receipt, Tally, cut_site
+from sartor.engines.parts import Block, Order, Receipt, Tally, cut_context
 from sartor.engines.plan import num_steps
 from sartor.engines.round import Rounds
 from sartor.engines.shard.processes import Processes, digest
@@ -179,7 +179,7 @@ class ShardedRounds(Rounds):
     def local_work(
         self,
         order: Order,
-        site: Site,
+        ctx: ClientContext,
         keys: np.ndarray,
         store: Store,
         receipt: Receipt,
@@ -192,7 +192,7 @@ class ShardedRounds(Rounds):
         reports = order.present & trains
         work = np.where(trains, self._steps(method.phases, cohort), 0)
         shares = self._share(work)
-        self._tune_first(method, site, store, keys, cohort)
+        self._tune_first(method, ctx, store, keys, cohort)
         blocks = self._tile_blocks(method.phases, shares[self.processes.rank])
         if not blocks:  # a lane that does not train says what an upload looks like
             trains_here, blocks = np.zeros_like(trains), [Block(0, 1, 0, 1)]
@@ -201,7 +201,7 @@ class ShardedRounds(Rounds):
         own = _blank_like(receipt)
         own.tally, own.seconds = receipt.tally, receipt.seconds
         done = self.work_blocks(
-            replace(order, trains=trains_here), blocks, site, keys, store, own, keep
+            replace(order, trains=trains_here), blocks, ctx, keys, store, own, keep
         )
         clock = self.clock(receipt.seconds)
         shape = cohort.shape
@@ -259,7 +259,7 @@ class ShardedRounds(Rounds):
             _add(own, theirs["costs"][""].cpu().numpy())
 
     def _tune_first(
-        self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray
+        self, method: Method, ctx: ClientContext, store: Store, keys: np.ndarray, cohort: np.ndarray
     ) -> None:
         """Let rank 0 choose the number of lanes a block for all, on a share of the usual size."""
         if self.engine.lanes is not None or self._tuned or not method.phases:
@@ -268,7 +268,7 @@ class ShardedRounds(Rounds):
 
         def measure() -> int:
             some = np.arange(0, cohort.shape[1], self.processes.size)
-            here = cut_site(site, Block(0, len(cohort), 0, 0, some))
+            here = cut_context(ctx, Block(0, len(cohort), 0, 0, some))
             self._tune(method, here, store, keys[:, some], cohort[:, some])
             return self.engine.lanes or 0
 
@@ -294,13 +294,13 @@ class ShardedRounds(Rounds):
         """Divide all clients by their test samples: their ids in order of size, and the shares."""
         size = self.arena.splits["test"].size
         order = np.argsort(-size, axis=1, kind="stable")
-        work = self._steps(self.method.adapt, order) + np.take_along_axis(size, order, 1)
+        work = self._steps(self.method.use.adapt, order) + np.take_along_axis(size, order, 1)
         return order, self._share(work)
 
     def client_blocks(self) -> list[tuple[int, np.ndarray]]:
         """Cut the clients of this process into blocks; see `Rounds.client_blocks`."""
         order, shares = self._evaluation()
-        phases = self.method.adapt or (self._phase_once(self.method, "test"),)
+        phases = self.method.use.adapt or (self._phase_once(self.method, "test"),)
         blocks = self._tile_blocks(phases, shares[self.processes.rank])
         return [(block.run, order[block.cut]) for block in blocks]
 
@@ -350,7 +350,7 @@ class ShardedRounds(Rounds):
 
     def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state; see `Rounds`."""
-        if self.method.inspect_client is None:
+        if self.method.show.client is None:
             return {}
         order, shares = self._evaluation()
         everyone = np.ones_like(order, dtype=bool)

@@ -15,7 +15,7 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, Hub, Method, Phase, Site
+from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
@@ -55,23 +55,23 @@ def partly_shared(
     def is_private(leaf: str) -> bool:
         return leaf in task.leaf_names and not is_shared(leaf)
 
-    def init_server(params: Tree, hub: Hub) -> Tree:
+    def init_server(params: Tree, ctx: ServerContext) -> Tree:
         if by_head:
             _check_head(name, task)
-        return base.init_server(tree.select(params, is_shared), hub)
+        return base.init_server(tree.select(params, is_shared), ctx)
 
-    def init_client(params: Tree, site: Site) -> Tree:
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"private": tree.select(params, is_private), **local.start(params=params)}
 
-    def begin(client: Tree, site: Site) -> Tree:
-        return {"params": {**site.common["params"], **client["private"]}, **local.kept(client)}
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {"params": {**ctx.common["params"], **client["private"]}, **local.kept(client)}
 
-    def finish(client: Tree, work: Tree, site: Site) -> tuple[Tree, Tree]:
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         private = tree.select(work["params"], is_private)
         shared = tree.select(work["params"], is_shared)
         return {"private": private, **local.kept(work)}, {"params": shared}
 
-    return replace(
+    return changed(
         base,
         name=name,
         init_server=init_server,
@@ -98,20 +98,20 @@ def train_part(
         lr: the hyper-parameter that holds the rate.
     """
 
-    def objective(work: Tree, batch: Batch, site: Site) -> Tensor:
+    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         return task.loss(work["params"], batch)
 
     phase = descend(objective, local, name=name, lr=lr, train=part)
     if not local.keeps:
         return phase
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         all_of_it = work["velocity"]["params"]
         moving = {"velocity": {"params": tree.select(all_of_it, part)}}
-        return phase.enter({**work, **moving, "resting": all_of_it}, site)
+        return phase.enter({**work, **moving, "resting": all_of_it}, ctx)
 
-    def leave(work: Tree, site: Site) -> Tree:
-        work = dict(phase.leave(work, site))
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
+        work = dict(phase.leave(work, ctx))
         velocity = {"params": {**work.pop("resting"), **work["velocity"]["params"]}}
         return {**work, "velocity": velocity}
 

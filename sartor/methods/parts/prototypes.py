@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sartor.core.method import Batch, Phase, Site
+from sartor.core.method import Batch, ClientContext, Phase
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 
@@ -22,12 +22,12 @@ def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) 
         batch: samples a step.
     """
 
-    def enter(work: Tree, site: Site) -> Tree:
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
         like = next(iter(work["params"].values()))
         sums = like.new_zeros((task.num_classes, task.feature_dim))
         return {**work, "sums": sums, "counts": like.new_zeros(task.num_classes)}
 
-    def step(work: Tree, batch: Batch, site: Site) -> Tree:
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         found = task.represent(work["params"], batch)
         member = members(task, batch, found.dtype)
         sums = work["sums"] + member.mT @ found

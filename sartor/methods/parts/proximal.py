@@ -7,7 +7,7 @@ from collections.abc import Callable
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local
-from sartor.core.method import Batch, Phase, Site
+from sartor.core.method import Batch, ClientContext, Phase
 from sartor.core.tree import Tree
 
 
@@ -38,9 +38,9 @@ def proximal_hyper(local: Local) -> dict[str, Hyper]:
 
 
 def train_phase(
-    step: Callable[[Tree, Batch, Site], Tree],
+    step: Callable[[Tree, Batch, ClientContext], Tree],
     local: Local,
-    enter: Callable[[Tree, Site], Tree],
+    enter: Callable[[Tree, ClientContext], Tree],
     draws: int = 1,
 ) -> Phase:
     """Build the phase in which one step is one mini-batch with its proximal solve."""

@@ -40,7 +40,7 @@ LENET = {"batch": 64, "epochs": 2}
 LANES = {"clients": 100, "samples": 1800, "tests": 600, "batch": 64, "epochs": 2}
 TEXTS = {"samples": 800, "batch": 400, "steps": 20}
 LARGE = {"samples": 512, "tests": 8, "runs": 50, "rounds": 8}
-YARDSTICK = {
+HEADLINE_METRIC = {
     "clients": 1000, "samples": 50, "tests": 10, "cohort": 50, "batch": 10, "epochs": 1,
     "test_every": 10, "rounds": 1500,
 }  # fmt: skip
@@ -203,13 +203,13 @@ def _pace(fed: sartor.Federation, model: nn.Module, **settings: Any) -> dict[str
     return {"client-steps a second": runs * steps / seconds, **held}
 
 
-def yardstick(rounds: int) -> Iterator[dict[str, Any]]:
+def headline_metric(rounds: int) -> Iterator[dict[str, Any]]:
     """Time small cohorts of a larger population."""
-    fed = made_up(YARDSTICK["clients"], YARDSTICK["samples"], YARDSTICK["tests"])
-    sizes = {name: YARDSTICK[name] for name in ("batch", "epochs")}
-    cohort, every = YARDSTICK["cohort"], YARDSTICK["test_every"]
+    fed = made_up(HEADLINE_METRIC["clients"], HEADLINE_METRIC["samples"], HEADLINE_METRIC["tests"])
+    sizes = {name: HEADLINE_METRIC[name] for name in ("batch", "epochs")}
+    cohort, every = HEADLINE_METRIC["cohort"], HEADLINE_METRIC["test_every"]
     local = sartor.Local(batch=sizes["batch"], epochs=sizes["epochs"], lr=0.1)
-    many = YARDSTICK["rounds"]
+    many = HEADLINE_METRIC["rounds"]
     times = train(fed, TwoLayers(), many, local=local, participation=cohort, eval_every=every)
     rest = float(np.mean(times["round"][3 * SETTLED :]))
     yield {
@@ -295,7 +295,7 @@ def profiled(rounds: int) -> None:
         print(f"{e.self_device_time_total / 1e3:8.2f} ms {e.count:6d} × {e.key[:90]}")
 
 
-WORK = {f.__name__: f for f in (lenet, lanes, codes, yardstick, large, texts, sweep, methods)}
+WORK = {f.__name__: f for f in (lenet, lanes, codes, headline_metric, large, texts, sweep, methods)}
 
 
 def beside_floor(row: dict[str, Any], rates: Rates) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def ratio_figure(record: Record) -> Figure | None:
         place, last = place + 1, workload
     axes, canvas = make_axes(7.4, 0.8 + 0.3 * (places[-1] + 1))
     _across(axes)
-    told = []
+    reported = []
     for at, (workload, name, found) in zip(places, groups, strict=True):
         base, row = found["contenders"]["plain"]["seconds"], found["contenders"][name]
         value, low, high = (base / row[key] for key in ("seconds", "slowest", "fastest"))
@@ -49,7 +49,7 @@ def ratio_figure(record: Record) -> Figure | None:
             color=INK,
             fontsize=9,
         )
-        told.append(f"{workload}, {NAMES[name]}: {value:.2f}")
+        reported.append(f"{workload}, {NAMES[name]}: {value:.2f}")
     axes.axvline(1.0, color=SERIES[0], lw=1.2, linestyle=(0, (1, 2)))
     seen = list(dict.fromkeys(name for _, name, _ in groups))
     for name in seen:
@@ -71,7 +71,7 @@ def ratio_figure(record: Record) -> Figure | None:
         "Seconds of the plain loop over seconds of the contender, medians of the same run; longer "
         "is faster, and the dotted line is the plain loop itself. Lines across: the contender's "
         "slowest and fastest round over the same median.",
-        f"Bar chart of speed relative to the plain loop. {'; '.join(told)}.",
+        f"Bar chart of speed relative to the plain loop. {'; '.join(reported)}.",
         canvas,
         wide=True,
     )

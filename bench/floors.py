@@ -212,7 +212,7 @@ def known_work() -> dict[str, Work]:
     from sartor import models
 
     lenet = models.lenet5(input_shape=(3, 32, 32), num_classes=10)
-    lanes, yard = device.LANES, device.YARDSTICK
+    lanes, yard = device.LANES, device.HEADLINE_METRIC
     return {
         **{name: _nominal(workload) for name, workload in WORKLOADS.items()},
         "lanes": count_round(

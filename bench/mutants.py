@@ -324,8 +324,8 @@ def judge(file: str, target: Target, chosen: Sequence[Mutant]) -> list[str]:
         for k, mutant in enumerate(chosen):
             if fates[k] == "survived":
                 fates[k], _ = trial(file, mutant.code, tests, limit)
-                told = f"{file}:{mutant.line} {k + 1}/{len(chosen)} {fates[k]}: {mutant.after}"
-                print(told, file=sys.stderr, flush=True)
+                reported = f"{file}:{mutant.line} {k + 1}/{len(chosen)} {fates[k]}: {mutant.after}"
+                print(reported, file=sys.stderr, flush=True)
     return fates
 
 
@@ -376,10 +376,12 @@ def main(arguments: list[str] | None = None) -> int:
         left = fates.count("survived")
         share = 1.0 - left / max(len(fates), 1)
         low |= share < BAR
-        told = [str(fates.count(fate)) for fate in ("killed", "timed out", "survived")]
+        reported = [str(fates.count(fate)) for fate in ("killed", "timed out", "survived")]
         taken = f"{time.perf_counter() - begun:.0f}"
         excused = str(len(EQUIVALENT.get(file, {})))
-        rows.append([file, f"{len(made)}", f"{len(fates)}", *told, f"{share:.1%}", excused, taken])
+        rows.append(
+            [file, f"{len(made)}", f"{len(fates)}", *reported, f"{share:.1%}", excused, taken]
+        )
         both = zip(chosen, fates, strict=True)
         alive += [(file, m) for m, fate in both if fate == "survived"]
     head = ("file", "mutants", "tried", "killed", "timed out", "survived", "noticed", "same", "s")

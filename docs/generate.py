@@ -154,8 +154,8 @@ def _proven(name: str, file: Path) -> list[str]:
         return []
     laws = laws_in(ROOT / "tests" / "methods" / found, "test_")
     lines = [f"- {law.sentence}" for law in laws]
-    told = f"Laws of `tests/methods/{found}`, beside [those of all methods](index.md)."
-    return ["## What is proven", "", told, "", *lines, ""]
+    reported = f"Laws of `tests/methods/{found}`, beside [those of all methods](index.md)."
+    return ["## What is proven", "", reported, "", *lines, ""]
 
 
 def laws_in(path: Path, prefix: str) -> list[Law]:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.compose.fields import get
 from sartor.core import task as task_module
 from sartor.core import tree
 from sartor.core.errors import ContractError
@@ -200,7 +201,7 @@ class Straight(NamedTuple):
 class Watched(NamedTuple):
     """What was seen while clients were trained one by one, for three rounds and to the end."""
 
-    book: dict[str, int]
+    series: dict[str, int]
     """Bytes of common letters, own letters and uploads, of a prologue and the rounds."""
     count: list[int]
     """Samples whose loss was evaluated, and those whose loss was differentiated."""
@@ -398,10 +399,10 @@ def _packed(message: Any, marks: dict[str, str]) -> int:
 def bytes_are_those_of_the_trees(case: Case) -> None:
     """The ledger holds the bytes of the letters and uploads of the present, counted by hand."""
     shared = trials(case)
-    method, book = shared.method, shared.watched.book
+    method, series = shared.method, shared.watched.series
     ledger = shared.straight.outcome
-    assert ledger["bytes_down"][0].sum() == book["common"] + book["own"]
-    assert ledger["bytes_up"][0].sum() == book["up"]
+    assert ledger["bytes_down"][0].sum() == series["common"] + series["own"]
+    assert ledger["bytes_up"][0].sum() == series["up"]
     assert (
         len(set(ledger["participants"][0])) > 1
         or (method.schedule.who == "everyone")
@@ -448,24 +449,24 @@ def what_does_not_travel_does_not_matter(case: Case) -> None:
     if method.wire.connected is None and not method.wire.sparse:
         return
 
-    def talks(server: Any, ctx: Any) -> Any:
+    def connected(server: Any, ctx: Any) -> Any:
         everybody = torch.ones_like(ctx.present)
         return everybody if method.wire.connected is None else method.wire.connected(server, ctx)
 
     def broadcast(server: Any, ctx: Any) -> Any:
-        letter = _spoiled_rows(method.broadcast(server, ctx), _marks(method, "common"))
-        return _spoiled(letter, talks(server, ctx).any())
+        message = _spoiled_rows(method.broadcast(server, ctx), _marks(method, "common"))
+        return _spoiled(message, connected(server, ctx).any())
 
     def address(server: Any, index: Any, ctx: Any) -> Any:
-        letter = _spoiled_rows(method.address(server, index, ctx), _marks(method, "own"))
-        return _spoiled(letter, (talks(server, ctx) & (ctx.cohort == index)).any())
+        message = _spoiled_rows(method.address(server, index, ctx), _marks(method, "own"))
+        return _spoiled(message, (connected(server, ctx) & (ctx.cohort == index)).any())
 
     def finish(client: Any, work: Any, ctx: ClientContext) -> Any:
         kept, upload = method.finish(client, work, ctx)
         return kept, _spoiled_rows(upload, _marks(method, "upload"))
 
     def aggregate(server: Any, uploads: Any, ctx: Any) -> Any:
-        return method.aggregate(server, _spoiled(uploads, talks(server, ctx)), ctx)
+        return method.aggregate(server, _spoiled(uploads, connected(server, ctx)), ctx)
 
     hidden = "post" if method.wire.connected is not None else "none"
 
@@ -565,12 +566,12 @@ def _watch(shared: Trials) -> Watched:
         """Return a record that writes down what it does; of private leaves only if it has any."""
         pure = changed(
             record,
-            **{k: watch(k, getattr(record, k)) for k in _RECORD},
+            **{k: watch(k, get(record, k)) for k in _RECORD},
             phases=tuple(phase(p) for p in record.phases),
             adapt=tuple(phase(p) for p in record.use.adapt),
         )
 
-        def talks(server: Any, ctx: Any, there: Any) -> Any:
+        def connected(server: Any, ctx: Any, there: Any) -> Any:
             if record.wire.connected is None:
                 return there
             found = record.wire.connected(server, ctx)
@@ -578,19 +579,19 @@ def _watch(shared: Trials) -> Watched:
             return there if isinstance(found, dict) else there & found
 
         def receives(server: Any, ctx: Any) -> Any:
-            return talks(server, ctx, ctx.present | (record.schedule.who == "everyone_trains"))
+            return connected(server, ctx, ctx.present | (record.schedule.who == "everyone_trains"))
 
         def broadcast(server: Any, ctx: Any) -> Any:
-            letter = pure.broadcast(server, ctx)
-            size = _packed(letter, _marks(record, "common"))
-            seen.book["common"] += size * int(receives(server, ctx).sum())
-            return letter
+            message = pure.broadcast(server, ctx)
+            size = _packed(message, _marks(record, "common"))
+            seen.series["common"] += size * int(receives(server, ctx).sum())
+            return message
 
         def address(server: Any, index: Any, ctx: Any) -> Any:
-            letter = pure.address(server, index, ctx)
-            size = _packed(letter, _marks(record, "own"))
-            seen.book["own"] += size * int(receives(server, ctx)[ctx.cohort == index].sum())
-            return letter
+            message = pure.address(server, index, ctx)
+            size = _packed(message, _marks(record, "own"))
+            seen.series["own"] += size * int(receives(server, ctx)[ctx.cohort == index].sum())
+            return message
 
         def finish(client: Any, work: Any, ctx: ClientContext) -> tuple[Any, Any]:
             kept, upload = pure.finish(client, work, ctx)
@@ -602,9 +603,9 @@ def _watch(shared: Trials) -> Watched:
 
         def aggregate(server: Any, uploads: Any, ctx: Any) -> Any:
             for k in range(len(ctx.cohort)):
-                if talks(server, ctx, ctx.present)[k]:
+                if connected(server, ctx, ctx.present)[k]:
                     upload = tree.map(lambda leaf, k=k: leaf[k], uploads)
-                    seen.book["up"] += _packed(upload, _marks(record, "upload"))
+                    seen.series["up"] += _packed(upload, _marks(record, "upload"))
             return pure.aggregate(server, uploads, ctx)
 
         return changed(
@@ -624,7 +625,7 @@ def _watch(shared: Trials) -> Watched:
     other = changed(looked_at(method, private=True), first=warm)
     sim = shared.new(method=other, engine="sequential")
     # Making the simulation may have written letters, which nobody was sent.
-    seen.book.update(common=0, own=0, up=0)
+    seen.series.update(common=0, own=0, up=0)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("losses", "judge", "represent"):
             patch.setattr(Task, name, counted(getattr(Task, name)))
@@ -632,11 +633,11 @@ def _watch(shared: Trials) -> Watched:
             sim.server, _ = sim.rounds.train(sim.server, sim.store, 0, "prologue")
         for t in range(3):
             sim.server, _ = sim.rounds.train(sim.server, sim.store, t)
-        book = dict(seen.book)
+        series = dict(seen.series)
         for ending in endings(method):
             sim.server, _ = sim.rounds.train(sim.server, sim.store, 3, "epilogue", record=ending)
         sim.rounds.evaluate(sim.server, sim.store, 3)
-    return seen._replace(book=book)
+    return seen._replace(series=series)
 
 
 def inputs_are_not_changed(case: Case) -> None:

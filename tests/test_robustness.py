@@ -631,11 +631,11 @@ def test_traces_take_over_the_calls() -> None:
 
 def test_a_trace_takes_apart_what_was_one_tensor_when_it_was_made() -> None:
     """A model that is still its letter at the first step is another tensor at the second."""
-    traces, owner, letter = traced.Traces(), object(), torch.ones(2)
+    traces, owner, message = traced.Traces(), object(), torch.ones(2)
     traces.worth_it = 1
     seen = []
-    for model in (letter, letter + 1):
-        pair = {"a": model}, {"a": letter}
+    for model in (message, message + 1):
+        pair = {"a": model}, {"a": message}
         seen.append(traces.call(owner, lambda x, y: {"a": x["a"] - y["a"]}, *pair)["a"].tolist())
         traces.prepare()
     assert traces.made == 1

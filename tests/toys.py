@@ -185,7 +185,7 @@ def outcome(sim: Simulation) -> dict[str, np.ndarray]:
         found |= {f"{point}/{split}/correct": scores.correct, f"{point}/{split}/loss": scores.loss}
     ledger = sim.ledger()
     found |= {name: getattr(ledger, name) for name in (*COUNTERS, *ONCE)}
-    for k, snap in enumerate(sim.books.snapshots):
+    for k, snap in enumerate(sim.log.snapshots):
         found |= {f"snap/{k}/{name}": np.asarray(v) for name, v in snap.items()}
     return found
 

@@ -267,8 +267,8 @@ class Advice:
     def from_dict(cls, values: Mapping[str, Any]) -> Advice:
         """Return the advice that ``to_dict`` wrote down; it can be read, but not verified."""
         known = {key: _unspelled(value) for key, value in values.items() if key != "method"}
-        told = ("gain", "hurt_by_one_model")
-        clients = [{k: v for k, v in c.items() if k not in told} for c in known["clients"]]
+        reported = ("gain", "hurt_by_one_model")
+        clients = [{k: v for k, v in c.items() if k not in reported} for c in known["clients"]]
         plan = known["plan"]
         changed = {
             "clients": [Client(**_numbers(client)) for client in clients],

@@ -195,8 +195,11 @@ def _finish(
     show.say(quiet=json)
     show.places(*work.write_page(out), quiet=json)
     if json:
-        told = {"verification": None if found is None else found.to_dict(), "carry_out": carry_out}
-        show.json_line({**advice.to_dict(), **told, "out": str(out)})
+        reported = {
+            "verification": None if found is None else found.to_dict(),
+            "carry_out": carry_out,
+        }
+        show.json_line({**advice.to_dict(), **reported, "out": str(out)})
 
 
 def how_to(advice: Advice, experiment: Experiment, features: str, ridge: float) -> str:

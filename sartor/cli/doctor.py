@@ -40,7 +40,7 @@ class Finding:
     what: str
     state: State
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def examine(data_dir: Path | None = None) -> list[Finding]:
@@ -70,7 +70,7 @@ def tables(findings: list[Finding]) -> list[Table]:
         ["", "what", "state", "found"],
         [[one.area, one.what, one.state, one.found] for one in findings],
     )
-    todo = [[one.what, one.mend] for one in findings if one.mend]
+    todo = [[one.what, one.fix] for one in findings if one.fix]
     return [looked, Table(["to get or to mend", "how"], todo)] if todo else [looked]
 
 
@@ -118,20 +118,20 @@ def is_older(version: str, oldest: str) -> bool:
 def _packages(needs: dict[str, str]) -> Iterator[Finding]:
     python = ".".join(map(str, sys.version_info[:3]))
     good = sys.version_info >= LOWEST_PYTHON
-    mend = "" if good else "install Python 3.11 or newer"
+    fix = "" if good else "install Python 3.11 or newer"
     yield Finding("Sartor", "sartor", "ok", f"{__version__}, {Path(__file__).parents[1]}")
     where = f"{python}, {platform.platform(terse=True)}"
-    yield Finding("Sartor", "Python", "ok" if good else "wrong", where, mend)
+    yield Finding("Sartor", "Python", "ok" if good else "wrong", where, fix)
     if not needs:
-        mend = "python -m pip install ."
-        yield Finding("Sartor", "metadata", "missing", "Sartor is not installed", mend)
+        fix = "python -m pip install ."
+        yield Finding("Sartor", "metadata", "missing", "Sartor is not installed", fix)
     for package, oldest in needs.items():
         version = version_of(package)
-        mend = f"python -m pip install '{package}>={oldest}'"
+        fix = f"python -m pip install '{package}>={oldest}'"
         if version is None:
-            yield Finding("Sartor", package, "wrong", "not installed", mend)
+            yield Finding("Sartor", package, "wrong", "not installed", fix)
         elif is_older(version, oldest):
-            yield Finding("Sartor", package, "wrong", f"{version}, older than {oldest}", mend)
+            yield Finding("Sartor", package, "wrong", f"{version}, older than {oldest}", fix)
         else:
             yield Finding("Sartor", package, "ok", version)
 
@@ -145,8 +145,8 @@ def _extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
             if version is None or is_older(version, wanted[package])
         ]
         if absent:
-            mend = f"python -m pip install 'sartor[{extra}]'"
-            yield Finding("extras", extra, "missing", f"without {', '.join(absent)}", mend)
+            fix = f"python -m pip install 'sartor[{extra}]'"
+            yield Finding("extras", extra, "missing", f"without {', '.join(absent)}", fix)
         else:
             listed = ", ".join(f"{package} {version}" for package, version in versions.items())
             yield Finding("extras", extra, "ok", listed)
@@ -174,8 +174,8 @@ def _device() -> Iterator[Finding]:
     found = words + (f", OMP_NUM_THREADS={limit}" if limit else "")
     yield Finding("device", "threads", "ok", found)
     state: State = "missing" if cpp.library() is None else "ok"
-    mend = "" if state == "ok" else "install a C++ compiler, for example with: apt install g++"
-    yield Finding("device", "CPU layers", state, cpp.status(), mend)
+    fix = "" if state == "ok" else "install a C++ compiler, for example with: apt install g++"
+    yield Finding("device", "CPU layers", state, cpp.status(), fix)
 
 
 def _folders(data_dir: Path | None) -> Iterator[Finding]:
@@ -188,22 +188,22 @@ def _folders(data_dir: Path | None) -> Iterator[Finding]:
     yield _writable("temporary files", temporary, str(temporary), "set TMPDIR to such a folder")
     chosen = data_folder(data_dir)
     if chosen is None:
-        mend = f"export {ENVIRONMENT}=FOLDER, or --data-dir FOLDER"
-        yield Finding("folders", "data folder", "missing", "none is set", mend)
+        fix = f"export {ENVIRONMENT}=FOLDER, or --data-dir FOLDER"
+        yield Finding("folders", "data folder", "missing", "none is set", fix)
     elif not chosen.is_dir():
-        mend = f"mkdir -p {chosen}, or choose another with {ENVIRONMENT} or --data-dir"
-        yield Finding("folders", "data folder", "wrong", f"{chosen} does not exist", mend)
+        fix = f"mkdir -p {chosen}, or choose another with {ENVIRONMENT} or --data-dir"
+        yield Finding("folders", "data folder", "wrong", f"{chosen} does not exist", fix)
     else:
         yield Finding("folders", "data folder", "ok", str(chosen))
 
 
-def _writable(what: str, folder: Path, shown: str, mend: str) -> Finding:
+def _writable(what: str, folder: Path, shown: str, fix: str) -> Finding:
     try:
         with tempfile.NamedTemporaryFile(dir=folder, prefix=".sartor-"):
             return Finding("folders", what, "ok", shown)
     except OSError as error:
         words = f"{shown} cannot be written: {error.strerror}"
-        return Finding("folders", what, "wrong", words, mend)
+        return Finding("folders", what, "wrong", words, fix)
 
 
 def _data(data_dir: Path | None) -> Iterator[Finding]:

@@ -108,9 +108,9 @@ def doctor(
     from sartor.cli.doctor import answer, examine, tables
 
     findings = examine(data_dir)
-    told = answer(findings)
-    _print(tables(findings), told, json=json)
-    if not told["healthy"]:
+    reported = answer(findings)
+    _print(tables(findings), reported, json=json)
+    if not reported["healthy"]:
         raise typer.Exit(1)
 
 

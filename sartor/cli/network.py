@@ -181,11 +181,11 @@ def serve(
         show.note(f"round {event['round'] + 1}, {event['client']}: {event['why']}")
     if json:
         summary = result.summary()
-        told = {key: summary[key] for key in ("accuracy", "measure", "pooled_measure")}
-        print(json_module.dumps({"out": str(folder), **told, "events": len(events)}))
+        reported = {key: summary[key] for key in ("accuracy", "measure", "pooled_measure")}
+        print(json_module.dumps({"out": str(folder), **reported, "events": len(events)}))
     else:
-        value = result.yardstick.text(result.pooled_measure())
-        show.say(f"{result.yardstick.title} of all test samples: {value}")
+        value = result.headline_metric.text(result.pooled_measure())
+        show.say(f"{result.headline_metric.title} of all test samples: {value}")
         show.say(f"Everything is in {folder}.")
 
 

@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         else:  # all processes do the same; one speaks
             with open(os.devnull, "w") as no, redirect_stdout(no), redirect_stderr(no):
                 code, message, error = _run(words)
-        if error is not None and processes.should_tell():
+        if error is not None and processes.should_report():
             from sartor.cli import show
 
             rank, size = processes.place()

@@ -89,7 +89,7 @@ def reproduce_one(
             rows=rows,
             columns=columns,
             progress=reporter(plain=json),
-            told=show.note,
+            reported=show.note,
         )
     if not processes.is_first():
         return
@@ -139,13 +139,13 @@ def _share(
         )
         for _ in range(jobs)
     ]
-    told = reproduce.finished(folder)
+    reported = reproduce.finished(folder)
     try:
         while any(child.poll() is None for child in children):
             time.sleep(0.5)
             done = reproduce.finished(folder)
-            if done > told:
-                told = done
+            if done > reported:
+                reported = done
                 show.note(f"{done} pass{'es' * (done > 1)} finished.")
         codes = [child.wait() for child in children]
     except BaseException:

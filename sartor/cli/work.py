@@ -299,10 +299,10 @@ def _is_taken(out: Path) -> bool:
     return out.exists() and (not out.is_dir() or any(out.iterdir()))
 
 
-def _check_overwrite(out: Path, overwrite: bool, mend: str) -> None:
+def _check_overwrite(out: Path, overwrite: bool, fix: str) -> None:
     """Refuse to write over what is there, unless that was asked for and is a run folder."""
     if not overwrite:
-        raise RunFolderError(f"{out} exists and is not empty; {mend}")
+        raise RunFolderError(f"{out} exists and is not empty; {fix}")
     if not any((out / name).is_file() for name in (EXPERIMENT_FILE, "folder.json")):
         raise RunFolderError(
             f"{out} is not empty and is no run folder, so --overwrite does not touch it; use "
@@ -311,8 +311,8 @@ def _check_overwrite(out: Path, overwrite: bool, mend: str) -> None:
 
 
 def _clear(out: Path, overwrite: bool) -> None:
-    mend = f"use another --out, --overwrite to replace it, or go on with: sartor resume {out}"
-    _check_overwrite(out, overwrite, mend)
+    fix = f"use another --out, --overwrite to replace it, or go on with: sartor resume {out}"
+    _check_overwrite(out, overwrite, fix)
     from sartor.runs import RunFolder
 
     # Making it anew removes what earlier runs left there, and nothing else.

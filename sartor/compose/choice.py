@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor.compose.beside import side_by_side
+from sartor.compose.parallel import in_parallel
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
 from sartor.core.method import (
@@ -76,7 +76,7 @@ def best_of(
     criterion = task.is_wrong if score == "error" else task.criterion
     others = {f"{slot}_used": m for slot, m in (instead or {}).items()}
     trained = {**parts, **others}
-    whole = side_by_side(name, **trained)
+    whole = in_parallel(name, **trained)
     used = {k: f"{k}_used" if f"{k}_used" in others else k for k in parts}
     plain = all(m.use.predict is None for m in trained.values())
 
@@ -102,15 +102,15 @@ def best_of(
         return {**newcomer_state(whole, params, ctx, known, server_ctx), **undecided(params, ctx)}
 
     def address(server: Tree, index: Tensor, server_ctx: ServerContext) -> Tree:
-        letter = whole.address(server, index, server_ctx)
-        return {**letter, "choice": at(server["choice"], index)} if announce else letter
+        message = whole.address(server, index, server_ctx)
+        return {**message, "choice": at(server["choice"], index)} if announce else message
 
     def newcomer_message(server: Tree, server_ctx: ServerContext) -> Tree:
         """Choose for a newcomer what most clients use."""
         numbers = torch.arange(len(parts), device=server["choice"].device)
         votes = (server["choice"][:, None] == numbers).sum(0)
-        letter = whole.newcomer.message(server, server_ctx) if whole.newcomer.message else {}
-        return {**letter, "choice": votes.argmax()} if announce else letter
+        message = whole.newcomer.message(server, server_ctx) if whole.newcomer.message else {}
+        return {**message, "choice": votes.argmax()} if announce else message
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
         choice = client["choice"] if scope == "client" else ctx.own["choice"]
@@ -212,7 +212,7 @@ def best_of(
         finish=report,
         aggregate=decide,
         connected=None,
-        sparse=wire.letters_of(whole.wire.sparse),
+        sparse=wire.messages_of(whole.wire.sparse),
         in_turn=False,
         before=None,
         after=None,

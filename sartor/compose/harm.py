@@ -41,8 +41,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sartor.compose.beside import kept_after_training, on_share
 from sartor.compose.choice import Score, best_of
+from sartor.compose.parallel import kept_after_training, on_share
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper

@@ -80,8 +80,8 @@ def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool | None = No
             there = server_ctx.present
             if mixes:
                 branch, there = mixed(branch, there, share)
-            mended = {**uploads, **pick(branch, there, share)}
-            return record.aggregate(server, mended, server_ctx)
+            fixed = {**uploads, **pick(branch, there, share)}
+            return record.aggregate(server, fixed, server_ctx)
 
         return changed(record, aggregate=aggregate)
 

@@ -70,7 +70,7 @@ def moved(sparse: Mapping[str, str], messages: Mapping[str, str]) -> dict[str, s
     return found
 
 
-def letters_of(sparse: Mapping[str, str]) -> dict[str, str]:
+def messages_of(sparse: Mapping[str, str]) -> dict[str, str]:
     """Return what is declared about letters, for a round that uploads something else."""
     return moved(sparse, {"common": "common", "own": "own"})
 
@@ -135,21 +135,21 @@ def unpacked(message: Tree, marks: Mapping[str, str]) -> Tree:
     return _renamed(message, whole)
 
 
-def travels(talks: Any, slot: int, leaf: str, run: int = 0) -> tuple[bool, bool]:
+def travels(connected: Any, slot: int, leaf: str, run: int = 0) -> tuple[bool, bool]:
     """Say whether a leaf is written to the client of a slot, and whether it is uploaded.
 
     Args:
-        talks: what ``connected`` returned, with the axis of runs first; None for all.
+        connected: what ``Wire.connected`` returned, with the axis of runs first; None for all.
         slot: the position in the cohort.
         leaf: the name of the leaf in its message.
         run: which run.
     """
-    if isinstance(talks, dict):
+    if isinstance(connected, dict):
         first, _, rest = leaf.partition("/")
-        return travels(talks.get(first), slot, rest, run)
-    if talks is None:
+        return travels(connected.get(first), slot, rest, run)
+    if connected is None:
         return True, True
-    row = talks[run]
+    row = connected[run]
     down, up = (row[0, slot], row[1, slot]) if row.dim() == 2 else (row[slot], row[slot])
     return bool(down), bool(up)
 
@@ -179,23 +179,23 @@ def num_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
     return counted + dense
 
 
-def heard(talks: Any, present: Tensor) -> Tensor:
+def heard(connected: Any, present: Tensor) -> Tensor:
     """Return who is present for ``aggregate``: those whose upload is sent.
 
     Args:
-        talks: what ``connected`` returned, with the axis of runs first; one of these per slot is
+        connected: what ``Wire.connected`` returned, with the axis of runs first; one of these per slot is
             left to the method that is made of methods.
         present: (runs, slots).
     """
-    if isinstance(talks, dict):
+    if isinstance(connected, dict):
         return present
-    return present & (talks[:, 1] if talks.dim() == 3 else talks)
+    return present & (connected[:, 1] if connected.dim() == 3 else connected)
 
 
 def sent(
     messages: Mapping[str, Tree],
     sparse: Mapping[str, str],
-    talks: Any,
+    connected: Any,
     trains: np.ndarray,
     present: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -204,27 +204,27 @@ def sent(
     Args:
         messages: "common" (runs, ...), "own" and "upload" (runs, slots, ...).
         sparse: as the method declares it.
-        talks: None for all, what ``connected`` returned, or one of these per slot of the trees.
+        connected: None for all, what ``Wire.connected`` returned, or one of these per slot of the trees.
         trains: (runs, slots) who is written to, unless ``talks`` says less.
         present: (runs, slots) who reports.
     """
-    if isinstance(talks, dict):
+    if isinstance(connected, dict):
         down = up = np.zeros(len(trains), dtype=np.int64)
         for slot in sorted({key for message in messages.values() for key in message}):
             inner = {name: _slot(message, slot) for name, message in messages.items()}
             marks = _inside(sparse, slot)
-            more = sent(inner, marks, talks.get(slot), trains, present)
+            more = sent(inner, marks, connected.get(slot), trains, present)
             down, up = down + more[0], up + more[1]
         return down, up
-    if talks is not None:
-        who = talks.cpu().numpy()
+    if connected is not None:
+        who = connected.cpu().numpy()
         trains, present = (trains & who, present & who) if who.ndim == 2 else (who[:, 0], who[:, 1])
     count = {
         name: num_bytes(messages[name], marks_of(sparse, name), 1 if name == "common" else 2)
         for name in MESSAGES
     }
-    letters = count["common"][..., None] + count["own"]
-    return (trains * letters).sum(1), (present * count["upload"]).sum(1)
+    messages = count["common"][..., None] + count["own"]
+    return (trains * messages).sum(1), (present * count["upload"]).sum(1)
 
 
 def _renamed(part: Tree, fn: Callable[[str, Tensor], Tensor], prefix: str = "") -> Tree:

@@ -48,7 +48,7 @@ def matrix_faults(x: Tensor, y: Tensor, num_classes: int, task: str, owners: Own
                 f"{y.dtype} of shape {tuple(y.shape)}."
             ]
         bad = np.flatnonzero(((y != 0) & (y != 1)).any(1).numpy())
-        said, mend = "have labels other than 0 and 1", "give 1 for every label that holds, else 0"
+        said, fix = "have labels other than 0 and 1", "give 1 for every label that holds, else 0"
     else:
         if y.ndim != 2 or y.dtype != torch.int64 or y.shape != x.shape:
             return [
@@ -57,10 +57,10 @@ def matrix_faults(x: Tensor, y: Tensor, num_classes: int, task: str, owners: Own
             ]
         bad = np.flatnonzero(((y < 0) | (y >= num_classes)).any(1).numpy())
         said = f"have token ids outside 0..{num_classes - 1} (0 is padding)"
-        mend = "number tokens from 1, and pass a num_classes above the largest"
+        fix = "number tokens from 1, and pass a num_classes above the largest"
     if not len(bad):
         return []
-    return [f"{len(bad)} samples {said}: rows {some_of(bad)}{of_clients(bad, owners)}; {mend}."]
+    return [f"{len(bad)} samples {said}: rows {some_of(bad)}{of_clients(bad, owners)}; {fix}."]
 
 
 def structural_faults(federation: Federation) -> list[str]:

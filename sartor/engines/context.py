@@ -131,7 +131,9 @@ class Base:
             reports=server_ctx.present,
         )
 
-    def letters(self, method: Method, server: Tree, server_ctx: ServerContext) -> tuple[Tree, Tree]:
+    def messages(
+        self, method: Method, server: Tree, server_ctx: ServerContext
+    ) -> tuple[Tree, Tree]:
         """Write the letters of a round, as they arrive: (runs, ...) and (runs, slots, ...)."""
         common = self.engine.runs(method.broadcast, server, server_ctx)
         own = self.engine.addresses(method.address, server, server_ctx.cohort, server_ctx)
@@ -140,7 +142,7 @@ class Base:
             wire.received(own, wire.marks_of(method.wire.sparse, "own")),
         )
 
-    def _letter_bytes(self, method: Method, ctx: ClientContext) -> np.ndarray:
+    def _message_bytes(self, method: Method, ctx: ClientContext) -> np.ndarray:
         """Count the bytes of both letters to each client: (runs, slots), or one for all."""
         common = wire.num_bytes(ctx.common, wire.marks_of(method.wire.sparse, "common"), 1)
         own = wire.num_bytes(ctx.own, wire.marks_of(method.wire.sparse, "own"), 2)

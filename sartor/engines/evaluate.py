@@ -42,19 +42,19 @@ class Evaluation(Base):
 
         def score(block: tuple[int, np.ndarray]) -> tuple[Costs, np.ndarray]:
             run, ids = block
-            ctx, keys = self.letters_to(cut_runs(server, run, len(ids)), round_index, ids, run)
+            ctx, keys = self.messages_to(cut_runs(server, run, len(ids)), round_index, ids, run)
             model, costs = self.use(method, store, ctx, keys, ids, run)
             self.score(method, model, ctx, ids, run, tallies)
-            return costs, (np.ones_like(ids) * self._letter_bytes(method, ctx)).sum(1)
+            return costs, (np.ones_like(ids) * self._message_bytes(method, ctx)).sum(1)
 
         zero = np.zeros(self.arena.num_runs, dtype=np.int64)
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
         blocks = self.client_blocks()
         careful = sparing(self.engine, score, halved_clients, joined_scores)
         found = self.engine.blocks(careful, blocks, list(tallies.values()))
-        for (run, ids), (costs, letters) in zip(blocks, found, strict=True):
+        for (run, ids), (costs, messages) in zip(blocks, found, strict=True):
             runs = slice(run, run + len(ids))
-            receipt.bytes_down[runs] += letters
+            receipt.bytes_down[runs] += messages
             receipt.gradient_evaluations[runs] += costs.backward
             receipt.forward_evaluations[runs] += costs.forward
         return tallies, receipt
@@ -207,11 +207,11 @@ class Evaluation(Base):
         The runs are ``run`` and those after it, and the server is theirs. The costs are those of
         adaptation.
         """
-        ctx, keys = self.letters_to(server, round_index, ids, run)
+        ctx, keys = self.messages_to(server, round_index, ids, run)
         model, costs = self.use(self.record(round_index), store, ctx, keys, ids, run)
         return ctx, model, costs
 
-    def letters_to(
+    def messages_to(
         self, server: Tree, round_index: int, ids: np.ndarray, run: int = 0
     ) -> tuple[ClientContext, np.ndarray]:
         """Write the letters of an evaluation to the clients ``ids`` (runs, n): sites and keys."""
@@ -219,8 +219,8 @@ class Evaluation(Base):
             "evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run
         )
         keys = self.keys("evaluate", round_index, ids, run)
-        letters = self.letters(self.record(round_index), server, server_ctx)
-        return self.ctx(server_ctx, keys, *letters), keys
+        messages = self.messages(self.record(round_index), server, server_ctx)
+        return self.ctx(server_ctx, keys, *messages), keys
 
     def use(
         self,

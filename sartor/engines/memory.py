@@ -115,6 +115,6 @@ def halved_clients(block: tuple[int, np.ndarray]) -> Split[tuple[int, np.ndarray
 
 def joined_scores(done: list[Any], axis: int) -> Any:
     """Put the costs and the letters' bytes of the halves of an evaluation together."""
-    costs, letters = zip(*done, strict=True)
-    total = np.concatenate(letters) if axis == 0 else np.sum(letters, axis=0)
+    costs, messages = zip(*done, strict=True)
+    total = np.concatenate(messages) if axis == 0 else np.sum(messages, axis=0)
     return joined_costs(list(costs), axis), total

@@ -87,7 +87,7 @@ class Order:
         cohort: (runs, slots) who is asked.
         trains: (runs, slots) who of them trains.
         present: (runs, slots) who of them reports.
-        talks: what ``connected`` said, with the axis of runs first; None if all exchange messages.
+        connected: what ``Wire.connected`` returned, with the axis of runs first; None if all exchange messages.
     """
 
     method: Method
@@ -96,7 +96,7 @@ class Order:
     cohort: np.ndarray
     trains: np.ndarray
     present: np.ndarray
-    talks: Any = None
+    connected: Any = None
 
 
 @dataclass

@@ -175,25 +175,25 @@ class Rounds(Evaluation):
         stage = method.schedule.stage or stage
         server_ctx = self.server_ctx(stage, round_index, cohort, present)
         keys = self.keys(stage, round_index, cohort)
-        ctx = self.ctx(server_ctx, keys, *self.letters(method, server, server_ctx))
-        talks = None
+        ctx = self.ctx(server_ctx, keys, *self.messages(method, server, server_ctx))
+        connected = None
         if method.wire.connected is not None:
-            talks = self.engine.runs(method.wire.connected, server, server_ctx)
-        order = Order(method, stage, round_index, cohort, trains, present, talks)
+            connected = self.engine.runs(method.wire.connected, server, server_ctx)
+        order = Order(method, stage, round_index, cohort, trains, present, connected)
         clock("server")
         uploads, there = self.local_work(order, ctx, keys, store, receipt, keep)
         clock = self.clock(receipt.seconds)
         receipt.participants -= (trains & ~there).sum(1)
         trains, present = trains & there, present & there
         server_ctx = server_ctx._replace(present=on_device(present, self.arena.device))
-        if talks is not None:
-            server_ctx = server_ctx._replace(present=wire.heard(talks, server_ctx.present))
+        if connected is not None:
+            server_ctx = server_ctx._replace(present=wire.heard(connected, server_ctx.present))
         uploads = wire.received(uploads, wire.marks_of(method.wire.sparse, "upload"))
         if self.watch is not None and stage == "train":
             self.watch(uploads, cohort, trains)
         server = self.engine.runs(method.aggregate, server, uploads, server_ctx)
         messages = {"common": ctx.common, "own": ctx.own, "upload": uploads}
-        down, up = wire.sent(messages, method.wire.sparse, talks, trains, present)
+        down, up = wire.sent(messages, method.wire.sparse, connected, trains, present)
         receipt.bytes_down += down
         receipt.bytes_up += up
         clock("server")

@@ -19,7 +19,7 @@ def _at(value: Any, *index: int) -> Any:
     return tree.map(lambda leaf: leaf[index], value)
 
 
-def _site_at(ctx: ClientContext, r: int, k: int) -> ClientContext:
+def _context_at(ctx: ClientContext, r: int, k: int) -> ClientContext:
     """Take the site of slot k of run r; the common letter and the round belong to the run."""
     run = {"common": _at(ctx.common, r), "round": ctx.round[r]}
     return ClientContext(
@@ -75,8 +75,8 @@ class Sequential:
         found = []
         for r in range(cohort.shape[0]):
             one = ServerContext(*(_at(f, r) for f in server_ctx))
-            letters = [fn(_at(server, r), i, one) for i in cohort[r]]
-            found.append(tree.stack(letters))
+            messages = [fn(_at(server, r), i, one) for i in cohort[r]]
+            found.append(tree.stack(messages))
         return tree.stack(found)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -86,7 +86,9 @@ class Sequential:
         for r in range(ctx.index.shape[0]):
             slots = range(ctx.index.shape[1])
             rows.append(
-                tree.stack([fn(*(_at(t, r, k) for t in trees), _site_at(ctx, r, k)) for k in slots])
+                tree.stack(
+                    [fn(*(_at(t, r, k) for t in trees), _context_at(ctx, r, k)) for k in slots]
+                )
             )
         return tree.stack(rows)
 
@@ -100,7 +102,7 @@ class Sequential:
         for r in range(plan.steps.shape[0]):
             slots = []
             for k in range(plan.steps.shape[1]):
-                here = _site_at(ctx, r, k)
+                here = _context_at(ctx, r, k)
                 one = phase.enter(_at(work, r, k), here)
                 for s in range(int(plan.steps[r, k])):
                     batch = plan.batches(self.arena, plan.table[r, k, s % plan.table.shape[2]])

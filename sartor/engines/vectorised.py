@@ -145,7 +145,7 @@ class Vectorised:
 
     def _rehearsed(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Time blocks as in a later round: with all traces, and in processes if there are any."""
-        side_by_side, forks, threads = len(blocks) > 1, self._forks(), torch.get_num_threads()
+        in_parallel, forks, threads = len(blocks) > 1, self._forks(), torch.get_num_threads()
         if forks:
             # Of a core alone: what others do here does not count. Where blocks are threads it must,
             # since they wait for Python's lock.
@@ -158,10 +158,10 @@ class Vectorised:
             work(blocks[0])
             self.traces.worth_it = usual
             self.traces.prepare()
-            on_one_core = None if side_by_side or threads == 1 else work(blocks[0])
+            on_one_core = None if in_parallel or threads == 1 else work(blocks[0])
         finally:
             torch.set_num_threads(threads)
-        if side_by_side and forks:
+        if in_parallel and forks:
             outcome = work_in_processes(work, blocks, min(self.workers, len(blocks)))
             self._rehearsal_cost = self._fork_cost = outcome.cost
             return outcome.results
@@ -202,12 +202,12 @@ class Vectorised:
     ) -> list[Any]:
         """Work in processes; what the engine learned there is told here."""
 
-        def told(block: Any) -> tuple[Any, dict[str, tuple[int, int]], int | None]:
+        def reported(block: Any) -> tuple[Any, dict[str, tuple[int, int]], int | None]:
             return work(block), self.calls, self.limit
 
         processes = min(self.workers, len(blocks))
         began = time.perf_counter()
-        outcome = work_in_processes(told, blocks, processes, into)
+        outcome = work_in_processes(reported, blocks, processes, into)
         passed = time.perf_counter() - began
         pace.forks = passed * processes / len(blocks)
         self._fork_cost = outcome.cost

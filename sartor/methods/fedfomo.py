@@ -125,16 +125,16 @@ def fedfomo(
         others = torch.arange(len(row), device=row.device) != index
         return choose(row, server["there"] & others, rng.fold(ctx.key, "picks", index), ctx)
 
-    def letter(server: Tree, ids: Tensor, found: Tensor) -> Tree:
+    def message(server: Tree, ids: Tensor, found: Tensor) -> Tree:
         rows = tree.map(lambda leaf: leaf.index_select(0, ids), server["models"])
         return {"models": rows, "found": found}
 
     def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
-        return letter(server, *choose_for(server, index, ctx))
+        return message(server, *choose_for(server, index, ctx))
 
     def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         helped = server["affinity"].sum(0) - server["affinity"].diagonal()
-        return letter(server, *choose(helped, server["there"], rng.fold(ctx.key, "greet"), ctx))
+        return message(server, *choose(helped, server["there"], rng.fold(ctx.key, "greet"), ctx))
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params, "reference": params, **local.start(params=params)}

@@ -110,10 +110,10 @@ def fedprox(
         return {"params": params}
 
     def broadcast(server: Tree, ctx: ServerContext) -> Tree:
-        letter = {"params": server["params"]}
+        message = {"params": server["params"]}
         if preset == "corollary1":
-            letter["steps"] = proximal.local_steps(pull(ctx), big, small).max()
-        return letter
+            message["steps"] = proximal.local_steps(pull(ctx), big, small).max()
+        return message
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params, **local.start(params=params)}

@@ -38,7 +38,7 @@ class Board:
     method: str
     clients: Sequence[str]
     newcomers: bool = False
-    _told: dict[str, Any] = field(default_factory=dict, init=False)
+    _reported: dict[str, Any] = field(default_factory=dict, init=False)
     _time: float = field(default=0.0, init=False)
     _made: bool = field(default=False, init=False)
 
@@ -63,14 +63,14 @@ class Board:
             events: what went wrong so far.
             done: rounds that are over; 0 before the first one.
         """
-        told = {"wanted": wanted, "there": sorted(there), "events": len(events), "done": done}
-        if told == self._told and time.monotonic() - self._time < SIGN:
+        reported = {"wanted": wanted, "there": sorted(there), "events": len(events), "done": done}
+        if reported == self._reported and time.monotonic() - self._time < SIGN:
             return
         self._made = self._made or not self.out.exists()
         with naming(self.out, "create"):
             self.out.mkdir(parents=True, exist_ok=True)
         self._write("waiting", done, there, events, wanted=wanted)
-        self._told, self._time = told, time.monotonic()
+        self._reported, self._time = reported, time.monotonic()
 
     def stop(self, events: Sequence[dict[str, Any]], done: int) -> None:
         """Tell that the server stopped while it waited; see `wait`."""
@@ -91,7 +91,7 @@ class Board:
         events: Sequence[dict[str, Any]],
         **more: Any,
     ) -> None:
-        self._told = {}  # whoever waits next says so at once
+        self._reported = {}  # whoever waits next says so at once
         content = {
             "state": state,
             "round": round_index,

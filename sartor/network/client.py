@@ -73,15 +73,15 @@ class Client:
         """Do what a message asks, and return the answer; a fault here is an answer too."""
         name: dict[str, Any] = {}
         try:
-            letters, head = unpack(message)
+            messages, head = unpack(message)
             name = {k: head.get(k) for k in ("server", "serial")}
-            body, meta = self._do(letters, head)
+            body, meta = self._do(messages, head)
             return pack(body, {**name, **meta})
         except PFLError as error:
             self.say(f"could not do it: {error}")
             return pack({}, {**name, "fault": str(error), "stranger": self.workbench is None})
 
-    def _do(self, letters: Tree, head: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
+    def _do(self, messages: Tree, head: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
         kind = head.get("kind")
         if kind in ("facts", "hello"):
             self.data = self.load(head.get("split", {}))
@@ -104,21 +104,21 @@ class Client:
         if self.workbench is None:
             raise MessageError("the client was restarted and has not been greeted yet")
         if kind == "start":
-            return {}, self.workbench.start(letters, head)
+            return {}, self.workbench.start(messages, head)
         if kind == "work":
-            found = self.workbench.work(letters, head)
+            found = self.workbench.work(messages, head)
             self.say(f"round {head['round'] + 1}: trained")
             return found
         if kind == "score":
-            scores, look = self.workbench.score(letters, head)
+            scores, look = self.workbench.score(messages, head)
             self.seen += [{"round": head["round"], **look}] if look else []
             return {}, scores
         if kind == "centre":
-            return {}, self.workbench.centre(letters, head)
+            return {}, self.workbench.centre(messages, head)
         if kind == "keep":
-            return {}, self.workbench.keep(letters, head)
+            return {}, self.workbench.keep(messages, head)
         if kind == "deploy":
-            model = self.workbench.model(letters, head)
+            model = self.workbench.model(messages, head)
             if self.folder is not None:
                 path = self.folder / str(head["federation"]) / "model.safetensors"
                 write_state(

@@ -79,7 +79,7 @@ class Coordinator(Simulation):
         **rest: Any,
     ) -> None:
         self.office = Office(transport, tuple(names), deadline)
-        self.office.greet = self.greet
+        self.office.hello = self.hello
         self.rule = admission or Admission()
         self.federation, self.settings, self.one = federation, dict(settings), run
         self.common = dict(common or {})
@@ -122,7 +122,7 @@ class Coordinator(Simulation):
         """
         began, waited = time.monotonic(), False
         while True:
-            self.greet()
+            self.hello()
             there = self.office.there()
             passed = time.monotonic() - began
             needed = wanted if grace is None or passed <= grace else min(wanted, 1)
@@ -139,7 +139,7 @@ class Coordinator(Simulation):
                 )
             time.sleep(0.05)
 
-    def greet(self) -> None:
+    def hello(self) -> None:
         """Say hello to the clients that are there and have not been greeted."""
         here = self.office.transport.present()
         new = [
@@ -203,7 +203,7 @@ class Coordinator(Simulation):
             split.size[0, index] = self.hellos[index]["sizes"][name]
         train = torch.from_numpy(self.rounds.arena.splits["train"].size)
         self.rounds.sizes = train.to(self.rounds.arena.device)
-        self.books.recount()
+        self.log.recount()
 
     # ---- what a simulation does otherwise
 

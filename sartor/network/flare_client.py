@@ -67,16 +67,16 @@ class FlareClient:
 
         A try in vain costs nothing here; to the layers below it is a reason to wait ever longer.
         """
-        told = False
+        reported = False
         while not self.stopped.is_set():
             try:
                 socket.create_connection((self.kit.host, self.kit.port), timeout=2.0).close()
                 return
             except OSError:
                 self._check_patience()
-                if not told:
+                if not reported:
                     self.say(f"waiting for the server at {self.kit.host}:{self.kit.port}")
-                    told = True
+                    reported = True
                 self.stopped.wait(0.5)
 
     def _check_patience(self) -> None:

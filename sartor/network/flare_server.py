@@ -56,7 +56,7 @@ class FlareServer:
         self.register = Register(self.boxes, project)
         self.closing: str | None = None
         self._door: dict[tuple[str, str], int] = {}
-        self._told: set[tuple[str, str]] = set()
+        self._reported: set[tuple[str, str]] = set()
         self._held = threading.Semaphore(_HELD)
         self.cell = flare.CoreCell(
             fqcn=SERVER,
@@ -108,8 +108,8 @@ class FlareServer:
 
     def notices(self) -> list[tuple[str, str]]:
         """Return who was turned away, and why; each reason once."""
-        new = [key for key in list(self._door) if key not in self._told]
-        self._told.update(new)
+        new = [key for key in list(self._door) if key not in self._reported]
+        self._reported.update(new)
         return new
 
     def close(self, word: str = "stopped") -> None:

@@ -258,14 +258,14 @@ def _expiry(certificate: Path) -> datetime:
 
 
 @contextmanager
-def _readable(path: Path, what: str, mend: str) -> Iterator[None]:
+def _readable(path: Path, what: str, fix: str) -> Iterator[None]:
     """Turn the error of a file that is not what it should be into one that says how to mend it."""
     try:
         yield
     except ValueError as error:
         raise ConfigError(
             f"{path} is not {what} ({error}); it was damaged, or is another file. Make it anew "
-            f"with {mend}."
+            f"with {fix}."
         ) from error
 
 

@@ -54,7 +54,7 @@ class Office:
     bytes_down: int = 0
     bytes_up: int = 0
     server: str = field(default_factory=lambda: secrets.token_hex(8))
-    greet: Callable[[], None] = lambda: None
+    hello: Callable[[], None] = lambda: None
     away: set[int] = field(default_factory=set)
 
     def there(self) -> set[int]:
@@ -82,11 +82,11 @@ class Office:
         """
         self.serial += 1
         name = {"server": self.server, "serial": self.serial}
-        greets = note["kind"] in ("facts", "hello")
-        here = set(orders) if greets else self.there()
+        is_hello = note["kind"] in ("facts", "hello")
+        here = set(orders) if is_hello else self.there()
         messages = {
-            i: pack(letters, {**head, **name}, sent)
-            for i, (letters, head, sent) in orders.items()
+            i: pack(messages, {**head, **name}, sent)
+            for i, (messages, head, sent) in orders.items()
             if i in here
         }
         taken: set[int] = set()
@@ -105,7 +105,7 @@ class Office:
                 body, meta = unpack(data, limit)
                 if {k: meta.get(k) for k in name} != name:
                     raise MessageError("an answer to an earlier order: too late")
-                if meta.get("stranger") and not greets and i not in strangers:
+                if meta.get("stranger") and not is_hello and i not in strangers:
                     strangers.add(i)
                     return
                 if "fault" in meta:
@@ -126,7 +126,7 @@ class Office:
             judge(i, answers.get(i))
         if strangers:  # restarted in between: they are greeted, and asked once more
             self.known -= strangers
-            self.greet()
+            self.hello()
             left = max(self.deadline - (time.monotonic() - began), 0.1)
             again = {i: messages[i] for i in strangers if i in self.known}
             answers = self._exchange(again, left)
@@ -136,11 +136,11 @@ class Office:
 
     def _note(self, note: dict[str, Any], client: int | str, why: str) -> None:
         name = self.names[client] if isinstance(client, int) else client
-        told = {**note, "client": name, "why": why}
-        before = ({key: event.get(key) for key in told} for event in self.events[-20:])
-        if told["kind"] == "hello" and told in before:
+        reported = {**note, "client": name, "why": why}
+        before = ({key: event.get(key) for key in reported} for event in self.events[-20:])
+        if reported["kind"] == "hello" and reported in before:
             return  # it is greeted again and again while the server waits
-        self.events.append({**told, "time": time.time()})
+        self.events.append({**reported, "time": time.time()})
 
     def _exchange(self, messages: Mapping[int, bytes], deadline: float) -> dict[int, bytes]:
         self.bytes_down += sum(map(len, messages.values()))

@@ -76,14 +76,14 @@ class RemoteRounds(Rounds):
             silent[i] = {
                 name
                 for name, _ in tree.items(wanted)
-                if not (reports and wire.travels(order.talks, k, name)[1])
+                if not (reports and wire.travels(order.connected, k, name)[1])
             }
             head = self._head("work", method, order.round_index, store, i, splits)
             head |= {"stage": order.stage, "reports": reports, "silent": sorted(silent[i])}
             head |= {"keep": keep is not None, "lasting": store.lasting}
             # Who is not written to needs the letter for its scores alone.
-            talks = None if splits or keep is not None else order.talks
-            orders[i] = (*self._letters(method, ctx, k, talks, head),)
+            connected = None if splits or keep is not None else order.connected
+            orders[i] = (*self._messages(method, ctx, k, connected, head),)
 
         def take(i: int, body: Tree, meta: dict[str, Any]) -> None:
             scored = admission.scores(meta, splits)
@@ -144,11 +144,11 @@ class RemoteRounds(Rounds):
         receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
         tallies = {split: self._blank() for split in splits}
         for run, ids in self.client_blocks():
-            ctx, _ = self.letters_to(server, round_index, ids, run)
+            ctx, _ = self.messages_to(server, round_index, ids, run)
             orders = {}
             for k, i in enumerate(ids[0].tolist()):
                 head = self._head("score", method, round_index, store, i, splits)
-                orders[i] = self._letters(method, ctx, k, None, head)
+                orders[i] = self._messages(method, ctx, k, None, head)
             total = Costs(zero.copy(), zero.copy())
 
             def take(i: int, body: Tree, meta: dict[str, Any], total: Costs = total) -> None:
@@ -158,7 +158,7 @@ class RemoteRounds(Rounds):
                 total.forward += forward
 
             self._send_scores("score", "pre", orders, take, tallies, round_index)
-            receipt.bytes_down += (np.ones_like(ids) * self._letter_bytes(method, ctx)).sum(1)
+            receipt.bytes_down += (np.ones_like(ids) * self._message_bytes(method, ctx)).sum(1)
             receipt.gradient_evaluations += total.backward
             receipt.forward_evaluations += total.forward
         return tallies, receipt
@@ -200,11 +200,11 @@ class RemoteRounds(Rounds):
         """Let all clients keep the model that they would use before any training."""
         ids = self.everybody
         method = self.record(0)
-        ctx, _ = self.letters_to(server, 0, ids)
+        ctx, _ = self.messages_to(server, 0, ids)
         orders = {}
         for k, i in enumerate(ids[0].tolist()):
             head = self._head("keep", method, 0, store, i, ())
-            orders[i] = self._letters(method, ctx, k, None, {**head, "lasting": True})
+            orders[i] = self._messages(method, ctx, k, None, {**head, "lasting": True})
         note = {"kind": "keep", "round": 0}
         taken = self.office.send(orders, 1 << 20, lambda i, body, meta: None, note)
         store.base[sorted(taken)] = self.office.serial
@@ -212,11 +212,11 @@ class RemoteRounds(Rounds):
     def deploy(self, server: Tree, store: Generations, round_index: int, federation: str) -> None:
         """Let all clients write the model that they will use to their own disks."""
         method, ids = self.record(round_index), self.everybody
-        ctx, _ = self.letters_to(server, round_index, ids)
+        ctx, _ = self.messages_to(server, round_index, ids)
         orders = {}
         for k, i in enumerate(ids[0].tolist()):
             head = self._head("deploy", method, round_index, store, i, ())
-            orders[i] = self._letters(method, ctx, k, None, {**head, "federation": federation})
+            orders[i] = self._messages(method, ctx, k, None, {**head, "federation": federation})
         note = {"kind": "deploy", "round": round_index}
         self.office.send(orders, 1 << 20, lambda i, body, meta: None, note)
 
@@ -263,27 +263,27 @@ class RemoteRounds(Rounds):
             "score": list(splits),
         }
 
-    def _letters(
-        self, method: Method, ctx: ClientContext, slot: int, talks: Any, head: dict[str, Any]
+    def _messages(
+        self, method: Method, ctx: ClientContext, slot: int, connected: Any, head: dict[str, Any]
     ) -> Message:
         """Write the letters to the client of a slot: only the rows and leaves that travel."""
 
         def goes(name: str) -> bool:
-            return wire.travels(talks, slot, name.partition("/")[2])[0]
+            return wire.travels(connected, slot, name.partition("/")[2])[0]
 
-        def written(message: str, letter: Tree) -> Tree:
-            if talks is not None:
-                names = iter([name for name, _ in tree.items(letter)])
-                letter = tree.map(
-                    lambda leaf: leaf if goes(f"{message}/{next(names)}") else leaf * 0, letter
+        def written(kind: str, message: Tree) -> Tree:
+            if connected is not None:
+                names = iter([name for name, _ in tree.items(message)])
+                message = tree.map(
+                    lambda leaf: leaf if goes(f"{kind}/{next(names)}") else leaf * 0, message
                 )
-            return wire.packed(letter, wire.marks_of(method.wire.sparse, message))
+            return wire.packed(message, wire.marks_of(method.wire.sparse, kind))
 
-        letters = {
+        messages = {
             "common": written("common", tree.map(lambda leaf: leaf[0], ctx.common)),
             "own": written("own", tree.map(lambda leaf: leaf[0, slot], ctx.own)),
         }
-        return letters, head, goes
+        return messages, head, goes
 
 
 def _every_leaf(name: str) -> bool:

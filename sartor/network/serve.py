@@ -290,10 +290,10 @@ def ask_facts(
         if len(facts) < quorum and time.monotonic() - began > patience:
             missing = [name for i, name in enumerate(names) if i not in facts]
             why = {event["client"]: event["why"] for event in office.events}
-            told = "; ".join(f"{name}: {text}" for name, text in why.items())
+            reported = "; ".join(f"{name}: {text}" for name, text in why.items())
             raise NetworkError(
                 f"Only {len(facts)} of {quorum} clients came within {patience:g} s; missing: "
-                f"{', '.join(missing[:10])}. {told or 'Start them with sartor join.'}"
+                f"{', '.join(missing[:10])}. {reported or 'Start them with sartor join.'}"
             )
         time.sleep(0.05)
     return facts, office.events

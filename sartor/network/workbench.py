@@ -68,8 +68,8 @@ class Workbench:
         self.params = tree.map(lambda leaf: leaf.to(device, self.dtype), start)
         self.records = records(method)
 
-    def _site(
-        self, letters: Tree, head: Mapping[str, Any], stage: str
+    def _client_context(
+        self, messages: Tree, head: Mapping[str, Any], stage: str
     ) -> tuple[ClientContext, np.ndarray]:
         """Put the letters where the functions of a client read them."""
         reports = np.array([[bool(head.get("reports", True))]])
@@ -78,7 +78,7 @@ class Workbench:
         sparse = self._record(head).wire.sparse
 
         def here(message: str, axes: int) -> Tree:
-            whole = wire.unpacked(letters[message], wire.marks_of(sparse, message))
+            whole = wire.unpacked(messages[message], wire.marks_of(sparse, message))
             device = self.rounds.arena.device
             return tree.map(lambda leaf: leaf.to(device)[(None,) * axes], whole)
 
@@ -101,18 +101,18 @@ class Workbench:
 
         return _Lane(make, self.rounds.arena.device), kept.get("trained", {})
 
-    def start(self, letters: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
+    def start(self, messages: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the state that the server gives to a newcomer."""
-        state = tree.map(lambda leaf: leaf[None, None], letters["client"])
+        state = tree.map(lambda leaf: leaf[None, None], messages["client"])
         generation = {"client": state, "trained": {}}
         self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
         return {}
 
-    def work(self, letters: Tree, head: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
+    def work(self, messages: Tree, head: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
         """Train on a letter; return the upload and what it cost."""
         method = self._record(head)
         store, model = self._states(head)
-        ctx, keys = self._site(letters, head, head["stage"])
+        ctx, keys = self._client_context(messages, head, head["stage"])
         yes = np.ones((1, 1), dtype=bool)
         reports = np.array([[bool(head["reports"])]])
         order = Order(method, head["stage"], int(head["round"]), self.ids, yes, reports)
@@ -130,12 +130,12 @@ class Workbench:
         return {"upload": sent}, {"costs": _costs(receipt), "scores": self._scores(receipt.tally)}
 
     def score(
-        self, letters: Tree, head: Mapping[str, Any]
+        self, messages: Tree, head: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Score the model that the client would use; also return what its kept state shows."""
         method = self._record(head)
         store, _ = self._states(head)
-        ctx, keys = self._site(letters, head, "evaluate")
+        ctx, keys = self._client_context(messages, head, "evaluate")
         model, costs = self.rounds.use(method, store, ctx, keys, self.ids)
         tallies = self._tallies(head["score"])
         self.rounds.score(method, model, ctx, self.ids, 0, tallies)
@@ -144,27 +144,27 @@ class Workbench:
         found = {"costs": [int(costs.backward[0]), int(costs.forward[0])]}
         return {**found, "scores": self._scores(tallies)}, seen
 
-    def centre(self, letters: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
+    def centre(self, messages: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Score a model that the server sent."""
         device = self.rounds.arena.device
-        model = tree.map(lambda leaf: leaf.to(device)[None], letters["common"])
+        model = tree.map(lambda leaf: leaf.to(device)[None], messages["common"])
         tallies = self._tallies(head["score"])
         self.rounds.score_centre(model, int(head["round"]), self.ids, 0, tallies)
         return {"scores": self._scores(tallies)}
 
-    def model(self, letters: Tree, head: Mapping[str, Any]) -> Tree:
+    def model(self, messages: Tree, head: Mapping[str, Any]) -> Tree:
         """Return the model that the client will use when training is over."""
         store, trained = self._states(head)
         model = trained
         if self.method.use.headline != "post" or not trained:
-            ctx, keys = self._site(letters, head, "evaluate")
+            ctx, keys = self._client_context(messages, head, "evaluate")
             model, _ = self.rounds.use(self._record(head), store, ctx, keys, self.ids)
         return tree.map(lambda leaf: leaf[0, 0].cpu(), model)
 
-    def keep(self, letters: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
+    def keep(self, messages: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the model that the client would use now, as if it came from training."""
         store, _ = self._states(head)
-        ctx, keys = self._site(letters, head, "evaluate")
+        ctx, keys = self._client_context(messages, head, "evaluate")
         model, _ = self.rounds.use(self._record(head), store, ctx, keys, self.ids)
         generation = {"client": store.gather(self.ids), "trained": model}
         self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))

@@ -57,12 +57,14 @@ def render_advice(
 
 def summarise_advice(advice: Advice, verification: Verification | None) -> Words:
     """Return the answer in words, the few numbers to see first, and the cautions."""
-    headline, *told = advice.summary().splitlines()
+    headline, *reported = advice.summary().splitlines()
     cautions = ("Note: ", "Way out: ")
     found = Words(headline=headline)
-    found.findings = [line for line in told if not line.startswith(cautions)]
-    found.caveats = [_capital(line.removeprefix("Note: ")) for line in told if line[:4] == "Note"]
-    found.caveats += [line for line in told if line.startswith("Way out: ")]
+    found.findings = [line for line in reported if not line.startswith(cautions)]
+    found.caveats = [
+        _capital(line.removeprefix("Note: ")) for line in reported if line[:4] == "Note"
+    ]
+    found.caveats += [line for line in reported if line.startswith("Way out: ")]
     if verification is not None:
         lines = verification.summary().splitlines()
         found.findings += [line for line in lines if not line.startswith("Note: ")]

@@ -121,12 +121,12 @@ def line_figure(
                 [], [], marker="o", mfc="none", mec=SERIES[0], mew=1.4, ls="none", label=hollow_name
             )
     legend_above(axes, len(lines) + len(levels) + hollow)
-    told = [caption] if caption else []
+    reported = [caption] if caption else []
     if any(line.error is not None for line in lines):
-        told.append("Bars and bands are ± one standard error.")
+        reported.append("Bars and bands are ± one standard error.")
     if hollow:
-        told.append(f"Hollow markers are the {hollow_name} values.")
-    return Figure(key, title, " ".join(told), alt or _words(lines, x_label, y_label), canvas)
+        reported.append(f"Hollow markers are the {hollow_name} values.")
+    return Figure(key, title, " ".join(reported), alt or _words(lines, x_label, y_label), canvas)
 
 
 def _calm(axes: Any) -> None:

@@ -27,7 +27,7 @@ from sartor.report.drawing import (
 from sartor.report.heat import label_map, mixing_matrix
 from sartor.report.layout import listed
 from sartor.results.comparison import Comparison
-from sartor.results.headline import Yardstick
+from sartor.results.headline import HeadlineMetric
 from sartor.results.metrics import Array, spread
 from sartor.results.result import Result
 
@@ -60,7 +60,7 @@ def draw_all(comparison: Comparison) -> list[Figure]:
 
 def measure_by_round(comparison: Comparison) -> Figure:
     """Draw pooled test accuracy (or error) by round: headline point solid, others not."""
-    yardstick = comparison.yardstick
+    headline_metric = comparison.headline_metric
     axes, canvas = make_axes(7.4, 3.7)
     several = False
     look = looks(comparison)
@@ -88,11 +88,13 @@ def measure_by_round(comparison: Comparison) -> Figure:
             if main and number > 1:
                 axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
     axes.set_xlabel("round")
-    axes.set_ylabel(_axis(yardstick))
+    axes.set_ylabel(_axis(headline_metric))
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
     legend_above(axes, len(comparison))
     finals = "; ".join(
-        f"{name} ends at {yardstick.text(final)}" if math.isfinite(final) else f"{name} diverged"
+        f"{name} ends at {headline_metric.text(final)}"
+        if math.isfinite(final)
+        else f"{name} diverged"
         for name, final in _finals(comparison).items()
     )
     points = ", ".join(f"{name} {result.headline}" for name, result in comparison.items())
@@ -100,13 +102,13 @@ def measure_by_round(comparison: Comparison) -> Figure:
     centre = "; dots: the global model" if has_centre else ""
     band = " The band is ± one standard deviation over runs." if several else ""
     return Figure(
-        f"{_key(yardstick)}-by-round",
-        f"{yardstick.title} by round",
+        f"{_key(headline_metric)}-by-round",
+        f"{headline_metric.title} by round",
         "Solid: the point at which each method is meant to be used "
         f"({points}); thin dashes: the other point{centre}. Pre is after "
         f"aggregation, post is after local training; compare like with like. All test samples of "
-        f"all clients are pooled.{_better(yardstick)}{band}",
-        f"Line chart of pooled test {yardstick.name} by round. {finals}.",
+        f"all clients are pooled.{_better(headline_metric)}{band}",
+        f"Line chart of pooled test {headline_metric.name} by round. {finals}.",
         canvas,
     )
 
@@ -116,8 +118,8 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
     pairs = _references(comparison)
     if not pairs:
         return None
-    yardstick = comparison.yardstick
-    scale = 100 if yardstick.is_share else 1
+    headline_metric = comparison.headline_metric
+    scale = 100 if headline_metric.is_share else 1
     left_out = len(pairs) - MOST_PANELS
     pairs = pairs[-MOST_PANELS:]
     columns = {1: 1, 2: 2, 4: 2}.get(len(pairs), 3)
@@ -141,13 +143,15 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
             panel.set_xlabel(f"{hurt} of {len(gains)} worse than alone")
             words.append(f"{name}: {hurt} of {len(gains)} clients are worse off than alone")
         for row in grid:
-            row[0].set_ylabel("gain, points" if yardstick.is_share else f"gain, {yardstick.name}")
+            row[0].set_ylabel(
+                "gain, points" if headline_metric.is_share else f"gain, {headline_metric.name}"
+            )
     runs = max(len(result.runs) for _, result, _ in pairs)
     each = "client of a run" if runs > 1 else "client"
     few = (
         "With few test samples, one answer moves a bar by several points."
-        if yardstick.is_share
-        else f"The gain is what the {yardstick.name} falls by."
+        if headline_metric.is_share
+        else f"The gain is what the {headline_metric.name} falls by."
     )
     return Figure(
         "gain-by-client",
@@ -155,7 +159,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
         f"One bar per {each}, sorted. Blue is better than alone, orange is worse; a client that "
         f"did not change has no bar. {few}"
         f"{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
-        f"Bar charts of the gain in {yardstick.name} of each client. {'; '.join(words)}.",
+        f"Bar charts of the gain in {headline_metric.name} of each client. {'; '.join(words)}.",
         canvas,
         wide=len(pairs) > 1,
     )
@@ -163,7 +167,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
 
 def bytes_against_measure(comparison: Comparison) -> Figure | None:
     """Draw accuracy (or error) against the megabytes that had travelled."""
-    yardstick = comparison.yardstick
+    headline_metric = comparison.headline_metric
     axes, canvas = make_axes(7.4, 3.4)
     drawn, silent = [], []
     look = looks(comparison)
@@ -200,16 +204,16 @@ def bytes_against_measure(comparison: Comparison) -> Figure | None:
     if not drawn:
         return None
     axes.set_xlabel("MB sent and received, all clients")
-    axes.set_ylabel(_axis(yardstick))
+    axes.set_ylabel(_axis(headline_metric))
     axes.set_xlim(left=0)
     legend_above(axes, len(comparison))
     nothing = f" Dotted: {', '.join(silent)}, which sends nothing." if silent else ""
     return Figure(
-        f"bytes-against-{_key(yardstick)}",
-        f"What the {yardstick.name} costs in traffic",
+        f"bytes-against-{_key(headline_metric)}",
+        f"What the {headline_metric.name} costs in traffic",
         "Counted from the tensors that travel, up and down, without protocol headers; 1 MB is 10⁶ "
-        f"bytes.{_better(yardstick)}{nothing}{_front(comparison)}",
-        f"Line chart of {yardstick.name} against megabytes. {'; '.join(drawn)}.",
+        f"bytes.{_better(headline_metric)}{nothing}{_front(comparison)}",
+        f"Line chart of {headline_metric.name} against megabytes. {'; '.join(drawn)}.",
         canvas,
     )
 
@@ -252,7 +256,9 @@ def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, in
     Shares are in per cent.
     """
     curves = [result.measure_curve(point, run=run) for run in range(len(result.runs))]
-    values = (100 if result.yardstick.is_share else 1) * np.stack([curve for _, curve in curves])
+    values = (100 if result.headline_metric.is_share else 1) * np.stack(
+        [curve for _, curve in curves]
+    )
     known = np.isfinite(values).sum(axis=0)
     total = np.nansum(values, axis=0)
     mean = np.where(known > 0, total / np.maximum(known, 1), np.nan)
@@ -277,14 +283,14 @@ def _finals(comparison: Comparison) -> dict[str, float]:
     }
 
 
-def _axis(yardstick: Yardstick) -> str:
-    return f"test {yardstick.name}{', %' * yardstick.is_share}"
+def _axis(headline_metric: HeadlineMetric) -> str:
+    return f"test {headline_metric.name}{', %' * headline_metric.is_share}"
 
 
-def _better(yardstick: Yardstick) -> str:
-    return "" if yardstick.sign > 0 else f" Less {yardstick.name} is better."
+def _better(headline_metric: HeadlineMetric) -> str:
+    return "" if headline_metric.sign > 0 else f" Less {headline_metric.name} is better."
 
 
-def _key(yardstick: Yardstick) -> str:
+def _key(headline_metric: HeadlineMetric) -> str:
     """The name as part of the name of a file."""
-    return yardstick.name.lower().replace(" ", "-")
+    return headline_metric.name.lower().replace(" ", "-")

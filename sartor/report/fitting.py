@@ -22,7 +22,7 @@ SMALLEST = 6.0
 MOST_ROWS, MOST_COLUMNS, MARGIN = 4, 6, 0.03
 """Rows of a legend in a column of paper, names in a row, and inches between it and the edges."""
 
-LETTERS, LINES, MARKERS = 0.76, 0.6, 0.85
+SENT_DOWN, LINES, MARKERS = 0.76, 0.6, 0.85
 """Sizes of the page times this are those of paper and phones."""
 
 
@@ -34,7 +34,7 @@ def fit(figure: Figure, width: float) -> Canvas:
     canvas.set_size_inches(width, height)
     for artist in canvas.findobj():
         if isinstance(artist, Text):
-            artist.set_fontsize(max(SMALLEST, LETTERS * float(artist.get_fontsize())))
+            artist.set_fontsize(max(SMALLEST, SENT_DOWN * float(artist.get_fontsize())))
         elif isinstance(artist, Line2D):
             artist.set_linewidth(LINES * artist.get_linewidth())
             artist.set_markersize(MARKERS * artist.get_markersize())
@@ -110,7 +110,7 @@ def _lay_legend(axes: Any) -> int:
     width, edge = canvas.bbox.width, MARGIN * canvas.dpi
     box = axes.get_window_extent()
     left = (edge - box.x0) / box.width
-    size = max(SMALLEST, LETTERS * STYLE["font.size"])
+    size = max(SMALLEST, SENT_DOWN * STYLE["font.size"])
     entries = len(axes.get_legend_handles_labels()[1])
     for columns in range(min(entries, MOST_COLUMNS), 0, -1):
         legend = legend_above(axes, entries, most=columns, left=left, size=size)

@@ -18,7 +18,7 @@ from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
 from sartor.results import metrics
 from sartor.results.comparison import Comparison
-from sartor.results.headline import Yardstick
+from sartor.results.headline import HeadlineMetric
 from sartor.results.result import POINT_WORDS, Result
 from sartor.results.scores import COUNTERS, PHASES
 from sartor.results.tables import Table
@@ -155,8 +155,8 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
         ledger=shown(ledger_table(comparison), marks),
         events=shown(event_table(comparison), {}) if _events(comparison) else None,
         points=POINT_WORDS,
-        about=ABOUT_MEASURES[comparison.yardstick.name],
-        yardstick=comparison.yardstick,
+        about=ABOUT_MEASURES[comparison.headline_metric.name],
+        headline_metric=comparison.headline_metric,
         settings=_settings(comparison),
     )
 
@@ -189,7 +189,7 @@ def targets(comparison: Comparison) -> dict[float, str]:
     Of an error it is a little more than the least. The most telling one that somebody reached comes
     first. Where nobody came to a result there is none.
     """
-    yardstick = comparison.yardstick
+    headline_metric = comparison.headline_metric
     final = {
         name: metrics.spread([result.pooled_measure(run) for run in range(len(result.runs))]).mean
         for name, result in comparison.items()
@@ -198,16 +198,16 @@ def targets(comparison: Comparison) -> dict[float, str]:
     found = {}
     alone = final.get(comparison.reference or "", math.nan)
     if math.isfinite(alone):
-        found[_rounded(alone, yardstick)] = f"where {comparison.reference} ends"
+        found[_rounded(alone, headline_metric)] = f"where {comparison.reference} ends"
     for percent in (95, 98, 90):
         if not known:
             continue
-        if yardstick.sign > 0:
+        if headline_metric.sign > 0:
             goal, why = percent / 100 * max(known), f"{percent} % of the best"
         else:
             more = 100 - percent
             goal, why = (1 + more / 100) * min(known), f"{more} % above the least"
-        found.setdefault(_rounded(goal, yardstick), why)
+        found.setdefault(_rounded(goal, headline_metric), why)
 
     def missed(goal: float) -> bool:
         return not any(comparison.to_reach(goal).column("rounds"))
@@ -215,9 +215,9 @@ def targets(comparison: Comparison) -> dict[float, str]:
     return {goal: found[goal] for goal in sorted(found, key=missed)}
 
 
-def _rounded(goal: float, yardstick: Yardstick) -> float:
+def _rounded(goal: float, headline_metric: HeadlineMetric) -> float:
     """Round a share to a tenth of a per cent, and an error up to four digits."""
-    if yardstick.is_share:
+    if headline_metric.is_share:
         return round(goal, 3)
     digits = 3 - math.floor(math.log10(goal)) if goal > 0 else 0
     return math.ceil(goal * 10.0**digits) / 10.0**digits
@@ -230,7 +230,7 @@ def _reach(
     if not goals:
         return None
     table = comparison.to_reach(list(goals))
-    text = comparison.yardstick.text
+    text = comparison.headline_metric.text
     table.notes["target"] = ", ".join(f"{text(goal)} ({why})" for goal, why in goals.items())
     return shown(table, marks)
 
@@ -283,7 +283,7 @@ def client_table(comparison: Comparison) -> Table:
     if not several and len(first.runs) > 1:
         notes["shown"] = "run 0; metrics.csv has the others"
     names = [label for label, _, _ in points]
-    formats = dict.fromkeys(names, comparison.yardstick.kind)
+    formats = dict.fromkeys(names, comparison.headline_metric.kind)
     ends = [f"{name} ended with" for name in chose]
     return Table([*columns, *names, *ends], rows[:MOST_ROWS], notes=notes, formats=formats)
 

@@ -204,8 +204,8 @@ def _labels(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | Non
     found = outcome.label_counts(_column(outcome, spec))
     if found is None:
         return None
-    told = f"{spec.get('caption', '')} Share of each class among the samples of a client."
-    return class_shares(key, spec["title"], told.lstrip(), *found)
+    reported = f"{spec.get('caption', '')} Share of each class among the samples of a client."
+    return class_shares(key, spec["title"], reported.lstrip(), *found)
 
 
 def _line_figure(key: str, spec: Mapping[str, Any], lines: Sequence[Line | None]) -> Figure | None:

@@ -113,7 +113,7 @@ def _shortened(outcome: Outcome) -> str:
     row, column = short.rows[0], short.columns[0]
     mine = short.settings_of(row, column)
     theirs = full.settings_of(full.row(row.name), full.column(column.name))
-    told = [
+    reported = [
         f"{key.replace('_', ' ')} {mine[key]} ({_said(theirs[key])})"
         for key in CHANGES
         if mine[key] != theirs[key]
@@ -127,7 +127,9 @@ def _shortened(outcome: Outcome) -> str:
         if len(ours) < len(all_of)
     ]
     return (
-        f" Here, with the full form in brackets: {', '.join(told + kept)}." if told + kept else ""
+        f" Here, with the full form in brackets: {', '.join(reported + kept)}."
+        if reported + kept
+        else ""
     )
 
 

@@ -59,7 +59,7 @@ class _Row:
 
     @property
     def text(self) -> str:
-        return self.result.yardstick.text(self.value)
+        return self.result.headline_metric.text(self.value)
 
 
 def summarise(comparison: Comparison) -> Words:
@@ -70,7 +70,7 @@ def summarise(comparison: Comparison) -> Words:
         for label, runs in result.groups().items()
     ]
     words = Words()
-    sign = comparison.yardstick.sign
+    sign = comparison.headline_metric.sign
     alive = sorted((r for r in rows if math.isfinite(r.value)), key=lambda r: -sign * r.value)
     if not alive:
         words.headline = "No run came to a result: all of them diverged."
@@ -95,51 +95,53 @@ def summarise(comparison: Comparison) -> Words:
 
 
 def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | None) -> None:
-    yardstick = best.result.yardstick
-    verb, phrase = REACHES[yardstick.name]
-    told = f"{phrase.format(best.text)}{_mean_of(best)}"
+    headline_metric = best.result.headline_metric
+    verb, phrase = REACHES[headline_metric.name]
+    reported = f"{phrase.format(best.text)}{_mean_of(best)}"
     most, no_more = ("is the most accurate of", "was more accurate")
-    if not yardstick.is_share:
+    if not headline_metric.is_share:
         most, no_more = ("errs least of", "erred less")
     if len(alive) == 1:
-        words.headline = f"{best.label} {verb} {told}."
+        words.headline = f"{best.label} {verb} {reported}."
     elif reference is not None and best.name == reference.name:
-        words.headline = f"Training alone wins here: {best.label} {verb} {told}."
+        words.headline = f"Training alone wins here: {best.label} {verb} {reported}."
         words.findings.append(
             f"No federated method {no_more} on these data and settings; federating them "
             "this way would cost traffic and gain nothing on average."
         )
     else:
-        words.headline = f"{best.label} {most} {len(alive)}: {told}."
-    less = "" if yardstick.sign > 0 else "; less is better"
-    words.tiles.append((yardstick.title, best.text, f"{best.label}, pooled{less}"))
+        words.headline = f"{best.label} {most} {len(alive)}: {reported}."
+    less = "" if headline_metric.sign > 0 else "; less is better"
+    words.tiles.append((headline_metric.title, best.text, f"{best.label}, pooled{less}"))
     if reference is not None and best.name == reference.name and len(alive) > 1:
         words.tiles.append(("Best federated", alive[1].text, alive[1].label))
     if len(alive) > 1:
         second = alive[1]
         pair = _pair(best, second)
-        told = f"{second.label} follows at {second.text}"
+        reported = f"{second.label} follows at {second.text}"
         if math.isfinite(pair.low) and pair.low > 0:
-            words.findings.append(f"{told}; these runs tell the two apart: {_mean(best, pair)}.")
+            words.findings.append(
+                f"{reported}; these runs tell the two apart: {_mean(best, pair)}."
+            )
         else:
-            words.findings.append(f"{told}; these runs do not tell the two apart.")
+            words.findings.append(f"{reported}; these runs do not tell the two apart.")
 
 
 def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row) -> None:
-    yardstick = comparison.yardstick
-    difference = yardstick.gain(best.value, reference.value)
+    headline_metric = comparison.headline_metric
+    difference = headline_metric.gain(best.value, reference.value)
     pair = _pair(best, reference)
     worth = f"is worth {_gap(best, difference)}"
-    if yardstick.sign < 0:
-        worth = f"lowers the {yardstick.name} by {_signed(best, difference).lstrip('+')}"
-    verb = REACHES[yardstick.name][0]
+    if headline_metric.sign < 0:
+        worth = f"lowers the {headline_metric.name} by {_signed(best, difference).lstrip('+')}"
+    verb = REACHES[headline_metric.name][0]
     words.findings.append(
         f"Training alone {verb} {reference.text}, so federating {worth}: {_mean(best, pair)}."
     )
     remark = (
-        f"points of {yardstick.name}"
-        if yardstick.is_share
-        else f"what the {yardstick.name} falls by"
+        f"points of {headline_metric.name}"
+        if headline_metric.is_share
+        else f"what the {headline_metric.name} falls by"
     )
     words.tiles.append(("Against training alone", _signed(best, difference), remark))
     hurt = comparison.hurt(best.name)
@@ -166,12 +168,12 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
 
 def _say_choice(words: Words, best: _Row) -> None:
     """Say what the clients ended with, where each kept the best of several models."""
-    told = best.result.ended_with_words(*best.runs)
-    if told is None:
+    reported = best.result.ended_with_words(*best.runs)
+    if reported is None:
         return
     words.findings.append(
         "Every client kept the model that does best on its held-out samples, beyond their noise: "
-        f"{told}. The table of clients says which."
+        f"{reported}. The table of clients says which."
     )
     found = [ended for run in best.runs if (ended := best.result.ended_with(run))]
     joined = sum(len(ended) - ended.count("alone") for ended in found) / len(found)
@@ -216,7 +218,7 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
         )
     count = best.result.scores[best.result.headline, "test"].count[best.runs[0]]
     samples = int(np.asarray(count).sum())
-    name = best.result.yardstick.name
+    name = best.result.headline_metric.name
     if samples and name in ("accuracy", "exact match"):  # tokens of a text hang together
         error = 1.96 * math.sqrt(best.value * (1 - best.value) / samples)
         if error > 0.005:
@@ -285,7 +287,7 @@ def _diverged(rows: list[_Row]) -> list[str]:
 def _pair(row: _Row, other: _Row) -> metrics.Paired:
     """Return paired gains over the other: over allocations with several runs, else over clients."""
     partner = row.result.partners(other.result)
-    sign = row.result.yardstick.sign
+    sign = row.result.headline_metric.sign
     if len(row.runs) > 1:
         matched = {other.result.runs[run].seed: run for run in other.runs}
         theirs = [matched.get(row.result.runs[run].seed, partner[run]) for run in row.runs]
@@ -315,7 +317,7 @@ def _gains(row: _Row, reference: Result) -> metrics.Array:
     partner = row.result.partners(reference)
     return np.stack(
         [
-            row.result.yardstick.gain(
+            row.result.headline_metric.gain(
                 row.result.client_measure(run=run), reference.client_measure(run=partner[run])
             )
             for run in row.runs
@@ -329,8 +331,8 @@ def _mean_of(row: _Row) -> str:
 
 def _signed(row: _Row, gain: float) -> str:
     """Return a gain with its sign: in points, or in the unit of the measure."""
-    return format_cell(float(gain), row.result.yardstick.gain_kind).replace("-", "−")
+    return format_cell(float(gain), row.result.headline_metric.gain_kind).replace("-", "−")
 
 
 def _gap(row: _Row, gain: float) -> str:
-    return f"{_signed(row, gain)}{' points' * row.result.yardstick.is_share}"
+    return f"{_signed(row, gain)}{' points' * row.result.headline_metric.is_share}"

@@ -38,7 +38,7 @@ def run(
     columns: Sequence[str] | None = None,
     shared: bool = False,
     progress: Progress | None = None,
-    told: Callable[[str], None] | None = None,
+    reported: Callable[[str], None] | None = None,
 ) -> Outcome:
     """Run a reproduction, or go on with one.
 
@@ -53,7 +53,7 @@ def run(
         shared: leave out passes that another process has begun; several processes may share a
             folder, and a last call without it puts everything together.
         progress: shows how far a pass is.
-        told: is given a line when a pass begins and when a column is left out.
+        reported: is given a line when a pass begins and when a column is left out.
 
     Returns:
         Tables, differences and verdicts.
@@ -65,7 +65,7 @@ def run(
     plan = name if isinstance(name, Plan) else load(name, quick=quick, repeats=repeats)
     target = parse_device(device)  # wrong names are told before there is a folder
     where = None if out is None else Path(out) / FOLDER
-    say = told or (lambda line: None)
+    say = reported or (lambda line: None)
     wanted = chosen(plan, rows, columns)
     if out is not None:
         processes.first(lambda: _describe(Path(out), plan, repeats))

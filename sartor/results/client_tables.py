@@ -8,7 +8,7 @@ import numpy as np
 
 from sartor.results import metrics
 from sartor.results.evenness import Fairness, fairness
-from sartor.results.headline import Yardstick
+from sartor.results.headline import HeadlineMetric
 from sartor.results.readings import POINT_WORDS
 from sartor.results.tables import Table
 
@@ -53,7 +53,7 @@ def client_table(result: Result, run: int | None) -> Table:
         ["run", *columns] if len(indices) > 1 else columns,
         rows,
         notes={"headline": f"{result.headline} ({POINT_WORDS[result.headline]})"},
-        formats={f"{result.measure} {point}": result.yardstick.kind for point in points},
+        formats={f"{result.measure} {point}": result.headline_metric.kind for point in points},
         title=f"{result.method}: clients",
     )
 
@@ -66,9 +66,9 @@ def gain_table(result: Result, baseline: Result | None, run: int | None) -> Tabl
     ended = {index: result.ended_with(index) for index in indices}
     chose = any(ended.values())
     rows: list[list[Any]] = []
-    told = result.ended_with_words(*indices)
+    reported = result.ended_with_words(*indices)
     gained: list[tuple[float, float]] = []
-    yardstick = result.yardstick
+    headline_metric = result.headline_metric
     for index in indices:
         words = ended[index]
         alone = reference.client_measure(run=partner[index])
@@ -76,10 +76,10 @@ def gain_table(result: Result, baseline: Result | None, run: int | None) -> Tabl
         count = result._scores().count[index]
         for client, name in enumerate(result.clients):
             a, f = float(alone[client]), float(federated[client])
-            row = [name, int(count[client]), a, f, yardstick.gain(f, a)]
+            row = [name, int(count[client]), a, f, headline_metric.gain(f, a)]
             row += [words[client] if words else None] * chose
             rows.append([index, *row] if len(indices) > 1 else row)
-            gained.append((yardstick.sign * f, yardstick.sign * a))
+            gained.append((headline_metric.sign * f, headline_metric.sign * a))
     gains = metrics.gain([f for f, _ in gained], [a for _, a in gained])
     columns = ["client", "test samples", "alone", "federated", "gain"] + ["ended with"] * chose
     return Table(
@@ -91,18 +91,18 @@ def gain_table(result: Result, baseline: Result | None, run: int | None) -> Tabl
             "fraction hurt": gains.fraction_hurt,
             "clients hurt": gains.hurt,
             **(
-                {"measure": f"{yardstick.name}; the gain is what it falls by"}
-                if yardstick.sign < 0
+                {"measure": f"{headline_metric.name}; the gain is what it falls by"}
+                if headline_metric.sign < 0
                 else {}
             ),
-            **({} if told is None else {"ended with": told}),
+            **({} if reported is None else {"ended with": reported}),
         },
         formats={
-            "alone": yardstick.kind,
-            "federated": yardstick.kind,
-            "gain": yardstick.gain_kind,
-            "mean gain": yardstick.gain_kind,
-            "minimum gain": yardstick.gain_kind,
+            "alone": headline_metric.kind,
+            "federated": headline_metric.kind,
+            "gain": headline_metric.gain_kind,
+            "mean gain": headline_metric.gain_kind,
+            "minimum gain": headline_metric.gain_kind,
             "fraction hurt": "percent",
         },
         title=f"{result.method}: gain over training alone",
@@ -118,13 +118,13 @@ def fairness_by_run(result: Result, run: int | None) -> Table:
     ]
     found = fairness_of(result, indices[0])
     title = f"{result.method}: fairness"
-    return fairness_table(["run"], rows, found.excluded, title, result.yardstick)
+    return fairness_table(["run"], rows, found.excluded, title, result.headline_metric)
 
 
 def fairness_of(result: Result, run: int) -> Fairness:
     """Return how evenly a run treats the clients; of errors the largest is the worst."""
     found = fairness(result.client_measure(run=run), result._scores().count[run])
-    if result.yardstick.sign > 0:
+    if result.headline_metric.sign > 0:
         return found
     return found._replace(
         worst=found.best,
@@ -135,7 +135,11 @@ def fairness_of(result: Result, run: int) -> Fairness:
 
 
 def fairness_table(
-    first: list[str], rows: list[list[Any]], excluded: int, title: str, yardstick: Yardstick
+    first: list[str],
+    rows: list[list[Any]],
+    excluded: int,
+    title: str,
+    headline_metric: HeadlineMetric,
 ) -> Table:
     """Return a table of :class:`~sartor.results.evenness.Fairness` below its first column."""
     names = ["mean", "std", "worst", "worst decile", "best decile", "best"]
@@ -143,14 +147,16 @@ def fairness_table(
         "std": "over clients, not over repeats",
         "even is": "Jain's index 1, Gini 0, entropy 1",
     }
-    if yardstick.sign < 0:
-        notes["shown"] = f"{yardstick.name}, of which less is better: the worst is the largest"
+    if headline_metric.sign < 0:
+        notes["shown"] = (
+            f"{headline_metric.name}, of which less is better: the worst is the largest"
+        )
     if excluded:
         notes["worst, best and deciles"] = (
             f"among clients with at least {metrics.FLOOR} test samples; {excluded} left out"
         )
     formats = {
-        **dict.fromkeys(names, yardstick.kind),
+        **dict.fromkeys(names, headline_metric.kind),
         **dict.fromkeys(("Jain", "Gini", "entropy"), "index"),
     }
     return Table(
@@ -167,7 +173,7 @@ def metric_columns(result: Result) -> dict[str, Any]:
         for run in range(len(result.runs)):
             valid = result._valid(point, split, run)[:, None]
             right = scores.accuracy(run)  # of a task that knows no right answers it says nothing
-            accuracy = np.where(valid & result.yardstick.is_share, right, np.nan)
+            accuracy = np.where(valid & result.headline_metric.is_share, right, np.nan)
             loss = np.where(valid, scores.mean_loss(run), np.nan)
             size = evaluations * clients
             parts["run"].append(np.full(size, run))

@@ -12,7 +12,7 @@ from sartor.core.errors import ConfigError, did_you_mean
 from sartor.results import metrics
 from sartor.results.client_tables import fairness_of, fairness_table
 from sartor.results.costs import pareto_front, to_reach
-from sartor.results.headline import ACCURACY, SHARES, Yardstick
+from sartor.results.headline import ACCURACY, SHARES, HeadlineMetric
 from sartor.results.metrics import Array
 from sartor.results.result import Result
 from sartor.results.tables import Table, format_cell, jsonable
@@ -64,9 +64,9 @@ class Comparison(Mapping[str, Result]):
         return Comparison(found, reference=self.reference, config=self.config)
 
     @property
-    def yardstick(self) -> Yardstick:
+    def headline_metric(self) -> HeadlineMetric:
         """What the methods are compared by; see ``sartor.results.headline``."""
-        return next((result.yardstick for result in self.values()), ACCURACY)
+        return next((result.headline_metric for result in self.values()), ACCURACY)
 
     def hurt(self, name: str) -> Array | None:
         """Return (runs,) how many clients are below the reference, or None without one."""
@@ -76,7 +76,7 @@ class Comparison(Mapping[str, Result]):
         partner = result.partners(reference)
         counts = []
         for run in range(len(result.runs)):
-            sign = result.yardstick.sign
+            sign = result.headline_metric.sign
             alone = sign * reference.client_measure(run=partner[run])
             gains = metrics.gain(sign * result.client_measure(run=run), alone)
             counts.append(float(gains.hurt) if gains.clients else math.nan)
@@ -90,7 +90,7 @@ class Comparison(Mapping[str, Result]):
         """
         rows: list[list[Any]] = []
         notes: dict[str, Any] = {}
-        measure, kind = self.yardstick.name, self.yardstick.kind
+        measure, kind = self.headline_metric.name, self.headline_metric.kind
         for name, result in self.items():
             hurt = self.hurt(name)
             for label, indices in result.groups().items():
@@ -117,9 +117,9 @@ class Comparison(Mapping[str, Result]):
                 if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
                     values = ", ".join(format_cell(v, kind) for v in accuracy.values)
                     notes[f"{label}, {measure} of each run"] = values
-                told = result.ended_with_words(*indices)
-                if told is not None:
-                    notes[f"{label} ended with"] = told
+                reported = result.ended_with_words(*indices)
+                if reported is not None:
+                    notes[f"{label} ended with"] = reported
                 early = [entry for i in indices if (entry := result.stopped[i]) is not None]
                 if early:
                     first = min(early, key=lambda entry: entry["round"])
@@ -177,8 +177,8 @@ class Comparison(Mapping[str, Result]):
             hint = did_you_mean(against or "local", self.results)
             raise ConfigError(f"{against or 'local'!r} was not compared{hint}")
         base = self[against]
-        yardstick = self.yardstick
-        sign = yardstick.sign
+        headline_metric = self.headline_metric
+        sign = headline_metric.sign
         rows: list[list[Any]] = []
         units = set()
         for name, result in self.items():
@@ -201,7 +201,7 @@ class Comparison(Mapping[str, Result]):
         what = (
             f"method minus {against}"
             if sign > 0
-            else f"{against} minus method, what the {yardstick.name} falls by"
+            else f"{against} minus method, what the {headline_metric.name} falls by"
         )
         notes = {"difference": f"{what}; {confidence:.0%} t-interval of the mean"}
         if "clients" in units:
@@ -209,12 +209,12 @@ class Comparison(Mapping[str, Result]):
                 "one allocation alone: pairs are clients, each alike, and the interval does not "
                 "say how another allocation would turn out"
             )
-        signed = dict.fromkeys(("difference", "low", "high"), yardstick.gain_kind)
+        signed = dict.fromkeys(("difference", "low", "high"), headline_metric.gain_kind)
         return Table(
             ["method", "difference", "std", "low", "high", "pairs", "unit"],
             rows,
             notes=notes,
-            formats={**signed, "std": yardstick.kind},
+            formats={**signed, "std": headline_metric.kind},
             title=f"Paired differences to {against}",
         )
 
@@ -230,7 +230,7 @@ class Comparison(Mapping[str, Result]):
                 means = [metrics.spread(column).mean for column in values.T]
                 rows.append([label.replace(result.method, name, 1), *means])
         title = "Fairness between clients"
-        return fairness_table(["method"], rows, excluded, title, self.yardstick)
+        return fairness_table(["method"], rows, excluded, title, self.headline_metric)
 
     def to_reach(
         self, target: float | Sequence[float], *, measure: str | None = None, window: int = 3
@@ -245,7 +245,7 @@ class Comparison(Mapping[str, Result]):
             measure: "accuracy" (at least), "RMSE" or "loss" (at most); that of the task by default.
             window: evaluations in a row.
         """
-        told = measure or self.yardstick.name
+        reported = measure or self.headline_metric.name
         targets = [float(one) for one in np.atleast_1d(np.asarray(target, dtype=np.float64))]
         rows: list[list[Any]] = []
         for goal in targets:
@@ -270,12 +270,12 @@ class Comparison(Mapping[str, Result]):
                 "traffic and work included; – is not reached"
             },
             formats={
-                "target": "percent" if told in SHARES else "",
+                "target": "percent" if reported in SHARES else "",
                 "rounds": "count",
                 "MB": "megabytes",
                 "gradient evaluations": "count",
             },
-            title=f"What a target {told} costs",
+            title=f"What a target {reported} costs",
         )
 
     def pareto(self, cost: str = "megabytes") -> list[str]:
@@ -295,7 +295,7 @@ class Comparison(Mapping[str, Result]):
                 names.append(label.replace(result.method, name, 1))
                 costs.append(metrics.spread(np.atleast_1d(getattr(result, cost))[indices]).mean)
                 pooled = metrics.spread([result.pooled_measure(index) for index in indices])
-                values.append(self.yardstick.sign * pooled.mean)
+                values.append(self.headline_metric.sign * pooled.mean)
         return [names[index] for index in pareto_front(costs, values)]
 
     def summaries(self) -> list[dict[str, Any]]:

@@ -52,7 +52,7 @@ def to_reach(
     Raises:
         ConfigError: an unknown measure; a task without right and wrong has no accuracy.
     """
-    own = result.yardstick
+    own = result.headline_metric
     known = tuple(dict.fromkeys((own.name, *(MEASURES if own.is_share else ("loss",)))))
     if measure not in (None, *known):
         raise ConfigError(f"measure must be one of {', '.join(known)}, got {measure!r}.")

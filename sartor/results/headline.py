@@ -28,7 +28,7 @@ from sartor.results.metrics import Array
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class HeadlineMetric:
     """What the clients of a result are compared by.
 
     Attributes:
@@ -92,25 +92,29 @@ class Yardstick:
         return f"{100 * value:.1f} %" if self.is_share else f"{value:.4g}"
 
 
-ACCURACY = Yardstick("accuracy")
-RMSE = Yardstick("RMSE", -1, is_share=False)
-LOSS = Yardstick("loss", -1, is_share=False)
+ACCURACY = HeadlineMetric("accuracy")
+RMSE = HeadlineMetric("RMSE", -1, is_share=False)
+LOSS = HeadlineMetric("loss", -1, is_share=False)
 
-YARDSTICKS = {
+HEADLINE_METRICS = {
     "classification": ACCURACY,
-    "multilabel": Yardstick("exact match"),
-    "next-token": Yardstick("tokens right"),
+    "multilabel": HeadlineMetric("exact match"),
+    "next-token": HeadlineMetric("tokens right"),
     "regression": RMSE,
     None: LOSS,
 }
 """The yardstick of every task; None is a network that gives its own loss."""
 
-SHARES = tuple(yardstick.name for yardstick in YARDSTICKS.values() if yardstick.is_share)
+SHARES = tuple(
+    headline_metric.name
+    for headline_metric in HEADLINE_METRICS.values()
+    if headline_metric.is_share
+)
 
 
-def yardstick_of(config: Mapping[str, Any]) -> Yardstick:
+def headline_metric_of(config: Mapping[str, Any]) -> HeadlineMetric:
     """Return the yardstick of a result from its settings."""
-    return YARDSTICKS.get(config.get("task", "classification"), ACCURACY)
+    return HEADLINE_METRICS.get(config.get("task", "classification"), ACCURACY)
 
 
 def unit_of(preprocessing: Mapping[str, Any] | None) -> float:

@@ -14,7 +14,7 @@ import numpy as np
 
 from sartor.core.errors import ConfigError
 from sartor.results import metrics
-from sartor.results.headline import Yardstick, yardstick_of
+from sartor.results.headline import HeadlineMetric, headline_metric_of
 from sartor.results.metrics import Array
 from sartor.results.scores import Ledger, Run, Scores
 
@@ -58,7 +58,7 @@ class Readings:
             run: index of the run.
         """
         scores = self._scores(point, split)
-        known = self._valid(point, split, run) & self.yardstick.is_share
+        known = self._valid(point, split, run) & self.headline_metric.is_share
         return scores.rounds, np.where(known, scores.curve(run), np.nan)
 
     def loss_curve(
@@ -77,19 +77,19 @@ class Readings:
 
     def client_accuracy(self, point: str | None = None, run: int = 0) -> Array:
         """Return (clients,) test accuracies at the last evaluation of a point; see ``curve``."""
-        if self.diverged[run] is not None or not self.yardstick.is_share:
+        if self.diverged[run] is not None or not self.headline_metric.is_share:
             return np.full(len(self.clients), np.nan)
         return np.asarray(self._scores(point).accuracy(run)[-1])
 
     @property
-    def yardstick(self) -> Yardstick:
+    def headline_metric(self) -> HeadlineMetric:
         """What clients are compared by; see ``sartor.results.headline``."""
-        return yardstick_of(self.config)
+        return headline_metric_of(self.config)
 
     @property
     def measure(self) -> str:
         """The name of what clients are compared by: "accuracy", or "RMSE" in a regression, ..."""
-        return self.yardstick.name
+        return self.headline_metric.name
 
     def measure_curve(
         self, point: str | None = None, split: str = "test", run: int = 0
@@ -103,7 +103,7 @@ class Readings:
         """
         rounds, accuracy = self.curve(point, split, run)
         losses = self.loss_curve(point, split, run)[1]
-        return rounds, self.yardstick.measure(accuracy, losses, self._unit(run))
+        return rounds, self.headline_metric.measure(accuracy, losses, self._unit(run))
 
     def client_measure(self, point: str | None = None, run: int = 0) -> Array:
         """Return (clients,) values of what the task is measured by, at the last evaluation."""
@@ -111,7 +111,7 @@ class Readings:
             return np.full(len(self.clients), np.nan)
         scores = self._scores(point)
         accuracy, loss = scores.accuracy(run)[-1], scores.mean_loss(run)[-1]
-        return self.yardstick.measure(accuracy, loss, self._unit(run))
+        return self.headline_metric.measure(accuracy, loss, self._unit(run))
 
     def pooled_measure(self, run: int = 0) -> float:
         """Return what the task is measured by, over the test samples of all clients."""
@@ -121,7 +121,7 @@ class Readings:
 
     def _unit(self, run: int) -> float:
         """Return what a target's deviation of 1 is in the units of the data."""
-        if self.yardstick.is_share:
+        if self.headline_metric.is_share:
             return 1.0
         from sartor.results.serving import target_of
 
@@ -129,7 +129,7 @@ class Readings:
 
     def worst_measure(self, run: int = 0) -> float:
         """Return the measure of the worst client among those with at least ten test samples."""
-        return self.yardstick.sign * self._worst(run).value
+        return self.headline_metric.sign * self._worst(run).value
 
     def _scores(self, point: str | None = None, split: str = "test") -> Scores:
         key = (point or self.headline, split)
@@ -155,7 +155,7 @@ class Readings:
         return values[0] if len(values) == 1 else np.asarray(values)
 
     def _accuracy_of(self, kind: str, run: int) -> float:
-        if self.diverged[run] is not None or not self.yardstick.is_share:
+        if self.diverged[run] is not None or not self.headline_metric.is_share:
             return math.nan
         rounds, curve = self.curve(run=run)
         if kind == "best":
@@ -179,7 +179,7 @@ class Readings:
 
     def _worst(self, run: int) -> metrics.Worst:
         """Return the worst client; its value has the sign with which more is better."""
-        values = self.yardstick.sign * self.client_measure(run=run)
+        values = self.headline_metric.sign * self.client_measure(run=run)
         return metrics.worst_client(values, self._scores().count[run])
 
     @property

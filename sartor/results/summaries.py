@@ -22,7 +22,7 @@ def summarise(result: Result, run: int) -> dict[str, Any]:
     worst, chosen = result._worst(run), result.runs[run]
     total = {name: int(result.ledger.total(name)[run]) for name in COUNTERS}
     ended = result.ended_with(run)
-    told = (
+    reported = (
         {}
         if ended is None
         else {
@@ -32,7 +32,7 @@ def summarise(result: Result, run: int) -> dict[str, Any]:
     )
     points = {
         f"accuracy_{point}": result.curve(point, run=run)[1][-1]
-        if result.yardstick.is_share
+        if result.headline_metric.is_share
         else None
         for point in POINT_WORDS
         if (point, "test") in result.scores
@@ -50,7 +50,7 @@ def summarise(result: Result, run: int) -> dict[str, Any]:
                 "accuracy_last10": result._accuracy_of("last10", run),
                 "accuracy_best_val": result._accuracy_of("best_val", run),
                 **points,
-                "worst_client": result.yardstick.sign * worst.value,
+                "worst_client": result.headline_metric.sign * worst.value,
                 "worst_client_name": result.clients[worst.client] if worst.client >= 0 else None,
                 "clients_below_floor": worst.excluded,
                 "bytes_up": total["bytes_up"],
@@ -69,7 +69,7 @@ def summarise(result: Result, run: int) -> dict[str, Any]:
                 "clients": len(result.clients),
                 "diverged": result.diverged[run],
                 "stopped": result.stopped[run],
-                **told,
+                **reported,
             }
         )
     )
@@ -92,8 +92,8 @@ def group_runs(result: Result) -> dict[str, list[int]]:
 
 def one_line(result: Result) -> str:
     """Return method, accuracy, worst client and cost in one line."""
-    kind = result.yardstick.kind
-    unit = " %" if result.yardstick.is_share else ""
+    kind = result.headline_metric.kind
+    unit = " %" if result.headline_metric.is_share else ""
     accuracy = format_cell(metrics.spread(result._each(result.pooled_measure)), kind)
     worst = format_cell(metrics.spread(result._each(result.worst_measure)), kind)
     megabytes = format_cell(metrics.spread(result.megabytes), "megabytes")
@@ -125,12 +125,12 @@ def runs_table(result: Result) -> Table:
     keys = [{**run.options, **run.hyper, "seed": run.seed} for run in result.runs]
     names = dict.fromkeys(name for key in keys for name in key)
     varying = [name for name in names if len({repr(key.get(name)) for key in keys}) > 1]
-    told = ("pooled_measure", "worst_client", "rounds")
+    reported = ("pooled_measure", "worst_client", "rounds")
     rows = [
-        [run, *(key.get(name) for name in varying), *(one[name] for name in told)]
+        [run, *(key.get(name) for name in varying), *(one[name] for name in reported)]
         for run, (key, one) in enumerate(zip(keys, result.summaries(), strict=True))
     ]
-    kind = result.yardstick.kind
+    kind = result.headline_metric.kind
     return Table(
         ["run", *varying, result.measure, "worst client", "rounds"],
         rows,

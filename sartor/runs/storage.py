@@ -130,19 +130,19 @@ def naming(path: Path, action: str) -> Iterator[None]:
         number = getattr(error, "errno", None)
         text, reads = str(error), action == "read"
         if number == errno.ENOSPC or "No space left" in text:
-            mend = "the disk is full; free some space or choose another folder"
+            fix = "the disk is full; free some space or choose another folder"
         elif number in (errno.EACCES, errno.EPERM, errno.EROFS) or "Permission denied" in text:
             able, other = ("readable", "") if reads else ("writable", "choose another folder, or ")
-            mend = f"it is not {able}; {other}change its rights"
+            fix = f"it is not {able}; {other}change its rights"
         elif number in (errno.ENOTDIR, errno.EEXIST):
-            mend = "a file stands where a folder is needed; choose another folder"
+            fix = "a file stands where a folder is needed; choose another folder"
         elif number == errno.ENOENT:
-            mend = "check the path"
+            fix = "check the path"
         elif reads:
-            mend = "check the path and the disk, and whether the file was cut short"
+            fix = "check the path and the disk, and whether the file was cut short"
         else:
-            mend = "check the path and the disk, or choose another folder"
-        raise RunFolderError(f"Cannot {action} {path}: {error}; {mend}.") from error
+            fix = "check the path and the disk, or choose another folder"
+        raise RunFolderError(f"Cannot {action} {path}: {error}; {fix}.") from error
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sartor.core.errors import CallbackError, PFLError
-from sartor.results.headline import YARDSTICKS
+from sartor.results.headline import HEADLINE_METRICS
 from sartor.results.metrics import Array, micro
 from sartor.results.scores import COUNTERS, Run
 from sartor.training.readout import units_of
@@ -158,21 +158,21 @@ class Listeners:
         asked = None
         seen = evaluation_of(simulation)
         if seen is not None:
-            asked = self._tell("on_evaluation", seen)
+            asked = self._report("on_evaluation", seen)
         event = Round(
             number=simulation.round_index,
             rounds=simulation.num_rounds,
-            cost={name: simulation.books.costs[name][-1].copy() for name in COUNTERS},
-            seconds=simulation.books.seconds["round"][-1],
+            cost={name: simulation.log.costs[name][-1].copy() for name in COUNTERS},
+            seconds=simulation.log.seconds["round"][-1],
         )
-        later = self._tell("on_round", event)
+        later = self._report("on_round", event)
         return asked or later
 
     def end(self, result: Any) -> None:
         """Tell that training is over."""
-        self._tell("on_end", result)
+        self._report("on_end", result)
 
-    def _tell(self, event: str, what: Any) -> str | None:
+    def _report(self, event: str, what: Any) -> str | None:
         asked = None
         for callback in list(self.callbacks):
             try:
@@ -202,25 +202,25 @@ def name_of(callback: Any) -> str:
 
 def evaluation_of(simulation: Simulation) -> Evaluation | None:
     """Return the scores after the last round, or None where there were none."""
-    books, yardstick = simulation.books, YARDSTICKS[simulation.task.measured_as]
+    log, headline_metric = simulation.log, HEADLINE_METRICS[simulation.task.measured_as]
     value, accuracy, loss, correct, count = {}, {}, {}, {}, {}
-    for name, book in books.history.items():
+    for name, series in log.history.items():
         point, split = name.split("/")
         key = (point, split)
-        if not books.scored(point, simulation.round_index):
+        if not log.scored(point, simulation.round_index):
             continue
         count[split], weight = simulation.answers(split)
-        correct[key] = book["correct"][-1].copy()
-        loss[key] = micro(weight * book["loss"][-1], count[split])
+        correct[key] = series["correct"][-1].copy()
+        loss[key] = micro(weight * series["loss"][-1], count[split])
         right = micro(correct[key], count[split])
-        accuracy[key] = right if yardstick.is_share else np.full_like(right, np.nan)
-        value[key] = yardstick.measure(right, loss[key], units_of(simulation))
+        accuracy[key] = right if headline_metric.is_share else np.full_like(right, np.nan)
+        value[key] = headline_metric.measure(right, loss[key], units_of(simulation))
     if not value:
         return None
     return Evaluation(
         number=simulation.round_index,
         headline=simulation.method.use.headline,
-        measure=yardstick.name,
+        measure=headline_metric.name,
         value=value,
         accuracy=accuracy,
         loss=loss,

@@ -336,7 +336,7 @@ def _fit_lanes(
     try:
         listeners.start(simulation, config)
         _loop(simulation, settings, folder, listeners)
-        if len(runs) == 1 and simulation.books.diverged[0] is not None:
+        if len(runs) == 1 and simulation.log.diverged[0] is not None:
             raise _diverged(simulation)
         baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
         result = simulation.result(config, baseline)
@@ -445,7 +445,7 @@ def _lazily_local(
 
 
 def _diverged(simulation: Simulation) -> DivergedError:
-    seen = simulation.books.diverged[0] or {}
+    seen = simulation.log.diverged[0] or {}
     rate = simulation.runs[0].hyper.get("local_lr")
     name, at = str(seen.get("client")), int(seen.get("round", 0))
     return DivergedError(

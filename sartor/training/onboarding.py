@@ -364,14 +364,14 @@ def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
             client=None if look is None else seen(look),
             state=None,
             connected=None,
-            sparse=wire.letters_of(given.wire.sparse),
+            sparse=wire.messages_of(given.wire.sparse),
             who="everyone",
             in_turn=False,
             before=None,
             after=None if given.schedule.after is None else meets(given.schedule.after),
             first=None,
         )
-        return replace(met, **answers)
+        return changed(met, **answers)
 
     return meets(method)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sartor.core.tree import Tree
-from sartor.results.headline import YARDSTICKS, unit_of
+from sartor.results.headline import HEADLINE_METRICS, unit_of
 from sartor.results.result import Result
 
 if TYPE_CHECKING:
@@ -28,20 +28,20 @@ def progress_of(simulation: Simulation) -> dict[str, Any]:
     They are those of the last evaluation at the method's headline point, on test samples where
     there are any; NaN as long as nothing is measured.
     """
-    books = simulation.books
+    log = simulation.log
     wanted = f"{simulation.method.use.headline}/test"
-    name = wanted if wanted in books.history else next(iter(books.history), None)
+    name = wanted if wanted in log.history else next(iter(log.history), None)
     accuracy = loss = np.full(len(simulation.runs), np.nan)
     if name is not None:
-        accuracy, loss = books.means(name, simulation.answers)
-    yardstick = YARDSTICKS[simulation.task.measured_as]
-    value = yardstick.measure(accuracy, loss, units_of(simulation))
+        accuracy, loss = log.means(name, simulation.answers)
+    headline_metric = HEADLINE_METRICS[simulation.task.measured_as]
+    value = headline_metric.measure(accuracy, loss, units_of(simulation))
     return {
         "accuracy": float(np.mean(accuracy)),
-        "measure": yardstick.name,
+        "measure": headline_metric.name,
         "value": float(np.mean(value)),
-        "bytes": int(books.bytes.sum()),
-        "seconds": books.seconds["round"][-1],
+        "bytes": int(log.bytes.sum()),
+        "seconds": log.seconds["round"][-1],
         "runs": len(simulation.runs),
     }
 
@@ -71,8 +71,8 @@ def result_of(
 
         return packed(trained(simulation, run))
 
-    method, books = simulation.method, simulation.books
-    chosen = any("choice" in snap for snap in books.snapshots)
+    method, log = simulation.method, simulation.log
+    chosen = any("choice" in snap for snap in log.snapshots)
     return Result(
         method=method.name,
         headline=method.use.headline,
@@ -81,9 +81,9 @@ def result_of(
         scores=simulation.scores(),
         ledger=simulation.ledger(),
         label_counts=label_counts,
-        diverged=books.diverged,
-        stopped=books.stopped,
-        snapshots=books.snapshots,
+        diverged=log.diverged,
+        stopped=log.stopped,
+        snapshots=log.snapshots,
         choices=method.show.names if chosen else (),
         config=config,
         models=simulation.network,

@@ -166,7 +166,7 @@ def search(
                 if sign * reached[m] < (math.inf if best is None else sign * best[0]):
                     best = (reached[m], values[m], result.select(list(runs)))
         for trial, one, value in zip(asked, values, reached, strict=True):
-            _tell(study, trial, value)
+            _report(study, trial, value)
             rows.append([len(rows), *one.values(), None if math.isnan(value) else value])
     if best is None:
         raise ConfigError("Every trial diverged; search smaller rates (local_lr).")
@@ -225,7 +225,7 @@ def _validated(result: Result, measure: str, runs: Sequence[int]) -> float:
     return float(np.mean([curve(split="val", run=run)[1][-1] for run in runs]))
 
 
-def _tell(study: Any, trial: Any, value: float) -> None:
+def _report(study: Any, trial: Any, value: float) -> None:
     if math.isnan(value):
         optuna = sys.modules.get("optuna")  # it is there if the study is Optuna's
         study.tell(trial, state="FAIL" if optuna is None else optuna.trial.TrialState.FAIL)

@@ -1,7 +1,7 @@
 """A simulation: all runs of one method, from round to round.
 
 Everything that a round reads is in the trees and counters here, and what was measured and spent is
-in the books (``sartor.results.history``), so a checkpoint is a dump of both and resuming is running straight
+in the books (``sartor.results.log``), so a checkpoint is a dump of both and resuming is running straight
 on. What happens inside a round is in ``sartor.engines.round``.
 """
 
@@ -29,7 +29,7 @@ from sartor.engines.parts import Engine, Receipt, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.shard.processes import Processes
 from sartor.engines.store import Store
-from sartor.results.history import Books
+from sartor.results.log import Log
 from sartor.results.result import Result
 from sartor.results.scores import PHASES, Ledger, Run, Scores
 from sartor.training.readout import progress_of, result_of
@@ -102,7 +102,7 @@ class Simulation:
         self.trained = self._trained_models(self.store.shape, device, store_folder)
         self.round_index = 0
         self.closed = False  # whether the epilogue is over
-        self.books = Books([federation.names for federation in self.federations])
+        self.log = Log([federation.names for federation in self.federations])
         self.watch = None
         if stopping is not None:
             self.watch = watch_over(stopping, len(self.runs), self.splits, task)
@@ -152,9 +152,7 @@ class Simulation:
     @property
     def finished(self) -> bool:
         """Whether all rounds are done, or every run has diverged."""
-        return self.round_index >= self.num_rounds or all(
-            d is not None for d in self.books.diverged
-        )
+        return self.round_index >= self.num_rounds or all(d is not None for d in self.log.diverged)
 
     @property
     def pending(self) -> bool:
@@ -178,7 +176,7 @@ class Simulation:
     def _after(self, receipt: Receipt, seconds: dict[str, float], began: float) -> dict[str, Any]:
         """Enter a round that was trained: costs, scores and times."""
         t = self.round_index
-        self.books.spend_round(receipt)
+        self.log.spend_round(receipt)
         self.round_index = t + 1
         last = self.round_index == self.num_rounds
         if last and self.method.schedule.after is not None:
@@ -187,7 +185,7 @@ class Simulation:
             self.closed = True
         due = last or self.round_index % self.eval_every == 0
         for split in self.splits if "post" in self.points else ():
-            self.books.update_post(split, receipt.tally[split])
+            self.log.update_post(split, receipt.tally[split])
         over = due and self._score(seconds)
         if over and not last:
             self._close(seconds)
@@ -197,9 +195,9 @@ class Simulation:
         if looks:
             self.rounds.read_clocks()
         seconds["round"] = time.perf_counter() - began
-        self.books.time_round(seconds, receipt.seconds)
+        self.log.time_round(seconds, receipt.seconds)
         if looks:
-            self.books.take_clocks()
+            self.log.take_clocks()
         return progress_of(self)
 
     def follow(self, leader: Simulation) -> None:
@@ -229,9 +227,9 @@ class Simulation:
 
     def _read_clocks(self) -> None:
         """Wait for the device and enter the times of the rounds since the last look at it."""
-        if self.books.unread:
+        if self.log.unread:
             self.rounds.read_clocks()
-            self.books.take_clocks()
+            self.log.take_clocks()
 
     def stop(self, why: str) -> None:
         """End after the rounds that are done, as if no more had been planned.
@@ -246,16 +244,16 @@ class Simulation:
             self.rounds.read_clocks()
             seconds["round"] = time.perf_counter() - began
             self._read_clocks()
-            self.books.time_once(seconds)
+            self.log.time_once(seconds)
             mine = {"round": self.round_index, "why": why}
-            self.books.stopped = [old or dict(mine) for old in self.books.stopped]
+            self.log.stopped = [old or dict(mine) for old in self.log.stopped]
             settle(self)
 
     def _score(self, seconds: dict[str, float]) -> bool:
         """Score the models after this round; return whether every run has stopped."""
         t = self.round_index
         if "post" in self.points:
-            self.books.score("post", t - 1, {s: self.books.post[s] for s in self.splits})
+            self.log.score("post", t - 1, {s: self.log.post[s] for s in self.splits})
         if self.points:
             server, store = self.deployed(seconds)
             if "pre" in self.points:
@@ -264,33 +262,33 @@ class Simulation:
             self._snapshot(server, store)
         if self.watch is None:
             return False
-        book, (count, weight) = (
-            self.books.history[f"{self.method.use.headline}/val"],
+        series, (count, weight) = (
+            self.log.history[f"{self.method.use.headline}/val"],
             self.answers("val"),
         )
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
             if self.watch.rule.measure == "loss":
-                sums = weight * book["loss"][-1].sum(1)
+                sums = weight * series["loss"][-1].sum(1)
             else:
-                sums = book["correct"][-1].sum(1)
+                sums = series["correct"][-1].sum(1)
         values = sums / np.maximum(count.sum(1), 1)
-        lost = np.array([d is not None for d in self.books.diverged])
+        lost = np.array([d is not None for d in self.log.diverged])
         over = self.watch.look(t, values, lost, self._to_keep)
-        self.books.stopped = self.watch.verdicts()
+        self.log.stopped = self.watch.verdicts()
         return over
 
     def _close(self, seconds: dict[str, float]) -> None:
         """Make the round that is done the last one: its epilogue and its evaluation."""
         self.rounds.plan_ahead(None)
         self.num_rounds = self.round_index
-        scored = any(self.books.scored(point, self.round_index) for point in self.books.when)
+        scored = any(self.log.scored(point, self.round_index) for point in self.log.when)
         for ending in endings(self.method) if self.pending else ():
             self._one_off("epilogue", ending, seconds)
         self.closed = self.closed or self.method.schedule.after is not None
         if not scored:
             self._score(seconds)
         elif self._adaptation is not None:
-            self.books.spend_once(self._adaptation)
+            self.log.spend_once(self._adaptation)
 
     def _to_keep(self) -> Tree:
         """Return the states that would be used now, (runs, ...) each."""
@@ -303,7 +301,7 @@ class Simulation:
 
     def _used_round(self, run: int) -> int:
         """Return the round of the models that a run ends with."""
-        if self.watch is None or not self.watch.settled or self.books.diverged[run] is not None:
+        if self.watch is None or not self.watch.settled or self.log.diverged[run] is not None:
             return self.round_index
         return self.watch.ends(self.round_index)[run][1]
 
@@ -315,7 +313,7 @@ class Simulation:
             return
         server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
-        self.books.start_post(tallies)
+        self.log.start_post(tallies)
         self._evaluate_centre(server, seconds)
         self._snapshot(server, store)
 
@@ -323,7 +321,7 @@ class Simulation:
         self.server, receipt = self.rounds.train(
             self.server, self.store, self.round_index, stage, record=record
         )
-        self.books.spend_once(receipt)
+        self.log.spend_once(receipt)
         self.rounds.read_clocks()
         for name, value in receipt.seconds.items():
             seconds[name] += value
@@ -350,11 +348,11 @@ class Simulation:
         clock, t = self.rounds.clock(seconds), self.round_index
         tallies, receipt = self.rounds.evaluate(server, store, t, self.splits)
         if record:
-            self.books.score("pre", t, tallies)
+            self.log.score("pre", t, tallies)
         seen = any(ending.schedule.stage == "evaluate" for ending in endings(self.method))
         self._adaptation = receipt if self.method.use.adapt and not seen else None
         if self._adaptation is not None and t == self.num_rounds:
-            self.books.spend_once(receipt)  # the adaptation whose models are used
+            self.log.spend_once(receipt)  # the adaptation whose models are used
         clock("evaluate")
         return tallies
 
@@ -362,7 +360,7 @@ class Simulation:
         if "global" not in self.points or self.method.use.centre is None:
             return
         clock, t = self.rounds.clock(seconds), self.round_index
-        self.books.score("global", t, self.rounds.evaluate_centre(server, t, self.splits))
+        self.log.score("global", t, self.rounds.evaluate_centre(server, t, self.splits))
         clock("evaluate")
 
     def _snapshot(self, server: Tree, store: Store) -> None:
@@ -377,7 +375,7 @@ class Simulation:
             seen = self.engine.runs(self.method.show.server, server, server_ctx)
             small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
         small |= self.rounds.inspect_clients(store, t)
-        self.books.snapshots.append({"round": t, **small})
+        self.log.snapshots.append({"round": t, **small})
 
     def score_start(self) -> None:
         """Score the models of a simulation without rounds."""
@@ -388,7 +386,7 @@ class Simulation:
 
     def scores(self) -> dict[tuple[str, str], Scores]:
         """Return what was measured so far, by (point, split)."""
-        return self.books.scores(self.answers)
+        return self.log.scores(self.answers)
 
     def answers(self, split: str) -> tuple[np.ndarray, int]:
         """Return (runs, clients) answers that are scored, and how many a sample's loss is over.
@@ -403,7 +401,7 @@ class Simulation:
     def ledger(self) -> Ledger:
         """Return the counted costs so far."""
         self._read_clocks()
-        found = self.books.ledger()
+        found = self.log.ledger()
         if self.leader is not None:  # what a round would take if this one trained itself
             own, theirs = found.seconds["evaluate"], self.leader.ledger().seconds
             pairs = zip(theirs["round"], theirs["evaluate"], own, strict=True)
@@ -473,7 +471,7 @@ class Simulation:
         trees = {"server": self.server, "clients": self.store.dump()}
         if self.trained is not None:
             trees["trained"] = self.trained.dump()
-        arrays, meta = self.books.dump()
+        arrays, meta = self.log.dump()
         arrays["watch"] = {}
         if self.watch is not None:
             trees["kept"], arrays["watch"] = self.watch.dump()
@@ -495,7 +493,7 @@ class Simulation:
         self.store.load(trees["clients"])
         if self.trained is not None:
             self.trained.load(trees["trained"])
-        self.books.load(arrays, meta)
+        self.log.load(arrays, meta)
         self.round_index, self.closed = meta["round"], meta["closed"]
         self.num_rounds = meta.get("planned", self.num_rounds)
         if self.watch is not None:

@@ -192,7 +192,7 @@ def settle(simulation: Simulation) -> None:
     watch.settled = True
     kept, everybody = watch.kept or {}, simulation.rounds.everybody
     back = watch.kept_round >= 0
-    back &= np.array([lost is None for lost in simulation.books.diverged])
+    back &= np.array([lost is None for lost in simulation.log.diverged])
     if back.any():
         mask = torch.from_numpy(back)
         simulation.server = tree.map(
@@ -205,30 +205,30 @@ def settle(simulation: Simulation) -> None:
             if store is not None and tree.leaves(kept[name]):
                 store.scatter(everybody, kept[name], present)
     for run, (last, used) in enumerate(watch.ends(simulation.round_index)):
-        if simulation.books.diverged[run] is None:
-            _end_books(simulation, run, last, used)
+        if simulation.log.diverged[run] is None:
+            _end_log(simulation, run, last, used)
     watch.kept = None
 
 
-def _end_books(simulation: Simulation, run: int, last: int, used: int) -> None:
+def _end_log(simulation: Simulation, run: int, last: int, used: int) -> None:
     """Let the records of a run end after round ``last``, with the models of round ``used``."""
-    books = simulation.books
-    for name, book in books.history.items():
+    log = simulation.log
+    for name, series in log.history.items():
         point = name.split("/")[0]
-        times = [t + (point == "post") for t in books.when[point]]  # rounds behind an entry
-        for values in book.values():
+        times = [t + (point == "post") for t in log.when[point]]  # rounds behind an entry
+        for values in series.values():
             source = values[times.index(used)][run].copy()
             for k, t in enumerate(times):
                 if t >= last:
                     values[k][run] = source
-    chosen = next((snap for snap in books.snapshots if snap["round"] == used), None)
-    for snap in books.snapshots if chosen is not None else ():
+    chosen = next((snap for snap in log.snapshots if snap["round"] == used), None)
+    for snap in log.snapshots if chosen is not None else ():
         for key in snap.keys() - {"round"} if snap["round"] >= last else ():
             snap[key][run] = chosen[key][run].copy()  # type: ignore[index]
-    for rows in books.costs.values():
+    for rows in log.costs.values():
         for row in rows[last:]:
             row[run] = 0
-    books.recount()
+    log.recount()
 
 
 def _over(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:

@@ -227,7 +227,7 @@ def test_a_pull_is_chosen_only_beyond_the_noise() -> None:
 # ---- refusals ------------------------------------------------------------------------------------
 
 
-def test_one_client_is_told_to_train_alone() -> None:
+def test_one_client_is_reported_to_train_alone() -> None:
     fed = sartor.Federation.from_arrays(np.eye(8), np.arange(8) % 2, client=np.zeros(8, int))
     with pytest.raises(FederationError, match=r"two clients.*train alone"):
         sartor.advise(fed)

@@ -73,7 +73,7 @@ def sheet(name: str, held: int) -> int:
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedgh", "fedpac"])
-def test_only_classes_that_a_client_has_are_booked(name: str) -> None:
+def test_only_classes_that_a_client_has_are_counted(name: str) -> None:
     """The ledger is the sum of the sheet's formula over clients with 2, 5, 7 and 10 classes."""
     held = (2, 5, 7, 10)
     fed = some_classes(held)
@@ -110,7 +110,7 @@ def test_prototypes_that_do_not_exist_do_not_travel() -> None:
 
 
 @pytest.mark.parametrize("retained", [1, 5])
-def test_layers_that_stay_at_home_are_not_booked(retained: int) -> None:
+def test_layers_that_stay_at_home_are_not_counted(retained: int) -> None:
     """HeurpFedLA with even weights keeps the first of LeNet-5's five layers; a byte a layer."""
     fed = some_classes((2, 5))
     network = models.lenet5(fed)

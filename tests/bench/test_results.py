@@ -150,13 +150,13 @@ def test_history_keeps_workloads_apart():
 def test_a_row_of_the_device_has_its_floor_and_its_place_in_the_history():
     """The work becomes seconds; a row without work stays as it is."""
     row = {"what": "lenet", "seconds a round": 0.5, "work": floors.Work(2e10, 1e9, 10)}
-    told = device.beside_floor(row, Rates(1e11, 1e10))
-    assert told["floor by arithmetic"] == pytest.approx(0.2)
-    assert told["floor by memory"] == pytest.approx(0.1)
-    assert told["share of the floor"] == pytest.approx(0.4)
+    reported = device.beside_floor(row, Rates(1e11, 1e10))
+    assert reported["floor by arithmetic"] == pytest.approx(0.2)
+    assert reported["floor by memory"] == pytest.approx(0.1)
+    assert reported["share of the floor"] == pytest.approx(0.4)
     assert "work" in row
     assert device.beside_floor({"what": "sweep"}, Rates(1.0, 1.0)) == {"what": "sweep"}
-    kept = record(kind="device", rows=[told, {"what": "sweep", "ratio": 3.0}], others=1.0)
+    kept = record(kind="device", rows=[reported, {"what": "sweep", "ratio": 3.0}], others=1.0)
     (line,) = results.history([kept])
     assert (line["workload"], line["share of floor"]) == ("device: lenet", pytest.approx(0.4))
     assert line["note"] == "busy"
@@ -273,11 +273,11 @@ def test_all_kinds_of_records_share_a_page():
     for part in ('id="methods"', "4.25", 'id="growth"', "samples of a client", "10000", "0.125"):
         assert part in html
     assert html.count("other processes kept 1.2 processors on average") == 1
-    told = Page(html)
-    assert told.faults == []
-    assert len(told.ids) == len(set(told.ids))
-    assert {"script", "link", "iframe", "img"} & set(told.tags) == set()
-    assert [link for link in told.links if not link.startswith("#")] == []
+    reported = Page(html)
+    assert reported.faults == []
+    assert len(reported.ids) == len(set(reported.ids))
+    assert {"script", "link", "iframe", "img"} & set(reported.tags) == set()
+    assert [link for link in reported.links if not link.startswith("#")] == []
     assert "No method was measured." in page.render([record(kind="methods", title="", rows=[])])
 
 
@@ -290,9 +290,9 @@ def test_history_by_the_command_line(tmp_path, monkeypatch, capsys):
     words = ["bench", "--history", str(tmp_path / "runs"), "--html", str(target)]
     monkeypatch.setattr(sys, "argv", words)
     assert command.main() == 0
-    told = capsys.readouterr().out
-    assert told.index("aaaaaaa") < told.index("bbbbbbb")
-    assert str(target) in told
+    reported = capsys.readouterr().out
+    assert reported.index("aaaaaaa") < reported.index("bbbbbbb")
+    assert str(target) in reported
     assert "Sartor is 4.0 times" in target.read_text()
     monkeypatch.setattr(sys, "argv", ["bench", "--history", str(tmp_path / "none")])
     assert command.main() == 1
@@ -328,8 +328,8 @@ def test_a_measurement_is_printed_kept_and_shown(tmp_path, monkeypatch, capsys):
     words += ["--json", str(tmp_path / "runs"), "--html", str(tmp_path / "page.html")]
     monkeypatch.setattr(sys, "argv", words)
     assert command.main() == 0
-    told = capsys.readouterr().out
-    assert "floor: 0.2000 by arithmetic, 0.1000 by memory" in told
+    reported = capsys.readouterr().out
+    assert "floor: 0.2000 by arithmetic, 0.1000 by memory" in reported
     (kept,) = results.read([tmp_path / "runs"])
     (workload,) = kept["workloads"]
     assert results.ratio(workload, "sartor") == 4.0

@@ -108,14 +108,14 @@ def test_the_last_line_is_the_advice(advise: Any) -> None:
     answer = advise(folder, "--out", "a", "--json")
     assert answer.code == 0, answer.err
     assert len(answer.out.splitlines()) == 1
-    told = answer.json
+    reported = answer.json
     stored = json.loads(Path("a/advice.json").read_text())
-    assert told["strategy"] == stored["strategy"]
-    assert told["out"] == "a"
-    assert told["verification"] is None
+    assert reported["strategy"] == stored["strategy"]
+    assert reported["out"] == "a"
+    assert reported["verification"] is None
     federation = sartor.Federation.from_folder(folder, seed=0)
     expected = sartor.advise(federation).to_dict()
-    assert {key: told[key] for key in expected} == expected
+    assert {key: reported[key] for key in expected} == expected
     assert stored["pulls"][0] == 0
     assert stored["pulls"][-1] == "inf"
 
@@ -169,7 +169,7 @@ def test_a_network_is_tried_and_the_command_repeats_it(advise: Any) -> None:
     assert main([*spoken, "--out", "b", "--json"]) == 0
 
 
-def test_a_budget_is_kept_or_its_lack_is_told(advise: Any) -> None:
+def test_a_budget_is_kept_or_its_lack_is_reported(advise: Any) -> None:
     """With one round, the recommendation needs at most one, or nobody talks; and it says why."""
     answer = advise(sites(), "--budget-rounds", "1", "--out", "a")
     assert answer.code == 0, answer.err
@@ -284,7 +284,7 @@ def test_a_client_with_one_class_is_named_and_the_trial_takes_over(advise: Any) 
     assert not Path("b").exists()
 
 
-def test_fewer_samples_than_parameters_are_told_before_any_fit(
+def test_fewer_samples_than_parameters_are_reported_before_any_fit(
     advise: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The message counts both and offers fewer features, as a flag."""
@@ -355,7 +355,7 @@ def test_a_flag_that_cannot_be_right_is_one_message(flags: str, said: str, advis
     assert not Path("a").exists()
 
 
-def test_a_missing_folder_is_told(advise: Any) -> None:
+def test_a_missing_folder_is_reported(advise: Any) -> None:
     """The path is named, with what should be there."""
     answer = advise("./nowhere")
     assert answer.code == 2

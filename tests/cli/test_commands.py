@@ -250,7 +250,9 @@ def test_debug_shows_the_traceback(command: Any) -> None:
         assert "did you mean 'fedprox'" in answer.err
 
 
-def test_a_bug_is_told_without_a_traceback(command: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bug_is_reported_without_a_traceback(
+    command: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An error that nobody foresaw ends with code 1 and says how to see more."""
 
     def broken(*_: Any, **__: Any) -> None:
@@ -446,10 +448,10 @@ def test_the_divisions_of_papers_are_reached_by_flags(command: Any) -> None:
     fits = ("--scale", "pixel", "--model", "cnn2", "--rounds", "1", "--device", "cpu")
     answer = command("run", "fedavg", *words, *fits, "--out", "p", "--json")
     assert answer.code == 0, answer.err
-    told = command("data", "digits", *words[2:], "--json")
-    assert told.json["samples"]["train"] == 100
-    assert told.json["smallest"]["train"] == told.json["largest"]["train"] == 20
-    assert told.json["classes_per_client"] == 2
+    reported = command("data", "digits", *words[2:], "--json")
+    assert reported.json["samples"]["train"] == 100
+    assert reported.json["smallest"]["train"] == reported.json["largest"]["train"] == 20
+    assert reported.json["classes_per_client"] == 2
     wrong = command("run", "fedavg", *words[:2], "--partition", "classes:12")
     assert wrong.code == 2
     assert "more classes a client than the 10" in wrong.err
@@ -555,8 +557,8 @@ def test_report_writes_figures_for_a_paper(command: Any) -> None:
     names = {path.name for path in Path("a/figures").iterdir()}
     assert {"accuracy-by-round.pdf", "label-map.pdf", "captions.txt"} <= names
     assert "a/figures/accuracy-by-round.pdf" in answer.out
-    told = command("report", "a", "--format", "png", "--out", "b", "--json")
-    listed = json.loads(told.out.splitlines()[-1])["figures"]
+    reported = command("report", "a", "--format", "png", "--out", "b", "--json")
+    listed = json.loads(reported.out.splitlines()[-1])["figures"]
     assert "b/label-map.png" in listed
     assert all(Path(path).stat().st_size > 1000 for path in listed)
     assert command("report", "a", "--out", "c").code == 0

@@ -26,10 +26,10 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_all_areas_are_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     """Every package, data set and extra has its line, and a healthy machine gives 0."""
     assert main(["doctor", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["version"] == __version__
-    assert told["healthy"] is True
-    looked = {(one["area"], one["what"]) for one in told["findings"]}
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["version"] == __version__
+    assert reported["healthy"] is True
+    looked = {(one["area"], one["what"]) for one in reported["findings"]}
     needs = requirements()
     assert {("data", name) for name in DATASETS} <= looked
     assert {("Sartor", name) for name in needs[""]} <= looked
@@ -74,7 +74,7 @@ def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
     assert doctor._writable("x", tmp_path, "here", "mend").state == "ok"
     assert list(tmp_path.iterdir()) == []
     wrong = doctor._writable("x", tmp_path / "gone", "there", "mend")
-    assert (wrong.state, wrong.mend) == ("wrong", "mend")
+    assert (wrong.state, wrong.fix) == ("wrong", "mend")
 
 
 def test_the_shell_completes_commands(

@@ -114,9 +114,9 @@ def test_the_table_of_flags_is_that_of_the_help() -> None:
     """One row for every key of an experiment, in the words of --help-all."""
     text = (DOCS / "cli.md").read_text(encoding="utf-8").split("## Every flag of an experiment")[1]
     rows = dict(re.findall(r"^\| `(--[a-z-]+)[^`]*` \| (.*) \|$", text, re.MULTILINE))
-    told = {
+    reported = {
         flag(p.name): p.help
         for p in ROOT.commands["run"].params
         if p.name in Experiment.model_fields
     }
-    assert rows == told
+    assert rows == reported

@@ -67,7 +67,7 @@ def test_a_comparison_uses_its_own_baseline(capsys: pytest.CaptureFixture[str]) 
     assert (stored["client"], stored["label"], stored["drop"]) == ("site", "y,z", ["id"])
 
 
-def test_faults_of_a_file_are_told_before_a_folder_is_made(
+def test_faults_of_a_file_are_reported_before_a_folder_is_made(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """All faults in one message, exit code 2, and nothing left behind."""

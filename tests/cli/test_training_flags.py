@@ -52,7 +52,7 @@ def test_a_run_stops_early_and_can_be_resumed(tmp_path, capsys) -> None:
         (["--track", "tensorbord:x"], "did you mean 'tensorboard'?"),
     ],
 )
-def test_faults_are_told_and_leave_no_folder(flags, words, tmp_path, capsys) -> None:
+def test_faults_are_reported_and_leave_no_folder(flags, words, tmp_path, capsys) -> None:
     """What cannot be right ends the command before a round."""
     out = tmp_path / "run"
     assert main(["run", "fedavg", *SMALL, *flags, "--out", str(out)]) != 0

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sartor.compose import fine_tuned, within_groups
-from sartor.compose.beside import side_by_side
+from sartor.compose.parallel import in_parallel
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
@@ -103,7 +103,7 @@ def test_methods_side_by_side_are_the_methods_alone(participation: str) -> None:
     """Each slot holds the states of the method alone, whoever else trains beside it."""
     task, fed = net_task(), federation()
     parts = {name: build(name, task, HEAVY, {}) for name in ("fedavg", "local", "fedprox")}
-    both = changed(side_by_side("three", **parts), model=lambda work, ctx: work["fedavg"]["params"])
+    both = changed(in_parallel("three", **parts), model=lambda work, ctx: work["fedavg"]["params"])
     found = states(run(simulation(both, task, [fed], participation=participation)))
     for name, method in parts.items():
         alone = states(run(simulation(method, task, [fed], participation=participation)))
@@ -119,7 +119,7 @@ def test_side_by_side_costs_the_sum_of_its_parts() -> None:
     """Gradients and bytes are those of the methods alone, also where only some are sampled."""
     task, fed = net_task(), federation()
     parts = {name: build(name, task, SGD, {}) for name in ("fedavg", "local")}
-    both = changed(side_by_side("two", **parts), model=lambda work, ctx: work["local"]["params"])
+    both = changed(in_parallel("two", **parts), model=lambda work, ctx: work["local"]["params"])
     found = run(simulation(both, task, [fed])).ledger()
     alone = [run(simulation(m, task, [fed])).ledger() for m in parts.values()]
     for counter in ("gradient_evaluations", "bytes_up", "bytes_down"):

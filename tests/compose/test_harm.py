@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import sartor
-from sartor.compose.beside import kept_after_training, on_share
 from sartor.compose.choice import HUGE, beyond_noise, paired_sums
+from sartor.compose.parallel import kept_after_training, on_share
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
@@ -91,7 +91,7 @@ def test_padding_counts_for_nothing_and_nan_as_huge() -> None:
 def test_wrong_answers_can_decide_in_place_of_losses() -> None:
     """The recorded scores are then shares of wrong answers on the validation samples."""
     sim = protected("fedprox", options={"harm_score": "error"}, points=("pre",))
-    last = sim.books.snapshots[-1]
+    last = sim.log.snapshots[-1]
     kept, choice = last["held_out_loss"][0], last["choice"][0].astype(int)
     scores = sim.scores()["pre", "val"]
     used = np.take_along_axis(kept, choice[:, None], 1)[:, 0]
@@ -114,7 +114,7 @@ def test_a_huge_margin_leaves_everybody_alone_to_the_bit(name: str, on: str) -> 
         np.testing.assert_array_equal(
             sim.scores()["pre", split].loss, alone.scores()["pre", split].loss
         )
-    assert set(sim.books.snapshots[-1]["choice"].ravel()) == {0.0}
+    assert set(sim.log.snapshots[-1]["choice"].ravel()) == {0.0}
 
 
 def logistic(num: int, clients: int, flipped: int = 0, seed: int = 0, val: int = 60) -> Federation:
@@ -315,7 +315,7 @@ def test_engines_make_the_same_choice() -> None:
     ]
     for one, other in (sims[:2], sims[2:]):
         assert_same(outcome(one), outcome(other), atol=1e-6)  # snapshots are float32
-        chosen, same = (sim.books.snapshots[-1]["choice"] for sim in (one, other))
+        chosen, same = (sim.log.snapshots[-1]["choice"] for sim in (one, other))
         np.testing.assert_array_equal(chosen, same)
         assert chosen.max() > 0
 
@@ -360,9 +360,9 @@ def test_the_ledger_is_the_sum_of_the_parts_and_the_scoring(name: str, participa
     forward = sum(s.setup_forward for s in alone) + 3 * held_out
     assert found.setup_forward.tolist() == forward.tolist()
     ctx = sim.rounds.models(sim.server, sim.store, 3, sim.rounds.everybody)[0]
-    letter = tree.num_bytes(ctx.common, 1) + tree.num_bytes(ctx.own, 2)
-    booked = 0 if parts[2].method.use.adapt else sum(s.setup_bytes for s in alone)[0]
-    assert found.setup_bytes.tolist() == [5 * letter + booked]
+    message = tree.num_bytes(ctx.common, 1) + tree.num_bytes(ctx.own, 2)
+    counted = 0 if parts[2].method.use.adapt else sum(s.setup_bytes for s in alone)[0]
+    assert found.setup_bytes.tolist() == [5 * message + counted]
 
 
 def test_resuming_and_the_run_folder(tmp_path: Path) -> None:
@@ -395,7 +395,7 @@ def test_resuming_and_the_run_folder(tmp_path: Path) -> None:
 # ---- what is told --------------------------------------------------------------------------------
 
 
-def test_the_choice_is_told_in_tables_words_and_json() -> None:
+def test_the_choice_is_reported_in_tables_words_and_json() -> None:
     """A column for each client, a sentence for all, and both in the summary."""
     fed = logistic(8, 6, flipped=1)
     result = sartor.fit("fedprox", fed, rounds=8, eval_every=8, **QUICK, do_no_harm=True)
@@ -403,9 +403,11 @@ def test_the_choice_is_told_in_tables_words_and_json() -> None:
     assert ended is not None
     for table in (result.gain(), result.per_client()):
         assert table.column("ended with") == ended
-    told = ", ".join(f"{word} {ended.count(word)}" for word in ("alone", "global", "personalised"))
-    assert result.ended_with_words() == f"{told} of 6 clients"
-    assert result.gain().notes["ended with"] == f"{told} of 6 clients"
+    reported = ", ".join(
+        f"{word} {ended.count(word)}" for word in ("alone", "global", "personalised")
+    )
+    assert result.ended_with_words() == f"{reported} of 6 clients"
+    assert result.gain().notes["ended with"] == f"{reported} of 6 clients"
     summary = result.summary()
     assert summary["ended_with"]["alone"] == ended.count("alone")
     assert summary["ended_with_by_client"] == dict(zip(result.clients, ended, strict=True))

@@ -35,7 +35,7 @@ def test_one_value_per_client_makes_an_axis_of_clients() -> None:
     assert found["prox_strength"].tolist() == [[1, 2, 3], [0.5] * 3]
 
 
-def test_all_faults_are_told_at_once_with_their_run() -> None:
+def test_all_faults_are_reported_at_once_with_their_run() -> None:
     """The message names every value, its run, what is legal, and the nearest name."""
     with pytest.raises(ConfigError) as caught:
         _stack(

@@ -214,8 +214,8 @@ def test_a_network_is_made_again_from_its_description(network):
     """Name and arguments are enough to take the parameters back."""
     shape = (1, 16, 16) if network.head and hasattr(network, "conv1") else (4,)
     shape = (5,) if hasattr(network, "embedding") else shape
-    told = describe_model(network, shape, network.fc.out_features)
-    rebuild_model(told).load_state_dict(network.state_dict())
+    reported = describe_model(network, shape, network.fc.out_features)
+    rebuild_model(reported).load_state_dict(network.state_dict())
     assert describe_model(torch.nn.Linear(2, 2), (2,), 2) is None
 
 

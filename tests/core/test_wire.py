@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sartor.compose import within_groups
-from sartor.compose.beside import side_by_side
+from sartor.compose.parallel import in_parallel
 from sartor.core import tree, wire
 from sartor.core.errors import ContractError
 from sartor.core.local import Local
@@ -134,8 +134,8 @@ def leaking(task: Any, direction: str) -> Any:
 
     def begin(client: Any, ctx: Any) -> Any:
         work = base.begin(client, ctx)
-        letter = ctx.common if direction == "common" else ctx.own
-        return {**work, "params": tree.scale(work["params"], 1.0 + letter["secret"])}
+        message = ctx.common if direction == "common" else ctx.own
+        return {**work, "params": tree.scale(work["params"], 1.0 + message["secret"])}
 
     changes = {
         "upload": {"finish": finish},
@@ -210,12 +210,12 @@ def test_side_by_side_sends_what_the_parts_send() -> None:
     """Bytes of the parts, each with its own marks."""
     task, feds = net_task(), [federation()]
     parts = {k: build(k, task, SGD, {}) for k in ("fedproto", "fedgh")}
-    both = side_by_side("both", **parts)
+    both = in_parallel("both", **parts)
     both = changed(both, model=lambda work, ctx: work["fedgh"]["params"])
     ledger = run(simulation(both, task, feds)).ledger()
     alone = [run(simulation(m, task, feds)).ledger() for m in parts.values()]
     for way in ("bytes_down", "bytes_up"):
-        wanted = sum(getattr(book, way) for book in alone)
+        wanted = sum(getattr(series, way) for series in alone)
         np.testing.assert_array_equal(getattr(ledger, way), wanted)
 
 
@@ -234,7 +234,7 @@ def test_one_group_of_everybody_sends_what_the_method_sends() -> None:
 
 
 @pytest.mark.parametrize("name", ["fedproto", "fedpac", "pfedla"])
-def test_newcomers_upload_nothing_and_read_the_same_letters(name: str) -> None:
+def test_newcomers_upload_nothing_and_read_the_same_messages(name: str) -> None:
     """The marks of letters stay, those of uploads go."""
     task = net_task()
     options = {"retained": 1} if name == "pfedla" else {}

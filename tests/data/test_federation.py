@@ -333,7 +333,7 @@ def test_arrays_belong_to_from_arrays() -> None:
     ("given", "named"),
     [((1,), {}), ((1, 2), {}), ((1, 2), {"client": [0]}), ((), {"x": 1, "y": 2})],
 )
-def test_arrays_alone_are_told_what_to_call(given, named):
+def test_arrays_alone_are_reported_what_to_call(given, named):
     """Federation(x, y) names the maker for arrays, with its argument, and the others."""
     with pytest.raises(FederationError, match=r"Federation\.from_arrays\(x, y, client=\.\.\.\)"):
         Federation(*given, **named)
@@ -348,7 +348,7 @@ def test_a_federation_is_still_copied_and_stored():
 
 
 @pytest.mark.parametrize("wrong", [(np.ones((4, 2)), np.ones(4)), {"a": 1}, "digits", np.ones(3)])
-def test_what_is_no_federation_is_told_how_to_become_one(wrong):
+def test_what_is_no_federation_is_reported_how_to_become_one(wrong):
     """Fit says what it got and how a federation is made."""
     with pytest.raises(ConfigError, match=r"should be a sartor.Federation, got .*from_arrays"):
         sartor.fit("local", wrong, rounds=1)

@@ -73,7 +73,7 @@ def test_constants_are_those_of_training_rows_alone(clinics: Any) -> None:
     assert own < -0.3  # bonn is younger: the constants are common
 
 
-def test_a_target_is_standardised_and_told_in_its_unit(clinics: Any) -> None:
+def test_a_target_is_standardised_and_reported_in_its_unit(clinics: Any) -> None:
     """A column of numbers is a regression whose scale is kept."""
     folder, rows = clinics
     made = Federation.from_folder(folder, label="weight", standardise=True, test=0.0)

@@ -63,7 +63,7 @@ def test_given_parts_are_kept():
         assert values.tolist() == pytest.approx([v + shift for v in range(6)], abs=1e-5)
 
 
-def test_all_faults_of_torch_data_sets_are_told():
+def test_all_faults_of_torch_data_sets_are_reported():
     """Faults of every client are in one message."""
     x, y = torch.randn(4, 3), torch.tensor([0, 1, 0, 1])
     with pytest.raises(FederationError) as caught:

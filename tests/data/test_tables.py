@@ -262,7 +262,7 @@ def test_the_format_of_the_file_does_not_matter(tmp_path):
     assert made[0].info["source"] == "a.csv"
 
 
-def test_a_broken_file_is_told(tmp_path):
+def test_a_broken_file_is_reported(tmp_path):
     """Uneven lines and doubled names are told together; a missing file by its path."""
     (tmp_path / "a.csv").write_text("site,v,v\na,1,2\na,1\nb,1,2,3\n")
     with pytest.raises(FederationError) as caught:
@@ -282,7 +282,7 @@ def test_a_broken_file_is_told(tmp_path):
         Federation.from_file(tmp_path / "e.parquet", client="site", label="v")
 
 
-def test_doubled_names_of_a_parquet_file_are_told(tmp_path):
+def test_doubled_names_of_a_parquet_file_are_reported(tmp_path):
     """Neither a table nor the file of a client may have two columns of one name."""
     arrow = pytest.importorskip("pyarrow")
     parquet = pytest.importorskip("pyarrow.parquet")

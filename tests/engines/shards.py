@@ -123,7 +123,7 @@ def bear(rank: int, folder: Path, env: dict[str, str], jobs: list[str]) -> int:
         work(folder, jobs)
         code = 0
     except Exception as error:
-        if group.should_tell():
+        if group.should_report():
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     finally:
         os._exit(code)

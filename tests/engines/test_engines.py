@@ -392,7 +392,7 @@ def test_seeds_change_start_batches_and_cohorts() -> None:
     np.testing.assert_array_equal(same.scores()["pre", "test"].loss[0], loss[1])
 
 
-def test_letters_come_from_the_state_at_the_start_of_the_round() -> None:
+def test_messages_come_from_the_state_at_the_start_of_the_round() -> None:
     """The ledger holds the size of the model, per participant, both ways, every round."""
     task = net_task()
     sim = _run(build("fedavg", task, LOCAL, {}), task, participation=2)
@@ -615,13 +615,13 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     looked = []
     for _ in range(5):
         sim.step()
-        looked.append(not sim.books.unread)
+        looked.append(not sim.log.unread)
     assert looked == [True, False, True, False, True]
-    walls = sim.books.seconds["round"]
+    walls = sim.log.seconds["round"]
     assert walls[1] == walls[2]
     assert walls[3] == walls[4]
-    assert len(walls) == len(sim.books.seconds["train"]) == 5
-    parts = sim.books.seconds["train"]
+    assert len(walls) == len(sim.log.seconds["train"]) == 5
+    parts = sim.log.seconds["train"]
     assert min(parts) > 0
     for looks in (slice(0, 1), slice(1, 3), slice(3, 5)):  # of two rounds one may be the longer
         assert sum(parts[looks]) <= sum(walls[looks])
@@ -631,9 +631,9 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     again.rounds.queued = True
     again.step()
     again.step()
-    assert again.books.unread
+    assert again.log.unread
     assert len(again.state()[2]["seconds"]["train"]) == 2
-    assert not again.books.unread
+    assert not again.log.unread
 
 
 # ---- memory --------------------------------------------------------------------------------------
@@ -666,7 +666,7 @@ def test_blocks_that_do_not_fit_are_halved(name: str, most: int) -> None:
     assert sim.engine.lanes == 1 << 20, "what was chosen stays, for all processes alike"
 
 
-def test_a_client_that_does_not_fit_is_told() -> None:
+def test_a_client_that_does_not_fit_is_reported() -> None:
     """One lane cannot be halved: the message says what can be done."""
     task = net_task()
     sim = simulation(build("fedavg", task, LOCAL, {}), task, [federation()], engine=tight(0))

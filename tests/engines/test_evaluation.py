@@ -89,7 +89,7 @@ def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:
     rounds, ids = trained.rounds, np.array([[3, 0, 4]])
     whole = rounds.evaluate(trained.server, trained.store, 1)[0]["test"]
     method = rounds.record(1)
-    ctx, keys = rounds.letters_to({}, 1, ids, 1)
+    ctx, keys = rounds.messages_to({}, 1, ids, 1)
     model, _ = rounds.use(method, trained.store, ctx, keys, ids, 1)
     tally = Tally(np.full((2, 5), -1.0), np.full((2, 5), -2.0))
     present = np.array([[True, False, True]])
@@ -168,7 +168,7 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
         rounds.score_centre(tree.map(lambda leaf: leaf[:1], models), 1, ids, 0, tallies)
         assert seen == [(1, sum(SIZES[0]))]
         seen.clear()
-        ctx, keys = rounds.letters_to({}, 1, ids, 0)
+        ctx, keys = rounds.messages_to({}, 1, ids, 0)
         model, _ = rounds.use(rounds.record(1), trained.store, ctx, keys, ids, 0)
         rounds.score(rounds.record(1), model, ctx, ids, 0, tallies)
         assert [samples for _, samples in seen] == sorted(SIZES[0], reverse=True)

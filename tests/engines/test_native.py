@@ -272,7 +272,7 @@ def test_a_batch_that_fills_no_vector_is_refused_by_the_operator() -> None:
         ({"CXX": "false"}, "false failed"),
     ],
 )
-def test_without_a_compiler_the_reason_is_told(
+def test_without_a_compiler_the_reason_is_reported(
     setting: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {**setting, "XDG_CACHE_HOME": str(tmp_path)}.items():

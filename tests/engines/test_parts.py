@@ -23,7 +23,7 @@ LANES = torch.arange(RUNS * SLOTS).reshape(RUNS, SLOTS)
 BY_RUN = ("common", "round")
 
 
-def _site() -> ClientContext:
+def _client_context() -> ClientContext:
     """Make a site whose every field tells from which lane, or from which run, it comes."""
     fields = {
         name: {"a": LANES[..., None].expand(RUNS, SLOTS, 2)} for name in ClientContext._fields
@@ -56,11 +56,11 @@ def test_a_block_is_its_runs_and_slots(block: Block, rows: list[int], columns: l
     """Arrays and sites are cut alike: neighbours, or those that are listed."""
     wanted = LANES[rows][:, columns]
     assert torch.equal(torch.from_numpy(LANES.numpy()[block.cut]), wanted)
-    ctx = cut_context(_site(), block)
+    ctx = cut_context(_client_context(), block)
     for name in ClientContext._fields:
         leaf = _leaf(ctx, name)
         if name in BY_RUN:
-            assert torch.equal(leaf, _leaf(_site(), name)[rows])
+            assert torch.equal(leaf, _leaf(_client_context(), name)[rows])
         else:
             assert torch.equal(leaf if leaf.dim() == 2 else leaf[..., 1], wanted)
     assert torch.equal(cut_runs({"a": LANES}, block.run, block.runs)["a"], LANES[rows])
@@ -71,11 +71,11 @@ def test_slots_are_put_in_order_run_by_run() -> None:
     order = torch.tensor([[4, 3, 2, 1, 0], [0, 1, 2, 3, 4], [1, 0, 3, 2, 4]])
     wanted = torch.stack([LANES[r, order[r]] for r in range(RUNS)])
     assert torch.equal(reorder({"a": LANES}, order)["a"], wanted)
-    ctx = reorder_context(_site(), order)
+    ctx = reorder_context(_client_context(), order)
     for name in ClientContext._fields:
         leaf = _leaf(ctx, name)
         if name in BY_RUN:
-            assert torch.equal(leaf, _leaf(_site(), name))
+            assert torch.equal(leaf, _leaf(_client_context(), name))
         else:
             assert torch.equal(leaf if leaf.dim() == 2 else leaf[..., 1], wanted)
 

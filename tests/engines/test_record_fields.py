@@ -177,7 +177,7 @@ def test_a_phase_may_ask_the_work_and_is_taken_by_those_alone(
     assert sim.store.gather(sim.rounds.everybody)["sum"].tolist() == [wanted, wanted]
 
 
-def test_who_takes_a_phase_in_a_group_sees_the_letter_of_the_group() -> None:
+def test_who_takes_a_phase_in_a_group_sees_the_message_of_the_group() -> None:
     """``within_groups`` hands ``when``, ``steps`` and ``stop`` the letter that the method wrote."""
     task, fed = net_task(), federation()
     plain = build("fedavg", task, SGD, {})
@@ -323,7 +323,7 @@ def test_a_run_that_is_resumed_after_its_end_does_not_end_twice() -> None:
         assert torch.equal(leaf, sim.params(1)[name])
 
 
-def test_what_happens_once_is_booked_once() -> None:
+def test_what_happens_once_is_counted_once() -> None:
     """Letters and gradients of an epilogue and of the last adaptation, however often evaluated."""
     task, fed = net_task(), federation()
     size = sum(leaf.numel() for leaf in task.init(0).values()) * 8

@@ -169,7 +169,7 @@ def test_another_machine_measures_for_itself(
     "text",
     ["", "{", "[]", "3", '{"KEY": 0}', '{"KEY": 21}', '{"KEY": "1"}', '{"KEY": true}', "\x00\xff"],
 )
-def test_a_broken_file_is_passed_over_and_mended(text: str, cache: Path) -> None:
+def test_a_broken_file_is_passed_over_and_fixed(text: str, cache: Path) -> None:
     cache.parent.mkdir()
     cache.write_bytes(text.replace("KEY", kept._key("lenet")).encode("latin-1"))
     assert kept.recalled("lenet", 20) is None

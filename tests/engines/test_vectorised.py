@@ -261,14 +261,14 @@ def test_functions_see_one_client_and_one_run(shape: str) -> None:
     assert torch.equal(found[1]["i"], wanted[1]["i"])
     assert found[0]["b"].shape == there.cohort.shape
 
-    def letter(server: Any, index: Tensor, server_ctx: Any) -> Any:
+    def message(server: Any, index: Tensor, server_ctx: Any) -> Any:
         return {"to": server["s"] * 10 + index + server_ctx.round}
 
     runs = torch.arange(float(len(SHAPES[shape])))
     cohort = torch.from_numpy(there.cohort)
     server_ctx = ServerContext({}, there.ctx.key[:, 0], runs + 3, cohort, cohort, cohort >= 0)
     arguments = ({"s": runs}, cohort, server_ctx)
-    found, wanted = (e.addresses(letter, *arguments) for e in (fast, slow))
+    found, wanted = (e.addresses(message, *arguments) for e in (fast, slow))
     assert torch.equal(found["to"], wanted["to"])
     assert torch.equal(found["to"], (11 * runs + 3)[:, None] + cohort)
     total = fast.runs(lambda server, work: {"t": server["s"] + work["a"].sum()}, *_both(tensor))
@@ -300,26 +300,26 @@ def test_a_function_that_is_used_often_is_traced_and_stays_the_same() -> None:
 
 def test_what_surrounds_a_mapped_function_is_entered_once_for_all_lanes() -> None:
     """The context is open while the function runs, and closed afterwards."""
-    there, told = world([[1, 2, 3]]), []
+    there, reported = world([[1, 2, 3]]), []
 
     @contextmanager
     def around() -> Any:
-        told.append("in")
+        reported.append("in")
         yield
-        told.append("out")
+        reported.append("out")
 
     def client(work: Any, ctx: ClientContext) -> Any:
-        told.append("work")
+        reported.append("work")
         return work
 
     over_lanes(client, 1, around)({"a": torch.zeros(1, 3)}, there.ctx)
-    assert told == ["in", "work", "out"]
+    assert reported == ["in", "work", "out"]
 
 
 # ---- blocks, counts, and how many lanes at once --------------------------------------------------
 
 
-class Told:
+class Reported:
     """Traces that say what they are told to, and note when they are asked."""
 
     def __init__(self, answers: Callable[[], bool], done: list[int]) -> None:
@@ -350,7 +350,7 @@ def test_waves_double_as_long_as_there_is_something_to_learn(
     """Blocks come back in order; the last wave is all that is left once it is short enough."""
     engine, done = Vectorised(world([[1]]).arena), []
     engine.workers = workers
-    engine.traces = told = Told(lambda: learning, done)
+    engine.traces = reported = Reported(lambda: learning, done)
 
     def work(block: int) -> int:
         done.append(block)
@@ -358,7 +358,7 @@ def test_waves_double_as_long_as_there_is_something_to_learn(
 
     assert engine.blocks(work, list(range(blocks))) == [10 * b for b in range(blocks)]
     assert sorted(done) == list(range(blocks))
-    assert told.asked == asked
+    assert reported.asked == asked
 
 
 def test_blocks_share_the_workers_and_one_alone_stays_here() -> None:

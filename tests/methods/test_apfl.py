@@ -100,7 +100,7 @@ def test_at_the_fixed_point_the_mixture_is_the_clients_own_optimum(share: float)
     assert_allclose(v, (C - (1 - share) * centre(sim)) / share, atol=1e-5)
 
 
-def _site(**hyper: float) -> ClientContext:
+def _client_context(**hyper: float) -> ClientContext:
     numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()}
     one = torch.ones(1, dtype=torch.float64)
     return ClientContext(**dict.fromkeys(ClientContext._fields))._replace(
@@ -120,13 +120,13 @@ def test_the_gradient_in_the_share_has_the_known_number() -> None:
     for mixing in ("round", "step"):
         method = build("apfl", quadratic_task(), decayed, {"mixing": mixing})
         for rate, decay, wanted in ((0.1, 0.0, 0.65), (2.0, 0.0, 0.0), (0.1, 0.4, 0.62)):
-            ctx = _site(share_lr=rate, share_decay=decay, local_lr=0.1, weight_decay=0.5)
+            ctx = _client_context(share_lr=rate, share_decay=decay, local_lr=0.1, weight_decay=0.5)
             work = method.begin(client, ctx)
             assert float(method.use.model(work, ctx)["w"]) == 1.5
             moved = method.phases[0].step(work, batch, ctx)
             assert float(moved["mix"]["share"]) == pytest.approx(wanted, abs=1e-14)
         up = {**client, "mix": {"share": 0.25 * one[0]}}  # v̄ = 0.5, ∂f/∂α = −1
-        ctx = _site(share_lr=9.0, share_decay=0.0, local_lr=0.1, weight_decay=0.5)
+        ctx = _client_context(share_lr=9.0, share_decay=0.0, local_lr=0.1, weight_decay=0.5)
         moved = method.phases[0].step(method.begin(up, ctx), batch, ctx)
         assert float(moved["mix"]["share"]) == 1.0
 

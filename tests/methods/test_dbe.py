@@ -57,7 +57,7 @@ def _leaves() -> dict[str, Tensor]:
     }
 
 
-def _site(mean: Tensor, **hyper: float) -> ClientContext:
+def _client_context(mean: Tensor, **hyper: float) -> ClientContext:
     values = {k: torch.tensor(v, dtype=torch.float64) for k, v in hyper.items()}
     blank = ClientContext(**dict.fromkeys(ClientContext._fields))
     return blank._replace(hyper=values, common={"params": _leaves(), "mean": mean})
@@ -114,12 +114,12 @@ def test_the_pull_has_the_known_number(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = _batches(1)[0]._replace(x=point)
     g = torch.tensor([0.0, 1.0]).double()
     values = {
-        kappa: objective(work, batch, _site(g, mean_strength=kappa, mean_rate=1.0))
+        kappa: objective(work, batch, _client_context(g, mean_strength=kappa, mean_rate=1.0))
         for kappa in (0.0, 50.0)
     }
     assert float(values[50.0][0] - values[0.0][0]) == pytest.approx(62.5, abs=1e-11)
     torch.testing.assert_close(values[50.0][1]["mean"], point[0], rtol=0, atol=1e-14)
-    same = objective(work, batch, _site(point[0], mean_strength=50.0, mean_rate=1.0))
+    same = objective(work, batch, _client_context(point[0], mean_strength=50.0, mean_rate=1.0))
     assert float(same[0]) == pytest.approx(float(values[0.0][0]), abs=1e-13)
 
 
@@ -137,7 +137,7 @@ def test_the_pull_on_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     slopes = []
     for kappa in (0.0, 7.0):
         x = batch.x.clone().requires_grad_()
-        ctx = _site(g, mean_strength=kappa, mean_rate=0.4)
+        ctx = _client_context(g, mean_strength=kappa, mean_rate=0.4)
         loss, changed = objective(work, batch._replace(x=x), ctx)
         slopes.append(torch.autograd.grad(loss, x)[0])
     mean = 0.6 * before + 0.4 * batch.x[:3].mean(0)
@@ -150,7 +150,7 @@ def test_the_pull_on_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_running_mean_of_equal_batches(rate: float, share: float) -> None:
     """After q batches of mean v it is (1 − (1 − μ)^q) v: 0.651322 v for μ = 0.1 and q = 10."""
     method = build("dbe", TASK, SGD, {})
-    ctx = _site(torch.zeros(2).double(), mean_strength=0.0, mean_rate=rate, local_lr=0.0)
+    ctx = _client_context(torch.zeros(2).double(), mean_strength=0.0, mean_rate=rate, local_lr=0.0)
     work = method.begin(method.init_client(_leaves(), ctx), ctx)
     batch = _batches(1)[0]
     for _ in range(10):
@@ -170,7 +170,7 @@ def test_local_training_is_the_plain_loop(momentum: float) -> None:
     method = build("dbe", TASK, local, {})
     g = torch.tensor([0.5, -1.0]).double()
     hyper = {"mean_strength": 3.0, "mean_rate": 0.3, "local_lr": 0.1}
-    ctx = _site(g, **hyper, **({"momentum": momentum} if momentum else {}))
+    ctx = _client_context(g, **hyper, **({"momentum": momentum} if momentum else {}))
     work = method.begin(method.init_client(_leaves(), ctx), ctx)
     work = method.phases[0].enter(work, ctx)
     params = {k: v.clone().requires_grad_() for k, v in _leaves().items()}
@@ -201,7 +201,7 @@ def test_local_training_is_the_plain_loop(momentum: float) -> None:
 def test_the_first_step_of_the_shift() -> None:
     """∂loss/∂r = Wᵀ · mean(softmax − onehot), from r = 0."""
     method = build("dbe", TASK, SGD, {})
-    ctx = _site(torch.ones(2).double(), mean_strength=50.0, mean_rate=1.0, local_lr=0.1)
+    ctx = _client_context(torch.ones(2).double(), mean_strength=50.0, mean_rate=1.0, local_lr=0.1)
     (batch,) = _batches(1)
     work = method.phases[0].step(method.begin(method.init_client(_leaves(), ctx), ctx), batch, ctx)
     odds = torch.softmax(TASK.logits(_leaves(), batch.x[:3]), -1)
@@ -348,13 +348,13 @@ def test_the_shift_has_no_momentum_to_keep() -> None:
 
 def test_what_it_costs() -> None:
     """A round is FedAvg's and D numbers down; once, the model and D down, D up, one training."""
-    plain, book = _net("fedavg").ledger(), _net("dbe").ledger()
-    np.testing.assert_array_equal(book.bytes_up, plain.bytes_up)
-    np.testing.assert_array_equal(book.bytes_down - plain.bytes_down, 5 * 8 * plain.participants)
-    np.testing.assert_array_equal(book.gradient_evaluations, plain.gradient_evaluations)
-    assert book.forward_evaluations.sum() == 0
-    assert book.setup_gradients.tolist() == [2 * SIZES.sum()]
-    assert book.setup_bytes.tolist() == [5 * 8 * ((4 * 5 + 5 + 5 * 3 + 3) + 5 + 5)]
+    plain, series = _net("fedavg").ledger(), _net("dbe").ledger()
+    np.testing.assert_array_equal(series.bytes_up, plain.bytes_up)
+    np.testing.assert_array_equal(series.bytes_down - plain.bytes_down, 5 * 8 * plain.participants)
+    np.testing.assert_array_equal(series.gradient_evaluations, plain.gradient_evaluations)
+    assert series.forward_evaluations.sum() == 0
+    assert series.setup_gradients.tolist() == [2 * SIZES.sum()]
+    assert series.setup_bytes.tolist() == [5 * 8 * ((4 * 5 + 5 + 5 * 3 + 3) + 5 + 5)]
 
 
 def test_the_global_model_has_no_shift() -> None:

@@ -76,17 +76,17 @@ def test_the_threshold_deploys_one_of_the_two_runs_to_the_bit(
     np.testing.assert_allclose(
         found.scores()["pre", "test"].loss, wanted.scores()["pre", "test"].loss, atol=atol, rtol=0
     )
-    books, theirs = found.ledger(), wanted.ledger()
-    assert books.gradient_evaluations.tolist() == theirs.gradient_evaluations.tolist()
+    log, theirs = found.ledger(), wanted.ledger()
+    assert log.gradient_evaluations.tolist() == theirs.gradient_evaluations.tolist()
     if chosen == "local":
-        assert books.bytes_up.sum() == books.bytes_down.sum() == 0
+        assert log.bytes_up.sum() == log.bytes_down.sum() == 0
     else:
-        assert books.bytes_up.tolist() == theirs.bytes_up.tolist()
-        extra = books.bytes_down - theirs.bytes_down  # the choice itself travels with each letter
+        assert log.bytes_up.tolist() == theirs.bytes_up.tolist()
+        extra = log.bytes_down - theirs.bytes_down  # the choice itself travels with each letter
         assert extra.tolist() == (8 * theirs.participants).tolist()
 
 
-def test_letters_that_are_not_sent_do_not_matter() -> None:
+def test_messages_that_are_not_sent_do_not_matter() -> None:
     """Where everybody trains alone, no model is booked, and a broken one would change nothing."""
     task, fed = net_task(), federation()
     method = build("dichotomous", task, SGD, {"version": "threshold"})
@@ -166,8 +166,8 @@ def test_the_system_weighs_clients_by_their_samples() -> None:
     share = fed.train.sizes.numpy() / fed.train.sizes.numpy().sum()
     assert sim.server["choice"][0].tolist() == [int((share @ errors).argmin())] * 5
     model = sum(leaf.numel() for leaf in sim.params(0).values()) * 8
-    letters = 5 * (model + 8)  # the last common model and the choice so far, to everybody
-    assert sim.ledger().setup_bytes[0] == letters + 5 * 3 * 8
+    messages = 5 * (model + 8)  # the last common model and the choice so far, to everybody
+    assert sim.ledger().setup_bytes[0] == messages + 5 * 3 * 8
     assert sim.ledger().setup_forward[0] == 2 * 5 * 4
 
 
@@ -306,9 +306,9 @@ def test_a_client_alone_in_its_cluster_trains_alone() -> None:
     sim = fitted(chosen, fed, task, EXACT, participation="all", rounds=2)
     assert sim.server["group"][0].tolist() == [0] * 9 + [9]
     assert sim.server["choice"][0].tolist() == [0] * 9 + [1]
-    letter = (5 + 1) * 8
+    message = (5 + 1) * 8
     assert sim.ledger().bytes_up[0].tolist() == [9 * 5 * 8] * 2
-    assert sim.ledger().bytes_down[0].tolist() == [9 * letter] * 2
+    assert sim.ledger().bytes_down[0].tolist() == [9 * message] * 2
 
 
 def test_evaluations_before_the_end_show_what_would_be_deployed() -> None:

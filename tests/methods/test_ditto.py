@@ -173,8 +173,8 @@ def test_the_personal_branch_has_its_own_length_and_rate() -> None:
         for _ in range(steps):
             v = v - 0.05 * (A * (v - C) + lam * (v - start))
         np.testing.assert_allclose(used(sim), v, atol=1e-7)
-        book = sim.ledger().gradient_evaluations
-        assert book.tolist() == [[3 * (steps + (local.steps or local.epochs))]]
+        series = sim.ledger().gradient_evaluations
+        assert series.tolist() == [[3 * (steps + (local.steps or local.epochs))]]
 
 
 def test_the_personal_model_never_leaves() -> None:

@@ -230,8 +230,8 @@ def _passes(**options: Any) -> list[int]:
     """Return the passes over W of one client among three, round by round, on quadratics."""
     local = Local(steps=1, batch=None, lr=0.1)
     sim = q3("fedala", local, options=options, rounds=4)
-    book = sim.ledger().gradient_evaluations[0]
-    return [int(spent) // 3 - 1 for spent in book]
+    series = sim.ledger().gradient_evaluations[0]
+    return [int(spent) // 3 - 1 for spent in series]
 
 
 def test_the_first_learning_is_long_and_the_later_ones_one_pass() -> None:

@@ -46,7 +46,7 @@ def _server(models: Any, known: Any = None, pool: Any = None) -> dict:
     return {"models": {"w": _t(models)}, "known": known, "pool": pool}
 
 
-def _hub(hyper: dict, clients: int, round_index: int = 1) -> ServerContext:
+def _server_context(hyper: dict, clients: int, round_index: int = 1) -> ServerContext:
     ids = torch.arange(clients)
     return ServerContext(
         hyper={k: _t(v) for k, v in hyper.items()},
@@ -65,11 +65,11 @@ def _mix(
     method = build(name, quadratic_task(np.shape(models)[1]), SGD, options or {})
     values = {**{n: spec.default for n, spec in method.hyper.items()}, **hyper}
     assert method.show.server is not None
-    ctx = _hub(values, len(models), k)
+    ctx = _server_context(values, len(models), k)
     found: np.ndarray = method.show.server(_server(models, **who), ctx)["mix"].numpy()
     for i in range(len(models)):
-        letter = method.address(_server(models, **who), torch.tensor(i), ctx)["w"]
-        np.testing.assert_allclose(letter, found[i] @ np.asarray(models), atol=1e-12)
+        message = method.address(_server(models, **who), torch.tensor(i), ctx)["w"]
+        np.testing.assert_allclose(message, found[i] @ np.asarray(models), atol=1e-12)
     return found
 
 
@@ -149,7 +149,7 @@ def test_nearness_counts_in_small_differences_of_large_models() -> None:
     base = np.random.default_rng(0).normal(size=400) * 30
     models = np.stack([base, base + 1e-3, base + 2e-3])
     method = build("fedamp", quadratic_task(400), SGD, ABSOLUTE)
-    ctx = _hub({"bandwidth": 1e-3, "mix_lr": 1e-4}, 3)
+    ctx = _server_context({"bandwidth": 1e-3, "mix_lr": 1e-4}, 3)
     ctx = ctx._replace(hyper={k: v.float() for k, v in ctx.hyper.items()})
     server = _server(models)
     server["models"] = {"w": server["models"]["w"].float()}
@@ -218,16 +218,16 @@ def test_a_newcomer_receives_the_mean_of_the_known(name: str) -> None:
     """The letter of ``greet`` has the form of ``address`` and is what the unknown receive."""
     method = build(name, quadratic_task(3), SGD, {})
     models = np.random.default_rng(2).normal(size=(4, 3))
-    ctx = _hub({k: spec.default for k, spec in method.hyper.items()}, 4)
+    ctx = _server_context({k: spec.default for k, spec in method.hyper.items()}, 4)
     assert method.newcomer.message is not None
     for known in ([True, False, True, True], [False] * 4):
-        letter = method.newcomer.message(_server(models, known=known), ctx)
+        message = method.newcomer.message(_server(models, known=known), ctx)
         wanted = models[known].mean(0) if any(known) else models.mean(0)
-        np.testing.assert_allclose(letter["w"], wanted, atol=1e-13)
+        np.testing.assert_allclose(message["w"], wanted, atol=1e-13)
         own = method.address(_server(models, known=known), torch.tensor(1), ctx)
-        assert letter.keys() == own.keys()
+        assert message.keys() == own.keys()
         if any(known):
-            torch.testing.assert_close(letter["w"], own["w"])
+            torch.testing.assert_close(message["w"], own["w"])
 
 
 @pytest.mark.parametrize("pool", ["stored", "participants"])
@@ -436,7 +436,7 @@ def test_similar_clients_find_each_other(name: str) -> None:
     method = build(name, task, Local(steps=3, batch=None, lr=0.2), {})
     hyper = {"bandwidth": 0.3} if name == "fedamp" else {}
     sim = run(simulation(method, task, [fed], hyper=hyper, rounds=10, participation="all"))
-    mix = sim.books.snapshots[-1]["mix"][0]
+    mix = sim.log.snapshots[-1]["mix"][0]
     inside = np.kron(np.eye(2, dtype=bool), np.ones((3, 3), dtype=bool)) & ~np.eye(6, dtype=bool)
     outside = np.kron(~np.eye(2, dtype=bool), np.ones((3, 3), dtype=bool))
     assert mix[inside].min() > 20 * mix[outside].max()

@@ -196,13 +196,13 @@ def _net(
 def test_rows_stay_on_the_simplex(preset: str) -> None:
     """With all switches on, every row in use sums to 1 with entries in [0, 1], in every round."""
     sim = _net(hyper={"mix_lr": 0.7}, preset=preset)
-    assert [snap["round"] for snap in sim.books.snapshots] == [0, 1, 2, 3, 4]
-    for snap in sim.books.snapshots:
+    assert [snap["round"] for snap in sim.log.snapshots] == [0, 1, 2, 3, 4]
+    for snap in sim.log.snapshots:
         assert snap["mix"].shape == (2, 5, 5)
         np.testing.assert_allclose(snap["mix"].sum(-1), 1.0, atol=1e-6)
         assert snap["mix"].min() >= 0
         assert snap["mix"].max() <= 1 + 1e-6
-    assert np.abs(sim.books.snapshots[-1]["mix"] - np.eye(5)).max() > 0.1
+    assert np.abs(sim.log.snapshots[-1]["mix"] - np.eye(5)).max() > 0.1
 
 
 @pytest.mark.parametrize("preset", ["paper", "authors_code"])
@@ -226,7 +226,7 @@ def test_no_step_on_the_weights_is_local_training(preset: str, keep: bool) -> No
     atol = 0.0 if preset == "paper" else 1e-12
     for name in ("post/test/loss", "pre/test/loss"):
         np.testing.assert_allclose(found[name], wanted[name], rtol=0, atol=atol)
-    np.testing.assert_array_equal(apa.books.snapshots[-1]["mix"], np.eye(5)[None].repeat(2, 0))
+    np.testing.assert_array_equal(apa.log.snapshots[-1]["mix"], np.eye(5)[None].repeat(2, 0))
 
 
 def test_a_common_start_gives_equal_weights_to_the_others() -> None:
@@ -297,10 +297,10 @@ def test_a_newcomer_receives_the_mean_of_all(share: str) -> None:
     sim = run(simulation(method, task, [federation()], hyper={"mix_lr": 0.3}))
     assert method.newcomer.message is not None
     server = tree.map(lambda leaf: leaf[0], sim.server)
-    letter = method.newcomer.message(server, None)
+    message = method.newcomer.message(server, None)
     usual = method.address(server, torch.tensor(1), None)
-    assert {k: v.shape for k, v in letter.items()} == {k: v.shape for k, v in usual.items()}
-    for name, leaf in letter.items():
+    assert {k: v.shape for k, v in message.items()} == {k: v.shape for k, v in usual.items()}
+    for name, leaf in message.items():
         table = server["bodies"][name].numpy()
         assert np.abs(table - table[:1]).max() > 1e-3
         np.testing.assert_allclose(leaf.numpy(), table.mean(0), rtol=0, atol=1e-14)

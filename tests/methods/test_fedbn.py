@@ -87,14 +87,14 @@ def test_clients_agree_on_everything_but_their_normalisation() -> None:
 
 def test_the_traffic_is_fedavgs_without_the_normalisation() -> None:
     """Eight bytes a number and way: 24 numbers of FedAvg's stay at home."""
-    books = [
+    log = [
         run(simulation(build(n, NORMED, SGD, {}), NORMED, [federation()])).ledger()
         for n in ("fedavg", "fedbn")
     ]
-    saved = books[0].bytes_up - books[1].bytes_up
-    num = books[0].bytes_up / (8 * sum(p.numel() for p in NORMED.module.parameters()))
+    saved = log[0].bytes_up - log[1].bytes_up
+    num = log[0].bytes_up / (8 * sum(p.numel() for p in NORMED.module.parameters()))
     np.testing.assert_array_equal(saved, 24 * 8 * num)
-    np.testing.assert_array_equal(books[0].bytes_down - books[1].bytes_down, saved)
+    np.testing.assert_array_equal(log[0].bytes_down - log[1].bytes_down, saved)
 
 
 def test_it_helps_clients_whose_inputs_are_shifted() -> None:

@@ -153,7 +153,7 @@ def _server(affinity: Any, there: Any) -> Any:
     return {"models": {"w": rows}, "affinity": _tensor(affinity), "there": torch.tensor(there)}
 
 
-def _hub(num: int, seed: int = 0, round_index: int = 0, **hyper: float) -> ServerContext:
+def _server_context(num: int, seed: int = 0, round_index: int = 0, **hyper: float) -> ServerContext:
     return ServerContext(
         hyper={k: _tensor(v) for k, v in hyper.items()},
         key=rng.key(seed),
@@ -168,8 +168,8 @@ def _sent(
     server: Any, index: int, ctx: ServerContext, **options: Any
 ) -> tuple[list[int], list[bool]]:
     method = build("fedfomo", quadratic_task(), Local(), options)
-    letter = method.address(server, torch.tensor(index), ctx)
-    return letter["models"]["w"][:, 0].long().tolist(), letter["found"].tolist()
+    message = method.address(server, torch.tensor(index), ctx)
+    return message["models"]["w"][:, 0].long().tolist(), message["found"].tolist()
 
 
 ROW = [9.0, 1.0, 5.0, -2.0, 3.0]
@@ -179,13 +179,13 @@ AFFINITY = [ROW, ROW, [0.0] * 5, ROW, ROW]
 def test_the_largest_affinities_are_sent_first() -> None:
     """Client 0 gets 2, 4, 1: never itself; only 2 and 3 if only they uploaded in the last round."""
     server = _server(AFFINITY, [True] * 5)
-    assert _sent(server, 0, _hub(5), picks=4) == ([2, 4, 1], [True] * 3)
-    assert _sent(server, 1, _hub(5), picks=4) == ([0, 2, 4], [True] * 3)
+    assert _sent(server, 0, _server_context(5), picks=4) == ([2, 4, 1], [True] * 3)
+    assert _sent(server, 1, _server_context(5), picks=4) == ([0, 2, 4], [True] * 3)
     few = _server(AFFINITY, [True, False, True, True, False])
-    ids, found = _sent(few, 0, _hub(5), picks=4)
+    ids, found = _sent(few, 0, _server_context(5), picks=4)
     assert (ids[:2], found) == ([2, 3], [True, True, False])
-    assert _sent(server, 0, _hub(5), picks=9) == ([2, 4, 1, 3], [True] * 4)
-    assert _sent(server, 0, _hub(5), picks=1) == ([], [])
+    assert _sent(server, 0, _server_context(5), picks=9) == ([2, 4, 1, 3], [True] * 4)
+    assert _sent(server, 0, _server_context(5), picks=1) == ([], [])
 
 
 def test_ties_are_broken_at_random() -> None:
@@ -193,7 +193,7 @@ def test_ties_are_broken_at_random() -> None:
     server = _server(AFFINITY, [True] * 5)
     counts = np.zeros(5)
     for seed in range(100):
-        ids, _ = _sent(server, 2, _hub(5, seed), picks=3)
+        ids, _ = _sent(server, 2, _server_context(5, seed), picks=3)
         assert len(set(ids)) == 2
         counts[ids] += 1
     assert counts[2] == 0
@@ -203,7 +203,7 @@ def test_ties_are_broken_at_random() -> None:
 def test_exploration_falls_to_nothing() -> None:
     """ε_0 = 0.3 and 0.05 a round: 0.30, 0.25, ..., 0.05, 0, 0."""
     server_contexts = [
-        _hub(5, round_index=t, explore_start=0.3, explore_decay=0.05) for t in range(8)
+        _server_context(5, round_index=t, explore_start=0.3, explore_decay=0.05) for t in range(8)
     ]
     wanted = [0.3, 0.25, 0.2, 0.15, 0.1, 0.05, 0.0, 0.0]
     np.testing.assert_allclose([float(exploration(h)) for h in server_contexts], wanted, atol=1e-15)
@@ -215,7 +215,7 @@ def test_a_pick_is_random_as_often_as_it_should_be() -> None:
     for start, share, width in ((0.0, 1.0, 0.0), (0.5, 0.625, 0.15), (1.0, 0.25, 0.15)):
         first = []
         for seed in range(100):
-            ctx = _hub(5, seed, explore_start=start, explore_decay=0.0)
+            ctx = _server_context(5, seed, explore_start=start, explore_decay=0.0)
             ids, found = _sent(server, 0, ctx, picks=4, explore=True)
             assert len(set(ids)) == 3
             assert 0 not in ids
@@ -229,16 +229,16 @@ def test_a_newcomer_is_sent_those_that_helped_others() -> None:
     method = build("fedfomo", quadratic_task(), Local(), {"picks": 3})
     affinity = np.zeros((4, 4))
     affinity[:, 1], affinity[:, 3], affinity[2, 2] = 2.0, 3.0, 100.0
-    server, ctx = _server(affinity.tolist(), [True] * 4), _hub(4)
+    server, ctx = _server(affinity.tolist(), [True] * 4), _server_context(4)
     assert method.newcomer.message is not None
-    letter, usual = (
+    message, usual = (
         method.newcomer.message(server, ctx),
         method.address(server, torch.tensor(0), ctx),
     )
-    assert letter["models"]["w"][:, 0].tolist() == [3.0, 1.0]
-    assert letter.keys() == usual.keys()
-    assert letter["models"]["w"].shape == usual["models"]["w"].shape
-    assert letter["found"].shape == usual["found"].shape
+    assert message["models"]["w"][:, 0].tolist() == [3.0, 1.0]
+    assert message.keys() == usual.keys()
+    assert message["models"]["w"].shape == usual["models"]["w"].shape
+    assert message["found"].shape == usual["found"].shape
 
 
 # ---- whole runs ----------------------------------------------------------------------------------

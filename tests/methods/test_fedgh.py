@@ -48,7 +48,7 @@ class Small(nn.Module):
 TWO = Task(Small(), head="fc")
 
 
-def _hub(rate: float, slots: int = 1, seed: int = 0, **changes: Any) -> ServerContext:
+def _server_context(rate: float, slots: int = 1, seed: int = 0, **changes: Any) -> ServerContext:
     ctx = ServerContext(
         hyper={"server_lr": torch.tensor(rate, dtype=torch.float64)},
         key=rng.key(seed),
@@ -97,7 +97,7 @@ def test_one_pair_has_the_known_numbers() -> None:
         "means": torch.tensor([[[1.0, 0.0], [9.0, 9.0]]]).double(),
         "held": torch.tensor([[True, False]]),
     }
-    head = method.aggregate(_zero(), uploads, _hub(1.0))["head"]
+    head = method.aggregate(_zero(), uploads, _server_context(1.0))["head"]
     assert head["fc.weight"].tolist() == [[0.5, 0.0], [-0.5, 0.0]]
     assert head["fc.bias"].tolist() == [0.5, -0.5]
 
@@ -126,7 +126,7 @@ def test_the_pass_is_sgd_over_the_pairs_in_some_order(size: int | None, epochs: 
         wanted.append(_by_hand(_zero()["head"], batches, 0.7))
     taken = set()
     for seed in range(12):
-        found = method.aggregate(_zero(), uploads, _hub(0.7, 4, seed, present=there))
+        found = method.aggregate(_zero(), uploads, _server_context(0.7, 4, seed, present=there))
         fits = [k for k, one in enumerate(wanted) if _is(found, one)]
         assert fits
         taken.add(fits[0])
@@ -138,7 +138,7 @@ def test_the_pass_is_sgd_over_the_pairs_in_some_order(size: int | None, epochs: 
 def test_every_pair_has_weight_one() -> None:
     """To first order the head moves by −η_s Σ slopes: each pair once, whoever it comes from."""
     uploads = _pairs(6)
-    ctx = _hub(1e-7, 6, sizes=torch.tensor([1, 5, 100, 2, 7, 40]))
+    ctx = _server_context(1e-7, 6, sizes=torch.tensor([1, 5, 100, 2, 7, 40]))
     found = build("fedgh", TWO, SGD, {"server_batch": 1}).aggregate(_zero(), uploads, ctx)
     pairs = [(uploads["means"][s, c], c) for s in range(6) for c in range(2)]
     weight, bias = _by_hand(_zero()["head"], [pairs], 12e-7)
@@ -150,11 +150,11 @@ def test_the_order_belongs_to_clients_and_not_to_slots() -> None:
     """The same clients in other slots give the same head, to the bit; another round another."""
     method, uploads = build("fedgh", TWO, SGD, {"server_batch": 1}), _pairs(5)
     turn = torch.tensor([3, 0, 4, 2, 1])
-    straight = method.aggregate(_zero(), uploads, _hub(0.5, 5))
+    straight = method.aggregate(_zero(), uploads, _server_context(0.5, 5))
     turned = method.aggregate(
-        _zero(), {k: v[turn] for k, v in uploads.items()}, _hub(0.5, 5, cohort=turn)
+        _zero(), {k: v[turn] for k, v in uploads.items()}, _server_context(0.5, 5, cohort=turn)
     )
-    later = method.aggregate(_zero(), uploads, _hub(0.5, 5, key=rng.fold(rng.key(0), 1)))
+    later = method.aggregate(_zero(), uploads, _server_context(0.5, 5, key=rng.fold(rng.key(0), 1)))
     for name, leaf in tree.items(straight):
         assert torch.equal(dict(tree.items(turned))[name], leaf)
         assert not torch.equal(dict(tree.items(later))[name], leaf)
@@ -173,7 +173,7 @@ def test_small_steps_lower_the_loss_on_the_pairs() -> None:
 
     losses = [loss(server["head"])]
     for t in range(5):
-        server = method.aggregate(server, uploads, _hub(0.02, 4, seed=t))
+        server = method.aggregate(server, uploads, _server_context(0.02, 4, seed=t))
         losses.append(loss(server["head"]))
     assert np.all(np.diff(losses) < 0)
 
@@ -183,7 +183,7 @@ def test_an_empty_round_leaves_the_head() -> None:
     method = build("fedgh", TWO, SGD, {"server_batch": 1})
     server = {"head": {k: v + 0.3 for k, v in _zero()["head"].items()}}
     uploads = {k: torch.full_like(v, torch.nan) for k, v in _pairs(2).items()}
-    ctx = _hub(0.5, 2, present=torch.tensor([False, False]))
+    ctx = _server_context(0.5, 2, present=torch.tensor([False, False]))
     found = method.aggregate(server, uploads, ctx)
     for name, leaf in server["head"].items():
         assert torch.equal(found["head"][name], leaf)
@@ -193,7 +193,9 @@ def test_the_batch_is_that_of_local_training_unless_given() -> None:
     """Local batches of 3 mean 3 pairs a step on the server."""
     uploads = _pairs(4)
     heads = [
-        build("fedgh", TWO, local, options).aggregate(_zero(), uploads, _hub(0.5, 4))["head"]
+        build("fedgh", TWO, local, options).aggregate(_zero(), uploads, _server_context(0.5, 4))[
+            "head"
+        ]
         for local, options in (
             (SGD, {}),
             (replace(SGD, batch=7), {"server_batch": 3}),
@@ -306,12 +308,12 @@ def test_traffic_does_not_depend_on_the_extractor(inputs: int) -> None:
     """Up C_i·D numbers and a byte of marks, down C(D + 1); a leaf of the model is stopped."""
     task = Task(Net(inputs=inputs), head="fc")
     method, fed = build("fedgh", task, SGD, {}), federation(shape=(inputs,))
-    book = run(simulation(method, task, [fed], rounds=1, participation="all")).ledger()
+    series = run(simulation(method, task, [fed], rounds=1, participation="all")).ledger()
     held = sum(len(fed.y[rows].unique()) for rows in map(fed.train.of, range(5)))
     assert held < 15
-    assert book.bytes_up.tolist() == [[8 * 5 * held + 5]]
-    assert book.bytes_down.tolist() == [[5 * 8 * 3 * 6]]
-    assert book.forward_evaluations.tolist() == [[27]]
+    assert series.bytes_up.tolist() == [[8 * 5 * held + 5]]
+    assert series.bytes_down.tolist() == [[5 * 8 * 3 * 6]]
+    assert series.forward_evaluations.tolist() == [[27]]
     for leaf in task.leaf_names:
         leaky = changed(method, finish=lambda c, w, s, leaf=leaf: (c, {leaf: w["params"][leaf]}))
         with pytest.raises(ContractError, match=leaf.replace(".", r"\.")):
@@ -330,7 +332,7 @@ def test_clients_with_different_extractors_share_a_head() -> None:
         work = {"params": params, "sums": sums, "counts": counts}
         uploads.append(method.finish({}, work, blank)[1])
     head = {"head": {k: v for k, v in params.items() if task.is_head(k)}}
-    found = method.aggregate(head, tree.stack(uploads), _hub(0.1, 2))
+    found = method.aggregate(head, tree.stack(uploads), _server_context(0.1, 2))
     assert float((found["head"]["fc.weight"] - head["head"]["fc.weight"]).abs().max()) > 1e-3
 
 

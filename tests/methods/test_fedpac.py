@@ -380,7 +380,7 @@ def test_the_bytes_of_a_round() -> None:
         assert (found == 5 * (8 * (43 + 1) + 1) + 8 * 11 * held).all()
 
 
-def test_the_extra_passes_are_booked() -> None:
+def test_the_extra_passes_are_counted() -> None:
     """Two passes without a gradient, one head epoch and E body epochs over all samples."""
     ledger = _sim(local=replace(SGD, drop_last=True), participation="all").ledger()
     samples = int(federation().train.sizes.sum())
@@ -394,10 +394,10 @@ def test_a_newcomer_receives_the_mean_head() -> None:
     sim = _sim()
     method = build("fedpac", TASK, FULL, {})
     server = tree.map(lambda leaf: leaf[0], sim.server)
-    letter = method.newcomer.message(server, None)
+    message = method.newcomer.message(server, None)
     known = method.address(server, torch.tensor(2), None)
-    assert all(tree.leaves(tree.map(lambda a, b: a.shape == b.shape, letter, known)))
-    np.testing.assert_allclose(letter["head"]["fc.bias"], server["heads"]["fc.bias"].mean(0))
+    assert all(tree.leaves(tree.map(lambda a, b: a.shape == b.shape, message, known)))
+    np.testing.assert_allclose(message["head"]["fc.bias"], server["heads"]["fc.bias"].mean(0))
 
 
 def test_the_default_aligns() -> None:

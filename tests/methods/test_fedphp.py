@@ -35,7 +35,7 @@ def _t(value: Any) -> torch.Tensor:
     return torch.as_tensor(np.asarray(value, dtype=float), dtype=torch.float64)
 
 
-def _site(**fields: Any) -> ClientContext:
+def _client_context(**fields: Any) -> ClientContext:
     hyper = {"inherit_weight": 0.9, "horizon": 10.0, "transfer_strength": 0.3, "local_lr": 0.2}
     blank = ClientContext(**dict.fromkeys(ClientContext._fields))
     return blank._replace(hyper={k: _t(v) for k, v in hyper.items()}, **fields)
@@ -104,7 +104,7 @@ def _leave(inherited: Any, trained: Any, times: int, **options: Any) -> dict:
         "inherited": {"w": _t(inherited)},
         "times": torch.tensor(times),
     }
-    return method.phases[0].leave(work, _site(round=torch.tensor(7)))
+    return method.phases[0].leave(work, _client_context(round=torch.tensor(7)))
 
 
 def test_the_weight_of_the_past_grows_to_its_cap() -> None:
@@ -172,7 +172,7 @@ def test_the_inherited_model_is_used_and_never_leaves() -> None:
 def test_the_first_teacher(first: str) -> None:
     """On its first turn a client is taught by what it received, or by the initial model."""
     method = build("fedphp", net_task(), SGD, {"first_teacher": first})
-    ctx = _site(common={"params": {"w": _t([1.0])}}, index=torch.tensor(0))
+    ctx = _client_context(common={"params": {"w": _t([1.0])}}, index=torch.tensor(0))
     client = method.init_client({"w": _t([-3.0])}, ctx)
     work = method.begin(client, ctx)
     assert float(work["inherited"]["w"]) == (1.0 if first == "received" else -3.0)
@@ -290,7 +290,7 @@ def test_a_step_descends_both_terms_and_leaves_the_teacher(way: str) -> None:
     x, y = _t(draw.normal(size=(5, 4))), torch.tensor([0, 1, 2, 1, 0])
     batch = Batch(x, y, torch.tensor([True] * 4 + [False]), None, None)
     work = {"params": student, "inherited": teacher, "times": torch.tensor(1)}
-    found = method.phases[0].step(work, batch, _site())
+    found = method.phases[0].step(work, batch, _client_context())
     assert found.keys() == work.keys()
     for name, leaf in teacher.items():
         assert torch.equal(found["inherited"][name], leaf)
@@ -299,12 +299,12 @@ def test_a_step_descends_both_terms_and_leaves_the_teacher(way: str) -> None:
         hidden, taught = (
             torch.tanh(F.linear(x[:4], p["body.weight"], p["body.bias"])) for p in (params, teacher)
         )
-        scores, told = (
+        scores, reported = (
             F.linear(h, p["fc.weight"], p["fc.bias"])
             for h, p in ((hidden, params), (taught, teacher))
         )
         if way == "kd":
-            wanted = torch.softmax(told / 4, -1)
+            wanted = torch.softmax(reported / 4, -1)
             gap = -(wanted * torch.log_softmax(scores, -1)).sum(-1).mean()
         else:
             gap = discrepancy(hidden, taught, torch.ones(4).bool(), way == "mmd")

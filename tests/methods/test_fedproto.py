@@ -68,7 +68,7 @@ def _class_means(params: Any, i: int, fed: Federation | None = None) -> tuple[Te
     return torch.stack(means), counts
 
 
-def _hub(present: list[bool]) -> ServerContext:
+def _server_context(present: list[bool]) -> ServerContext:
     blank = ServerContext(**dict.fromkeys(ServerContext._fields))
     return blank._replace(present=torch.tensor(present), cohort=torch.arange(len(present)))
 
@@ -81,7 +81,9 @@ def _merged(values: list[float], counts: list[float], average: str, **options: A
         "counts": torch.tensor(counts).double().reshape(-1, 1),
     }
     old = {"prototypes": torch.full((1, 1), 7.0).double(), "seen": torch.tensor([True])}
-    return float(method.aggregate(old, uploads, _hub([True] * len(values)))["prototypes"])
+    return float(
+        method.aggregate(old, uploads, _server_context([True] * len(values)))["prototypes"]
+    )
 
 
 # ---- limits --------------------------------------------------------------------------------------
@@ -233,7 +235,7 @@ def test_a_client_without_the_class_does_not_matter(average: str) -> None:
         "counts": torch.tensor([9.0, 1.0, torch.nan]).double().reshape(-1, 1),
     }
     old = {"prototypes": torch.zeros(1, 1).double(), "seen": torch.tensor([False])}
-    new = method.aggregate(old, uploads, _hub([True, True, False]))
+    new = method.aggregate(old, uploads, _server_context([True, True, False]))
     assert (float(new["prototypes"]), bool(new["seen"])) == (alone, True)
 
 
@@ -246,10 +248,10 @@ def test_a_class_that_nobody_brings() -> None:
     old = {"prototypes": torch.tensor([[1.0], [3.0]]).double(), "seen": torch.tensor([False, True])}
     for absent, last, seen in (("keep", 3.0, [True, True]), ("drop", 0.0, [True, False])):
         method = build("fedproto", net_task(), SGD, {"absent": absent})
-        new = method.aggregate(old, uploads, _hub([True]))
+        new = method.aggregate(old, uploads, _server_context([True]))
         assert new["prototypes"].flatten().tolist() == [5.0, last]
         assert new["seen"].tolist() == seen
-        same = method.aggregate(old, uploads, _hub([False]))
+        same = method.aggregate(old, uploads, _server_context([False]))
         assert all(torch.equal(same[k], old[k]) for k in old)
 
 
@@ -337,12 +339,12 @@ def test_only_prototypes_and_counts_travel(hidden: int) -> None:
             simulation(leaky, task, [federation()]).step()
 
 
-def test_the_pass_for_prototypes_is_booked() -> None:
+def test_the_pass_for_prototypes_is_counted() -> None:
     """One forward pass over the samples after training; none in running mode."""
     for options, passes in (({}, 1), ({"prototypes": "running"}, 0)):
-        book = _net(SGD, options, participation="all", rounds=1).ledger()
-        assert book.forward_evaluations.tolist() == [[passes * 27]]
-        assert book.gradient_evaluations.tolist() == [[2 * 27]]
+        series = _net(SGD, options, participation="all", rounds=1).ledger()
+        assert series.forward_evaluations.tolist() == [[passes * 27]]
+        assert series.gradient_evaluations.tolist() == [[2 * 27]]
 
 
 def test_own_starts_are_shuffled_copies() -> None:

@@ -313,7 +313,7 @@ def test_a_row_with_one_heterogeneity_keeps_it_beside_rows_with_many() -> None:
         np.testing.assert_array_equal(found, personal(ruled("v1", row)))
 
 
-def test_the_letter_with_the_pull_is_sent_only_where_a_rule_makes_it() -> None:
+def test_the_message_with_the_pull_is_sent_only_where_a_rule_makes_it() -> None:
     """A given λ costs nothing to send; a rule's costs one number (8 bytes) a client."""
     sent = {
         rule: ruled(rule, {}, "paper_real").ledger().bytes_down.tolist() for rule in ("given", "v1")

@@ -184,8 +184,8 @@ def test_the_last_heads_are_fitted_once_by_everybody() -> None:
         s.store.gather(s.rounds.everybody)["private"]["fc.weight"][0] for s in (plain, ended)
     )
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
-    book = ended.ledger().setup_gradients - plain.ledger().setup_gradients
-    assert book.tolist() == [4 * int(federation().train.sizes.sum())]
+    series = ended.ledger().setup_gradients - plain.ledger().setup_gradients
+    assert series.tolist() == [4 * int(federation().train.sizes.sum())]
 
 
 def test_the_body_sees_the_batches_of_other_methods() -> None:

@@ -108,9 +108,9 @@ def test_the_private_part_never_travels(name: str) -> None:
         )
     )
     for trees in sent:
-        for letter in trees:
-            assert list(letter) == ["params"]
-            assert {leaf.split(".")[0] for leaf in letter["params"]} == shared
+        for message in trees:
+            assert list(message) == ["params"]
+            assert {leaf.split(".")[0] for leaf in message["params"]} == shared
     assert {leaf for leaf in task.leaf_names if not method.wire.private(leaf)} == {
         leaf for leaf in task.leaf_names if leaf.split(".")[0] in shared
     }
@@ -144,9 +144,9 @@ def test_one_full_step_is_gradient_descent_on_the_objective(name: str, rule: str
 
 def test_the_uplinks_of_fedper_and_its_mirror_add_up_to_fedavgs() -> None:
     """LG-FedAvg shares exactly what FedPer keeps: by default the head, not the first layers."""
-    books = {name: _net(name).ledger() for name in ("fedper", "lg-fedavg", "fedavg")}
+    log = {name: _net(name).ledger() for name in ("fedper", "lg-fedavg", "fedavg")}
     for way in ("bytes_up", "bytes_down"):
-        one, other, whole = (getattr(books[k], way) for k in ("fedper", "lg-fedavg", "fedavg"))
+        one, other, whole = (getattr(log[k], way) for k in ("fedper", "lg-fedavg", "fedavg"))
         np.testing.assert_array_equal(one + other, whole)
         assert one.min() > other.max() > 0
     assert build("lg-fedavg", net_task(), SGD, {}).wire.private("body.weight")

@@ -44,8 +44,8 @@ def ctx(hyper: dict[str, float], **fields: Any) -> ClientContext:
 
 def averaged(method: Method, x: torch.Tensor, ones: int, hyper: dict[str, float]) -> torch.Tensor:
     """Let all clients (rows of x) take a run of ones."""
-    letter = {"params": {"w": x.mean(0)}, "ones": torch.tensor(ones), "zeros": torch.tensor(0)}
-    here = ctx(hyper, common=letter)
+    message = {"params": {"w": x.mean(0)}, "ones": torch.tensor(ones), "zeros": torch.tensor(0)}
+    here = ctx(hyper, common=message)
     return torch.stack([method.begin({"params": {"w": row}}, here)["params"]["w"] for row in x])
 
 

@@ -39,13 +39,13 @@ def task() -> Task:
         ("dichotomous", {"version": "clustered", "fit_epochs": 0}, "fit_epochs must be >= 1"),
     ],
 )
-def test_what_cannot_be_right_is_told(
-    task: Task, method: str, options: dict[str, Any], told: str
+def test_what_cannot_be_right_is_reported(
+    task: Task, method: str, options: dict[str, Any], reported: str
 ) -> None:
     """No traceback from inside: the option, what was expected, and what came."""
     with pytest.raises(ConfigError) as error:
         build(method, task, Local(), options)
-    assert told in str(error.value)
+    assert reported in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def _batch(x: Any, y: Any = None) -> Batch:
     return Batch(x, y, torch.ones(len(x), dtype=torch.bool), torch.arange(len(x)), _t(1.0) > 0)
 
 
-def _site(**hyper: float) -> ClientContext:
+def _client_context(**hyper: float) -> ClientContext:
     blank = ClientContext(**dict.fromkeys(ClientContext._fields))
     return blank._replace(hyper={k: _t(v) for k, v in hyper.items()})
 
@@ -62,7 +62,7 @@ def _step(options: dict, batches: Any, *, task: Task | None = None, **hyper: flo
     method = build("pfedbred", task or _task(), ONE, options)
     work = {k: {"w": _t([v])} for k, v in (("local", 1.0), ("memory", 0.5), ("params", 2.0))}
     values = {k: spec.default for k, spec in method.hyper.items()} | hyper
-    new = method.phases[0].step(work, batches, _site(**values))
+    new = method.phases[0].step(work, batches, _client_context(**values))
     return float(new["params"]["w"]), float(new["local"]["w"])
 
 
@@ -312,7 +312,7 @@ def test_the_gradient_of_the_envelope_is_that_of_finite_differences(
     options = {"strategy": "none", "family": family, "mapping": "none", "prox_steps": 400}
     method = build("pfedbred", task, ONE, options)
     prior = gaussian(None, {}) if family == "gaussian" else Separable(KINDS[family])
-    ctx = _site(prox_strength=lam, personal_lr=0.1, local_lr=1e-3)
+    ctx = _client_context(prox_strength=lam, personal_lr=0.1, local_lr=1e-3)
 
     def solve(w: float) -> tuple[float, float, float]:
         work = {"local": {"w": _t([w])}, "params": {"w": _t([w])}}
@@ -354,12 +354,12 @@ def test_the_exact_gradient_is_the_slope_of_the_envelope(strategy: str, family: 
     rate = 0.1 if kind == "gaussian" else 0.1 / width**2 * 4
     hyper = {"prox_strength": lam, "personal_lr": rate, "local_lr": 1e-3, "prior_lr": 0.4}
     hyper |= {"memory_lr": 0.3, "prior_width": width}
-    ctx = _site(**hyper)
+    ctx = _client_context(**hyper)
     prior: Any = gaussian(sigma, params)
     if kind != "gaussian":
         prior = Separable(KINDS[kind], _t(width))
         lam = lam * width**2
-        ctx = _site(**{**hyper, "prox_strength": lam})
+        ctx = _client_context(**{**hyper, "prox_strength": lam})
     draw = np.random.default_rng(3)
     batch, other = (
         _batch(draw.normal(size=(6, 4)), torch.from_numpy(draw.integers(0, 3, 6))) for _ in range(2)
@@ -493,7 +493,7 @@ def test_a_round_begins_inside_the_domain(family: str) -> None:
     """A letter that over-relaxation took outside, or a wide start, is clipped before any step."""
     method = build("pfedbred", _task(), ONE, {"family": family})
     client = {k: {"w": _t([-9.0, 0.1])} for k in ("params", "memory")}
-    ctx = _site(prior_width=0.3)._replace(common={"params": {"w": _t([-9.0, 0.2])}})
+    ctx = _client_context(prior_width=0.3)._replace(common={"params": {"w": _t([-9.0, 0.2])}})
     work = method.begin(client, ctx)
     assert sorted(work) == ["local", "memory", "params"]
     for part, kept in (("params", 0.1), ("memory", 0.1), ("local", 0.2)):
@@ -573,7 +573,7 @@ def test_weight_decay_belongs_to_the_loss() -> None:
         method = build("pfedbred", _task(), local, options)
         work = {"local": {"w": _t([1.0])}, "params": {"w": _t([2.0])}}
         width = {"prior_width": 50.0, "weight_decay": 0.5, "prior_lr": 0.1}
-        ctx = _site(prox_strength=2.0, personal_lr=0.01, local_lr=0.1, **width)
+        ctx = _client_context(prox_strength=2.0, personal_lr=0.01, local_lr=0.1, **width)
         theta = float(method.phases[0].step(work, one, ctx)["params"]["w"])
         mu = 1.0 - 0.1 * fn(1.0)
         if family == "gaussian":
@@ -593,7 +593,7 @@ def test_gradients_are_clipped_before_the_decay(family: str) -> None:
     method = build("pfedbred", _task(), local, options)
     work = {"local": {"w": _t([1.0])}, "params": {"w": _t([2.0])}}
     hyper = {"weight_decay": 0.5, "clip_norm": 0.25, "prior_width": 50.0, "local_lr": 0.1}
-    ctx = _site(prox_strength=2.0, personal_lr=0.01, **hyper)
+    ctx = _client_context(prox_strength=2.0, personal_lr=0.01, **hyper)
     theta = method.phases[0].step(work, _batch([[1.0, 3.0]]), ctx)["params"]["w"]
     wanted = _t([1.0 - 0.01 * (-0.25 + 0.5)])
     if family == "poisson":

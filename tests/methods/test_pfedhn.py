@@ -32,7 +32,9 @@ PLAIN = {"server_lr": 0.1, "embed_lr_ratio": 1.0, "server_momentum": 0.0, "serve
 TINY = {"hidden": 4, "hidden_layers": 1, "embedding": 2, "server_clip": None}
 
 
-def _hub(num: int = 3, cohort: Any = (0,), present: Any = None, **hyper: float) -> ServerContext:
+def _server_context(
+    num: int = 3, cohort: Any = (0,), present: Any = None, **hyper: float
+) -> ServerContext:
     return ServerContext(
         hyper={k: torch.tensor(v, dtype=torch.float64) for k, v in {**PLAIN, **hyper}.items()},
         key=torch.tensor([5, 7]),
@@ -47,7 +49,7 @@ def _start(num: int = 3, dim: int = 2, **options: Any) -> tuple[Any, Any]:
     """Return pFedHN on a quadratic of some dimension, and the server's first state."""
     method = build("pfedhn", quadratic_task(dim), Local(), {**TINY, **options})
     params = {"w": torch.linspace(-1, 1, dim, dtype=torch.float64)}
-    return method, method.init_server(params, _hub(num))
+    return method, method.init_server(params, _server_context(num))
 
 
 def _sent(method: Any, server: Any, i: int) -> torch.Tensor:
@@ -71,7 +73,7 @@ def test_the_step_is_the_jacobian_times_start_minus_end(kind: str) -> None:
     """(φ, v) moves by −α Jᵀ(θ − θ̃), with J = ∂θ/∂(φ, v) written out row by row."""
     method, server = _start(hypernetwork=kind)
     new = torch.tensor([0.3, -2.0], dtype=torch.float64)
-    after = method.aggregate(server, {"w": new[None]}, _hub(cohort=(1,)))
+    after = method.aggregate(server, {"w": new[None]}, _server_context(cohort=(1,)))
     rows = [
         torch.func.grad(lambda w, r=r: _sent(method, {"weights": w}, 1)[r])(server["weights"])
         for r in range(2)
@@ -89,7 +91,7 @@ def test_a_small_step_lowers_the_distance_to_the_trained_model() -> None:
     new = torch.tensor([0.3, -2.0], dtype=torch.float64)
     before = _gap(method, server, 1, new)
     for rate, falls in ((1e-3, True), (-1e-3, False)):
-        ctx = _hub(cohort=(1,), server_lr=rate)
+        ctx = _server_context(cohort=(1,), server_lr=rate)
         after = _gap(method, method.aggregate(server, {"w": new[None]}, ctx), 1, new)
         assert (after < before) is falls
 
@@ -101,7 +103,7 @@ def test_a_linear_hypernetwork_has_a_closed_form() -> None:
     torch.testing.assert_close(_sent(method, server, 2), phi @ v[2])
     new = torch.tensor([0.3, -2.0], dtype=torch.float64)
     delta = new - phi @ v[2]
-    after = method.aggregate(server, {"w": new[None]}, _hub(cohort=(2,)))["weights"]
+    after = method.aggregate(server, {"w": new[None]}, _server_context(cohort=(2,)))["weights"]
     torch.testing.assert_close(after["net"]["to w"]["weight"], phi + 0.1 * torch.outer(delta, v[2]))
     torch.testing.assert_close(after["embed"][2], v[2] + 0.1 * phi.T @ delta)
     torch.testing.assert_close(after["embed"][:2], v[:2])
@@ -111,9 +113,9 @@ def test_a_model_that_did_not_move_changes_nothing() -> None:
     """θ̃ = θ_i without decay: the server stays as it is; with decay it does not."""
     method, server = _start()
     upload = {"w": _sent(method, server, 0)[None]}
-    same = method.aggregate(server, upload, _hub(server_momentum=0.9))
+    same = method.aggregate(server, upload, _server_context(server_momentum=0.9))
     assert not any(change.any() for change in _changes(server, same))
-    decayed = method.aggregate(server, upload, _hub(server_decay=0.5))
+    decayed = method.aggregate(server, upload, _server_context(server_decay=0.5))
     for old, new in zip(
         tree.leaves(server["weights"]), tree.leaves(decayed["weights"]), strict=True
     ):
@@ -133,7 +135,7 @@ def test_the_servers_optimiser_is_torchs() -> None:
         norm = torch.nn.utils.clip_grad_norm_(tree.leaves(free), 0.5)
         assert norm > 0.5
         optimiser.step()
-        server = method.aggregate(server, {"w": new[None]}, _hub(cohort=(i,), **ctx))
+        server = method.aggregate(server, {"w": new[None]}, _server_context(cohort=(i,), **ctx))
         for wanted, found in zip(tree.leaves(free), tree.leaves(server["weights"]), strict=True):
             torch.testing.assert_close(found, wanted.detach(), rtol=0, atol=1e-13)
 
@@ -143,7 +145,7 @@ def test_embeddings_have_a_rate_of_their_own() -> None:
     method, server = _start()
     new = {"w": torch.tensor([[0.3, -2.0]], dtype=torch.float64)}
     one, half, none = (
-        method.aggregate(server, new, _hub(embed_lr_ratio=ratio))["weights"]
+        method.aggregate(server, new, _server_context(embed_lr_ratio=ratio))["weights"]
         for ratio in (1.0, 0.5, 0.0)
     )
     old = server["weights"]["embed"]
@@ -157,10 +159,12 @@ def test_the_mean_update_averages_the_gradients_of_those_present() -> None:
     """One step along the mean of the participants' gradients; the absent do not count."""
     method, server = _start(hn_update="mean")
     new = torch.tensor([[0.3, -2.0], [torch.nan, 0.0], [4.0, 1.0]], dtype=torch.float64)
-    ctx = _hub(cohort=(0, 1, 2), present=(True, False, True))
+    ctx = _server_context(cohort=(0, 1, 2), present=(True, False, True))
     both = _changes(server, method.aggregate(server, {"w": new}, ctx))
     alone = [
-        _changes(server, method.aggregate(server, {"w": new[i : i + 1]}, _hub(cohort=(i,))))
+        _changes(
+            server, method.aggregate(server, {"w": new[i : i + 1]}, _server_context(cohort=(i,)))
+        )
         for i in (0, 2)
     ]
     for k, change in enumerate(both):
@@ -172,7 +176,7 @@ def test_without_reports_the_server_rests() -> None:
     """A round in which nobody reports moves nothing, not even by momentum or decay."""
     method, server = _start()
     server = {**server, "velocity": tree.map(torch.ones_like, server["velocity"])}
-    ctx = _hub(present=(False,), server_momentum=0.9, server_decay=0.1)
+    ctx = _server_context(present=(False,), server_momentum=0.9, server_decay=0.1)
     after = method.aggregate(server, {"w": torch.full((1, 2), torch.nan)}, ctx)
     for old, new in zip(tree.leaves(server), tree.leaves(after), strict=True):
         assert torch.equal(old, new)
@@ -190,7 +194,9 @@ def test_the_sizes_of_the_authors_hypernetworks() -> None:
 
     for num in (3, 20):
         method = build("pfedhn", quadratic_task(7), Local(), {})
-        server = method.init_server({"w": torch.zeros(7, dtype=torch.float64)}, _hub(num))
+        server = method.init_server(
+            {"w": torch.zeros(7, dtype=torch.float64)}, _server_context(num)
+        )
         assert sum(leaf.numel() for leaf in tree.leaves(server["weights"])) == size(num, 7)
     assert [size(20, 61_156), size(50, 61_156)] == [6_207_876, 6_209_106]
     assert size(20, 62_006) == 6_293_726
@@ -200,7 +206,7 @@ def test_layers_start_as_torchs_do() -> None:
     """Weights and biases are uniform in ±1/√inputs; embeddings are standard normal."""
     method = build("pfedhn", quadratic_task(50), Local(), {"embedding": 25})
     params = {"w": torch.zeros(50, dtype=torch.float64)}
-    weights = method.init_server(params, _hub(400))["weights"]
+    weights = method.init_server(params, _server_context(400))["weights"]
     for name, inputs in (("layer0", 25), ("layer1", 100), ("layer3", 100), ("to w", 100)):
         for leaf in weights["net"][name].values():
             bound = inputs**-0.5
@@ -259,7 +265,7 @@ def test_a_lookup_table_moves_by_the_servers_rate() -> None:
     """Rate β: θ_i ← θ_i + β(θ̃_i − θ_i), for the client that trained only."""
     method, server = _start(hypernetwork="table")
     new = torch.tensor([[3.0, 1.0]], dtype=torch.float64)
-    after = method.aggregate(server, {"w": new}, _hub(cohort=(1,), server_lr=0.25))
+    after = method.aggregate(server, {"w": new}, _server_context(cohort=(1,), server_lr=0.25))
     old = torch.tensor([-1.0, 1.0], dtype=torch.float64)
     torch.testing.assert_close(_sent(method, after, 1), old + 0.25 * (new[0] - old))
     for i in (0, 2):

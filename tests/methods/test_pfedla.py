@@ -21,7 +21,9 @@ TINY = {"hidden": 6, "embedding": 3}
 TASK = net_task()
 
 
-def _hub(num: int, cohort: Any, present: Any = None, mix_lr: float = 0.05) -> ServerContext:
+def _server_context(
+    num: int, cohort: Any, present: Any = None, mix_lr: float = 0.05
+) -> ServerContext:
     return ServerContext(
         hyper={"mix_lr": torch.tensor(mix_lr, dtype=torch.float64)},
         key=torch.tensor([5, 7]),
@@ -35,7 +37,9 @@ def _hub(num: int, cohort: Any, present: Any = None, mix_lr: float = 0.05) -> Se
 def _start(num: int = 4, task: Any = TASK, **options: Any) -> tuple[Any, Any]:
     """Return pFedLA, and a server whose stored models differ."""
     method = build("pfedla", task, Local(), {**TINY, "start": "drawn", **options})
-    server = method.init_server({k: v.double() for k, v in task.init(0).items()}, _hub(num, [0]))
+    server = method.init_server(
+        {k: v.double() for k, v in task.init(0).items()}, _server_context(num, [0])
+    )
     draw = torch.Generator().manual_seed(1)
     models = tree.map(
         lambda leaf: torch.randn(leaf.shape, generator=draw, dtype=torch.float64), server["models"]
@@ -51,13 +55,13 @@ def _upload(server: Any, seed: int = 2, slots: int = 1) -> Any:
     )
 
 
-def _letter(method: Any, server: Any, i: int) -> Any:
+def _message(method: Any, server: Any, i: int) -> Any:
     return method.address(server, torch.tensor(i), None)
 
 
 def _proxy(method: Any, server: Any, models: Any, i: int, upload: Any) -> float:
     """Return ½‖θ_new − θ̄_i‖² with the stored models of old and the hypernetworks of now."""
-    sent = _letter(method, {**server, "models": models}, i)
+    sent = _message(method, {**server, "models": models}, i)
     apart = tree.sub(tree.map(lambda leaf: leaf[0], upload), sent)
     return 0.5 * float(tree.dot(apart, apart))
 
@@ -75,13 +79,13 @@ def _alpha(net: Any, index: int) -> torch.Tensor:
 # ---- the weights ---------------------------------------------------------------------------------
 
 
-def test_a_letter_is_mixed_layer_by_layer() -> None:
+def test_a_message_is_mixed_layer_by_layer() -> None:
     """θ̄_i^l = Σ_j α_ij^l θ_j^l, with one row for the weight and bias of a layer."""
     method, server = _start()
     for i in (0, 3):
         mix = _alpha(tree.map(lambda leaf, i=i: leaf[i], server["nets"]), i)
         assert mix.shape == (2, 4)
-        for name, leaf in _letter(method, server, i).items():
+        for name, leaf in _message(method, server, i).items():
             row = mix[0 if name.startswith("body") else 1]
             wanted = torch.tensordot(row, server["models"][name], dims=1)
             torch.testing.assert_close(leaf, wanted)
@@ -92,12 +96,12 @@ def test_rows_stay_on_the_simplex() -> None:
     """Rows are ≥ 0 with sum 1 in every round, and they move."""
     method = build("pfedla", TASK, SGD, TINY)
     sim = run(simulation(method, TASK, [federation()], rounds=4, hyper={"mix_lr": 1.0}))
-    for snap in sim.books.snapshots:
+    for snap in sim.log.snapshots:
         assert snap["mix"].shape == (1, 5, 2, 5)
         assert snap["mix"].min() >= 0
         np.testing.assert_allclose(snap["mix"].sum(-1), 1.0, atol=1e-6)
-    np.testing.assert_allclose(sim.books.snapshots[0]["mix"], 0.2, atol=1e-7)
-    assert np.abs(sim.books.snapshots[-1]["mix"] - 0.2).max() > 0.01
+    np.testing.assert_allclose(sim.log.snapshots[0]["mix"], 0.2, atol=1e-7)
+    assert np.abs(sim.log.snapshots[-1]["mix"] - 0.2).max() > 0.01
 
 
 def test_an_empty_row_is_the_clients_own_model() -> None:
@@ -107,9 +111,9 @@ def test_an_empty_row_is_the_clients_own_model() -> None:
     server = {**server, "nets": {**server["nets"], "out": dead}}
     for i in range(4):
         wanted = tree.map(lambda leaf, i=i: leaf[i], server["models"])
-        for name, leaf in _letter(method, server, i).items():
+        for name, leaf in _message(method, server, i).items():
             assert torch.equal(leaf, wanted[name])
-    after = method.aggregate(server, _upload(server), _hub(4, [2]))
+    after = method.aggregate(server, _upload(server), _server_context(4, [2]))
     for old, new in zip(tree.leaves(server["nets"]), tree.leaves(after["nets"]), strict=True):
         assert torch.equal(old, new)
 
@@ -119,9 +123,9 @@ def test_the_scale_of_a_row_does_not_matter() -> None:
     method, server = _start()
     scaled = {k: 3.0 * v for k, v in server["nets"]["out"].items()}
     other = {**server, "nets": {**server["nets"], "out": scaled}}
-    for name, leaf in _letter(method, server, 1).items():
-        torch.testing.assert_close(_letter(method, other, 1)[name], leaf)
-    after = method.aggregate(server, _upload(server), _hub(4, [1], mix_lr=1.0))
+    for name, leaf in _message(method, server, 1).items():
+        torch.testing.assert_close(_message(method, other, 1)[name], leaf)
+    after = method.aggregate(server, _upload(server), _server_context(4, [1], mix_lr=1.0))
     out = {k: v[1] for k, v in server["nets"]["out"].items()}
     change = {k: after["nets"]["out"][k][1] - out[k] for k in out}
     along = [(change[k] * out[k]).flatten(1).sum(1) for k in out]
@@ -148,7 +152,9 @@ def test_the_sizes_of_the_hypernetworks() -> None:
 
     for layers, count in (("blocks", 2), ("tensors", 4)):
         method = build("pfedla", TASK, Local(), {"layers": layers})
-        server = method.init_server({k: v.double() for k, v in TASK.init(0).items()}, _hub(3, [0]))
+        server = method.init_server(
+            {k: v.double() for k, v in TASK.init(0).items()}, _server_context(3, [0])
+        )
         found = sum(leaf[0].numel() for leaf in tree.leaves(server["nets"]))
         assert found == size(3, count)
     sizes = [size(20, 5), size(20, 10), size(50, 5), size(50, 10)]
@@ -165,7 +171,7 @@ def test_descent_lowers_the_proxy_and_the_printed_sign_raises_it(sign: str) -> N
         method, server = _start(weight_step=sign)
         upload = _upload(server, seed=i)
         before = _proxy(method, server, server["models"], i, upload)
-        after = method.aggregate(server, upload, _hub(4, [i], mix_lr=1e-3))
+        after = method.aggregate(server, upload, _server_context(4, [i], mix_lr=1e-3))
         found = _proxy(method, after, server["models"], i, upload)
         assert (found < before) is (sign == "descent")
         assert abs(found - before) > 1e-8
@@ -183,7 +189,7 @@ def test_the_step_is_that_of_autograd_through_the_normalisation(sign: str, facto
         mixed = torch.tensordot(mix[0 if name.startswith("body") else 1], table, dims=1)
         value = value + 0.5 * (upload[name][0] - mixed).square().sum()
     slope = torch.autograd.grad(value, tree.leaves(free))
-    after = method.aggregate(server, upload, _hub(4, [2], mix_lr=0.3))
+    after = method.aggregate(server, upload, _server_context(4, [2], mix_lr=0.3))
     new = tree.leaves(tree.map(lambda leaf: leaf[2], after["nets"]))
     for found, old, g in zip(new, tree.leaves(free), slope, strict=True):
         torch.testing.assert_close(found, old.detach() + factor * 0.3 * g, rtol=0, atol=1e-12)
@@ -201,7 +207,7 @@ def test_one_layer_without_a_network_steps_as_fedapa() -> None:
     for j in range(3):
         h = (net[f"layer{j}"]["weight"] @ h + net[f"layer{j}"]["bias"]).clamp(min=0)
     total = (net["out"]["weight"][0] @ h).sum()
-    after = method.aggregate(server, upload, _hub(4, [1], mix_lr=0.1))
+    after = method.aggregate(server, upload, _server_context(4, [1], mix_lr=0.1))
     wanted = 0.1 * (plain - mix @ plain) / total
     torch.testing.assert_close(after["nets"]["out"]["bias"][1, 0], wanted)
 
@@ -210,7 +216,7 @@ def test_the_stored_model_is_the_trained_one() -> None:
     """θ_i ← θ̄_i + Δθ_i, not the old upload plus Δθ_i; the others, absent or not, stay."""
     method, server = _start()
     upload = _upload(server, slots=2)
-    after = method.aggregate(server, upload, _hub(4, [3, 1], present=[True, False]))
+    after = method.aggregate(server, upload, _server_context(4, [3, 1], present=[True, False]))
     for name, table in after["models"].items():
         assert torch.equal(table[3], upload[name][0])
         assert torch.equal(table[:3], server["models"][name][:3])
@@ -243,8 +249,8 @@ def test_even_weights_that_do_not_move_are_plain_averaging() -> None:
     wanted = outcome(_net("fedavg", join="all", rule="uniform"))
     for name in ("pre/test/loss", "post/test/loss"):
         np.testing.assert_allclose(outcome(sim)[name], wanted[name], rtol=0, atol=1e-12)
-    for snap in sim.books.snapshots:
-        np.testing.assert_array_equal(snap["mix"], sim.books.snapshots[0]["mix"])
+    for snap in sim.log.snapshots:
+        np.testing.assert_array_equal(snap["mix"], sim.log.snapshots[0]["mix"])
 
 
 def test_the_layers_of_largest_self_weight_are_retained_without_a_step() -> None:
@@ -253,16 +259,16 @@ def test_the_layers_of_largest_self_weight_are_retained_without_a_step() -> None
     for i in range(4):
         mix = _alpha(tree.map(lambda leaf, i=i: leaf[i], server["nets"]), i)
         kept = int(mix[:, i].argmax())
-        letter = _letter(method, server, i)
-        assert [bool(letter["sent"][b]) for b in ("body", "fc")] == [kept != 0, kept != 1]
-        for name, leaf in letter["params"].items():
+        message = _message(method, server, i)
+        assert [bool(message["sent"][b]) for b in ("body", "fc")] == [kept != 0, kept != 1]
+        for name, leaf in message["params"].items():
             row = 0 if name.startswith("body") else 1
             if row != kept:
                 mixed = torch.tensordot(mix[row], server["models"][name], dims=1)
                 torch.testing.assert_close(leaf, mixed)
-        sent = {b: mark[None] for b, mark in letter["sent"].items()}
+        sent = {b: mark[None] for b, mark in message["sent"].items()}
         upload = _upload(server)
-        after = method.aggregate(server, {"params": upload, "sent": sent}, _hub(4, [i]))
+        after = method.aggregate(server, {"params": upload, "sent": sent}, _server_context(4, [i]))
         moved = (after["nets"]["out"]["bias"] != server["nets"]["out"]["bias"])[i].any(-1)
         assert moved.tolist() == [kept != 0, kept != 1]
         for name, table in after["models"].items():
@@ -276,17 +282,17 @@ def test_a_client_retains_what_it_trained_last() -> None:
     method, server = _start(retained=1)
     draw = torch.Generator().manual_seed(3)
     mine = {k: torch.randn(v.shape[1:], generator=draw) for k, v in server["models"].items()}
-    letter = _letter(method, server, 2)
-    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(own=letter)
+    message = _message(method, server, 2)
+    ctx = ClientContext(**dict.fromkeys(ClientContext._fields))._replace(own=message)
     for name, leaf in method.begin({"params": mine}, ctx)["params"].items():
-        sent = bool(letter["sent"][name.split(".")[0]])
-        assert torch.equal(leaf, letter["params"][name] if sent else mine[name].double())
+        sent = bool(message["sent"][name.split(".")[0]])
+        assert torch.equal(leaf, message["params"][name] if sent else mine[name].double())
 
 
 def test_retaining_none_is_pfedla() -> None:
     """K = 0 leaves the rows as the hypernetwork gives them."""
     method, server = _start(retained=0)
-    found = method.show.server(server, _hub(4, [0]))["mix"]
+    found = method.show.server(server, _server_context(4, [0]))["mix"]
     for i in range(4):
         wanted = _alpha(tree.map(lambda leaf, i=i: leaf[i], server["nets"]), i)
         torch.testing.assert_close(found[i], wanted)
@@ -297,8 +303,8 @@ def test_later_clients_see_earlier_uploads_in_a_sequential_schedule() -> None:
     method, server = _start(schedule="sequential")
     assert method.schedule.in_turn
     assert not build("pfedla", TASK, SGD, {}).schedule.in_turn
-    after = method.aggregate(server, _upload(server), _hub(4, [0]))
-    before, now = _letter(method, server, 1), _letter(method, after, 1)
+    after = method.aggregate(server, _upload(server), _server_context(4, [0]))
+    before, now = _message(method, server, 1), _message(method, after, 1)
     assert float((before["fc.bias"] - now["fc.bias"]).abs().max()) > 1e-3
 
 
@@ -325,23 +331,23 @@ def test_retained_layers_do_not_travel(layers: str, retained: int) -> None:
 
 
 @pytest.mark.parametrize("retained", [0, 1])
-def test_a_newcomer_has_a_letter_of_that_form(retained: int) -> None:
+def test_a_newcomer_has_a_message_of_that_form(retained: int) -> None:
     """Whatever stays at home elsewhere, a newcomer has no layer of its own yet."""
     method, server = _start(retained=retained)
-    letter, other = (
+    message, other = (
         dict(tree.items(m))
-        for m in (method.newcomer.message(server, None), _letter(method, server, 0))
+        for m in (method.newcomer.message(server, None), _message(method, server, 0))
     )
-    assert {k: v.shape for k, v in letter.items()} == {k: v.shape for k, v in other.items()}
-    assert all(v.all() for k, v in letter.items() if k.startswith("sent"))
+    assert {k: v.shape for k, v in message.items()} == {k: v.shape for k, v in other.items()}
+    assert all(v.all() for k, v in message.items() if k.startswith("sent"))
 
 
 def test_a_newcomer_receives_the_plain_mean() -> None:
     """The letter has the form of the others."""
     method, server = _start()
-    letter = method.newcomer.message(server, None)
-    assert letter.keys() == _letter(method, server, 0).keys()
-    torch.testing.assert_close(letter["fc.weight"], server["models"]["fc.weight"].mean(0))
+    message = method.newcomer.message(server, None)
+    assert message.keys() == _message(method, server, 0).keys()
+    torch.testing.assert_close(message["fc.weight"], server["models"]["fc.weight"].mean(0))
 
 
 def test_mixed_models_are_used_as_they_are_unless_told_otherwise() -> None:

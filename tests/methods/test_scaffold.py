@@ -180,9 +180,9 @@ def test_the_ledger() -> None:
     plain = _net("fedavg", participation="all").ledger()
     ours = _net("scaffold", participation="all").ledger()
     full = _net("scaffold", SGD, {"control": "gradient"}, participation="all").ledger()
-    for book in (ours, full):
-        assert_array_equal(book.bytes_up, 2 * plain.bytes_up)
-        assert_array_equal(book.bytes_down, 2 * plain.bytes_down)
+    for series in (ours, full):
+        assert_array_equal(series.bytes_up, 2 * plain.bytes_up)
+        assert_array_equal(series.bytes_down, 2 * plain.bytes_down)
     assert_array_equal(ours.gradient_evaluations, plain.gradient_evaluations)
     assert_array_equal(2 * full.gradient_evaluations, 3 * plain.gradient_evaluations)
 

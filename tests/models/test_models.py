@@ -163,7 +163,7 @@ def test_the_stacks_are_convolution_pooling_and_relu_in_this_order():
         net = network(input_shape=(1, 8, 8), num_classes=4)
         found = iter([m for m in net.modules() if isinstance(m, nn.Conv2d)])
         plain = {"p": nn.MaxPool2d(2), "r": nn.ReLU()}
-        layers = [plain[letter] if letter in plain else next(found) for letter in plan]
+        layers = [plain[message] if message in plain else next(found) for message in plan]
         body = nn.Sequential(*layers, nn.Flatten())
         x = torch.randn(3, 1, 8, 8)
         torch.testing.assert_close(net(x), net.fc(net.fc1(body(x)).relu()))

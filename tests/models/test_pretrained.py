@@ -142,7 +142,7 @@ def test_a_seed_draws_anew_unless_the_network_is_pretrained() -> None:
     assert drawn.given_weights() == {}
 
 
-def test_weights_that_would_be_lost_are_told_of() -> None:
+def test_weights_that_would_be_lost_are_reported_of() -> None:
     """A trained network that is passed as it is warns; a fresh one does not."""
     fed, once = federation(), {"rounds": 1, "local": sartor.Local(epochs=1, lr=0.5)}
     fresh = Net()

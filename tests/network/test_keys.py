@@ -34,8 +34,8 @@ def test_a_project_from_the_command_line(
     assert main(["keys", "init", "fl.example.org:8002", "north,south"]) == 0
     assert main(["keys", "client", "east"]) == 0
     assert main(["keys", "show"]) == 0
-    told = capsys.readouterr().out
-    assert all(name in told for name in ("fl.example.org:8002", "north", "south", "east"))
+    reported = capsys.readouterr().out
+    assert all(name in reported for name in ("fl.example.org:8002", "north", "south", "east"))
     for secret in (tmp_path / "keys").rglob("*.key"):
         assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert main(["keys", "init", "fl.example.org:8002", "north"]) == 2

@@ -117,7 +117,7 @@ def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]
         out |= {f"{point}/{split}/correct": scores.correct, f"{point}/{split}/loss": scores.loss}
     ledger = sim.ledger()
     out |= {name: getattr(ledger, name) for name in (*COUNTERS, *ONCE)}
-    for k, snap in enumerate(sim.books.snapshots):
+    for k, snap in enumerate(sim.log.snapshots):
         out |= {f"snap/{k}/{name}": np.asarray(v) for name, v in snap.items()}
         for name in (
             next(iter(clients.values())).seen[k] if next(iter(clients.values())).seen else ()
@@ -166,9 +166,9 @@ def test_other_frozen_parts_are_refused() -> None:
     loop = Loopback({name: client.answer for name, client in (clients | {"c1": odd}).items()})
     sim = coordinator(case, fed, loop, make=lambda: Task(right, head="fc"), rounds=1, quorum=3)
     run(sim)
-    told = [event for event in sim.office.events if "other weights" in str(event)]
-    assert {event["client"] for event in told} == {"c1"}
-    assert len(told) == len({event["round"] for event in told})  # not at every greeting
+    reported = [event for event in sim.office.events if "other weights" in str(event)]
+    assert {event["client"] for event in reported} == {"c1"}
+    assert len(reported) == len({event["round"] for event in reported})  # not at every greeting
     assert len(odd.seen) == 0
 
 

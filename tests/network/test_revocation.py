@@ -101,7 +101,7 @@ def test_without_the_packages_of_the_network_the_extra_is_named(
     assert main(["keys", "revoke", "north", "--keys", str(project)]) == 0
 
 
-def test_a_kit_that_is_not_whole_is_told(tmp_path: Path) -> None:
+def test_a_kit_that_is_not_whole_is_reported(tmp_path: Path) -> None:
     """No kit.json, half of one, and one without its certificate."""
     with pytest.raises(ConfigError, match=r"has no kit\.json"):
         read_kit(tmp_path)

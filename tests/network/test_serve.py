@@ -144,22 +144,22 @@ def test_a_server_that_waits_says_so(
     folder = tmp_path / "run"
     assert main(["status", str(folder)]) == 2
     assert "has no status.json" in capsys.readouterr().err
-    told: list[str] = []
+    reported: list[str] = []
 
     def ask() -> None:
         assert main(["status", str(folder)]) == 0
-        told.append(capsys.readouterr().out)
+        reported.append(capsys.readouterr().out)
 
     some = {n: c.answer for n, c in clients(data, tmp_path / "home").items()}
     serve(plan_of(build(VALUES)), OneByOne(some, ask), NAMES, folder, say=lambda text: None)
-    first, second = told[0], told[1]
+    first, second = reported[0], reported[1]
     assert "fedper: waiting for its first clients; 0 of 3 are there" in first
     assert "there: nobody" in first
     assert "missing: ash, birch, cedar" in first
     assert "1 of 3 are there" in second
     assert "missing: birch, cedar" in second
     ask()
-    assert "fedper: done, round 4 of 4" in told[-1]
+    assert "fedper: done, round 4 of 4" in reported[-1]
 
 
 class Away(Loopback):
@@ -180,11 +180,11 @@ def test_a_server_that_waits_again_says_so(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Restarted, or left alone between rounds, it waits; it does not show what it did before."""
-    plan, folder, told = plan_of(build(VALUES)), tmp_path / "run", []
+    plan, folder, reported = plan_of(build(VALUES)), tmp_path / "run", []
 
     def ask() -> None:
         assert main(["status", str(folder)]) == 0
-        told.append(capsys.readouterr().out)
+        reported.append(capsys.readouterr().out)
 
     some = {n: c.answer for n, c in clients(data, tmp_path / "home").items()}
     first = Stops(some)
@@ -192,22 +192,22 @@ def test_a_server_that_waits_again_says_so(
     with pytest.raises(KeyboardInterrupt):
         serve(plan, first, NAMES, folder)
     ask()
-    assert "fedper: stopped, round 1 of 4" in told[-1]
+    assert "fedper: stopped, round 1 of 4" in reported[-1]
     with pytest.raises(NetworkError, match="Only 0 of 3 clients came"):
         serve(plan, Away(some, ask, lambda: True), NAMES, folder, patience=0.1)
-    assert "waiting for clients, to go on after round 1 of 4; 0 of 3 are there" in told[1]
+    assert "waiting for clients, to go on after round 1 of 4; 0 of 3 are there" in reported[1]
     ask()
-    assert "fedper: stopped, round 1 of 4" in told[-1]
-    told.clear()
+    assert "fedper: stopped, round 1 of 4" in reported[-1]
+    reported.clear()
 
     def gone() -> bool:
-        return len(told) < 8 and read_json(folder / "status.json")["round"] == 3
+        return len(reported) < 8 and read_json(folder / "status.json")["round"] == 3
 
     serve(plan, Away(some, ask, gone), NAMES, folder)
-    assert "waiting for clients, to go on after round 3 of 4; 0 of 1 are there" in told[-1]
-    assert "missing: ash, birch, cedar" in told[-1]
+    assert "waiting for clients, to go on after round 3 of 4; 0 of 1 are there" in reported[-1]
+    assert "missing: ash, birch, cedar" in reported[-1]
     ask()
-    assert "fedper: done, round 4 of 4" in told[-1]
+    assert "fedper: done, round 4 of 4" in reported[-1]
 
 
 def test_a_server_for_which_nobody_came_leaves_nothing(tmp_path: Path) -> None:
@@ -224,16 +224,16 @@ def test_a_server_for_which_nobody_came_leaves_nothing(tmp_path: Path) -> None:
 
 def test_a_run_keeps_the_clients_that_it_was_begun_with(data: Path, tmp_path: Path) -> None:
     """Whoever was withdrawn since keeps its place, and whoever was added since is told."""
-    told: list[str] = []
-    assert roster_of(tmp_path / "run", ["ash"], told.append) == ["ash"]
+    reported: list[str] = []
+    assert roster_of(tmp_path / "run", ["ash"], reported.append) == ["ash"]
     some = clients(data, tmp_path / "b")
     loop = Stops({n: c.answer for n, c in some.items()})
     with pytest.raises(KeyboardInterrupt):
         serve(plan_of(build(VALUES)), loop, NAMES, tmp_path / "run")
-    assert roster_of(tmp_path / "run", ["cedar", "ash"], told.append) == list(NAMES)
-    assert told == []
-    assert roster_of(tmp_path / "run", [*NAMES, "dogwood"], told.append) == list(NAMES)
-    assert "dogwood came to the project after" in told[0]
+    assert roster_of(tmp_path / "run", ["cedar", "ash"], reported.append) == list(NAMES)
+    assert reported == []
+    assert roster_of(tmp_path / "run", [*NAMES, "dogwood"], reported.append) == list(NAMES)
+    assert "dogwood came to the project after" in reported[0]
 
 
 def test_the_report_names_what_happened(data: Path, tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_the_report_names_what_happened(data: Path, tmp_path: Path) -> None:
     assert '<a href="#events">Network</a>' in page
 
 
-def test_clients_that_do_not_fit_are_told(data: Path, tmp_path: Path) -> None:
+def test_clients_that_do_not_fit_are_reported(data: Path, tmp_path: Path) -> None:
     np.savez(data / "cedar.npz", x=np.zeros((20, 7), dtype=np.float32), y=np.arange(20) % 2)
     for name in NAMES:
         (tmp_path / name).mkdir()

@@ -152,33 +152,35 @@ def test_the_status_tells_of_newcomers(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who waits for newcomers, serves them or has stopped does not show what training left."""
-    plan, out, told = plan_of(build(VALUES)), tmp_path / "run", []
+    plan, out, reported = plan_of(build(VALUES)), tmp_path / "run", []
 
     def ask() -> None:
         assert main(["status", str(out)]) == 0
-        told.append(capsys.readouterr().out)
+        reported.append(capsys.readouterr().out)
 
     serve(plan, loop(data, tmp_path / "home", NAMES[:2], []), NAMES[:2], out)
     ask()
-    assert "ditto: done, round 3 of 3" in told.pop()
+    assert "ditto: done, round 3 of 3" in reported.pop()
     late = loop(data, tmp_path / "home", NAMES[2:], [])
     welcome(plan, Asked(late.clients, ask), NAMES[2:], out, rounds=2)
     assert any(
         "ditto: training is done; waiting for newcomers, 0 of 1 are there" in text
         and "missing: cedar" in text
-        for text in told
+        for text in reported
     )
     assert any(
         "ditto: training is done; serving newcomers, round 1 of 2" in text
         and "there: cedar" in text
-        for text in told
+        for text in reported
     )
     ask()
-    assert "ditto: training is done; newcomers served, round 2 of 2" in told[-1]
+    assert "ditto: training is done; newcomers served, round 2 of 2" in reported[-1]
     with pytest.raises(NetworkError, match="Only 0 of 1 clients came"):
         welcome(plan, Loopback({}), NAMES[2:], out, patience=0.1)
     ask()
-    assert "ditto: training is done; stopped while it served newcomers, round 0 of 5" in told[-1]
+    assert (
+        "ditto: training is done; stopped while it served newcomers, round 0 of 5" in reported[-1]
+    )
 
 
 def test_a_newcomer_of_a_run_folder(data: Path, tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ def test_a_page_is_drawn_without_a_word_and_without_scrolling_sideways(
     assert (ink > 200 and paper < 60) if dark else (ink < 60 and paper > 200)
 
 
-def test_letters_of_figures_can_be_read_on_a_phone(browser, pages):
+def test_messages_of_figures_can_be_read_on_a_phone(browser, pages):
     """No text of a figure is smaller than eight pixels at 375."""
     browser.open(pages["comparison"], width=375)
     sizes = browser.ask(

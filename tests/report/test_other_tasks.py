@@ -19,7 +19,14 @@ from sartor.report.figures import draw_all
 from sartor.report.page import client_table, render, targets
 from sartor.report.words import summarise
 from sartor.results.costs import to_reach
-from sartor.results.headline import ACCURACY, LOSS, RMSE, YARDSTICKS, unit_of, yardstick_of
+from sartor.results.headline import (
+    ACCURACY,
+    HEADLINE_METRICS,
+    LOSS,
+    RMSE,
+    headline_metric_of,
+    unit_of,
+)
 from sartor.results.tables import Table, format_cell
 
 CLIENTS = np.repeat(["a", "b", "c"], 60)
@@ -65,9 +72,9 @@ def page(houses: Comparison) -> str:
 # ---------------------------------------------------------------------- what things are measured by
 
 
-def test_every_task_has_its_yardstick() -> None:
+def test_every_task_has_its_headline_metric() -> None:
     """Shares rise, errors fall; a network that gives its own loss is measured by it."""
-    names = {task: (y.name, y.sign, y.is_share) for task, y in YARDSTICKS.items()}
+    names = {task: (y.name, y.sign, y.is_share) for task, y in HEADLINE_METRICS.items()}
     assert names == {
         "classification": ("accuracy", 1, True),
         "multilabel": ("exact match", 1, True),
@@ -75,13 +82,13 @@ def test_every_task_has_its_yardstick() -> None:
         "regression": ("RMSE", -1, False),
         None: ("loss", -1, False),
     }
-    assert yardstick_of({}) is ACCURACY
-    assert yardstick_of({"task": None}) is LOSS
+    assert headline_metric_of({}) is ACCURACY
+    assert headline_metric_of({"task": None}) is LOSS
     assert unit_of({"target": {"mean": 1.0, "scale": 3.0}}) == 3.0
     assert unit_of(None) == unit_of({"kind": "scale"}) == 1.0
 
 
-def test_the_values_of_a_yardstick() -> None:
+def test_the_values_of_a_headline_metric() -> None:
     """RMSE is σ √(2 L / n); a gain is positive where the first is better."""
     right, loss = np.array([0.5, 1.0]), np.array([0.5, 8.0])
     assert RMSE.measure(right, loss, unit=10.0).tolist() == [10.0, 40.0]
@@ -210,7 +217,7 @@ def test_the_figures_of_a_regression(houses: Comparison) -> None:
     assert shown.column("ditto pre") == pytest.approx(houses["ditto"].client_measure("pre"))
 
 
-def test_a_federated_method_that_errs_less_is_told_so() -> None:
+def test_a_federated_method_that_errs_less_is_reported_so() -> None:
     """Where training alone is worse, the finding says by how much the error falls."""
     rng = np.random.default_rng(1)
     x = rng.normal(size=(180, 20)).astype("f4")

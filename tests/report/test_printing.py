@@ -93,7 +93,7 @@ def test_a_png_has_its_size_and_colours(tmp_path, figures):
     assert (picture.sum(-1) < 60).sum() == 0  # placeholders are almost black; our ink is not
 
 
-def test_no_letter_leaves_the_paper_and_none_is_too_small(figures):
+def test_no_message_leaves_the_paper_and_none_is_too_small(figures):
     """Every text of every figure lies inside its canvas, at six points or more."""
     for figure in figures.values():
         canvas = for_paper(figure, TEXT if figure.wide else COLUMN)

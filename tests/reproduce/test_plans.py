@@ -101,12 +101,12 @@ def test_a_short_form_asks_for_less_than_the_full_one() -> None:
     assert slower == []
 
 
-def test_an_unknown_name_is_told_with_the_nearest() -> None:
+def test_an_unknown_name_is_reported_with_the_nearest() -> None:
     with pytest.raises(ConfigError, match="fedapa-table4"):
         load("fedapa-tabel4")
 
 
-def test_all_faults_of_a_plan_are_told_at_once() -> None:
+def test_all_faults_of_a_plan_are_reported_at_once() -> None:
     content = {
         "title": "x",
         "paper": "x",

@@ -148,8 +148,8 @@ def test_values_follow_from_each_other() -> None:
         ({"a": "n ** 2"}, "not arithmetic"),
     ],
 )
-def test_what_is_not_arithmetic_is_refused(words: dict[str, Any], told: str) -> None:
-    with pytest.raises(ConfigError, match=told):
+def test_what_is_not_arithmetic_is_refused(words: dict[str, Any], reported: str) -> None:
+    with pytest.raises(ConfigError, match=reported):
         derive(words, two_clients())
 
 

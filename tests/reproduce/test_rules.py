@@ -192,7 +192,7 @@ def test_a_run_that_diverged_has_no_accuracy() -> None:
     assert measure({**RECORD, "diverged": {"round": 1}}, "kib") == 7.0
 
 
-def test_an_unknown_measure_is_told() -> None:
+def test_an_unknown_measure_is_reported() -> None:
     with pytest.raises(ConfigError, match="best"):
         measure(RECORD, "bst")
 

@@ -46,7 +46,7 @@ def test_a_part_of_a_plan_is_run_and_the_rest_later(tmp_path: Path) -> None:
     assert {column for _, column in first.records} == {"there"}
     assert names[0] in {row for row, _ in first.records}
     lines: list[str] = []
-    runner.run(plan, told=lines.append, **place)
+    runner.run(plan, reported=lines.append, **place)
     assert sum("finished earlier" in line for line in lines) == 1
     assert runner.finished(place["out"]) == len(lines)
     for kind in ("row", "column"):
@@ -84,10 +84,10 @@ def test_who_shares_a_folder_leaves_what_others_have_begun(tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_a_plan_names_wrongly_is_told(settings: dict[str, Any], told: str) -> None:
+def test_what_a_plan_names_wrongly_is_reported(settings: dict[str, Any], reported: str) -> None:
     content = {**CONTENT, "columns": [{"name": "here"}]}
     content["settings"] = {**CONTENT["settings"], **settings}
-    with pytest.raises(ConfigError, match=re.escape(told)):
+    with pytest.raises(ConfigError, match=re.escape(reported)):
         runner.run(read("tiny", content), device="cpu")
 
 

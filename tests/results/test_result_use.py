@@ -84,7 +84,7 @@ def test_a_table_may_come_in_any_form(result):
         assert np.array_equal(result.predict(0, form).scores, wanted)
 
 
-def test_wrong_samples_are_told(result):
+def test_wrong_samples_are_reported(result):
     """Missing columns, empty cells and shapes have their own words."""
     with pytest.raises(FederationError, match="missing: 'age'; did you mean 'agee'"):
         result.predict(0, {"agee": [1.0], "sex": ["f"]})

@@ -188,7 +188,7 @@ def test_a_folder_whose_checkpoints_are_all_damaged_never_starts_over_silently(f
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", '{"format": 1}', '{"format": 1, "checkpoints": 3}']
 )
-def test_a_damaged_pointer_is_mended_from_the_files_beside_it(folder, text):
+def test_a_damaged_pointer_is_fixed_from_the_files_beside_it(folder, text):
     """The pointer is a convenience; the checkpoints speak for themselves."""
     folder.write_checkpoint(10, tree_of(10))
     folder.write_checkpoint(20, tree_of(20))
@@ -565,7 +565,7 @@ def test_one_module_alone_knows_pickles():
     assert not any("allow_pickle=True" in text for text in sources.values())
 
 
-def test_a_folder_of_an_unknown_kind_is_told(tmp_path):
+def test_a_folder_of_an_unknown_kind_is_reported(tmp_path):
     """Whoever edited folder.json is told what may stand there."""
     run = RunFolder.create(tmp_path / "run", CONFIG)
     marker = json.loads((run.path / "folder.json").read_text())

@@ -28,7 +28,7 @@ SETTINGS: dict[str, Any] = {
 NAMES = ["fedprox prox_strength=0.1", "fedprox prox_strength=1"]
 
 
-class Books(Tracker):
+class Log(Tracker):
     """Writes down the three verbs."""
 
     def __init__(self) -> None:
@@ -53,21 +53,21 @@ def trained(tracker: Any, **more: Any) -> Result:
 
 def test_every_run_is_opened_logged_and_closed() -> None:
     """The names say what differs; evaluations and costs arrive with the number of rounds."""
-    books = Books()
-    result = trained(books)
-    assert [books.opened[run][0] for run in (0, 1)] == NAMES
-    assert books.opened[1][1] == "fedprox"
-    assert books.opened[1][2]["hyper/prox_strength"] == 1.0
-    assert books.opened[1][2]["local/batch"] == 3
-    scored = [(r, step) for r, step, row in books.logged if "accuracy/pre/test" in row]
+    log = Log()
+    result = trained(log)
+    assert [log.opened[run][0] for run in (0, 1)] == NAMES
+    assert log.opened[1][1] == "fedprox"
+    assert log.opened[1][2]["hyper/prox_strength"] == 1.0
+    assert log.opened[1][2]["local/batch"] == 3
+    scored = [(r, step) for r, step, row in log.logged if "accuracy/pre/test" in row]
     assert scored == [(0, 2), (1, 2), (0, 3), (1, 3)]
-    final = {r: row for r, step, row in books.logged if "accuracy/pre/test" in row and step == 3}
+    final = {r: row for r, step, row in log.logged if "accuracy/pre/test" in row and step == 3}
     assert [final[r]["accuracy/pre/test"] for r in (0, 1)] == list(result.accuracy)
     sent = sum(
-        row["cost/bytes_up"] for r, _, row in books.logged if r == 1 and "cost/bytes_up" in row
+        row["cost/bytes_up"] for r, _, row in log.logged if r == 1 and "cost/bytes_up" in row
     )
     assert sent == result.bytes_up[1]
-    assert books.closed == dict(enumerate(result.summaries()))
+    assert log.closed == dict(enumerate(result.summaries()))
 
 
 def test_a_run_that_breaks_off_is_closed_without_a_summary() -> None:
@@ -77,10 +77,10 @@ def test_a_run_that_breaks_off_is_closed_without_a_summary() -> None:
         def on_round(self, seen: Any) -> None:
             raise KeyboardInterrupt
 
-    books = Books()
+    log = Log()
     with pytest.raises(KeyboardInterrupt):
-        fit("fedavg", federation(), callbacks=[books, Break()], model=Net(), device="cpu")
-    assert books.closed == {0: None}
+        fit("fedavg", federation(), callbacks=[log, Break()], model=Net(), device="cpu")
+    assert log.closed == {0: None}
 
 
 def _other_task(kind: str) -> sartor.Federation:
@@ -106,23 +106,23 @@ def _other_task(kind: str) -> sartor.Federation:
 )
 def test_what_is_logged_is_what_the_task_is_measured_by(kind: str, name: str) -> None:
     """The measure of the result, under its name, in every evaluation; no accuracy of 0."""
-    books = Books()
+    log = Log()
     fed = _other_task(kind)
-    result = fit("fedavg", fed, rounds=3, eval_every=2, callbacks=[books], device="cpu")
+    result = fit("fedavg", fed, rounds=3, eval_every=2, callbacks=[log], device="cpu")
     rounds, curve = result.measure_curve()
     losses = result.loss_curve()[1]
     wanted = [(t, curve[rounds.index(t)], losses[rounds.index(t)]) for t in (2, 3)]
     logged = [
         (step, row[f"{name}/pre/test"], row["loss/pre/test"])
-        for _, step, row in books.logged
+        for _, step, row in log.logged
         if "loss/pre/test" in row
     ]
     assert logged == [(t, pytest.approx(a), pytest.approx(b)) for t, a, b in wanted]
     assert logged[-1][1] > 0
-    assert not any(key.startswith("accuracy") for _, _, row in books.logged for key in row)
-    assert numbers_of(books.closed[0])[name] == pytest.approx(result.pooled_measure())
+    assert not any(key.startswith("accuracy") for _, _, row in log.logged for key in row)
+    assert numbers_of(log.closed[0])[name] == pytest.approx(result.pooled_measure())
     if kind == "regression":
-        assert not any(key.startswith("accuracy") for key in numbers_of(books.closed[0]))
+        assert not any(key.startswith("accuracy") for key in numbers_of(log.closed[0]))
 
 
 class FakeRun:
@@ -248,7 +248,7 @@ def test_tensorboard_gets_a_folder_per_run(monkeypatch, tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", TRACKERS)
-def test_a_missing_package_is_told_at_once(name: str, monkeypatch) -> None:
+def test_a_missing_package_is_reported_at_once(name: str, monkeypatch) -> None:
     """Before anything trains, with what to install."""
     monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match=f"needs the package {name}.*pip install"):

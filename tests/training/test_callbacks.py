@@ -29,22 +29,22 @@ class Recorder:
     """Writes down everything that it is told."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[str, Any]] = []
+        self.reported: list[tuple[str, Any]] = []
 
     def on_start(self, start: Any) -> None:
-        self.told.append(("start", start))
+        self.reported.append(("start", start))
 
     def on_round(self, seen: Any) -> None:
-        self.told.append(("round", seen))
+        self.reported.append(("round", seen))
 
     def on_evaluation(self, seen: Any) -> None:
-        self.told.append(("evaluation", seen))
+        self.reported.append(("evaluation", seen))
 
     def on_end(self, result: Any) -> None:
-        self.told.append(("end", result))
+        self.reported.append(("end", result))
 
     def of(self, kind: str) -> list[Any]:
-        return [what for name, what in self.told if name == kind]
+        return [what for name, what in self.reported if name == kind]
 
 
 class StopAfter:
@@ -89,13 +89,13 @@ def same(found: sartor.Result, wanted: sartor.Result) -> None:
                 np.testing.assert_array_equal(ours[name].numpy(), leaf.numpy(), err_msg=name)
 
 
-def test_everything_is_told_in_order_and_is_what_the_result_says() -> None:
+def test_everything_is_reported_in_order_and_is_what_the_result_says() -> None:
     """A sweep of two seeds, scored every second round, told with one number per run."""
     seen = Recorder()
     result = fit(
         "fedavg", FED, rounds=3, seeds=(0, 1), eval_every=2, callbacks=[seen, object()], **SETTINGS
     )
-    kinds = [name for name, _ in seen.told]
+    kinds = [name for name, _ in seen.reported]
     assert kinds == ["start", "round", "evaluation", "round", "evaluation", "round", "end"]
     (start,) = seen.of("start")
     assert (start.method, start.rounds, start.done, len(start.runs)) == ("fedavg", 3, 0, 2)
@@ -161,7 +161,7 @@ def test_a_fault_before_the_first_round_ends_the_training(tmp_path) -> None:
     seen, out = Recorder(), tmp_path / "run"
     with pytest.raises(CallbackError, match="Faulty failed in on_start, before the first round"):
         fit("fedavg", FED, rounds=2, callbacks=[seen, Faulty("on_start")], out=out, **SETTINGS)
-    assert [kind for kind, _ in seen.told] == ["start", "end"]
+    assert [kind for kind, _ in seen.reported] == ["start", "end"]
     assert seen.of("end") == [None]
     assert fit("fedavg", FED, rounds=2, out=out, resume=True, **SETTINGS).ledger.num_rounds == 2
 
@@ -195,7 +195,7 @@ def test_a_resumed_run_tells_what_is_left(tmp_path) -> None:
     same(found, fit("ditto", FED, **common))
 
 
-def test_every_method_of_a_comparison_and_every_static_option_is_told() -> None:
+def test_every_method_of_a_comparison_and_every_static_option_is_reported() -> None:
     """One start and one end each; parts that stop at different rounds are joined."""
     seen = Recorder()
     sartor.compare(["ditto"], FED, rounds=1, callbacks=[seen], **SETTINGS)
@@ -227,7 +227,7 @@ def test_every_method_of_a_comparison_and_every_static_option_is_told() -> None:
     assert swept.bytes_up[0] == short.bytes_up
 
 
-def test_nobody_is_told_of_the_baseline() -> None:
+def test_nobody_is_reported_of_the_baseline() -> None:
     """LocalTrain for the gain is trained quietly."""
     seen = Recorder()
     with warnings.catch_warnings():

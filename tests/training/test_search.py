@@ -34,17 +34,17 @@ class Dice:
     """A study that draws at random and writes down what it is told."""
 
     def __init__(self, seed: int = 0) -> None:
-        self.draw, self.told = random.Random(seed), []  # type: ignore[var-annotated]
+        self.draw, self.reported = random.Random(seed), []  # type: ignore[var-annotated]
         self.asked = 0
         self.waiting: list[int] = []
 
     def ask(self) -> Dice:
         self.asked += 1
-        self.waiting.append(self.asked - len(self.told))
+        self.waiting.append(self.asked - len(self.reported))
         return self
 
     def tell(self, trial: Any, value: float | None = None, state: Any = None) -> None:
-        self.told.append((value, state))
+        self.reported.append((value, state))
 
     def suggest_float(self, name: str, low: float, high: float, log: bool = False) -> float:
         if log:
@@ -92,7 +92,7 @@ def test_the_best_trial_is_the_best_row_and_comes_with_its_result(found: sartor.
     assert [run.seed for run in found.result.runs] == [0, 1]
     assert found.result.runs[0].hyper["local_lr"] == found.best["local_lr"]
     assert found.result.runs[0].options["weights"] == found.best["weights"]
-    assert [value for value, _ in found.study.told] == values
+    assert [value for value, _ in found.study.reported] == values
     # Four are asked before the first is told, then three.
     assert found.study.waiting == [1, 2, 3, 4, 1, 2, 3]
     assert "7 trials" in repr(found)
@@ -125,14 +125,14 @@ def test_test_data_take_no_part_in_the_choice() -> None:
     assert first.result.accuracy != second.result.accuracy
 
 
-def test_a_trial_that_diverges_is_told_as_failed() -> None:
+def test_a_trial_that_diverges_is_reported_as_failed() -> None:
     """It has no value and is never the best; if all do, that is said."""
     space = {"local_lr": [0.1, 1e308]}
     found = sartor.search("fedavg", FED, space, trials=6, lanes=3, study=Dice(1), **SETTINGS)
     values = dict(zip(found.table.column("local_lr"), found.table.rows, strict=True))
     assert values.keys() == {0.1, 1e308}
     assert values[1e308][-1] is None
-    assert any(value is None and state is not None for value, state in found.study.told)
+    assert any(value is None and state is not None for value, state in found.study.reported)
     assert found.best == {"local_lr": 0.1}
     with pytest.raises(ConfigError, match="Every trial diverged"):
         sartor.search("fedavg", FED, {"local_lr": [1e308]}, trials=1, study=Dice(), **SETTINGS)

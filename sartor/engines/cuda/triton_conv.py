@@ -24,9 +24,9 @@ from sartor.engines.cuda.conv_launches import (
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
     folded,
+    in_parallel,
     merge,
     part,
-    side_by_side,
     unfold,
     usable,
 )
@@ -126,7 +126,7 @@ class _Forward(torch.autograd.Function):
             found: Tensor = _InputGrad.apply(grad, weight, tuple(x.shape[2:]), *rest)
             return found
 
-        (to_weight, to_bias), to_x = side_by_side(grad, of_weight, of_x)
+        (to_weight, to_bias), to_x = in_parallel(grad, of_weight, of_x)
         return to_x, to_weight, to_bias if ctx.biased else None, None, None
 
 

@@ -17,11 +17,11 @@ from sartor.engines.lanes.shapes import (
     ceil,
     dense,
     folded,
+    in_parallel,
     kept,
     kernels,
     merge,
     part,
-    side_by_side,
     unfold,
     usable,
 )
@@ -90,7 +90,7 @@ class _Linear(torch.autograd.Function):
         def of_x() -> Tensor | None:
             return _Product.apply(grad, weight, mask) if ctx.needs_input_grad[0] else None
 
-        (to_weight, to_bias), to_x = side_by_side(grad, of_weight, of_x)
+        (to_weight, to_bias), to_x = in_parallel(grad, of_weight, of_x)
         return to_x, to_weight, to_bias if ctx.biased else None, None
 
 

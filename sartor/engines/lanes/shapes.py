@@ -120,7 +120,7 @@ def ceil(number: int, by: int) -> int:
     return -(-number // by)
 
 
-def side_by_side(like: Tensor, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
+def in_parallel(like: Tensor, first: Callable[[], A], second: Callable[[], B]) -> tuple[A, B]:
     """Do two things that do not need each other; where a graph is recorded, at the same time.
 
     Small kernels leave most of a GPU idle, so two of them take hardly longer than one. Both begin

@@ -253,7 +253,7 @@ def device_for(device: torch.device) -> torch.device:
     return mine
 
 
-def should_tell() -> bool:
+def should_report() -> bool:
     """Say whether this process prints why the program ends: the first one that fails does."""
     rank, size = place()
     if size == 1:

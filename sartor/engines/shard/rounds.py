@@ -126,15 +126,15 @@ class ShardedRounds(Rounds):
         """Refuse processes that were given different problems."""
         arena = self.arena
         words = np.frombuffer(f"{self.method.name} {self.seeds}".encode(), dtype=np.uint8)
-        told: Tree = {"x": arena.x, "y": arena.y, "hyper": self.hyper}
+        reported: Tree = {"x": arena.x, "y": arena.y, "hyper": self.hyper}
         if arena.palette is not None:
-            told["palette"] = arena.palette
-        told["words"] = torch.from_numpy(words.copy()).to(arena.device)
-        told["splits"] = {
+            reported["palette"] = arena.palette
+        reported["words"] = torch.from_numpy(words.copy()).to(arena.device)
+        reported["splits"] = {
             name: {"rows": split.rows, "size": torch.from_numpy(split.size).to(arena.device)}
             for name, split in arena.splits.items()
         }
-        mine = {"digest": {"": digest(told).reshape(1)}}
+        mine = {"digest": {"": digest(reported).reshape(1)}}
         found = self.processes.swap(mine, [{"digest": 1}] * self.processes.size)
         values = [int(one["digest"][""]) for one in found]
         wrong = [rank for rank, value in enumerate(values) if value != values[0]]

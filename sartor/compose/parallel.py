@@ -35,7 +35,7 @@ from sartor.core.method import (
 from sartor.core.tree import Tree
 
 
-def side_by_side(name: str, **parts: Method) -> Method:
+def in_parallel(name: str, **parts: Method) -> Method:
     """Run several methods at once on the same clients, each as if it were alone.
 
     Every tree has one slot per method. If some of them train everybody and others a cohort, all
@@ -132,7 +132,7 @@ def side_by_side(name: str, **parts: Method) -> Method:
         """Combine the same extra round of several methods; the others do nothing in it."""
         if not any(records.values()):
             return None
-        return side_by_side(name, **{k: r or _idle(parts[k]) for k, r in records.items()})
+        return in_parallel(name, **{k: r or _idle(parts[k]) for k, r in records.items()})
 
     def first_round(method: Method) -> Method | None:
         # A record for the round before training may carry the method's round after it along.

@@ -23,7 +23,7 @@ from sartor.engines.parts import Receipt, Tally
 from sartor.results.scores import COUNTERS, ONCE, PHASES, Ledger, Scores
 
 
-class Books:
+class Log:
     """What was measured and spent; see the table above.
 
     Args:
@@ -59,9 +59,9 @@ class Books:
         """
         self.when.setdefault(point, []).append(t)
         for split, tally in tallies.items():
-            book = self.history.setdefault(f"{point}/{split}", {"correct": [], "loss": []})
-            book["correct"].append(tally.correct.copy())
-            book["loss"].append(tally.loss.copy())
+            series = self.history.setdefault(f"{point}/{split}", {"correct": [], "loss": []})
+            series["correct"].append(tally.correct.copy())
+            series["loss"].append(tally.loss.copy())
             broken = ~np.isfinite(tally.loss)
             for run in np.flatnonzero(broken.any(1)).tolist():
                 if self.diverged[run] is None and self.stopped[run] is None:
@@ -98,13 +98,13 @@ class Books:
                 loss of a sample is the mean of.
         """
         found = {}
-        for name, book in self.history.items():
+        for name, series in self.history.items():
             point, split = name.split("/")
             count, weight = answers(split)
             found[point, split] = Scores(
                 rounds=list(self.when[point]),
-                correct=np.stack(book["correct"], 1),
-                loss=weight * np.stack(book["loss"], 1),
+                correct=np.stack(series["correct"], 1),
+                loss=weight * np.stack(series["loss"], 1),
                 count=count,
             )
         return found
@@ -120,12 +120,12 @@ class Books:
             name: the book, such as "pre/test".
             answers: see ``scores``.
         """
-        book = self.history[name]
-        number = len(book["loss"])
+        series = self.history[name]
+        number = len(series["loss"])
         if self._means.get(name, (0,))[0] != number:
             count, weight = answers(name.split("/")[1])
             sizes = np.maximum(count.sum(1), 1)
-            right, loss = (book[kind][-1].sum(1) / sizes for kind in ("correct", "loss"))
+            right, loss = (series[kind][-1].sum(1) / sizes for kind in ("correct", "loss"))
             self._means[name] = (number, right, weight * loss)
         return self._means[name][1:]
 
@@ -196,8 +196,8 @@ class Books:
         """Return what a checkpoint must hold: nested arrays, and JSON-able values."""
         arrays: dict[str, Any] = {
             "history": {
-                name: {k: np.stack(v) for k, v in book.items()}
-                for name, book in self.history.items()
+                name: {k: np.stack(v) for k, v in series.items()}
+                for name, series in self.history.items()
             },
             "books": {name: np.stack(rows) for name, rows in self.costs.items() if rows},
             "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self.post.items()},
@@ -219,7 +219,8 @@ class Books:
     def load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Take a checkpoint back."""
         self.history = {
-            name: {k: list(v) for k, v in book.items()} for name, book in arrays["history"].items()
+            name: {k: list(v) for k, v in series.items()}
+            for name, series in arrays["history"].items()
         }
         self.costs = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
         self.recount()

@@ -9,7 +9,7 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -52,12 +52,13 @@ def fine_tuned(
     )
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss({**work["tuned"], **work["fixed"]}, batch, method.use.predict)
+        tuned = work["tuned"]
+        value = task.loss({**tuned, **work["fixed"]}, batch, method.use.predict)
+        if not pull:
+            return value
+        return value + half_square(ctx.hyper["ft_prox_strength"], tuned, work["anchor"])
 
-    def back(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
-        return {"tuned": (ctx.hyper["ft_prox_strength"], work["anchor"])} if pull else {}
-
-    tune = descend(objective, longer, name="fine-tune", over=("tuned",), lr="ft_lr", pull=back)
+    tune = descend(task, longer, objective, name="fine-tune", over=("tuned",), lr="ft_lr")
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         model = method.use.model(work, ctx)

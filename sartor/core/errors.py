@@ -95,6 +95,25 @@ class MissingExtraError(PFLError, ImportError):
     """An optional package is not installed; the message names the pip extra."""
 
 
+def below(least: float, advice: str, **values: float | None) -> list[str]:
+    """List the values that are too small, one sentence each; None is no value.
+
+    >>> below(1, "the default is 5.", steps=0, epochs=2, batch=None)
+    ['steps must be >= 1, got 0; the default is 5.']
+    """
+    return [
+        f"{name} must be >= {least:g}, got {value:g}; {advice}"
+        for name, value in values.items()
+        if value is not None and not value >= least
+    ]
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Raise one ConfigError with all faults, if there are any."""
+    if text := "\n".join(faults):
+        raise ConfigError(text)
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the nearest known word, or the list of all of them.
 

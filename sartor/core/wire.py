@@ -183,8 +183,8 @@ def heard(connected: Any, present: Tensor) -> Tensor:
     """Return who is present for ``aggregate``: those whose upload is sent.
 
     Args:
-        connected: what ``Wire.connected`` returned, with the axis of runs first; one of these per slot is
-            left to the method that is made of methods.
+        connected: what ``Wire.connected`` returned, with the axis of runs first; one of these per
+            slot is left to the method that is made of methods.
         present: (runs, slots).
     """
     if isinstance(connected, dict):
@@ -204,7 +204,8 @@ def sent(
     Args:
         messages: "common" (runs, ...), "own" and "upload" (runs, slots, ...).
         sparse: as the method declares it.
-        connected: None for all, what ``Wire.connected`` returned, or one of these per slot of the trees.
+        connected: None for all, what ``Wire.connected`` returned, or one of these per slot of the
+            trees.
         trains: (runs, slots) who is written to, unless ``talks`` says less.
         present: (runs, slots) who reports.
     """

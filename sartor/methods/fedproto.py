@@ -69,7 +69,7 @@ def fedproto(
             last training, or by the client's own head.
         average: clients that have a class count alike, or by their samples of it.
         prototypes: taken by a pass after training, or from the features of its last epoch.
-        absent: what becomes of a prototype in a round in which nobody has the class.
+        absent: what becomes of a prototype in a round in which no client has the class.
         start: one initial model for all, or one of the same values in an order of its own.
     """
     check_whole_head("fedproto", task)
@@ -99,6 +99,7 @@ def fedproto(
         fit = task.mean(task.criterion(task.classify(work["params"], z), batch.y), batch)
         gap = (z - ctx.common["prototypes"].index_select(0, batch.y)).square().mean(-1)
         gap = gap * ctx.common["seen"].index_select(0, batch.y)
+        # Alg., client: L_i + λ mean_l ‖f(x_l) − P̄_{y_l}‖²/D
         loss = fit + ctx.hyper["proto_strength"] * task.mean(gap, batch)
         if prototypes == "after":
             return loss, {}
@@ -118,6 +119,7 @@ def fedproto(
         counts = torch.where(ctx.present[:, None], uploads["counts"], 0.0)
         weights = counts if average == "count" else (counts > 0).to(counts.dtype)
         brought = torch.where(weights[..., None] > 0, uploads["prototypes"], 0.0)
+        # Alg., server: P̄_c is the mean of P_{i,c} over the clients that have the class.
         total, seen = weights.sum(0), (counts > 0).any(0)
         new = (weights[..., None] * brought).sum(0)
         if absent == "drop":
@@ -142,7 +144,7 @@ def fedproto(
         new = {f"{task.head}.{k}": v for k, v in head.items()}
         return {k: torch.where(some, new[k], v) if k in new else v for k, v in params.items()}
 
-    train, sums = descend(objective, local, aux=True), class_sums(task, name="prototypes")
+    train, sums = descend(task, local, objective, aux=True), class_sums(task, name="prototypes")
     phases = (train, sums) if prototypes == "after" else (replace(train, enter=enter),)
     note = "the pull of features to the prototypes; 0 is local training"
     return changed(

@@ -45,7 +45,6 @@ from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import (
-    Batch,
     ClientContext,
     Method,
     Schedule,
@@ -139,16 +138,14 @@ def l2gd(
         eta, p = rates(ctx)
         some = torch.where(p > 0, p, torch.ones_like(p))
         c = (eta * ctx.hyper["prox_strength"] / some).clamp(max=1.0)
-        way = 1.0 - (1.0 - c) ** ctx.common["ones"]  # each one leaves 1 − c of the distance
+        # Alg. 1, ξ = 1: x_i ← x_i + c(x̄ − x_i); each one leaves 1 − c of the distance.
+        way = 1.0 - (1.0 - c) ** ctx.common["ones"]
         mean = ctx.common["params"]
         return {"params": tree.map(lambda x, m: torch.lerp(x, m, way), client["params"], mean)}
 
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     def step_size(work: Tree, ctx: ClientContext) -> Tensor:
         eta, p = rates(ctx)
-        return eta / (1.0 - p)
+        return eta / (1.0 - p)  # Alg. 1, ξ = 0: the step on f_i
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return work, {"params": work["params"]}
@@ -170,7 +167,7 @@ def l2gd(
             0.1, 0.0, 0.999, note="0 is pure local training, and at 1 nobody would train"
         ),
     }
-    # One coin and one coefficient for all, or the average would move in a run of ones.
+    # One coin and one coefficient for all clients: else the average would move in a run of ones.
     own = ("weight_decay", "clip_norm")
     hyper = {k: replace(v, server=v.server or k not in own) for k, v in hyper.items()}
     if preset == "paper":
@@ -183,9 +180,7 @@ def l2gd(
         init_client=init_client,
         broadcast=broadcast,
         begin=begin,
-        phases=(
-            descend(objective, work_plan, lr=step_size, steps=lambda ctx: ctx.common["zeros"]),
-        ),
+        phases=(descend(task, work_plan, lr=step_size, steps=lambda ctx: ctx.common["zeros"]),),
         finish=finish,
         aggregate=aggregate,
         use=Use(centre=lambda server, ctx: server["params"]),

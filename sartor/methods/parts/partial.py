@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from torch import Tensor
-
 from sartor.core import tree
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
+from sartor.core.method import ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
@@ -97,11 +95,7 @@ def train_part(
         name: the phase's name and random stream.
         lr: the hyper-parameter that holds the rate.
     """
-
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
-    phase = descend(objective, local, name=name, lr=lr, train=part)
+    phase = descend(task, local, name=name, lr=lr, train=part)
     if not local.keeps:
         return phase
 

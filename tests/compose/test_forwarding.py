@@ -19,7 +19,6 @@ from sartor.compose.choice import best_of
 from sartor.compose.fields import KINDS, get
 from sartor.compose.fine_tuning import fine_tuned
 from sartor.compose.groups import within_groups
-from sartor.compose.harm import do_no_harm
 from sartor.compose.parallel import in_parallel, kept_after_training, on_share
 from sartor.compose.robust import robust
 from sartor.core import tree
@@ -353,7 +352,7 @@ COMBINATORS = {
         refuses=("first",),
     ),
     "do_no_harm": Combinator(
-        lambda m: do_no_harm(m, TASK, SGD),
+        lambda m: build(lambda task, local: m, TASK, SGD, {"do_no_harm": True}),
         {
             **{k: v for k, v in CHOSEN.items() if k not in ("name", "server")},
             "adapt": "the model before local training is not used",

@@ -273,7 +273,7 @@ def _numbers_of(facts: Any) -> Any:
     return facts and {k: v for k, v in facts.items() if not isinstance(v, str)}
 
 
-def _content(result: Any) -> dict[str, Any]:
+def content_of(result: Any) -> dict[str, Any]:
     """Return every number of a result that training determines."""
     runs, clients = range(len(result.runs)), range(len(result.clients))
     return {
@@ -291,7 +291,7 @@ def _content(result: Any) -> dict[str, Any]:
 
 def of_result(result: Any, *more: Any) -> Entry:
     """Return the entry of a result, with more content where a configuration has some."""
-    content = _content(result)
+    content = content_of(result)
     ledger, test = content["ledger"], result.scores[result.headline, "test"]
     leaves = [leaf for run in content["models"] for model in run for leaf in model.values()]
     return _entry(
@@ -336,10 +336,17 @@ NARROW = {**REFERENCE, "dtype": "float32"}
 
 @dataclass(frozen=True)
 class Configuration:
-    """A name, and what makes its entry."""
+    """A name, what makes its entry, and its training where other settings make sense.
+
+    Attributes:
+        name: group, method and what is special.
+        work: trains and returns the entry.
+        train: trains with other settings on top, such as another engine; returns the result.
+    """
 
     name: str
     work: Callable[[], Entry]
+    train: Callable[..., Any] | None = None
 
 
 def fitted(method: str, data: Any = None, net: Any = None, **settings: Any) -> Any:
@@ -355,7 +362,10 @@ def _plain_net(method: str) -> Callable[..., nn.Module]:
 
 
 def _fit(name: str, method: str, *data: Any, **settings: Any) -> Configuration:
-    return Configuration(name, lambda: of_result(fitted(method, *data, **settings)))
+    def train(**other: Any) -> Any:
+        return fitted(method, *data, **{**settings, **other})
+
+    return Configuration(name, lambda: of_result(train()), train)
 
 
 def _words(values: Mapping[str, Any]) -> str:
@@ -701,7 +711,7 @@ def _compared(names: str, **settings: Any) -> Entry:
     torch.manual_seed(0)
     given = {**REFERENCE, "rounds": 2, **settings}
     found = sartor.compare(names, classes(), model=Net(), **given)
-    results = [_content(found[name]) for name in found]
+    results = [content_of(found[name]) for name in found]
     hurt = [found.hurt(name) for name in found]
     return _entry([list(found), results, hurt], methods=len(found))
 
@@ -736,7 +746,7 @@ def _resumed(method: str, **settings: Any) -> Entry:
             raise RuntimeError("the run was not interrupted")
         loaded = sartor.load(first, model=_plain_net(method)())
         joined = loaded.onboard(newcomers(), rounds=1)
-        return of_result(resumed, [_content(result) for result in (stopped, loaded, joined)])
+        return of_result(resumed, [content_of(result) for result in (stopped, loaded, joined)])
 
 
 class _Study:

@@ -28,7 +28,7 @@ from bench.floors import Work
 from bench.rates import Rates
 from bench.results import CACHE, NAMES, ROOT, make_folder
 from bench.workloads import WORKLOADS, Workload, quick
-from sartor.errors import PFLError
+from sartor.core.errors import PFLError
 
 Found = dict[str, Any]
 

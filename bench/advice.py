@@ -16,7 +16,7 @@ import torch
 
 from sartor.adviser.estimates import estimate
 from sartor.data.synthetic import logistic
-from sartor.table import Table
+from sartor.results.tables import Table
 from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
 from sartor.theory.linear_models import Clients
 

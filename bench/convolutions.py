@@ -16,8 +16,9 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional as F
 
-from sartor.engines.lanes import cpp, native
-from sartor.table import Table
+from sartor.engines.cpu import compiler as cpp
+from sartor.engines.cpu import native
+from sartor.results.tables import Table
 
 SHAPES = (  # batch, channels, side, outputs, kernel, padding
     (64, 1, 28, 6, 5, 0),

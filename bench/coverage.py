@@ -28,7 +28,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from sartor.table import Table
+from sartor.results.tables import Table
 from sartor.theory.calibration import calibrated
 from sartor.theory.exact_fits import fit_each
 from sartor.theory.heterogeneity import Heterogeneity, from_fits

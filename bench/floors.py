@@ -92,7 +92,7 @@ def count_sample(model: nn.Module, shape: Sequence[int]) -> Sample:
     Raises:
         ConfigError: another layer holds parameters, so that the count would be short.
     """
-    from sartor.errors import ConfigError
+    from sartor.core.errors import ConfigError
 
     unknown = [
         f"{name or 'the model'} ({type(layer).__name__})"
@@ -234,7 +234,7 @@ def known_work() -> dict[str, Work]:
 
 def main() -> None:
     """Print the floor of every workload."""
-    from sartor.table import Table
+    from sartor.results.tables import Table
 
     parser = argparse.ArgumentParser(description="The least seconds that a round can take.")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")

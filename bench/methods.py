@@ -19,9 +19,9 @@ import numpy as np
 import sartor
 from bench import results
 from bench.prepare import images, synthetic
-from sartor.errors import PFLError
+from sartor.core.errors import PFLError
 from sartor.methods import METHODS
-from sartor.table import Table
+from sartor.results.tables import Table
 
 PUBLISHED = {
     "fedavg": 17,

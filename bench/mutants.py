@@ -43,7 +43,7 @@ import torch
 import sartor.cli  # so that a fork finds everything that is not ours imported already
 import sartor.report
 import sartor.runs  # noqa: F401
-from sartor.table import Table
+from sartor.results.tables import Table
 
 ROOT = Path(__file__).resolve().parent.parent
 BAR = 0.8
@@ -78,11 +78,13 @@ TARGETS = {
         (("tests/engines/test_vectorised.py",), ("tests/engines/test_engines.py",))
     ),
     "sartor/engines/parts.py": Target((("tests/engines/test_parts.py",),)),
-    "sartor/engines/evaluation.py": Target(
+    "sartor/engines/evaluate.py": Target(
         (("tests/engines/test_evaluation.py",),), ("_score_phase", "_score")
     ),
-    "sartor/tree.py": Target((("tests/test_tree.py",),), ("where",)),
-    "sartor/task.py": Target((("tests/test_task.py",), ("tests/test_tasks.py",)), ("masked_mean",)),
+    "sartor/core/tree.py": Target((("tests/core/test_tree.py",),), ("where",)),
+    "sartor/core/task.py": Target(
+        (("tests/core/test_task.py",), ("tests/core/test_tasks.py",)), ("masked_mean",)
+    ),
 }
 
 # Of a file, the line as the mutant has it: why it is no fault.

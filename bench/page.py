@@ -15,7 +15,7 @@ from bench.workloads import Workload
 from sartor.report.layout import count
 from sartor.report.sections import Part, Section, render_sections
 from sartor.report.words import Words
-from sartor.table import Table
+from sartor.results.tables import Table
 
 FLOOR = (
     "The floor is the least time of a round on this machine: the floating-point operations of its "

@@ -22,8 +22,8 @@ def images(npz: Path | None) -> tuple[Array, Array, int, str]:
         x, y = np.concatenate(parts[:2]), np.concatenate(parts[2:])
         return x, y.astype(np.int64), len(parts[0]), npz.name
     if os.environ.get("SARTOR_DATA"):
+        from sartor.core.errors import PFLError
         from sartor.data import load
-        from sartor.errors import PFLError
 
         try:
             found = load("fashion_mnist")

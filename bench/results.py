@@ -19,9 +19,9 @@ from bench import load
 from bench.floors import Work
 from bench.rates import Rates, device_name
 from bench.workloads import WORKLOADS
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
+from sartor.results.tables import Table
 from sartor.runs import environment
-from sartor.table import Table
 
 Record = dict[str, Any]
 

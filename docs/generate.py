@@ -14,9 +14,9 @@ from pathlib import Path
 
 from docs.notes import read_notes
 from docs.reference import api_page, to_markdown
+from sartor.analysis.traffic import known
 from sartor.methods import METHODS, PAPERS, MethodEntry
 from sartor.methods.options import COMMON, say
-from sartor.traffic import known
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent

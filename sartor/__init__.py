@@ -5,15 +5,15 @@ from __future__ import annotations
 from sartor import methods, models
 from sartor._version import __version__
 from sartor.adviser import Advice, advise
-from sartor.callbacks import STOP
-from sartor.comparison import Comparison
+from sartor.core.local import Local
 from sartor.data.federation import Federation
-from sartor.fit import compare, fit
-from sartor.local import Local
-from sartor.result import Result
-from sartor.search import Search, search
-from sartor.serving import Prediction, load
-from sartor.stopping import EarlyStopping
+from sartor.results.comparison import Comparison
+from sartor.results.result import Result
+from sartor.results.serving import Prediction, load
+from sartor.training.callbacks import STOP
+from sartor.training.fit import compare, fit
+from sartor.training.search import Search, search
+from sartor.training.stopping import EarlyStopping
 
 __all__ = [
     "STOP",

@@ -17,16 +17,16 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import task as task_module
-from sartor import tree
-from sartor.engines import traced
-from sartor.errors import ContractError
-from sartor.local import Local
-from sartor.method import Method, Phase, Site, endings
+from sartor.core import task as task_module
+from sartor.core import tree
+from sartor.core.errors import ContractError
+from sartor.core.local import Local
+from sartor.core.method import Method, Phase, Site, endings
+from sartor.core.task import Task
+from sartor.engines.cpu import traces as traced
 from sartor.methods import METHODS, Factory, build
 from sartor.runs.archive import to_numpy
 from sartor.runs.storage import read_state, write_state
-from sartor.task import Task
 from tests.toys import (
     assert_same,
     differ,

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from sartor.comparison import Comparison
-from sartor.result import Result
-from sartor.scores import Ledger, Run, Scores
+from sartor.results.comparison import Comparison
+from sartor.results.result import Result
+from sartor.results.scores import Ledger, Run, Scores
 
 SKILL = {
     "local": (0.90, 0.90),

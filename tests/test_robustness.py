@@ -31,15 +31,17 @@ from torch.nn import functional as F
 import sartor
 from sartor import Federation, Local
 from sartor.cli import main
-from sartor.engines import traced, tuning
-from sartor.engines.lanes import CoreOperations, halving
-from sartor.engines.tuning import choose_chunk
-from sartor.errors import FederationError, RunFolderError
-from sartor.method import Batch
+from sartor.core.errors import FederationError, RunFolderError
+from sartor.core.method import Batch
+from sartor.core.task import Task, metered
+from sartor.engines.cpu import traces as traced
+from sartor.engines.cpu import tuning
+from sartor.engines.cpu.tuning import choose_chunk
+from sartor.engines.lanes import halving
+from sartor.engines.lanes.operations import CoreOperations
 from sartor.methods import build
 from sartor.report import write_report
 from sartor.runs import RunFolder, storage
-from sartor.task import Task, metered
 from tests.toys import Net, assert_same, federation, net_task, outcome, run, simulation
 
 QUICK: dict[str, Any] = {
@@ -121,7 +123,7 @@ DIGITS = (*DIGITS, "--rounds", "7", "--batch", "100")
 DOOMED = """
 import os, signal, sys
 from sartor.cli import main
-from sartor.simulation import Simulation
+from sartor.training.simulation import Simulation
 
 plain = Simulation.step
 
@@ -368,7 +370,7 @@ def test_a_run_folder_that_cannot_be_made_is_refused_before_training(
     way: str, command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Code 2, the path, and the way out; in Python the error of the library."""
-    monkeypatch.setattr("sartor.simulation.Simulation.step", None)  # nothing may train
+    monkeypatch.setattr("sartor.training.simulation.Simulation.step", None)  # nothing may train
     Path("file").write_text("mine")
     out = "file/run" if way == "under a file" else "run"
     with failing(errno.EROFS):

@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sartor import tree
-from sartor.cohort import Participation
+from sartor.core import tree
+from sartor.core.cohort import Participation
+from sartor.core.hyper import Value
+from sartor.core.local import Local
+from sartor.core.method import Method
+from sartor.core.task import Task, given, never
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.data.synthetic import Quadratic, quadratics
 from sartor.engines.sequential import Sequential
+from sartor.engines.shard.processes import Processes
 from sartor.engines.vectorised import Vectorised
-from sartor.hyper import Value
-from sartor.local import Local
-from sartor.method import Method
 from sartor.methods import build
-from sartor.processes import Processes
-from sartor.scores import COUNTERS, ONCE, Run
-from sartor.simulation import Simulation
-from sartor.task import Task, given, never
+from sartor.results.scores import COUNTERS, ONCE, Run
+from sartor.training.simulation import Simulation
 
 CPU = torch.device("cpu")
 SIZES = (2, 7, 4, 9, 5)

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from sartor.adviser.plan import Plan, Strategy
-from sartor.table import Table, jsonable
+from sartor.results.tables import Table, jsonable
 
 if TYPE_CHECKING:
     from sartor.adviser.verification import Verification
-    from sartor.settings import Progress
+    from sartor.training.settings import Progress
 
 Basis = Literal["theory", "trial"]
 

@@ -17,10 +17,10 @@ from sartor.adviser.features import View, view
 from sartor.adviser.refusals import check, refusal, too_few, ways_out
 from sartor.adviser.subject import Subject
 from sartor.adviser.trial import try_pulls
+from sartor.core.errors import ConfigError, FederationError, PFLError
+from sartor.core.local import Local
 from sartor.data.federation import Federation
-from sartor.errors import ConfigError, FederationError, PFLError
-from sartor.local import Local
-from sartor.settings import Progress
+from sartor.training.settings import Progress
 
 SCALED = "scaled"
 """How features are seen if nothing is said."""

@@ -10,8 +10,8 @@ from sartor.adviser.advice import METHODS, Advice, Client
 from sartor.adviser.plan import Plan, Strategy
 from sartor.adviser.subject import Subject
 from sartor.adviser.trial import Trial
+from sartor.core.errors import ModelError
 from sartor.data.federation import Federation
-from sartor.errors import ModelError
 
 
 def by_trial(

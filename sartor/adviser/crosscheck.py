@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sartor import rng
+from sartor.core import rng
 from sartor.theory.calibration import fingerprints
 from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
 from sartor.theory.linear_models import Clients, sample_losses

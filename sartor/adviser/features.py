@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data.federation import Federation
 from sartor.data.synthetic import Logistic
-from sartor.errors import ConfigError, FederationError
 from sartor.theory.linear_models import Clients, Family, flat_weights
 
 LARGEST = 1200

@@ -14,7 +14,7 @@ from sartor.adviser.advice import METHODS
 from sartor.adviser.trial import clustered_error
 from sartor.adviser.verification import Row, Verification
 from sartor.data.federation import Federation
-from sartor.settings import make_task
+from sartor.training.settings import make_task
 
 if TYPE_CHECKING:
     from sartor.adviser.advice import Advice

@@ -6,8 +6,8 @@ from torch import nn
 
 from sartor.adviser.estimates import ENOUGH, Estimates, doubts
 from sartor.adviser.features import View
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data.federation import Federation
-from sartor.errors import ConfigError, FederationError
 from sartor.theory.linear_models import Clients
 
 

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from sartor.adviser.features import View
 from sartor.adviser.plan import Plan
+from sartor.core.local import Local
 from sartor.data.federation import Federation
-from sartor.local import Local
 from sartor.theory.linear_models import Clients
 
 

@@ -14,16 +14,16 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sartor import rng
-from sartor.cohort import Participation
+from sartor.core import rng
+from sartor.core.cohort import Participation
+from sartor.core.errors import FederationError
+from sartor.core.local import Local
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.errors import FederationError
-from sartor.fit import fit
-from sartor.local import Local
-from sartor.result import Result
-from sartor.scores import Scores
-from sartor.settings import Progress
+from sartor.results.result import Result
+from sartor.results.scores import Scores
+from sartor.training.fit import fit
+from sartor.training.settings import Progress
 
 CLEAR = 2.0
 """Standard errors by which a λ between the ends must be better than the better end."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sartor.table import Table, jsonable
+from sartor.results.tables import Table, jsonable
 
 
 @dataclass(frozen=True)

@@ -8,21 +8,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from sartor import methods, tree
+from sartor import methods
 from sartor.adviser.advice import METHODS
 from sartor.adviser.judging import Trained, compare
 from sartor.adviser.verification import Verification
-from sartor.cohort import Participation
+from sartor.core import tree
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, FederationError
+from sartor.core.local import Local
+from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines import make_engine
-from sartor.errors import ConfigError, FederationError
-from sartor.fit import fit
-from sartor.local import Local
-from sartor.result import Result
-from sartor.settings import Progress, list_runs, make_task
-from sartor.simulation import Simulation
+from sartor.results.result import Result
 from sartor.theory.exact_fits import fit_coupled, fit_each
-from sartor.tree import Tree
+from sartor.training.fit import fit
+from sartor.training.settings import Progress, list_runs, make_task
+from sartor.training.simulation import Simulation
 
 if TYPE_CHECKING:
     from sartor.adviser.advice import Advice

@@ -13,7 +13,7 @@ import math
 from typing import Any
 
 from sartor.adviser.advice import Advice
-from sartor.table import Table
+from sartor.results.tables import Table
 
 _MEANINGS = {
     "p": "parameters of the convex model",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sartor.analysis.costs import Reached, pareto_front, to_reach
 from sartor.analysis.deviations import Deviations, class_means, deviate, loss_deviations
 from sartor.analysis.directions import (
     Coherence,
@@ -10,8 +9,9 @@ from sartor.analysis.directions import (
     coherence,
     generalized_coherence,
 )
-from sartor.analysis.evenness import Fairness, entropy, fairness, gini
 from sartor.analysis.smoothing import savitzky_golay
+from sartor.results.costs import Reached, pareto_front, to_reach
+from sartor.results.evenness import Fairness, entropy, fairness, gini
 
 __all__ = [
     "Coherence",

@@ -25,13 +25,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from sartor.errors import ConfigError
-from sartor.metrics import Array
-from sartor.task import cross_entropy
+from sartor.core.errors import ConfigError
+from sartor.core.task import cross_entropy
+from sartor.results.metrics import Array
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
-    from sartor.result import Result
+    from sartor.results.result import Result
 
 BATCH = 4096
 """Samples in one forward pass."""

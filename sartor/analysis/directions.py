@@ -27,7 +27,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 
 MOST_ELEMENTS = 100_000_000
 """Numbers up to which nearly dependent vectors are factorised themselves; beyond, their cosines."""

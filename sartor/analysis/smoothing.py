@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from sartor.errors import ConfigError
-from sartor.metrics import Array
+from sartor.core.errors import ConfigError
+from sartor.results.metrics import Array
 
 
 def savitzky_golay(series: npt.ArrayLike, window: int = 11, degree: int = 3) -> Array:

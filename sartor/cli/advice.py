@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sartor.cli import show, work
+from sartor.cli.config import Experiment, build
 from sartor.cli.interruption import stoppable
 from sartor.cli.progress import reporter
 from sartor.cli.settings import (
@@ -20,13 +21,12 @@ from sartor.cli.settings import (
     local_of,
     model_of,
 )
-from sartor.config import Experiment, build
-from sartor.errors import ConfigError, FederationError
+from sartor.core.errors import ConfigError, FederationError
 
 if TYPE_CHECKING:
     from sartor.adviser import Advice
     from sartor.adviser.verification import Verification
-    from sartor.local import Local
+    from sartor.core.local import Local
 
 DATA = (
     "data",

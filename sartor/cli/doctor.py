@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sartor._version import __version__
-from sartor.table import Table
+from sartor.results.tables import Table
 
 State = Literal["ok", "missing", "wrong"]
 LOWEST_PYTHON = (3, 11)
@@ -158,7 +158,7 @@ def _extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
 def _device() -> Iterator[Finding]:
     import torch
 
-    from sartor.engines.lanes import cpp
+    from sartor.engines.cpu import compiler as cpp
 
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):

@@ -13,9 +13,9 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
+from sartor.cli.config import SUFFIXES, Experiment, build, parse_pairs, read_file
 from sartor.cli.help_pages import help_all
-from sartor.config import SUFFIXES, Experiment, build, parse_pairs, read_file
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 
 F = TypeVar("F", bound=Callable[..., Any])
 

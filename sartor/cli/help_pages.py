@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from sartor.config import Experiment
+from sartor.cli.config import Experiment
 
 LINES, COLUMNS = 40, 100
 """What we call a screen."""

@@ -9,18 +9,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
+from sartor.cli.config import Experiment, is_folder
 from sartor.cli.settings import federation_of
-from sartor.config import Experiment, is_folder
-from sartor.errors import ConfigError, did_you_mean
-from sartor.table import Table
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.results.tables import Table
 
 Answer = tuple[Any, list[Table]]
 """The answer for a program, and the tables for a person."""
 
 
 def _method(name: str) -> dict[str, Any]:
+    from sartor.analysis.traffic import known
     from sartor.methods import METHODS, PAPERS
-    from sartor.traffic import known
 
     entry, sent = METHODS[name], known(name)
     return {

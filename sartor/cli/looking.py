@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 
 from sartor.cli import show
+from sartor.cli.config import build
 from sartor.cli.flags import Folder, Json
-from sartor.config import build
-from sartor.errors import ConfigError, did_you_mean
-from sartor.table import Table
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.results.tables import Table
 
 
 def report(

@@ -11,12 +11,12 @@ from typing import Annotated, Any, cast
 import typer
 
 from sartor.cli import show
+from sartor.cli.config import Experiment, build
 from sartor.cli.flags import read_experiment
 from sartor.cli.interruption import Interrupted, stoppable
 from sartor.cli.progress import reporter
 from sartor.cli.settings import check_names, local_of, model_of, settings_of
-from sartor.config import Experiment, build
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 
 keys_app = typer.Typer(
     help="Who may take part: init, client, request, revoke, show.", no_args_is_help=True
@@ -207,7 +207,7 @@ def join(
     from sartor.network.client import Client
     from sartor.network.flare_client import FlareClient
     from sartor.network.keys import read_kit
-    from sartor.settings import parse_device
+    from sartor.training.settings import parse_device
 
     own = read_kit(kit)
 
@@ -282,10 +282,10 @@ def _doing(found: Mapping[str, Any]) -> str:
 
 def plan_of(experiment: Experiment) -> Any:
     """Return what a server trains, from a checked experiment."""
-    from sartor.cohort import Participation
+    from sartor.core.cohort import Participation
     from sartor.network.serve import Plan
-    from sartor.scores import Run
-    from sartor.settings import DTYPES, list_runs, parse_choice, parse_device, parse_points
+    from sartor.results.scores import Run
+    from sartor.training.settings import DTYPES, list_runs, parse_choice, parse_device, parse_points
 
     if not experiment.is_single:
         raise ConfigError(
@@ -322,7 +322,7 @@ def plan_of(experiment: Experiment) -> Any:
 def built(settings: Mapping[str, Any], data: Any) -> Any:
     """Build method and task from the settings of an experiment; the same on both sides."""
     from sartor import methods
-    from sartor.settings import COMPUTE, make_task, with_static_parts
+    from sartor.training.settings import COMPUTE, make_task, with_static_parts
 
     experiment = build(dict(settings))
     chosen = settings_of(experiment, experiment.method)

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sartor.cli import show, work
+from sartor.cli.config import Experiment
 from sartor.cli.settings import kind_of
-from sartor.config import Experiment
-from sartor.processes import is_first
-from sartor.table import Table
+from sartor.engines.shard.processes import is_first
+from sartor.results.tables import Table
 
 if TYPE_CHECKING:
-    from sartor.comparison import Comparison
+    from sartor.results.comparison import Comparison
 
 MOST_CLIENTS = 40
 """Rows of a table of clients on the screen; the report has them all."""

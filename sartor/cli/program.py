@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 
 from sartor.cli.interruption import Interrupted, is_asked, watched
-from sartor.errors import PFLError, ProcessError
+from sartor.core.errors import PFLError, ProcessError
 
 BUG, FAULT, INTERRUPTED = 1, 2, 130
 SHARDED = {"run", "compare", "demo", "resume", "reproduce"}
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; those of this process if None.
     """
-    from sartor import processes
+    from sartor.engines.shard import processes
 
     words = list(sys.argv[1:] if argv is None else argv)
     if processes.place()[1] > 1 and not SHARDED.intersection(words[:1]):

@@ -1,7 +1,7 @@
 """Progress: a live bar on a terminal or in a notebook, plain lines on stderr elsewhere.
 
 All show the round, the accuracy (or error), the bytes sent so far and the time left, and all are a
-`sartor.settings.Progress`: they have the calls ``start``, ``update`` and ``stop``.
+`sartor.training.settings.Progress`: they have the calls ``start``, ``update`` and ``stop``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from sartor.yardstick import SHARES
+from sartor.results.headline import SHARES
 
 
 def reporter(*, plain: bool) -> PlainLines | NotebookBar | LiveBar:

@@ -10,12 +10,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sartor import processes
 from sartor.cli import show
 from sartor.cli.interruption import stoppable
 from sartor.cli.progress import reporter
-from sartor.errors import ConfigError, RunFolderError
-from sartor.table import Table
+from sartor.core.errors import ConfigError, RunFolderError
+from sartor.engines.shard import processes
+from sartor.results.tables import Table
 
 
 def list_plans(*, json: bool) -> None:

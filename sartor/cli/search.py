@@ -5,17 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from sartor.cli import show
+from sartor.cli.config import Experiment, parse_pairs, parse_value
 from sartor.cli.settings import (
     check_names,
     federation_of,
     names_of,
     training_of,
 )
-from sartor.config import Experiment, parse_pairs, parse_value
-from sartor.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from sartor.settings import Progress
+    from sartor.training.settings import Progress
 
 
 def parse_space(words: list[str]) -> dict[str, Any]:

@@ -7,13 +7,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sartor.config import Experiment, is_folder
-from sartor.errors import ConfigError, did_you_mean
+from sartor.cli.config import Experiment, is_folder
+from sartor.core.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
+    from sartor.core.local import Local
     from sartor.data.federation import Federation
-    from sartor.local import Local
-    from sartor.stopping import EarlyStopping
+    from sartor.training.stopping import EarlyStopping
 
 LOCAL_HYPER = ("local_lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
 """Hyper-parameters of local training: every method has them."""
@@ -81,11 +81,11 @@ def names_of(experiment: Experiment, method: str) -> set[str]:
     """
     from torch import nn
 
-    from sartor.local import Local
+    from sartor.core.local import Local
+    from sartor.core.task import Task
     from sartor.methods import METHODS
     from sartor.methods import build as build_method
     from sartor.methods.options import OF_NETWORK
-    from sartor.task import Task
 
     options = METHODS[method].options
     here = options.keys() - OF_NETWORK  # the network below stands in for one that is not made yet
@@ -153,7 +153,7 @@ def training_of(experiment: Experiment, method: str, federations: Any) -> dict[s
 
 def local_of(experiment: Experiment) -> Local:
     """Return how a client trains in a round; what is not given keeps the library's default."""
-    from sartor.local import Local
+    from sartor.core.local import Local
 
     keys = ("epochs", "steps", "batch", "lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
     return Local(**_given(experiment, *keys, "lr_schedule", "keep_optimiser", "drop_last"))
@@ -165,7 +165,7 @@ def stopping_of(experiment: Experiment) -> EarlyStopping | None:
     Raises:
         ConfigError: something of it is given without ``patience``.
     """
-    from sartor.stopping import EarlyStopping
+    from sartor.training.stopping import EarlyStopping
 
     if experiment.patience is None:
         if given := _given(experiment, "min_delta", "restore_best"):

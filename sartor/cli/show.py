@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from sartor.table import Table, jsonable
+from sartor.results.tables import Table, jsonable
 
 
 def console(*, stderr: bool = False) -> Console:

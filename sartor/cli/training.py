@@ -9,6 +9,7 @@ import typer
 
 from sartor.cli import show, work
 from sartor.cli.advice import FLAGS, take_advice
+from sartor.cli.config import Experiment, build
 from sartor.cli.flags import (
     Folder,
     Json,
@@ -19,7 +20,6 @@ from sartor.cli.flags import (
 )
 from sartor.cli.outcome import finish
 from sartor.cli.progress import reporter
-from sartor.config import Experiment, build
 
 
 def demo(
@@ -77,8 +77,8 @@ def compare(
 ) -> None:
     """Train several methods on one federation, side by side."""
     experiment = read_experiment(target, flags, many=True)
-    from sartor.fit import BASELINES
     from sartor.methods import expand
+    from sartor.training.fit import BASELINES
 
     named = expand((*(BASELINES if baselines else ()), *experiment.methods))
     experiment = experiment.model_copy(update={"methods": tuple(named)})

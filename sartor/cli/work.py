@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sartor import processes
 from sartor.cli import show
+from sartor.cli.config import Experiment, build
 from sartor.cli.interruption import stoppable
 from sartor.cli.settings import (
     check_names,
@@ -20,14 +20,14 @@ from sartor.cli.settings import (
     settings_of,
     training_of,
 )
-from sartor.config import Experiment, build
-from sartor.errors import ConfigError, DivergedError, PFLError, RunFolderError, did_you_mean
+from sartor.core.errors import ConfigError, DivergedError, PFLError, RunFolderError, did_you_mean
+from sartor.engines.shard import processes
 
 if TYPE_CHECKING:
-    from sartor.comparison import Comparison
     from sartor.data.federation import Federation
-    from sartor.result import Result
-    from sartor.settings import Progress
+    from sartor.results.comparison import Comparison
+    from sartor.results.result import Result
+    from sartor.training.settings import Progress
 
 EXPERIMENT_FILE = "experiment.json"
 """The experiment of a run folder, from which ``sartor resume`` starts."""
@@ -119,8 +119,8 @@ def take_in(
     """
     from sartor.data.federation import Federation
     from sartor.data.tables import is_table
+    from sartor.results.serving import tree_of
     from sartor.runs import RunFolder
-    from sartor.serving import tree_of
 
     experiment = stored_experiment(folder)
     names = experiment.methods
@@ -179,7 +179,7 @@ def _from_table(
 
 def _known(trained: Result, run: int) -> dict[str, Any] | None:
     """Return how samples of those who trained were prepared, or None if they were not."""
-    from sartor.serving import recipe_of
+    from sartor.results.serving import recipe_of
 
     recipe = recipe_of(trained, run) if "rebuild" in trained.config else None
     classes = trained.config.get("rebuild", {}).get("class_names", [])
@@ -199,7 +199,7 @@ def train(
     Raises:
         Interrupted: on Ctrl-C; what was checkpointed stays.
     """
-    from sartor.comparison import Comparison
+    from sartor.results.comparison import Comparison
     from sartor.runs import ComparisonFolder
 
     several = None

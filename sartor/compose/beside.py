@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor import tree, wire
-from sartor.errors import ConfigError
-from sartor.method import Hub, Method, Phase, Site, check_private, has_own_letters, newcomer
-from sartor.tree import Tree
+from sartor.core import tree, wire
+from sartor.core.errors import ConfigError
+from sartor.core.method import Hub, Method, Phase, Site, check_private, has_own_letters, newcomer
+from sartor.core.tree import Tree
 
 Edge = Callable[[Tree, Site], Tree]
 

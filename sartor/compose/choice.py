@@ -8,14 +8,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import tree, wire
 from sartor.compose.beside import side_by_side
-from sartor.errors import ConfigError
-from sartor.method import Batch, Hub, Method, Phase, Site, newcomer
-from sartor.mixing import at
-from sartor.task import Task
+from sartor.core import tree, wire
+from sartor.core.errors import ConfigError
+from sartor.core.method import Batch, Hub, Method, Phase, Site, newcomer
+from sartor.core.mixing import at
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.theory.heterogeneity import shares
-from sartor.tree import Tree
 
 Scope = Literal["system", "client"]
 SelectOn = Literal["holdout", "validation", "test"]

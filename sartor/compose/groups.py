@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sartor import tree, wire
-from sartor.method import Hub, Method, Phase, Site
-from sartor.mixing import at, repeated
-from sartor.tree import Tree
+from sartor.core import tree, wire
+from sartor.core.method import Hub, Method, Phase, Site
+from sartor.core.mixing import at, repeated
+from sartor.core.tree import Tree
 
 
 def within_groups(method: Method) -> Method:

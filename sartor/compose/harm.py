@@ -42,18 +42,18 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sartor import tree
 from sartor.compose.beside import kept_after_training, on_share
 from sartor.compose.choice import Score, best_of
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local
-from sartor.method import Hub, Method, weighted_sum
-from sartor.method import client_weights as shares
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local
+from sartor.core.method import Hub, Method, weighted_sum
+from sartor.core.method import client_weights as shares
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
 from sartor.methods.local import local as local_train
-from sartor.task import Task
-from sartor.tree import Tree
 
 HeldOut = Literal["holdout", "validation"]
 MARGIN = "harm_margin"

@@ -35,11 +35,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.method import Hub, Method
-from sartor.mixing import at
-from sartor.tree import Tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.method import Hub, Method
+from sartor.core.mixing import at
+from sartor.core.tree import Tree
 
 Rule = Literal["none", "median", "trimmed_mean", "krum", "multi_krum", "clip"]
 

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sartor.core.errors import FederationError, did_you_mean
 from sartor.data.checks import (
     MATRIX_TASKS,
     TASKS,
@@ -30,7 +31,6 @@ from sartor.data.conversion import (
 from sartor.data.encoding import client_statistics, combine_statistics, prepare
 from sartor.data.federation import Federation
 from sartor.data.split import Int, split_rows
-from sartor.errors import FederationError, did_you_mean
 
 
 def from_arrays(

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sartor.core.errors import FederationError, did_you_mean
 from sartor.data.split import SPLITS, Int, Ragged
-from sartor.errors import FederationError, did_you_mean
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sartor.core.errors import did_you_mean
 from sartor.data.table_files import csv_rows, parquet_columns
-from sartor.errors import did_you_mean
 
 LABELS = ("y", "label", "target", "class")  # tried in this order when no label column is named
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data.draws import TRAIN_SHARE
 from sartor.data.split import Int, Ragged, split_rows
-from sartor.errors import ConfigError, FederationError, did_you_mean
 
 
 def column_of(attributes: dict[str, Any], name: str) -> npt.NDArray[Any]:

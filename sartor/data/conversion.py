@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sartor.core.task import PADDING
 from sartor.data.checks import MATRIX_TASKS, OwnersOf, of_clients, some_of
 from sartor.data.split import Bool, Int
-from sartor.task import PADDING
 
 IGNORED = -100
 """The label that PyTorch's losses pass over; in a next-token task it becomes padding."""

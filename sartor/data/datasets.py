@@ -18,13 +18,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sartor.core.errors import ConfigError, MissingDataError, did_you_mean
 from sartor.data import readers, text
 from sartor.data.draws import TRAIN_SHARE
 from sartor.data.federation import Federation
 from sartor.data.layouts import DATASETS, DIGITS, Layout, find_npz
 from sartor.data.partition import divide, parse_partition
 from sartor.data.split import Ragged, carve_val, split_rows
-from sartor.errors import ConfigError, MissingDataError, did_you_mean
 
 ENVIRONMENT = "SARTOR_DATA"
 SCALES = ("symmetric", "unit", "standard", "pixel")

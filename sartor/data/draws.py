@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data.split import Int, Ragged
-from sartor.errors import ConfigError, FederationError
 
 TRAIN_SHARE = 0.75  # of every client, in protocol pfllib
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sartor.errors import ConfigError, FederationError, did_you_mean
+from sartor.core.errors import ConfigError, FederationError, did_you_mean
 
 Array = npt.NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>"})

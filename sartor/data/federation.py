@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sartor.core.errors import FederationError, did_you_mean
+from sartor.core.task import PADDING
 from sartor.data.checks import (
     MATRIX_TASKS,
     leak_faults,
@@ -27,8 +29,6 @@ from sartor.data.checks import (
     structural_faults,
 )
 from sartor.data.split import SPLITS, Int, Ragged
-from sartor.errors import FederationError, did_you_mean
-from sartor.task import PADDING
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sartor.core.errors import FederationError
 from sartor.data import image_folder
 from sartor.data.checks import raise_faults
 from sartor.data.client_file import READERS, Table, read_cells
 from sartor.data.encoding import prepare
 from sartor.data.federation import Federation
 from sartor.data.tables import from_dataframe
-from sartor.errors import FederationError
 
 
 def from_folder(

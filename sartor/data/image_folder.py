@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sartor.core.errors import FederationError, MissingExtraError
 from sartor.data.checks import raise_faults
-from sartor.errors import FederationError, MissingExtraError
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 GREY = ("1", "L")

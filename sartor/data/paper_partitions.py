@@ -13,9 +13,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data.draws import Draw
 from sartor.data.split import Int, Ragged
-from sartor.errors import ConfigError, FederationError
 
 FEW = 20
 """Up to this number of clients the sizes of ``lognormal`` are doubled."""

@@ -22,11 +22,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data.columns import column_of, one_each, split_clients, split_each
 from sartor.data.draws import TRAIN_SHARE, Draw, authors, pfllib
 from sartor.data.paper_partitions import equal_sizes, exact_classes, grouped, lognormal
 from sartor.data.split import Int, Ragged, split_rows
-from sartor.errors import ConfigError, FederationError, did_you_mean
 
 KINDS = ("column", "dirichlet", "iid", "pathological", "classes", "grouped", "lognormal")
 PROTOCOLS = ("authors", "pfllib")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 import numpy.typing as npt
 
-from sartor.errors import FederationError, MissingExtraError
+from sartor.core.errors import FederationError, MissingExtraError
 
 Bytes = npt.NDArray[np.uint8]
 SPLITS = ("train", "test")

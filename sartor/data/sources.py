@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sartor.core.errors import FederationError, MissingExtraError, did_you_mean
 from sartor.data.arrays import standardised
 from sartor.data.checks import raise_faults
 from sartor.data.encoding import Array
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.data.tables import from_dataframe
-from sartor.errors import FederationError, MissingExtraError, did_you_mean
 
 _PARTS = ("train", "val", "test")
 _WORDS = {"validation": "val", "valid": "val", "dev": "val"}

@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.errors import ConfigError, FederationError, did_you_mean
 
 Floats = npt.NDArray[np.float64]
 MODES = ("literal", "theory")

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sartor.errors import MissingExtraError
+from sartor.core.errors import MissingExtraError
 
 
 def csv_rows(file: Path) -> list[list[str]]:

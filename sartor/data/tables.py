@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from sartor.core.errors import FederationError, did_you_mean
 from sartor.data import encoding, text
 from sartor.data.checks import raise_faults
 from sartor.data.encoding import Array
 from sartor.data.federation import Federation
 from sartor.data.table_files import csv_rows, parquet_columns
-from sartor.errors import FederationError, did_you_mean
 
 MOST_CLASSES = 100
 """A label of whole numbers with more values than this is a target, unless the task says so."""

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from sartor.core.errors import ConfigError, FederationError
+from sartor.core.task import PADDING
 from sartor.data.readers import broken
-from sartor.errors import ConfigError, FederationError
-from sartor.task import PADDING
 
 UNKNOWN = 1
 """The id of every word that the vocabulary does not have."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.task import Task
 from sartor.engines.arena import Arena
-from sartor.engines.graphed import Graphed
+from sartor.engines.cuda.graphs import Graphed
 from sartor.engines.parts import Engine
 from sartor.engines.sequential import Sequential
 from sartor.engines.vectorised import Vectorised
-from sartor.errors import ConfigError, did_you_mean
-from sartor.task import Task
 
 
 def make_engine(name: str, arena: Arena, chunk: int | None, task: Task) -> Engine:

@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sartor.core.errors import FederationError
 from sartor.data.federation import Federation
 from sartor.data.split import SPLITS
-from sartor.errors import FederationError
 
 _WORTH_PACKING = 1 << 20  # features; fewer fit into a cache
 _GLANCE = 1 << 16  # of them are looked at first

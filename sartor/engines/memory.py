@@ -13,9 +13,9 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
 from sartor.engines.parts import Block, Costs, Engine
-from sartor.errors import ConfigError
 
 B = TypeVar("B")
 T = TypeVar("T")

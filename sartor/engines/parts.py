@@ -9,12 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.method import Hub, Method, Phase, Site
+from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.moving import on_device
 from sartor.engines.plan import Plan
-from sartor.method import Hub, Method, Phase, Site
-from sartor.tree import Tree
 
 
 class Engine(Protocol):

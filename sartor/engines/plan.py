@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor import rng
+from sartor.core import rng
+from sartor.core.method import Batch, Phase
 from sartor.engines.arena import Arena
 from sartor.engines.lanes import draws
 from sartor.engines.moving import on_device
-from sartor.method import Batch, Phase
 
 
 @dataclass(frozen=True)

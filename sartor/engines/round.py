@@ -11,16 +11,16 @@ from dataclasses import replace
 import numpy as np
 import torch
 
-from sartor import rng, tree, wire
-from sartor.engines.base import plan_key
-from sartor.engines.evaluation import Evaluation
+from sartor.core import rng, tree, wire
+from sartor.core.method import Method, Site, check_private
+from sartor.core.tree import Tree
+from sartor.engines.context import plan_key
+from sartor.engines.evaluate import Evaluation
 from sartor.engines.memory import halved_block, joined_work, sparing
 from sartor.engines.moving import on_device
 from sartor.engines.parts import Block, Costs, Order, Receipt, cut_arena, cut_site, planned
 from sartor.engines.plan import Plan, build_plan
 from sartor.engines.store import Store
-from sartor.method import Method, Site, check_private
-from sartor.tree import Tree
 
 _TRIAL_STEPS = 4
 

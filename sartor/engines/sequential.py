@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.method import Hub, Phase, Site
+from sartor.core.task import metered
+from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.plan import Plan
-from sartor.method import Hub, Phase, Site
-from sartor.task import metered
-from sartor.tree import Tree
 
 
 def _at(value: Any, *index: int) -> Any:

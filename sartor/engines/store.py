@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import RunFolderError
+from sartor.core.tree import Tree
 from sartor.engines.moving import on_device
-from sartor.errors import RunFolderError
-from sartor.tree import Tree
 
 Make = Callable[[np.ndarray], Tree]
 """``(cohort (runs, slots)) -> states (runs, slots, ...)`` of clients that have not trained yet."""

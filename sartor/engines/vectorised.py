@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.func import vmap
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.method import Hub, Phase, Site
+from sartor.core.task import alone, metered
+from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
-from sartor.engines.forked import BLOCK_THREADS, Target, why_not, work_in_processes
-from sartor.engines.lanes import CoreLanes, CoreOperations, DrawOperations
-from sartor.engines.lanes.cpp import library
+from sartor.engines.cpu.compiler import library
+from sartor.engines.cpu.forks import BLOCK_THREADS, Target, why_not, work_in_processes
+from sartor.engines.cpu.traces import Traces, keep_freed_memory
+from sartor.engines.cpu.tuning import Pace, choose_chunk
+from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOperations
 from sartor.engines.plan import Plan
-from sartor.engines.traced import Traces, keep_freed_memory
-from sartor.engines.tuning import Pace, choose_chunk
-from sartor.method import Hub, Phase, Site
-from sartor.task import alone, metered
-from sartor.tree import Tree
 
 # The common letter and the round belong to the run: they are not copied per client.
 PER_CLIENT = Site(0, None, 0, 0, None, 0, 0, 0, 0)

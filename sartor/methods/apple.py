@@ -47,15 +47,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import rng, tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Site, client_weights
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Site, client_weights
+from sartor.core.mixing import at, combine, put_rows, repeated
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.parts.starts import shuffled
-from sartor.mixing import at, combine, put_rows, repeated
-from sartor.task import Task
-from sartor.tree import Tree
 
 Shape = Literal["exponential", "cosine"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sartor.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean
 from sartor.methods.apfl import apfl
 from sartor.methods.apple import apple
 from sartor.methods.dbe import dbe

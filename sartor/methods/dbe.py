@@ -31,15 +31,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, Objective, descend
-from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, Objective, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
+from sartor.core.task import Task
+from sartor.core.tree import Tree, zeros_like
 from sartor.methods.fedavg import fedavg
 from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import class_sums
-from sartor.task import Task
-from sartor.tree import Tree, zeros_like
 
 
 def dbe(

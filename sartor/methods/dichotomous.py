@@ -38,19 +38,19 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import tree
 from sartor.compose import within_groups
 from sartor.compose.choice import Scope, Score, SelectOn, best_of
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
 from sartor.methods.local import local as local_train
 from sartor.methods.parts.grouping import cross_distances, k_means, single_linkage
-from sartor.task import Task
 from sartor.theory.heterogeneity import crossover, shares, split_half
-from sartor.tree import Tree
 
 
 def dichotomous(

@@ -31,15 +31,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Method, Phase, Site
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Method, Phase, Site
+from sartor.core.mixing import at
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import Rule, fedavg
-from sartor.mixing import at
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 def ditto(

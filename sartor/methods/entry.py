@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import nn
 
-from sartor.hyper import Hyper
-from sartor.local import Local
-from sartor.method import Method
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local
+from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.methods.options import static_options
-from sartor.task import Task
 
 PAPERS = {
     "Yu": "Yu, He, Sun, Xue, Li, The Effect of Personalization in FedProx, 2024 (two versions)",

@@ -40,15 +40,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Method, Phase, Site
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Method, Phase, Site
+from sartor.core.mixing import clip
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
-from sartor.mixing import clip
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 def fedala(

@@ -29,15 +29,15 @@ from typing import Literal
 
 from torch import Tensor
 
-from sartor import tree
 from sartor.compose import fine_tuned
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Site, weighted_mean, weighted_sum
-from sartor.method import client_weights as shares
-from sartor.task import Task
-from sartor.tree import Tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Site, weighted_mean, weighted_sum
+from sartor.core.method import client_weights as shares
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 
 Rule = Literal["normalized", "uniform", "chen", "p_weighted"]
 Weights = Literal["uniform", "samples"]

@@ -28,11 +28,11 @@ from __future__ import annotations
 
 from torch import nn
 
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Method
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.methods.parts.partial import Average, layers, partly_shared
-from sartor.task import Task
 
 NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
 """The layers that stay at home; the last is the base of BatchNorm and InstanceNorm."""

@@ -34,15 +34,15 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sartor import rng, tree
-from sartor.errors import ConfigError
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
 from sartor.methods.parts.mixture import component, mixed_scores
 from sartor.methods.parts.starts import shuffled
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 def fedem(

@@ -37,14 +37,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import rng, tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site, weighted_sum
-from sartor.mixing import at, put_rows, repeated
-from sartor.task import Task
-from sartor.tree import Tree
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site, weighted_sum
+from sartor.core.mixing import at, put_rows, repeated
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 
 Distance = Literal["l2", "l1", "squared"]
 

@@ -31,16 +31,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sartor import rng, tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local
-from sartor.method import Batch, Hub, Method, Site
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local
+from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.task import Task, grad
+from sartor.core.tree import Tree
 from sartor.methods.local import local as local_train
 from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import class_means, class_sums
-from sartor.task import Task, grad
-from sartor.tree import Tree
 
 
 def fedgh(

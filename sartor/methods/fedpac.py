@@ -38,16 +38,16 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_mean
+from sartor.core.mixing import at, combine, normalise, put_rows, repeated
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.parts import simplex
 from sartor.methods.parts.prototypes import class_means, class_sums, members
-from sartor.mixing import at, combine, normalise, put_rows, repeated
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e-3) -> Method:

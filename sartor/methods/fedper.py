@@ -21,10 +21,10 @@ its own data as in any round.
 
 from __future__ import annotations
 
-from sartor.local import Local
-from sartor.method import Method
+from sartor.core.local import Local
+from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.methods.parts.partial import Average, layers, partly_shared
-from sartor.task import Task
 
 
 def fedper(

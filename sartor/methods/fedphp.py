@@ -41,13 +41,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sartor import tree
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Method, Site
+from sartor.core import tree
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Method, Site
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import Rule, fedavg
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 def fedphp(

@@ -35,17 +35,17 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import rng
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Site
+from sartor.core import rng
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.local import local as local_train
 from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import class_means, class_sums, members
 from sartor.methods.parts.starts import shuffled
-from sartor.task import Task
-from sartor.tree import Tree
 
 _GAP = 10.0  # how far a class without prototype is scored below the average of the others
 

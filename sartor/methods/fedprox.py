@@ -34,15 +34,15 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Site, client_weights, weighted_sum
-from sartor.mixing import at
-from sartor.task import Task
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Site, client_weights, weighted_sum
+from sartor.core.mixing import at
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.theory import coupling, proximal
-from sartor.tree import Tree
 
 Preset = Literal["paper_real", "paper_synthetic", "corollary1", "free"]
 

@@ -37,13 +37,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
-from sartor.task import Task
-from sartor.tree import Tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 
 
 def fedprox_two_stage(

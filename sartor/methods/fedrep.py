@@ -27,12 +27,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local
-from sartor.method import Method
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local
+from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.methods.parts.partial import Average, partly_shared, train_part
-from sartor.task import Task
 
 
 def fedrep(

@@ -40,14 +40,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import rng, tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Site, weighted_mean
-from sartor.task import Task
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Site, weighted_mean
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.theory import proximal
-from sartor.tree import Tree
 
 ENDLESS = 2.0**53
 """How long a run is that never ends: p = 0."""

@@ -28,14 +28,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Hub, Method, Site, Warmup
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Hub, Method, Site, Warmup
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
 from sartor.methods.parts.partial import Average, layers, partly_shared
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 def lg_fedavg(

@@ -24,10 +24,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Site
-from sartor.task import Task
-from sartor.tree import Tree
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 
 
 def local(task: Task, local: Local, *, participation: Literal["all", "sampled"] = "all") -> Method:

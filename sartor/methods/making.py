@@ -7,13 +7,13 @@ from typing import Any
 from sartor.compose import fine_tuned
 from sartor.compose.harm import HeldOut, do_no_harm
 from sartor.compose.robust import Rule, robust
-from sartor.errors import ConfigError, did_you_mean
-from sartor.local import Local
-from sartor.method import Method
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.local import Local
+from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.methods.catalogue import find
 from sartor.methods.entry import Factory
 from sartor.methods.options import COMMON, fits, say, static_options, taken
-from sartor.task import Task
 
 
 def build(method: str | Factory, task: Task, local: Local, options: dict[str, Any]) -> Method:

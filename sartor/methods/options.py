@@ -8,7 +8,7 @@ import typing
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args, get_origin
 
-from sartor.method import Method
+from sartor.core.method import Method
 
 COMMON: dict[str, tuple[Any, Any]] = {
     "finetune_steps": (None, int | None),

@@ -33,14 +33,14 @@ from typing import Literal
 
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Method, Site
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Method, Site
+from sartor.core.task import Task, grad, hessian_product
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
-from sartor.task import Task, grad, hessian_product
-from sartor.tree import Tree
 
 
 def per_fedavg(

@@ -39,16 +39,16 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Method, Site
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Method, Site
+from sartor.core.task import Task, grad, hessian_product
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
 from sartor.methods.parts.bregman import KINDS, Gaussian, Separable, check_prior
 from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_phase
-from sartor.task import Task, grad, hessian_product
-from sartor.tree import Tree
 
 Prior = Gaussian | Separable
 Strategy = Literal["none", "lg", "meg", "mh", "mh-variant"]

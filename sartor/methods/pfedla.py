@@ -34,15 +34,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sartor import rng, tree
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Site
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Site
+from sartor.core.mixing import combine, normalise, put_rows, repeated
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.parts.hypernetworks import linear
-from sartor.mixing import combine, normalise, put_rows, repeated
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 def pfedla(

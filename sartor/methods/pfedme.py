@@ -31,13 +31,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from sartor import tree
-from sartor.local import Local, descend
-from sartor.method import Batch, Method, Site
+from sartor.core import tree
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Method, Site
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
 from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_phase
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 def pfedme(

@@ -36,13 +36,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor import tree
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
+from sartor.core import tree
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site, client_weights, weighted_sum
+from sartor.core.task import Task, grad
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
-from sartor.task import Task, grad
-from sartor.tree import Tree
 
 
 def scaffold(

@@ -7,9 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from sartor.errors import ModelError, did_you_mean
-from sartor.loops import loop_fault
-from sartor.task import is_pretrained
+from sartor.core.errors import ModelError, did_you_mean
+from sartor.core.loops import loop_fault
+from sartor.core.task import is_pretrained
 
 
 def check_module(module: nn.Module, head: str | None = None) -> None:

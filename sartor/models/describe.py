@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from sartor.errors import ModelError
+from sartor.core.errors import ModelError
 from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
 from sartor.models.language import LanguageLSTM, language_lstm
 from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from sartor.errors import ModelError
+from sartor.core.errors import ModelError
 from sartor.models.recurrent import Embedding, Layer, in_text
 from sartor.models.sizes import sizes_of
 

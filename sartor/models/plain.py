@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sartor.errors import ModelError
+from sartor.core.errors import ModelError
 from sartor.models.sizes import after_pools, image_sizes, product, sizes_of
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from sartor.errors import ModelError, did_you_mean
+from sartor.core.errors import ModelError, did_you_mean
+from sartor.core.task import Task, head_of
 from sartor.models.check import check_module
-from sartor.task import Task, head_of
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation

@@ -1,6 +1,6 @@
 """A stacked LSTM for texts, in a form that can be mapped over clients.
 
-The loop over steps is that of ``sartor.loops``; a layer has the parameters of ``nn.LSTM``, both
+The loop over steps is that of ``sartor.core.loops``; a layer has the parameters of ``nn.LSTM``, both
 biases, which learn alike.
 
 A text is a row of token ids, filled up at its end with ``PADDING``. Steps beyond a text's last true
@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sartor.errors import ModelError
-from sartor.loops import lstm_loop
+from sartor.core.errors import ModelError
+from sartor.core.loops import lstm_loop
+from sartor.core.task import PADDING
 from sartor.models.sizes import sizes_of
-from sartor.task import PADDING
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from sartor.errors import ModelError
+from sartor.core.errors import ModelError
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor import tree, wire
-from sartor.errors import MessageError, PFLError
-from sartor.tree import Tree
+from sartor.core import tree, wire
+from sartor.core.errors import MessageError, PFLError
+from sartor.core.tree import Tree
 
 _HEADER = 1 << 20  # bytes that names, shapes and values may take beside the numbers
 

@@ -25,17 +25,17 @@ from typing import Any
 
 import torch
 
+from sartor.core.errors import MessageError, PFLError
+from sartor.core.method import Method
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.data.split import SPLITS
-from sartor.errors import MessageError, PFLError
-from sartor.method import Method
 from sartor.network.messages import pack, unpack
 from sartor.network.vault import Vault
 from sartor.network.workbench import Workbench
-from sartor.onboard import as_newcomer
 from sartor.runs.storage import write_state
-from sartor.task import Task
-from sartor.tree import Tree
+from sartor.training.onboarding import as_newcomer
 
 Build = Callable[[Mapping[str, Any], Federation], tuple[Method, Task]]
 """``(settings of the server, own data) -> method and task``."""

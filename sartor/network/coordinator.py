@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor.cohort import Participation
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, MessageError, NetworkError
+from sartor.core.method import Method
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.round import Rounds
 from sartor.engines.store import Store
-from sartor.errors import ConfigError, MessageError, NetworkError
-from sartor.method import Method
 from sartor.network.admission import Admission
 from sartor.network.office import Generations, Message, Office
 from sartor.network.remote_rounds import RemoteRounds
 from sartor.network.roster import Roster, empty_arena, read_facts, sample_arena
 from sartor.network.transport import Transport
-from sartor.scores import Run
-from sartor.simulation import Simulation
-from sartor.task import Task
-from sartor.tree import Tree
+from sartor.results.scores import Run
+from sartor.training.simulation import Simulation
 
 Waits = Callable[[int, Collection[str], Sequence[dict[str, Any]]], None]
 """``(how many are wanted, names of those there, events)``: told while a server waits."""

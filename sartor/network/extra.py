@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from sartor.errors import MissingExtraError
+from sartor.core.errors import MissingExtraError
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sartor.errors import NetworkError
+from sartor.core.errors import NetworkError
 from sartor.network.flare import BEAT, CHANNEL, HOLD, LOST, flare_names
 from sartor.network.keys import Kit, check_valid
 from sartor.network.revocation import SERVER

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sartor.errors import NetworkError
+from sartor.core.errors import NetworkError
 from sartor.network.flare import CHANNEL, HOLD, LOST, flare_names
 from sartor.network.keys import Kit, check_valid
 from sartor.network.revocation import SERVER, Register

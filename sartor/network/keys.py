@@ -27,7 +27,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sartor.errors import ConfigError, NetworkError
+from sartor.core.errors import ConfigError, NetworkError
 from sartor.network.extra import network_extra
 from sartor.network.revocation import SERVER, new_identity, project_of
 from sartor.runs.storage import naming, read_json, write_json

@@ -16,9 +16,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
 
-from sartor.errors import MessageError
+from sartor.core.errors import MessageError
+from sartor.core.tree import Tree
 from sartor.runs.storage import apart, flatten, unflatten
-from sartor.tree import Tree
 
 _ENTRY = "sartor"
 _MOST_HEADER = 1 << 24

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from sartor.core.errors import MessageError
+from sartor.core.tree import Tree
 from sartor.engines.store import Store
-from sartor.errors import MessageError
 from sartor.network.messages import pack, unpack
 from sartor.network.transport import Transport
 from sartor.network.vault import FIRST
-from sartor.tree import Tree
 
 Message = tuple[Tree, dict[str, Any], Callable[[str], bool]]
 """Letters, the head of the order, and which leaves travel."""

@@ -14,19 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from sartor import tree, wire
-from sartor.cohort import Participation
+from sartor.core import tree, wire
+from sartor.core.cohort import Participation
+from sartor.core.method import Method, Site, records
+from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.parts import Costs, Order, Receipt, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
-from sartor.method import Method, Site, records
 from sartor.network import admission
 from sartor.network.admission import Admission
 from sartor.network.office import Generations, Message, Office, Take
 from sartor.network.vault import FIRST
-from sartor.tree import Tree
 
 
 class RemoteRounds(Rounds):

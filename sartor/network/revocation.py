@@ -18,7 +18,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from sartor.errors import ConfigError, RunFolderError
+from sartor.core.errors import ConfigError, RunFolderError
 from sartor.runs.storage import read_json, write_json
 
 SERVER = "server"

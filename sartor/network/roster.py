@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sartor.core.errors import MessageError
 from sartor.data.split import SPLITS
 from sartor.engines.arena import Arena, Split
-from sartor.errors import MessageError
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ from typing import Any, cast
 
 import torch
 
-from sartor.cohort import Participation
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, NetworkError
+from sartor.core.method import Method
+from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
-from sartor.errors import ConfigError, NetworkError
-from sartor.method import Method
 from sartor.network.admission import Admission
 from sartor.network.board import Board
 from sartor.network.client import Build
@@ -27,11 +28,10 @@ from sartor.network.coordinator import Coordinator, Waits
 from sartor.network.office import Message, Office
 from sartor.network.roster import read_facts
 from sartor.network.transport import Transport
-from sartor.result import Result
+from sartor.results.result import Result
+from sartor.results.scores import Run
 from sartor.runs import RunFolder
-from sartor.scores import Run
-from sartor.settings import Progress
-from sartor.tree import Tree
+from sartor.training.settings import Progress
 
 GRACE = 10.0
 """Seconds that clients have to come back to a server that was restarted."""

@@ -14,9 +14,9 @@ import re
 from contextlib import suppress
 from pathlib import Path
 
-from sartor.errors import MessageError, RunFolderError
+from sartor.core.errors import MessageError, RunFolderError
+from sartor.core.tree import Tree
 from sartor.runs.storage import naming, read_state, write_state
-from sartor.tree import Tree
 
 FIRST = 0
 """The generation of a client that has not been asked yet; it is made, never stored."""

@@ -1,6 +1,6 @@
 """Clients that join a trained federation over the network: the server answers, and learns nothing.
 
-As in `sartor/onboard.py`, where the rule stands: a newcomer gets the letters of the trained server,
+As in `sartor/training/onboarding.py`, where the rule stands: a newcomer gets the letters of the trained server,
 begins from the state that the method's ``join`` makes, and takes some rounds of local work. Nothing
 is uploaded and nobody else's model changes. The state is made by the server, because ``join`` reads
 the server's state, which is not for clients' eyes (it may hold every client's model); it needs
@@ -20,21 +20,21 @@ from typing import Any, cast
 
 import numpy as np
 
-from sartor.cohort import Participation
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, MessageError, NetworkError
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
-from sartor.errors import ConfigError, MessageError, NetworkError
 from sartor.network.board import Board
 from sartor.network.coordinator import Coordinator
 from sartor.network.office import Generations
 from sartor.network.remote_rounds import RemoteRounds
 from sartor.network.serve import Plan, shape_of
 from sartor.network.transport import Loopback, Transport
-from sartor.onboard import newcomer_record
-from sartor.result import Result
+from sartor.results.result import Result
+from sartor.results.scores import Run
 from sartor.runs import RunFolder
-from sartor.scores import Run
-from sartor.settings import Progress
+from sartor.training.onboarding import newcomer_record
+from sartor.training.settings import Progress
 
 
 class Reception(Coordinator):

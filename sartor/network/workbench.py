@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor import tree, wire
-from sartor.cohort import Participation
+from sartor.core import tree, wire
+from sartor.core.cohort import Participation
+from sartor.core.hyper import Value, stack_hypers
+from sartor.core.method import Method, Site, check_private, records
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.arena import build_arena
 from sartor.engines.parts import Engine, Order, Receipt, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
-from sartor.hyper import Value, stack_hypers
-from sartor.method import Method, Site, check_private, records
 from sartor.network.vault import FIRST, Vault
-from sartor.task import Task
-from sartor.tree import Tree
 
 
 class Workbench:

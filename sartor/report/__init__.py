@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sartor.errors import MissingExtraError
+from sartor.core.errors import MissingExtraError
 
 if TYPE_CHECKING:
     from sartor.report.page import Source

@@ -10,7 +10,6 @@ import numpy as np
 
 from sartor.adviser.advice import Advice, Client
 from sartor.adviser.words import radius, wins_below
-from sartor.metrics import Array
 from sartor.report.drawing import (
     BAD,
     DASH,
@@ -24,6 +23,7 @@ from sartor.report.drawing import (
     legend_above,
     make_axes,
 )
+from sartor.results.metrics import Array
 
 NAMED = 25
 """Clients whose names fit below a figure."""

@@ -15,8 +15,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
 
-from sartor.errors import ConfigError
-from sartor.metrics import Array
+from sartor.core.errors import ConfigError
 from sartor.report.drawing import (
     DASH,
     SERIES,
@@ -28,6 +27,7 @@ from sartor.report.drawing import (
     make_axes,
     stroke,
 )
+from sartor.results.metrics import Array
 
 Scale = Literal["linear", "log"]
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sartor.table import Table
+from sartor.results.tables import Table
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def published_table(
     Args:
         rows: the numbers.
         what: heading of the first column.
-        kind: how numbers are shown, as in ``sartor.table.format_cell``: "percent" for shares.
+        kind: how numbers are shown, as in ``sartor.results.tables.format_cell``: "percent" for shares.
         source: where the published values stand, for a note.
         title: of the table.
     """

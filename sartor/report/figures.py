@@ -11,8 +11,6 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure as Canvas
 from matplotlib.ticker import MaxNLocator
 
-from sartor.comparison import Comparison
-from sartor.metrics import Array, spread
 from sartor.report.drawing import (
     BAD,
     DASH,
@@ -28,8 +26,10 @@ from sartor.report.drawing import (
 )
 from sartor.report.heat import label_map, mixing_matrix
 from sartor.report.layout import listed
-from sartor.result import Result
-from sartor.yardstick import Yardstick
+from sartor.results.comparison import Comparison
+from sartor.results.headline import Yardstick
+from sartor.results.metrics import Array, spread
+from sartor.results.result import Result
 
 MOST_PANELS = 12
 """Panels of the figure of gains; beyond that the table has to do."""

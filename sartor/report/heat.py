@@ -12,9 +12,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure as Canvas
 
-from sartor.comparison import Comparison
-from sartor.metrics import Array
 from sartor.report.drawing import HEAT, STYLE, Figure, clip
+from sartor.results.comparison import Comparison
+from sartor.results.metrics import Array
 
 CELLS = 1200
 """Cells drawn one by one, which stay sharp; a larger matrix is an image."""

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from sartor import runs
 from sartor._version import __version__
-from sartor.table import Table, jsonable
+from sartor.results.tables import Table, jsonable
 
 if TYPE_CHECKING:
     from sartor.report.drawing import Figure

@@ -9,19 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from sartor import metrics, reproduce, runs
+from sartor import reproduce, runs
 from sartor.adviser.advice import Advice
 from sartor.adviser.verification import Verification
-from sartor.comparison import Comparison
 from sartor.report.layout import MOST_ROWS, count, fill, listed, pictures, settings_lines, shown
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
-from sartor.result import POINT_WORDS, Result
+from sartor.results import metrics
+from sartor.results.comparison import Comparison
+from sartor.results.headline import Yardstick
+from sartor.results.result import POINT_WORDS, Result
+from sartor.results.scores import COUNTERS, PHASES
+from sartor.results.tables import Table
 from sartor.runs.storage import naming, read_json, write_text
-from sartor.scores import COUNTERS, PHASES
-from sartor.table import Table
-from sartor.yardstick import Yardstick
 
 if TYPE_CHECKING:
     from sartor.report.printing import Format

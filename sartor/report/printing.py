@@ -24,7 +24,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Text
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.report.drawing import VARIABLES, Figure
 from sartor.report.fitting import fit, paper_width
 from sartor.runs.storage import naming, write_text

@@ -11,7 +11,7 @@ from sartor.report.drawing import Figure
 from sartor.report.evidence import Check, tally
 from sartor.report.layout import fill, pictures, settings_lines, shown
 from sartor.report.words import Words
-from sartor.table import Table
+from sartor.results.tables import Table
 
 Part = str | Table | Figure | Mapping[str, Any] | Sequence[Check]
 """A paragraph, a table, a figure, settings (a mapping), or a list of claims."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from sartor import metrics
-from sartor.comparison import Comparison
-from sartor.result import Result
-from sartor.table import format_cell
+from sartor.results import metrics
+from sartor.results.comparison import Comparison
+from sartor.results.result import Result
+from sartor.results.tables import format_cell
 
 REACHES = {
     "accuracy": ("gets", "{} of all test samples right"),

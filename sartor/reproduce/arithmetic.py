@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Callable
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 
 _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sartor.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean
 from sartor.reproduce.arithmetic import evaluate, parse
 from sartor.reproduce.problems import Problem
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from sartor import metrics
 from sartor.reproduce.plan import Plan
 from sartor.reproduce.records import Record, measure
 from sartor.reproduce.rules import Verdict, View, judge
-from sartor.table import MISSING, Table, jsonable
+from sartor.results import metrics
+from sartor.results.tables import MISSING, Table, jsonable
 
 SCALES = {"percent": (100.0, 1, "%"), "number": (1.0, 4, ""), "kib": (1.0, 1, "KiB")}
 SCALES |= {"seconds": (1.0, 4, "s"), "count": (1.0, 1, "")}

@@ -14,22 +14,23 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from sartor import methods, processes
-from sartor.cohort import Participation
+from sartor import methods
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.local import Local
+from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.engines import make_engine
 from sartor.engines.arena import Arena
-from sartor.errors import ConfigError, did_you_mean
-from sartor.local import Local
+from sartor.engines.shard import processes
 from sartor.reproduce.derived import derive, jittered
 from sartor.reproduce.plan import DATA, LOCAL, SETTINGS, Plan
 from sartor.reproduce.probes import PROBES
 from sartor.reproduce.problems import Problem, make_arena, make_network, make_problems
 from sartor.reproduce.records import records_of
-from sartor.scores import Run
-from sartor.settings import DTYPES, Progress, with_static_parts
-from sartor.simulation import Simulation
-from sartor.task import Task
+from sartor.results.scores import Run
+from sartor.training.settings import DTYPES, Progress, with_static_parts
+from sartor.training.simulation import Simulation
 
 T = TypeVar("T")
 

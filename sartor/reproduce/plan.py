@@ -40,7 +40,7 @@ from dataclasses import dataclass, field, replace
 from importlib import resources
 from typing import Any
 
-from sartor.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean
 
 LOCAL = {
     "epochs": 1,

@@ -33,18 +33,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor import tree
 from sartor.analysis import coherence as coherence_of
 from sartor.analysis import loss_deviations
-from sartor.errors import ConfigError
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.task import Predictor
+from sartor.core.tree import Tree
 from sartor.reproduce.derived import smoothness
 from sartor.reproduce.problems import Problem
 from sartor.reproduce.solutions import stacked
-from sartor.simulation import Simulation
-from sartor.task import Predictor
 from sartor.theory.exact_fits import fit_coupled
 from sartor.theory.proximal import envelope, rate, satisfies
-from sartor.tree import Tree
+from sartor.training.simulation import Simulation
 
 Probe = Callable[[], dict[str, np.ndarray]]
 

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from sartor import models
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.data.synthetic import (
@@ -23,9 +25,7 @@ from sartor.data.synthetic import (
     logistic_radius,
 )
 from sartor.engines.arena import Arena, Split, build_arena
-from sartor.errors import ConfigError, did_you_mean
-from sartor.settings import make_task
-from sartor.task import Task
+from sartor.training.settings import make_task
 
 FROM_DATASET = (
     "partition",

@@ -33,9 +33,9 @@ from typing import Any
 
 import numpy as np
 
-from sartor.errors import ConfigError, did_you_mean
-from sartor.simulation import Simulation
-from sartor.table import jsonable
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.results.tables import jsonable
+from sartor.training.simulation import Simulation
 
 Record = dict[str, Any]
 POINTS = ("pre", "post", "global")

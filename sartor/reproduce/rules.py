@@ -37,7 +37,7 @@ from typing import Any
 
 import numpy as np
 
-from sartor.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean
 from sartor.reproduce.arithmetic import evaluate, parse
 
 Means = Mapping[str, Mapping[str, np.ndarray]]

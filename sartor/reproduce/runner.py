@@ -10,15 +10,15 @@ from typing import Any
 
 import torch
 
-from sartor import processes
-from sartor.errors import ConfigError, MissingDataError, RunFolderError, did_you_mean
+from sartor.core.errors import ConfigError, MissingDataError, RunFolderError, did_you_mean
+from sartor.engines.shard import processes
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.passes import Pass, passes_of, run_pass
 from sartor.reproduce.plan import Plan, load
 from sartor.reproduce.problems import make_problem
 from sartor.runs import environment
 from sartor.runs.storage import naming, read_json, write_json, write_text
-from sartor.settings import Progress, parse_device
+from sartor.training.settings import Progress, parse_device
 
 FOLDER = "passes"
 """Where finished passes lie in the folder of a reproduction."""

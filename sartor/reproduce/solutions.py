@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.reproduce.problems import Problem
 from sartor.reproduce.records import Record
 from sartor.theory import coupling

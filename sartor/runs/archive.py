@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sartor.result import METRIC_COLUMNS, Result
-from sartor.scores import COUNTERS, ONCE, Ledger, Run, Scores
-from sartor.table import jsonable
+from sartor.results.result import METRIC_COLUMNS, Result
+from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
+from sartor.results.tables import jsonable
 
 
 def pack_result(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:

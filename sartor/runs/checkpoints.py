@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sartor.errors import RunFolderError
+from sartor.core.errors import RunFolderError
 from sartor.runs.storage import (
     FORMAT,
     LaterFormatError,

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 
 from sartor._version import __version__
-from sartor.errors import ConfigError, RunFolderError
+from sartor.core.errors import ConfigError, RunFolderError
+from sartor.results.tables import jsonable
 from sartor.runs.storage import FORMAT, HALF, check_format, naming, read_json, write_json
-from sartor.table import jsonable
 
 _FILES = (
     "config.json",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from sartor.adviser.advice import Advice
-from sartor.comparison import Comparison
-from sartor.errors import RunFolderError
+from sartor.core.errors import RunFolderError
+from sartor.results.comparison import Comparison
 from sartor.runs.folder import Folder, folder_kind, slug
 from sartor.runs.run_folder import RunFolder
 from sartor.runs.storage import FORMAT, check_format, read_json, write_json

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sartor.errors import RunFolderError
-from sartor.result import Result
+from sartor.core.errors import RunFolderError
+from sartor.results.result import Result
 from sartor.runs import checkpoints
 from sartor.runs.archive import (
     csv_text,

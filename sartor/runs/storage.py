@@ -22,8 +22,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from sartor.errors import RunFolderError
-from sartor.table import jsonable
+from sartor.core.errors import RunFolderError
+from sartor.results.tables import jsonable
 
 FORMAT = 1
 """Version of the layout; a folder with a higher one was written by a later release."""

@@ -30,7 +30,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sartor import rng
+from sartor.core import rng
 from sartor.theory.exact_fits import factor, fit_each
 from sartor.theory.firth import refit
 from sartor.theory.linear_models import Clients, basis, hessians, look, predict

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory.linear_models import Clients, Family
 from sartor.theory.noise import Noise
 

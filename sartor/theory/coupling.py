@@ -22,7 +22,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean
 from sartor.theory.quantities import Number, tensors
 
 RULES = ("v1", "v2", "shrinkage")

@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory.linear_models import Clients, Point, basis, hessians, look, predict
 
 State = TypeVar("State")

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 
 Number = float | Tensor
 """One value, or values that broadcast: a sweep is one more axis."""

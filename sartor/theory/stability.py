@@ -29,7 +29,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory.quantities import Number, tensors
 
 # ---- bounds on γ_i -------------------------------------------------------------------------------

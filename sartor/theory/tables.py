@@ -24,7 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean
 from sartor.theory.proximal import corollary1, envelope, l2gd_exchanges, num_rounds
 from sartor.theory.quantities import Form, Number, tensors
 

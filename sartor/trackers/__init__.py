@@ -9,7 +9,7 @@ asked for.
 >>> track("tensorbord:runs")
 Traceback (most recent call last):
     ...
-sartor.errors.ConfigError: there is no tracker 'tensorbord'; did you mean 'tensorboard'?
+sartor.core.errors.ConfigError: there is no tracker 'tensorbord'; did you mean 'tensorboard'?
 """
 
 from sartor.trackers.tracker import TRACKERS, Tracker, numbers_of, track

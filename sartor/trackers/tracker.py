@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from sartor.callbacks import Evaluation, Round, Start, scalars
-from sartor.errors import ConfigError, MissingExtraError, did_you_mean
-from sartor.table import format_cell, jsonable
+from sartor.core.errors import ConfigError, MissingExtraError, did_you_mean
+from sartor.results.tables import format_cell, jsonable
+from sartor.training.callbacks import Evaluation, Round, Start, scalars
 
 if TYPE_CHECKING:
-    from sartor.result import Result
+    from sartor.results.result import Result
 
 TRACKERS = {
     "tensorboard": "TensorBoard",

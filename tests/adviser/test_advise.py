@@ -12,8 +12,8 @@ import torch
 
 import sartor
 from sartor.adviser.trial import choose, held_out
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data.synthetic import logistic
-from sartor.errors import ConfigError, FederationError
 
 
 def synthetic(spread: float, **settings: Any) -> sartor.Federation:

@@ -8,7 +8,7 @@ import torch
 
 import sartor
 from sartor.adviser.features import view
-from sartor.errors import ConfigError, FederationError
+from sartor.core.errors import ConfigError, FederationError
 from sartor.theory.exact_fits import fit_each
 from sartor.theory.linear_models import predict
 

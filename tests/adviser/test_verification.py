@@ -13,8 +13,8 @@ from sartor.adviser import judging, verify
 from sartor.adviser.judging import Trained, judge, owners
 from sartor.adviser.trial import choose, clustered_error
 from sartor.adviser.verification import Row, Verification
+from sartor.core.errors import ConfigError
 from sartor.data.synthetic import logistic
-from sartor.errors import ConfigError
 
 
 def test_clustered_error_by_hand() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from sartor.analysis import chance_coherence, coherence, generalized_coherence, savitzky_golay
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 
 
 def equicorrelated(number: int, cosine: float) -> np.ndarray:

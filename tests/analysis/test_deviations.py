@@ -7,7 +7,7 @@ from torch import nn
 
 from sartor import Federation, Local, fit
 from sartor.analysis import class_means, deviate, loss_deviations
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 
 
 def test_the_example_of_the_sheet():

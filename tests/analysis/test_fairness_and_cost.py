@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sartor.analysis import entropy, fairness, gini, pareto_front, to_reach
-from sartor.comparison import Comparison
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
+from sartor.results.comparison import Comparison
 from tests.synthetic_results import make_comparison, make_result
 
 EXAMPLE = [0.95, 0.9, 0.85, 0.8, 0.5]

@@ -13,7 +13,7 @@ from bench import device, floors, rates
 from bench.plain import make_model
 from bench.rates import Rates
 from bench.workloads import Share, Workload
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 
 LENET = {
     "conv1": 2 * (6 * 24 * 24) * (1 * 5 * 5),

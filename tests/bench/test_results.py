@@ -16,7 +16,7 @@ from bench import __main__ as command
 from bench import device, floors, page, rates, results
 from bench.rates import Rates
 from bench.workloads import WORKLOADS
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from tests.report.test_report import Page
 
 

@@ -236,7 +236,7 @@ def test_a_damaged_advice_is_told_apart(advise: Any, capsys: pytest.CaptureFixtu
     content = json.loads(Path("a/advice.json").read_text())
     del content["clients"]
     Path("a/advice.json").write_text(json.dumps(content))
-    with pytest.raises(sartor.errors.RunFolderError, match=r"advice\.json is not whole"):
+    with pytest.raises(sartor.core.errors.RunFolderError, match=r"advice\.json is not whole"):
         AdviceFolder.open("a").read_advice()
 
 

@@ -16,9 +16,9 @@ import pytest
 
 import sartor
 from sartor.cli import main
+from sartor.cli.config import Experiment, build
 from sartor.cli.flags import flag
-from sartor.config import Experiment, build
-from sartor.errors import RunFolderError
+from sartor.core.errors import RunFolderError
 
 TINY = (
     "--data",

@@ -11,10 +11,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sartor.cli.config import Experiment, build, keys, parse_pairs, parse_value, read_file
 from sartor.cli.settings import check_names, local_of
-from sartor.config import Experiment, build, keys, parse_pairs, parse_value, read_file
-from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
 
 
 def toml(values: dict[str, Any]) -> str:

@@ -11,9 +11,9 @@ from typer.main import get_command
 
 from sartor.cli import main
 from sartor.cli.app import app
+from sartor.cli.config import Experiment
 from sartor.cli.flags import flag
 from sartor.cli.help_pages import COLUMNS, LINES, rare_flags
-from sartor.config import Experiment
 
 ROOT: Any = get_command(app)
 COMMANDS = [[], *([name] for name in ROOT.commands)]

@@ -12,8 +12,8 @@ import pytest
 
 import sartor
 from sartor.cli import main
+from sartor.cli.config import build
 from sartor.cli.settings import federation_code
-from sartor.config import build
 
 
 @pytest.fixture(autouse=True)

@@ -6,9 +6,9 @@ import json
 import sys
 
 import pytest
+from tests.test_search import Dice
 
 from sartor.cli import main
-from tests.test_search import Dice
 
 SMALL = ["--data", "digits", "--clients", "4", "--val", "0.2", "--model", "mclr", "--rounds", "6"]
 
@@ -62,7 +62,9 @@ def test_faults_are_told_and_leave_no_folder(flags, words, tmp_path, capsys) -> 
 
 def test_search_prints_the_trials_and_the_best_values(tmp_path, capsys, monkeypatch) -> None:
     """By a study that draws at random; trials.csv keeps every digit."""
-    monkeypatch.setattr(sys.modules["sartor.search"], "_new_study", lambda measure, seed: Dice())
+    monkeypatch.setattr(
+        sys.modules["sartor.training.search"], "_new_study", lambda measure, seed: Dice()
+    )
     words = ["search", "fedprox", *SMALL, "--space", "prox_strength=0.01:10:log"]
     words += ["--space", "weights=uniform,samples", "--trials", "3", "--lanes", "2"]
     assert main([*words, "--rounds", "1", "--out", str(tmp_path), "--json"]) == 0

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import tree
 from sartor.compose import fine_tuned, within_groups
 from sartor.compose.beside import side_by_side
-from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
 from sartor.methods import METHODS, build
 from tests.laws import FOR_VARIANTS, HEAVY, LAWS, SGD, Case, check_method
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation, states

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 import sartor
-from sartor import tree
 from sartor.compose.beside import kept_after_training, on_share
 from sartor.compose.choice import HUGE, beyond_noise, paired_sums
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.errors import ConfigError
-from sartor.local import Local
 from sartor.methods import build
 from sartor.runs import RunFolder
 from tests.laws import SGD, Case, check_method

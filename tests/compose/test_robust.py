@@ -11,14 +11,14 @@ import pytest
 import torch
 
 import sartor
-from sartor import tree
 from sartor.compose import robust
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Method, Site
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Method, Site
+from sartor.core.task import Task
 from sartor.methods import METHODS, build
 from sartor.methods.fedavg import fedavg
-from sartor.task import Task
 from tests.laws import Case
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation, two_allocations
 

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.errors import ConfigError, FederationError, MissingDataError, MissingExtraError
 from sartor.data import Federation, available, datasets, from_dataset, load
 from sartor.data.datasets import ENVIRONMENT
 from sartor.data.readers import read_cifar_python, read_leaf
-from sartor.errors import ConfigError, FederationError, MissingDataError, MissingExtraError
 
 RNG = np.random.default_rng(0)
 

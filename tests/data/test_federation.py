@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import sartor
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data import Federation, Ragged
-from sartor.errors import ConfigError, FederationError
 
 
 def make(sizes, *, seed=0, classes=3, width=2, **options):

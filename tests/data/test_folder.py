@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.errors import FederationError
 from sartor.data import Federation, from_folder
-from sartor.errors import FederationError
 
 TABLE = [[0.5, 1.0, 0], [1.5, 2.0, 1], [2.5, 3.0, 1], [3.5, 4.0, 0]]
 

@@ -14,7 +14,7 @@ import torch
 import sartor
 from sartor import Federation
 from sartor.cli import main
-from sartor.errors import FederationError, MissingExtraError
+from sartor.core.errors import FederationError, MissingExtraError
 
 Image = pytest.importorskip("PIL.Image")
 

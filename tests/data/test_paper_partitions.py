@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data import from_dataset
 from sartor.data.partition import divide
-from sartor.errors import ConfigError, FederationError
 
 
 def counts(y, split, classes=10):

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data.partition import PartitionSpec, divide, parse_partition
-from sartor.errors import ConfigError, FederationError
 
 
 def labels(num_train=4000, num_test=1000, classes=10):

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset, TensorDataset
 
+from sartor.core.errors import FederationError
 from sartor.data import Federation
-from sartor.errors import FederationError
 
 
 class Pairs(Dataset):

@@ -9,6 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sartor.core.errors import ConfigError, FederationError
+from sartor.core.task import cross_entropy
 from sartor.data.synthetic import (
     Logistic,
     Quadratic,
@@ -18,9 +20,7 @@ from sartor.data.synthetic import (
     logistic_radius,
     quadratics,
 )
-from sartor.errors import ConfigError, FederationError
 from sartor.models import check_module
-from sartor.task import cross_entropy
 
 positive = st.floats(0.1, 10)
 problems = st.integers(1, 4).flatmap(

@@ -7,9 +7,9 @@ import csv
 import numpy as np
 import pytest
 
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data import Federation
 from sartor.data.encoding import client_statistics, combine_statistics, prepare, read_column
-from sartor.errors import ConfigError, FederationError
 
 
 def table(rows=60, seed=0):

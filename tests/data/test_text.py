@@ -9,10 +9,10 @@ import pytest
 import torch
 
 import sartor
+from sartor.core.errors import ConfigError, FederationError, MissingDataError
 from sartor.data import Federation, available, from_dataset, load
 from sartor.data.datasets import ENVIRONMENT
 from sartor.data.text import encode, make_vocabulary, tokenise
-from sartor.errors import ConfigError, FederationError, MissingDataError
 from sartor.models import lstm
 
 

@@ -21,8 +21,8 @@ DOCTESTS = {"advise.md", "theory.md"}
 """Pages whose examples show what they print; tests of their own compare it."""
 
 ELSEWHERE = {"README.md": "tests/cli/test_readme.py", "CONTRIBUTING.md": "test_contributing.py"}
-ELSEWHERE |= dict.fromkeys(("data.md", "using-the-result.md"), "tests/test_docs_blocks.py")
-ELSEWHERE |= dict.fromkeys(("training.md", "tuning.md"), "tests/test_training_docs.py")
+ELSEWHERE |= dict.fromkeys(("data.md", "using-the-result.md"), "tests/docs/test_blocks.py")
+ELSEWHERE |= dict.fromkeys(("training.md", "tuning.md"), "tests/docs/test_training.py")
 MOST_NOT_RUN = 3
 """Blocks that may say why they are not run."""
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from sartor.engines.lanes import native
+from sartor.engines.cpu import native
 
 
 @pytest.fixture

@@ -19,12 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from sartor import processes as group
-from sartor.local import Local
+from sartor.core.local import Local
+from sartor.engines.shard import processes as group
+from sartor.engines.shard.processes import Processes
 from sartor.methods import METHODS, build
-from sartor.processes import Processes
 from sartor.runs import RunFolder
-from sartor.simulation import Simulation
+from sartor.training.simulation import Simulation
 from tests.toys import federation, net_task, outcome, run, simulation, two_allocations
 
 LOCAL = Local(epochs=2, batch=3, lr=0.1)

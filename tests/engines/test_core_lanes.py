@@ -17,14 +17,17 @@ from torch.func import grad, hessian, jvp, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from sartor import tree
-from sartor.engines import traced
-from sartor.engines.lanes import CoreLanes, cpp, losses, native
-from sartor.engines.thinned import thin
-from sartor.local import Local
+from sartor.core import tree
+from sartor.core.local import Local
+from sartor.core.task import Task, masked_mean
+from sartor.core.tree import Tree
+from sartor.engines.cpu import compiler as cpp
+from sartor.engines.cpu import native
+from sartor.engines.cpu import traces as traced
+from sartor.engines.cpu.thinned import thin
+from sartor.engines.lanes import losses
+from sartor.engines.lanes.operations import CoreLanes
 from sartor.methods import build
-from sartor.task import Task, masked_mean
-from sartor.tree import Tree
 from tests.toys import assert_same, federation, outcome, run, simulation
 
 compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())
@@ -367,7 +370,8 @@ def test_switched_off_torch_does_it() -> None:
     code = """if True:
         import torch
         from torch.nn import functional as F
-        from sartor.engines.lanes import CoreLanes, cpp, native
+        from sartor.engines.lanes.operations import CoreLanes
+        from sartor.engines.cpu import compiler as cpp, native
         assert cpp.library() is None
         x, w, y = torch.randn(30, 200), torch.randn(6, 200), torch.zeros(30).long()
         with CoreLanes():

@@ -9,22 +9,25 @@ from typing import Any
 
 import pytest
 import torch
+from tests.test_rng import VECTORS
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from sartor import rng
-from sartor.engines import traced
-from sartor.engines.lanes import DrawOperations, LaneOperations, cpp, draws, native
-from sartor.engines.lanes.draw_kernels import philox as _philox
-from sartor.engines.lanes.jit import jit, tl
-from sartor.engines.thinned import thin
-from sartor.errors import ContractError
-from sartor.local import Local
+from sartor.core import rng
+from sartor.core.errors import ContractError
+from sartor.core.local import Local
+from sartor.engines.cpu import compiler as cpp
+from sartor.engines.cpu import native
+from sartor.engines.cpu import traces as traced
+from sartor.engines.cpu.thinned import thin
+from sartor.engines.cuda.draw_kernels import philox as _philox
+from sartor.engines.cuda.jit import jit, tl
+from sartor.engines.lanes import draws
+from sartor.engines.lanes.operations import DrawOperations, LaneOperations
 from sartor.methods import build
-from tests.test_rng import VECTORS
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation
 
 compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())

@@ -12,7 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sartor import rng, tree
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError, ContractError, FederationError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site, weighted_mean, weighted_sum
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines import arena as arenas
 from sartor.engines import make_engine
@@ -20,13 +26,7 @@ from sartor.engines.arena import build_arena, packed
 from sartor.engines.plan import Plan
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
-from sartor.errors import ConfigError, ContractError, FederationError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site, weighted_mean, weighted_sum
 from sartor.methods import build
-from sartor.task import Task
-from sartor.tree import Tree
 from tests.toys import (
     CPU,
     assert_same,
@@ -56,7 +56,7 @@ def everything(task: Task) -> Method:
         return task.loss(work["params"], batch)
 
     def slope(params: Tree, batch: Batch) -> Tree:
-        from sartor.task import grad
+        from sartor.core.task import grad
 
         return grad(lambda p: task.loss(p, batch))(params)  # type: ignore[no-any-return]
 
@@ -181,7 +181,7 @@ def test_a_method_that_uses_everything_is_counted_sample_by_sample() -> None:
     plain = Task.losses
 
     def losses(self: Task, params: Any, batch: Any, *rest: Any) -> Any:
-        from sartor.task import _METER
+        from sartor.core.task import _METER
 
         count[1 if _METER.depth else 0] += int(batch.mask.sum())
         return plain(self, params, batch, *rest)

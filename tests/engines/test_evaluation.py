@@ -13,17 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sartor import tree
-from sartor.data.federation import Federation
-from sartor.data.split import Ragged
-from sartor.engines import evaluation
-from sartor.engines.parts import Tally
-from sartor.engines.plan import Plan
-from sartor.local import Local
-from sartor.method import Phase, Warmup
-from sartor.methods import build
-from sartor.simulation import Simulation
-from sartor.task import (
+from sartor.core import tree
+from sartor.core.local import Local
+from sartor.core.method import Phase, Warmup
+from sartor.core.task import (
     Task,
     all_labels,
     binary_cross_entropy,
@@ -32,6 +25,13 @@ from sartor.task import (
     squared_error,
     token_cross_entropy,
 )
+from sartor.data.federation import Federation
+from sartor.data.split import Ragged
+from sartor.engines import evaluate as evaluation
+from sartor.engines.parts import Tally
+from sartor.engines.plan import Plan
+from sartor.methods import build
+from sartor.training.simulation import Simulation
 from tests.toys import federation, net_task, run, simulation
 
 SIZES = ([5, 0, 1, 3, 4], [2, 5, 5, 0, 3])

@@ -16,13 +16,14 @@ import numpy as np
 import pytest
 import torch
 
-from sartor.engines import forked, vectorised
-from sartor.engines.forked import why_not, work_in_processes
+from sartor.core.errors import DivergedError
+from sartor.core.local import Local
+from sartor.engines import vectorised
+from sartor.engines.cpu import forks as forked
+from sartor.engines.cpu.forks import why_not, work_in_processes
+from sartor.engines.cpu.tuning import Pace
 from sartor.engines.parts import Costs, Tally
-from sartor.engines.tuning import Pace
 from sartor.engines.vectorised import Vectorised
-from sartor.errors import DivergedError
-from sartor.local import Local
 from sartor.methods import build
 from tests.toys import federation, net_task, outcome, run, simulation
 

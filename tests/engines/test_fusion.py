@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from sartor import tree
-from sartor.engines.lanes import LaneOperations
+from sartor.core import tree
+from sartor.core.tree import Tree
 from sartor.engines.lanes.fusion import Fusion, _agree
-from sartor.tree import Tree
+from sartor.engines.lanes.operations import LaneOperations
 from tests.engines.test_lane_layers import launched  # noqa: F401
 
 LANES = 3

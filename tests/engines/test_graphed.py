@@ -11,15 +11,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sartor import tree
-from sartor.engines.graphed import Graphed, few_widths
+from sartor.core import tree
+from sartor.core.local import Local
+from sartor.core.method import Phase, Site
+from sartor.core.task import metered
+from sartor.core.tree import Tree
+from sartor.engines.cuda.graphs import Graphed, few_widths
 from sartor.engines.plan import Plan
 from sartor.engines.vectorised import Vectorised, over_lanes
-from sartor.local import Local
-from sartor.method import Phase, Site
 from sartor.methods import build
-from sartor.task import metered
-from sartor.tree import Tree
 from tests.toys import assert_same, net_task, outcome, run, simulation, two_allocations
 
 

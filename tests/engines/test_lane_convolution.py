@@ -13,9 +13,10 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from sartor.engines.lanes import LaneOperations, conv_launches, triton_conv
+from sartor.engines.cuda import conv_launches, triton_conv
+from sartor.engines.cuda.triton_conv import available, convolve
 from sartor.engines.lanes.convolution import lane_conv2d
-from sartor.engines.lanes.triton_conv import available, convolve
+from sartor.engines.lanes.operations import LaneOperations
 
 Pair = tuple[int, int]
 Conv = Callable[[Tensor, Tensor, Tensor | None, Pair, Pair], Tensor]

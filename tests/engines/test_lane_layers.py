@@ -11,21 +11,15 @@ from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.method import weighted_sum
+from sartor.core.task import masked_mean
+from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
-from sartor.engines.lanes import (
-    LaneOperations,
-    ServerOperations,
-    dense,
-    leaves,
-    losses,
-    pooling,
-)
+from sartor.engines.lanes import dense, leaves, losses, pooling
 from sartor.engines.lanes.fusion import Fusion
+from sartor.engines.lanes.operations import LaneOperations, ServerOperations
 from sartor.engines.plan import Plan
-from sartor.method import weighted_sum
-from sartor.task import masked_mean
-from sartor.tree import Tree
 
 
 @pytest.fixture

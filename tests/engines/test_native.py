@@ -15,8 +15,10 @@ from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from sartor.engines.lanes import CoreOperations, cpp, native
-from sartor.engines.thinned import thin
+from sartor.engines.cpu import compiler as cpp
+from sartor.engines.cpu import native
+from sartor.engines.cpu.thinned import thin
+from sartor.engines.lanes.operations import CoreOperations
 
 compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.method import Phase, Site
 from sartor.engines.arena import Arena, Split
 from sartor.engines.parts import (
     Block,
@@ -16,7 +17,6 @@ from sartor.engines.parts import (
     reorder,
     reorder_site,
 )
-from sartor.method import Phase, Site
 
 RUNS, SLOTS = 3, 5
 LANES = torch.arange(RUNS * SLOTS).reshape(RUNS, SLOTS)

@@ -11,10 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sartor import rng
+from sartor.core import rng
+from sartor.core.method import Batch, Phase
 from sartor.engines.arena import Arena, Split
 from sartor.engines.plan import Plan, _different, _permutations, _used, build_plan, num_steps
-from sartor.method import Batch, Phase
 
 KINDS = st.fixed_dictionaries(
     {

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import tree
 from sartor.compose import within_groups
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local, descend
-from sartor.method import Method, Phase
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local, descend
+from sartor.core.method import Method, Phase
 from sartor.methods import build
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation
 

@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
-from sartor.engines import graphed
-from sartor.engines.graphed import Graphed, _schedule, _shared_buffer
+from sartor.core.local import Local
+from sartor.core.task import Task, metered
+from sartor.engines.cuda import graphs as graphed
+from sartor.engines.cuda.graphs import Graphed, _schedule, _shared_buffer
+from sartor.engines.cuda.recording import Function, clone, flattened, once, read_by, repeats
 from sartor.engines.plan import build_plan
-from sartor.engines.recording import Function, clone, flattened, once, read_by, repeats
 from sartor.engines.vectorised import Vectorised, over_lanes
-from sartor.local import Local
 from sartor.methods import build
-from sartor.task import Task, metered
 from tests.engines.test_lane_layers import launched  # noqa: F401
 from tests.toys import assert_same, federation, outcome, run, simulation
 

@@ -12,8 +12,11 @@ from torch import Tensor, nn
 from torch.func import grad, jvp, vmap
 
 import sartor
-from sartor.engines.lanes import CoreLanes, LaneOperations, cpp, native, recurrence
-from sartor.loops import lstm_loop
+from sartor.core.loops import lstm_loop
+from sartor.engines.cpu import compiler as cpp
+from sartor.engines.cpu import native
+from sartor.engines.lanes import recurrence
+from sartor.engines.lanes.operations import CoreLanes, LaneOperations
 from sartor.models import lstm
 
 compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())

@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import processes as group
-from sartor.engines.sharded import deal, share
-from sartor.errors import ConfigError
-from sartor.processes import Processes, digest
+from sartor.core.errors import ConfigError
+from sartor.engines.shard import processes as group
+from sartor.engines.shard.processes import Processes, digest
+from sartor.engines.shard.rounds import deal, share
 from tests.engines.shards import ALL, FAST, resumed, straight
 from tests.toys import assert_same, differ, outcome, run
 

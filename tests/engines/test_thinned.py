@@ -12,8 +12,8 @@ from torch.func import grad, vmap
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
-from sartor.engines.thinned import thin
-from sartor.engines.traced import Traces
+from sartor.engines.cpu.thinned import thin
+from sartor.engines.cpu.traces import Traces
 
 
 def thinned(fn: Callable[..., Any], *args: Tensor) -> tuple[Any, list[str]]:

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
-from sartor.engines import kept, tuning
+from sartor.core.local import Local
 from sartor.engines.arena import Arena
-from sartor.engines.tuning import choose_chunk
+from sartor.engines.cpu import kept, tuning
+from sartor.engines.cpu.tuning import choose_chunk
 from sartor.engines.vectorised import Vectorised
-from sartor.local import Local
 from sartor.methods import build
 from tests.toys import federation, net_task, run, simulation
 

@@ -13,14 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from sartor import rng
+from sartor.core import rng
+from sartor.core.method import Batch, Hub, Phase, Site
+from sartor.core.task import Task
 from sartor.engines import vectorised
 from sartor.engines.arena import Arena, Split
 from sartor.engines.plan import build_plan, num_steps
 from sartor.engines.sequential import Sequential
 from sartor.engines.vectorised import STOP_EVERY, Vectorised, over_lanes
-from sartor.method import Batch, Hub, Phase, Site
-from sartor.task import Task
 from tests.toys import Net
 
 CPU = torch.device("cpu")

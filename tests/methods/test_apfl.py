@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from sartor.local import Local
-from sartor.method import Batch, Site
+from sartor.core.local import Local
+from sartor.core.method import Batch, Site
 from sartor.methods import METHODS, build
 from tests.toys import (
     Q3,

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Site
+from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Quadratic, quadratics
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch, Site
 from sartor.methods import build
 from sartor.methods.apple import fade
-from sartor.task import Task, given, never
 from tests.toys import (
     SIZES,
     federation,

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from sartor import tree
-from sartor.errors import ConfigError
+from sartor.core import tree
+from sartor.core.errors import ConfigError
 from sartor.methods.parts.bregman import KINDS, MARGIN, Gaussian, Separable, gaussian
 
 SHAPES = {"a": torch.zeros(3), "b": torch.zeros(2, 2)}

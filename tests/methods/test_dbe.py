@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sartor.cohort import Participation
-from sartor.errors import ConfigError, ContractError
-from sartor.local import Local
-from sartor.method import Batch, Method, Site
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, ContractError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Method, Site
+from sartor.core.task import Task
 from sartor.methods import METHODS, build
-from sartor.task import Task
 from tests.toys import federation, net_task, outcome, run, simulation, states
 
 SGD = Local(epochs=2, batch=3, lr=0.2)

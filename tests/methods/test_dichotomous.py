@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import nn
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.task import Task, given, never
 from sartor.data.federation import Federation
-from sartor.errors import ConfigError
-from sartor.local import Local
 from sartor.methods import build
-from sartor.task import Task, given, never
 from tests.toys import Net, federation, net_task, outcome, run, simulation, states
 
 SGD = Local(epochs=2, batch=4, lr=0.2)

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError, ContractError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Site
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.errors import ConfigError, ContractError
-from sartor.local import Local
-from sartor.method import Batch, Site
 from sartor.methods import METHODS, build
 from tests.toys import (
     Q3,

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Method, Site
+from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Quadratic, quadratics
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch, Method, Site
 from sartor.methods import build
 from sartor.methods.fedala import _top_layers
-from sartor.task import Task, given, never
 from tests.toys import (
     Net,
     assert_same,

@@ -11,13 +11,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Hub, Site
+from sartor.core.task import Task, never
+from sartor.core.task import given as loss_given
 from sartor.data.synthetic import Quadratic, quadratics
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch, Hub, Site
 from sartor.methods import METHODS, build
-from sartor.task import Task, never
-from sartor.task import given as loss_given
 from tests.toys import (
     federation,
     net_task,

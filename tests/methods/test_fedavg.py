@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Hub
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Hub
 from sartor.methods import build
 from tests.toys import (
     centre,

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.task import Task
 from sartor.data.synthetic import Logistic, logistic_radius
-from sartor.errors import ConfigError
-from sartor.local import Local
 from sartor.methods import build
-from sartor.task import Task
 from tests.toys import centre, federation, net_task, outcome, q3, run, simulation, states, used
 
 GD = Local(steps=1, batch=None, lr=0.1)

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch
+from sartor.core.task import Task
 from sartor.methods import METHODS, build
-from sartor.task import Task
 from tests.toys import Net, federation, net_task, outcome, run, simulation, states
 
 SGD = Local(epochs=2, batch=3, lr=0.2)

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.task import Task
 from sartor.methods import build
 from sartor.models import resnet8
-from sartor.task import Task
 from tests.toys import federation, net_task, run, simulation
 
 SGD = Local(epochs=2, batch=3, lr=0.2)

@@ -11,15 +11,15 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from torch import nn
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Site
+from sartor.core.task import Task, squared_error
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch, Site
 from sartor.methods import build
 from sartor.methods.parts.mixture import mixed_scores
-from sartor.task import Task, squared_error
 from tests.toys import federation, net_task, outcome, quadratic_task, run, simulation, states
 
 SGD = Local(epochs=2, batch=3, lr=0.2)

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import rng
+from sartor.core import rng
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Hub, Site
+from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Quadratic, quadratics
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch, Hub, Site
 from sartor.methods import build
 from sartor.methods.fedfomo import exploration
-from sartor.task import Task, given, never
 from tests.toys import (
     assert_same,
     federation,

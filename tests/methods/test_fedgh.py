@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sartor import rng, tree
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError, ContractError
+from sartor.core.local import Local
+from sartor.core.method import Hub, Site
+from sartor.core.task import Task
 from sartor.data.split import Ragged
-from sartor.errors import ConfigError, ContractError
-from sartor.local import Local
-from sartor.method import Hub, Site
 from sartor.methods import METHODS, build
-from sartor.task import Task
 from tests.toys import Net, federation, net_task, outcome, run, simulation, states
 
 SGD = Local(epochs=2, batch=3, lr=0.2)

@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Hub, Site
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch, Hub, Site
 from sartor.methods import METHODS, build
 from sartor.methods.fedpac import collaboration
 from tests.toys import federation, net_task, outcome, run, simulation, two_allocations
@@ -144,7 +144,7 @@ def _statistics(features: Any, labels: Any, batch: int = 4) -> dict:
 
 def _Flat(dim: int) -> Any:
     """Return a task whose features are its inputs."""
-    from sartor.task import Task
+    from sartor.core.task import Task
 
     class Linear(torch.nn.Module):
         def __init__(self) -> None:

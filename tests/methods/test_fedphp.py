@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sartor import tree
-from sartor.errors import ContractError
-from sartor.local import Local
-from sartor.method import Batch, Site
+from sartor.core import tree
+from sartor.core.errors import ContractError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Site
 from sartor.methods import METHODS, build
 from sartor.methods.fedphp import discrepancy, distillation
 from tests.toys import federation, net_task, outcome, run, simulation, states

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Hub, Method
+from sartor.core.task import Task, given, never
 from sartor.data.synthetic import Logistic, Quadratic, logistic_radius, quadratics
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Hub, Method
 from sartor.methods import build
 from sartor.methods.fedprox_two_stage import fedprox_two_stage
 from sartor.methods.local import local as local_train
-from sartor.task import Task, given, never
 from sartor.theory.two_stage import local_rate, server_rate
 from tests.toys import (
     Q3,

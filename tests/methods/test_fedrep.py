@@ -10,13 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch
+from sartor.core.task import Task, squared_error
 from sartor.data.federation import Federation
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch
 from sartor.methods import METHODS, build
-from sartor.task import Task, squared_error
 from tests.toys import federation, net_task, outcome, run, simulation, states
 
 SGD = Local(epochs=2, batch=3, lr=0.2)

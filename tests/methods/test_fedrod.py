@@ -11,13 +11,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from sartor import tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError, ContractError
+from sartor.core.local import Local
+from sartor.core.task import Task
 from sartor.data.split import Ragged
-from sartor.errors import ConfigError, ContractError
-from sartor.local import Local
 from sartor.methods import METHODS, build
 from sartor.methods.fedrod import log_prior
-from sartor.task import Task
 from tests.toys import Net, federation, net_task, outcome, run, simulation, states
 
 SGD = Local(epochs=2, batch=3, lr=0.2)

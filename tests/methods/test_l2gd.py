@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Batch, Hub, Method, Site
 from sartor.data.synthetic import quadratics
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Batch, Hub, Method, Site
 from sartor.methods import build
-from sartor.simulation import Simulation
 from sartor.theory import proximal
+from sartor.training.simulation import Simulation
 from tests.toys import (
     Q3,
     centre,

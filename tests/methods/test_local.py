@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.local import Local
 from sartor.data.synthetic import quadratics
-from sartor.local import Local
 from sartor.methods import build
 from tests.toys import (
     federation,

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.task import Task
 from sartor.methods import METHODS, build
 from sartor.methods.moon import contrast
-from sartor.task import Task
 from tests.toys import Net, federation, net_task, outcome, run, simulation, states
 
 SGD = Local(epochs=2, batch=3, lr=0.2)

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from torch import nn
 
-from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.task import Task
 from sartor.methods import build
 from sartor.methods.options import fits, say, taken
-from sartor.task import Task
 
 
 @pytest.fixture(scope="module")

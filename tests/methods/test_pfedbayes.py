@@ -11,9 +11,9 @@ import torch
 from numpy.testing import assert_allclose, assert_array_equal
 from torch.nn import functional as F
 
-from sartor import rng, tree
-from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.core import rng, tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
 from sartor.methods import build
 from sartor.methods.pfedbayes import kl, log_sigma, sampled
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation, states

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Hub
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Hub
 from sartor.methods import METHODS, build
 from tests.toys import (
     differ,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.local import Local
-from sartor.method import Hub, Site
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Hub, Site
+from sartor.core.mixing import inner
 from sartor.methods import build
-from sartor.mixing import inner
 from tests.toys import federation, net_task, outcome, quadratic_task, run, simulation
 
 SGD = Local(epochs=2, batch=3, lr=0.2, momentum=0.5)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local, descend
 from sartor.data.synthetic import quadratics
-from sartor.errors import ConfigError
-from sartor.local import Local, descend
 from sartor.methods import build
 from tests.toys import (
     Q3,

@@ -9,8 +9,8 @@ import pytest
 import torch
 from numpy.testing import assert_allclose, assert_array_equal
 
-from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
 from sartor.methods import build
 from tests.toys import centre, federation, net_task, q3, run, simulation, states
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import tree
-from sartor.cohort import Participation
+from sartor.core import tree
+from sartor.core.cohort import Participation
 from sartor.network.admission import Admission
 from sartor.network.messages import pack, unpack
 from sartor.network.transport import Loopback

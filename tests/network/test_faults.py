@@ -18,12 +18,12 @@ if importlib.util.find_spec("nvflare") is None:
     pytest.skip("needs nvflare: pip install 'sartor[network]'", allow_module_level=True)
 
 import sartor
-from sartor import tree
 from sartor.cli import main
+from sartor.cli.config import build
 from sartor.cli.network import built, plan_of
-from sartor.config import build
+from sartor.core import tree
 from sartor.network import keys
-from sartor.simulation import Simulation
+from sartor.training.simulation import Simulation
 from tests.network.federation import Federation, ended_kit
 
 pytestmark = pytest.mark.network

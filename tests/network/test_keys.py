@@ -17,7 +17,7 @@ if importlib.util.find_spec("nvflare") is None:
     pytest.skip("needs nvflare: pip install 'sartor[network]'", allow_module_level=True)
 
 from sartor.cli import main
-from sartor.errors import ConfigError, NetworkError
+from sartor.core.errors import ConfigError, NetworkError
 from sartor.network import keys
 from sartor.network.flare_client import FlareClient
 from sartor.network.flare_server import FlareServer

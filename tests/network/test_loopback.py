@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import tree
-from sartor.cohort import Participation
+from sartor.core import tree
+from sartor.core.cohort import Participation
+from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
-from sartor.method import Method
 from sartor.network.client import Client
 from sartor.network.coordinator import Coordinator
 from sartor.network.messages import unpack
 from sartor.network.transport import Loopback
+from sartor.results.scores import COUNTERS, ONCE, Run
 from sartor.runs.archive import to_numpy
 from sartor.runs.storage import read_state, write_state
-from sartor.scores import COUNTERS, ONCE, Run
-from sartor.task import Task
 from tests.laws import CASES, Case
 from tests.toys import CPU, Frozen, assert_same, federation, net_task, outcome, run, simulation
 

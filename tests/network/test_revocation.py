@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sartor.cli import main
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.network.keys import read_kit
 from sartor.network.revocation import Register, identity_of, new_identity, revoke_client
 from sartor.runs.storage import read_json, write_json

@@ -11,10 +11,10 @@ import torch
 
 import sartor
 from sartor.cli import main
+from sartor.cli.config import build
 from sartor.cli.network import built, own_data, plan_of
-from sartor.config import build
+from sartor.core.errors import ConfigError, NetworkError
 from sartor.data.federation import Federation
-from sartor.errors import ConfigError, NetworkError
 from sartor.network.board import Board
 from sartor.network.client import Client
 from sartor.network.serve import roster_of, serve

@@ -12,24 +12,24 @@ import torch
 
 import sartor
 from sartor.cli import main
+from sartor.cli.config import build
 from sartor.cli.network import built, own_data, plan_of
-from sartor.cohort import Participation
-from sartor.config import build
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, NetworkError
+from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
-from sartor.errors import ConfigError, NetworkError
-from sartor.method import Method
 from sartor.methods import METHODS
 from sartor.network.client import Client
 from sartor.network.messages import unpack
 from sartor.network.serve import serve
 from sartor.network.transport import Loopback
 from sartor.network.welcome import Reception, welcome
-from sartor.onboard import newcomer_record, onboard
+from sartor.results.scores import Run
 from sartor.runs import RunFolder
 from sartor.runs.storage import read_state
-from sartor.scores import Run
-from sartor.task import Task
+from sartor.training.onboarding import newcomer_record, onboard
 from tests.laws import Case
 from tests.network.test_loopback import alone
 from tests.toys import CPU, federation, net_task, run, simulation

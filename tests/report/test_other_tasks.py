@@ -14,13 +14,13 @@ import torch
 
 import sartor
 from sartor import Comparison, Federation
-from sartor.analysis.costs import to_reach
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.report.figures import draw_all
 from sartor.report.page import client_table, render, targets
 from sartor.report.words import summarise
-from sartor.table import Table, format_cell
-from sartor.yardstick import ACCURACY, LOSS, RMSE, YARDSTICKS, unit_of, yardstick_of
+from sartor.results.costs import to_reach
+from sartor.results.headline import ACCURACY, LOSS, RMSE, YARDSTICKS, unit_of, yardstick_of
+from sartor.results.tables import Table, format_cell
 
 CLIENTS = np.repeat(["a", "b", "c"], 60)
 

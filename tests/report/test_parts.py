@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.report.charts import Line, line_figure
 from sartor.report.drawing import colour_and_mark
 from sartor.report.evidence import Check, Measured, published_table, tally

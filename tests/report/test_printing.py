@@ -14,14 +14,14 @@ from matplotlib.image import imread
 from matplotlib.text import Text
 
 import sartor
-from sartor.comparison import Comparison
-from sartor.errors import ConfigError, MissingExtraError, RunFolderError
+from sartor.core.errors import ConfigError, MissingExtraError, RunFolderError
 from sartor.report import write_figures
 from sartor.report.charts import Line, line_figure
 from sartor.report.drawing import SERIES, VARIABLES, Figure
 from sartor.report.figures import draw_all
 from sartor.report.fitting import COLUMN, TEXT, paper_width
 from sartor.report.printing import DOTS, for_paper, page_colours, save
+from sartor.results.comparison import Comparison
 from tests.report.test_advice_page import make_advice
 from tests.synthetic_results import make_comparison, make_result
 

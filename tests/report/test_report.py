@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from sartor import Local, fit
-from sartor.comparison import Comparison
-from sartor.errors import RunFolderError
+from sartor.core.errors import RunFolderError
 from sartor.methods import METHODS
 from sartor.report import write_report
 from sartor.report.figures import draw_all, looks
 from sartor.report.heat import mixing_matrix
 from sartor.report.page import client_table, ledger_table, render, targets
 from sartor.report.words import summarise
-from sartor.result import Result
+from sartor.results.comparison import Comparison
+from sartor.results.result import Result
 from sartor.runs import ComparisonFolder, RunFolder
 from tests.synthetic_results import make_comparison, make_result
 from tests.toys import Net, federation

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from sartor import methods, reproduce
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.task import Task
 from sartor.data.federation import Federation
-from sartor.errors import ConfigError
-from sartor.local import Local
 from sartor.models import MODELS, dnn
 from sartor.report.reproduction_figures import DRAW
 from sartor.reproduce.passes import passes_of
@@ -18,7 +19,6 @@ from sartor.reproduce.plan import LOCAL, Plan, load, read
 from sartor.reproduce.probes import PROBES
 from sartor.reproduce.records import KINDS
 from sartor.reproduce.rules import CHECKS
-from sartor.task import Task
 
 FORMS = [(name, quick) for name in reproduce.names() for quick in (False, True)]
 

@@ -8,13 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from sartor import reproduce, tree
+from sartor import reproduce
 from sartor.analysis import loss_deviations
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.data.synthetic import quadratics
-from sartor.errors import ConfigError
-from sartor.local import Local
 from sartor.methods import build
 from sartor.report.reproduction_figures import figures_of, smoothed
 from sartor.reproduce.outcome import Outcome

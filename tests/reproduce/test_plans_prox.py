@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from sartor import reproduce
+from sartor.core.errors import ConfigError
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.errors import ConfigError
 from sartor.reproduce import runner
 from sartor.reproduce.derived import derive
 from sartor.reproduce.passes import passes_of

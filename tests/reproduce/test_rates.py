@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sartor import reproduce
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.reproduce.derived import jittered
 from sartor.reproduce.passes import passes_of
 from sartor.reproduce.plan import load, read

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.reproduce.records import measure, series
 from sartor.reproduce.rules import View, crossings, judge
 

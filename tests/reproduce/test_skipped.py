@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.reproduce import runner
 from sartor.reproduce.plan import Plan, read
 

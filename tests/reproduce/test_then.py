@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from sartor.errors import ConfigError
-from sartor.local import Local
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
 from sartor.methods import build
 from sartor.reproduce import passes
 from sartor.reproduce.passes import passes_of, run_pass

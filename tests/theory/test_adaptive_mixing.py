@@ -11,11 +11,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from sartor.core.local import Local
+from sartor.core.task import Task, never
+from sartor.core.task import given as loss_given
 from sartor.data.synthetic import Quadratic, quadratics
-from sartor.local import Local
 from sartor.methods import build
-from sartor.task import Task, never
-from sartor.task import given as loss_given
 from sartor.theory.adaptive_mixing import Problem, local_lr_range, mix_lr_limit, round_bound
 from tests.toys import simulation
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sartor import rng
+from sartor.core import rng
 from sartor.theory import calibration, firth
 from sartor.theory.calibration import calibrated, draw_labels, drawings, drawn_in
 from sartor.theory.exact_fits import fit_each

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory.constants import bend, constants_of, logistic_noise_bound
 from sartor.theory.exact_fits import fit_each
 from sartor.theory.linear_models import Clients, hessians, look, sample_losses

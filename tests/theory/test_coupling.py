@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory import coupling
 
 NUMBERS = {"smoothness": 1.0, "strong_convexity": 0.1}

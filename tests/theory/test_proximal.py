@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.task import Task, cross_entropy, never
 from sartor.data.synthetic import Logistic, logistic
-from sartor.errors import ConfigError
-from sartor.local import Local
 from sartor.methods import build
-from sartor.task import Task, cross_entropy, never
 from sartor.theory import proximal
 from sartor.theory.proximal import corollary1, envelope, local_steps, local_steps_bound
 from tests.toys import run, simulation

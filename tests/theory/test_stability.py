@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory.stability import (
     fedavg_bound,
     fedavg_shift,

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory import coupling, statistical
 from sartor.theory.quantities import sums
 from sartor.theory.statistical import constants, global_bound, local_bound, prox_range

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory import tables
 from sartor.theory.proximal import corollary1, envelope
 from sartor.theory.tables import statistical_rate, table_2, work

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sartor.errors import ConfigError
+from sartor.core.errors import ConfigError
 from sartor.theory.two_stage import (
     envelope_gradient2,
     explicit_local_steps,

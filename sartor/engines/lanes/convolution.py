@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sartor.engines.lanes import native
-from sartor.engines.lanes.triton_conv import available, convolve
+from sartor.engines.cpu import native
+from sartor.engines.cuda.triton_conv import available, convolve
 
 _MOST_PATCH = 512  # the largest patch (channels × kernel) worth writing out
 

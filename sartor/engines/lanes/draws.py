@@ -1,6 +1,6 @@
 """Numbers for lanes: what a step or a plan draws from its keys, in one launch or compiled call.
 
-``sartor.rng.normal`` is Philox4x32-10 and the rule of Box and Muller in some 150 operations on
+``sartor.core.rng.normal`` is Philox4x32-10 and the rule of Box and Muller in some 150 operations on
 whole tensors, each a pass over one number for every parameter. Here they are one, on a GPU
 (``draw_kernels``) and on a CPU (``native``), and the numbers are the same: in float64 to about
 10⁻¹⁵, as logarithm, cosine and sine may be rounded differently there, and so in float32 to the last
@@ -18,8 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor import rng
-from sartor.engines.lanes import native
+from sartor.core import rng
+from sartor.engines.cpu import native
 from sartor.engines.lanes.shapes import DTYPES, MOST_ELEMENTS, ceil, installed, kernels, merge, part
 
 _BLOCK = 128  # counters of a program, one for each thread; a counter gives four numbers

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from sartor.core.method import Batch
 from sartor.engines.arena import Arena
-from sartor.engines.lanes import native
+from sartor.engines.cpu import native
 from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, kernels, merge, part
-from sartor.method import Batch
 
 if TYPE_CHECKING:
     from sartor.engines.plan import Plan
@@ -85,7 +85,7 @@ UPDATES = {
     "add_difference": _operator("add_difference", 3, 1),
     "pulled_step": _operator("pulled_step", 3, 2),
 }
-"""What the functions of these names in ``sartor.tree`` do, in one launch for all leaves."""
+"""What the functions of these names in ``sartor.core.tree`` do, in one launch for all leaves."""
 
 
 def _merged(info: Any, in_dims: Any, *lists: list[Tensor]) -> list[list[Tensor]]:

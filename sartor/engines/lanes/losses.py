@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor.engines.lanes import native
+from sartor.engines.cpu import native
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
     ceil,

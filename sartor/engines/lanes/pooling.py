@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sartor.engines.lanes import native
+from sartor.engines.cpu import native
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
     ceil,

@@ -18,7 +18,8 @@ from torch import Tensor
 from torch._guards import active_fake_mode
 from torch.autograd import forward_ad
 
-from sartor.engines.lanes import native
+from sartor.core.loops import lstm_loop as plain
+from sartor.engines.cpu import native
 from sartor.engines.lanes.dense import product
 from sartor.engines.lanes.shapes import (
     MOST_ELEMENTS,
@@ -32,7 +33,6 @@ from sartor.engines.lanes.shapes import (
     unfold,
     usable,
 )
-from sartor.loops import lstm_loop as plain
 
 _MOST_HIDDEN = 128  # of a state that a program can hold
 _ROWS = 16  # texts of a program
@@ -44,7 +44,7 @@ def takes(
     is_token: Tensor,
     start: tuple[Tensor, Tensor] | None = None,
 ) -> bool:
-    """Say whether the kernels serve the loop of one client; see ``sartor.loops``."""
+    """Say whether the kernels serve the loop of one client; see ``sartor.core.loops``."""
     if not (given.dim() == 3 and given.numel() and is_token.dtype == torch.bool):
         return False
     size = weight.shape[1]
@@ -68,7 +68,7 @@ def lstm_loop(
     backward: bool,
     start: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Do what the function of this name in ``sartor.loops`` does."""
+    """Do what the function of this name in ``sartor.core.loops`` does."""
     if start is None:
         zero = given.new_zeros(given.shape[0], weight.shape[1])
         start = (zero, zero)

@@ -35,9 +35,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError
-from sartor.tree import Tree
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.tree import Tree
 
 MARGIN = 1e-3
 """How far values stay inside an open domain, in the coordinates of the means."""

@@ -6,8 +6,8 @@ import math
 
 from torch import Tensor
 
-from sartor import rng
-from sartor.tree import Tree
+from sartor.core import rng
+from sartor.core.tree import Tree
 
 
 def linear(key: Tensor, inputs: int, outputs: int, like: Tensor) -> Tree:

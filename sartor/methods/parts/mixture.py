@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sartor import tree
-from sartor.task import Task, cross_entropy
-from sartor.tree import Tree
+from sartor.core import tree
+from sartor.core.task import Task, cross_entropy
+from sartor.core.tree import Tree
 
 
 def component(table: Tree, m: int) -> Tree:

@@ -12,13 +12,13 @@ from typing import Literal
 
 from torch import Tensor
 
-from sartor import tree
-from sartor.errors import ConfigError, did_you_mean
-from sartor.local import Local, descend
-from sartor.method import Batch, Hub, Method, Phase, Site
+from sartor.core import tree
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.local import Local, descend
+from sartor.core.method import Batch, Hub, Method, Phase, Site
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
-from sartor.task import Task
-from sartor.tree import Tree
 
 Leaves = Callable[[str], bool]
 """A predicate on the names of leaves."""

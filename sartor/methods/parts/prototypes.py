@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sartor.method import Batch, Phase, Site
-from sartor.task import Task
-from sartor.tree import Tree
+from sartor.core.method import Batch, Phase, Site
+from sartor.core.task import Task
+from sartor.core.tree import Tree
 
 
 def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) -> Phase:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sartor.errors import ConfigError
-from sartor.hyper import Hyper
-from sartor.local import Local
-from sartor.method import Batch, Phase, Site
-from sartor.tree import Tree
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local
+from sartor.core.method import Batch, Phase, Site
+from sartor.core.tree import Tree
 
 
 def check_proximal(name: str, local: Local, prox_steps: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from sartor import rng
+from sartor.core import rng
 
 
 def shuffled(leaf: Tensor, key: Tensor) -> Tensor:

@@ -1,0 +1,381 @@
+"""Evaluation, written once for all engines: what every client would use now, on its own data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from sartor.core import tree
+from sartor.core.method import Batch, Method, Phase, Site
+from sartor.core.tree import Tree
+from sartor.engines.arena import Split
+from sartor.engines.context import Base
+from sartor.engines.memory import halved_clients, joined_scores, sparing
+from sartor.engines.moving import on_device
+from sartor.engines.parts import Block, Costs, Receipt, Tally, cut_arena, cut_runs, cut_site
+from sartor.engines.plan import Plan, build_plan, num_steps
+from sartor.engines.store import Store
+
+GROUP = 32
+"""Clients, at most, whose letters are written together where lanes are worked on one at a time."""
+
+_GROUP_BYTES = 1 << 25  # of their models
+_SHARES = 8  # groups a core at least, as clients differ in size
+_KEPT = 1 << 26  # bytes of plans that are kept from one evaluation to the next
+
+
+class Evaluation(Base):
+    """Scores models; nothing is kept."""
+
+    def evaluate(
+        self, server: Tree, store: Store, round_index: int, splits: tuple[str, ...] = ("test",)
+    ) -> tuple[dict[str, Tally], Receipt]:
+        """Score what every client would use now: letters, ``begin``, ``adapt``, ``model``.
+
+        Nothing is kept. The receipt says what letters and adaptation cost.
+        """
+        tallies = {split: self._blank() for split in splits}
+        method = self.record(round_index)
+
+        def score(block: tuple[int, np.ndarray]) -> tuple[Costs, np.ndarray]:
+            run, ids = block
+            site, keys = self.letters_to(cut_runs(server, run, len(ids)), round_index, ids, run)
+            model, costs = self.use(method, store, site, keys, ids, run)
+            self.score(method, model, site, ids, run, tallies)
+            return costs, (np.ones_like(ids) * self._letter_bytes(method, site)).sum(1)
+
+        zero = np.zeros(self.arena.num_runs, dtype=np.int64)
+        receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
+        blocks = self.client_blocks()
+        careful = sparing(self.engine, score, halved_clients, joined_scores)
+        found = self.engine.blocks(careful, blocks, list(tallies.values()))
+        for (run, ids), (costs, letters) in zip(blocks, found, strict=True):
+            runs = slice(run, run + len(ids))
+            receipt.bytes_down[runs] += letters
+            receipt.gradient_evaluations[runs] += costs.backward
+            receipt.forward_evaluations[runs] += costs.forward
+        return tallies, receipt
+
+    def evaluate_centre(
+        self, server: Tree, round_index: int, splits: tuple[str, ...] = ("test",)
+    ) -> dict[str, Tally]:
+        """Score the global model on every client's data."""
+        return self.evaluate_common(self.centre(server, round_index), round_index, splits)
+
+    def evaluate_common(
+        self,
+        models: Tree,
+        round_index: int,
+        splits: tuple[str, ...] = ("test",),
+        clients: int | None = None,
+    ) -> dict[str, Tally]:
+        """Score one model per run, (runs, ...), on the data of the first clients, or of all."""
+        tallies = {split: self._blank() for split in splits}
+
+        def score(block: tuple[int, np.ndarray]) -> None:
+            run, ids = block
+            self.score_centre(cut_runs(models, run, len(ids)), round_index, ids, run, tallies)
+
+        def joined(done: list[None], axis: int) -> None:
+            return None
+
+        blocks = self.client_blocks()
+        if clients is not None:
+            most = self.engine.chunk((self._phase_once(self._plain, splits[0]),))
+            width = max(1, most // clients)
+            runs = range(0, self.arena.num_runs, width)
+            blocks = [(run, self.everybody[run : run + width, :clients]) for run in runs]
+        careful = sparing(self.engine, score, halved_clients, joined)
+        self.engine.blocks(careful, blocks, list(tallies.values()))
+        return tallies
+
+    def score_centre(
+        self,
+        centre: Tree,
+        round_index: int,
+        ids: np.ndarray,
+        run: int,
+        tallies: dict[str, Tally],
+    ) -> None:
+        """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
+        hub = self.hub("evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        site = self.site(hub, self.keys("evaluate", round_index, ids, run), {}, {})
+        model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
+        self.score(self._plain, model, site, ids, run, tallies)
+
+    def score(
+        self,
+        method: Method,
+        model: Tree,
+        site: Site,
+        ids: np.ndarray,
+        run: int,
+        tallies: dict[str, Tally],
+    ) -> None:
+        """Score the models (runs, n, ...) of the clients ``ids`` on their own data."""
+        there = np.ones_like(ids, dtype=bool)
+        for split, tally in tallies.items():
+            self._score(method, model, site, ids, there, run, split, tally)
+
+    def centre(self, server: Tree, round_index: int) -> Tree:
+        """Return the parameters of the global model: (runs, ...)."""
+        there = np.ones_like(self.everybody, dtype=bool)
+        hub = self.hub("evaluate", round_index, self.everybody, there)
+        found: Tree = self.engine.runs(self.method.centre, server, hub)
+        return found
+
+    def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
+        """Return what the method shows of every client's kept state: (runs, clients, ...)."""
+        found: dict[str, np.ndarray] = {}
+        if self.method.inspect_client is None:
+            return found
+        for run, ids in self.client_blocks():
+            for name, leaf in tree.items(self.inspect_some(store, round_index, ids, run)):
+                rows = leaf.cpu().numpy()
+                shape = (*self.everybody.shape, *rows.shape[2:])
+                table = found.setdefault(name, np.zeros(shape, dtype=np.float32))
+                table[run + np.arange(len(ids))[:, None], ids] = rows
+        return found
+
+    def inspect_some(self, store: Store, round_index: int, ids: np.ndarray, run: int = 0) -> Tree:
+        """Return what the method shows of the kept states of the clients ``ids`` (runs, n)."""
+        if self.method.inspect_client is None:
+            return {}
+        hub = self.hub("inspect", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        site = self.site(hub, self.keys("inspect", round_index, ids, run), {}, {})
+        found = self.engine.clients(self.method.inspect_client, store.gather(ids, run), site)
+        return tree.map(lambda leaf: leaf.float(), found)
+
+    def client_blocks(self) -> list[tuple[int, np.ndarray]]:
+        """Cut all clients into blocks, the largest test sets of every run first.
+
+        Returns:
+            of every block the first run, and the ids (runs, n) of its clients.
+        """
+        phases = self.method.adapt or (self._phase_once(self.method, "test"),)
+        size = self.arena.splits["test"].size
+        order = np.argsort(-size, axis=1, kind="stable")
+        most = self.engine.chunk(phases)
+        if self._groups(most):
+            return [
+                (run, ids[None])
+                for run, (whole, sizes) in enumerate(zip(order, size, strict=True))
+                for ids in self._grouped(whole, sizes)
+            ]
+        width = max(1, min(most // len(order), 4096))
+        return [
+            (run, order[run : run + most, slot : slot + width])
+            for run in range(0, len(order), most)
+            for slot in range(0, order.shape[1], width)
+        ]
+
+    def _groups(self, lanes: int) -> bool:
+        """Say whether clients are tested in groups: what surrounds a small test costs more than it.
+
+        Clients that train before their test are left to the blocks of training.
+        """
+        warm = self.method.warmup
+        adapts = self.method.adapt or (warm is not None and warm.method.adapt)
+        return self.arena.device.type == "cpu" and lanes == 1 and not adapts
+
+    def _group_size(self) -> int:
+        """Return how many models are held at a time beside those that clients keep."""
+        each = 4 * self.task.num_trained
+        return max(1, min(GROUP, _GROUP_BYTES // max(each, 1)))
+
+    def _grouped(self, order: np.ndarray, size: np.ndarray) -> list[np.ndarray]:
+        """Cut the clients of a run, in the given order, into groups of about equal work at most."""
+        batches = np.cumsum(-(-size[order] // self.eval_batch))
+        share = max(1, -(-int(batches[-1]) // (_SHARES * self.engine.workers)))
+        by_work = np.searchsorted(batches, np.arange(share, int(batches[-1]), share)) + 1
+        most = self._group_size()
+        by_number = np.arange(most, len(order), most)
+        return [ids for ids in np.split(order, np.union1d(by_work, by_number)) if len(ids)]
+
+    def models(
+        self, server: Tree, store: Store, round_index: int, ids: np.ndarray, run: int = 0
+    ) -> tuple[Site, Tree, Costs]:
+        """Return site and models of the clients ``ids`` (runs, n) before local training.
+
+        The runs are ``run`` and those after it, and the server is theirs. The costs are those of
+        adaptation.
+        """
+        site, keys = self.letters_to(server, round_index, ids, run)
+        model, costs = self.use(self.record(round_index), store, site, keys, ids, run)
+        return site, model, costs
+
+    def letters_to(
+        self, server: Tree, round_index: int, ids: np.ndarray, run: int = 0
+    ) -> tuple[Site, np.ndarray]:
+        """Write the letters of an evaluation to the clients ``ids`` (runs, n): sites and keys."""
+        hub = self.hub("evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run)
+        keys = self.keys("evaluate", round_index, ids, run)
+        letters = self.letters(self.record(round_index), server, hub)
+        return self.site(hub, keys, *letters), keys
+
+    def use(
+        self,
+        method: Method,
+        store: Store,
+        site: Site,
+        keys: np.ndarray,
+        ids: np.ndarray,
+        run: int = 0,
+    ) -> tuple[Tree, Costs]:
+        """Do what clients do with a letter at an evaluation: ``begin``, ``adapt``, ``model``."""
+        work = self.engine.clients(method.begin, store.gather(ids, run), site)
+        there = np.ones_like(ids, dtype=bool)
+        work, costs = self._phases(method.adapt, work, site, keys, ids, there, run)
+        return self.engine.clients(method.model, work, site), costs
+
+    def _score_phase(self, method: Method, split: str, pooled: bool) -> Phase:
+        predict = method.predict or self.task.logits
+
+        def scored(model: Tree, batch: Batch) -> Tree:
+            scores = predict(model, batch.x)
+            loss = torch.where(batch.mask, self.task.criterion(scores, batch.y), 0.0)
+            return {"correct": self.task.is_correct(scores, batch.y) & batch.mask, "loss": loss}
+
+        def step(sums: Tree, batch: Batch, site: Site) -> Tree:
+            found = scored(site.own, batch)
+            right, loss = found["correct"].sum(), found["loss"].sum()
+            return {"correct": sums["correct"] + right, "loss": sums["loss"] + loss.double()}
+
+        def pooled_step(sums: Tree, batch: Batch, site: Site) -> Tree:
+            whose, found = site.own["slot"][batch.rows], scored(site.own["model"], batch)
+            # Samples are the last axis; before it may be the steps of a text.
+            rows = {k: v.reshape(-1, v.shape[-1]).double().sum(0) for k, v in found.items()}
+            return {k: sums[k].index_add(0, whose, rows[k]) for k in sums}
+
+        return Phase(
+            name=f"score {split}",
+            step=pooled_step if pooled else step,
+            data=split,
+            shuffle=False,
+            batch=self.eval_batch,
+        )
+
+    def _score(
+        self,
+        method: Method,
+        model: Tree,
+        site: Site,
+        ids: np.ndarray,
+        present: np.ndarray,
+        run: int,
+        split: str,
+        tally: Tally,
+    ) -> None:
+        """Add up correct answers and losses of one model per lane.
+
+        The model takes the place of a letter.
+        """
+        arena = cut_arena(self.arena, run, ids.shape[0])
+        size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
+        order = np.argsort(-size, axis=1, kind="stable")
+        pick = on_device(order, self.arena.device)
+        lane = torch.arange(len(pick), device=pick.device)[:, None]
+        ids, size = np.take_along_axis(ids, order, 1), np.take_along_axis(size, order, 1)
+        # Models that are in order need no copies, nor does one that all lanes share.
+        ordered = bool((order == np.arange(order.shape[1])).all())
+        sorted_model = tree.map(
+            lambda leaf: leaf if ordered or leaf.stride(1) == 0 else leaf[lane, pick], model
+        )
+        here = site._replace(own=sorted_model, common={}, index=site.index[lane, pick])
+        one_by_one = self._groups(self.engine.chunk(())) and len(ids) == 1 < ids.size
+        if one_by_one and all(leaf.stride(1) == 0 for leaf in tree.leaves(model)):
+            sums = self._pooled(method, here, ids, size, run, split)
+        else:
+            sums = self._summed(method, here, ids, size, run, split, one_by_one)
+        found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
+        scored = np.take_along_axis(present, order, 1)
+        tally.put(np.nonzero(scored)[0] + run, ids[scored], found[0][scored], found[1][scored])
+
+    def _summed(
+        self,
+        method: Method,
+        site: Site,
+        ids: np.ndarray,
+        size: np.ndarray,
+        run: int,
+        split: str,
+        one_by_one: bool,
+    ) -> Tree:
+        """Score the model of each lane on its own samples: sums (runs, slots)."""
+        phase = self._phase_once(method, split)
+
+        def draw() -> Plan:
+            keys = np.zeros((*ids.shape, 2), dtype=np.int64)
+            arena = cut_arena(self.arena, run, len(ids))
+            return build_plan(phase, arena, ids, keys, num_steps(phase, size))
+
+        plan = self._kept_plan((split, run, ids.tobytes(), size.tobytes()), draw)
+        zero = torch.zeros(ids.shape, device=self.arena.device, dtype=torch.float64)
+        start = {"correct": zero.long(), "loss": zero}
+        if not one_by_one:
+            return self.engine.phase(phase, start, site, plan)[0]
+        found = []
+        for slot in range(ids.shape[1]):
+            block = Block(0, 1, slot, 1)
+            lane, narrow = cut_site(site, block), plan.narrow(0, 1, slot, 1)
+            own = tree.narrow(start, 1, slot, 1)
+            found.append(self.engine.phase(phase, own, lane, narrow)[0])
+        return tree.cat(found, 1)
+
+    def _pooled(
+        self,
+        method: Method,
+        site: Site,
+        ids: np.ndarray,
+        size: np.ndarray,
+        run: int,
+        split: str,
+    ) -> Tree:
+        """Score a model that all lanes of a run share: their samples are one list.
+
+        Batches are full then, however few samples a client has.
+        """
+        phase = self._phase_once(method, split, pooled=True)
+        mine = cut_arena(self.arena, run, 1)
+        lists, number = mine.splits[split], int(size.sum())
+        # Few lengths for all groups, so that their steps have the same shapes.
+        slots, capacity = max(GROUP, ids.shape[1]), 1 << max(number - 1, 0).bit_length()
+        zero = torch.zeros((1, 1, slots + 1), device=self.arena.device, dtype=torch.float64)
+        sums = {"correct": zero, "loss": zero}
+        if not number:
+            return tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)
+        where = on_device(np.repeat(lists.start[0][ids[0]], size[0]), self.arena.device)
+        first = np.repeat(np.cumsum(size[0]) - size[0], size[0])
+        rows = lists.rows[where + on_device(np.arange(number) - first, self.arena.device)]
+        whole = Split(rows, np.zeros((1, 1), np.int64), np.full((1, 1), number), capacity)
+        arena = replace(mine, splits={split: whole}, num_clients=1)
+        keys = np.zeros((1, 1, 2), dtype=np.int64)
+        steps = num_steps(phase, np.full((1, 1), number))
+        plan = build_plan(phase, arena, np.zeros((1, 1), np.int64), keys, steps)
+        slot = np.full((1, 1, capacity + 1), slots)  # where padding goes
+        slot[0, 0, :number] = np.repeat(np.arange(ids.shape[1]), size[0])
+        lane = cut_site(site, Block(0, 1, 0, 1))
+        lane = lane._replace(own={"model": lane.own, "slot": on_device(slot, self.arena.device)})
+        sums, _ = self.engine.phase(phase, sums, lane, plan)
+        found: Tree = tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)
+        return found
+
+    def _kept_plan(self, signature: Hashable, draw: Callable[[], Plan]) -> Plan:
+        """Return a plan of an earlier evaluation, or draw it."""
+        plan = self._score_plans.get(signature)
+        if plan is None:
+            plan = self._score_plans[signature] = draw()
+            self._plan_bytes += plan.table.nbytes
+            if self._plan_bytes > _KEPT:
+                self._score_plans, self._plan_bytes = {signature: plan}, plan.table.nbytes
+        return plan
+
+    def _phase_once(self, method: Method, split: str, pooled: bool = False) -> Phase:
+        """Make each scoring phase once, so that engines can recognise it."""
+        key = (id(method), split, pooled)
+        if key not in self._score_phases:
+            self._score_phases[key] = self._score_phase(method, split, pooled)
+        return self._score_phases[key]

@@ -1,0 +1,280 @@
+"""Operations for lanes: what a network of the user calls, in forms that serve all lanes at once.
+
+``LaneOperations`` catches calls while a step is recorded for a GPU, ``ServerOperations`` while a
+server works there, ``CoreLanes`` while the cores of a CPU work on many lanes, ``CoreOperations``
+while one core works on one lane, and ``DrawOperations`` while a step of one lane draws; the network
+is not changed. What they do not know goes its plain way.
+
+| call | on a GPU, all lanes | on a CPU |
+|---|---|---|
+| ``conv2d`` | ``convolution``: Triton kernels, or patches and one product | ``native``, one lane |
+| ``max_pool2d`` | ``pooling`` | ``native``, or ``halving``, one lane |
+| ``linear`` | ``dense`` | ``dense`` by ``native``, both ways, many lanes with few outputs |
+| ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
+| ``sartor.core.task.masked_mean`` | ``losses`` | |
+| ``sartor.core.loops.lstm_loop`` | ``recurrence``: one launch | ``recurrence`` by ``native`` |
+| ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
+| ``sartor.core.tree.addcmul`` | ``leaves``: one launch | ``leaves`` by ``native``, many lanes |
+| ``sartor.core.tree.add_difference``, ``pulled_step`` | ``leaves``: one launch | |
+| ``sartor.core.rng.normal`` | ``draws``: one launch | ``native`` |
+| ``sartor.core.method.weighted_sum`` | ``leaves``: one launch, for the server | |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from sartor.core import rng, tree
+from sartor.core.loops import lstm_loop
+from sartor.core.method import weighted_leaves
+from sartor.core.task import masked_mean
+from sartor.engines.cpu import native
+from sartor.engines.lanes import (
+    convolution,
+    dense,
+    draws,
+    halving,
+    leaves,
+    losses,
+    pooling,
+    recurrence,
+)
+from sartor.engines.lanes.fusion import Fusion, Pass
+
+
+class _Operations(TorchFunctionMode):
+    """While active, send the operations that profit from it to other forms."""
+
+    forms: ClassVar[Mapping[Any, Callable[..., Any]]] = {}
+    """For a function of torch or of ours: what serves it, or returns None to leave it alone."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Catch what has another form, and leave everything else as it is."""
+        kwargs = kwargs or {}
+        serve = self.forms.get(func)
+        if serve is not None:
+            found = serve(*args, **kwargs)
+            if found is not None:
+                return found
+        return func(*args, **kwargs)
+
+
+def _conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
+    fixed = convolution.arguments(*args, **kwargs)
+    return None if fixed is None else convolution.lane_conv2d(*fixed)
+
+
+def _linear_on_cores(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    if not native.takes_linear(input, weight, bias):
+        return None
+    return dense.linear(input, weight, bias)
+
+
+def _linear(
+    input: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False
+) -> Tensor | None:
+    if not dense.takes_linear(input, weight, bias):
+        return None
+    return dense.linear(input, weight, bias, rectify)
+
+
+def _cross_entropy(
+    input: Tensor, target: Tensor, reduction: str = "mean", **others: Any
+) -> Tensor | None:
+    plain = others in ({}, _ENTROPY_DEFAULTS) and reduction == "none"
+    takes = native.takes_cross_entropy if input.is_cpu else losses.takes_cross_entropy
+    return losses.cross_entropy(input, target) if plain and takes(input, target) else None
+
+
+_ENTROPY_DEFAULTS = {
+    "weight": None,
+    "size_average": None,
+    "ignore_index": -100,
+    "reduce": None,
+    "label_smoothing": 0.0,
+}
+
+
+def _max_pool2d(*args: Any, rectify: bool = False, **kwargs: Any) -> Tensor | None:
+    x, kernel = _windows(*args, **kwargs)
+    if kernel is None or not pooling.takes_pool(x, kernel):
+        return None
+    return pooling.max_pool2d(x, kernel, rectify)
+
+
+def _windows(
+    input: Tensor,
+    kernel_size: Any,
+    stride: Any = None,
+    padding: Any = 0,
+    dilation: Any = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> tuple[Tensor, tuple[int, int] | None]:
+    """Return the images and the size of windows that lie side by side; None for other windows."""
+    kernel = convolution.pair(kernel_size)
+    step = kernel if stride is None or stride == [] else convolution.pair(stride)
+    plain = (
+        step == kernel
+        and convolution.pair(padding) == (0, 0)
+        and convolution.pair(dilation) == (1, 1)
+        and not (ceil_mode or return_indices)
+    )
+    return input, kernel if plain else None
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
+    return losses.masked_mean(values, mask) if losses.takes_mean(values, mask) else None
+
+
+def _lstm_loop(
+    given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False, start: Any = None
+) -> tuple[Tensor, Tensor] | None:
+    if not recurrence.takes(given, weight, is_token, start):
+        return None
+    return recurrence.lstm_loop(given, weight, is_token, backward, start)
+
+
+def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
+    def serve(*given: Any) -> list[Tensor] | None:
+        lists, scales = list(given[:-factors]), list(given[-factors:])
+        if not leaves.takes_update(lists, scales):
+            return None
+        return leaves.update(kernel, lists, scales)
+
+    return serve
+
+
+def _addcmul_on_cores(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] | None:
+    fits = native.takes_update(a, b, factor) and not leaves.differentiating()
+    return leaves.update("addcmul", [a, b], [factor]) if fits else None
+
+
+def _normal(
+    key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32
+) -> Tensor | None:
+    return draws.normal(key, shape, dtype) if draws.takes(key, shape, dtype) else None
+
+
+def _weighted(uploads: list[Tensor], weights: Tensor) -> list[Tensor] | None:
+    weights = weights.to(uploads[0].dtype) if uploads else weights
+    fits = leaves.takes_weighted(uploads, weights)
+    return leaves.weighted(uploads, weights) if fits else None
+
+
+def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
+    fixed = convolution.arguments(*args, **kwargs)
+    return None if fixed is None else convolution.native_conv2d(*fixed)
+
+
+def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
+    x, kernel = _windows(*args, **kwargs)
+    if kernel and native.takes_pool(x, kernel):
+        return pooling.max_pool2d(x, kernel)
+    return halving.halved(x) if kernel == (2, 2) and halving.takes(x) else None
+
+
+class LaneOperations(_Operations):
+    """All lanes at once on a GPU."""
+
+    forms: ClassVar = {
+        torch.conv2d: _conv2d,
+        F.linear: _linear,
+        F.cross_entropy: _cross_entropy,
+        F.max_pool2d: _max_pool2d,
+        torch.max_pool2d: _max_pool2d,
+        masked_mean: _mean,
+        lstm_loop: _lstm_loop,
+        tree.addcmul_leaves: _update("addcmul", 1),
+        tree.add_difference_leaves: _update("add_difference", 1),
+        tree.pulled_step_leaves: _update("pulled_step", 2),
+        rng.normal: _normal,
+    }
+
+    def __init__(self, fusion: Fusion | None = None) -> None:
+        """Begin a pass; ``fusion`` says which ReLUs their neighbours compute."""
+        super().__init__()
+        self.fused: Pass | None = None if fusion is None else fusion.begin()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Catch as all of them do; and ReLUs."""
+        if self.fused is None:
+            return super().__torch_function__(func, types, args, kwargs)
+        return self.fused.call(
+            func,
+            lambda *a, **k: super(LaneOperations, self).__torch_function__(func, types, a, k),
+            self.forms.get(func),
+            args,
+            kwargs or {},
+        )
+
+
+class ServerOperations(_Operations):
+    """The server of all runs on a GPU."""
+
+    forms: ClassVar = {weighted_leaves: _weighted}
+
+
+class CoreOperations(_Operations):
+    """One lane on one core of a CPU, without vmap."""
+
+    forms: ClassVar = {
+        torch.conv2d: _conv2d_alone,
+        F.max_pool2d: _max_pool2d_alone,
+        torch.max_pool2d: _max_pool2d_alone,
+        lstm_loop: _lstm_loop,
+    }
+
+
+class DrawOperations(_Operations):
+    """Steps on a CPU that draw, with vmap or without."""
+
+    forms: ClassVar = {rng.normal: _normal}
+
+
+class CoreLanes(_Operations):
+    """Many lanes on the cores of a CPU."""
+
+    forms: ClassVar = {
+        **DrawOperations.forms,
+        F.linear: _linear_on_cores,
+        F.cross_entropy: _cross_entropy,
+        lstm_loop: _lstm_loop,
+        tree.addcmul_leaves: _addcmul_on_cores,
+    }
+
+
+DIRECT: Mapping[Any, Callable[..., Any]] = {
+    torch.ops.sartor.lane_conv.default: native.convolved,
+    torch.ops.sartor.lane_conv_input_grad.default: native.input_gradient,
+    torch.ops.sartor.lane_conv_weight_grad.default: native.kernel_gradient,
+    torch.ops.sartor.pooled.default: native.pooled,
+    torch.ops.sartor.unpooled.default: native.unpooled,
+    torch.ops.sartor.lane_normal.default: draws.on_core,
+    torch.ops.sartor.lane_addcmul.default: leaves.addcmul_on_core,
+    torch.ops.sartor.lane_product.default: dense.product_on_core,
+    torch.ops.sartor.lane_product_and_sums.default: dense.sums_on_core,
+    torch.ops.sartor.lane_recurrence.default: native.recurrence,
+    torch.ops.sartor.lane_recurrence_grad.default: native.recurrence_gradient,
+    torch.ops.sartor.row_losses.default: losses.on_core,
+    torch.ops.sartor.row_slopes.default: losses.slopes_on_core,
+}
+"""What the operators of lanes do on a CPU, for traces that only run there."""

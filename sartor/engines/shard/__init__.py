@@ -1,0 +1,1 @@
+"""A simulation whose lanes are shared by several processes (torch.distributed)."""

@@ -1,0 +1,422 @@
+"""Lanes shared among processes: each works on its own, then all know what all found.
+
+Every process holds the data, the server's state and the kept states of all clients, and takes the
+server's steps itself: same inputs, same numbers. What is divided is the work of the lanes, in
+training and in evaluation. Who works on which lane follows from sizes that all processes know, so
+nobody has to be told, and since all randomness is keyed it cannot change a draw. After the local
+work of an exchange uploads travel, and with them the kept states (and kept models) of those who
+trained, scores and costs; see `docs/scaling.md` for the bytes.
+
+Lanes that do not train are not worked on, and the uploads of those that do not report are zeros, as
+they are in a federation over a network: `aggregate` does not look at them.
+
+Numbers: a lane's own arithmetic is the same, but lanes worked on together share matrix products,
+whose rounding may depend on how many they are. With one lane at a time (``chunk=1``, or the
+reference engine) runs are equal to the bit for any number of processes; else to rounding (1e-10 in
+float64). Where a server's step itself does not repeat to the bit, as sums in no fixed order on a
+GPU, processes would drift apart: after every round eight bytes of each are compared, and rank 0's
+state is taken by all if they differ.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from sartor.core import tree
+from sartor.core.errors import FederationError
+from sartor.core.method import Method, Phase, Site
+from sartor.core.tree import Tree
+from sartor.engines.parts import Block, Order, Receipt, Tally, cut_site
+from sartor.engines.plan import num_steps
+from sartor.engines.round import Rounds
+from sartor.engines.shard.processes import Processes, digest
+from sartor.engines.store import Store
+
+FINE = 4
+"""Pieces of work a process at least, where there are so many lanes."""
+
+
+@dataclass(frozen=True)
+class Tile:
+    """Some slots of ``runs`` neighbouring runs from ``run`` on."""
+
+    run: int
+    runs: int
+    slots: np.ndarray
+
+    def lanes(self, which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return runs and slots of the lanes of the tile that ``which`` (runs, slots) marks."""
+        run, slot = np.nonzero(which[self.run : self.run + self.runs][:, self.slots])
+        return run + self.run, self.slots[slot]
+
+
+def deal(work: np.ndarray, size: int) -> np.ndarray:
+    """Divide pieces of work among processes, the longest first, each to the least busy.
+
+    That is Graham's longest-processing-time rule: the busiest process has at most 4/3 − 1/(3·size)
+    of what the best division gives it. Ties go to the lower rank.
+
+    >>> deal(np.array([2, 7, 4, 9, 5]), 2).tolist()
+    [1, 1, 0, 0, 1]
+
+    Args:
+        work: (pieces,) how long each takes; 0 is nobody's.
+        size: the number of processes.
+
+    Returns:
+        (pieces,) whose each is; −1 for nobody's.
+    """
+    owner = np.full(len(work), -1, dtype=np.int64)
+    busy = [(0, rank) for rank in range(size)]
+    for piece in np.argsort(-work, kind="stable").tolist():
+        if work[piece] <= 0:
+            break
+        load, rank = busy[0]
+        owner[piece] = rank
+        heapq.heapreplace(busy, (load + int(work[piece]), rank))
+    return owner
+
+
+def share(work: np.ndarray, size: int) -> list[list[Tile]]:
+    """Divide lanes with so much work, (runs, slots), among processes.
+
+    A piece is a slot of all runs, so that runs stay together in one call; of fewer where there are
+    not enough slots to go round.
+    """
+    runs = len(work)
+    slots = max(1, int((work > 0).any(0).sum()))
+    parts = min(runs, -(-FINE * size // slots))
+    edges = np.arange(parts + 1) * runs // parts
+    load = np.add.reduceat(work, edges[:-1], axis=0)
+    owner = deal(load.reshape(-1), size).reshape(load.shape)
+    found: list[list[Tile]] = []
+    for rank in range(size):
+        mine = [np.nonzero(owner[part] == rank)[0] for part in range(parts)]
+        found.append(
+            [
+                Tile(int(edges[p]), int(edges[p + 1] - edges[p]), slots)
+                for p, slots in enumerate(mine)
+                if len(slots)
+            ]
+        )
+    return found
+
+
+class ShardedRounds(Rounds):
+    """Rounds whose lanes are worked on by several processes; see `Rounds` for other arguments.
+
+    Args:
+        processes: all of them.
+    """
+
+    def __init__(self, *args: Any, processes: Processes) -> None:
+        super().__init__(*args)
+        self.processes = processes
+        self._shares: dict[bytes, list[list[Tile]]] = {}
+        self._tuned = False
+        self._check_same()
+
+    def _check_same(self) -> None:
+        """Refuse processes that were given different problems."""
+        arena = self.arena
+        words = np.frombuffer(f"{self.method.name} {self.seeds}".encode(), dtype=np.uint8)
+        told: Tree = {"x": arena.x, "y": arena.y, "hyper": self.hyper}
+        if arena.palette is not None:
+            told["palette"] = arena.palette
+        told["words"] = torch.from_numpy(words.copy()).to(arena.device)
+        told["splits"] = {
+            name: {"rows": split.rows, "size": torch.from_numpy(split.size).to(arena.device)}
+            for name, split in arena.splits.items()
+        }
+        mine = {"digest": {"": digest(told).reshape(1)}}
+        found = self.processes.swap(mine, [{"digest": 1}] * self.processes.size)
+        values = [int(one["digest"][""]) for one in found]
+        wrong = [rank for rank, value in enumerate(values) if value != values[0]]
+        if wrong:
+            raise FederationError(
+                f"Process {wrong[0]} of {self.processes.size} has other data, seeds or "
+                "hyper-parameters than process 0; all must be started with the same command and "
+                "see the same files."
+            )
+
+    def _share(self, work: np.ndarray) -> list[list[Tile]]:
+        """Divide lanes; a division is remembered, since full cohorts come again every round."""
+        key = work.tobytes()
+        if key not in self._shares:
+            if len(self._shares) >= 8:
+                self._shares.clear()
+            self._shares[key] = share(work, self.processes.size)
+        return self._shares[key]
+
+    def _steps(self, phases: Sequence[Phase], ids: np.ndarray) -> np.ndarray:
+        """Count the samples in the steps of local phases, with their padding: (runs, slots).
+
+        A phase whose length a client finds out for itself counts as one pass, and one that not
+        everybody takes as if all did.
+        """
+        total = np.ones(ids.shape, dtype=np.int64)
+        for phase in phases:
+            split = self.arena.splits["train" if phase.data == "none" else phase.data]
+            known = replace(phase, steps=None, epochs=1) if callable(phase.steps) else phase
+            steps = num_steps(known, np.take_along_axis(split.size, ids, 1))
+            batch = split.capacity if phase.batch is None else min(phase.batch, split.capacity)
+            total += steps * max(1, batch) * (1 if phase.data == "none" else phase.draws)
+        return total
+
+    # ---- training
+
+    def train(self, server: Tree, *args: Any, **settings: Any) -> tuple[Tree, Receipt]:
+        """Run one round; see `Rounds.train`."""
+        server, receipt = super().train(server, *args, **settings)
+        return self.processes.agreed(server), receipt
+
+    def local_work(
+        self,
+        order: Order,
+        site: Site,
+        keys: np.ndarray,
+        store: Store,
+        receipt: Receipt,
+        keep: Store | None,
+    ) -> tuple[Tree, np.ndarray]:
+        """Work on the lanes of this process, and take the rest from the others."""
+        method, cohort = order.method, order.cohort
+        attends = self.attendance(order)
+        trains = order.trains & attends
+        reports = order.present & trains
+        work = np.where(trains, self._steps(method.phases, cohort), 0)
+        shares = self._share(work)
+        self._tune_first(method, site, store, keys, cohort)
+        blocks = self._tile_blocks(method.phases, shares[self.processes.rank])
+        if not blocks:  # a lane that does not train says what an upload looks like
+            trains_here, blocks = np.zeros_like(trains), [Block(0, 1, 0, 1)]
+        else:
+            trains_here = trains
+        own = _blank_like(receipt)
+        own.tally, own.seconds = receipt.tally, receipt.seconds
+        done = self.work_blocks(
+            replace(order, trains=trains_here), blocks, site, keys, store, own, keep
+        )
+        clock = self.clock(receipt.seconds)
+        shape = cohort.shape
+        uploads: Tree = tree.map(lambda leaf: leaf.new_zeros((*shape, *leaf.shape[2:])), done[0])
+        for block, upload in zip(blocks, done, strict=True):
+            here = reports[block.cut] & trains_here[block.cut]
+            run, slot = np.nonzero(here)
+            columns = np.arange(shape[1])[block.cut[1]]
+            _put(uploads, run + block.run, columns[slot], _pick(upload, run, slot))
+        self._exchange_lanes(shares, trains, reports, cohort, uploads, store, keep, own)
+        receipt.gradient_evaluations += own.gradient_evaluations
+        receipt.forward_evaluations += own.forward_evaluations
+        clock("train")
+        return uploads, attends
+
+    def _exchange_lanes(
+        self,
+        shares: list[list[Tile]],
+        trains: np.ndarray,
+        reports: np.ndarray,
+        cohort: np.ndarray,
+        uploads: Tree,
+        store: Store,
+        keep: Store | None,
+        own: Receipt,
+    ) -> None:
+        """Fill in what other processes found; ``own`` becomes the costs of all."""
+        worked = [_lanes(tiles, trains) for tiles in shares]
+        heard = [_lanes(tiles, reports) for tiles in shares]
+        stores = {"state": store} if keep is None else {"state": store, "trained": keep}
+        me, device = self.processes.rank, self.arena.device
+        run, slot = worked[me]
+        mine: dict[str, Tree] = {"upload": _pick(uploads, *heard[me])}
+        mine |= {name: one.rows(run, cohort[run, slot]) for name, one in stores.items()}
+        mine["tally"] = {
+            split: torch.from_numpy(_read(tally, run, cohort[run, slot])).to(device)
+            for split, tally in own.tally.items()
+        }
+        mine["costs"] = {"": torch.from_numpy(_counts(own)).to(device)}
+        rows = [
+            dict.fromkeys(mine, len(w[0])) | {"upload": len(h[0]), "costs": len(cohort)}
+            for w, h in zip(worked, heard, strict=True)
+        ]
+        found = self.processes.swap(mine, rows)
+        for rank, theirs in enumerate(found):
+            if rank == me:
+                continue
+            run, slot = worked[rank]
+            clients = cohort[run, slot]
+            _put(uploads, *heard[rank], theirs["upload"])
+            for name, one in stores.items():
+                one.put(run, clients, theirs[name])
+            for split, tally in own.tally.items():
+                _write(tally, run, clients, theirs["tally"][split].cpu().numpy())
+            _add(own, theirs["costs"][""].cpu().numpy())
+
+    def _tune_first(
+        self, method: Method, site: Site, store: Store, keys: np.ndarray, cohort: np.ndarray
+    ) -> None:
+        """Let rank 0 choose the number of lanes a block for all, on a share of the usual size."""
+        if self.engine.lanes is not None or self._tuned or not method.phases:
+            return
+        self._tuned = True
+
+        def measure() -> int:
+            some = np.arange(0, cohort.shape[1], self.processes.size)
+            here = cut_site(site, Block(0, len(cohort), 0, 0, some))
+            self._tune(method, here, store, keys[:, some], cohort[:, some])
+            return self.engine.lanes or 0
+
+        self.engine.lanes = self.processes.first(measure) or None
+
+    def _tile_blocks(self, phases: tuple[Phase, ...], tiles: list[Tile]) -> list[Block]:
+        """Cut tiles into blocks of as many lanes as the engine likes."""
+        return [
+            Block(
+                tile.run + block.run,
+                block.runs,
+                0,
+                block.slots,
+                tile.slots[block.slot : block.slot + block.slots],
+            )
+            for tile in tiles
+            for block in self._blocks(phases, (tile.runs, len(tile.slots)))
+        ]
+
+    # ---- evaluation
+
+    def _evaluation(self) -> tuple[np.ndarray, list[list[Tile]]]:
+        """Divide all clients by their test samples: their ids in order of size, and the shares."""
+        size = self.arena.splits["test"].size
+        order = np.argsort(-size, axis=1, kind="stable")
+        work = self._steps(self.method.adapt, order) + np.take_along_axis(size, order, 1)
+        return order, self._share(work)
+
+    def client_blocks(self) -> list[tuple[int, np.ndarray]]:
+        """Cut the clients of this process into blocks; see `Rounds.client_blocks`."""
+        order, shares = self._evaluation()
+        phases = self.method.adapt or (self._phase_once(self.method, "test"),)
+        blocks = self._tile_blocks(phases, shares[self.processes.rank])
+        return [(block.run, order[block.cut]) for block in blocks]
+
+    def evaluate(
+        self, server: Tree, store: Store, round_index: int, splits: tuple[str, ...] = ("test",)
+    ) -> tuple[dict[str, Tally], Receipt]:
+        """Score what every client would use now; see `Rounds.evaluate`."""
+        tallies, receipt = super().evaluate(server, store, round_index, splits)
+        self._exchange_scores(tallies, receipt)
+        return tallies, receipt
+
+    def evaluate_common(
+        self,
+        models: Tree,
+        round_index: int,
+        splits: tuple[str, ...] = ("test",),
+        clients: int | None = None,
+    ) -> dict[str, Tally]:
+        """Score one model per run; on the data of a few first clients every process does it all."""
+        tallies = super().evaluate_common(models, round_index, splits, clients)
+        if clients is None:
+            self._exchange_scores(tallies, None)
+        return tallies
+
+    def _exchange_scores(self, tallies: dict[str, Tally], receipt: Receipt | None) -> None:
+        order, shares = self._evaluation()
+        everyone = np.ones_like(order, dtype=bool)
+        lanes = [_lanes(tiles, everyone) for tiles in shares]
+        ids = [(run, order[run, slot]) for run, slot in lanes]
+        me, device = self.processes.rank, self.arena.device
+        mine: dict[str, Tree] = {
+            "tally": {
+                split: torch.from_numpy(_read(tally, *ids[me])).to(device)
+                for split, tally in tallies.items()
+            }
+        }
+        if receipt is not None:
+            mine["costs"] = {"": torch.from_numpy(_counts(receipt)).to(device)}
+        rows = [{"tally": len(run), "costs": len(order)} for run, _ in ids]
+        for rank, theirs in enumerate(self.processes.swap(mine, rows)):
+            if rank == me:
+                continue
+            for split, tally in tallies.items():
+                _write(tally, *ids[rank], theirs["tally"][split].cpu().numpy())
+            if receipt is not None:
+                _add(receipt, theirs["costs"][""].cpu().numpy())
+
+    def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
+        """Return what the method shows of every client's kept state; see `Rounds`."""
+        if self.method.inspect_client is None:
+            return {}
+        order, shares = self._evaluation()
+        everyone = np.ones_like(order, dtype=bool)
+        ids = [
+            (run, order[run, slot]) for run, slot in (_lanes(tiles, everyone) for tiles in shares)
+        ]
+        me, device = self.processes.rank, self.arena.device
+        looks = super().inspect_clients(store, round_index)
+        if not looks:  # nobody is mine: what it looks like
+            one = self.inspect_some(store, round_index, order[:1, :1])
+            looks = {k: leaf.cpu().numpy()[:0, :0] for k, leaf in tree.items(one)}
+        mine = {k: {"": torch.from_numpy(v[ids[me]]).to(device)} for k, v in looks.items()}
+        rows = [dict.fromkeys(mine, len(run)) for run, _ in ids]
+        found = {
+            k: np.zeros((*order.shape, *v.shape[2:]), dtype=np.float32) for k, v in looks.items()
+        }
+        for where, theirs in zip(ids, self.processes.swap(mine, rows), strict=True):
+            for name, table in found.items():
+                table[where] = theirs[name][""].cpu().numpy()
+        return found
+
+
+def _lanes(tiles: list[Tile], which: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return runs and slots of the marked lanes of some tiles, in one order for all processes."""
+    parts = [tile.lanes(which) for tile in tiles]
+    none = np.zeros(0, dtype=np.int64)
+    run, slot = (np.concatenate([none, *(part[k] for part in parts)]) for k in (0, 1))
+    return run, slot
+
+
+def _pick(value: Tree, run: np.ndarray, slot: np.ndarray) -> Tree:
+    index = (torch.from_numpy(run), torch.from_numpy(slot))
+    found: Tree = tree.map(lambda leaf: leaf[tuple(i.to(leaf.device) for i in index)], value)
+    return found
+
+
+def _put(value: Tree, run: np.ndarray, slot: np.ndarray, rows: Tree) -> None:
+    index = (torch.from_numpy(run), torch.from_numpy(slot))
+
+    def put(leaf: torch.Tensor, new: torch.Tensor) -> None:
+        leaf[tuple(i.to(leaf.device) for i in index)] = new
+
+    tree.map(put, value, rows)
+
+
+def _read(tally: Tally, run: np.ndarray, client: np.ndarray) -> np.ndarray:
+    return np.stack([tally.correct[run, client], tally.loss[run, client]], 1)
+
+
+def _write(tally: Tally, run: np.ndarray, client: np.ndarray, rows: np.ndarray) -> None:
+    tally.correct[run, client], tally.loss[run, client] = rows[:, 0], rows[:, 1]
+
+
+_COUNTS = ("bytes_down", "gradient_evaluations", "forward_evaluations")
+
+
+def _blank_like(receipt: Receipt) -> Receipt:
+    zero = np.zeros_like(receipt.participants)
+    return Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
+
+
+def _counts(receipt: Receipt) -> np.ndarray:
+    """Return what processes count each for themselves: (runs, counters)."""
+    return np.stack([getattr(receipt, name) for name in _COUNTS], 1).astype(np.int64)
+
+
+def _add(receipt: Receipt, counts: np.ndarray) -> None:
+    for k, name in enumerate(_COUNTS):
+        setattr(receipt, name, getattr(receipt, name) + counts[:, k])

@@ -1,0 +1,13 @@
+"""Results: what a training measured and spent, and what a user reads from it.
+
+| module | what it holds |
+|---|---|
+| `result` | `Result`: scores, costs, models |
+| `comparison` | `Comparison`: several results on the same allocations |
+| `scores`, `history` | scores and costs as arrays, and how a simulation collects them |
+| `metrics`, `measures`, `headline` | metrics, their intervals, and the headline metric of a task |
+| `tables`, `client_tables`, `summaries`, `readings` | tables for people, and what they are made of |
+| `costs`, `evenness` | cost to a target accuracy, and how even the clients' scores are |
+| `serving` | predictions and exported models |
+| `joined` | the parts of a sweep over static options as one result |
+"""

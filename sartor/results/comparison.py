@@ -1,0 +1,325 @@
+"""Several methods side by side on one federation: a table, paired differences, who is hurt."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.results import metrics
+from sartor.results.client_tables import fairness_of, fairness_table
+from sartor.results.costs import pareto_front, to_reach
+from sartor.results.headline import ACCURACY, SHARES, Yardstick
+from sartor.results.metrics import Array
+from sartor.results.result import Result
+from sartor.results.tables import Table, format_cell, jsonable
+
+
+class Comparison(Mapping[str, Result]):
+    """Several methods on the same federation, the same seeds and the same settings.
+
+    Args:
+        results: name -> :class:`Result`.
+        reference: the method that the others are measured against, or None.
+        config: the shared settings.
+    """
+
+    def __init__(
+        self,
+        results: Mapping[str, Result],
+        *,
+        reference: str | None = "local",
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.results = dict(results)
+        self.reference = reference if reference in self.results else None
+        self.config = dict(config or {})
+
+    def __getitem__(self, name: str) -> Result:
+        """Return the result of a method."""
+        if name not in self.results:
+            raise KeyError(f"{name!r} was not compared{did_you_mean(name, self.results)}")
+        return self.results[name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Iterate over the names of the methods."""
+        return iter(self.results)
+
+    def __len__(self) -> int:
+        """Return the number of methods."""
+        return len(self.results)
+
+    def expanded(self) -> Comparison:
+        """Return a comparison in which every setting of a sweep is an entry of its own."""
+        found = {}
+        for name, result in self.items():
+            groups = result.groups()
+            for label, runs in groups.items():
+                single = len(groups) == 1
+                key = name if single else label.replace(result.method, name, 1)
+                found[key] = result if single else result.select(runs)
+        return Comparison(found, reference=self.reference, config=self.config)
+
+    @property
+    def yardstick(self) -> Yardstick:
+        """What the methods are compared by; see ``sartor.results.headline``."""
+        return next((result.yardstick for result in self.values()), ACCURACY)
+
+    def hurt(self, name: str) -> Array | None:
+        """Return (runs,) how many clients are below the reference, or None without one."""
+        if self.reference is None or name == self.reference:
+            return None
+        result, reference = self[name], self[self.reference]
+        partner = result.partners(reference)
+        counts = []
+        for run in range(len(result.runs)):
+            sign = result.yardstick.sign
+            alone = sign * reference.client_measure(run=partner[run])
+            gains = metrics.gain(sign * result.client_measure(run=run), alone)
+            counts.append(float(gains.hurt) if gains.clients else math.nan)
+        return np.asarray(counts)
+
+    def table(self) -> Table:
+        """Return one row per method: accuracy (or error), worst client, clients hurt and costs.
+
+        Repeats give mean ± sample standard deviation; with fewer than five, the notes list the
+        values one by one.
+        """
+        rows: list[list[Any]] = []
+        notes: dict[str, Any] = {}
+        measure, kind = self.yardstick.name, self.yardstick.kind
+        for name, result in self.items():
+            hurt = self.hurt(name)
+            for label, indices in result.groups().items():
+
+                def cell(values: Any, indices: list[int] = indices) -> Any:
+                    if values is None:
+                        return None
+                    chosen = np.atleast_1d(np.asarray(values, dtype=np.float64))[indices]
+                    return metrics.spread(chosen) if len(chosen) > 1 else float(chosen[0])
+
+                label = label.replace(result.method, name, 1)
+                accuracy = cell(result._each(result.pooled_measure))
+                rows.append(
+                    [
+                        label,
+                        accuracy,
+                        cell(result._each(result.worst_measure)),
+                        cell(hurt),
+                        cell(result.megabytes),
+                        cell(result.gradient_evaluations),
+                        cell(result.seconds),
+                    ]
+                )
+                if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
+                    values = ", ".join(format_cell(v, kind) for v in accuracy.values)
+                    notes[f"{label}, {measure} of each run"] = values
+                told = result.ended_with_words(*indices)
+                if told is not None:
+                    notes[f"{label} ended with"] = told
+                early = [entry for i in indices if (entry := result.stopped[i]) is not None]
+                if early:
+                    first = min(early, key=lambda entry: entry["round"])
+                    notes[f"{label} stopped early"] = (
+                        f"{len(early)} of {len(indices)} runs, first after round "
+                        f"{first['round']}: {first['why']}"
+                    )
+                lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
+                if lost:
+                    first = lost[0]
+                    notes[f"{label} diverged"] = (
+                        f"{len(lost)} of {len(indices)} runs, first in round "
+                        f"{first.get('round', '?')} at client {first.get('client', '?')}"
+                    )
+        below = max((r.summary()["clients_below_floor"] for r in self.values()), default=0)
+        if below:
+            notes["worst client"] = (
+                f"among clients with at least {metrics.FLOOR} test samples; {below} left out"
+            )
+        return Table(
+            [
+                "method",
+                measure,
+                "worst client",
+                "clients hurt",
+                "MB",
+                "gradient evaluations",
+                "seconds",
+            ],
+            rows,
+            notes=notes,
+            formats={
+                measure: kind,
+                "worst client": kind,
+                "clients hurt": "count",
+                "MB": "megabytes",
+                "gradient evaluations": "count",
+                "seconds": "seconds",
+            },
+        )
+
+    def paired(self, reference: str | None = None, confidence: float = 0.95) -> Table:
+        """Return the difference of every method to the reference, with its interval.
+
+        Positive is better than the reference: an error is subtracted from the reference's.
+        With several runs a pair is one allocation (equal seeds); with a single run a pair is one
+        client, and the interval says nothing about other allocations.
+
+        Args:
+            reference: name of the method to subtract; by default that of the comparison.
+            confidence: of the two-sided t-interval.
+        """
+        against = reference if reference is not None else self.reference
+        if against is None or against not in self.results:
+            hint = did_you_mean(against or "local", self.results)
+            raise ConfigError(f"{against or 'local'!r} was not compared{hint}")
+        base = self[against]
+        yardstick = self.yardstick
+        sign = yardstick.sign
+        rows: list[list[Any]] = []
+        units = set()
+        for name, result in self.items():
+            if name == against:
+                continue
+            partner = result.partners(base)
+            for label, indices in result.groups().items():
+                if len(indices) > 1:
+                    unit = "allocations"
+                    mine = np.asarray([result.pooled_measure(i) for i in indices])
+                    theirs = np.asarray([base.pooled_measure(partner[i]) for i in indices])
+                else:
+                    unit = "clients"
+                    mine = result.client_measure(run=indices[0])
+                    theirs = base.client_measure(run=partner[indices[0]])
+                pair = metrics.paired(sign * mine, sign * theirs, confidence)
+                units.add(unit)
+                label = label.replace(result.method, name, 1)
+                rows.append([label, pair.mean, pair.std, pair.low, pair.high, pair.number, unit])
+        what = (
+            f"method minus {against}"
+            if sign > 0
+            else f"{against} minus method, what the {yardstick.name} falls by"
+        )
+        notes = {"difference": f"{what}; {confidence:.0%} t-interval of the mean"}
+        if "clients" in units:
+            notes["caution"] = (
+                "one allocation alone: pairs are clients, each alike, and the interval does not "
+                "say how another allocation would turn out"
+            )
+        signed = dict.fromkeys(("difference", "low", "high"), yardstick.gain_kind)
+        return Table(
+            ["method", "difference", "std", "low", "high", "pairs", "unit"],
+            rows,
+            notes=notes,
+            formats={**signed, "std": yardstick.kind},
+            title=f"Paired differences to {against}",
+        )
+
+    def fairness(self) -> Table:
+        """Return how evenly every method treats the clients; means over repeats."""
+        rows: list[list[Any]] = []
+        excluded = 0
+        for name, result in self.items():
+            for label, indices in result.groups().items():
+                found = [fairness_of(result, index) for index in indices]
+                excluded = max([excluded, *(one.excluded for one in found)])
+                values = np.asarray([one[:-2] for one in found], dtype=np.float64)
+                means = [metrics.spread(column).mean for column in values.T]
+                rows.append([label.replace(result.method, name, 1), *means])
+        title = "Fairness between clients"
+        return fairness_table(["method"], rows, excluded, title, self.yardstick)
+
+    def to_reach(
+        self, target: float | Sequence[float], *, measure: str | None = None, window: int = 3
+    ) -> Table:
+        """Return what every method had spent when it reached a target.
+
+        A target is reached when the mean of ``window`` evaluations in a row reaches it. Costs are
+        those of the runs that did, mean ± standard deviation.
+
+        Args:
+            target: pooled test accuracies (shares), errors, or mean test losses; one or several.
+            measure: "accuracy" (at least), "RMSE" or "loss" (at most); that of the task by default.
+            window: evaluations in a row.
+        """
+        told = measure or self.yardstick.name
+        targets = [float(one) for one in np.atleast_1d(np.asarray(target, dtype=np.float64))]
+        rows: list[list[Any]] = []
+        for goal in targets:
+            for name, result in self.items():
+                for label, indices in result.groups().items():
+                    every = [
+                        to_reach(result, goal, measure=measure, run=index, window=window)
+                        for index in indices
+                    ]
+                    found = [one for one in every if one is not None]
+                    costs: list[Any] = [
+                        metrics.spread(column) if len(found) > 1 else float(column[0])
+                        for column in zip(*found, strict=True)
+                    ] or [None] * 3
+                    reached = f"{len(found)} of {len(indices)} runs"
+                    rows.append([label.replace(result.method, name, 1), goal, reached, *costs])
+        return Table(
+            ["method", "target", "reached by", "rounds", "MB", "gradient evaluations"],
+            rows,
+            notes={
+                "reached": f"mean of {window} evaluations in a row; costs until then, one-off "
+                "traffic and work included; – is not reached"
+            },
+            formats={
+                "target": "percent" if told in SHARES else "",
+                "rounds": "count",
+                "MB": "megabytes",
+                "gradient evaluations": "count",
+            },
+            title=f"What a target {told} costs",
+        )
+
+    def pareto(self, cost: str = "megabytes") -> list[str]:
+        """Return the methods that no other beats at both cost and accuracy, cheapest first.
+
+        In a regression it is the error that counts.
+
+        Args:
+            cost: "megabytes", "gradient_evaluations" or "seconds".
+        """
+        known = ("megabytes", "gradient_evaluations", "seconds")
+        if cost not in known:
+            raise ConfigError(f"there is no cost {cost!r}{did_you_mean(cost, known)}")
+        names, costs, values = [], [], []
+        for name, result in self.items():
+            for label, indices in result.groups().items():
+                names.append(label.replace(result.method, name, 1))
+                costs.append(metrics.spread(np.atleast_1d(getattr(result, cost))[indices]).mean)
+                pooled = metrics.spread([result.pooled_measure(index) for index in indices])
+                values.append(self.yardstick.sign * pooled.mean)
+        return [names[index] for index in pareto_front(costs, values)]
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return the summary of every run of every method, each with "clients_hurt"."""
+        found = []
+        for name, result in self.items():
+            hurt = self.hurt(name)
+            for run, summary in enumerate(result.summaries()):
+                count = None if hurt is None else jsonable(hurt[run])
+                found.append({**summary, "name": name, "clients_hurt": count})
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """Return everything as one JSON-able dict: reference, methods, paired differences."""
+        has_pairs = self.reference is not None and len(self) > 1
+        return {
+            "reference": self.reference,
+            "methods": self.summaries(),
+            "paired": self.paired().records() if has_pairs else [],
+        }
+
+    def __repr__(self) -> str:
+        """Return the table."""
+        return str(self.table())
+
+    def _repr_html_(self) -> str:
+        return self.table()._repr_html_()

@@ -1,0 +1,235 @@
+"""The books of a simulation: what was measured and spent so far, and how each run ended.
+
+| book | entries | holds |
+|---|---|---|
+| ``history["pre/test"]`` | one per evaluation | right answers and losses, (runs, clients) each |
+| ``when["pre"]`` | the same | round t for "post", after t rounds for "pre" and "global" |
+| ``costs["bytes_up"]`` | one per round | a counter of the ledger, (runs,) |
+| ``seconds["train"]`` | one per round | wall time, of all runs together |
+| ``once["setup_bytes"]`` | one | what is spent outside of rounds, (runs,) |
+| ``snapshots`` | one per evaluation | what the method shows of itself (``Method.inspect``) |
+| ``diverged``, ``stopped`` | one per run | where it broke, why it ended early; or None |
+| ``post["test"]`` | one | the last scores after local training; not everybody trains in a round |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from sartor.engines.parts import Receipt, Tally
+from sartor.results.scores import COUNTERS, ONCE, PHASES, Ledger, Scores
+
+
+class Books:
+    """What was measured and spent; see the table above.
+
+    Args:
+        names: for every run, the names of its clients.
+    """
+
+    def __init__(self, names: Sequence[Sequence[Any]]) -> None:
+        runs = len(names)
+        self.names = names
+        self.history: dict[str, dict[str, list[np.ndarray]]] = {}
+        self.when: dict[str, list[int]] = {}
+        self.costs: dict[str, list[np.ndarray]] = {name: [] for name in COUNTERS}
+        self.seconds: dict[str, list[float]] = {name: [] for name in PHASES}
+        self.once = {name: np.zeros(runs, dtype=np.int64) for name in ONCE}
+        self.snapshots: list[dict[str, Any]] = []
+        self.diverged: list[dict[str, Any] | None] = [None] * runs
+        self.stopped: list[dict[str, Any] | None] = [None] * runs
+        self.post: dict[str, Tally] = {}
+        self.bytes = np.zeros(runs, dtype=np.int64)  # that travelled in all rounds so far
+        self._means: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
+        # Of rounds whose times were not read yet: of the round itself, and of its training.
+        self.unread: list[tuple[dict[str, float], dict[str, float]]] = []
+
+    # ---- scores
+
+    def score(self, point: str, t: int, tallies: Mapping[str, Tally]) -> None:
+        """Enter the scores of an evaluation point, and the runs that diverged.
+
+        Args:
+            point: "pre", "post" or "global".
+            t: the round; see ``when``.
+            tallies: the scores by split.
+        """
+        self.when.setdefault(point, []).append(t)
+        for split, tally in tallies.items():
+            book = self.history.setdefault(f"{point}/{split}", {"correct": [], "loss": []})
+            book["correct"].append(tally.correct.copy())
+            book["loss"].append(tally.loss.copy())
+            broken = ~np.isfinite(tally.loss)
+            for run in np.flatnonzero(broken.any(1)).tolist():
+                if self.diverged[run] is None and self.stopped[run] is None:
+                    client = self.names[run][int(np.argmax(broken[run]))]
+                    at = t if point == "post" else max(t - 1, 0)
+                    self.diverged[run] = {"round": at, "client": client}
+
+    def start_post(self, tallies: Mapping[str, Tally]) -> None:
+        """Let the scores after local training begin with those of the initial models."""
+        self.post = {s: Tally(t.correct.copy(), t.loss.copy()) for s, t in tallies.items()}
+
+    def update_post(self, split: str, new: Tally) -> None:
+        """Take the new scores after local training where there are any.
+
+        A client that did not train still has its last model.
+        """
+        fresh, old = ~np.isnan(new.correct), self.post[split]
+        self.post[split] = Tally(
+            np.where(fresh, new.correct, old.correct), np.where(fresh, new.loss, old.loss)
+        )
+
+    def scored(self, point: str, round_index: int) -> bool:
+        """Whether the models of a point were scored after ``round_index`` rounds."""
+        seen = self.when.get(point, [])
+        return bool(seen) and seen[-1] == round_index - (point == "post")
+
+    def scores(
+        self, answers: Callable[[str], tuple[np.ndarray, int]]
+    ) -> dict[tuple[str, str], Scores]:
+        """Return all scores by (point, split).
+
+        Args:
+            answers: for a split, (runs, clients) answers that are scored, and how many of them the
+                loss of a sample is the mean of.
+        """
+        found = {}
+        for name, book in self.history.items():
+            point, split = name.split("/")
+            count, weight = answers(split)
+            found[point, split] = Scores(
+                rounds=list(self.when[point]),
+                correct=np.stack(book["correct"], 1),
+                loss=weight * np.stack(book["loss"], 1),
+                count=count,
+            )
+        return found
+
+    def means(
+        self, name: str, answers: Callable[[str], tuple[np.ndarray, int]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return shares of right answers and mean losses of a book's last entry: (runs,) each.
+
+        They are asked for after every round, and computed when there is a new entry.
+
+        Args:
+            name: the book, such as "pre/test".
+            answers: see ``scores``.
+        """
+        book = self.history[name]
+        number = len(book["loss"])
+        if self._means.get(name, (0,))[0] != number:
+            count, weight = answers(name.split("/")[1])
+            sizes = np.maximum(count.sum(1), 1)
+            right, loss = (book[kind][-1].sum(1) / sizes for kind in ("correct", "loss"))
+            self._means[name] = (number, right, weight * loss)
+        return self._means[name][1:]
+
+    # ---- costs
+
+    def spend_round(self, receipt: Receipt) -> None:
+        """Enter the counted costs of a round."""
+        self.bytes += receipt.bytes_up + receipt.bytes_down
+        for name in COUNTERS:
+            self.costs[name].append(getattr(receipt, name))
+
+    def recount(self) -> None:
+        """Forget what was computed from entries that have changed since."""
+        rows = [row for name in ("bytes_up", "bytes_down") for row in self.costs[name]]
+        self.bytes = np.sum([np.zeros_like(self.bytes), *rows], 0)
+        self._means.clear()
+
+    def spend_once(self, receipt: Receipt) -> None:
+        """Enter the counted costs of what happens once: prologue, epilogue, adaptation."""
+        self.once["setup_bytes"] += receipt.bytes_down + receipt.bytes_up
+        self.once["setup_gradients"] += receipt.gradient_evaluations
+        self.once["setup_forward"] += receipt.forward_evaluations
+
+    def time_round(self, own: dict[str, float], trained: dict[str, float]) -> None:
+        """Enter the times of a round.
+
+        Args:
+            own: of the whole round and of what is not in ``trained``.
+            trained: of its training; on a GPU they are known only when the clocks are read.
+        """
+        for name, value in own.items():
+            self.seconds[name].append(value)
+        self.unread.append((own, trained))
+
+    def time_once(self, seconds: Mapping[str, float]) -> None:
+        """Add times to those of the last round."""
+        for name, value in seconds.items():
+            self.seconds[name][-1] += value
+
+    def take_clocks(self) -> None:
+        """Enter the times of the rounds since the last look at the device.
+
+        Between two looks a GPU works on while later rounds are prepared, so that only the time of
+        all of them together is known; each gets an equal share.
+        """
+        first = len(self.seconds["round"]) - len(self.unread)
+        for at, (own, trained) in enumerate(self.unread, first):
+            for name in PHASES[1:]:
+                self.seconds[name][at] = own[name] + trained.get(name, 0.0)
+        walls = self.seconds["round"]
+        if self.unread:
+            walls[first:] = [sum(walls[first:]) / len(self.unread)] * len(self.unread)
+        self.unread.clear()
+
+    def ledger(self) -> Ledger:
+        """Return the counted costs so far."""
+        runs = len(self.names)
+        columns = {
+            name: np.stack(rows, 1) if rows else np.zeros((runs, 0), dtype=np.int64)
+            for name, rows in self.costs.items()
+        }
+        seconds = {name: list(values) for name, values in self.seconds.items()}
+        return Ledger(**columns, seconds=seconds, **{k: v.copy() for k, v in self.once.items()})
+
+    # ---- checkpoints
+
+    def dump(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return what a checkpoint must hold: nested arrays, and JSON-able values."""
+        arrays: dict[str, Any] = {
+            "history": {
+                name: {k: np.stack(v) for k, v in book.items()}
+                for name, book in self.history.items()
+            },
+            "books": {name: np.stack(rows) for name, rows in self.costs.items() if rows},
+            "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self.post.items()},
+            "once": {name: value.copy() for name, value in self.once.items()},
+            "snapshots": {
+                f"{k:06d}": {name: value for name, value in snap.items() if name != "round"}
+                for k, snap in enumerate(self.snapshots)
+            },
+        }
+        meta = {
+            "when": {k: list(v) for k, v in self.when.items()},
+            "seconds": {k: list(v) for k, v in self.seconds.items()},
+            "diverged": list(self.diverged),
+            "stopped": list(self.stopped),
+            "snapshots": [snap["round"] for snap in self.snapshots],
+        }
+        return arrays, meta
+
+    def load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
+        """Take a checkpoint back."""
+        self.history = {
+            name: {k: list(v) for k, v in book.items()} for name, book in arrays["history"].items()
+        }
+        self.costs = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
+        self.recount()
+        self.post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
+        self.once = {name: value.copy() for name, value in arrays["once"].items()}
+        self.when = {k: list(v) for k, v in meta["when"].items()}
+        self.seconds = {k: list(v) for k, v in meta["seconds"].items()}
+        self.diverged = list(meta["diverged"])
+        self.stopped = list(meta.get("stopped", self.stopped))
+        snaps = arrays.get("snapshots", {})
+        self.snapshots = [
+            {"round": t, **snaps[f"{k:06d}"]} for k, t in enumerate(meta["snapshots"])
+        ]

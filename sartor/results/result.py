@@ -1,0 +1,456 @@
+"""The result of a training: scores per client, costs and models.
+
+``Result`` is one method: one run, or a sweep of runs. It works from recorded sums alone, so a
+result read from a run folder is the same as the one that ``fit`` returned.
+
+| room | holds |
+| --- | --- |
+| ``sartor.results.readings`` | curves, numbers per client and totals |
+| ``sartor.results.headline`` | what a task is measured by |
+| ``sartor.results.client_tables`` | tables of the clients: measures, gains, fairness |
+| ``sartor.results.summaries`` | a run in a few lines |
+| ``sartor.results.serving`` | predictions and exports |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import nn
+
+from sartor.core.errors import ConfigError, ContractError, RunFolderError, did_you_mean
+from sartor.results.client_tables import (
+    METRIC_COLUMNS,
+    client_table,
+    fairness_by_run,
+    gain_table,
+    metric_columns,
+)
+from sartor.results.metrics import Array
+from sartor.results.readings import POINT_WORDS, Readings
+from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
+from sartor.results.summaries import group_runs, notebook_page, one_line, summarise
+from sartor.results.tables import Table, import_pandas
+
+if TYPE_CHECKING:
+    import pandas
+
+    from sartor.core.tree import Tree
+    from sartor.data.federation import Federation
+    from sartor.results.serving import Prediction
+
+__all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
+
+ModelMaker = Callable[[int, int, str], nn.Module]
+
+
+class Result(Readings):
+    """What a method reached, for whom, and at what cost.
+
+    The numbers ``accuracy``, ``accuracy_best``, ``accuracy_macro``, ``accuracy_last10``,
+    ``accuracy_best_val``, ``worst_client``, ``bytes_up``, ``bytes_down``,
+    ``gradient_evaluations`` and ``seconds`` are floats for one run and arrays ``(runs,)`` for a
+    sweep. ``accuracy`` is the last evaluation at the method's headline point, pooled over all
+    clients. A run that diverged has NaN for its accuracies: it has no result. So has a regression,
+    whose answers are not right or wrong: ``pooled_measure(run)`` is its error.
+
+    Args:
+        method: name of the method.
+        headline: "pre" (after aggregation) or "post" (after local training): the point at which
+            the method is meant to be used.
+        runs: one :class:`Run` per row of the sweep.
+        clients: names of the clients.
+        scores: (point, split) -> :class:`Scores`, for instance ``("pre", "test")``.
+        ledger: counted costs.
+        label_counts: (runs, clients, classes) training samples per class, or None.
+        diverged: per run None, or ``{"round": ..., "client": ...}``.
+        stopped: per run None, or ``{"round": rounds it trained, "why": ...}`` where it ended before
+            the planned rounds were over; early stopping adds ``"best_round"``.
+        snapshots: ``{"round": t, "mix": (runs, M, M)}`` and the like, for pictures.
+        choices: the names behind the numbers of the snapshots' table ``choice``, where each client
+            ends with one of several models.
+        config: the resolved settings.
+        models: (client index, run, point) -> a network ready to use, or None.
+        baseline: makes the LocalTrain result on the same allocations when first asked for.
+        newcomers: gives clients that join later their models.
+        server: run -> what newcomers are greeted from, to be written to a folder.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str,
+        headline: str,
+        runs: Sequence[Run],
+        clients: Sequence[str],
+        scores: Mapping[tuple[str, str], Scores],
+        ledger: Ledger,
+        label_counts: Array | None = None,
+        diverged: Sequence[dict[str, Any] | None] | None = None,
+        stopped: Sequence[dict[str, Any] | None] | None = None,
+        snapshots: Sequence[dict[str, Any]] = (),
+        choices: Sequence[str] = (),
+        config: Mapping[str, Any] | None = None,
+        models: ModelMaker | None = None,
+        baseline: Callable[[], Result] | None = None,
+        newcomers: Callable[..., Result] | None = None,
+        server: Callable[[int], tuple[Tree, dict[str, Any]]] | None = None,
+    ) -> None:
+        self.method = method
+        self.headline = headline
+        self.runs = list(runs)
+        self.clients = tuple(clients)
+        # In one order, whether they were measured in one go, resumed, or read from a file.
+        order = sorted(scores, key=lambda key: (key[0] != "pre", key))
+        self.scores = {key: scores[key] for key in order}
+        self.ledger = ledger
+        self.label_counts = label_counts
+        self.diverged = list(diverged) if diverged is not None else [None] * len(self.runs)
+        self.stopped = list(stopped) if stopped is not None else [None] * len(self.runs)
+        self.snapshots = list(snapshots)
+        self.choices = tuple(choices)
+        self.config = dict(config or {})
+        self._models = models
+        self._baseline = baseline
+        self._baseline_result: Result | None = None
+        self._newcomers = newcomers
+        self._server = server
+        self._check()
+
+    def _check(self) -> None:
+        faults = []
+        if (self.headline, "test") not in self.scores:
+            known = ", ".join(f"{point}/{split}" for point, split in self.scores)
+            faults.append(f"no scores at the headline point {self.headline!r}/test (have: {known})")
+        for (point, split), scores in self.scores.items():
+            found = scores.faults(len(self.runs), len(self.clients))
+            faults += [f"{point}/{split} {fault}" for fault in found]
+        faults += self.ledger.faults(len(self.runs))
+        if len(self.diverged) != len(self.runs):
+            faults.append(f"diverged has {len(self.diverged)} entries for {len(self.runs)} runs")
+        if len(self.stopped) != len(self.runs):
+            faults.append(f"stopped has {len(self.stopped)} entries for {len(self.runs)} runs")
+        if faults:
+            raise ContractError(f"Result of {self.method!r} is not whole: {'; '.join(faults)}.")
+
+    # --- summaries ------------------------------------------------------------------------------
+
+    def summary(self, run: int = 0) -> dict[str, Any]:
+        """Return the numbers of one run as a JSON-able dict; what does not exist is None."""
+        return summarise(self, run)
+
+    def summaries(self) -> list[dict[str, Any]]:
+        """Return :meth:`summary` of every run."""
+        return [self.summary(run) for run in range(len(self.runs))]
+
+    def groups(self) -> dict[str, list[int]]:
+        """Return the runs that are repeats of one another: label -> indices of runs.
+
+        The label is the method, followed by what differs between the groups, if anything does.
+        """
+        return group_runs(self)
+
+    def select(self, runs: Sequence[int]) -> Result:
+        """Return a result of some of the runs; the time is shared out in proportion.
+
+        Args:
+            runs: indices of the runs to keep.
+        """
+        kept = [index for run in runs for index in self._indices(run)]
+        ledger = self.ledger
+        models, join = self._models, self._newcomers
+        share = len(kept) / len(self.runs)
+        chosen = Result(
+            method=self.method,
+            headline=self.headline,
+            runs=[self.runs[run] for run in kept],
+            clients=self.clients,
+            scores={
+                key: Scores(s.rounds, s.correct[kept], s.loss[kept], s.count[kept])
+                for key, s in self.scores.items()
+            },
+            ledger=Ledger(
+                **{name: np.asarray(getattr(ledger, name))[kept] for name in (*COUNTERS, *ONCE)},
+                seconds={p: [share * t for t in times] for p, times in ledger.seconds.items()},
+            ),
+            label_counts=None if self.label_counts is None else self.label_counts[kept],
+            diverged=[self.diverged[run] for run in kept],
+            stopped=[self.stopped[run] for run in kept],
+            snapshots=[
+                {k: v[kept] if np.ndim(v) > 0 else v for k, v in snapshot.items()}
+                for snapshot in self.snapshots
+            ],
+            choices=self.choices,
+            config=self.config,
+            models=None if models is None else lambda c, r, point: models(c, kept[r], point),
+            baseline=self._baseline,
+            newcomers=None
+            if join is None
+            else lambda data, run=0, **settings: join(data, run=kept[run], **settings),
+            server=None if self._server is None else lambda run: self.server_state(kept[run]),
+        )
+        chosen._baseline_result = self._baseline_result
+        return chosen
+
+    def per_client(self, run: int | None = None) -> Table:
+        """Return a table of the clients: size, classes, accuracy at both points, loss.
+
+        Args:
+            run: index of a run; None for all of them (then with a column "run").
+        """
+        return client_table(self, run)
+
+    def fairness(self, run: int | None = None) -> Table:
+        """Return how evenly accuracy (or error) is spread over the clients, one row per run.
+
+        Args:
+            run: index of a run; None for all of them.
+        """
+        return fairness_by_run(self, run)
+
+    def baseline(self) -> Result:
+        """Return the LocalTrain result on the same allocations, training it when first asked.
+
+        Raises:
+            ConfigError: this result does not know how to make one.
+        """
+        if self._baseline_result is None:
+            if self._baseline is None:
+                raise ConfigError(
+                    f"This result of {self.method!r} has no baseline to compare with; pass one: "
+                    'result.gain(sartor.fit("local", federation, ...)) with the same seeds.'
+                )
+            self._baseline_result = self._baseline()
+        return self._baseline_result
+
+    @property
+    def can_compare(self) -> bool:
+        """Whether there is a baseline, or a way to train one."""
+        return self._baseline_result is not None or self._baseline is not None
+
+    @property
+    def known_baseline(self) -> Result | None:
+        """The baseline, if it is there already; asking never trains."""
+        return self._baseline_result
+
+    def attach_baseline(self, baseline: Result) -> None:
+        """Give this result a LocalTrain result on the same seeds to be compared with."""
+        self.partners(baseline)
+        self._baseline_result = baseline
+
+    def gain(self, baseline: Result | None = None, run: int | None = None) -> Table:
+        """Return for each client its accuracy alone, federated, and the gain.
+
+        In a regression it is the root mean squared error, and the gain what it falls by.
+        The notes hold ``mean gain``, ``minimum gain``, ``fraction hurt`` and ``clients hurt``.
+        Where each client ended with one of several models, a column says with which.
+
+        Args:
+            baseline: the LocalTrain result on the same seeds; made on demand by default.
+            run: index of a run; None for all of them (then with a column "run").
+        """
+        return gain_table(self, baseline, run)
+
+    def partners(self, reference: Result) -> list[int]:
+        """Return for every run the run of ``reference`` on the same allocation (equal seed).
+
+        Raises:
+            ConfigError: the clients differ, or a seed is missing in the reference.
+        """
+        if reference.clients != self.clients:
+            raise ConfigError(
+                f"{self.method} has {len(self.clients)} clients and {reference.method} "
+                f"{len(reference.clients)}, or their names differ; compare results of one "
+                "federation."
+            )
+        mine, theirs = [run.seed for run in self.runs], [run.seed for run in reference.runs]
+        if mine == theirs:
+            return list(range(len(mine)))
+        missing = sorted(set(mine) - set(theirs))
+        if missing:
+            raise ConfigError(
+                f"{reference.method} was not run with seed {', '.join(map(str, missing))}, so "
+                f"{self.method} cannot be paired with it; run both with the same seeds."
+            )
+        return [theirs.index(seed) for seed in mine]
+
+    # --- rows, models, display ------------------------------------------------------------------
+
+    def metric_columns(self) -> dict[str, Any]:
+        """Return the table of metrics as columns: run, round, client, point, split, and so on.
+
+        Rows are ordered by point and split, then run, evaluation and client.
+        """
+        return metric_columns(self)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """Return one row per run, round, client, point and split.
+
+        Raises:
+            MissingExtraError: pandas is not installed.
+        """
+        return import_pandas().DataFrame(self.metric_columns())
+
+    def client_index(self, client: str | int) -> int:
+        """Return the index of a client given by name or index."""
+        if isinstance(client, str):
+            if client not in self.clients:
+                raise ConfigError(f"no client {client!r}{did_you_mean(client, self.clients)}")
+            return self.clients.index(client)
+        if not 0 <= client < len(self.clients):
+            raise ConfigError(
+                f"no client {client}; there are {len(self.clients)}, from 0 to "
+                f"{len(self.clients) - 1}."
+            )
+        return int(client)
+
+    def model(self, client: str | int, run: int = 0, point: str | None = None) -> nn.Module:
+        """Return the final model of a client, ready to use.
+
+        Args:
+            client: name or index.
+            run: index of the run.
+            point: "pre", "post" or "global"; the headline point by default.
+        """
+        index, (chosen,) = self.client_index(client), self._indices(run)
+        if self._models is None:
+            raise RunFolderError(
+                "This result came without models. Read it with sartor.load(path), which takes them "
+                "from its run folder; RunFolder.open(path).read_models() returns the weights alone."
+            )
+        return self._models(index, chosen, point or self.headline)
+
+    def predict(
+        self, client: str | int, x: Any, *, run: int = 0, point: str | None = None
+    ) -> Prediction:
+        """Answer for new samples with the model of a client.
+
+        Samples are prepared as the training data were: numbers of a table are standardised,
+        categories become columns, texts token ids.
+
+        Args:
+            client: name or index.
+            x: as the federation was made: an array ``(samples, ...)``; for a table a data frame, a
+                dict of columns, or a list of dicts; for texts a list of them.
+            run: index of the run.
+            point: "pre", "post" or "global"; the headline point by default.
+
+        Returns:
+            labels and scores; see ``sartor.results.serving.Prediction``.
+        """
+        from sartor.results.serving import predict
+
+        (chosen,) = self._indices(run)
+        return predict(self, client, x, chosen, point)
+
+    def score(self, federation: Federation, split: str = "test", run: int = 0) -> Table:
+        """Return the measures of the task for every client; see ``sartor.results.measures.score``.
+
+        Args:
+            federation: with the clients of this result, prepared as for training.
+            split: "train", "val" or "test".
+            run: index of the run.
+        """
+        from sartor.results.measures import score
+
+        (chosen,) = self._indices(run)
+        return score(self, federation, split, chosen)
+
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the result with the models of all clients, for ``sartor.load``.
+
+        Everything is safetensors and JSON; the training data are not written.
+
+        Args:
+            path: a folder; parents are made.
+            overwrite: replace an earlier result there.
+        """
+        from sartor.results.serving import tree_of
+        from sartor.runs import RunFolder
+
+        folder = RunFolder.create(path, self.config, overwrite=overwrite)
+        for run in range(len(self.runs)):
+            trees = [tree_of(self.model(client, run)) for client in range(len(self.clients))]
+            folder.write_models(self.clients, trees, run)
+            if self._server is not None:
+                folder.write_server(*self.server_state(run), run)
+        folder.write_result(self)
+        return folder.path
+
+    def export(
+        self, client: str | int, path: str | Path, *, run: int = 0, point: str | None = None
+    ) -> Path:
+        """Write the model of one client to a file that needs no Sartor to be used.
+
+        The ending decides: ``.pt`` and ``.safetensors`` hold the plain ``state_dict``, ``.pt2`` a
+        program by torch.export, ``.onnx`` one in ONNX (``pip install 'sartor[onnx]'``). Beside it
+        stands ``NAME.json``: shape of a sample, classes, and how samples are to be prepared.
+
+        Args:
+            client: name or index.
+            path: the file.
+            run: index of the run.
+            point: "pre", "post" or "global"; the headline point by default.
+        """
+        from sartor.results.serving import export
+
+        (chosen,) = self._indices(run)
+        return export(self, client, path, chosen, point)
+
+    def server_state(self, run: int = 0) -> tuple[Tree, dict[str, Any]]:
+        """Return what newcomers are greeted from, as a tree of tensors and JSON-able facts."""
+        if self._server is None:
+            raise RunFolderError(
+                "This result was read without its server; read it with sartor.load(path), which "
+                "takes it from its run folder."
+            )
+        return self._server(run)
+
+    def give_models(
+        self,
+        models: ModelMaker,
+        newcomers: Callable[..., Result],
+        server: Callable[[int], tuple[Tree, dict[str, Any]]],
+    ) -> None:
+        """Give a result that was read from a folder its models, and a way in for newcomers."""
+        self._models, self._newcomers, self._server = models, newcomers, server
+
+    def onboard(
+        self,
+        newcomers: Federation | tuple[Any, Any],
+        *,
+        rounds: int = 5,
+        finetune_epochs: int = 0,
+        run: int = 0,
+        test: float = 0.25,
+    ) -> Result:
+        """Give clients that join after training their models, by the method's own rule.
+
+        Nobody else's model changes. See ``sartor.training.onboarding``.
+
+        Args:
+            newcomers: a federation of newcomers, or the pair (x, y) of one.
+            rounds: rounds of the method's local work; 0 takes what the server sends.
+            finetune_epochs: passes of plain fine-tuning after that.
+            run: index of the run.
+            test: the share held out for testing, if ``newcomers`` is a pair.
+        """
+        if self._newcomers is None:
+            raise RunFolderError(
+                "This result was read without its server; read it with sartor.load(path), or use "
+                "sartor onboard with its run folder."
+            )
+        (chosen,) = self._indices(run)
+        return self._newcomers(
+            newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=chosen, test=test
+        )
+
+    def __repr__(self) -> str:
+        """Return method, accuracy, worst client and cost in one line."""
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        return notebook_page(self)

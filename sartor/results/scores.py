@@ -1,0 +1,164 @@
+"""What an engine writes down while it trains: runs, scores and the ledger of costs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sartor.results.metrics import Array, client_accuracy, micro
+
+PHASES = ("round", "train", "server", "evaluate")
+"""Timed phases: "round" is the whole wall time of a round, the others are its parts."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One row of a sweep.
+
+    Attributes:
+        seed: the seed of this run; runs with equal settings and different seeds are repeats.
+        hyper: value of every sweepable hyper-parameter (a list, if it has one value per client).
+        options: static options of the method.
+    """
+
+    seed: int
+    hyper: dict[str, float | list[float]] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Scores:
+    """Sums over test samples, per run, evaluation and client, at one point of the round.
+
+    "pre" entry t stands after t aggregations; "post" entry t after the local training of round t.
+
+    Attributes:
+        rounds: (evaluations,) the t of every entry.
+        correct: (runs, evaluations, clients) number of correct answers.
+        loss: (runs, evaluations, clients) sum of the losses.
+        count: (runs, clients) number of samples.
+    """
+
+    rounds: list[int]
+    correct: Array
+    loss: Array
+    count: Array
+
+    def accuracy(self, run: int) -> Array:
+        """Return (evaluations, clients) accuracies of a run; NaN for a client without samples."""
+        return client_accuracy(self.correct[run], self.count[run])
+
+    def mean_loss(self, run: int) -> Array:
+        """Return (evaluations, clients) mean losses of a run."""
+        return client_accuracy(self.loss[run], self.count[run])
+
+    def curve(self, run: int) -> Array:
+        """Return (evaluations,) pooled accuracies of a run."""
+        return micro(self.correct[run], self.count[run])
+
+    def faults(self, runs: int, clients: int) -> list[str]:
+        """Return what is wrong with the shapes, one sentence each."""
+        cube, flat = (runs, len(self.rounds), clients), (runs, clients)
+        wanted = {"correct": cube, "loss": cube, "count": flat}
+        return [
+            f"{name} has shape {np.shape(getattr(self, name))}, expected {shape}"
+            for name, shape in wanted.items()
+            if np.shape(getattr(self, name)) != shape
+        ]
+
+
+COUNTERS = (
+    "participants",
+    "bytes_down",
+    "bytes_up",
+    "gradient_evaluations",
+    "forward_evaluations",
+)
+"""The counters of a ledger, in the order of its table."""
+
+ONCE = ("setup_bytes", "setup_gradients", "setup_forward")
+"""What is spent once and not in a round."""
+
+
+@dataclass
+class Ledger:
+    """Counted costs, per run and round.
+
+    Attributes:
+        participants: (runs, rounds) clients that trained.
+        bytes_down: (runs, rounds) payload sent to clients.
+        bytes_up: (runs, rounds) payload sent by clients.
+        gradient_evaluations: (runs, rounds) pairs of a sample and a backward pass.
+        forward_evaluations: (runs, rounds) samples in forward-only passes of the method itself.
+        seconds: phase -> seconds of each round; a sweep trains all its runs in one pass, so that
+            time belongs to all of them together. See :data:`PHASES`.
+        setup_bytes: (runs,) one-off traffic: before round 0, after the last, and the letters to
+            clients that adapt the model before they use it.
+        setup_gradients: (runs,) gradient evaluations of the same.
+        setup_forward: (runs,) forward-only evaluations of the same.
+    """
+
+    participants: Array
+    bytes_down: Array
+    bytes_up: Array
+    gradient_evaluations: Array
+    forward_evaluations: Array
+    seconds: dict[str, list[float]]
+    setup_bytes: Array
+    setup_gradients: Array
+    setup_forward: Array
+
+    @property
+    def num_rounds(self) -> int:
+        """Return the number of rounds that were run."""
+        return int(np.shape(self.participants)[1])
+
+    @property
+    def total_seconds(self) -> float:
+        """Return the wall time of all rounds and all runs."""
+        if "round" in self.seconds:
+            return float(sum(self.seconds["round"]))
+        return float(sum(sum(times) for times in self.seconds.values()))
+
+    def total(self, counter: str) -> Array:
+        """Return (runs,) the sum of a counter over the rounds, without what is spent once."""
+        return np.asarray(np.sum(getattr(self, counter), axis=1))
+
+    def megabytes(self, run: int, point: str, rounds: list[int]) -> Array:
+        """Return the MB (10^6 bytes, both ways) that had travelled at every evaluation.
+
+        "pre" entry t follows t whole rounds; "post" entry t has also seen the download of round t.
+        """
+        down = np.concatenate([[0], np.cumsum(np.asarray(self.bytes_down)[run], dtype=np.float64)])
+        up = np.concatenate([[0], np.cumsum(np.asarray(self.bytes_up)[run], dtype=np.float64)])
+        at = np.asarray(rounds, dtype=np.int64)
+        received = np.minimum(at + (point == "post"), len(down) - 1)
+        sent = np.minimum(at, len(up) - 1)
+        return np.asarray((down[received] + up[sent] + self.setup_bytes[run]) / 1e6)
+
+    def gradients(self, run: int, point: str, rounds: list[int]) -> Array:
+        """Return the gradient evaluations that had been made at every evaluation.
+
+        "pre" entry t follows t whole rounds; "post" entry t has also seen the work of round t.
+        """
+        done = np.cumsum(np.asarray(self.gradient_evaluations)[run], dtype=np.float64)
+        done = np.concatenate([[0], done])
+        at = np.minimum(np.asarray(rounds, dtype=np.int64) + (point == "post"), len(done) - 1)
+        return np.asarray(done[at] + self.setup_gradients[run])
+
+    def faults(self, runs: int) -> list[str]:
+        """Return what is wrong with the shapes, one sentence each."""
+        shape = (runs, np.shape(self.participants)[1] if np.ndim(self.participants) == 2 else 0)
+        found = [
+            f"ledger.{name} has shape {np.shape(getattr(self, name))}, expected {shape}"
+            for name in COUNTERS
+            if np.shape(getattr(self, name)) != shape
+        ]
+        found += [
+            f"ledger.{name} has shape {np.shape(getattr(self, name))}, expected ({runs},)"
+            for name in ONCE
+            if np.shape(getattr(self, name)) != (runs,)
+        ]
+        return found

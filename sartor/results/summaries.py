@@ -1,0 +1,139 @@
+"""A run in a few lines: its numbers as JSON-able values, and what a prompt or a notebook shows."""
+
+from __future__ import annotations
+
+import html
+from typing import TYPE_CHECKING, Any
+
+from sartor.results import metrics
+from sartor.results.readings import POINT_WORDS
+from sartor.results.scores import COUNTERS
+from sartor.results.tables import Table, format_cell, jsonable
+
+if TYPE_CHECKING:
+    from sartor.results.result import Result
+
+MOST_ROWS = 40
+"""Clients that a notebook shows of a result."""
+
+
+def summarise(result: Result, run: int) -> dict[str, Any]:
+    """Return the numbers of one run; see ``Result.summary``."""
+    worst, chosen = result._worst(run), result.runs[run]
+    total = {name: int(result.ledger.total(name)[run]) for name in COUNTERS}
+    ended = result.ended_with(run)
+    told = (
+        {}
+        if ended is None
+        else {
+            "ended_with": {word: ended.count(word) for word in result.choices},
+            "ended_with_by_client": dict(zip(result.clients, ended, strict=True)),
+        }
+    )
+    points = {
+        f"accuracy_{point}": result.curve(point, run=run)[1][-1]
+        if result.yardstick.is_share
+        else None
+        for point in POINT_WORDS
+        if (point, "test") in result.scores
+    }
+    return dict(
+        jsonable(
+            {
+                "method": result.method,
+                "headline": result.headline,
+                "measure": result.measure,
+                "pooled_measure": result.pooled_measure(run),
+                "accuracy": result._accuracy_of("last", run),
+                "accuracy_best": result._accuracy_of("best", run),
+                "accuracy_macro": result._accuracy_of("macro", run),
+                "accuracy_last10": result._accuracy_of("last10", run),
+                "accuracy_best_val": result._accuracy_of("best_val", run),
+                **points,
+                "worst_client": result.yardstick.sign * worst.value,
+                "worst_client_name": result.clients[worst.client] if worst.client >= 0 else None,
+                "clients_below_floor": worst.excluded,
+                "bytes_up": total["bytes_up"],
+                "bytes_down": total["bytes_down"],
+                "bytes_setup": int(result.ledger.setup_bytes[run]),
+                "gradient_evaluations": total["gradient_evaluations"],
+                "gradient_evaluations_setup": int(result.ledger.setup_gradients[run]),
+                "forward_evaluations": total["forward_evaluations"],
+                "forward_evaluations_setup": int(result.ledger.setup_forward[run]),
+                "seconds": result.ledger.total_seconds / len(result.runs),
+                "seconds_all_runs": result.ledger.total_seconds,
+                "seed": chosen.seed,
+                "hyper": chosen.hyper,
+                "options": chosen.options,
+                "rounds": (result.stopped[run] or {"round": result.ledger.num_rounds})["round"],
+                "clients": len(result.clients),
+                "diverged": result.diverged[run],
+                "stopped": result.stopped[run],
+                **told,
+            }
+        )
+    )
+
+
+def group_runs(result: Result) -> dict[str, list[int]]:
+    """Return the runs that are repeats of one another; see ``Result.groups``."""
+    keys = [{**run.options, **run.hyper} for run in result.runs]
+    varying = [
+        name
+        for name in dict.fromkeys(name for key in keys for name in key)
+        if len({repr(key.get(name)) for key in keys}) > 1
+    ]
+    found: dict[str, list[int]] = {}
+    for index, key in enumerate(keys):
+        parts = [f"{name}={format_cell(key.get(name))}" for name in varying]
+        found.setdefault(" ".join([result.method, *parts]), []).append(index)
+    return found
+
+
+def one_line(result: Result) -> str:
+    """Return method, accuracy, worst client and cost in one line."""
+    kind = result.yardstick.kind
+    unit = " %" if result.yardstick.is_share else ""
+    accuracy = format_cell(metrics.spread(result._each(result.pooled_measure)), kind)
+    worst = format_cell(metrics.spread(result._each(result.worst_measure)), kind)
+    megabytes = format_cell(metrics.spread(result.megabytes), "megabytes")
+    lost = sum(entry is not None for entry in result.diverged)
+    runs = f", {len(result.runs)} runs" if len(result.runs) > 1 else ""
+    early = sum(entry is not None for entry in result.stopped)
+    return (
+        f"<Result {result.method}: {result.measure} {accuracy}{unit}, worst client {worst}{unit}, "
+        f"{len(result.clients)} clients, {result.ledger.num_rounds} rounds{runs}, {megabytes} MB"
+        f"{f', {early} stopped early' if early else ''}{f', {lost} diverged' if lost else ''}>"
+    )
+
+
+def notebook_page(result: Result) -> str:
+    """Return what a notebook shows: the line, and a table of the clients, or of the runs."""
+    line = html.escape(one_line(result)[1:-1])
+    if len(result.runs) > 1:
+        return f"<p>{line}</p>{runs_table(result)._repr_html_()}"
+    table = result.per_client(run=0)
+    more = max(len(table) - MOST_ROWS, 0)
+    if more:  # the page stays short; per_client() has them all
+        table.rows = table.rows[:MOST_ROWS]
+        table.notes["clients not shown"] = more
+    return f"<p>{line}</p>{table._repr_html_()}"
+
+
+def runs_table(result: Result) -> Table:
+    """Return one row per run: what sets it apart, accuracy, worst client and rounds."""
+    keys = [{**run.options, **run.hyper, "seed": run.seed} for run in result.runs]
+    names = dict.fromkeys(name for key in keys for name in key)
+    varying = [name for name in names if len({repr(key.get(name)) for key in keys}) > 1]
+    told = ("pooled_measure", "worst_client", "rounds")
+    rows = [
+        [run, *(key.get(name) for name in varying), *(one[name] for name in told)]
+        for run, (key, one) in enumerate(zip(keys, result.summaries(), strict=True))
+    ]
+    kind = result.yardstick.kind
+    return Table(
+        ["run", *varying, result.measure, "worst client", "rounds"],
+        rows,
+        formats={result.measure: kind, "worst client": kind},
+        title=f"{result.method}: runs",
+    )

@@ -1,0 +1,483 @@
+"""From a method's name and a federation to a result: the two calls that most users need.
+
+``fit`` trains one method, ``compare`` several on equal footing. A grid of hyper-parameters × seeds
+trains as lanes of one pass; static options make separate passes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+import tempfile
+import warnings
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from sartor import methods
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, DivergedError, FederationError, RunFolderError
+from sartor.core.hyper import Value, stack_hypers
+from sartor.core.local import Local
+from sartor.core.tree import Tree
+from sartor.data.federation import Federation
+from sartor.engines import make_engine
+from sartor.engines.shard import processes
+from sartor.results.comparison import Comparison
+from sartor.results.joined import join
+from sartor.results.result import Result
+from sartor.training.callbacks import Listeners
+from sartor.training.onboarding import packed, trained
+from sartor.training.settings import (
+    COMPUTE,
+    DTYPES,
+    Federations,
+    Progress,
+    Settings,
+    Sweep,
+    checked_rows,
+    federation_of,
+    list_runs,
+    make_task,
+    parse_choice,
+    parse_device,
+    parse_points,
+    parse_seeds,
+    parse_whole,
+    remembered,
+    resolved,
+    shown,
+    warn_of_lost_weights,
+    with_held_out,
+    with_static_parts,
+)
+from sartor.training.simulation import Simulation
+from sartor.training.stopping import EarlyStopping
+
+if TYPE_CHECKING:
+    from sartor.runs import RunFolder
+
+BASELINES = ("local", "fedavg", "fedavg-ft")
+_SHARED = ("data", "rounds", "seeds", "local", "participation", "model", "device", "dtype")
+
+
+def fit(
+    method: str | methods.Factory,
+    federation: Federations,
+    *,
+    model: nn.Module | None = None,
+    rounds: int = 20,
+    seeds: Sequence[int] | int = (0,),
+    hyper: Mapping[str, Value] | None = None,
+    sweep: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Value]] | None = None,
+    options: Mapping[str, Any] | None = None,
+    local: Local | None = None,
+    participation: Participation | str | float = 1.0,
+    do_no_harm: bool = False,
+    engine: str = "auto",
+    chunk: int | None = None,
+    device: str | torch.device = "auto",
+    dtype: str = "float32",
+    compute: str | None = None,
+    store: str = "memory",
+    eval_every: int = 1,
+    points: Sequence[str] = ("pre", "post"),
+    out: str | Path | None = None,
+    checkpoint_every: int = 10,
+    resume: bool = False,
+    reopen: bool = False,
+    progress: Progress | bool | None = None,
+    callbacks: Sequence[Any] = (),
+    early_stopping: EarlyStopping | int | None = None,
+) -> Result:
+    """Train a model for every client of a federation.
+
+    Args:
+        method: a name of ``sartor.methods.METHODS``, or a factory of your own.
+        federation: the data; or one federation per seed; or a function from seed to federation.
+        model: a network with the name of its head in an attribute ``head``; chosen from the data if
+            None.
+        rounds: communication rounds.
+        seeds: one run per seed (and per value of the sweep); a single number is one seed.
+        hyper: values of sweepable hyper-parameters: one number, or one number per client.
+        sweep: name -> values. All combinations × all seeds train as lanes of one pass; the values
+            of static options are allowed too, and make separate passes. Or a list of rows, each a
+            dict of hyper-parameters, which are the combinations to train.
+        options: static options of the method.
+        local: local training: epochs or steps, batch, rate, momentum.
+        participation: 1.0 (all), a fraction, a number of clients, or "at_least:0.6".
+        do_no_harm: let every client end with the best of {trained alone, FedAvg's model, the
+            method's model} by its held-out loss, staying alone unless another is better by
+            ``harm_margin`` standard errors (a hyper-parameter, 1 by default). The same as the
+            option of that name; see ``sartor.compose.harm`` for what it costs.
+
+    Other Args:
+        engine: "auto", "vectorised" or "sequential" (the reference: one client at a time, slow).
+        chunk: lanes at once; measured or chosen if None.
+        device: "auto", "cpu", "cuda".
+        dtype: "float32" or "float64".
+        compute: dtype of forward and backward passes, such as "bfloat16", if not ``dtype``.
+        store: "memory", or "mapped" for client states in memory-mapped files.
+        eval_every: score the models every so many rounds, and after the last.
+        points: "pre" (after aggregation), "post" (after local training), "global" (the global model
+            of methods that have one, on every client's data), or several.
+        out: a run folder for checkpoints, metrics, models and the result.
+        checkpoint_every: rounds between checkpoints, with ``out``.
+        resume: go on from the last checkpoint in ``out``.
+        reopen: with ``resume``, load a finished run with its server instead of its tables alone, so
+            that newcomers can join.
+        progress: shows how far it is; True takes what suits a terminal, a notebook or a file.
+        callbacks: objects that are told of rounds, evaluations and the end, and may ask to stop;
+            see ``sartor.training.callbacks``.
+        early_stopping: when to stop before the rounds are over, judged on validation data; a number
+            is the patience. See ``sartor.EarlyStopping``.
+
+    Returns:
+        a Result: accuracy, gain over LocalTrain, costs and models.
+
+    Raises:
+        ConfigError: for anything that cannot be right, all faults at once.
+        DivergedError: if the only run became NaN; in a sweep that is recorded in its row instead.
+
+    >>> import sartor
+    >>> fed = sartor.Federation.from_dataset("digits", clients=5)
+    >>> result = sartor.fit("fedavg", fed, rounds=2)
+    >>> len(result.per_client().rows)
+    5
+    """
+    settings = Settings(
+        model=model,
+        rounds=parse_whole("rounds", rounds),
+        seeds=parse_seeds(seeds),
+        local=(local or Local()).over(parse_whole("rounds", rounds)),
+        participation=Participation.parse(participation),
+        engine=engine,
+        chunk=None if chunk is None else parse_whole("chunk", chunk),
+        device=parse_device(device),
+        dtype=parse_choice("dtype", dtype, DTYPES),
+        compute=None if compute is None else parse_choice("compute", compute, COMPUTE),
+        store=parse_choice("store", store, {"memory": "memory", "mapped": "mapped"}),
+        eval_every=parse_whole("eval_every", eval_every),
+        points=parse_points(points),
+        checkpoint_every=parse_whole("checkpoint_every", checkpoint_every),
+        progress=shown(progress) if processes.is_first() else None,
+        callbacks=tuple(callbacks) if processes.is_first() else (),
+        stopping=EarlyStopping.parse(early_stopping),
+    )
+    factory = methods.find(method)
+    static = methods.static_options(factory)
+    if do_no_harm:
+        options = {**(options or {}), "do_no_harm": True}
+    rows = None if sweep is None or isinstance(sweep, Mapping) else checked_rows(sweep, static)
+    grid = {**sweep} if isinstance(sweep, Mapping) else {}
+    for name, values in grid.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"sweep[{name!r}] must be a list of values, got {values!r}.")
+    outer = {k: v for k, v in grid.items() if k in static}
+    inner: Sweep = rows or {k: v for k, v in grid.items() if k not in static}
+    results = []
+    combinations = list(itertools.product(*outer.values()))
+    if out and len(combinations) > 1 and not resume and (Path(out) / "folder.json").exists():
+        raise RunFolderError(f"{out} already holds a run; choose another folder, or resume it.")
+    for number, values in enumerate(combinations):
+        chosen = {**(options or {}), **dict(zip(outer, values, strict=True))}
+        part = Path(out) / f"part-{number}" if out and len(combinations) > 1 else out
+        results.append(
+            _fit_lanes(
+                method, federation, settings, chosen, hyper or {}, inner, part, resume, reopen
+            )
+        )
+    if len(results) == 1:
+        return results[0]
+    merged = join(results)
+    if out and processes.is_first():
+        from sartor.runs import RunFolder
+
+        def write() -> None:
+            RunFolder.create(out, merged.config, overwrite=resume).write_result(merged)
+
+        _save(write, Path(out))
+    return merged
+
+
+def compare(
+    names: str | Sequence[str],
+    federation: Federations,
+    *,
+    baselines: bool = True,
+    hyper: Mapping[str, Mapping[str, Value]] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    do_no_harm: bool = False,
+    out: str | Path | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Comparison:
+    """Train several methods on the same allocations, seeds and settings.
+
+    Args:
+        names: methods, in a list or with commas; "all", or "all-regularised" and the like, stand
+            for a family.
+        federation: see ``fit``.
+        baselines: put LocalTrain, FedAvg and FedAvg + fine-tuning beside them.
+        hyper: per method, values of hyper-parameters.
+        options: per method, static options.
+        do_no_harm: see ``fit``; for all methods but LocalTrain, which they are measured from.
+        out: a folder with one run folder per method.
+        resume: go on where an earlier call with the same ``out`` stopped.
+        settings: everything else that ``fit`` takes.
+
+    Returns:
+        a Comparison: a table, and paired differences with their intervals.
+    """
+    listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    wanted = methods.expand([*(BASELINES if baselines else ()), *listed])
+    for name in wanted:
+        methods.find(name)
+    federations = remembered(federation)
+    folder = None
+    if out is not None:
+        from sartor.runs import ComparisonFolder
+
+        config = {"methods": wanted, "rounds": settings.get("rounds", 20)}
+
+        def prepare() -> None:
+            there = resume and (Path(out) / "folder.json").exists()
+            _ = ComparisonFolder.open(out) if there else ComparisonFolder.create(out, config)
+
+        processes.first(prepare)
+        folder = ComparisonFolder.open(out)
+    results = {}
+    for name in wanted:
+        try:
+            results[name] = fit(
+                name,
+                federations,
+                hyper=(hyper or {}).get(name),
+                options=(options or {}).get(name),
+                do_no_harm=do_no_harm and name != "local",
+                out=None if folder is None else folder.run_path(name),
+                resume=resume,
+                **settings,
+            )
+        except DivergedError as error:
+            warnings.warn(f"{name} is left out of the comparison: {error}", stacklevel=2)
+    if not results:
+        raise ConfigError("Every method diverged; try a smaller local_lr.")
+    shared = {k: v for k, v in next(iter(results.values())).config.items() if k in _SHARED}
+    comparison = Comparison(results, config={**shared, "methods": wanted})
+    if folder is not None and processes.is_first():
+        _save(lambda: folder.write_comparison(comparison), folder.path)
+    return comparison
+
+
+def _fit_lanes(
+    method: str | methods.Factory,
+    federation: Federations,
+    settings: Settings,
+    options: dict[str, Any],
+    hyper: Mapping[str, Value],
+    sweep: Sweep,
+    out: str | Path | None,
+    resume: bool,
+    reopen: bool = False,
+) -> Result:
+    """Train all runs of one program in one pass."""
+    federations = {seed: federation_of(federation, settings.seeds, seed) for seed in settings.seeds}
+    for seed, fed in federations.items():
+        if not len(fed.test.rows):
+            raise FederationError(
+                f"The federation of seed {seed} has no test samples, so no model could be scored; "
+                "hold some out, for example with Federation.from_arrays(..., test=0.25)."
+            )
+    local = with_static_parts(settings.local, hyper, sweep)
+    task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
+    warn_of_lost_weights(settings.model)
+    options = with_held_out(method, task, local, options, list(federations.values()))
+    record = methods.build(method, task, local, options)
+    points = tuple(dict.fromkeys((*settings.points, record.headline)))
+    if options.get("do_no_harm"):  # the choice follows the last round: there is no "post" model
+        points = tuple(point for point in points if point != "post")
+    runs = list_runs(record, options, hyper, sweep, settings.seeds)
+    config = resolved(method, record, settings, local, task, options, hyper, sweep, federations)
+    # Everything that can be refused is refused before a folder is made.
+    clients = federations[runs[0].seed].num_clients
+    stack_hypers(record.hyper, [run.hyper for run in runs], clients, torch.float64)
+    folder, checkpoint = _open(out, config, resume)
+    if folder is not None and resume and not reopen and processes.first(lambda: folder.has_result):
+        return folder.read_result()
+    finished = folder is not None and folder.has_result
+    where = _scratch(folder) if settings.store == "mapped" else None
+    simulation = Simulation(
+        record,
+        task,
+        [federations[run.seed] for run in runs],
+        runs,
+        lambda arena: make_engine(settings.engine, arena, settings.chunk, task),
+        rounds=settings.rounds,
+        participation=settings.participation,
+        device=processes.device_for(settings.device),
+        dtype=settings.dtype,
+        eval_every=settings.eval_every,
+        points=points,
+        store_folder=where,
+        processes=processes.current(),
+        stopping=settings.stopping,
+    )
+    if where is not None:  # mapped states live as long as models can be asked for
+        weakref.finalize(simulation, shutil.rmtree, where, ignore_errors=True)
+    if checkpoint is not None:
+        simulation.load(*checkpoint[1:])
+    listeners, result = Listeners(settings.callbacks), None
+    try:
+        listeners.start(simulation, config)
+        _loop(simulation, settings, folder, listeners)
+        if len(runs) == 1 and simulation.books.diverged[0] is not None:
+            raise _diverged(simulation)
+        baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
+        result = simulation.result(config, baseline)
+        if folder is not None and not (reopen and finished):
+            # The result is written last: a folder that has one is not gone on with.
+            _save(lambda: _write_models(folder, simulation), folder.path)
+            if processes.is_first():
+                _save(lambda: folder.write_result(result), folder.path)
+    finally:
+        listeners.end(result)
+    return result
+
+
+def _scratch(folder: RunFolder | None) -> Path:
+    """Make a folder for mapped client states.
+
+    In the run folder, where there is room, or among temporary files.
+    """
+    home = None if folder is None else folder.path / "states"
+
+    def prepare() -> None:
+        if home is not None:
+            # What a killed run left behind; its checkpoint holds the states.
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir()
+
+    try:
+        processes.first(prepare)
+        return Path(tempfile.mkdtemp(prefix="sartor-", dir=home))
+    except OSError as error:
+        raise RunFolderError(
+            f"Cannot make a folder for client states: {error}; use store='memory'."
+        ) from error
+
+
+def _loop(
+    simulation: Simulation, settings: Settings, folder: RunFolder | None, listeners: Listeners
+) -> None:
+    """Run the rounds that are left, with progress, callbacks and checkpoints."""
+    if settings.progress is not None:
+        runs = len(simulation.runs)
+        name = simulation.method.name + (f" ({runs} runs)" if runs > 1 else "")
+        settings.progress.start(simulation.num_rounds, name)
+    try:
+        while not simulation.finished:
+            info = simulation.step()
+            asked = processes.first(lambda: listeners.round(simulation))
+            if asked is not None:
+                simulation.stop(asked)
+            if settings.progress is not None:
+                settings.progress.update(simulation.round_index - 1, info)
+            due = simulation.round_index % settings.checkpoint_every == 0
+            writes = folder is not None and processes.is_first()
+            if folder is not None and writes and (due or simulation.finished):
+                trees, arrays, meta = simulation.state()
+                _save(
+                    lambda t=trees, a=arrays, m=meta: folder.write_checkpoint(  # type: ignore[misc]
+                        simulation.round_index, t, a, m
+                    ),
+                    folder.path,
+                )
+    finally:
+        if settings.progress is not None:
+            settings.progress.stop()
+
+
+def _save(write: Callable[[], object], path: Path) -> None:
+    """Write to the run folder; if the disk is full or gone, warn and go on.
+
+    The result is still in memory.
+    """
+    try:
+        write()
+    except RunFolderError as error:
+        warnings.warn(
+            f"{error} Training goes on and the result stays in memory, but {path} is not "
+            "up to date.",
+            stacklevel=4,
+        )
+
+
+def _write_models(folder: RunFolder, simulation: Simulation) -> None:
+    names, writes = simulation.federations[0].names, processes.is_first()
+    # Models that take an epilogue first are worked out by all processes.
+    if len(names) <= 1000 and (writes or simulation.pending):
+        for run in range(len(simulation.runs)):
+            trees = [simulation.params(client, run) for client in range(len(names))]
+            if writes:
+                folder.write_models(names, trees, run)
+            if writes and simulation.processes is None:
+                folder.write_server(*packed(trained(simulation, run)), run)
+
+
+def _lazily_local(
+    federations: dict[int, Federation], settings: Settings, local: Local, hyper: Mapping[str, Value]
+) -> Callable[[], Result]:
+    """Train LocalTrain on the same allocations when somebody asks for the gain."""
+    same = {name: value for name, value in hyper.items() if name in local.hyper}
+
+    def train() -> Result:
+        quiet = replace(settings, progress=None, callbacks=())
+        return _fit_lanes("local", federations.__getitem__, quiet, {}, same, {}, None, False)
+
+    settings = replace(settings, local=local)
+    return train
+
+
+def _diverged(simulation: Simulation) -> DivergedError:
+    seen = simulation.books.diverged[0] or {}
+    rate = simulation.runs[0].hyper.get("local_lr")
+    name, at = str(seen.get("client")), int(seen.get("round", 0))
+    return DivergedError(
+        f"The loss became NaN or infinite in round {at}, first at client {name}"
+        + (f", with local_lr={rate}; try a smaller local_lr." if rate is not None else "."),
+        run=0,
+        round=at,
+        client=name,
+    )
+
+
+def _open(
+    out: str | Path | None, config: dict[str, Any], resume: bool
+) -> tuple[RunFolder | None, tuple[int, dict[str, Tree], dict[str, Any], dict[str, Any]] | None]:
+    if out is None:
+        if resume:
+            raise ConfigError("resume=True needs out=..., the run folder to go on from.")
+        return None, None
+    from sartor.runs import RunFolder
+
+    def prepare() -> bool:
+        there = resume and (Path(out) / "folder.json").exists()
+        if there:
+            RunFolder.open(out).tidy()
+        else:
+            RunFolder.create(out, config)
+        return there
+
+    there = processes.first(prepare)
+    folder = RunFolder.open(out)
+    if not there:
+        return folder, None
+    free = ("engine", "chunk", "device", "checkpoint_every", "data", "task", "rebuild")
+    folder.check_config(config, ignore=free)
+    return folder, folder.read_checkpoint()

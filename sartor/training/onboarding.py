@@ -1,0 +1,371 @@
+"""Clients that join after training: the server stays as it is, and they get models by its rule.
+
+A newcomer receives the letters that the trained server would send (its own one by the method's
+``greet``), starts its kept state from the global model where there is one (else from the common
+initial model), and takes some rounds of the method's own local work. Nothing is uploaded, and
+nobody else's model changes. It is numbered after the clients that were there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from sartor.compose import fine_tuned
+from sartor.core import tree, wire
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import Hub, Method, Phase, Site, endings, has_own_letters, newcomer
+from sartor.core.task import Task
+from sartor.core.tree import Tree
+from sartor.data.encoding import prepare
+from sartor.data.federation import Federation
+from sartor.results.result import Result
+from sartor.results.scores import Run
+from sartor.results.serving import recipe_of, record_of
+from sartor.training.simulation import Simulation
+
+Data = Federation | tuple[Any, Any]
+VAL = 0.2
+"""The share of a newcomer's samples that is held out where its method decides by such."""
+
+
+class Trained(NamedTuple):
+    """What newcomers meet: one run of a trained federation, without anybody's data.
+
+    Attributes:
+        method: the record.
+        task: the network and its loss.
+        server: its state.
+        hub: what the server reads, at the end of training.
+        num_clients: how many there were.
+        past: the rounds behind them.
+        run: seed, hyper-parameters and options.
+        make_engine: arena -> engine.
+        device: where to compute.
+        dtype: of parameters.
+        facts: ``input_shape``, ``num_classes``, ``tokens`` and ``class_names`` of the data.
+        recipe: how samples become features, or None.
+    """
+
+    method: Method
+    task: Task
+    server: Tree
+    hub: Hub
+    num_clients: int
+    past: int
+    run: Run
+    make_engine: Callable[..., Any]
+    device: torch.device
+    dtype: torch.dtype
+    facts: dict[str, Any]
+    recipe: Any
+
+
+def onboard(
+    simulation: Simulation,
+    newcomers: Data,
+    *,
+    rounds: int = 5,
+    finetune_epochs: int = 0,
+    run: int = 0,
+    test: float = 0.25,
+) -> Result:
+    """Give newcomers their models.
+
+    Args:
+        simulation: a trained federation.
+        newcomers: their data: a federation, or the pair (x, y) of one client.
+        rounds: rounds of the method's local work on the newcomers; 0 takes what the server sends.
+        finetune_epochs: passes of plain fine-tuning after that; the way for methods that would give
+            every client the same model.
+        run: whose server, in a sweep.
+        test: the share held out for testing, if ``newcomers`` is a pair.
+
+    Returns:
+        a Result whose clients are the newcomers: models, and scores on their test samples.
+    """
+    return onboard_by(
+        trained(simulation, run),
+        newcomers,
+        rounds=rounds,
+        finetune_epochs=finetune_epochs,
+        test=test,
+    )
+
+
+def trained(simulation: Simulation, run: int = 0) -> Trained:
+    """Take from a simulation what newcomers meet."""
+    server, _ = simulation.deployed()
+    everybody, past = simulation.rounds.everybody, simulation.round_index
+    hub = simulation.rounds.hub("evaluate", past, everybody, np.ones_like(everybody, dtype=bool))
+    known = simulation.federations[run]
+    return Trained(
+        simulation.method,
+        simulation.task,
+        tree.map(lambda leaf: leaf[run], server),
+        Hub(*(tree.map(lambda leaf: leaf[run], part) for part in hub)),
+        simulation.rounds.arena.num_clients,
+        past,
+        simulation.runs[run],
+        simulation.make_engine,
+        simulation.rounds.arena.device,
+        simulation.dtype,
+        *_data_facts(known),
+    )
+
+
+def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
+    """Return what newcomers' data must fit; nothing where the data is elsewhere."""
+    if not isinstance(known, Federation):
+        return {}, None
+    facts = {
+        "input_shape": known.input_shape,
+        "num_classes": known.num_classes,
+        "tokens": not known.x.is_floating_point(),
+        "class_names": known.info.get("class_names", []),
+    }
+    return facts, known.info.get("preprocessing")
+
+
+def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
+    """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
+    return (
+        {"server": found.server, "hub": found.hub._asdict()},
+        {"clients": found.num_clients, "past": found.past},
+    )
+
+
+def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
+    """Return what newcomers meet from what :func:`packed` wrote and a result's settings."""
+    from sartor.engines import make_engine
+
+    about = dict(result.config["rebuild"])
+    return Trained(
+        record_of(result, task, run),
+        task,
+        state["server"],
+        Hub(**state["hub"]),
+        int(facts["clients"]),
+        int(facts["past"]),
+        result.runs[run],
+        lambda arena: make_engine("auto", arena, None, task),
+        torch.device("cpu"),
+        getattr(torch, str(result.config["dtype"])),
+        about | {"input_shape": tuple(about["input_shape"])},
+        recipe_of(result, run),
+    )
+
+
+def onboard_by(
+    known: Trained,
+    newcomers: Data,
+    *,
+    rounds: int = 5,
+    finetune_epochs: int = 0,
+    test: float = 0.25,
+) -> Result:
+    """Give newcomers their models by what a trained federation left; see :func:`onboard`."""
+    record = record_for(known)
+    federation = _federation(newcomers, test, known, _needs_validation(record))
+    if finetune_epochs:
+        record = fine_tuned(record, known.task, Local(), epochs=finetune_epochs)
+    if not rounds:
+        record = replace(record, headline="pre")
+    chosen = known.run
+    hyper: dict[str, float | list[float]] = {k: float(np.mean(v)) for k, v in chosen.hyper.items()}
+    if finetune_epochs:
+        hyper.setdefault("ft_lr", hyper.get("local_lr", record.hyper["ft_lr"].default))
+    again = Simulation(
+        record,
+        known.task,
+        [federation],
+        [Run(seed=chosen.seed, hyper=hyper, options=chosen.options)],
+        known.make_engine,
+        rounds=rounds,
+        participation=Participation(),
+        device=known.device,
+        dtype=known.dtype,
+        points=tuple(dict.fromkeys(("pre", record.headline))),
+    )
+    if not rounds:
+        again.score_start()
+    while not again.finished:
+        again.step()
+    about: dict[str, Any] = {"newcomers of": known.method.name, "rounds": rounds}
+    about |= {
+        "task": known.task.measured_as,
+        "rebuild": known.facts | _for_newcomers(known, chosen.seed),
+    }
+    return again.result(about)
+
+
+def _for_newcomers(known: Trained, seed: int) -> dict[str, Any]:
+    """Return what differs in the facts of newcomers: they are prepared like everybody else."""
+    recipes = {} if known.recipe is None else {str(seed): known.recipe}
+    return {"preprocessing": recipes}
+
+
+def _needs_validation(record: Method) -> bool:
+    phases = [p for r in (record, *endings(record)) for p in (*r.phases, *r.adapt)]
+    return any(phase.data == "val" for phase in phases)
+
+
+def _federation(newcomers: Data, test: float, known: Trained, validate: bool) -> Federation:
+    """Return the newcomers as a federation whose samples look like those that trained."""
+    shape, classes = tuple(known.facts["input_shape"]), int(known.facts["num_classes"])
+    faults = []
+    if not isinstance(newcomers, Federation):
+        x, y = newcomers
+        x, y = prepare(x, known.recipe), _numbered(y, known.facts["class_names"])
+        kind = known.task.kind
+        if kind == "regression" and "target" in (known.recipe or {}):
+            step = known.recipe["target"]
+            y = (np.asarray(y, dtype=np.float64) - step["mean"]) / step["scale"]
+        newcomers = Federation.from_arrays(
+            x,
+            y,
+            client=np.full(len(y), "newcomer"),
+            test=test,
+            val=VAL if validate else 0.0,
+            task=kind,
+            tokens=bool(known.facts["tokens"]),
+            num_classes=classes if kind == "next-token" else None,
+        )
+    elif known.recipe is not None and newcomers.info.get("preprocessing") != known.recipe:
+        faults.append(
+            "newcomers were prepared with other constants than the clients that trained; give the "
+            "table itself and the labels, onboard((x, y)), or make the newcomers' federation with "
+            "like=federation.info, so that they are prepared alike."
+        )
+    if newcomers.input_shape != shape:
+        faults.append(
+            f"samples of newcomers have the shape {tuple(newcomers.input_shape)}, but the models "
+            f"were trained on {shape}; give the features that the others have."
+        )
+    if newcomers.num_classes > classes:
+        faults.append(
+            f"newcomers have {newcomers.num_classes} classes, but the models know "
+            f"{classes}; leave out what they cannot answer."
+        )
+    if faults:
+        raise ConfigError("\n".join(faults))
+    return newcomers
+
+
+def _numbered(y: Any, names: Sequence[str]) -> Any:
+    """Number classes that are given by name as the clients that trained do."""
+    labels = np.asarray(y)
+    if not names or labels.dtype.kind not in "OUS":
+        return y
+    strange = sorted({str(label) for label in labels.tolist()} - set(names))
+    if strange:
+        raise ConfigError(
+            f"newcomers have the classes {', '.join(strange[:5])}, but the models know "
+            f"{', '.join(names[:10])}; leave out what they cannot answer."
+        )
+    place = {name: number for number, name in enumerate(names)}
+    return np.array([place[str(label)] for label in labels.tolist()], dtype=np.int64)
+
+
+def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
+    """Return the method of a simulation as newcomers meet it; see :func:`record_for`."""
+    return record_for(trained(simulation, run))
+
+
+def record_for(known: Trained) -> Method:
+    """Return the method as newcomers meet it: a server that only answers."""
+    method, server, hub = known.method, known.server, known.hub
+    num, past = known.num_clients, known.past
+    if has_own_letters(method) and method.greet is None:
+        raise ConfigError(
+            f"{method.name} has no rule for a client that joins after training; train again with "
+            "it, or give it a model of its own with sartor.fit('local', ...)."
+        )
+    common = method.broadcast(server, hub)
+    own = method.greet(server, hub) if method.greet is not None else {}
+
+    def init_client(params: Tree, site: Site) -> Tree:
+        return newcomer(method, params, _later(site, num, past), server, hub)
+
+    return as_newcomer(
+        method,
+        num,
+        past,
+        init_server=lambda params, hub: server,
+        init_client=init_client,
+        broadcast=lambda server, hub: common,
+        address=lambda server, index, hub: own,
+        aggregate=lambda server, uploads, hub: server,
+        private=lambda leaf: False,
+    )
+
+
+def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
+    """Return the method with the clients' part as a newcomer runs it; it uploads nothing.
+
+    Args:
+        method: the method.
+        num: how many clients were there before.
+        past: how many rounds they trained.
+        **answers: what a server does that only answers, in place of the method's own functions.
+    """
+
+    def seen(fn: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *args: fn(*args[:-1], _later(args[-1], num, past))
+
+    def phases(given: Sequence[Phase]) -> tuple[Phase, ...]:
+        return tuple(
+            replace(
+                p,
+                step=seen(p.step),
+                enter=seen(p.enter),
+                leave=seen(p.leave),
+                steps=seen(p.steps) if callable(p.steps) else p.steps,
+                when=seen(p.when) if p.when is not None else None,
+                stop=seen(p.stop) if p.stop is not None else None,
+            )
+            for p in given
+        )
+
+    def finish(given: Method) -> Callable[[Tree, Tree, Site], tuple[Tree, Tree]]:
+        return lambda client, work, site: (
+            given.finish(client, work, _later(site, num, past))[0],
+            {},
+        )
+
+    def meets(given: Method) -> Method:
+        look = given.inspect_client
+        changed = replace(
+            given,
+            begin=seen(given.begin),
+            phases=phases(given.phases),
+            finish=finish(given),
+            model=seen(given.model),
+            adapt=phases(given.adapt),
+            centre=None,
+            inspect=None,
+            inspect_client=None if look is None else seen(look),
+            join=None,
+            connected=None,
+            sparse=wire.letters_of(given.sparse),
+            everyone=True,
+            train_all=False,
+            one_by_one=False,
+            prologue=None,
+            epilogue=None if given.epilogue is None else meets(given.epilogue),
+            warmup=None,
+        )
+        return replace(changed, **answers)
+
+    return meets(method)
+
+
+def _later(site: Site, num: int, past: int) -> Site:
+    """Number a newcomer after the known clients, and go on counting rounds."""
+    return site._replace(index=site.index + num, round=site.round + past)

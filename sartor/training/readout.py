@@ -1,0 +1,93 @@
+"""What a simulation tells: a line of progress after a round, and the result at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from sartor.core.tree import Tree
+from sartor.results.headline import YARDSTICKS, unit_of
+from sartor.results.result import Result
+
+if TYPE_CHECKING:
+    from sartor.training.simulation import Simulation
+
+
+def units_of(simulation: Simulation) -> np.ndarray:
+    """Return (runs,) what a target's deviation of 1 is in the units of the data."""
+    # The server of a network knows the names of its clients alone.
+    infos = [getattr(federation, "info", {}) for federation in simulation.federations]
+    return np.asarray([unit_of(info.get("preprocessing")) for info in infos])
+
+
+def progress_of(simulation: Simulation) -> dict[str, Any]:
+    """Return what a progress bar shows after a round; scores are means over the runs.
+
+    They are those of the last evaluation at the method's headline point, on test samples where
+    there are any; NaN as long as nothing is measured.
+    """
+    books = simulation.books
+    wanted = f"{simulation.method.headline}/test"
+    name = wanted if wanted in books.history else next(iter(books.history), None)
+    accuracy = loss = np.full(len(simulation.runs), np.nan)
+    if name is not None:
+        accuracy, loss = books.means(name, simulation.answers)
+    yardstick = YARDSTICKS[simulation.task.measured_as]
+    value = yardstick.measure(accuracy, loss, units_of(simulation))
+    return {
+        "accuracy": float(np.mean(accuracy)),
+        "measure": yardstick.name,
+        "value": float(np.mean(value)),
+        "bytes": int(books.bytes.sum()),
+        "seconds": books.seconds["round"][-1],
+        "runs": len(simulation.runs),
+    }
+
+
+def result_of(
+    simulation: Simulation,
+    label_counts: np.ndarray | None,
+    config: Mapping[str, Any],
+    baseline: Callable[[], Result] | None,
+) -> Result:
+    """Return everything that was measured, with the models and a way in for newcomers.
+
+    Args:
+        simulation: what was run.
+        label_counts: (runs, clients, classes) training samples, where they are known.
+        config: the resolved settings.
+        baseline: trains LocalTrain on the same allocations, when asked.
+    """
+
+    def newcomers(data: Any, **settings: Any) -> Result:
+        from sartor.training.onboarding import onboard
+
+        return onboard(simulation, data, **settings)
+
+    def server(run: int) -> tuple[Tree, dict[str, Any]]:
+        from sartor.training.onboarding import packed, trained
+
+        return packed(trained(simulation, run))
+
+    method, books = simulation.method, simulation.books
+    chosen = any("choice" in snap for snap in books.snapshots)
+    return Result(
+        method=method.name,
+        headline=method.headline,
+        runs=simulation.runs,
+        clients=simulation.federations[0].names,
+        scores=simulation.scores(),
+        ledger=simulation.ledger(),
+        label_counts=label_counts,
+        diverged=books.diverged,
+        stopped=books.stopped,
+        snapshots=books.snapshots,
+        choices=method.choices if chosen else (),
+        config=config,
+        models=simulation.network,
+        baseline=baseline,
+        newcomers=newcomers,
+        server=server,
+    )

@@ -1,0 +1,396 @@
+"""What ``fit`` and ``compare`` are given, checked and resolved."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import nn
+
+from sartor import methods, models
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.hyper import Value
+from sartor.core.local import Local
+from sartor.core.method import Method, endings
+from sartor.core.task import (
+    Criterion,
+    Task,
+    all_labels,
+    binary_cross_entropy,
+    cross_entropy,
+    given,
+    head_of,
+    is_pretrained,
+    most_likely,
+    never,
+    next_tokens,
+    squared_error,
+    token_cross_entropy,
+)
+from sartor.data.federation import Federation
+from sartor.results.scores import Run
+from sartor.results.serving import facts_of
+from sartor.training.stopping import EarlyStopping
+
+Sweep = Mapping[str, Sequence[Value]] | Sequence[Mapping[str, Value]]
+"""Name -> values, of which all combinations are meant; or the combinations themselves."""
+
+Federations = Federation | Sequence[Federation] | Callable[[int], Federation]
+"""The data of all seeds, one for each seed, or a function from seed to data."""
+
+LOSSES: dict[str, tuple[Criterion, Criterion]] = {
+    "classification": (cross_entropy, most_likely),
+    "multilabel": (binary_cross_entropy, all_labels),
+    "regression": (squared_error, never),
+    "next-token": (token_cross_entropy, next_tokens),
+}
+"""The loss of every task, and what counts as a correct answer."""
+
+DTYPES = {"float32": torch.float32, "float64": torch.float64}
+"""Of parameters, features and hyper-parameters."""
+
+COMPUTE = {**DTYPES, "bfloat16": torch.bfloat16}
+"""Of forward and backward passes."""
+
+
+class Progress(Protocol):
+    """What shows how far a long training is."""
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin; ``total_rounds`` rounds will follow."""
+
+    def update(self, round_index: int, info: dict[str, Any]) -> None:
+        """Show a round: accuracy, measure and its value, bytes, seconds, number of runs."""
+
+    def stop(self) -> None:
+        """End, also after an error."""
+
+
+def shown(progress: Progress | bool | None) -> Progress | None:
+    """Return what shows progress; True is a bar on a terminal, and what suits other places."""
+    if progress is True:
+        from sartor.cli.progress import reporter
+
+        return reporter(plain=False)
+    return progress or None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Everything that ``fit`` and ``compare`` share; see ``fit`` for the meaning of each."""
+
+    model: nn.Module | None
+    rounds: int
+    seeds: tuple[int, ...]
+    local: Local
+    participation: Participation
+    engine: str
+    chunk: int | None
+    device: torch.device
+    dtype: torch.dtype
+    compute: torch.dtype | None
+    store: str
+    eval_every: int
+    points: tuple[str, ...]
+    checkpoint_every: int
+    progress: Progress | None
+    callbacks: tuple[Any, ...] = ()
+    stopping: EarlyStopping | None = None
+
+
+def list_runs(
+    record: Method,
+    options: Mapping[str, Any],
+    hyper: Mapping[str, Value],
+    sweep: Sweep,
+    seeds: Sequence[int],
+) -> list[Run]:
+    """List the runs: all combinations of the sweep, seeds fastest."""
+    defaults = {name: spec.default for name, spec in record.hyper.items()}
+    runs = []
+    for row in rows_of(sweep):
+        chosen = {**defaults, **hyper, **row}
+        numbers = {k: _numbers(k, v) for k, v in chosen.items()}
+        runs += [Run(seed=seed, hyper=dict(numbers), options=dict(options)) for seed in seeds]
+    return runs
+
+
+def rows_of(sweep: Sweep) -> list[dict[str, Value]]:
+    """Return the combinations of a sweep, one dict each.
+
+    >>> rows_of({"a": [1.0, 2.0], "b": [3.0]})
+    [{'a': 1.0, 'b': 3.0}, {'a': 2.0, 'b': 3.0}]
+    """
+    if not isinstance(sweep, Mapping):
+        return [dict(row) for row in sweep]
+    products = itertools.product(*sweep.values())
+    return [dict(zip(sweep, values, strict=True)) for values in products]
+
+
+def checked_rows(rows: Sequence[Any], static: Mapping[str, Any]) -> list[dict[str, Value]]:
+    """Return the rows of a sweep that is given as a list.
+
+    Raises:
+        ConfigError: there are none, one is not a dict, their names differ, or one holds a static
+            option.
+    """
+    if isinstance(rows, str) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ConfigError(
+            "sweep must be a dict, name -> values, or a list of dicts, one per run, such as "
+            f"[{{'local_lr': 0.1}}, {{'local_lr': 0.2}}]; got {rows!r}."
+        )
+    names = [*rows[0]]
+    other = next((row for row in rows if row.keys() != rows[0].keys()), None)
+    if other is not None:
+        raise ConfigError(
+            f"the rows of a sweep must name the same hyper-parameters; one has {names}, another "
+            f"{[*other]}. Write out the values that a row leaves to the others."
+        )
+    fixed = sorted({name for row in rows for name in row if name in static})
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)} is a static option, and the rows of one sweep share their "
+            "options; give it in options=, or as sweep={name: values}."
+        )
+    return [dict(row) for row in rows]
+
+
+def _numbers(name: str, value: Any) -> float | list[float]:
+    """Read a hyper-parameter: one number, or one per client (a list, an array or a tensor)."""
+    try:
+        array = np.asarray(value, dtype=np.float64)
+    except (TypeError, ValueError):
+        array = np.empty((0, 0))
+    if array.ndim > 1:
+        raise ConfigError(
+            f"{name} must be a number, or one number per client, got {value!r}; names of variants "
+            "and other static settings go to options=."
+        )
+    found: float | list[float] = array.tolist()
+    return found
+
+
+def warn_of_lost_weights(model: nn.Module | None) -> None:
+    """Warn if a network brings weights that every seed will draw over."""
+    if model is None or is_pretrained(model) is not None:
+        return
+    odd = models.unlike_a_draw(model)
+    if odd is not None:
+        warnings.warn(
+            f"The network brings weights that its layers did not draw themselves ({odd}), and they "
+            "are not used: every seed draws its own. To start from them, give "
+            "sartor.models.pretrained(network); to draw anew without this warning, set "
+            "network.pretrained = False.",
+            stacklevel=4,
+        )
+
+
+def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
+    """Wrap the user's network, or the one that fits the data, with the loss that it says."""
+    network = model or models.default(federation)
+    head = head_of(network)
+    models.check_module(network, head)
+    if isinstance(federation, Federation):  # a server knows their shape alone
+        models.check_buffers(network, federation.x[:2])
+    criterion = getattr(network, "criterion", None)
+    if criterion == "given":
+        return Task(network, head, given, never, compute)
+    kind = federation.task
+    return Task(network, head, *LOSSES[kind], compute, kind)
+
+
+def with_static_parts(local: Local, hyper: Mapping[str, Any], sweep: Sweep) -> Local:
+    """Switch momentum, weight decay, clipping or the decay of the rate on where a value is given.
+
+    The value itself is checked, and used, as that of any hyper-parameter.
+    """
+    changes: dict[str, Any] = {}
+    for name in ("momentum", "weight_decay"):
+        numbers = [v for v in _given(name, hyper, sweep) if v > 0]
+        if numbers and not getattr(local, name):
+            changes[name] = min(max(numbers), 1.0) if name == "momentum" else max(numbers)
+    if not local.clip_norm and _given("clip_norm", hyper, sweep):
+        changes["clip_norm"] = 1.0
+    if local.lr_decay == 1.0 and _given("lr_decay", hyper, sweep):
+        changes["lr_decay"] = 0.5
+    return replace(local, **changes)
+
+
+def _given(name: str, hyper: Mapping[str, Any], sweep: Sweep) -> list[float]:
+    """Return every finite number that is given for a hyper-parameter, those per client too."""
+    if isinstance(sweep, Mapping):
+        values: Sequence[Any] = sweep.get(name, (hyper[name],) if name in hyper else ())
+    else:
+        values = [both[name] for row in sweep if name in (both := {**hyper, **row})]
+    flat = [v for value in values for v in (value if isinstance(value, (list, tuple)) else [value])]
+    return [float(v) for v in flat if isinstance(v, (int, float)) and math.isfinite(v)]
+
+
+def with_held_out(
+    method: str | methods.Factory,
+    task: Task,
+    local: Local,
+    options: dict[str, Any],
+    federations: Sequence[Federation],
+) -> dict[str, Any]:
+    """Say which samples decide under ``do_no_harm``, where that is left open.
+
+    The validation data, if every client of every federation has some and the method does not use
+    them itself; else a part of the training data.
+    """
+    if not options.get("do_no_harm") or options.get("harm_on", "auto") != "auto":
+        return options
+    own = {k: v for k, v in options.items() if k != "do_no_harm" and not k.startswith("harm_")}
+    record = methods.build(method, task, local, own)
+    records = [r for r in (record, record.prologue, *endings(record)) if r is not None]
+    used = any(p.data == "val" for r in records for p in (*r.phases, *r.adapt))
+    given = all(bool((federation.val.sizes > 0).all()) for federation in federations)
+    return {**options, "harm_on": "validation" if given and not used else "holdout"}
+
+
+def federation_of(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:
+    """Return the federation of a seed.
+
+    Raises:
+        ConfigError: there is none for it, or it is something else.
+    """
+    if isinstance(federation, Federation):
+        return federation
+    if callable(federation):
+        return _is_federation(federation(seed), f"the function, for seed {seed},")
+    if not isinstance(federation, list | tuple):
+        return _is_federation(federation, "federation")
+    for number, one in enumerate(federation):
+        _is_federation(one, f"federation[{number}]")
+    if len(federation) != len(seeds):
+        raise ConfigError(
+            f"{len(federation)} federations for {len(seeds)} seeds; give one federation, one per "
+            "seed, or a function from seed to federation."
+        )
+    return federation[list(seeds).index(seed)]
+
+
+def _is_federation(found: Any, what: str) -> Federation:
+    if isinstance(found, Federation):
+        return found
+    raise ConfigError(
+        f"{what} should be a sartor.Federation, got {type(found).__name__}. Make one with "
+        "Federation.from_arrays(x, y, client=...), from_dataframe(df, client=..., label=...), "
+        "from_folder(path) or from_dataset('digits')."
+    )
+
+
+def remembered(federation: Federations) -> Federations:
+    """Make each seed's federation once, so that all methods of a comparison share it."""
+    if isinstance(federation, Federation) or not callable(federation):
+        return federation
+    made: dict[int, Federation] = {}
+
+    def make(seed: int) -> Federation:
+        if seed not in made:
+            made[seed] = federation(seed)
+        return made[seed]
+
+    return make
+
+
+def resolved(
+    method: str | methods.Factory,
+    record: Method,
+    settings: Settings,
+    local: Local,
+    task: Task,
+    options: Mapping[str, Any],
+    hyper: Mapping[str, Any],
+    sweep: Sweep,
+    federations: dict[int, Federation],
+) -> dict[str, Any]:
+    """Return the resolved settings as JSON-able values."""
+    first = next(iter(federations.values()))
+    return {
+        "method": record.name,
+        "options": {k: v[0] for k, v in methods.static_options(methods.find(method)).items()}
+        | dict(options),
+        "hyper": {k: spec.default for k, spec in record.hyper.items()} | dict(hyper),
+        "sweep": {k: list(v) for k, v in sweep.items()}
+        if isinstance(sweep, Mapping)
+        else rows_of(sweep),
+        "rounds": settings.rounds,
+        "seeds": list(settings.seeds),
+        "local": dict(vars(local)),
+        "participation": dict(vars(settings.participation)),
+        "model": {
+            "class": type(task.module).__name__,
+            "head": task.head,
+            "parameters": sum(p.numel() for p in task.module.parameters()),
+        }
+        | task.given_weights(),
+        "engine": settings.engine,
+        "chunk": settings.chunk,
+        "device": str(settings.device),
+        "dtype": str(settings.dtype).removeprefix("torch."),
+        "compute": None
+        if settings.compute is None
+        else str(settings.compute).removeprefix("torch."),
+        "store": settings.store,
+        "eval_every": settings.eval_every,
+        "points": list(settings.points),
+        "checkpoint_every": settings.checkpoint_every,
+        "task": task.measured_as,
+        "rebuild": facts_of(method, task, record.predict is not None, federations),
+        "early_stopping": None if settings.stopping is None else dict(vars(settings.stopping)),
+        "data": first.describe(),
+        "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
+    }
+
+
+def parse_device(name: str | torch.device) -> torch.device:
+    """Read "auto", "cpu" or "cuda"."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"Unknown device {name!r}; use 'auto', 'cpu' or 'cuda'.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(
+            "device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'."
+        )
+    return device
+
+
+def parse_seeds(seeds: Sequence[int] | int) -> tuple[int, ...]:
+    """Read one seed or several different ones."""
+    found = (seeds,) if isinstance(seeds, (int, np.integer)) else tuple(seeds)
+    whole = all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) for s in found)
+    if not found or not whole or len(set(found)) < len(found):
+        raise ConfigError(f"seeds must be one or several different whole numbers, got {seeds!r}.")
+    return tuple(int(s) for s in found)
+
+
+def parse_whole(name: str, value: int) -> int:
+    """Refuse what is not a whole number of at least 1."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}.")
+    return value
+
+
+def parse_choice(name: str, value: str, known: Mapping[str, Any]) -> Any:
+    """Return what a known word stands for."""
+    if value not in known:
+        raise ConfigError(f"Unknown {name} {value!r}{did_you_mean(str(value), known)}")
+    return known[value]
+
+
+def parse_points(points: Sequence[str]) -> tuple[str, ...]:
+    """Read the evaluation points."""
+    for point in points:
+        parse_choice("point", point, {"pre": 0, "post": 0, "global": 0})
+    return tuple(points)

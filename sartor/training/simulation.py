@@ -1,0 +1,517 @@
+"""A simulation: all runs of one method, from round to round.
+
+Everything that a round reads is in the trees and counters here, and what was measured and spent is
+in the books (``sartor.results.history``), so a checkpoint is a dump of both and resuming is running straight
+on. What happens inside a round is in ``sartor.engines.round``.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from sartor.core import tree
+from sartor.core.cohort import Participation
+from sartor.core.errors import ConfigError
+from sartor.core.hyper import Value, stack_hypers
+from sartor.core.method import Method, endings
+from sartor.core.task import Predictor, Task
+from sartor.core.tree import Tree
+from sartor.data.federation import Federation
+from sartor.engines.arena import Arena, build_arena, packed
+from sartor.engines.parts import Engine, Receipt, Tally
+from sartor.engines.round import Rounds
+from sartor.engines.shard.processes import Processes
+from sartor.engines.store import Store
+from sartor.results.history import Books
+from sartor.results.result import Result
+from sartor.results.scores import PHASES, Ledger, Run, Scores
+from sartor.training.readout import progress_of, result_of
+from sartor.training.stopping import EarlyStopping, settle, watch_over
+
+
+class Simulation:
+    """All runs of one method, from round to round.
+
+    Args:
+        method: the record.
+        task: the network and its loss.
+        federations: one per run (often the same object).
+        runs: seed, hyper-parameters and options of every run.
+        engine: makes the engine from the arena.
+        rounds: how many rounds there will be.
+        participation: who takes part in a round.
+        device: where to compute.
+        dtype: of parameters, features and hyper-parameters.
+        eval_every: score the models before local training at every so many rounds, and after the
+            last.
+        points: "pre", "post", "global" (for methods that have a global model); none, to score
+            nothing.
+        eval_start: score the initial models too; False leaves that out, for long sweeps of which
+            only the end is wanted. The point "post" needs them.
+        store_folder: a folder for memory-mapped client states; None keeps them in memory.
+        arena: the data of all runs where they are not simply those of the federations.
+        processes: those that share the lanes; None works on all of them here.
+        stopping: when to stop before the rounds are over; None never does.
+    """
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        federations: Sequence[Federation],
+        runs: Sequence[Run],
+        engine: Any,
+        *,
+        rounds: int,
+        participation: Participation,
+        device: torch.device,
+        dtype: torch.dtype,
+        eval_every: int = 1,
+        points: tuple[str, ...] = ("pre", "post"),
+        eval_start: bool = True,
+        store_folder: Path | None = None,
+        arena: Arena | None = None,
+        processes: Processes | None = None,
+        stopping: EarlyStopping | None = None,
+    ) -> None:
+        self.processes = processes
+        self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
+        self.federations = list(federations)
+        self.eval_every, self.points = eval_every, points
+        if arena is None:
+            arena = build_arena(federations, device, dtype)
+            arena = packed(arena) if device.type == "cuda" else arena  # a CPU gathers as fast
+        self.eval_start = bool(points) and (eval_start or "post" in points)
+        _check_held_out(method, arena)
+        hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
+        hyper = stack_hypers(method.hyper, hypers, arena.num_clients, dtype)
+        self.make_engine, self.dtype = engine, dtype
+        self.engine: Engine = engine(arena)
+        seeds = [run.seed for run in runs]
+        self.rounds = self._make_rounds(arena, seeds, hyper, participation)
+        self.splits = tuple(s for s in ("test", "val") if arena.splits[s].size.any())
+        params, self.server = self.rounds.init(dtype)
+        self.store = self._make_store(params, store_folder)
+        self.trained = self._trained_models(self.store.shape, device, store_folder)
+        self.round_index = 0
+        self.closed = False  # whether the epilogue is over
+        self.books = Books([federation.names for federation in self.federations])
+        self.watch = None
+        if stopping is not None:
+            self.watch = watch_over(stopping, len(self.runs), self.splits, task)
+        self._adaptation: Receipt | None = None  # that of the last evaluation
+        self.receipt: Receipt | None = None  # that of the last round
+        self.leader: Simulation | None = None  # whose training is used, if not its own
+        self._begun = dict.fromkeys(PHASES, 0.0)  # seconds before the first round of a leader
+
+    def _make_rounds(
+        self,
+        arena: Arena,
+        seeds: list[int],
+        hyper: dict[str, Tensor],
+        participation: Participation,
+    ) -> Rounds:
+        """Make what runs a round."""
+        parts = (self.method, self.task, arena, self.engine, seeds, hyper, participation)
+        if self.processes is None:
+            return Rounds(*parts)
+        from sartor.engines.shard.rounds import ShardedRounds
+
+        return ShardedRounds(*parts, processes=self.processes)
+
+    def _make_store(self, params: Tree, folder: Path | None) -> Store:
+        """Make what holds the clients' kept states."""
+        arena = self.rounds.arena
+
+        def make(cohort: np.ndarray) -> Tree:
+            return self.rounds.new_clients(params, cohort)
+
+        shape = (arena.num_runs, arena.num_clients)
+        return Store(make, *shape, arena.device, folder and folder / "clients")
+
+    def _trained_models(
+        self, shape: tuple[int, int], device: torch.device, folder: Path | None
+    ) -> Store | None:
+        """Keep the models after local training, where those are the ones to use."""
+        if self.method.headline != "post":
+            return None
+        server = self.server
+
+        def make(cohort: np.ndarray) -> Tree:
+            return self.rounds.models(server, self.store, 0, cohort)[1]
+
+        return Store(make, *shape, device, folder and folder / "models")
+
+    @property
+    def finished(self) -> bool:
+        """Whether all rounds are done, or every run has diverged."""
+        return self.round_index >= self.num_rounds or all(
+            d is not None for d in self.books.diverged
+        )
+
+    @property
+    def pending(self) -> bool:
+        """Whether the models that would be used take an epilogue first; see `deployed`."""
+        return self.method.epilogue is not None and not self.closed
+
+    def step(self) -> dict[str, Any]:
+        """Run the next round and return what a progress bar shows."""
+        began = time.perf_counter()
+        seconds = dict.fromkeys(PHASES, 0.0)
+        if self.round_index == 0:
+            self._start(seconds)
+        t = self.round_index
+        post = self.splits if "post" in self.points else ()
+        self.server, self.receipt = self.rounds.train(
+            self.server, self.store, t, score=post, keep=self.trained
+        )
+        self.rounds.plan_ahead(None if t + 1 == self.num_rounds else t + 1)
+        return self._after(self.receipt, seconds, began)
+
+    def _after(self, receipt: Receipt, seconds: dict[str, float], began: float) -> dict[str, Any]:
+        """Enter a round that was trained: costs, scores and times."""
+        t = self.round_index
+        self.books.spend_round(receipt)
+        self.round_index = t + 1
+        last = self.round_index == self.num_rounds
+        if last and self.method.epilogue is not None:
+            for ending in endings(self.method):
+                self._one_off("epilogue", ending, seconds)
+            self.closed = True
+        due = last or self.round_index % self.eval_every == 0
+        for split in self.splits if "post" in self.points else ():
+            self.books.update_post(split, receipt.tally[split])
+        over = due and self._score(seconds)
+        if over and not last:
+            self._close(seconds)
+        if self.finished:
+            settle(self)
+        looks = due or t == 0 or self.finished or not self.rounds.queued
+        if looks:
+            self.rounds.read_clocks()
+        seconds["round"] = time.perf_counter() - began
+        self.books.time_round(seconds, receipt.seconds)
+        if looks:
+            self.books.take_clocks()
+        return progress_of(self)
+
+    def follow(self, leader: Simulation) -> None:
+        """Use in another way what a simulation trains.
+
+        The two methods differ in what a client does to its model before use (``adapt`` and
+        ``model``), and in nothing that training sees; so one training serves both. To be called
+        before the leader's first step and after each. Rounds, cohorts, bytes and gradients are the
+        leader's; scores, and what adaptation costs, are this simulation's own.
+
+        Raises:
+            ConfigError: the method has a prologue or an epilogue, which would be run twice.
+        """
+        if self.method.prologue is not None or self.method.epilogue is not None:
+            raise ConfigError(
+                f"{self.method.name} trains before its first round or after its last, so another "
+                "use of its models needs a training of its own; in a plan give the options of "
+                "``then`` in ``set``."
+            )
+        began = time.perf_counter()
+        self.leader, self.server, self.store = leader, leader.server, leader.store
+        if leader.receipt is None:
+            self._start(self._begun)
+            return
+        seconds, self._begun = self._begun, dict.fromkeys(PHASES, 0.0)
+        self._after(leader.receipt, seconds, began)
+
+    def _read_clocks(self) -> None:
+        """Wait for the device and enter the times of the rounds since the last look at it."""
+        if self.books.unread:
+            self.rounds.read_clocks()
+            self.books.take_clocks()
+
+    def stop(self, why: str) -> None:
+        """End after the rounds that are done, as if no more had been planned.
+
+        Args:
+            why: recorded for every run that has not stopped already.
+        """
+        if self.round_index < self.num_rounds:
+            seconds = dict.fromkeys(PHASES, 0.0)
+            began = time.perf_counter()
+            self._close(seconds)
+            self.rounds.read_clocks()
+            seconds["round"] = time.perf_counter() - began
+            self._read_clocks()
+            self.books.time_once(seconds)
+            mine = {"round": self.round_index, "why": why}
+            self.books.stopped = [old or dict(mine) for old in self.books.stopped]
+            settle(self)
+
+    def _score(self, seconds: dict[str, float]) -> bool:
+        """Score the models after this round; return whether every run has stopped."""
+        t = self.round_index
+        if "post" in self.points:
+            self.books.score("post", t - 1, {s: self.books.post[s] for s in self.splits})
+        if self.points:
+            server, store = self.deployed(seconds)
+            if "pre" in self.points:
+                self._evaluate(server, store, seconds)
+            self._evaluate_centre(server, seconds)
+            self._snapshot(server, store)
+        if self.watch is None:
+            return False
+        book, (count, weight) = (
+            self.books.history[f"{self.method.headline}/val"],
+            self.answers("val"),
+        )
+        with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
+            if self.watch.rule.measure == "loss":
+                sums = weight * book["loss"][-1].sum(1)
+            else:
+                sums = book["correct"][-1].sum(1)
+        values = sums / np.maximum(count.sum(1), 1)
+        lost = np.array([d is not None for d in self.books.diverged])
+        over = self.watch.look(t, values, lost, self._to_keep)
+        self.books.stopped = self.watch.verdicts()
+        return over
+
+    def _close(self, seconds: dict[str, float]) -> None:
+        """Make the round that is done the last one: its epilogue and its evaluation."""
+        self.rounds.plan_ahead(None)
+        self.num_rounds = self.round_index
+        scored = any(self.books.scored(point, self.round_index) for point in self.books.when)
+        for ending in endings(self.method) if self.pending else ():
+            self._one_off("epilogue", ending, seconds)
+        self.closed = self.closed or self.method.epilogue is not None
+        if not scored:
+            self._score(seconds)
+        elif self._adaptation is not None:
+            self.books.spend_once(self._adaptation)
+
+    def _to_keep(self) -> Tree:
+        """Return the states that would be used now, (runs, ...) each."""
+        server, store = self.deployed()
+        everybody = self.rounds.everybody
+        found = {"server": server, "clients": store.gather(everybody)}
+        if self.trained is not None:
+            found["trained"] = self.trained.gather(everybody)
+        return found
+
+    def _used_round(self, run: int) -> int:
+        """Return the round of the models that a run ends with."""
+        if self.watch is None or not self.watch.settled or self.books.diverged[run] is not None:
+            return self.round_index
+        return self.watch.ends(self.round_index)[run][1]
+
+    def _start(self, seconds: dict[str, float]) -> None:
+        """Before round 0: the method's prologue, and the scores of the initial models."""
+        if self.method.prologue is not None:
+            self._one_off("prologue", self.method.prologue, seconds)
+        if not self.eval_start:
+            return
+        server, store = self.deployed(seconds)
+        tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
+        self.books.start_post(tallies)
+        self._evaluate_centre(server, seconds)
+        self._snapshot(server, store)
+
+    def _one_off(self, stage: str, record: Method, seconds: dict[str, float]) -> None:
+        self.server, receipt = self.rounds.train(
+            self.server, self.store, self.round_index, stage, record=record
+        )
+        self.books.spend_once(receipt)
+        self.rounds.read_clocks()
+        for name, value in receipt.seconds.items():
+            seconds[name] += value
+
+    def deployed(self, seconds: dict[str, float] | None = None) -> tuple[Tree, Store]:
+        """Return the states that would be used if training stopped now.
+
+        Before the end that takes the epilogue, on copies.
+        """
+        if not self.pending:
+            return self.server, self.store
+        clock = self.rounds.clock({"evaluate": 0.0} if seconds is None else seconds)
+        store, server = self.store.fork(), self.server
+        for ending in endings(self.method):
+            server, _ = self.rounds.train(
+                server, store, self.round_index, "epilogue", record=ending
+            )
+        clock("evaluate")
+        return server, store
+
+    def _evaluate(
+        self, server: Tree, store: Store, seconds: dict[str, float], record: bool = True
+    ) -> dict[str, Tally]:
+        clock, t = self.rounds.clock(seconds), self.round_index
+        tallies, receipt = self.rounds.evaluate(server, store, t, self.splits)
+        if record:
+            self.books.score("pre", t, tallies)
+        seen = any(ending.stage == "evaluate" for ending in endings(self.method))
+        self._adaptation = receipt if self.method.adapt and not seen else None
+        if self._adaptation is not None and t == self.num_rounds:
+            self.books.spend_once(receipt)  # the adaptation whose models are used
+        clock("evaluate")
+        return tallies
+
+    def _evaluate_centre(self, server: Tree, seconds: dict[str, float]) -> None:
+        if "global" not in self.points or self.method.centre is None:
+            return
+        clock, t = self.rounds.clock(seconds), self.round_index
+        self.books.score("global", t, self.rounds.evaluate_centre(server, t, self.splits))
+        clock("evaluate")
+
+    def _snapshot(self, server: Tree, store: Store) -> None:
+        if self.method.inspect is None and self.method.inspect_client is None:
+            return
+        everybody, t = self.rounds.everybody, self.round_index
+        small: dict[str, np.ndarray] = {}
+        if self.method.inspect is not None:
+            hub = self.rounds.hub("inspect", t, everybody, np.ones_like(everybody, dtype=bool))
+            seen = self.engine.runs(self.method.inspect, server, hub)
+            small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
+        small |= self.rounds.inspect_clients(store, t)
+        self.books.snapshots.append({"round": t, **small})
+
+    def score_start(self) -> None:
+        """Score the models of a simulation without rounds."""
+        self._start(dict.fromkeys(PHASES, 0.0))
+
+    # ---- results
+    # ----------------------------------------------------------------------------------------
+
+    def scores(self) -> dict[tuple[str, str], Scores]:
+        """Return what was measured so far, by (point, split)."""
+        return self.books.scores(self.answers)
+
+    def answers(self, split: str) -> tuple[np.ndarray, int]:
+        """Return (runs, clients) answers that are scored, and how many a sample's loss is over.
+
+        A text of a next-token task has one for every token, and its loss is a mean over all steps.
+        """
+        if self.task.kind != "next-token":
+            return self.rounds.arena.splits[split].size.copy(), 1
+        counts = np.stack([fed.num_answers(split).numpy() for fed in self.federations])
+        return counts, int(self.federations[0].y.shape[1])
+
+    def ledger(self) -> Ledger:
+        """Return the counted costs so far."""
+        self._read_clocks()
+        found = self.books.ledger()
+        if self.leader is not None:  # what a round would take if this one trained itself
+            own, theirs = found.seconds["evaluate"], self.leader.ledger().seconds
+            pairs = zip(theirs["round"], theirs["evaluate"], own, strict=True)
+            found.seconds["round"] = [whole - other + mine for whole, other, mine in pairs]
+        return found
+
+    def params(self, client: int, run: int = 0, point: str | None = None) -> Tree:
+        """Return the parameters that a client would use now, at an evaluation point."""
+        point = point or self.method.headline
+        ids = np.full((len(self.runs), 1), client)
+        if point == "global":
+            if self.method.centre is None:
+                raise ConfigError(
+                    f"{self.method.name} has no global model; ask for the point 'pre' or 'post'."
+                )
+            centre = self.rounds.centre(self.deployed()[0], self._used_round(run))
+            return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
+        model = self.models(ids, point, self._used_round(run))
+        found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
+        return found
+
+    def models(
+        self, ids: np.ndarray, point: str | None = None, round_index: int | None = None
+    ) -> Tree:
+        """Return what the clients ``ids`` (runs, n) would use now: (runs, n, ...).
+
+        Args:
+            ids: the clients.
+            point: the evaluation point; the headline point by default.
+            round_index: the round in which clients that adapt a model draw; now by default.
+        """
+        if (point or self.method.headline) == "post" and self.trained is not None:
+            return self.trained.gather(ids)
+        at = self.round_index if round_index is None else round_index
+        return self.rounds.models(*self.deployed(), at, ids)[1]
+
+    def network(self, client: int, run: int = 0, point: str | None = None) -> nn.Module:
+        """Return a client's model as an ordinary module."""
+        params, predict = self.params(client, run, point), self.method.predict
+        if predict is None or point == "global":
+            return self.task.with_params(params)
+        return Predictor(params, predict, self.task.fixed)
+
+    def result(
+        self, config: Mapping[str, Any], baseline: Callable[[], Result] | None = None
+    ) -> Result:
+        """Return everything that was measured, with the models and a way in for newcomers.
+
+        Args:
+            config: the resolved settings.
+            baseline: trains LocalTrain on the same allocations, when asked.
+        """
+        return result_of(self, self._label_counts(), config, baseline)
+
+    def _label_counts(self) -> np.ndarray | None:
+        """Count the labels of every client: (runs, clients, classes), where there are classes."""
+        if any(fed.task in ("regression", "next-token") for fed in self.federations):
+            return None
+        return np.stack([fed.label_counts("train").numpy() for fed in self.federations])
+
+    # ---- checkpoints
+    # ------------------------------------------------------------------------------------
+
+    def state(self) -> tuple[dict[str, Tree], dict[str, Any], dict[str, Any]]:
+        """Return all state: trees of tensors, nested arrays, and JSON-able values."""
+        self._read_clocks()
+        trees = {"server": self.server, "clients": self.store.dump()}
+        if self.trained is not None:
+            trees["trained"] = self.trained.dump()
+        arrays, meta = self.books.dump()
+        arrays["watch"] = {}
+        if self.watch is not None:
+            trees["kept"], arrays["watch"] = self.watch.dump()
+        meta |= {
+            "round": self.round_index,
+            "planned": self.num_rounds,
+            "closed": self.closed,
+            "lanes": self.engine.lanes,
+            "limit": self.engine.limit,
+        }
+        return trees, arrays, meta
+
+    def load(self, trees: dict[str, Tree], arrays: dict[str, Any], meta: dict[str, Any]) -> None:
+        """Take a checkpoint back; the next ``step`` goes on as if nothing had happened."""
+        device = self.rounds.arena.device
+        self.server = tree.map(
+            lambda old, new: new.to(device, old.dtype), self.server, trees["server"]
+        )
+        self.store.load(trees["clients"])
+        if self.trained is not None:
+            self.trained.load(trees["trained"])
+        self.books.load(arrays, meta)
+        self.round_index, self.closed = meta["round"], meta["closed"]
+        self.num_rounds = meta.get("planned", self.num_rounds)
+        if self.watch is not None:
+            self.watch.load(trees.get("kept", {}), arrays["watch"], device)
+        # The same blocks of lanes give the same numbers to the last bit.
+        self.engine.lanes = self.engine.lanes or meta["lanes"]
+        self.engine.limit = meta.get("limit")
+
+
+def _check_held_out(method: Method, arena: Arena) -> None:
+    """Refuse a method that needs held-out data where there is none."""
+    records = [method, method.prologue, *endings(method)]
+    phases = [p for r in records if r is not None for p in (*r.phases, *r.adapt)]
+    for phase in phases:
+        if phase.data in ("val", "test") and not arena.splits[phase.data].size.any():
+            words = {"val": "validation", "test": "test"}[phase.data]
+            raise ConfigError(
+                f"{method.name} uses {words} data in its phase {phase.name!r}, but no client has "
+                f"any; hold some out, for example with {phase.data}=0.2 when the federation is "
+                "made."
+            )

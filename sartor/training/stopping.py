@@ -1,0 +1,235 @@
+"""Early stopping on validation data: when to stop each run, and with which models.
+
+A run stops when its measure on the validation samples of all clients, at the method's headline
+point, has not improved by more than ``min_delta`` for ``patience`` evaluations in a row. Every run
+of a sweep has its own verdict. All runs train in one pass, so the pass goes on until the last has
+stopped, but what a stopped run left behind is put aside in the round of its verdict and put back at
+the end: its row is the one that it would have alone.
+
+| what | of a run that stopped after s rounds |
+|---|---|
+| models | those after s rounds; with ``restore``, those of the best evaluation |
+| scores | entries from s on repeat those of the models it ends with |
+| costs | nothing after s rounds |
+| ``result.stopped[run]`` | {"round": s, "best_round": ..., "why": ...} |
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from sartor.core import tree
+from sartor.core.errors import ConfigError
+from sartor.core.task import Task, never
+from sartor.core.tree import Tree
+
+if TYPE_CHECKING:
+    from sartor.training.simulation import Simulation
+
+MEASURES = ("loss", "accuracy")
+
+
+@dataclass(frozen=True)
+class EarlyStopping:
+    """When to stop before the planned rounds are over.
+
+    Attributes:
+        patience: evaluations in a row without improvement; the run stops at the last of them.
+            With ``eval_every=k`` an evaluation is every k rounds.
+        min_delta: an improvement is larger than this.
+        measure: "loss" (mean over all validation samples, smaller is better) or "accuracy".
+        restore: end with the models of the best evaluation, whether the run stopped early or not.
+            That takes a second copy of all states in memory.
+    """
+
+    patience: int = 5
+    min_delta: float = 0.0
+    measure: str = "loss"
+    restore: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be right."""
+        faults = []
+        whole = isinstance(self.patience, int) and not isinstance(self.patience, bool)
+        if not whole or self.patience < 1:
+            faults.append(f"patience must be a whole number >= 1, got {self.patience!r}.")
+        if not (math.isfinite(self.min_delta) and self.min_delta >= 0):
+            faults.append(f"min_delta must be >= 0, got {self.min_delta!r}.")
+        if self.measure not in MEASURES:
+            faults.append(f"measure must be loss or accuracy, got {self.measure!r}.")
+        if faults:
+            raise ConfigError("\n".join(faults))
+
+    @classmethod
+    def parse(cls, given: EarlyStopping | int | None) -> EarlyStopping | None:
+        """Read a whole number as the patience."""
+        return given if given is None or isinstance(given, cls) else cls(patience=given)  # type: ignore[arg-type]
+
+
+class Watch:
+    """The verdicts on all runs so far, and the states that were put aside.
+
+    Args:
+        rule: when to stop.
+        runs: number of runs.
+
+    Attributes:
+        best: (runs,) the best value, as a loss.
+        best_round: (runs,) after how many rounds it was seen; −1 before the first evaluation.
+        waited: (runs,) evaluations since then.
+        stopped: (runs,) the rounds after which the run stopped, or −1.
+        kept: the states that were put aside, (runs, ...) each, or None.
+        kept_round: (runs,) the round of each, or −1.
+    """
+
+    def __init__(self, rule: EarlyStopping, runs: int) -> None:
+        self.rule = rule
+        self.best = np.full(runs, np.inf)
+        self.best_round, self.stopped, self.kept_round = (np.full(runs, -1) for _ in range(3))
+        self.waited = np.zeros(runs, dtype=np.int64)
+        self.kept: Tree | None = None
+        self.settled = False
+
+    def look(self, t: int, values: np.ndarray, lost: np.ndarray, state: Callable[[], Tree]) -> bool:
+        """Take in an evaluation and say whether no run is left to train.
+
+        Args:
+            t: rounds so far.
+            values: (runs,) the measure.
+            lost: (runs,) true for runs that diverged, which have no result.
+            state: returns what to put aside, (runs, ...) each.
+        """
+        values = np.asarray(values, dtype=np.float64)
+        values = -values if self.rule.measure == "accuracy" else values
+        live = (self.stopped < 0) & ~lost
+        better = live & (values < self.best - self.rule.min_delta)
+        self.best = np.where(better, values, self.best)
+        self.best_round = np.where(better, t, self.best_round)
+        self.waited = np.where(better, 0, self.waited + live)
+        ends = live & (self.waited >= self.rule.patience)
+        self.stopped = np.where(ends, t, self.stopped)
+        over = bool(np.all((self.stopped >= 0) | lost))
+        aside = better if self.rule.restore else ends & (not over)
+        if aside.any():
+            self._keep(aside, t, state())
+        return over
+
+    def _keep(self, runs: np.ndarray, t: int, now: Tree) -> None:
+        self.kept_round = np.where(runs, t, self.kept_round)
+        mask = torch.from_numpy(runs)
+        if self.kept is None or runs.all():
+            self.kept = tree.map(torch.clone, now)
+            return
+        self.kept = tree.map(
+            lambda new, old: torch.where(_over(mask, new), new, old), now, self.kept
+        )
+
+    def verdicts(self) -> list[dict[str, Any] | None]:
+        """Return for every run why it stopped, after which round, and its best one; or None."""
+        words = f"validation {self.rule.measure} has not improved for {self.rule.patience}"
+        found: list[dict[str, Any] | None] = []
+        for s, best in zip(self.stopped.tolist(), self.best_round.tolist(), strict=True):
+            why = f"{words} evaluation{'s' * (self.rule.patience > 1)}"
+            found.append(None if s < 0 else {"round": s, "best_round": best, "why": why})
+        return found
+
+    def ends(self, rounds: int) -> list[tuple[int, int]]:
+        """Return for every run (its last round, the round of the models it ends with)."""
+        last = np.where(self.stopped >= 0, self.stopped, rounds)
+        kept = self.kept_round >= 0
+        return list(zip(last.tolist(), np.where(kept, self.kept_round, last).tolist(), strict=True))
+
+    def dump(self) -> tuple[Tree, dict[str, np.ndarray]]:
+        """Return what a checkpoint must hold: the states put aside, and the verdicts."""
+        names = ("best", "best_round", "waited", "stopped", "kept_round")
+        arrays = {name: np.asarray(getattr(self, name)).copy() for name in names}
+        return self.kept or {}, arrays | {"settled": np.asarray([self.settled], dtype=np.int64)}
+
+    def load(self, kept: Tree, arrays: dict[str, np.ndarray], device: torch.device) -> None:
+        """Take a checkpoint back."""
+        for name in ("best", "best_round", "waited", "stopped", "kept_round"):
+            setattr(self, name, np.asarray(arrays[name]).copy())
+        self.settled = bool(arrays["settled"][0])
+        self.kept = tree.map(lambda leaf: leaf.to(device), kept) if kept else None
+
+
+def watch_over(rule: EarlyStopping, runs: int, splits: Sequence[str], task: Task) -> Watch:
+    """Make what decides when to stop.
+
+    Args:
+        rule: when to stop.
+        runs: number of runs.
+        splits: the splits in which some client has samples.
+        task: what is learned.
+
+    Raises:
+        ConfigError: there is nothing to look at.
+    """
+    if "val" not in splits:
+        raise ConfigError(
+            "Early stopping looks at validation data, but no client has any; hold some out, "
+            "for example with val=0.2 when the federation is made."
+        )
+    if rule.measure == "accuracy" and task.is_correct is never:
+        raise ConfigError(
+            "There is no right or wrong in this task, so early stopping cannot look at its "
+            "accuracy; use EarlyStopping(measure='loss')."
+        )
+    return Watch(rule, runs)
+
+
+def settle(simulation: Simulation) -> None:
+    """Put back what was put aside, and end the books of each run where it ended; only once."""
+    watch = simulation.watch
+    if watch is None or watch.settled:
+        return
+    watch.settled = True
+    kept, everybody = watch.kept or {}, simulation.rounds.everybody
+    back = watch.kept_round >= 0
+    back &= np.array([lost is None for lost in simulation.books.diverged])
+    if back.any():
+        mask = torch.from_numpy(back)
+        simulation.server = tree.map(
+            lambda old, now: torch.where(_over(mask, now), old, now),
+            kept["server"],
+            simulation.server,
+        )
+        present = np.broadcast_to(back[:, None], everybody.shape)
+        for store, name in ((simulation.store, "clients"), (simulation.trained, "trained")):
+            if store is not None and tree.leaves(kept[name]):
+                store.scatter(everybody, kept[name], present)
+    for run, (last, used) in enumerate(watch.ends(simulation.round_index)):
+        if simulation.books.diverged[run] is None:
+            _end_books(simulation, run, last, used)
+    watch.kept = None
+
+
+def _end_books(simulation: Simulation, run: int, last: int, used: int) -> None:
+    """Let the records of a run end after round ``last``, with the models of round ``used``."""
+    books = simulation.books
+    for name, book in books.history.items():
+        point = name.split("/")[0]
+        times = [t + (point == "post") for t in books.when[point]]  # rounds behind an entry
+        for values in book.values():
+            source = values[times.index(used)][run].copy()
+            for k, t in enumerate(times):
+                if t >= last:
+                    values[k][run] = source
+    chosen = next((snap for snap in books.snapshots if snap["round"] == used), None)
+    for snap in books.snapshots if chosen is not None else ():
+        for key in snap.keys() - {"round"} if snap["round"] >= last else ():
+            snap[key][run] = chosen[key][run].copy()  # type: ignore[index]
+    for rows in books.costs.values():
+        for row in rows[last:]:
+            row[run] = 0
+    books.recount()
+
+
+def _over(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    return mask.to(leaf.device).reshape(-1, *(1,) * (leaf.dim() - 1))

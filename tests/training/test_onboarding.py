@@ -1,0 +1,153 @@
+"""Clients that join after training."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import sartor
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.method import has_own_letters
+from sartor.methods import METHODS, build
+from sartor.training.onboarding import onboard
+from tests.toys import assert_same, federation, net_task, run, simulation, states
+
+SGD = Local(epochs=2, batch=4, lr=0.2)
+
+
+def trained(name: str, options: dict[str, Any] | None = None, **settings: Any) -> Any:
+    """Train a method on the first four clients."""
+    task = net_task()
+    method = build(name, task, SGD, options or {})
+    return run(simulation(method, task, [federation().without(4)], **settings))
+
+
+@cache
+def trained_once(name: str) -> Any:
+    """Train a method for all tests that only look at it."""
+    return trained(name)
+
+
+def newcomer() -> Any:
+    """Return a federation of the fifth client alone."""
+    return federation().without(0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("rounds", [0, 2])
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_takes_in_a_newcomer_and_leaves_the_others_alone(
+    name: str, rounds: int
+) -> None:
+    """It gets a model with finite scores, uploads nothing, and no state changes."""
+    sim = trained_once(name)
+    before = states(sim)
+    result = onboard(sim, newcomer(), rounds=rounds)
+    assert_same(states(sim), before)
+    assert result.clients == ("c4",)
+    assert np.isfinite(result.accuracy)
+    assert result.ledger.bytes_up.sum() == 0
+    with torch.no_grad():
+        assert torch.isfinite(result.model("c4")(torch.zeros(1, 4, dtype=torch.float64))).all()
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_method_with_own_letters_has_one_for_strangers(name: str) -> None:
+    """``greet`` writes the letter that ``address`` cannot, with the same leaves."""
+    method = build(name, net_task(), SGD, {})
+    assert not has_own_letters(method) or method.greet is not None
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_every_method_states_its_rule_for_newcomers(name: str) -> None:
+    """The file of a method says in words how a client that joins later gets its model."""
+    text = inspect.getmodule(METHODS[name].factory).__doc__  # type: ignore[union-attr]
+    assert re.search(r"\bA\s+newcomer", text or "")
+
+
+def test_a_newcomer_of_fedavg_gets_the_global_model() -> None:
+    """FedAvg's rule: everybody uses the global model; fine-tuning makes it one's own."""
+    sim = trained("fedavg")
+    given = onboard(sim, newcomer(), rounds=3).model(0).state_dict()
+    tuned = onboard(sim, newcomer(), rounds=1, finetune_epochs=2).model(0).state_dict()
+    for leaf, value in sim.params(0, point="global").items():
+        assert torch.equal(given[leaf], value)
+        assert not torch.equal(tuned[leaf], value)
+
+
+def test_a_newcomer_of_ditto_begins_at_the_global_model() -> None:
+    """V = w_t, then the pull of λ while it trains."""
+    sim = trained("ditto")
+    start = onboard(sim, newcomer(), rounds=0).model(0).state_dict()
+    for leaf, value in sim.params(0, point="global").items():
+        assert torch.equal(start[leaf], value)
+    later = onboard(sim, newcomer(), rounds=2).model(0).state_dict()
+    assert any(not torch.equal(start[leaf], later[leaf]) for leaf in start)
+
+
+def test_a_newcomer_of_local_trains_alone_from_the_common_start() -> None:
+    """Without a server there is only one's own data: LocalTrain of the newcomer itself."""
+    sim = trained("local")
+    found = onboard(sim, newcomer(), rounds=3).model(0).state_dict()
+    task = net_task()
+    alone = run(simulation(build("local", task, SGD, {}), task, [newcomer()], rounds=3))
+    for leaf, value in alone.params(0).items():
+        torch.testing.assert_close(found[leaf], value, rtol=0, atol=1e-12)
+
+
+def test_a_newcomer_of_the_dichotomy_uses_what_most_use() -> None:
+    """The system's choice holds for newcomers too."""
+    for radius, model in ((0.0, "global"), (1e9, None)):
+        sim = trained("dichotomous", {"version": "threshold"}, hyper={"heterogeneity": radius})
+        found = onboard(sim, newcomer(), rounds=0).model(0).state_dict()
+        if model:
+            for leaf, value in sim.params(0, point="global").items():
+                assert torch.equal(found[leaf], value)
+    clustered = trained("dichotomous", {"version": "clustered", "fit_epochs": 1})
+    with pytest.raises(ConfigError, match="no rule for a client that joins"):
+        onboard(clustered, newcomer())
+
+
+def test_newcomers_are_taken_in_from_arrays_and_from_sweeps() -> None:
+    """`result.onboard((x, y))` serves one client; in a sweep the run is chosen."""
+    fed = sartor.Federation.from_dataset("digits", partition="dirichlet:0.3", clients=5)
+    rest, last = fed.without(4), fed.without(0, 1, 2, 3)
+    result = sartor.fit("fedprox", rest, rounds=2, sweep={"prox_strength": [0.0, 5.0]})
+    rows = last.train.of(0)
+    found = [
+        result.onboard((last.x[rows], last.y[rows]), rounds=2, run=run).model("newcomer")
+        for run in (0, 1)
+    ]
+    a, b = (next(iter(model.parameters())) for model in found)
+    assert not torch.equal(a, b)
+
+
+def test_data_that_the_models_cannot_read_are_refused() -> None:
+    """Another shape and unknown classes are named, both at once."""
+    sim = trained("fedavg")
+    wide = sartor.Federation.from_arrays(
+        torch.zeros(8, 5), torch.arange(8) % 4, client=["new"] * 8, test=0.25
+    )
+    with pytest.raises(ConfigError, match="shape") as error:
+        onboard(sim, wide)
+    assert "4 classes" in str(error.value)
+
+
+def test_outcomes_of_engines_agree_for_newcomers() -> None:
+    """One by one or in lanes: the same newcomers' models."""
+    found = [
+        outcome_of(trained("fedapa", engine=engine)) for engine in ("sequential", "vectorised")
+    ]
+    for leaf in found[0]:
+        torch.testing.assert_close(found[0][leaf], found[1][leaf], rtol=0, atol=1e-11)
+
+
+def outcome_of(sim: Any) -> Any:
+    """Return the model of a newcomer after two rounds."""
+    return onboard(sim, newcomer(), rounds=2).model(0).state_dict()

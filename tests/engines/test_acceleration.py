@@ -33,7 +33,7 @@ now = (torch.backends.cuda.flash_sdp_enabled(), torch.backends.mha.get_fastpath_
 assert now == switches
 assert torch.get_num_threads() == threads
 made = set(os.listdir(os.environ["XDG_CACHE_HOME"])) - before
-print(float(result.accuracy[0]), sorted(made))
+print(float(result.accuracy), sorted(made))
 """
 
 

@@ -1,4 +1,4 @@
-"""Fine-tuning: every client trains its model on, on a copy, before it is used."""
+"""Fine-tuning: every client trains its model further, on a copy, before it is used."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def fine_tuned(
     steps: int | None = None,
     pull: bool = False,
 ) -> Method:
-    """Let every client train its model on, on a copy, before it is used.
+    """Let every client train its model further, on a copy, before it is used.
 
     The model that the method would use takes some more steps of plain SGD on the client's training
-    data; training never notices. What is used is then the model before local training ("pre"),
+    data; training is not affected. What is used is then the model before local training ("pre"),
     fine-tuned.
 
     Args:

@@ -38,7 +38,7 @@ from sartor.core.tree import Tree
 def in_parallel(name: str, **parts: Method) -> Method:
     """Run several methods at once on the same clients, each as if it were alone.
 
-    Every tree has one slot per method. If some of them train everybody and others a cohort, all
+    Every tree has one slot per method. If some of them train all clients and others a cohort, all
     clients train, and those outside the cohort leave the phases of the latter out. If one of them
     serves clients in turn, so does the whole: the others must give the same results that way.
 

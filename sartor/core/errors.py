@@ -11,12 +11,12 @@
     ├── DivergedError      a loss or a model became NaN or infinite
     ├── CallbackError      a callback that failed before the first round
     ├── RunFolderError     a run folder that cannot be read or written
-    ├── NetworkError       a federation over a network that cannot start or go on
+    ├── NetworkError       a federation over a network that cannot start or continue
     │   └── MessageError       a message that is refused
-    ├── ProcessError       processes of one sharded simulation that cannot start or go on
+    ├── ProcessError       processes of one sharded simulation that cannot start or continue
     └── MissingExtraError  an optional package is not installed             (also an ImportError)
 
-A message says what was wrong, what was expected, and how to mend it.
+A message says what was wrong, what was expected, and how to fix it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RunFolderError(PFLError):
 
 
 class NetworkError(PFLError):
-    """A federation over a network that cannot start or go on."""
+    """A federation over a network that cannot start or continue."""
 
 
 class MessageError(NetworkError):
@@ -88,7 +88,7 @@ class MessageError(NetworkError):
 
 
 class ProcessError(PFLError):
-    """Processes of one sharded simulation that cannot start or go on."""
+    """Processes of one sharded simulation that cannot start or continue."""
 
 
 class MissingExtraError(PFLError, ImportError):

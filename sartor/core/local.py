@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError, ContractError
+from sartor.core.errors import ConfigError, ContractError, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.method import Batch, ClientContext, Phase
 from sartor.core.schedule import Schedule, parse
@@ -82,21 +82,14 @@ class Local:
             )
             if value is not None and (not isinstance(value, int) or value < 1)
         ]
-        specs = {
-            "lr": LR,
-            "momentum": MOMENTUM,
-            "weight_decay": DECAY,
-            "clip_norm": CLIP,
-            "lr_decay": FADE,
-        }
-        faults += [f for k, spec in specs.items() if (f := spec.fault(k, float(getattr(self, k))))]
+        numbers = {"lr": LR, **OPTIONAL}.items()
+        faults += [f for k, spec in numbers if (f := spec.fault(k, float(getattr(self, k))))]
         if self.lr_schedule is not None:
             try:
                 parse(self.lr_schedule)
             except ConfigError as error:
                 faults.append(str(error))
-        if faults:
-            raise ConfigError("\n".join(faults))
+        refuse(faults)
 
     def over(self, rounds: int) -> Local:
         """Return the same for a run of so many rounds, which a schedule may have left open."""
@@ -111,16 +104,9 @@ class Local:
     @property
     def hyper(self) -> dict[str, Hyper]:
         """The hyper-parameters that local training brings to a method."""
-        found = {"local_lr": Hyper(self.lr, LR.low, LR.high, LR.open_low, LR.note)}
-        if self.momentum:
-            found["momentum"] = Hyper(self.momentum, 0.0, 1.0, note=MOMENTUM.note)
-        if self.weight_decay:
-            found["weight_decay"] = Hyper(self.weight_decay, 0.0, note=DECAY.note)
-        if self.clip_norm:
-            found["clip_norm"] = Hyper(self.clip_norm, 0.0, note=CLIP.note)
-        if self.lr_decay != 1.0:
-            found["lr_decay"] = Hyper(self.lr_decay, 0.0, 1.0, open_low=True, note=FADE.note)
-        return found
+        given = {k: replace(spec, default=getattr(self, k)) for k, spec in OPTIONAL.items()}
+        on = {k: spec for k, spec in given.items() if spec.default != OPTIONAL[k].default}
+        return {"local_lr": replace(LR, default=self.lr), **on}
 
     def without_rate(self, owner: str) -> dict[str, Hyper]:
         """Return the hyper-parameters for a method that computes its own step size.
@@ -191,12 +177,13 @@ class Local:
 
 
 LR = Hyper(0.01, 0.0, note="the step size of local training")
-MOMENTUM = Hyper(0.0, 0.0, 1.0, note="the share of the last update that is kept")
-DECAY = Hyper(0.0, 0.0, note="the pull of local training towards zero")
-CLIP = Hyper(0.0, 0.0, note="the longest gradient of local training; 0 does not clip")
-FADE = Hyper(
-    1.0, 0.0, 1.0, open_low=True, note="what is left of local_lr after a round; 1 keeps it"
-)
+OPTIONAL = {
+    "momentum": Hyper(0.0, 0.0, 1.0, note="the share of the last update that is kept"),
+    "weight_decay": Hyper(0.0, 0.0, note="the pull of local training towards zero"),
+    "clip_norm": Hyper(0.0, 0.0, note="the longest gradient of local training; 0 does not clip"),
+    "lr_decay": Hyper(1.0, 0.0, 1.0, True, "what is left of local_lr after a round; 1 keeps it"),
+}
+"""Hyper-parameters that a method has only where they differ from these defaults."""
 
 
 def descend(

@@ -24,7 +24,7 @@ Differs from the authors' code: its penalty has no ½ (halve their μ), and its 
 unequal networks (`start_cores="own"`: here every leaf of the common start in an order of its own).
 As p_ii is near 1/M, a core hardly moves: `core_rate="times_clients"` (the default) steps with
 M·η_1, as a public re-implementation does; "plain" is the paper's, slower and safer: M times the
-step also enters everybody else's model, which over many rounds of unlike clients may diverge.
+step also enters all other clients' models, which may diverge over many rounds of unlike clients.
 Weight decay of local training pulls a core to 0 and p_i to where it began.
 
 With a budget K a client keeps its own core and a copy of every other, asks for K of them with its

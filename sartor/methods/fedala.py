@@ -72,7 +72,7 @@ def fedala(
         calm: the standard deviation of losses below which the first learning ends.
         window: the number of losses it looks at.
         start_passes: the most passes of the first learning.
-        ala_for: who mixes the global model into its own in a round.
+        ala_for: which clients mix the global model into their own in a round.
     """
     _check(layers, share, calm, window, start_passes)
     top = _top_layers(task, layers)

@@ -24,7 +24,7 @@ others share 1 − ξ_ii in proportion to exp(σ cos(w_i, w_j)). Then w_i descen
 Differs from the paper: ξ_ii >= 0 asks for α <= σ/(m−1), and a good σ depends on the network, so by
 default (`scale="relative"`) σ is a multiple of the mean squared distance between two models,
 α_k = mix_weight·σ/(m−1), and the pull λ/α_k is given; `scale="absolute"` takes λ, α and σ as they
-are. Clients may be drawn: those that never reported are in nobody's mixture, receive the mean of
+are. Clients may be drawn: those that never reported are in no mixture, receive the mean of
 the others, and start from it. In some public code the pull has no gradient, so that the method is
 LocalTrain; here it has one.
 
@@ -93,7 +93,7 @@ def fedamp(
             return ctx.hyper["prox_strength"]
         return ctx.hyper["collaboration"] / ctx.hyper["mix_lr"]
 
-    sigma = Hyper(1.0, 0.0, open_low=True, note="small: nobody is near", server=True)
+    sigma = Hyper(1.0, 0.0, open_low=True, note="small: no client is near another", server=True)
     if relative:
         note = "what all others weigh together if they are equal; 0 keeps every client alone"
         hyper = {

@@ -153,14 +153,14 @@ def fedapa(
         if not momentum:
             mix = put(mix, settle(mix.index_select(0, ctx.cohort), ctx.cohort, ctx))
         moved = {"mix": mix, "velocity": push} if momentum else {"mix": mix}
-        somebody = ctx.present.any()
-        moved = {k: torch.where(somebody, leaf, server[k]) for k, leaf in moved.items()}
+        some = ctx.present.any()
+        moved = {k: torch.where(some, leaf, server[k]) for k, leaf in moved.items()}
         bodies = put_rows(server["bodies"], ctx.cohort, uploads["body"], ctx.present)
         return {"bodies": bodies, **moved}
 
-    def inspect(server: Tree, ctx: ServerContext) -> Tree:
-        everybody = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
-        return {"mix": rows_in_use(server, everybody, ctx)}
+    def show(server: Tree, ctx: ServerContext) -> Tree:
+        all_clients = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
+        return {"mix": rows_in_use(server, all_clients, ctx)}
 
     note = "the share a client keeps, before normalising"
     own = {
@@ -183,5 +183,5 @@ def fedapa(
         schedule=Schedule(in_turn=one_by_one),
         wire=Wire(private=lambda leaf: is_kept(leaf) and leaf in task.leaf_names),
         newcomer=Newcomer(message=newcomer_message),
-        show=Show(server=inspect),
+        show=Show(server=show),
     )

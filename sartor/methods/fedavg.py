@@ -16,7 +16,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 Rules: `normalized` Σ_S n_i w_i / Σ_S n_i; `uniform` the plain mean over S; `chen`
 w − (m η_t/(N|S|)) Σ_S n_i (w − w_i); `p_weighted` the same with given p_i in place of n_i/N. With
-everybody present and η_t = β = 1 all agree for equal n_i. `chen` is unbiased over draws, though its
+all clients present and η_t = β = 1 they agree for equal n_i. `chen` is unbiased over draws, but its
 weights do not sum to 1 in one draw.
 
 A newcomer receives the global model; fine-tuning makes it one of its own.

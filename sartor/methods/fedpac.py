@@ -26,9 +26,9 @@ so it costs |θ_h| down, however many heads are in it. Sun et al. 2025 print 553
 491.0 to 494.3 KiB (LeNet-5, CIFAR-10, C_i from 5 to 10); they do not say what the rest is.
 
 Differs from the authors' code: the programme is solved exactly, without dropping eigenvalues; a
-class that nobody brought in a round keeps its centroid; where the programme has no answer, a client
+class that no client brought in a round keeps its centroid; if the programme has no answer, a client
 keeps its own head. A newcomer receives the extractor and the plain mean of all heads, as no
-statistics tell yet whom it resembles.
+statistics show yet which clients it resembles.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
 
 
 def collaboration(h: Tensor, variance: Tensor, present: Tensor, cutoff: float) -> Tensor:
-    """Return whose heads each client of a cohort combines: (slots, slots), rows α_i.
+    """Return the weights with which each client of a cohort combines heads: (slots, slots).
 
     Args:
         h: (slots, classes, features).

@@ -5,7 +5,7 @@ Clients", AAAI 2022 (arXiv 2105.00243).
 
 | symbol | here | meaning |
 |---|---|---|
-| θ_i | client["params"] | the client's own model, trained on and on; never sent |
+| θ_i | client["params"] | the client's own model, kept between rounds; never sent |
 | P_{i,c}, n_{i,c} | upload | the client's mean feature of class c, and its number of samples |
 | P̄_c | server["prototypes"] | the global prototypes; ``seen`` marks the classes that have one |
 | λ | proto_strength | the pull of features to P̄; 1 (MNIST, FEMNIST), 0.1 (CIFAR-10) in the paper |
@@ -21,7 +21,7 @@ their counts: (C_i + C)·D + C_i numbers and 2⌈C/8⌉ bytes of marks, C_i bein
 
 Differs from the paper: its pull is a distance between class means, and its printed average has
 weights that sum to 1/|N_c|; ours are those of the authors' code (plain means; `average="count"`
-weighs by n_{i,c}). A class that nobody brings keeps its prototype (`absent="drop"` is the authors'
+weighs by n_{i,c}). A class that no client has keeps its prototype (`absent="drop"` is the authors'
 way), prototypes come from a pass after training (`prototypes="running"`: from the last epoch, while
 the model moves, as in the authors' code), and all clients begin with one model (`start="own"`: with
 shuffled copies of its leaves).
@@ -123,10 +123,10 @@ def fedproto(
         total, seen = weights.sum(0), (counts > 0).any(0)
         new = (weights[..., None] * brought).sum(0)
         if absent == "drop":
-            somebody = ctx.present.any()
+            some = ctx.present.any()
             return {
-                "prototypes": torch.where(somebody, class_means(new, total), server["prototypes"]),
-                "seen": torch.where(somebody, seen, server["seen"]),
+                "prototypes": torch.where(some, class_means(new, total), server["prototypes"]),
+                "seen": torch.where(some, seen, server["seen"]),
             }
         return {
             "prototypes": class_means(new, total, server["prototypes"]),

@@ -22,7 +22,7 @@ normalised output is 1e-3 or less. Our default is 100. The paper mixes for all c
 `schedule="sequential"` serves them one after the other, as public codes do. All θ_j start equal,
 and so do all hypernetworks; with `start="even"` (default) the first weights are equal too, with
 "drawn" outputs are U(0, 1) for every client, as in public codes. A retained layer stays at home and
-travels in neither direction (one byte a layer says which do), so others go on mixing the copy of it
+travels in neither direction (one byte a layer says which do), so others keep mixing the copy of it
 that was sent last. A newcomer receives the plain mean of all models.
 """
 
@@ -194,9 +194,9 @@ def pfedla(
         new = {"models": trained, "nets": moved}
         return put_rows(server, ctx.cohort, new, ctx.present)
 
-    def inspect(server: Tree, ctx: ServerContext) -> Tree:
-        everybody = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
-        return {"mix": mixtures(server["nets"], everybody)[0]}
+    def show(server: Tree, ctx: ServerContext) -> Tree:
+        all_clients = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
+        return {"mix": mixtures(server["nets"], all_clients)[0]}
 
     sparse = {
         f"{message}/params/{k}": f"{message}/sent/{owner[k]}"
@@ -220,5 +220,5 @@ def pfedla(
         schedule=Schedule(in_turn=schedule == "sequential"),
         wire=Wire(sparse=sparse if retained else {}),
         newcomer=Newcomer(message=newcomer_message),
-        show=Show(server=inspect),
+        show=Show(server=show),
     )

@@ -9,9 +9,10 @@ from sartor.core.local import Local
 from sartor.data.federation import Federation
 from sartor.results.comparison import Comparison
 from sartor.results.result import Result
-from sartor.results.serving import Prediction, load
+from sartor.results.serving import Prediction
 from sartor.training.callbacks import STOP
 from sartor.training.fit import compare, fit
+from sartor.training.loading import load
 from sartor.training.search import Search, search
 from sartor.training.stopping import EarlyStopping
 

@@ -13,9 +13,11 @@
     verify.py        afterwards: the answer and both ends, trained; subject.py is what they train
     judging.py       these against test data
     verification.py  what came out, with its table and sentences
+    folder.py        an advice and its verification on disk
 """
 
 from sartor.adviser.advice import Advice
 from sartor.adviser.advise import advise
+from sartor.adviser.folder import AdviceFolder
 
-__all__ = ["Advice", "advise"]
+__all__ = ["Advice", "AdviceFolder", "advise"]

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from sartor.adviser.plan import Plan, Strategy
+from sartor.adviser.verification import Verification
+from sartor.core.errors import ConfigError
 from sartor.results.tables import Table, jsonable
-
-if TYPE_CHECKING:
-    from sartor.adviser.verification import Verification
-    from sartor.training.settings import Progress
+from sartor.training.settings import Progress
 
 Basis = Literal["theory", "trial"]
+Verifier = Callable[["Advice", Progress | None], Verification]
 
 CONTRADICTED = "by the theory, which held-out samples contradict"
 """What stands below expected errors that cannot be trusted."""
@@ -88,6 +88,7 @@ class Advice:
         asked: bytes that the advice itself takes, both ways, all clients, were the clients apart:
             for the "estimates" and the "held-out check", or for the "trial".
         subject: what verification trains; not part of the JSON.
+        verifier: trains and compares (``sartor.adviser.verify``); not part of the JSON.
     """
 
     basis: Basis
@@ -107,6 +108,7 @@ class Advice:
     held_out: dict[str, float] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     subject: Any = field(default=None, repr=False, compare=False)
+    verifier: Verifier | None = field(default=None, repr=False, compare=False)
 
     @property
     def method(self) -> str:
@@ -295,9 +297,12 @@ class Advice:
             ConfigError: the advice was read from a file, which has no data to train on.
             FederationError: there are no test samples.
         """
-        from sartor.adviser.verify import verify
-
-        return verify(self, progress=progress)
+        if self.subject is None or self.verifier is None:
+            raise ConfigError(
+                "This advice was read from a file, which holds no data to train on; ask again with "
+                "sartor.advise(federation), or sartor advise --verify, and verify that."
+            )
+        return self.verifier(self, progress)
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:

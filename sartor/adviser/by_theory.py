@@ -14,6 +14,7 @@ from sartor.adviser.estimates import Estimates, Target
 from sartor.adviser.features import View
 from sartor.adviser.plan import Plan, Strategy, make_plan, round_bytes
 from sartor.adviser.subject import Subject
+from sartor.adviser.verify import verify
 from sartor.data.federation import Federation
 from sartor.theory import coupling
 from sartor.theory.constants import constants_of
@@ -151,6 +152,7 @@ def by_theory(
             "error": check.error,
         },
         asked=_asked(clients, found, [plan(theory), plan(-1)]),
+        verifier=verify,
         subject=Subject(
             federation=seen.federation,
             view=seen,

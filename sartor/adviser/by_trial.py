@@ -10,6 +10,7 @@ from sartor.adviser.advice import METHODS, Advice, Client
 from sartor.adviser.plan import Plan, Strategy
 from sartor.adviser.subject import Subject
 from sartor.adviser.trial import Trial
+from sartor.adviser.verify import verify
 from sartor.core.errors import ModelError
 from sartor.data.federation import Federation
 
@@ -116,4 +117,5 @@ def by_trial(
         settings={"method": METHODS[strategy], "hyper": hyper, "rounds": trial.rounds},
         asked={"trial": trial.asked},
         subject=about,
+        verifier=verify,
     )

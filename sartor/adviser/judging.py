@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
 
-from sartor.adviser.advice import METHODS
+from sartor.adviser.advice import METHODS, Advice
+from sartor.adviser.subject import Subject
 from sartor.adviser.trial import clustered_error
 from sartor.adviser.verification import Row, Verification
 from sartor.data.federation import Federation
 from sartor.training.settings import make_task
-
-if TYPE_CHECKING:
-    from sartor.adviser.advice import Advice
-    from sartor.adviser.subject import Subject
 
 
 class Trained(NamedTuple):

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from sartor import methods
-from sartor.adviser.advice import METHODS
+from sartor.adviser.advice import METHODS, Advice
 from sartor.adviser.judging import Trained, compare
+from sartor.adviser.subject import Subject
 from sartor.adviser.verification import Verification
 from sartor.core import tree
 from sartor.core.cohort import Participation
-from sartor.core.errors import ConfigError, FederationError
+from sartor.core.errors import FederationError
 from sartor.core.local import Local
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
@@ -25,10 +26,6 @@ from sartor.training.fit import fit
 from sartor.training.settings import Progress, list_runs, make_task
 from sartor.training.simulation import Simulation
 
-if TYPE_CHECKING:
-    from sartor.adviser.advice import Advice
-    from sartor.adviser.subject import Subject
-
 WORK = 2e8
 """Gradient evaluations of single samples that verification takes at most."""
 
@@ -36,7 +33,7 @@ PATIENCE = 3000
 """Rounds of verification, and local steps of a round, at most."""
 
 
-def verify(advice: Advice, *, progress: Progress | None = None) -> Verification:
+def verify(advice: Advice, progress: Progress | None = None) -> Verification:
     """Train the recommendation, LocalTrain and GlobalTrain, and put predicted beside measured.
 
     For the theory all three take full gradients with the steps of their plans, from zero, and are
@@ -47,15 +44,9 @@ def verify(advice: Advice, *, progress: Progress | None = None) -> Verification:
         progress: shows how far it is.
 
     Raises:
-        ConfigError: the advice was read from a file, which has no data to train on.
         FederationError: there are no test samples.
     """
-    about: Subject | None = advice.subject
-    if about is None:
-        raise ConfigError(
-            "This advice was read from a file, which holds no data to train on; ask again with "
-            "sartor.advise(federation), or sartor advise --verify, and verify that."
-        )
+    about: Subject = advice.subject
     if not len(about.federation.test.rows):
         raise FederationError(
             "There are no test samples to verify the advice on; hold some out, for example with "

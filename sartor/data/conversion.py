@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sartor.core.task import PADDING
-from sartor.data.checks import MATRIX_TASKS, OwnersOf, of_clients, some_of
+from sartor.data.checks import OwnersOf, of_clients, some_of
+from sartor.data.samples import MATRIX_TASKS
 from sartor.data.split import Bool, Int
 
 IGNORED = -100

@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from sartor.data.federation import Federation
+from sartor.data.samples import Samples
 from sartor.data.split import SPLITS
 
 
-def describe(federation: Federation) -> dict[str, Any]:
+def describe(federation: Samples) -> dict[str, Any]:
     """Return the sizes and the label skew as JSON-able values.
 
     The skew is the mean over clients of the total variation distance between a client's class
@@ -38,7 +38,7 @@ def describe(federation: Federation) -> dict[str, Any]:
     }
 
 
-def summary(federation: Federation, limit: int = 20) -> str:
+def summary(federation: Samples, limit: int = 20) -> str:
     """Return a table of the first clients: samples of each split and the largest classes."""
     facts = describe(federation)
     lines = [

@@ -7,12 +7,12 @@ the same numbers as the one that ``fit`` returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from sartor.core.errors import ConfigError
+from sartor.core.errors import ConfigError, RunFolderError
 from sartor.results import metrics
 from sartor.results.headline import HeadlineMetric, headline_metric_of
 from sartor.results.metrics import Array
@@ -121,11 +121,33 @@ class Readings:
 
     def _unit(self, run: int) -> float:
         """Return what a target's deviation of 1 is in the units of the data."""
-        if self.headline_metric.is_share:
-            return 1.0
-        from sartor.results.serving import target_of
+        return 1.0 if self.headline_metric.is_share else self.target(run)[1]
 
-        return target_of(self, run)[1]
+    def facts(self) -> dict[str, Any]:
+        """Return what is needed to use the models without the training data.
+
+        Raises:
+            RunFolderError: the result was written by a release that did not record it.
+        """
+        facts = self.config.get("rebuild")
+        if facts is None:
+            raise RunFolderError(
+                "This result was written by an earlier release and does not say how samples were "
+                "prepared; train again, or load the weights of models/ into your own network."
+            )
+        return dict(facts)
+
+    def recipe(self, run: int) -> Mapping[str, Any] | None:
+        """Return how samples become features in a run, or None if they are used as they are."""
+        found: Mapping[str, Any] | None
+        found = self.facts().get("preprocessing", {}).get(str(self.runs[run].seed))
+        return found
+
+    def target(self, run: int) -> tuple[float, float]:
+        """Return mean and scale of the target in the units of the data; (0, 1) if not scaled."""
+        recipe = self.recipe(run) if "rebuild" in self.config else None
+        step = (recipe or {}).get("target", {"mean": 0.0, "scale": 1.0})
+        return float(step["mean"]), float(step["scale"])
 
     def worst_measure(self, run: int = 0) -> float:
         """Return the measure of the worst client among those with at least ten test samples."""

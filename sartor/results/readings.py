@@ -26,6 +26,15 @@ POINT_WORDS = {
 """The points at which models are scored, in words."""
 
 
+def _accuracy(kind: str, meaning: str) -> property:
+    """Return a property: an accuracy of every run, or of the only one."""
+
+    def get(readings: Readings) -> Any:
+        return readings._each(lambda run: readings._accuracy_of(kind, run))
+
+    return property(get, doc=meaning)
+
+
 class Readings:
     """The records of a method, and the numbers that follow from them; :class:`Result` fills it.
 
@@ -204,30 +213,17 @@ class Readings:
         values = self.headline_metric.sign * self.client_measure(run=run)
         return metrics.worst_client(values, self._scores().count[run])
 
-    @property
-    def accuracy(self) -> Any:
-        """Pooled test accuracy at the last evaluation of the headline point."""
-        return self._each(lambda run: self._accuracy_of("last", run))
-
-    @property
-    def accuracy_best(self) -> Any:
-        """Maximum over evaluations: optimistic; for comparison with papers that report it."""
-        return self._each(lambda run: self._accuracy_of("best", run))
-
-    @property
-    def accuracy_macro(self) -> Any:
-        """Mean over clients, each client alike, at the last evaluation."""
-        return self._each(lambda run: self._accuracy_of("macro", run))
-
-    @property
-    def accuracy_last10(self) -> Any:
-        """Mean of the last ten evaluations."""
-        return self._each(lambda run: self._accuracy_of("last10", run))
-
-    @property
-    def accuracy_best_val(self) -> Any:
-        """Test accuracy of the round that is best on validation data; NaN without such data."""
-        return self._each(lambda run: self._accuracy_of("best_val", run))
+    accuracy = _accuracy("last", "Pooled test accuracy at the last headline evaluation.")
+    accuracy_best = _accuracy(
+        "best", "Maximum over evaluations: optimistic; for comparison with papers that report it."
+    )
+    accuracy_macro = _accuracy(
+        "macro", "Mean over clients, each client alike, at the last evaluation."
+    )
+    accuracy_last10 = _accuracy("last10", "Mean of the last ten evaluations.")
+    accuracy_best_val = _accuracy(
+        "best_val", "Test accuracy of the round that is best on validation data; NaN without any."
+    )
 
     @property
     def worst_client(self) -> Any:

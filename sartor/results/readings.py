@@ -1,7 +1,7 @@
 """What can be read off the records of a training: curves, numbers per client, and totals.
 
-Everything follows from recorded sums (``sartor.results.scores``), so a result read from a run folder gives
-the same numbers as the one that ``fit`` returned.
+Everything follows from recorded sums (``sartor.results.scores``): a result read from a run folder
+gives the same numbers as the one that ``fit`` returned.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sartor import errors as errors
 from sartor import methods, models
 from sartor._version import __version__
 from sartor.adviser import Advice, advise

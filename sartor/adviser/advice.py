@@ -77,10 +77,10 @@ class Advice:
         errors: mean error at these: expected excess loss (theory) or validation loss (trial).
         rules: λ by each rule, name -> value; empty for a trial.
         constants: n, m, N, L, μ, ρ, and R with its standard errors, by name.
-        plan: steps and predicted cost; None for a trial that trains nobody together.
+        plan: steps and predicted cost; None for a trial in which no clients train together.
         model: what was fitted, in words.
         doubts: why the theory was not used, or how far it can be trusted.
-        ways_out: how to mend the doubts.
+        ways_out: how to resolve the doubts.
         settings: what a run needs to carry the recommendation out.
         held_out: mean losses on held-out samples, by the check of the theory: "alone", "theory"
             (with its choice) and "one model"; "gap" and "error" of the theory's choice against the

@@ -136,7 +136,7 @@ def _by_plan(advice: Advice, about: Subject, progress: Progress | None) -> Verif
         if inner > PATIENCE:
             notes.append(f"{name} took {PATIENCE} of {inner} local steps a round.")
             inner = PATIENCE
-        if name == "local":  # nobody waits for anybody: many steps a round save bookkeeping
+        if name == "local":  # clients do not wait, so that many steps a round save overhead
             inner = math.ceil(rounds / 50)
             rounds = math.ceil(rounds / inner)
         local = Local(steps=inner, batch=None, lr=steps.local_lr, weight_decay=seen.ridge)

@@ -1,6 +1,6 @@
 """Arrays that a user gives, as the tensors that a federation holds.
 
-What cannot be converted is noted in a list of faults, so that all of them are told at once
+What cannot be converted is noted in a list of faults, so that all of them are reported at once
 (``sartor.data.checks.raise_faults``).
 """
 
@@ -158,7 +158,7 @@ def client_ids(
 
 
 def is_mask(test: Any) -> bool:
-    """Tell whether ``test`` marks samples, rather than being a fraction."""
+    """Say whether ``test`` marks samples, rather than being a fraction."""
     return not isinstance(test, int | float | np.number)
 
 

@@ -181,7 +181,7 @@ def _read_all(files: Sequence[Path], label: str | None) -> tuple[dict[Path, Tabl
 def _each(
     files: Sequence[Path], read: Callable[[Path], Table]
 ) -> tuple[dict[Path, Table], list[str]]:
-    """Read every file; what cannot be used is told in the second list."""
+    """Read every file; the second list says what cannot be used."""
     tables: dict[Path, Table] = {}
     faults = []
     for file in files:

@@ -64,7 +64,7 @@ def from_dataframe(
         categories: columns of numbers that are categories.
         text_column: learn from this column of texts alone, as token ids.
         standardise: give numbers, and the target of a regression, mean 0 and deviation 1 over all
-            training rows; predictions and errors are told in the units of the table.
+            training rows; predictions and errors are in the units of the table.
         missing: "error" refuses empty cells; "mean" puts the mean for a number, no level for a
             category.
         test: the fraction of every client's rows held out for testing; or a column of 0 and 1, or

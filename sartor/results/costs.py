@@ -1,8 +1,8 @@
 """What accuracy costs: rounds, bytes and gradients to a target, and who is beaten at both.
 
 The target is reached at the first evaluation that ends ``window`` evaluations whose mean reaches
-it. Not reached is a result, told as None. Costs count what was spent up to that evaluation, one-off
-traffic and work included.
+it. Not reached is a result, and returned as None. Costs count what was spent up to that
+evaluation, one-off traffic and work included.
 """
 
 from __future__ import annotations

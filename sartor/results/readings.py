@@ -275,7 +275,7 @@ class Readings:
         """Return how many clients ended with what: "alone 3, global 5 of 8 clients", or None.
 
         Args:
-            runs: indices of runs, of which the mean is told; the first by default.
+            runs: indices of runs, of which the mean is returned; the first by default.
         """
         found = [ended for run in runs or (0,) if (ended := self.ended_with(run)) is not None]
         if not found:

@@ -1,4 +1,4 @@
-"""What an engine writes down while it trains: runs, scores and the ledger of costs."""
+"""What an engine records while it trains: runs, scores and the ledger of costs."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class Ledger:
         forward_evaluations: (runs, rounds) samples in forward-only passes of the method itself.
         seconds: phase -> seconds of each round; a sweep trains all its runs in one pass, so that
             time belongs to all of them together. See :data:`PHASES`.
-        setup_bytes: (runs,) one-off traffic: before round 0, after the last, and the letters to
+        setup_bytes: (runs,) one-off traffic: before round 0, after the last, and the messages to
             clients that adapt the model before they use it.
         setup_gradients: (runs,) gradient evaluations of the same.
         setup_forward: (runs,) forward-only evaluations of the same.

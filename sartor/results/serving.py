@@ -85,7 +85,7 @@ def facts_of(
         "method": method if isinstance(method, str) else None,
         "own_predict": own_predict,
         "model": None
-        if task.fixed  # which a name does not tell
+        if task.fixed  # a name does not say what is frozen
         else models.describe_model(task.module, first.input_shape, first.num_classes),
         "input_shape": list(first.input_shape),
         "num_classes": first.num_classes,

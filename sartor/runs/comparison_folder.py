@@ -45,7 +45,7 @@ class ComparisonFolder(Folder):
         """
         if not (self.path / "comparison.json").exists():
             raise RunFolderError(
-                f"{self.path} has no comparison yet: it did not come to its end. Go on with "
+                f"{self.path} has no comparison yet: it did not come to its end. Resume it with "
                 f"sartor resume {self.path}."
             )
         content = read_json(self.path / "comparison.json")

@@ -81,7 +81,7 @@ class Folder:
         return cls(path, read_json(path / "config.json"))
 
     def tidy(self) -> None:
-        """Remove what a writer that was killed left half written; only who goes on may do so."""
+        """Remove the half-written files of a writer that was killed, before resuming."""
         first, last = HALF
         halves = [f"{first}{name}.*{last}" for name in (*_FILES, "folder.json", "experiment.json")]
         halves += [f"{name}/{first}*{last}" for name in _FOLDERS]
@@ -130,7 +130,7 @@ class Folder:
         return path
 
     def check_config(self, config: Mapping[str, Any], ignore: Collection[str] = ()) -> None:
-        """Refuse to go on with other settings than those the folder was started with.
+        """Refuse to resume with other settings than those the folder was started with.
 
         Args:
             config: the settings now.

@@ -116,7 +116,7 @@ class RunFolder(Folder):
     def write_server(
         self, server: Mapping[str, Any], facts: Mapping[str, Any], run: int = 0
     ) -> None:
-        """Write the state that newcomers are greeted from, beside the models of a run.
+        """Write the state that newcomer messages are made from, beside the models of a run.
 
         Args:
             server: a nested dict of tensors.
@@ -174,7 +174,7 @@ class RunFolder(Folder):
         """
         if not self.has_result:
             raise RunFolderError(
-                f"{self.path} has no result yet: the run did not come to its end. Go on with "
+                f"{self.path} has no result yet: the run did not come to its end. Resume it with "
                 f"sartor resume {self.path}."
             )
         result = unpack_result(*read_state(self.path / "result.safetensors"))

@@ -22,7 +22,7 @@ TRACKERS = {
 
 
 class Tracker:
-    """Turns what a callback is told into the three verbs; a tracker is a subclass with them."""
+    """Turn what a callback receives into the three verbs; a tracker is a subclass with them."""
 
     def open(self, run: int, name: str, group: str, settings: dict[str, Any]) -> None:
         """Begin a run.

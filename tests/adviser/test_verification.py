@@ -125,7 +125,7 @@ def test_holds_is_judged_with_clients_as_units(
 
 
 def test_traffic_is_predicted_to_the_byte(advice: sartor.Advice, checked: Verification) -> None:
-    """Models both ways and the number of local steps: what the run booked."""
+    """Models both ways and the number of local steps: what the run counted."""
     assert advice.plan is not None
     assert advice.strategy == "personalised"
     assert checked.rows[0].megabytes == pytest.approx(advice.plan.bytes_total / 1e6, rel=1e-9)

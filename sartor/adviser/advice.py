@@ -136,37 +136,27 @@ class Advice:
     def table(self) -> Table:
         """Return one row per client: size, distance, λ_i, expected errors and gain."""
         what = "excess loss" if self.basis == "theory" else "validation loss"
-        columns = [
-            "client",
-            "samples",
-            "distance",
-            "noise",
-            "lambda_i",
-            "alone",
-            "one model",
-            "advised",
-            "gain",
-            "one model hurts",
-        ]
+        shown = {
+            "samples": "samples",
+            "distance": "distance",
+            "noise": "noise",
+            "lambda_i": "prox_strength",
+            "alone": "alone",
+            "one model": "one_model",
+            "advised": "advised",
+            "gain": "gain",
+        }
+        if self.basis == "trial":  # weights of a network cannot be compared
+            del shown["distance"], shown["noise"]
         rows = [
             [
                 c.name,
-                c.samples,
-                c.distance,
-                c.noise,
-                c.prox_strength,
-                c.alone,
-                c.one_model,
-                c.advised,
-                c.gain,
+                *(getattr(c, key) for key in shown.values()),
                 "yes" if c.hurt_by_one_model else "no",
             ]
             for c in self.clients
         ]
-        if self.basis == "trial":  # weights of a network cannot be compared
-            keep = [k for k, name in enumerate(columns) if name not in ("distance", "noise")]
-            columns = [columns[k] for k in keep]
-            rows = [[row[k] for k in keep] for row in rows]
+        columns = ["client", *shown, "one model hurts"]
         formats = {"lambda_i": "strength"}
         notes = {"expected": CONTRADICTED} if self.contradicted else {}
         title = f"Expected {what} of every client"

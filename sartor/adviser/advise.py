@@ -15,8 +15,8 @@ from sartor.adviser.by_trial import by_trial
 from sartor.adviser.estimates import Target, estimate
 from sartor.adviser.features import View, view
 from sartor.adviser.refusals import check, refusal, too_few, ways_out
-from sartor.adviser.subject import Subject
 from sartor.adviser.trial import try_pulls
+from sartor.adviser.verify import Subject
 from sartor.core.errors import ConfigError, FederationError, PFLError
 from sartor.core.local import Local
 from sartor.data.federation import Federation

@@ -13,8 +13,7 @@ from sartor.adviser.crosscheck import FOLDS, cross_check
 from sartor.adviser.estimates import Estimates, Target
 from sartor.adviser.features import View
 from sartor.adviser.plan import Plan, Strategy, make_plan, round_bytes
-from sartor.adviser.subject import Subject
-from sartor.adviser.verify import verify
+from sartor.adviser.verify import Subject, verify
 from sartor.data.federation import Federation
 from sartor.theory import coupling
 from sartor.theory.constants import constants_of

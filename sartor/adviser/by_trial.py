@@ -8,9 +8,8 @@ import numpy as np
 
 from sartor.adviser.advice import METHODS, Advice, Client
 from sartor.adviser.plan import Plan, Strategy
-from sartor.adviser.subject import Subject
 from sartor.adviser.trial import Trial
-from sartor.adviser.verify import verify
+from sartor.adviser.verify import Subject, verify
 from sartor.core.errors import ModelError
 from sartor.data.federation import Federation
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sartor.core.errors import FederationError
-from sartor.data import arrays, datasets, description, folder, sources, tables
+from sartor.data import arrays, datasets, folder, sources, tables
 from sartor.data.checks import check
 from sartor.data.samples import Samples
 from sartor.data.split import SPLITS
@@ -107,14 +107,6 @@ class Federation(Samples):
         train, val, test = (self.split(name).select(keep) for name in SPLITS)
         info = self.info | {"left_out": [*self.info.get("left_out", []), *gone]}
         return replace(self, train=train, val=val, test=test, names=names, info=info)
-
-    def describe(self) -> dict[str, Any]:
-        """Return the sizes and the label skew as JSON-able values."""
-        return description.describe(self)
-
-    def summary(self, limit: int = 20) -> str:
-        """Return a table of the first clients: samples of each split and the largest classes."""
-        return description.summary(self, limit)
 
     def __repr__(self) -> str:
         """Return the sizes in one line."""

@@ -22,9 +22,9 @@ from sartor.core.errors import FederationError
 from sartor.data import image_folder
 from sartor.data.arrays import from_arrays
 from sartor.data.checks import check, raise_faults
-from sartor.data.client_file import READERS, Table, read_cells
 from sartor.data.encoding import prepare
 from sartor.data.samples import Samples
+from sartor.data.table_files import READERS, Table, read_cells
 from sartor.data.tables import from_dataframe
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,16 @@ class Run:
     seed: int
     hyper: dict[str, float | list[float]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings in which runs differ, in the order of their first use.
+
+    >>> varying([{"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 0}])
+    ['b', 'c']
+    """
+    names = dict.fromkeys(name for one in settings for name in one)
+    return [name for name in names if len({repr(one.get(name)) for one in settings}) > 1]
 
 
 @dataclass

@@ -8,7 +8,7 @@ from typing import Any
 from sartor.results import metrics
 from sartor.results.client_tables import client_table
 from sartor.results.readings import POINT_WORDS, Readings
-from sartor.results.scores import COUNTERS
+from sartor.results.scores import COUNTERS, varying
 from sartor.results.tables import Table, format_cell, jsonable
 
 MOST_ROWS = 40
@@ -76,14 +76,10 @@ def summarise(result: Readings, run: int) -> dict[str, Any]:
 def group_runs(result: Readings) -> dict[str, list[int]]:
     """Return the runs that are repeats of one another; see ``Result.groups``."""
     keys = [{**run.options, **run.hyper} for run in result.runs]
-    varying = [
-        name
-        for name in dict.fromkeys(name for key in keys for name in key)
-        if len({repr(key.get(name)) for key in keys}) > 1
-    ]
+    names = varying(keys)
     found: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
-        parts = [f"{name}={format_cell(key.get(name))}" for name in varying]
+        parts = [f"{name}={format_cell(key.get(name))}" for name in names]
         found.setdefault(" ".join([result.method, *parts]), []).append(index)
     return found
 
@@ -121,17 +117,16 @@ def notebook_page(result: Readings) -> str:
 def runs_table(result: Readings) -> Table:
     """Return one row per run: what sets it apart, accuracy, worst client and rounds."""
     keys = [{**run.options, **run.hyper, "seed": run.seed} for run in result.runs]
-    names = dict.fromkeys(name for key in keys for name in key)
-    varying = [name for name in names if len({repr(key.get(name)) for key in keys}) > 1]
+    names = varying(keys)
     reported = ("pooled_measure", "worst_client", "rounds")
     summaries = [summarise(result, run) for run in range(len(result.runs))]
     rows = [
-        [run, *(key.get(name) for name in varying), *(one[name] for name in reported)]
+        [run, *(key.get(name) for name in names), *(one[name] for name in reported)]
         for run, (key, one) in enumerate(zip(keys, summaries, strict=True))
     ]
     kind = result.headline_metric.kind
     return Table(
-        ["run", *varying, result.measure, "worst client", "rounds"],
+        ["run", *names, result.measure, "worst client", "rounds"],
         rows,
         formats={result.measure: kind, "worst client": kind},
         title=f"{result.method}: runs",

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from sartor.core.errors import ConfigError, MissingExtraError, did_you_mean
+from sartor.results.scores import varying
 from sartor.results.tables import format_cell, jsonable
 from sartor.training.callbacks import Evaluation, Round, Start, scalars
 
@@ -100,11 +101,9 @@ def needed(module: str, package: str, owner: str) -> Any:
 def labels(start: Start) -> list[str]:
     """Return a name for every run: the method, and the values in which the runs differ."""
     keys = [{**run.options, **run.hyper, "seed": run.seed} for run in start.runs]
-    names = dict.fromkeys(name for key in keys for name in key)
-    varying = [n for n in names if len({repr(key.get(n)) for key in keys}) > 1]
+    names = varying(keys)
     return [
-        " ".join([start.method, *(f"{n}={format_cell(key.get(n))}" for n in varying)])
-        for key in keys
+        " ".join([start.method, *(f"{n}={format_cell(key.get(n))}" for n in names)]) for key in keys
     ]
 
 

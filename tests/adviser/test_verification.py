@@ -10,9 +10,9 @@ import pytest
 
 import sartor
 from sartor.adviser import judging, verify
-from sartor.adviser.judging import Trained, judge, owners
 from sartor.adviser.trial import choose, clustered_error
 from sartor.adviser.verification import Row, Verification
+from sartor.adviser.verify import Trained, judge, owners
 from sartor.core.errors import ConfigError
 from sartor.data.synthetic import logistic
 

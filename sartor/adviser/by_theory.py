@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor.adviser.advice import METHODS, Advice, Client
+from sartor.adviser.advice import METHODS, Advice, Client, Subject
 from sartor.adviser.crosscheck import FOLDS, cross_check
 from sartor.adviser.estimates import Estimates, Target
 from sartor.adviser.features import View
 from sartor.adviser.plan import Plan, Strategy, make_plan, round_bytes
-from sartor.adviser.verify import Subject, verify
 from sartor.data.federation import Federation
 from sartor.theory import coupling
 from sartor.theory.constants import constants_of
@@ -151,7 +150,6 @@ def by_theory(
             "error": check.error,
         },
         asked=_asked(clients, found, [plan(theory), plan(-1)]),
-        verifier=verify,
         subject=Subject(
             federation=seen.federation,
             view=seen,

@@ -6,10 +6,9 @@ import math
 
 import numpy as np
 
-from sartor.adviser.advice import METHODS, Advice, Client
+from sartor.adviser.advice import METHODS, Advice, Client, Subject
 from sartor.adviser.plan import Plan, Strategy
 from sartor.adviser.trial import Trial
-from sartor.adviser.verify import Subject, verify
 from sartor.core.errors import ModelError
 from sartor.data.federation import Federation
 
@@ -116,5 +115,4 @@ def by_trial(
         settings={"method": METHODS[strategy], "hyper": hyper, "rounds": trial.rounds},
         asked={"trial": trial.asked},
         subject=about,
-        verifier=verify,
     )

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sartor import methods
-from sartor.adviser.advice import METHODS, Advice
-from sartor.adviser.features import View
-from sartor.adviser.plan import Plan
+from sartor.adviser.advice import METHODS, Advice, Subject
 from sartor.adviser.trial import clustered_error
 from sartor.adviser.verification import Row, Verification
 from sartor.core import tree
@@ -26,7 +23,6 @@ from sartor.data.federation import Federation
 from sartor.engines import make_engine
 from sartor.results.result import Result
 from sartor.theory.exact_fits import fit_coupled, fit_each
-from sartor.theory.linear_models import Clients
 from sartor.training.fit import fit
 from sartor.training.settings import Progress, list_runs, make_task
 from sartor.training.simulation import Simulation
@@ -36,35 +32,6 @@ WORK = 2e8
 
 PATIENCE = 3000
 """Rounds of verification, and local steps of a round, at most."""
-
-
-@dataclass(frozen=True)
-class Subject:
-    """What an advice is about, for its verification.
-
-    Attributes:
-        federation: the data, with the features that the model takes.
-        view: how the convex model sees them; None for a trial.
-        clients: the clients' samples as a linear model has them; None for a trial.
-        model: the network of a trial; None for the theory, where ``view`` has it.
-        local: local training of a trial.
-        rounds: of the recommendation, or of the trial.
-        seed: of the runs.
-        device: where to train.
-        plans: steps and costs, by strategy; empty for a trial.
-        centres: the exact global models, by strategy; empty for a trial.
-    """
-
-    federation: Federation
-    view: View | None
-    clients: Clients | None
-    model: nn.Module | None
-    local: Local | None
-    rounds: int
-    seed: int
-    device: str
-    plans: dict[str, Plan] = field(default_factory=dict)
-    centres: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Trained(NamedTuple):

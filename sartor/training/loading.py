@@ -18,6 +18,7 @@ from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.results.result import Result
 from sartor.results.serving import record_of
+from sartor.runs import RunFolder, save_result
 from sartor.training.onboarding import onboard_by, restored
 from sartor.training.settings import LOSSES
 
@@ -35,8 +36,6 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
     Raises:
         RunFolderError: there is no such folder, or it is damaged.
     """
-    from sartor.runs import RunFolder
-
     folder = RunFolder.open(path)
     result = folder.read_result()
     attach(result, folder.read_models, folder.read_server, model)
@@ -50,8 +49,6 @@ def attach(
     model: nn.Module | None = None,
 ) -> None:
     """Give a result that was read from a folder its models, and a way in for newcomers."""
-    from sartor.runs import save_result
-
     kept: dict[int, Mapping[str, Tree]] = {}
 
     def models_of(run: int) -> Mapping[str, Tree]:

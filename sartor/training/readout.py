@@ -10,6 +10,7 @@ import numpy as np
 from sartor.core.tree import Tree
 from sartor.results.headline import HEADLINE_METRICS, unit_of
 from sartor.results.result import Result
+from sartor.runs import save_result
 
 if TYPE_CHECKING:
     from sartor.training.simulation import Simulation
@@ -60,7 +61,6 @@ def result_of(
         config: the resolved settings.
         baseline: trains LocalTrain on the same allocations, when asked.
     """
-    from sartor.runs import save_result
 
     def newcomers(data: Any, **settings: Any) -> Result:
         from sartor.training.onboarding import onboard

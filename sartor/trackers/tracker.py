@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sartor.core.errors import ConfigError, MissingExtraError, did_you_mean
+from sartor.results.result import Result
 from sartor.results.scores import varying
 from sartor.results.tables import format_cell, jsonable
 from sartor.training.callbacks import Evaluation, Round, Start, scalars
-
-if TYPE_CHECKING:
-    from sartor.results.result import Result
 
 TRACKERS = {
     "tensorboard": "TensorBoard",

@@ -312,7 +312,7 @@ class Advice:
         return lines + self.table()._repr_html_()
 
     def verify(self, *, progress: Progress | None = None) -> Verification:
-        """Train the recommendation, everybody alone and one model; put predicted beside measured.
+        """Train the recommendation and both ends, and show predicted beside measured.
 
         Args:
             progress: shows how far it is.

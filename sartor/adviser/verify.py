@@ -1,4 +1,4 @@
-"""Afterwards: the recommendation, everybody alone and one model for all, trained and compared."""
+"""Verification: the recommendation, clients alone and one model for all, trained and compared."""
 
 from __future__ import annotations
 

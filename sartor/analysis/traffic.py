@@ -114,7 +114,7 @@ def one_round(
     before: int = 0,
     **options: Any,
 ) -> Receipt:
-    """Run one round of everybody, without scoring, and return what it cost.
+    """Run one round of all clients, without scoring, and return what it cost.
 
     Args:
         method: a name or a factory.

@@ -1,4 +1,4 @@
-"""What a federation refuses at the door: every check returns sentences, one for each fault."""
+"""What a federation refuses: every check returns sentences, one for each fault."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class Dataset:
     Attributes:
         name: its name in ``DATASETS``.
         x: ``(samples, channels, height, width)`` float32 in [-1, 1]; training samples first. For
-            texts ``(samples, 0)``: their tokens depend on who trains.
+            texts ``(samples, 0)``: their tokens depend on which clients train.
         y: ``(samples,)`` int64.
         num_train: how many samples are official training samples; None without such a split.
         num_classes: the number of classes.

@@ -54,7 +54,7 @@ class Federation(Samples):
             ``(samples, labels)`` 0.0 and 1.0 of a multi-label task; ``(samples, steps)`` token ids
             of a next-token task, 0 for padding.
         train: rows of every client for training; no client may be empty.
-        val: rows for validation; may be empty for everybody.
+        val: rows for validation; may be empty for all clients.
         test: rows for testing.
         names: one name per client.
         num_classes: the number of classes, of labels, or of token ids; 0 for regression.

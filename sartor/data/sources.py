@@ -39,7 +39,7 @@ def from_torch(
 
     Args:
         datasets: name of a client -> its data set of pairs (x, y); or a dict with its data sets
-            "train", "test" and perhaps "val", whose division is then kept for everybody.
+            "train", "test" and perhaps "val", whose division is then kept for all clients.
         test: the fraction of every client's samples held out for testing.
         val: the fraction held out for validation.
         seed: seed of the division.

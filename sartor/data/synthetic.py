@@ -99,7 +99,7 @@ def quadratics(
         curvatures: a > 0, ``(clients,)`` or ``(clients, dim)``.
         centres: c, of the same shape.
         samples: training samples of each client, all equal; they set the clients' weights.
-            Every client has one test sample besides.
+            Every client also has one test sample.
 
     Returns:
         The federation, whose features are (a, c) side by side, and the known answers.

@@ -361,7 +361,7 @@ def _target(
 def _renumbered(
     y: Array, names: list[str], known: list[str], faults: list[str]
 ) -> tuple[Array, list[str]]:
-    """Number classes as those who trained do."""
+    """Give classes the numbers that they had in training."""
     own = names or [str(i) for i in range(int(y.max()) + 1)]
     strange = [name for name in own if name not in known]
     if strange:

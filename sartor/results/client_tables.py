@@ -177,7 +177,7 @@ def metric_columns(result: Readings) -> dict[str, Any]:
         evaluations, clients = len(scores.rounds), len(result.clients)
         for run in range(len(result.runs)):
             valid = result._valid(point, split, run)[:, None]
-            right = scores.accuracy(run)  # of a task that knows no right answers it says nothing
+            right = scores.accuracy(run)  # without meaning for a task that has no right answers
             accuracy = np.where(valid & result.headline_metric.is_share, right, np.nan)
             loss = np.where(valid, scores.mean_loss(run), np.nan)
             size = evaluations * clients

@@ -1,4 +1,4 @@
-"""Several methods side by side on one federation: a table, paired differences, who is hurt."""
+"""Several methods side by side on one federation: a table, paired differences, clients that are hurt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accuracy costs: rounds, bytes and gradients to a target, and who is beaten at both.
+"""What accuracy costs: rounds, bytes and gradients to a target, and which methods are beaten at both.
 
 The target is reached at the first evaluation that ends ``window`` evaluations whose mean reaches
 it. Not reached is a result, and returned as None. Costs count what was spent up to that
@@ -17,7 +17,7 @@ from sartor.results import metrics
 from sartor.results.readings import Readings
 
 MEASURES = ("accuracy", "loss")
-"""What a target may be set for besides what the task is measured by: pooled accuracy (at least;
+"""Other measures that a target may be set for: pooled accuracy (at least;
 where answers are right or wrong), or mean test loss (at most)."""
 
 

@@ -1,7 +1,7 @@
 """Trees and settings on disk: safetensors and JSON, written atomically, never pickled.
 
 A file is written under a temporary name in the same folder, flushed to the disk, and then renamed
-over the old one; whoever reads sees the old file or the new one, never half of either.
+over the old one; a reader sees the old file or the new one, never half of either.
 """
 
 from __future__ import annotations

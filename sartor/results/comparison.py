@@ -1,4 +1,4 @@
-"""Several methods side by side on one federation: a table, paired differences, clients that are hurt."""
+"""Several methods on one federation, side by side: a table, paired differences, clients hurt."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What accuracy costs: rounds, bytes and gradients to a target, and which methods are beaten at both.
+"""What accuracy costs: rounds, bytes and gradients to a target, and which methods are beaten.
 
 The target is reached at the first evaluation that ends ``window`` evaluations whose mean reaches
 it. Not reached is a result, and returned as None. Costs count what was spent up to that

@@ -13,7 +13,7 @@ from bench.rates import Rates
 from bench.results import NAMES, Record
 from bench.workloads import Workload
 from sartor.report.layout import count
-from sartor.report.sections import Part, Section, render_sections
+from sartor.report.sections import Fold, Part, Section, render_sections
 from sartor.report.words import Words
 from sartor.results.tables import Table
 
@@ -63,7 +63,7 @@ def render(records: Sequence[Record]) -> str:
     if top.get("rates"):
         sections.append(Section("What the floor is", [FLOOR, _rates(top)]))
     if top.get("settings"):
-        sections.append(Section("Settings", [top["settings"]], "How it was run", folded=True))
+        sections.append(Section("Settings", [Fold("How it was run", [top["settings"]])]))
     return render_sections(
         "Seconds a round",
         sections,

@@ -7,7 +7,7 @@ active are computed; lanes inside that width that are done are masked.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
@@ -24,9 +24,8 @@ from sartor.core.task import alone, metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.cpu.compiler import library
-from sartor.engines.cpu.forks import BLOCK_THREADS, Target, why_not, work_in_processes
 from sartor.engines.cpu.traces import Traces, keep_freed_memory
-from sartor.engines.cpu.tuning import Pace, choose_chunk
+from sartor.engines.cpu.tuning import choose_chunk
 from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOperations
 from sartor.engines.plan import Plan
 
@@ -50,13 +49,8 @@ class Vectorised:
         if arena.device.type == "cpu":
             keep_freed_memory()
         self.calls: dict[str, tuple[int, int]] = {}
-        self.may_fork = arena.device.type == "cpu"
-        self._clock: Callable[[], float] = time.perf_counter
         self._rehearses = False
-        self._rehearsal_cost = 0.0
         self._worked = self._passed = 0.0  # seconds of rehearsals: of the core, and in all
-        self._fork_cost = 0.01  # seconds, until one was made
-        self._paces: dict[str, Pace] = {}  # by the name of the work
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
@@ -74,12 +68,11 @@ class Vectorised:
             def rehearsal(chunk: int) -> float:
                 self._rehearses = True
                 try:
-                    predicted = trial(chunk)
+                    return trial(chunk)
                 finally:
-                    self._rehearses, self._clock = False, time.perf_counter
-                return predicted + self._rehearsal_cost
+                    self._rehearses = False
 
-            means = (self.workers, self._forks(), library() is not None)
+            means = (self.workers, library() is not None)
             self.lanes = choose_chunk(
                 trial, lanes, self.workers, (signature, means), rehearsal, self._was_quiet
             )
@@ -104,33 +97,23 @@ class Vectorised:
         return self.traces.call(fn, mapped, *args)
 
     def blocks(
-        self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target] = ()
+        self,
+        work: Callable[[Any], Any],
+        blocks: list[Any],
+        into: Any = (),  # unused, until round.py follows
     ) -> list[Any]:
-        """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core.
-
-        Cores are processes where the work is long enough to pay for them, and threads elsewhere.
-        """
+        """Apply ``work`` to every block of lanes; on a CPU blocks run in parallel, one per core."""
         if self._rehearses:
             return self._rehearsed(work, blocks)
         done: list[Any] = []
         wave = self.workers
-        pace = self._paces.setdefault(getattr(work, "__qualname__", ""), Pace())
-        known, spent = pace.waves > 0, 0.0
         while len(done) < len(blocks):
-            # As long as blocks count towards traces they come in waves, each twice as long as the
-            # last, so that the first blocks of a long list make the traces of the others.
+            # While steps still run without a trace, blocks come in waves that double in length,
+            # so that the first blocks of a long list make the traces of the others.
             learning = self.traces.prepare() or not done
             rest = blocks[len(done) :]
-            cores = min(self.workers, len(rest))
-            ready = known or not learning or pace.waves > 2  # steps used often have their traces
-            if ready and cores > 1 and self._may_fork(pace, len(rest)):
-                return done + self._forked(work, rest, into, pace)
-            now = rest[:wave] if learning and len(rest) > 2 * wave else rest
-            began = time.perf_counter()
-            done += self._threaded(work, now)
-            spent += (time.perf_counter() - began) * min(cores, len(now))
-            pace.waves, pace.traces = pace.waves + 1, self.traces.made
-            pace.threads = spent / len(done)  # of all so far: those with most work come first
+            short = len(rest) <= 2 * wave
+            done += self._threaded(work, rest[:wave] if learning and not short else rest)
             wave *= 2
         return done
 
@@ -144,13 +127,8 @@ class Vectorised:
         return list(_pool(self.workers).map(work, blocks))
 
     def _rehearsed(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
-        """Time blocks as in a later round: with all traces, and in processes if there are any."""
-        in_parallel, forks, threads = len(blocks) > 1, self._forks(), torch.get_num_threads()
-        if forks:
-            # Of a core alone: what others do here does not count. Where blocks are threads it must,
-            # since they wait for Python's lock.
-            self._clock = time.thread_time
-        self._rehearsal_cost = 0.0
+        """Time blocks as in a later round: with all traces."""
+        in_parallel, threads = len(blocks) > 1, torch.get_num_threads()
         # On one core, since threads that share a step wait long for those that others hold up.
         torch.set_num_threads(1)
         try:
@@ -161,10 +139,6 @@ class Vectorised:
             on_one_core = None if in_parallel or threads == 1 else work(blocks[0])
         finally:
             torch.set_num_threads(threads)
-        if in_parallel and forks:
-            outcome = work_in_processes(work, blocks, min(self.workers, len(blocks)))
-            self._rehearsal_cost = self._fork_cost = outcome.cost
-            return outcome.results
         times = self._threaded(work, blocks)
         # All cores on one block are no slower than one of them, unless others hold them up.
         return times if on_one_core is None else [min(times[0], on_one_core, key=itemgetter(1))]
@@ -174,49 +148,21 @@ class Vectorised:
 
         The first is 0 unless all is as in a later round.
         """
-        began = self._clock()
+        began = time.perf_counter()
         run()
-        first = self._clock() - began
+        first = time.perf_counter() - began
         if not self._rehearses:
             return 0.0, first
-        began, woke, core = self._clock(), time.perf_counter(), time.thread_time()
+        began, core = time.perf_counter(), time.thread_time()
         run()
-        again, passed = self._clock() - began, time.perf_counter() - woke
+        again = time.perf_counter() - began
         self._worked += time.thread_time() - core
-        self._passed += passed
+        self._passed += again
         return max(first - again, 0.0), again
 
     def _was_quiet(self) -> bool:
         """Say whether rehearsals were not held up by others, as far as this process felt it."""
         return self._passed < _QUIET * self._worked
-
-    def _forks(self) -> bool:
-        """Say whether blocks may be worked in processes now."""
-        return self.workers > 1 and self.may_fork and why_not() is None
-
-    def _may_fork(self, pace: Pace, blocks: int) -> bool:
-        return pace.forks_pay(blocks, self._fork_cost, self.traces.made) and self._forks()
-
-    def _forked(
-        self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target], pace: Pace
-    ) -> list[Any]:
-        """Work in processes; what the engine learned there is told here."""
-
-        def reported(block: Any) -> tuple[Any, dict[str, tuple[int, int]], int | None]:
-            return work(block), self.calls, self.limit
-
-        processes = min(self.workers, len(blocks))
-        began = time.perf_counter()
-        outcome = work_in_processes(reported, blocks, processes, into)
-        passed = time.perf_counter() - began
-        pace.forks = passed * processes / len(blocks)
-        self._fork_cost = outcome.cost
-        self.may_fork = outcome.is_sound
-        for _, calls, limit in outcome.results:
-            self.calls |= calls
-            if limit is not None:
-                self.spare(limit)
-        return [result for result, _, _ in outcome.results]
 
     def phase(
         self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
@@ -305,7 +251,7 @@ def _drawing(phase: Phase) -> Callable[[], AbstractContextManager[Any]]:
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Return the threads that work on blocks, one core each; they stay, with their caches."""
     return ThreadPoolExecutor(
-        workers, BLOCK_THREADS, initializer=torch.set_num_threads, initargs=(1,)
+        workers, "sartor-block", initializer=torch.set_num_threads, initargs=(1,)
     )
 
 

@@ -283,7 +283,7 @@ def test_without_a_compiler_the_reason_is_reported(
 
 def test_nothing_is_compiled_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler is not even looked for."""
-    monkeypatch.setenv("SARTOR_ACCELERATE", "fork")
+    monkeypatch.setenv("SARTOR_ACCELERATE", "allocator")
     monkeypatch.setattr(cpp, "_found", _never)
     assert cpp.library() is None
     assert "sartor.accelerate" in cpp.status()

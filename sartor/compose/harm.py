@@ -1,6 +1,6 @@
 """Do no harm: every client ends with the best of training alone, the global and its own model.
 
-Three methods train side by side, each exactly as it would by itself: LocalTrain ("alone"), FedAvg
+Three methods train in parallel, each exactly as it would by itself: LocalTrain ("alone"), FedAvg
 ("global": its model before local training) and the method in question ("personalised"). After the
 last round every client scores the three models on samples that none of them trained on, and keeps
 the one it trained alone unless another is better beyond its noise.
@@ -12,12 +12,12 @@ the one it trained alone unless another is better beyond its noise.
 | d̄_k, s_k | beyond_noise | their mean and standard deviation over the n held-out samples |
 | c | harm_margin | model k passes if d̄_k > c · s_k/√n; of those, the lowest loss wins |
 
-c = 0 takes the lowest held-out loss; a huge c leaves everybody alone. With n < 2 a client stays
+c = 0 takes the lowest held-out loss; a huge c leaves every client alone. With n < 2 a client stays
 alone. Pairing matters: hard samples are hard for all three models, and that cancels in d_k.
 
 The samples that decide are the federation's validation data, or a share of 0.2 of every client's
 training data. In the latter case none of the three trains on them, and a fourth model does: the
-client's own on all of its samples. It is not scored, and used by those who stay alone, so that they
+client's own on all of its samples. It is not scored, and used by clients that stay alone: they
 end exactly where LocalTrain would have left them. The model that it stands for saw fewer samples,
 so the comparison leans a little towards the others; a larger c leans back.
 
@@ -26,7 +26,7 @@ the client's own, and less sure of it. ``score="error"`` compares wrong answers 
 
 What it costs: the gradients and bytes of FedAvg and the gradients of LocalTrain on top of the
 method's own (FedAvg is trained anew even beside a method that contains it), and of LocalTrain on
-all samples where some are held out; one more letter to every client after the last round; one
+all samples where some are held out; one more message to every client after the last round; one
 forward pass of each of the three models over the held-out samples; and for the global and the
 personalised model those samples themselves, where they come from the training data. The choice is
 the client's own: no message says it.

@@ -7,7 +7,7 @@ from typing import Any
 from sartor.compose import fine_tuned
 from sartor.compose.harm import HeldOut, do_no_harm
 from sartor.compose.robust import Rule, robust
-from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean, refuse
 from sartor.core.local import Local
 from sartor.core.method import Method
 from sartor.core.task import Task
@@ -35,8 +35,7 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
             )
         elif not fits(value, known[name][1]):
             faults.append(f"Option {name} must be {say(known[name][1])}, got {value!r}.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
     own = {name: value for name, value in options.items() if name not in COMMON}
     steps, epochs = options.get("finetune_steps"), options.get("finetune_epochs")
     record = factory(task, local, **own)

@@ -36,6 +36,7 @@ A newcomer gets all three models by their own rules and decides in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -51,10 +52,9 @@ from sartor.core.method import Method, ServerContext, changed, weighted_sum
 from sartor.core.method import client_weights as shares
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import fedavg
-from sartor.methods.local import local as local_train
 
 HeldOut = Literal["holdout", "validation"]
+Factory = Callable[[Task, Local], Method]
 MARGIN = "harm_margin"
 
 
@@ -63,6 +63,8 @@ def do_no_harm(
     task: Task,
     local: Local,
     *,
+    alone: Factory,
+    common: Factory,
     on: HeldOut = "holdout",
     share: float = 0.2,
     score: Score = "loss",
@@ -73,6 +75,8 @@ def do_no_harm(
         method: the method in question. LocalTrain or FedAvg is its own part and leaves two.
         task: the network and its loss.
         local: local training of the other parts.
+        alone: LocalTrain.
+        common: FedAvg.
         on: which samples decide: a part of the training data, or the federation's validation data.
         share: the part of the training data that decides, for ``on="holdout"``.
         score: what is compared on them: losses, or wrong answers (0 or 1).
@@ -84,8 +88,8 @@ def do_no_harm(
         )
     known = method.name if not method.use.adapt else ""
     parts = {
-        "alone": method if known == "local" else local_train(task, local),
-        "global": method if known == "fedavg" else _plain_fedavg(task, local),
+        "alone": method if known == "local" else alone(task, local),
+        "global": method if known == "fedavg" else _plain(common(task, local), local),
     }
     if known not in ("local", "fedavg"):
         parts["personalised"] = method
@@ -130,9 +134,8 @@ def do_no_harm(
     )
 
 
-def _plain_fedavg(task: Task, local: Local) -> Method:
-    """Build FedAvg that takes no notice of the method's over-relaxation."""
-    base = fedavg(task, local)
+def _plain(base: Method, local: Local) -> Method:
+    """Let FedAvg take no notice of the method's over-relaxation."""
 
     def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
         one = torch.ones_like(next(iter(server_ctx.hyper.values())).reshape(-1)[0])

@@ -13,6 +13,8 @@ from sartor.core.method import Method
 from sartor.core.task import Task
 from sartor.methods.catalogue import find
 from sartor.methods.entry import Factory
+from sartor.methods.fedavg import fedavg
+from sartor.methods.local import local as local_train
 from sartor.methods.options import COMMON, fits, say, static_options, taken
 
 
@@ -52,7 +54,9 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     if options.get("do_no_harm"):
         on: HeldOut = "validation" if harm.get("harm_on") == "validation" else "holdout"
         share, score = float(harm.get("harm_share", 0.2)), harm.get("harm_score", "loss")
-        return do_no_harm(record, task, local, on=on, share=share, score=score)
+        return do_no_harm(
+            record, task, local, alone=local_train, common=fedavg, on=on, share=share, score=score
+        )
     if harm:
         raise ConfigError(
             f"No effect without do_no_harm: {', '.join(harm)}; set do_no_harm=True, or leave that "

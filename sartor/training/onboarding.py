@@ -35,7 +35,7 @@ from sartor.data.encoding import prepare
 from sartor.data.federation import Federation
 from sartor.results.result import Result
 from sartor.results.scores import Run
-from sartor.results.serving import recipe_of, record_of
+from sartor.results.serving import record_of
 from sartor.training.simulation import Simulation
 
 Data = Federation | tuple[Any, Any]
@@ -168,7 +168,7 @@ def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str,
         torch.device("cpu"),
         getattr(torch, str(result.config["dtype"])),
         about | {"input_shape": tuple(about["input_shape"])},
-        recipe_of(result, run),
+        result.recipe(run),
     )
 
 

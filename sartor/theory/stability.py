@@ -16,8 +16,8 @@ one sample of client i by any other changes its loss at any z by γ_i at most.
 | H_k | hessians[k] | ∇²L_k at ŵ_k |
 
 Differs from the paper: the bound of LocalTrain is Theorem 6 with m = 1. Err_i of Proposition 21 is
-printed with (β+λ)/(μ+λ) beside ε_g and with the factor 8β²; Lemma 25 (ζ_i = (β+λ)ε_i, where the
-printed δ also lack their squares) puts it beside ε_i, and β E² of (58) has one β. Err_i here is
+printed with (β+λ)/(μ+λ) before ε_g and with the factor 8β²; Lemma 25 (ζ_i = (β+λ)ε_i, where the
+printed δ also lack their squares) puts it before ε_i, and β E² of (58) has one β. Err_i here is
 √(2β‖ℓ‖∞) E + β E² itself, without the last estimates of the proof. Lemma 24 prints 1 + β/(n_i(μ+λ))
 for 1 + 16β/(n_i(μ+λ)); its 160 is right. The approximations are ours: first order in 1/n_i, exact
 for losses whose Hessian is the same at every sample. The arguments of the bounds broadcast, so that

@@ -11,6 +11,7 @@ import numpy as np
 
 from sartor import reproduce, runs
 from sartor.adviser.advice import Advice
+from sartor.adviser.folder import AdviceFolder
 from sartor.adviser.verification import Verification
 from sartor.report.layout import MOST_ROWS, count, listed
 from sartor.report.sections import Exhibit, Fold, Part, Section, render_sections
@@ -114,12 +115,12 @@ def _read(source: Source) -> _Read:
     if (Path(source) / ABOUT).is_file():
         return _Read(reproduce.read(source), Path(source))
     folder = runs.open_folder(source)
-    if isinstance(folder, runs.AdviceFolder):
+    if isinstance(folder, AdviceFolder):
         advice, verified = folder.read_advice()
         return _Read(advice, folder.path, verified, folder.config)
-    if isinstance(folder, runs.RunFolder):
-        return _Read(folder.read_result(), folder.path)
-    return _Read(folder.read_comparison(), folder.path)
+    if isinstance(folder, runs.ComparisonFolder):
+        return _Read(folder.read_comparison(), folder.path)
+    return _Read(runs.RunFolder.open(source).read_result(), folder.path)
 
 
 def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:

@@ -22,7 +22,7 @@ from sartor.cli import main
 from sartor.cli.advice import as_flags
 from sartor.cli.app import app
 from sartor.data.synthetic import logistic
-from sartor.runs import AdviceFolder
+from sartor.adviser import AdviceFolder
 
 Change = Callable[[int, Any, Any], tuple[Any, Any]]
 

@@ -11,7 +11,7 @@ from typing import Any
 import sartor
 
 REFERENCE: dict[str, tuple[str, ...]] = {
-    "sartor": ("fit", "compare", "advise", "search", "load"),
+    "sartor": ("fit", "compare", "advise", "search", "load", "accelerate"),
     "sartor.data.federation": ("Federation",),
     "sartor.results.result": ("Result",),
     "sartor.results.comparison": ("Comparison",),

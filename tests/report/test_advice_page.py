@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from sartor.adviser import AdviceFolder
 from sartor.adviser.advice import Advice, Client
 from sartor.adviser.plan import Plan
 from sartor.adviser.verification import Row, Verification
 from sartor.report import write_report
 from sartor.report.advice_figures import draw_advice, error_by_pull
 from sartor.report.advice_page import render_advice, summarise_advice
-from sartor.adviser import AdviceFolder
 from tests.report.test_report import NAUGHTY, Page
 
 PULLS = (0.0, *np.logspace(-6, 4, 59).tolist(), math.inf)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 
 PENDING: dict[str, int] = {
-    "docs": 11,
+    "docs": 3,
     "sartor/cli": 30,
     "sartor/engines": 49,
     "sartor/network": 63,
@@ -95,8 +95,10 @@ ALLOWED: dict[str, list[str]] = {
     "sartor/training/onboarding.py": ['"hub": found.server_ctx', 'state["hub"]'],
     "sartor/results/log.py": ['"books": {name', 'arrays["books"]'],
     "sartor/methods/fedfomo.py": ['rng.fold(ctx.key, "greet")'],
-    # One character of a key.
+    # The alphabet, Greek and Latin.
     "tests/cli/test_config.py": ["one letter too many"],
+    "docs/notes.toml": ["find layers by the letters"],
+    "pyproject.toml": ["The letters of the papers"],
 }
 """File -> lines in which a given-up word is right: the line must contain the text."""
 

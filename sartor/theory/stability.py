@@ -177,11 +177,7 @@ def _first(wrong: Tensor, *values: Tensor) -> list[float]:
 
 
 def local_shift(
-    hessian: Tensor,
-    old: Tensor,
-    new: Tensor,
-    num_samples: int,
-    prox_strength: float = 0.0,
+    hessian: Tensor, old: Tensor, new: Tensor, num_samples: int, prox_strength: float = 0.0
 ) -> Tensor:
     """Return ŵ_i(S′) − ŵ_i(S) ≈ (H_i + λI)^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i.
 
@@ -204,12 +200,7 @@ def local_shift(
 
 
 def fedavg_shift(
-    hessians: Tensor,
-    weights: Tensor,
-    client: int,
-    old: Tensor,
-    new: Tensor,
-    num_samples: int,
+    hessians: Tensor, weights: Tensor, client: int, old: Tensor, new: Tensor, num_samples: int
 ) -> Tensor:
     """Return the shift p_i H̄^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i of the minimiser of Σ p_k L_k.
 

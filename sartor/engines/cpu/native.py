@@ -26,7 +26,7 @@ from sartor.engines.cpu.compiler import NAMES, address, function, library, numbe
 
 LANES = 8
 """Samples of a vector, as in the source."""
-_MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
+_MOST_PAIRS = 100  # input channels × output channels: with more, PyTorch's own are faster
 _MOST_OUTPUTS = 128  # of a dense layer
 _LEAST_INPUTS = 16  # of a dense layer: a vector of float32 at its widest
 _SHORT = 64  # samples of a batch: with more, libraries are as fast

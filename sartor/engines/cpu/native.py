@@ -19,9 +19,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from sartor.core.torch_private import differentiating_forwards
 from sartor.engines.cpu.compiler import NAMES, address, function, library, numbers
 
 LANES = 8
@@ -131,7 +131,7 @@ def _derived_backwards(x: Tensor) -> bool:
         and x.dtype in NAMES
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and forward_ad._current_level < 0
+        and not differentiating_forwards()
         and library() is not None
     )
 

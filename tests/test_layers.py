@@ -42,13 +42,6 @@ TOP = {"__init__": "sartor", "errors": "sartor", "__main__": "cli", "_version": 
 Edges = set[tuple[str, str]]
 
 KNOWN: Edges = {
-    ("sartor.report.page", "sartor.reproduce"),
-    ("sartor.report.page", "sartor.reproduce.outcome"),
-    ("sartor.report.page", "sartor.reproduce.runner"),
-    ("sartor.report.reproduction_figures", "sartor.reproduce.outcome"),
-    ("sartor.report.reproduction_figures", "sartor.reproduce.records"),
-    ("sartor.report.reproduction_page", "sartor.reproduce.outcome"),
-    ("sartor.report.reproduction_page", "sartor.reproduce.plan"),
     ("sartor.reproduce.solutions", "sartor.reproduce.passes"),
     ("sartor.training.onboarding", "sartor.training.simulation"),
     ("sartor.training.readout", "sartor.training.simulation"),

@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 PENDING: dict[str, int] = {
     "docs": 3,
-    "sartor/cli": 30,
+    "sartor/cli": 29,
     "sartor/engines": 49,
-    "sartor/network": 63,
+    "sartor/network": 62,
     "sartor/reproduce": 8,
     "sartor/results": 2,
     "sartor/runs": 1,
@@ -31,8 +31,8 @@ PENDING: dict[str, int] = {
     "tests/core": 7,
     "tests/data": 1,
     "tests/docs": 1,
-    "tests/engines": 24,
-    "tests/methods": 32,
+    "tests/engines": 23,
+    "tests/methods": 31,
     "tests/network": 17,
     "tests/reproduce": 4,
     "tests/results": 1,
@@ -72,6 +72,7 @@ FINE = [
     r"letters(,| and) digits",  # the alphabet
     r"\bunless[ _]told[ _]otherwise",  # an idiom
     r"(tell|tells|told)[ _].{0,60}apart",  # "these runs tell the two apart"
+    r"\btells (\w+ ){1,4}from\b",  # "it tells a fault from a bug"
 ]
 """Contexts in which a given-up word is right in any file."""
 

@@ -191,7 +191,7 @@ def test_a_model_that_all_clients_share_is_scored_as_one(
     assert found
     as_one = [step for step in found if step.dims.own is None]  # before local training
     assert bool(as_one) == shared
-    assert all(step.site.own["fc.weight"].shape == (seeds, 3, 6) for step in as_one)
+    assert all(step.ctx.own["fc.weight"].shape == (seeds, 3, 6) for step in as_one)
 
 
 def _called(fn: Any, *args: Any) -> tuple[set[int], _Function, list[Any]]:

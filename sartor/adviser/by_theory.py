@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor.adviser.advice import METHODS, Advice, Client
+from sartor.adviser.advice import METHODS, Advice, Client, Subject
 from sartor.adviser.crosscheck import FOLDS, cross_check
 from sartor.adviser.estimates import Estimates, Target
 from sartor.adviser.features import View
 from sartor.adviser.plan import Plan, Strategy, make_plan, round_bytes
-from sartor.adviser.subject import Subject
 from sartor.data.federation import Federation
 from sartor.theory import coupling
 from sartor.theory.constants import constants_of
@@ -200,7 +199,7 @@ def _reason(strategy: Strategy, found: Estimates, mean: Tensor, best: int) -> st
 
 
 def _rules(found: Estimates, constants: dict[str, float]) -> dict[str, float]:
-    """λ by every rule; R̂ = 0 gives ∞."""
+    """Return λ by every rule; R̂ = 0 gives ∞."""
     radius = math.sqrt(max(float(found.heterogeneity.radius2), 0.0))
     n, total, m = constants["n"], constants["N"], int(constants["m"])
     big, small, rho = constants["L"], constants["mu"], constants["rho"]

@@ -1,15 +1,15 @@
-"""The figures of a reproduction, drawn as its plan says.
+"""Draw the figures of a reproduction as its plan specifies.
 
 | kind | draws | needs |
 |---|---|---|
 | columns | a measure against the columns' x, one line per row | measure; columns to take some |
 | rows | a measure against numbers given to the rows, one line per column | measure, rows, x |
-| measures | several measures side by side, one line per row | measure with {x}, x, column |
+| measures | several measures against x, one line per row | measure with {x}, x, column |
 | rounds | a curve over the rounds, one line per row | curve, column; smooth = points of a window |
 | scatter | one measure against another, a point per row | x_measure, measure, column |
 | labels | which classes each client has, as a heat map | column |
 
-Figures of one column take ``columns = [...]`` or "all" instead, and are drawn for each of them.
+Figures of one column also take ``columns = [...]`` or "all", and are then drawn for each column.
 Lines are means over seeds with their standard errors.
 """
 
@@ -30,14 +30,14 @@ from sartor.reproduce.records import series
 
 OF_ONE_COLUMN = ("rounds", "measures", "scatter", "labels")
 FEW = 8
-"""Places on a logarithmic axis that are all written out."""
+"""The most places on a logarithmic axis that all get a tick label."""
 
 DEGREE = 3
-"""Of the polynomial that smooths a curve."""
+"""Degree of the polynomial that smooths a curve."""
 
 
 def figures_of(outcome: Outcome) -> list[Figure]:
-    """Draw every figure of the plan that has numbers."""
+    """Draw every figure of the plan for which there are numbers."""
     found = []
     for number, spec in enumerate(_one_by_one(outcome)):
         figure = DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
@@ -47,7 +47,7 @@ def figures_of(outcome: Outcome) -> list[Figure]:
 
 
 def _one_by_one(outcome: Outcome) -> list[dict[str, Any]]:
-    """Give every column that a figure of one column names a figure of its own."""
+    """Split a figure of one column that names several columns into a figure for each."""
     found: list[dict[str, Any]] = []
     run = [column.name for column in outcome.plan.columns]
     for spec in outcome.plan.figures:
@@ -71,15 +71,6 @@ def _column(outcome: Outcome, spec: Mapping[str, Any]) -> str:
     return str(spec.get("column", outcome.plan.columns[0].name))
 
 
-def _table(outcome: Outcome, measure: str) -> dict[str, Any]:
-    return next((t for t in outcome.plan.tables if t["measure"] == measure), {})
-
-
-def _factor(outcome: Outcome, spec: Mapping[str, Any]) -> float:
-    table = _table(outcome, spec["measure"])
-    return scale_of(table)[0] if table else float(spec.get("factor", 1.0))
-
-
 def _line(
     name: str,
     x: Sequence[float],
@@ -87,7 +78,7 @@ def _line(
     factor: float,
     known: Sequence[float | None],
 ) -> Line | None:
-    """Make a line of cells with one value per seed; None where there is no cell."""
+    """Make a line from cells with one value per seed; None if all cells are missing."""
     if all(cell is None for cell in cells):
         return None
     errors = [math.nan if c is None else factor * standard_error(c) for c in cells]
@@ -96,48 +87,54 @@ def _line(
         x,
         [math.nan if c is None else factor * float(np.nanmean(c)) for c in cells],
         None if all(map(math.isnan, errors)) else errors,
-        None
-        if not any(k is not None for k in known)
-        else [math.nan if k is None else k for k in known],
+        [math.nan if k is None else k for k in known]
+        if any(k is not None for k in known)
+        else None,
     )
 
 
 def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """A measure against the columns' x, one line per row."""
-    table = _table(outcome, spec["measure"])
-    published = table.get("published", {})
-    values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
+    """Draw a measure against the columns' x, one line per row."""
     named = spec.get("columns")
-    columns = [
-        c for c in outcome.plan.columns if c.x is not None and (named is None or c.name in named)
-    ]
-    places = [float(c.x or 0.0) for c in columns]
-    lines = []
-    for name in _rows(outcome, spec):
-        cells = [values.get(name, {}).get(column.name) for column in columns]
-        known = [published.get(name, {}).get(column.name) for column in columns]
-        lines.append(_line(name, places, cells, factor, known))
-    return _line_figure(key, {"beside": table.get("beside", "published"), **spec}, lines)
+    places = {
+        c.name: float(c.x)
+        for c in outcome.plan.columns
+        if c.x is not None and (named is None or c.name in named)
+    }
+    rows = _rows(outcome, spec)
+    return _against(outcome, key, spec, {row: [(row, c) for c in places] for row in rows}, places)
 
 
 def _by_row(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """A measure against a number of every row, one line per column."""
-    table = _table(outcome, spec["measure"])
-    published = table.get("published", {})
-    values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
+    """Draw a measure against a number of every row, one line per column."""
     kept = {row.name for row in outcome.plan.rows}
-    pairs = [(r, float(x)) for r, x in zip(spec["rows"], spec["x"], strict=True) if r in kept]
-    rows, places = [r for r, _ in pairs], [x for _, x in pairs]
+    pairs = zip(spec["rows"], spec["x"], strict=True)
+    places = {row: float(x) for row, x in pairs if row in kept}
+    columns = spec.get("columns", [column.name for column in outcome.plan.columns])
+    return _against(outcome, key, spec, {c: [(row, c) for row in places] for c in columns}, places)
+
+
+def _against(
+    outcome: Outcome,
+    key: str,
+    spec: Mapping[str, Any],
+    curves: Mapping[str, list[tuple[str, str]]],
+    places: Mapping[str, float],
+) -> Figure | None:
+    """Draw the cells (row, column) of every curve at their places, with published values."""
+    table = next((t for t in outcome.plan.tables if t["measure"] == spec["measure"]), {})
+    factor = scale_of(table)[0] if table else float(spec.get("factor", 1.0))
+    values, published = outcome.values(spec["measure"]), table.get("published", {})
     lines = []
-    for name in spec.get("columns", [column.name for column in outcome.plan.columns]):
-        cells = [values.get(row, {}).get(name) for row in rows]
-        known = [published.get(row, {}).get(name) for row in rows]
-        lines.append(_line(name, places, cells, factor, known))
+    for name, cells in curves.items():
+        ours = [values.get(row, {}).get(column) for row, column in cells]
+        known = [published.get(row, {}).get(column) for row, column in cells]
+        lines.append(_line(name, list(places.values()), ours, factor, known))
     return _line_figure(key, {"beside": table.get("beside", "published"), **spec}, lines)
 
 
 def _by_measure(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """The measures that ``measure`` names for every x, in one column, one line per row."""
+    """Draw the measures that ``measure`` names for every x, in one column, one line per row."""
     column, factor = _column(outcome, spec), float(spec.get("factor", 1.0))
     tables = [outcome.values(spec["measure"].format(x=x)) for x in spec["x"]]
     lines = []
@@ -149,7 +146,7 @@ def _by_measure(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure |
 
 
 def _by_round(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """A curve over the rounds in one column, one line per row, mean over seeds."""
+    """Draw a curve over the rounds in one column, one line per row, mean over seeds."""
     column = _column(outcome, spec)
     factor = 100.0 if spec["curve"].startswith("accuracy") else 1.0
     lines: list[Line | None] = []
@@ -178,9 +175,10 @@ def _by_round(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | N
 
 
 def smoothed(curves: np.ndarray, window: int) -> np.ndarray:
-    """Return curves (seeds, rounds) smoothed by a window of so many rounds.
+    """Return curves (seeds, rounds) smoothed over a window of rounds.
 
-    The window is odd, and shorter where the curves are; one of at most three rounds leaves them.
+    The window is made odd and at most as long as the curves; with three rounds or fewer the curves
+    are returned as they are.
     """
     window = min(window, curves.shape[-1])
     window -= 1 - window % 2
@@ -188,7 +186,7 @@ def smoothed(curves: np.ndarray, window: int) -> np.ndarray:
 
 
 def _scatter(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """One measure against another, a point per row: costs against accuracy."""
+    """Draw one measure against another, a point per row, such as costs against accuracy."""
     across, up = (outcome.values(spec[name]) for name in ("x_measure", "measure"))
     column = _column(outcome, spec)
     lines = []
@@ -200,7 +198,7 @@ def _scatter(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | No
 
 
 def _labels(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """Shares of the classes of every client, in the first run of a column."""
+    """Draw the shares of the classes of every client, in the first run of a column."""
     found = outcome.label_counts(_column(outcome, spec))
     if found is None:
         return None

@@ -1,4 +1,6 @@
-"""What holds for every solved instance of Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²], as two sides.
+"""Compare both sides of inequalities that every minimiser of FedProx' objective satisfies.
+
+The objective is Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²].
 
 Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Lemmas 1, 4 and
 5, Eq. (20) and (21), in the later version, and Eq. (3) of the first one. Every function takes
@@ -14,7 +16,7 @@ models and gradients and returns an ``Inequality``.
 | λ | prox_strength | the pull |
 
 Differs from the paper: (20) holds without its factor 2, (21) and Lemma 5 with 1/μ for 2/μ, by
-strong monotonicity of the gradients; `sharp` asks for that.
+strong monotonicity of the gradients; `sharp` selects these.
 """
 
 from __future__ import annotations
@@ -78,7 +80,7 @@ def lemma_1_local(
 
     Σ p_i (μ‖w̃_i − w_i*‖² + ⟨∇L_i(w_i*), w̃_i − w_i*⟩) <= (λ/2) R², in v1
     (λ/2)(R² − Σ p_i‖w̃_i − w̃_g‖²). The proof of v2 has μ/2; it holds with μ, since the objective
-    rises from its minimum by μ/2 Σ p_i‖w̃_i − w_i*‖² at least. Σ p_i‖w_i* − w_g*‖² may stand for R².
+    rises from its minimum by μ/2 Σ p_i‖w̃_i − w_i*‖² at least. Σ p_i‖w_i* − w_g*‖² may replace R².
 
     Args:
         models: (clients, d) w̃_i.
@@ -114,7 +116,7 @@ def lemma_5(
     """Compare both sides of Lemma 5, E‖w_GT − w_g*‖ <= (2/μ)(ρ√(Σ p_i²/n_i) + LR).
 
     Args:
-        pooled_models: (draws, d) w_GT of independent draws of the data; their mean stands for E.
+        pooled_models: (draws, d) w_GT of independent draws of the data; their mean estimates E.
         target: (d,) w_g*.
         weights: (clients,) p_i.
         sizes: (clients,) n_i.

@@ -163,7 +163,7 @@ def test_weights_that_would_be_lost_are_reported_of() -> None:
 
 
 def test_the_start_is_the_given_network() -> None:
-    """With a step of 0 everybody ends with the network that was given, and it is scored as such."""
+    """With a step of 0 all clients end with the given network, and are scored with it."""
     net, fed = pretrained(Trained()), images()
     still = sartor.Local(batch=8, epochs=1, lr=0.0)
     result = sartor.fit("fedavg", fed, model=net, rounds=1, seeds=(0, 4), local=still)
@@ -194,7 +194,7 @@ def test_half_precision_takes_the_constants_along() -> None:
 
 
 def test_a_stored_result_needs_the_network_with_the_same_constants(tmp_path) -> None:
-    """Files hold what was trained; the network must bring the rest, and other weights are told."""
+    """Files have what was trained; the network must have the rest, with the same weights."""
     net, fed = pretrained(Trained(), train=["fc"]), images()
     out = tmp_path / "run"
     result = sartor.fit("ditto", fed, model=net, rounds=2, local=LOCAL, out=out)
@@ -211,7 +211,7 @@ def test_a_stored_result_needs_the_network_with_the_same_constants(tmp_path) -> 
         sartor.load(out).predict("c1", fed.x[:5])
 
 
-def test_a_run_is_gone_on_with_from_the_same_weights_only(tmp_path) -> None:
+def test_a_run_is_resumed_from_the_same_weights_only(tmp_path) -> None:
     """Other constants, or another start, are other settings."""
     fed = images()
     net = pretrained(Trained(), train=["fc"])
@@ -224,7 +224,7 @@ def test_a_run_is_gone_on_with_from_the_same_weights_only(tmp_path) -> None:
 
 
 def test_a_head_on_frozen_features_is_a_linear_model() -> None:
-    """Training it in the network is training softmax regression on the features, for everybody."""
+    """Training the head in the network is softmax regression on the features, for all clients."""
     net, fed = pretrained(Trained(), train=["fc"]), images()
     heads = sartor.models.features(net, fed)
     assert heads.input_shape == (6,)
@@ -339,7 +339,7 @@ def test_features_of_what_does_not_end_with_its_head_are_refused(what: str) -> N
                 found.log_softmax(-1) if what == "softmax" else found + found.mean(-1, keepdim=True)
             )
 
-    with pytest.raises(ModelError, match="does more with the output of its head 'fc'"):
+    with pytest.raises(ModelError, match="does not return the output of its head 'fc'"):
         sartor.models.features(pretrained(More()), federation())
     with pytest.raises(ModelError, match="evaluation mode"):
         sartor.models.features(Trained(), images())
@@ -383,7 +383,7 @@ def test_a_loaded_network_is_checked_as_a_trained_one(tmp_path) -> None:
 
 @pytest.mark.parametrize("method", ["dbe", "fedproto", "fedgh", "fedrod"])
 def test_who_makes_the_head_needs_all_of_it(method: str) -> None:
-    """Half of a frozen head is told of by name."""
+    """Half of a frozen head is reported by name."""
     for part in ("fc.weight", "fc.bias"):
         other = "fc.bias" if part == "fc.weight" else "fc.weight"
         net = pretrained(Net(), train=["body", other])
@@ -453,11 +453,11 @@ def test_a_network_that_writes_to_its_buffers_is_refused(anew: bool) -> None:
         sartor.fit("fedavg", federation(), model=net, rounds=1)
     assert torch.equal(net.seen, torch.zeros(3))
     check_buffers(Frozen(), torch.zeros(2, 4))
-    check_buffers(Counting(anew), torch.zeros(2, 9))  # it cannot take them, so it is not judged
+    check_buffers(Counting(anew), torch.zeros(2, 9))  # it cannot take them, so it is not checked
 
 
 def test_what_a_network_leaves_open_is_asked() -> None:
-    """Frozen parts without a word where the others start; nothing to train; unknown parts."""
+    """Frozen parts without a start for the others; nothing to train; unknown parts."""
     net = Net()
     net.body.requires_grad_(False)
     with pytest.raises(

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from sartor.adviser import AdviceFolder
 from sartor.adviser.advice import Advice, Client
 from sartor.adviser.plan import Plan
 from sartor.adviser.verification import Row, Verification
 from sartor.report import write_report
 from sartor.report.advice_figures import draw_advice, error_by_pull
 from sartor.report.advice_page import render_advice, summarise_advice
-from sartor.runs import AdviceFolder
 from tests.report.test_report import NAUGHTY, Page
 
 PULLS = (0.0, *np.logspace(-6, 4, 59).tolist(), math.inf)
@@ -114,7 +114,7 @@ def test_the_page_is_whole_and_loads_nothing(text, page):
 
 
 def test_the_answer_comes_first_and_nothing_is_left_out(page):
-    """Words, doubts, ways out, costs beside their guarantee, what was measured, how to go on."""
+    """Words, doubts, ways out, costs with their guarantee, measurements, and the next command."""
     assert page.text.index("Federate, and personalise with λ = 0.1") < page.text.index(
         "excess loss at every λ"
     )
@@ -137,7 +137,7 @@ def test_the_answer_comes_first_and_nothing_is_left_out(page):
 
 
 def test_the_curve_shows_both_ends_the_choice_and_every_rule():
-    """Their words are texts of the picture; a rule beyond the range stands at its edge."""
+    """Their labels are texts of the picture; a rule outside the range is drawn at its edge."""
     svg = error_by_pull(make_advice()).svg
     for words in ("alone", "λ = 0", "one model", "λ = ∞", "chosen: λ = 0.1", "v1 (ρ = 2): 0.07"):
         assert words in svg
@@ -148,7 +148,7 @@ def test_the_curve_shows_both_ends_the_choice_and_every_rule():
 
 @pytest.mark.parametrize("strategy", ["local", "global"])
 def test_an_advised_end_is_drawn_at_its_end(strategy):
-    """The picture and its words name the end; the rule of the curve is then marked beside it."""
+    """Picture and description name the end; the rule of the curve is then marked, too."""
     figure = error_by_pull(make_advice(strategy=strategy))
     end = {"local": "0", "global": "∞"}[strategy]
     assert f"chosen: λ = {end}" in figure.svg
@@ -205,7 +205,7 @@ def test_many_clients_make_a_page_of_bounded_size():
     assert len(text) < 2_000_000
     assert "1000 that gain most, of 5,000" in text
     assert ">c0<" in text  # the one that loses
-    assert "Of 5,000 clients one in 13 is drawn." in text
+    assert "Of 5,000 clients, one in 13 is drawn." in text
 
 
 def test_the_summary_has_the_few_numbers():
@@ -218,7 +218,7 @@ def test_the_summary_has_the_few_numbers():
     assert values["Traffic"] == "123 kB"
 
 
-def test_every_figure_has_words_for_who_cannot_see_it(page):
+def test_every_figure_has_a_description_for_screen_readers(page):
     """An svg is an image with a label, and the label is a sentence with numbers."""
     for figure in draw_advice(make_advice()):
         assert figure.alt in page.text
@@ -245,7 +245,7 @@ def test_the_page_is_drawn_again_from_its_folder(tmp_path):
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_draws_the_figures(tmp_path, dark):
-    """Chromium paints the page without a word on its console; curve and bars have their colour."""
+    """Chromium draws the page without a console message; curve and bars have their colour."""
     path = write_report(make_advice(), tmp_path / "report.html")
     picture = tmp_path / "page.png"
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]

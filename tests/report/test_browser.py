@@ -61,7 +61,7 @@ def browser(tmp_path_factory):
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [375, 1200])
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_page_is_drawn_without_a_word_and_without_scrolling_sideways(
+def test_a_page_is_drawn_without_messages_and_without_scrolling_sideways(
     browser, pages, name, width, dark
 ):
     """Every figure has a box with something in it; the console is silent; nothing is loaded."""
@@ -81,7 +81,7 @@ def test_a_page_is_drawn_without_a_word_and_without_scrolling_sideways(
     assert (ink > 200 and paper < 60) if dark else (ink < 60 and paper > 200)
 
 
-def test_messages_of_figures_can_be_read_on_a_phone(browser, pages):
+def test_text_in_figures_can_be_read_on_a_phone(browser, pages):
     """No text of a figure is smaller than eight pixels at 375."""
     browser.open(pages["comparison"], width=375)
     sizes = browser.ask(
@@ -116,7 +116,7 @@ def test_the_keyboard_reaches_everything_and_opens_what_is_folded(browser, pages
             assert browser.ask("document.activeElement.parentElement.open") is True
     assert seen[:2] == ["Summary", "Table"]
     assert "Every client, every method" in seen
-    assert seen[-1] == "Environment"
+    assert seen[-1] == "Versions and hardware"
     assert len(seen) >= wanted
     assert regions >= 10
 
@@ -137,7 +137,7 @@ def test_on_paper_everything_is_open_and_nothing_is_cut(browser, pages):
 
 
 def test_the_browser_would_notice(browser, tmp_path):
-    """A page that speaks on the console, loads a picture and is too wide is seen to do so."""
+    """Console messages, loaded pictures and a page that is too wide are noticed."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<meta name=viewport content='width=device-width'><script>console.log(1)</script>"

@@ -118,7 +118,7 @@ def _windows(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> tuple[Tensor, tuple[int, int] | None]:
-    """Return the images and the size of windows that lie side by side; None for other windows."""
+    """Return the images and the size of windows without overlap; None for other windows."""
     kernel = convolution.pair(kernel_size)
     step = kernel if stride is None or stride == [] else convolution.pair(stride)
     plain = (

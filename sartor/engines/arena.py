@@ -161,7 +161,7 @@ def with_replacements(
 
     Args:
         arena: of one run.
-        client: (runs,) whose list is changed; -1 changes nothing.
+        client: (runs,) the client whose list is changed; -1 changes nothing.
         record: (runs,) the position in that client's own list.
         row: (runs,) the position in the features of what takes its place.
     """

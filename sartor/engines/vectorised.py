@@ -76,7 +76,7 @@ class Vectorised:
             self.lanes = choose_chunk(trial, lanes, self.workers, (signature, means))
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
+        """Apply a server function to each run: trees and the server context, runs on axis 0."""
         if self.arena.num_runs == 1:
             return _lift(fn(*(_drop(a) for a in args)))
         return vmap(fn)(*args)
@@ -84,7 +84,7 @@ class Vectorised:
     def addresses(
         self, fn: Callable[..., Any], server: Tree, cohort: Tensor, server_ctx: ServerContext
     ) -> Any:
-        """Write the letter to each client of the cohort: (runs, slots, ...)."""
+        """Make the message to each client of the cohort: (runs, slots, ...)."""
         return self.runs(vmap(fn, in_dims=(None, 0, None)), server, cohort, server_ctx)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -207,13 +207,13 @@ class Vectorised:
 
 
 def _drawing(phase: Phase) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what is entered around the steps of a phase; most draw nothing, and need nothing."""
+    """Return the context for the steps of a phase: only phases that draw need one."""
     return DrawOperations if phase.random else nullcontext
 
 
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
-    """Return the threads that work on blocks, one core each; they stay, with their caches."""
+    """Return the threads for blocks, one core each; kept for the life of the process."""
     return ThreadPoolExecutor(
         workers, "sartor-block", initializer=torch.set_num_threads, initargs=(1,)
     )
@@ -231,7 +231,7 @@ def over_lanes(
         fn: the function of one client.
         num_trees: how many trees it takes.
         context: entered while the function runs.
-        dims: which fields of the site have an axis of clients.
+        dims: the fields of the client context that have an axis of clients.
     """
     inner = vmap(fn, in_dims=(*(0,) * num_trees, dims))
 
@@ -277,7 +277,7 @@ def _drop_context(value: Any, dims: ClientContext = PER_CLIENT) -> Any:
 
 
 def _lift(value: Any) -> Any:
-    """Put the only run's axis back."""
+    """Add the axis of the only run again."""
     if isinstance(value, tuple):
         return tuple(_lift(v) for v in value)
     return tree.map(lambda leaf: leaf[None], value)

@@ -3,7 +3,7 @@
 Each step is captured once per lane width in a CUDA graph, and replayed.
 
 A step has static shapes, no branch on data, and takes its randomness from keys that are inputs, so
-one capture serves all rounds. The step counter lives on the device; tables, letters and work trees
+one capture serves all rounds. The step counter lives on the device; tables, messages and work trees
 are copied into fixed buffers. Runs and clients become one axis of lanes, sorted by their number of
 steps, so that few lanes are idle at any step.
 """
@@ -48,7 +48,7 @@ from sartor.engines.vectorised import (
 
 _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured
-_MOST_COMMON = 1 << 30  # bytes that common letters may take when every lane gets its own copy
+_MOST_COMMON = 1 << 30  # bytes that common messages may take when every lane gets its own copy
 _PROOF = 8  # lanes on which it is tried whether ReLUs can be joined to their neighbours
 _EVERY_LANE = ClientContext._make((0,) * len(ClientContext._fields))
 
@@ -130,7 +130,7 @@ class Graphed(Vectorised):
     def addresses(
         self, fn: Callable[..., Any], server: Tree, cohort: Tensor, server_ctx: ServerContext
     ) -> Any:
-        """Write the letter to each client of the cohort: (runs, slots, ...)."""
+        """Make the message to each client of the cohort: (runs, slots, ...)."""
         return self._often(fn, self._addresses, fn, server, cohort, server_ctx)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -291,14 +291,14 @@ class _Captured:
 
 
 def _shared_once(ctx: ClientContext) -> tuple[ClientContext, ClientContext]:
-    """Take an own letter that all clients of a run share as one of the run.
+    """Treat an own message that all clients of a run share as one of the run.
 
-    Layers then work on all samples of a run as on one batch. The letter of an evaluation is the
+    Layers then work on all samples of a run as on one batch. The message of an evaluation is the
     model, and many methods give all clients the same. (On a CPU a model is scored alike whether it
     is shared or not, to the bit.)
 
     Returns:
-        the site, and which of its fields have an axis of clients.
+        the client context, and which of its fields have an axis of clients.
     """
     leaves = tree.leaves(ctx.own)
     if not leaves or any(leaf.shape[1] == 1 or leaf.stride(1) for leaf in leaves):
@@ -393,5 +393,5 @@ def _settle(now: list[Tensor], new: list[Tensor], limit: Tensor, counter: Tensor
 
 
 def _copied_common(ctx: ClientContext, lanes: int) -> int:
-    """Count the bytes of the common letters when every lane has its own."""
+    """Count the bytes of the common messages when every lane has its own."""
     return tree.num_bytes(ctx.common, 1) * lanes

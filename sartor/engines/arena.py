@@ -70,7 +70,7 @@ class Arena:
         return found if self.palette is None else self.palette[found.int()]
 
 
-def packed(arena: Arena) -> Arena:
+def with_palette(arena: Arena) -> Arena:
     """Hold features that have at most 256 different values, as images have, as one byte each.
 
     A batch reads a quarter of the memory, and looks the values up: they are the same to the bit

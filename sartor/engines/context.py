@@ -26,7 +26,7 @@ from sartor.engines.parts import (
     reorder,
     reorder_context,
 )
-from sartor.engines.plan import Plan, build_plan, num_steps
+from sartor.engines.plan import BatchPlan, build_plan, num_steps
 
 Watch = Callable[[Tree, np.ndarray, np.ndarray], None]
 """Is shown uploads (runs, slots, ...), the ids of their clients, and which of them trained."""
@@ -70,10 +70,10 @@ class Base:
         self._marks: list[tuple[dict[str, float], str, Any, Any]] = []
         self._plain = changed(method, predict=None)  # scores a global model by its logits
         self._score_phases: dict[tuple[int, str, bool], Phase] = {}
-        self._score_plans: dict[Any, Plan] = {}
+        self._score_plans: dict[Any, BatchPlan] = {}
         self._plan_bytes = 0
         self.queued = arena.device.type == "cuda"  # work goes on while the host runs ahead
-        self._ahead: dict[Any, Plan] = {}  # plans of the next round
+        self._ahead: dict[Any, BatchPlan] = {}  # plans of the next round
         self._drawn: dict[Any, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # and its cohort
 
     # ---- what is read-only in a round
@@ -236,7 +236,7 @@ class Base:
 
     def _plan(
         self, phase: Phase, ids: np.ndarray, keys: np.ndarray, steps: np.ndarray, run: int
-    ) -> Plan:
+    ) -> BatchPlan:
         """Draw the batches of a phase, or take them from what was drawn ahead."""
         ready = self._ahead.pop(plan_key(phase, ids, keys, steps, run), None)
         if ready is not None:

@@ -16,7 +16,7 @@ from sartor.engines.context import Base
 from sartor.engines.memory import halved_clients, joined_scores, sparing
 from sartor.engines.moving import on_device
 from sartor.engines.parts import Block, Costs, Receipt, Tally, cut_arena, cut_context, cut_runs
-from sartor.engines.plan import Plan, build_plan, num_steps
+from sartor.engines.plan import BatchPlan, build_plan, num_steps
 from sartor.engines.store import Store
 
 GROUP = 32
@@ -313,7 +313,7 @@ class Evaluation(Base):
         """Score the model of each lane on its own samples: sums (runs, slots)."""
         phase = self._phase_once(method, split)
 
-        def draw() -> Plan:
+        def draw() -> BatchPlan:
             keys = np.zeros((*ids.shape, 2), dtype=np.int64)
             arena = cut_arena(self.arena, run, len(ids))
             return build_plan(phase, arena, ids, keys, num_steps(phase, size))
@@ -369,7 +369,7 @@ class Evaluation(Base):
         found: Tree = tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)
         return found
 
-    def _kept_plan(self, signature: Hashable, draw: Callable[[], Plan]) -> Plan:
+    def _kept_plan(self, signature: Hashable, draw: Callable[[], BatchPlan]) -> BatchPlan:
         """Return a plan of an earlier evaluation, or draw it."""
         plan = self._score_plans.get(signature)
         if plan is None:

@@ -14,7 +14,7 @@ from sartor.core.method import ClientContext, Method, Phase, ServerContext
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.moving import on_device
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 
 
 class Engine(Protocol):
@@ -52,7 +52,9 @@ class Engine(Protocol):
         What it writes to besides its results, by ``put`` alone, is named in ``into``.
         """
 
-    def phase(self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan) -> tuple[Tree, Any]:
+    def phase(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
+    ) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps taken."""
 
 

@@ -22,7 +22,7 @@ from sartor.engines.moving import on_device
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Rows and keys of every lane and step of a phase.
 
     Attributes:
@@ -69,7 +69,7 @@ class Plan:
             found.append((width, not bool(active[:, :width].all())))
         return found
 
-    def narrow(self, run: int, runs: int, slot: int, slots: int) -> Plan:
+    def narrow(self, run: int, runs: int, slot: int, slots: int) -> BatchPlan:
         """View the plan of a block of lanes."""
         cut = (slice(run, run + runs), slice(slot, slot + slots))
         return replace(
@@ -81,7 +81,7 @@ class Plan:
             passes=self.passes[:, cut[0], cut[1]],
         )
 
-    def as_one_run(self, order: np.ndarray) -> Plan:
+    def as_one_run(self, order: np.ndarray) -> BatchPlan:
         """Return the plan of the lanes of all runs, in the given order, as that of one run."""
         pick = on_device(order, self.table.device)
         return replace(
@@ -153,7 +153,7 @@ def build_plan(
     keys: np.ndarray,
     steps: np.ndarray,
     part_keys: np.ndarray | None = None,
-) -> Plan:
+) -> BatchPlan:
     """Draw the rows of every step.
 
     Args:
@@ -177,7 +177,7 @@ def build_plan(
     if phase.data == "none":
         table = torch.zeros((runs, slots, 1, 1), dtype=torch.int64, device=device)
         none = np.zeros_like(steps)
-        return Plan(table, step_keys, steps, none, 0, 0, 0, np.stack([none, none]))
+        return BatchPlan(table, step_keys, steps, none, 0, 0, 0, np.stack([none, none]))
     split = arena.splits[phase.data]
     lane = (np.arange(runs)[:, None], cohort)
     start, full = split.start[lane].reshape(-1), split.size[lane].reshape(-1)
@@ -229,7 +229,7 @@ def build_plan(
     last = ((s + 1) % lane_epoch == 0)[:, :, None].to(torch.int64)
     table = torch.cat([*columns, last], dim=-1)
     table = table.reshape(runs, slots, period, table.shape[-1])
-    return Plan(
+    return BatchPlan(
         table=table,
         keys=step_keys,
         steps=steps,

@@ -19,7 +19,7 @@ from sartor.engines.evaluate import Evaluation
 from sartor.engines.memory import halved_block, joined_work, sparing
 from sartor.engines.moving import on_device
 from sartor.engines.parts import Block, Costs, Order, Receipt, cut_arena, cut_context, planned
-from sartor.engines.plan import Plan, build_plan
+from sartor.engines.plan import BatchPlan, build_plan
 from sartor.engines.store import Store
 
 _TRIAL_STEPS = 4
@@ -310,7 +310,7 @@ class Rounds(Evaluation):
             known = replace(phase, steps=None) if callable(phase.steps) else phase
             return self._known_steps(known, ids, there, run)
 
-        def prepare(block: Block) -> tuple[Tree, ClientContext, Plan]:
+        def prepare(block: Block) -> tuple[Tree, ClientContext, BatchPlan]:
             ids, here = cohort[block.cut], cut_context(ctx, block)
             arena = cut_arena(self.arena, block.run, block.runs)
             steps = np.where(np.take_along_axis(sizes[block.cut[0]], ids, 1) > 0, _TRIAL_STEPS, 0)
@@ -322,7 +322,7 @@ class Rounds(Evaluation):
                 work = self.engine.clients(earlier.leave, work, here)
             return work, here, plan
 
-        def timed(one: tuple[Tree, ClientContext, Plan]) -> tuple[float, float]:
+        def timed(one: tuple[Tree, ClientContext, BatchPlan]) -> tuple[float, float]:
             return self.engine.timed(lambda: self.engine.phase(phase, *one))
 
         def trial(lanes: int) -> float:

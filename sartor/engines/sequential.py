@@ -12,7 +12,7 @@ from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 
 
 def _at(value: Any, *index: int) -> Any:
@@ -96,7 +96,9 @@ class Sequential:
         """Apply ``work`` to every block of lanes, one after the other."""
         return [work(block) for block in blocks]
 
-    def phase(self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan) -> tuple[Tree, Any]:
+    def phase(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
+    ) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps each lane took."""
         rows, taken = [], torch.zeros(plan.steps.shape, dtype=torch.int64)
         for r in range(plan.steps.shape[0]):

@@ -28,7 +28,7 @@ from sartor.engines.cpu.forks import BLOCK_THREADS, Target, why_not, work_in_pro
 from sartor.engines.cpu.traces import Traces, keep_freed_memory
 from sartor.engines.cpu.tuning import Pace, choose_chunk
 from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOperations
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 
 # The common message and the round belong to the run: they are not copied per client.
 PER_CLIENT = ClientContext._make((0, None, 0, 0, None, 0, 0, 0, 0))
@@ -219,7 +219,7 @@ class Vectorised:
         return [result for result, _, _ in outcome.results]
 
     def phase(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Run a phase on all lanes; returns the work and the number of steps each lane took."""
         work = self.clients(phase.enter, work, ctx)
@@ -227,7 +227,7 @@ class Vectorised:
         return self.clients(phase.leave, work, ctx), taken
 
     def steps(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
         if plan.steps.size == 1:
@@ -272,7 +272,7 @@ class Vectorised:
             self.calls[phase.name] = calls
 
     def _steps_alone(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of one lane without vmap, on plain autograd."""
         now, here = _drop(_drop(work)), _drop_context(_drop(ctx))

@@ -32,7 +32,7 @@ from sartor.results.comparison import Comparison
 from sartor.results.joined import join
 from sartor.results.result import Result
 from sartor.training.callbacks import Listeners
-from sartor.training.onboarding import packed, trained
+from sartor.training.onboarding import stored_form, trained
 from sartor.training.settings import (
     COMPUTE,
     DTYPES,
@@ -427,7 +427,7 @@ def _write_models(folder: RunFolder, simulation: Simulation) -> None:
             if writes:
                 folder.write_models(names, trees, run)
             if writes and simulation.processes is None:
-                folder.write_server(*packed(trained(simulation, run)), run)
+                folder.write_server(*stored_form(trained(simulation, run)), run)
 
 
 def _lazily_local(

@@ -144,7 +144,7 @@ def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
     return facts, known.info.get("preprocessing")
 
 
-def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
+def stored_form(found: Trained) -> tuple[Tree, dict[str, Any]]:
     """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
     return (
         {"server": found.server, "hub": found.server_ctx._asdict()},
@@ -153,7 +153,7 @@ def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
 
 
 def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
-    """Return what newcomers meet from what :func:`packed` wrote and a result's settings."""
+    """Return what newcomers meet from what :func:`stored_form` wrote and a result's settings."""
     from sartor.engines import make_engine
 
     about = dict(result.config["rebuild"])

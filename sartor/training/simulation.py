@@ -24,7 +24,7 @@ from sartor.core.method import Method, endings
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
-from sartor.engines.arena import Arena, build_arena, packed
+from sartor.engines.arena import Arena, build_arena, with_palette
 from sartor.engines.parts import Engine, Receipt, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.shard.processes import Processes
@@ -87,7 +87,7 @@ class Simulation:
         self.eval_every, self.points = eval_every, points
         if arena is None:
             arena = build_arena(federations, device, dtype)
-            arena = packed(arena) if device.type == "cuda" else arena  # a CPU gathers as fast
+            arena = with_palette(arena) if device.type == "cuda" else arena  # a CPU gathers as fast
         self.eval_start = bool(points) and (eval_start or "post" in points)
         _check_held_out(method, arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]

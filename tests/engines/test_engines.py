@@ -33,8 +33,8 @@ from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines import arena as arenas
 from sartor.engines import make_engine
-from sartor.engines.arena import build_arena, packed
-from sartor.engines.plan import Plan
+from sartor.engines.arena import build_arena, with_palette
+from sartor.engines.plan import BatchPlan
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
 from sartor.methods import build
@@ -281,8 +281,8 @@ def test_without_the_lane_mask_the_numbers_are_wrong(monkeypatch) -> None:
     task = net_task()
     method = build("fedavg", task, LOCAL, {})
     right = outcome(_run(method, task))
-    widths = Plan.widths
-    monkeypatch.setattr(Plan, "widths", lambda self: [(w, False) for w, _ in widths(self)])
+    widths = BatchPlan.widths
+    monkeypatch.setattr(BatchPlan, "widths", lambda self: [(w, False) for w, _ in widths(self)])
     assert differ(outcome(_run(method, task)), right, 1e-3)
 
 
@@ -291,14 +291,14 @@ def test_without_the_batch_mask_the_numbers_are_wrong(monkeypatch) -> None:
     task = net_task()
     method = build("fedavg", task, LOCAL, {})
     right = outcome(_run(method, task))
-    batches = Plan.batches
+    batches = BatchPlan.batches
 
-    def unmasked(self: Plan, arena: Any, entry: Tensor) -> Any:
+    def unmasked(self: BatchPlan, arena: Any, entry: Tensor) -> Any:
         batch = batches(self, arena, entry)
         assert isinstance(batch, Batch)
         return batch._replace(mask=torch.ones_like(batch.mask))
 
-    monkeypatch.setattr(Plan, "batches", unmasked)
+    monkeypatch.setattr(BatchPlan, "batches", unmasked)
     assert differ(outcome(_run(method, task)), right, 1e-3)
 
 
@@ -593,7 +593,7 @@ def test_batches_drawn_ahead_are_those_of_the_round(
     taken: list[bool] = []
     plan = type(sim.rounds)._plan
 
-    def watched(rounds: Any, *args: Any) -> Plan:
+    def watched(rounds: Any, *args: Any) -> BatchPlan:
         before = len(rounds._ahead)
         found = plan(rounds, *args)
         taken.append(len(rounds._ahead) < before)
@@ -644,7 +644,7 @@ def tight(most: int) -> type[Vectorised]:
 
     class Tight(Vectorised):
         def phase(
-            self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+            self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
         ) -> tuple[Tree, Tensor]:
             if plan.steps.size > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore")
@@ -722,18 +722,18 @@ def test_features_of_few_values_are_packed_into_bytes(monkeypatch: pytest.Monkey
     images = torch.randint(0, 256, (300, 2, 3), generator=rng)
     fed = Federation.from_arrays((images / 255 - 0.3) / 0.7, images[:, 0, 0] % 3, client=[0] * 300)
     arena = build_arena([fed], CPU, torch.float32)
-    small = packed(arena)
+    small = with_palette(arena)
     assert small.x.dtype == torch.uint8
     rows = torch.tensor([5, 0, 299, 5])
     assert torch.equal(small.features(rows), arena.x[rows])
     assert torch.equal(small.features(torch.arange(300)), arena.x)
-    assert packed(small) is small
+    assert with_palette(small) is small
     more = replace(arena, x=torch.arange(600.0).reshape(300, 2))
-    assert packed(more) is more
+    assert with_palette(more) is more
     broken = replace(arena, x=torch.full((300, 2), torch.nan))
-    assert packed(broken) is broken
+    assert with_palette(broken) is broken
     whole = replace(arena, x=images)
-    assert packed(whole) is whole
+    assert with_palette(whole) is whole
 
 
 def test_a_simulation_of_packed_features_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -744,6 +744,6 @@ def test_a_simulation_of_packed_features_is_the_same(monkeypatch: pytest.MonkeyP
     method = build("fedprox", task, Local(epochs=2, batch=3, lr=0.1), {})
     plain = simulation(method, task, [fed])
     other = simulation(method, task, [fed])
-    other.rounds.arena = other.engine.arena = packed(other.rounds.arena)
+    other.rounds.arena = other.engine.arena = with_palette(other.rounds.arena)
     assert other.rounds.arena.palette is not None
     assert_same(outcome(run(other)), outcome(run(plain)))

@@ -29,7 +29,7 @@ from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.engines import evaluate as evaluation
 from sartor.engines.parts import Tally
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 from sartor.methods import build
 from sartor.training.simulation import Simulation
 from tests.toys import federation, net_task, run, simulation
@@ -156,7 +156,7 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
     seen: list[tuple[int, int]] = []
     phase = rounds.engine.phase
 
-    def watched(what: Phase, work: Any, ctx: Any, plan: Plan) -> Any:
+    def watched(what: Phase, work: Any, ctx: Any, plan: BatchPlan) -> Any:
         seen.append((plan.num_steps, int(plan.samples.sum())))
         return phase(what, work, ctx, plan)
 

@@ -1,7 +1,7 @@
-"""When memory runs out: a block of lanes is done in halves, and later blocks are smaller.
+"""When memory runs out: work on a block of lanes in halves, and make later blocks smaller.
 
-What a block does to the world, it does at its end or in a way that can be done again, so that half
-of a block can start where the whole one failed.
+A block writes to stores and tallies at its end, or in a way that can be repeated, so that half of a
+block can start where the whole one failed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sparing(
     """Return ``work``, made to do a block in halves if there is no memory for it at once.
 
     Args:
-        engine: told to make its blocks smaller from then on.
+        engine: makes its blocks smaller from then on.
         work: what is done to a block.
         halves: cuts a block, or returns None if it is a single lane.
         joined: puts what came of the halves together, along an axis.
@@ -114,7 +114,7 @@ def halved_clients(block: tuple[int, np.ndarray]) -> Split[tuple[int, np.ndarray
 
 
 def joined_scores(done: list[Any], axis: int) -> Any:
-    """Put the costs and the letters' bytes of the halves of an evaluation together."""
+    """Put the costs and the messages' bytes of the halves of an evaluation together."""
     costs, messages = zip(*done, strict=True)
     total = np.concatenate(messages) if axis == 0 else np.sum(messages, axis=0)
     return joined_costs(list(costs), axis), total

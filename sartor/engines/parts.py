@@ -1,4 +1,4 @@
-"""The words of a round: what an engine must do, who is asked for what, and what it costs."""
+"""The values of a round: what an engine does, what clients are asked to do, what it costs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.method import ClientContext, Method, Phase, ServerContext
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena
-from sartor.engines.moving import on_device
+from sartor.engines.arena import Arena, on_device
 from sartor.engines.plan import BatchPlan
 
 
@@ -41,13 +40,13 @@ class Engine(Protocol):
         """Apply a server function to each run."""
 
     def addresses(self, fn: Any, server: Tree, cohort: Tensor, server_ctx: ServerContext) -> Any:
-        """Write the letter to each client of the cohort."""
+        """Write the message to each client of the cohort."""
 
     def clients(self, fn: Any, *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the ctx."""
 
     def blocks(self, work: Any, blocks: list[Any], into: Any = ()) -> list[Any]:
-        """Apply ``work`` to every block of lanes, in order or side by side.
+        """Apply ``work`` to every block of lanes, in order or in parallel.
 
         What it writes to besides its results, by ``put`` alone, is named in ``into``.
         """
@@ -80,16 +79,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Order:
-    """What the clients of an exchange are asked to do; letters and keys come beside it.
+    """What the clients of an exchange are asked to do; messages and keys come beside it.
 
     Attributes:
         method: the record.
         stage: what the keys are folded with.
         round_index: the round.
-        cohort: (runs, slots) who is asked.
-        trains: (runs, slots) who of them trains.
-        present: (runs, slots) who of them reports.
-        connected: what ``Wire.connected`` returned, with the axis of runs first; None if all exchange messages.
+        cohort: (runs, slots) the clients.
+        trains: (runs, slots) which of them train.
+        present: (runs, slots) which of them report.
+        connected: what ``Wire.connected`` returned, with the axis of runs first; None if all
+            exchange messages.
     """
 
     method: Method
@@ -116,6 +116,11 @@ class Tally:
     correct: np.ndarray
     loss: np.ndarray
 
+    @classmethod
+    def blank(cls, shape: tuple[int, ...]) -> Tally:
+        """Return a tally in which no client was scored."""
+        return cls(np.full(shape, np.nan), np.full(shape, np.nan))
+
     def put(self, run: np.ndarray, client: np.ndarray, correct: Any, loss: Any) -> None:
         """Put the sums of single clients: number j is that of ``client[j]`` in ``run[j]``."""
         self.correct[run, client] = correct
@@ -133,6 +138,13 @@ class Receipt:
     forward_evaluations: np.ndarray
     seconds: dict[str, float] = field(default_factory=dict)
     tally: dict[str, Tally] = field(default_factory=dict)
+
+    @classmethod
+    def blank(cls, runs: int) -> Receipt:
+        """Return a receipt on which nothing is counted yet."""
+        receipt = cls(*np.zeros((5, runs), dtype=np.int64))
+        receipt.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
+        return receipt
 
 
 def cut_runs(value: Tree, run: int, runs: int) -> Tree:
@@ -158,7 +170,7 @@ def cut_context(ctx: ClientContext, block: Block) -> ClientContext:
 
 
 def planned(phase: Phase) -> tuple[bool, int]:
-    """Rank phases by what they are sure to cost: first those that nobody leaves out or ends."""
+    """Rank phases by what they surely cost: first those that no client leaves out or ends."""
     return phase.when is None and phase.stop is None, phase.epochs if phase.steps is None else 1
 
 

@@ -16,9 +16,8 @@ from torch import Tensor
 
 from sartor.core import rng
 from sartor.core.method import Batch, Phase
-from sartor.engines.arena import Arena
+from sartor.engines.arena import Arena, on_device
 from sartor.engines.lanes import draws
-from sartor.engines.moving import on_device
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""Where the clients' kept states rest between rounds: in memory, or in memory-mapped files.
+"""Where the clients' kept states are between rounds: in memory, or in memory-mapped files.
 
 Only the cohort's states are gathered to the device, so with mapped files memory grows with the
-cohort and not with the population. A mapped store starts empty: a client that never took part is
-made on the spot from its key.
+cohort and not with the population. A mapped store starts empty: the state of a client that never
+participated is made from its key when it is needed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,14 +19,41 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import RunFolderError
 from sartor.core.tree import Tree
-from sartor.engines.moving import on_device
+from sartor.engines.arena import on_device
 
 Make = Callable[[np.ndarray], Tree]
 """``(cohort (runs, slots)) -> states (runs, slots, ...)`` of clients that have not trained yet."""
 
 
+class States(Protocol):
+    """The kept states of all clients, wherever they are: one tree per client and run."""
+
+    shape: tuple[int, int]
+
+    def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
+        """Return the states of a cohort of the runs ``run, run+1, ...``: (runs, slots, ...)."""
+
+    def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
+        """Put the states of the present members of a cohort back."""
+
+    def put(self, run: np.ndarray, client: np.ndarray, rows: Tree) -> None:
+        """Put single states: row j is that of ``client[j]`` in ``run[j]``."""
+
+    def rows(self, run: np.ndarray, client: np.ndarray) -> Tree:
+        """Return single states that were put, (rows, ...); see `put`."""
+
+    def fork(self) -> States:
+        """Return states that begin as these; writing to them changes only the copy."""
+
+    def dump(self) -> Tree:
+        """Return what a checkpoint must hold."""
+
+    def load(self, state: Tree) -> None:
+        """Restore a checkpoint."""
+
+
 class Store:
-    """One tree per client and run.
+    """Kept states on this machine.
 
     Args:
         make: makes the states of new clients.
@@ -124,7 +152,7 @@ class Store:
 
     @property
     def _home(self) -> torch.device:
-        """Where the states rest."""
+        """Where the states are kept."""
         return torch.device("cpu") if self.folder is not None else self.device
 
     def dump(self) -> Tree:
@@ -140,7 +168,7 @@ class Store:
         return {"rows": rows, "touched": torch.from_numpy(self.touched.copy())}
 
     def load(self, state: Tree) -> None:
-        """Take a checkpoint back; whoever has not trained in it is new again."""
+        """Restore a checkpoint; a client that has not trained in it is new again."""
         if self.folder is None and self.touched.any():
             everybody = np.tile(np.arange(self.shape[1]), (self.shape[0], 1))
             self.table = tree.map(lambda leaf: leaf.contiguous().clone(), self.make(everybody))

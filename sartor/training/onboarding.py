@@ -37,6 +37,7 @@ from sartor.data.federation import Federation
 from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.results.serving import recipe_of, record_of
+from sartor.training.driver import drive
 from sartor.training.simulation import Simulation
 
 Data = Federation | tuple[Any, Any]
@@ -111,21 +112,19 @@ def onboard(
 def trained(simulation: Simulation, run: int = 0) -> Trained:
     """Take from a simulation what newcomers meet."""
     server, _ = simulation.deployed()
-    everybody, past = simulation.rounds.everybody, simulation.round_index
-    server_ctx = simulation.rounds.server_ctx(
-        "evaluate", past, everybody, np.ones_like(everybody, dtype=bool)
-    )
+    everybody, past = simulation.context.everybody, simulation.round_index
+    server_ctx = simulation.context.server_ctx("evaluate", past, everybody)
     known = simulation.federations[run]
     return Trained(
         simulation.method,
         simulation.task,
         tree.map(lambda leaf: leaf[run], server),
         ServerContext(*(tree.map(lambda leaf: leaf[run], part) for part in server_ctx)),
-        simulation.rounds.arena.num_clients,
+        simulation.context.arena.num_clients,
         past,
         simulation.runs[run],
         simulation.make_engine,
-        simulation.rounds.arena.device,
+        simulation.context.arena.device,
         simulation.dtype,
         *_data_facts(known),
     )
@@ -204,10 +203,7 @@ def onboard_by(
         dtype=known.dtype,
         points=tuple(dict.fromkeys(("pre", record.use.headline))),
     )
-    if not rounds:
-        again.score_start()
-    while not again.finished:
-        again.step()
+    drive(again)
     about: dict[str, Any] = {"newcomers of": known.method.name, "rounds": rounds}
     about |= {
         "task": known.task.measured_as,

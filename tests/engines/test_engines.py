@@ -483,7 +483,7 @@ def test_more_runs_than_lanes_at_once_are_evaluated_in_blocks_of_runs(name: str)
     whole = _run(method, task, feds, chunk=1000, points=points, rounds=2)
     for chunk in (1, 2):
         cut = _run(method, task, feds, chunk=chunk, points=points, rounds=2)
-        widest = max(len(ids) for _, ids in cut.rounds.client_blocks())
+        widest = max(len(ids) for _, ids in cut.clients.evaluator.client_blocks())
         assert widest == chunk
         assert_same(outcome(cut), outcome(whole), atol=1e-11)
 
@@ -589,17 +589,17 @@ def test_batches_drawn_ahead_are_those_of_the_round(
     method = everything(task) if name == "everything" else build(name, task, LOCAL, {})
     wanted = outcome(_run(method, task, chunk=4))
     sim = simulation(method, task, two_allocations(), chunk=4)
-    sim.rounds.queued = True
+    sim.context.queued = True
     taken: list[bool] = []
-    plan = type(sim.rounds)._plan
+    plan = sim.context.plan
 
-    def watched(rounds: Any, *args: Any) -> BatchPlan:
-        before = len(rounds._ahead)
-        found = plan(rounds, *args)
-        taken.append(len(rounds._ahead) < before)
+    def watched(*args: Any) -> BatchPlan:
+        before = len(sim.context.ahead)
+        found = plan(*args)
+        taken.append(len(sim.context.ahead) < before)
         return found
 
-    monkeypatch.setattr(type(sim.rounds), "_plan", watched)
+    monkeypatch.setattr(sim.context, "plan", watched)
     assert_same(outcome(run(sim)), wanted)
     assert any(taken) == (name != "pfedhn"), "pFedHN serves one client after the other"
 
@@ -611,7 +611,7 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     """
     task = net_task()
     sim = simulation(build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=3)
-    sim.rounds.queued = True
+    sim.context.queued = True
     looked = []
     for _ in range(5):
         sim.step()
@@ -628,7 +628,7 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     again = simulation(
         build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=5
     )
-    again.rounds.queued = True
+    again.context.queued = True
     again.step()
     again.step()
     assert again.log.unread
@@ -682,18 +682,18 @@ def test_without_memory_to_plan_ahead_a_round_is_planned_in_its_turn(
     method = build("fedavg", task, LOCAL, {})
     wanted = outcome(_run(method, task, [federation()]))
     sim = simulation(method, task, [federation()])
-    sim.rounds.queued = True
+    sim.context.queued = True
     tried: list[int] = []
 
-    def draw(method: Method, round_index: int) -> None:
+    def draw(method: Method, stage: str, round_index: int, *cohort: np.ndarray) -> None:
         tried.append(round_index)
-        sim.rounds._ahead["half"] = None  # type: ignore[assignment]
+        sim.context.ahead["half"] = None  # type: ignore[assignment]
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(sim.rounds, "_draw_ahead", draw)
+    monkeypatch.setattr(sim.clients, "plan_ahead", draw)
     assert_same(outcome(run(sim)), wanted)
     assert tried == [1, 2]
-    assert not sim.rounds._ahead
+    assert not sim.context.ahead
 
 
 def test_a_state_that_cannot_be_put_stays_as_it_was() -> None:
@@ -744,6 +744,6 @@ def test_a_simulation_of_packed_features_is_the_same(monkeypatch: pytest.MonkeyP
     method = build("fedprox", task, Local(epochs=2, batch=3, lr=0.1), {})
     plain = simulation(method, task, [fed])
     other = simulation(method, task, [fed])
-    other.rounds.arena = other.engine.arena = with_palette(other.rounds.arena)
-    assert other.rounds.arena.palette is not None
+    other.context.arena = other.engine.arena = with_palette(other.context.arena)
+    assert other.context.arena.palette is not None
     assert_same(outcome(run(other)), outcome(run(plain)))

@@ -143,7 +143,7 @@ def test_the_seed_decides_everything() -> None:
         np.testing.assert_allclose(
             other.scores["post", "test"].loss, first.scores["post", "test"].loss, atol=1e-11
         )
-        assert torch.allclose(other.use.model(0).body.weight, first.use.model(0).body.weight)
+        assert torch.allclose(other.model(0).body.weight, first.model(0).body.weight)
 
 
 # ---- results -------------------------------------------------------------------------------------

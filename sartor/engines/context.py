@@ -133,10 +133,11 @@ class Context:
         """Write the messages to a cohort, as they arrive: (runs, ...) and (runs, slots, ...)."""
         common = self.engine.runs(method.broadcast, server, server_ctx)
         own = self.engine.addresses(method.address, server, server_ctx.cohort, server_ctx)
-        return (
-            wire.received(common, wire.marks_of(method.wire.sparse, "common")),
-            wire.received(own, wire.marks_of(method.wire.sparse, "own")),
-        )
+        sparse = method.wire.sparse
+        if sparse:
+            common = wire.received(common, wire.marks_of(sparse, "common"))
+            own = wire.received(own, wire.marks_of(sparse, "own"))
+        return common, own
 
     # ---- states
 
@@ -196,15 +197,16 @@ class Context:
                 steps = np.where(present, self.engine.clients(phase.steps, ctx).cpu().numpy(), 0)
             else:
                 steps = self.known_steps(phase, ids, present, run)
+            order = None
             if phase.when is not None:
                 takes = self.engine.clients(phase.when, work, ctx).cpu().numpy()
                 steps = np.where(takes, steps, 0)
+                order = np.argsort(steps == 0, axis=1, kind="stable")
             if not steps.any():  # no client takes it: no batches, no steps
                 work = self.engine.clients(phase.enter, work, ctx)
                 work = self.engine.clients(phase.leave, work, ctx)
                 continue
-            order = np.argsort(steps == 0, axis=1, kind="stable")
-            if phase.when is None or (order[:, 1:] > order[:, :-1]).all():
+            if order is None or (order[:, 1:] > order[:, :-1]).all():
                 plan = self.plan(phase, ids, keys, steps, run)
                 work, taken = self.engine.phase(phase, work, ctx, plan)
             else:
@@ -252,9 +254,10 @@ class Context:
         self, phase: Phase, ids: np.ndarray, keys: np.ndarray, steps: np.ndarray, run: int
     ) -> BatchPlan:
         """Draw the batches of a phase, or take those that were drawn ahead."""
-        ready = self.ahead.pop(plan_key(phase, ids, keys, steps, run), None)
-        if ready is not None:
-            return ready
+        if self.ahead:
+            ready = self.ahead.pop(plan_key(phase, ids, keys, steps, run), None)
+            if ready is not None:
+                return ready
         arena = cut_arena(self.arena, run, len(ids))
         return build_plan(phase, arena, ids, keys, steps, self.part_keys(phase, ids, run))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -14,8 +14,18 @@ from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.tree import Tree
 from sartor.engines.arena import Split, on_device
 from sartor.engines.context import Context
-from sartor.engines.memory import halved_clients, joined_scores, sparing
-from sartor.engines.parts import Block, Costs, Receipt, Tally, cut_arena, cut_context, cut_runs
+from sartor.engines.parts import (
+    Block,
+    Costs,
+    Receipt,
+    Tally,
+    cut_arena,
+    cut_context,
+    cut_runs,
+    halved_clients,
+    joined_scores,
+    sparing,
+)
 from sartor.engines.plan import BatchPlan, build_plan, num_steps
 from sartor.engines.store import States
 
@@ -154,8 +164,6 @@ class Evaluator:
     ) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
         found: dict[str, np.ndarray] = {}
-        if self.context.method.show.client is None:
-            return found
         for run, ids in self.client_blocks() if blocks is None else blocks:
             for name, leaf in tree.items(self.show_some(store, round_index, ids, run)):
                 rows = leaf.cpu().numpy()
@@ -186,11 +194,8 @@ class Evaluator:
         order = np.argsort(-size, axis=1, kind="stable")
         most = self.context.engine.chunk(phases)
         if self._groups(most):
-            return [
-                (run, ids[None])
-                for run, (whole, sizes) in enumerate(zip(order, size, strict=True))
-                for ids in self._grouped(whole, sizes)
-            ]
+            runs = enumerate(zip(order, size, strict=True))
+            return [(run, ids[None]) for run, pair in runs for ids in self._grouped(*pair)]
         width = max(1, min(most // len(order), 4096))
         return [
             (run, order[run : run + most, slot : slot + width])
@@ -319,41 +324,44 @@ class Evaluator:
         if one_by_one and all(leaf.stride(1) == 0 for leaf in tree.leaves(model)):
             sums = self._pooled(method, here, ids, size, run, split)
         else:
-            sums = self._summed(method, here, ids, size, run, split, one_by_one)
+            phase = self.phase(method, split)
+            plan = self._plan(phase, ids, size, run)
+            zero = torch.zeros(ids.shape, device=self.context.arena.device, dtype=torch.float64)
+            start = {"correct": zero.long(), "loss": zero}
+            run_phase = self._one_by_one if one_by_one else self.context.engine.phase
+            sums = run_phase(phase, start, here, plan)[0]
         found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
         scored = np.take_along_axis(present, order, 1)
         tally.put(np.nonzero(scored)[0] + run, ids[scored], found[0][scored], found[1][scored])
 
-    def _summed(
-        self,
-        method: Method,
-        ctx: ClientContext,
-        ids: np.ndarray,
-        size: np.ndarray,
-        run: int,
-        split: str,
-        one_by_one: bool,
-    ) -> Tree:
-        """Score the model of each lane on its own samples: sums (runs, slots)."""
-        phase = self.phase(method, split)
+    def _plan(self, phase: Phase, ids: np.ndarray, size: np.ndarray, run: int) -> BatchPlan:
+        """Return the batches of a scoring phase: those of an earlier evaluation, or new ones."""
+        signature = (phase.data, run, ids.tobytes(), size.tobytes())
+        plan = self._plans.get(signature)
+        return self._new_plan(phase, ids, size, run, signature) if plan is None else plan
 
-        def draw() -> BatchPlan:
-            keys = np.zeros((*ids.shape, 2), dtype=np.int64)
-            arena = cut_arena(self.context.arena, run, len(ids))
-            return build_plan(phase, arena, ids, keys, num_steps(phase, size))
+    def _new_plan(
+        self, phase: Phase, ids: np.ndarray, size: np.ndarray, run: int, signature: Hashable
+    ) -> BatchPlan:
+        keys = np.zeros((*ids.shape, 2), dtype=np.int64)
+        arena = cut_arena(self.context.arena, run, len(ids))
+        plan = build_plan(phase, arena, ids, keys, num_steps(phase, size))
+        self._plan_bytes += plan.table.nbytes
+        if self._plan_bytes > _KEPT:
+            self._plans, self._plan_bytes = {}, plan.table.nbytes
+        self._plans[signature] = plan
+        return plan
 
-        plan = self._kept_plan((split, run, ids.tobytes(), size.tobytes()), draw)
-        zero = torch.zeros(ids.shape, device=self.context.arena.device, dtype=torch.float64)
-        start = {"correct": zero.long(), "loss": zero}
-        if not one_by_one:
-            return self.context.engine.phase(phase, start, ctx, plan)[0]
+    def _one_by_one(
+        self, phase: Phase, start: Tree, ctx: ClientContext, plan: BatchPlan
+    ) -> tuple[Tree]:
+        """Run a phase on one lane after the other."""
         found = []
-        for slot in range(ids.shape[1]):
-            block = Block(0, 1, slot, 1)
-            lane, narrow = cut_context(ctx, block), plan.narrow(0, 1, slot, 1)
+        for slot in range(plan.steps.shape[1]):
+            lane, narrow = cut_context(ctx, Block(0, 1, slot, 1)), plan.narrow(0, 1, slot, 1)
             own = tree.narrow(start, 1, slot, 1)
             found.append(self.context.engine.phase(phase, own, lane, narrow)[0])
-        return tree.cat(found, 1)
+        return (tree.cat(found, 1),)
 
     def _pooled(
         self,
@@ -394,16 +402,6 @@ class Evaluator:
         sums, _ = self.context.engine.phase(phase, sums, lane, plan)
         found: Tree = tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)
         return found
-
-    def _kept_plan(self, signature: Hashable, draw: Callable[[], BatchPlan]) -> BatchPlan:
-        """Return a plan of an earlier evaluation, or draw it."""
-        plan = self._plans.get(signature)
-        if plan is None:
-            plan = self._plans[signature] = draw()
-            self._plan_bytes += plan.table.nbytes
-            if self._plan_bytes > _KEPT:
-                self._plans, self._plan_bytes = {signature: plan}, plan.table.nbytes
-        return plan
 
     def phase(self, method: Method, split: str, pooled: bool = False) -> Phase:
         """Make each scoring phase once, so that engines can recognise it."""

@@ -68,7 +68,10 @@ class Rounds:
         Returns:
             the server's new state, and what the round cost.
         """
-        method = record or self._record(stage, round_index)
+        method = record
+        if method is None:
+            outside = None if stage == "train" else self._outside(stage)
+            method = outside or self.context.record(round_index)
         cohort, trains, present = self.draw(method, stage, round_index)
         receipt = Receipt.blank(len(cohort))
         receipt.participants += trains.sum(1)
@@ -87,13 +90,12 @@ class Rounds:
             receipt.bytes_up += given.bytes_up
         return self.clients.agree(server), receipt
 
-    def _record(self, stage: str, round_index: int) -> Method:
-        """Return the record of a stage."""
+    def _outside(self, stage: str) -> Method | None:
+        """Return the record of a stage outside of rounds."""
         schedule = self.context.method.schedule
-        other = {"prologue": schedule.before, "epilogue": schedule.after}
-        if schedule.first is not None:
-            other["handover"] = schedule.first.handover
-        return other.get(stage) or self.context.record(round_index)
+        handover = None if schedule.first is None else schedule.first.handover
+        stages = {"prologue": schedule.before, "epilogue": schedule.after, "handover": handover}
+        return stages.get(stage)
 
     def _exchange(
         self, order: Order, server: Tree, store: States, receipt: Receipt, keep: States | None
@@ -116,7 +118,8 @@ class Rounds:
         if order.connected is not None:
             heard = wire.heard(order.connected, server_ctx.present)
             server_ctx = server_ctx._replace(present=heard)
-        uploads = wire.received(uploads, wire.marks_of(method.wire.sparse, "upload"))
+        if method.wire.sparse:
+            uploads = wire.received(uploads, wire.marks_of(method.wire.sparse, "upload"))
         if self.watch is not None and order.stage == "train":
             self.watch(uploads, order.cohort, trains)
         server = engine.runs(method.aggregate, server, uploads, server_ctx)
@@ -136,7 +139,8 @@ class Rounds:
         if ahead is not None:
             return ahead
         context, schedule = self.context, method.schedule
-        if schedule.who == "everyone" or stage != "train":
+        all_participate = schedule.who == "everyone" or context.participation.kind == "all"
+        if all_participate or stage != "train":
             all_of_them = np.ones_like(context.everybody, dtype=bool)
             drawn = context.everybody, all_of_them, all_of_them
         else:
@@ -156,7 +160,7 @@ class Rounds:
     def plan_ahead(self, round_index: int | None) -> None:
         """Draw the batches of a round to come while a GPU is busy with the one before.
 
-        As much as fits into memory. A plan that is not asked for is dropped with the next.
+        As much as fits into memory. A plan that is not used is dropped with the next.
 
         Args:
             round_index: the round, or None if there is none to come.

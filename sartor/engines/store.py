@@ -100,8 +100,12 @@ class Store:
         if not tree.leaves(self.table):
             return self.table
         index = self._index(cohort, run)
-        if self.folder is None:
-            return tree.map(lambda leaf: leaf[index], self.table)
+        if self.folder is not None:
+            return self._gather_mapped(cohort, run, index)
+        return tree.map(lambda leaf: leaf[index], self.table)
+
+    def _gather_mapped(self, cohort: np.ndarray, run: int, index: tuple[Tensor, Tensor]) -> Tree:
+        """Read the states that were put from their files, and make the others."""
         block = slice(run, run + len(cohort))
         seen = self.touched[np.arange(run, block.stop)[:, None], cohort]
         full = np.zeros((self.shape[0], cohort.shape[1]), dtype=np.int64)

@@ -21,8 +21,17 @@ from sartor.core.method import ClientContext, Method, check_private
 from sartor.core.tree import Tree
 from sartor.engines.context import Context, plan_key
 from sartor.engines.evaluate import Evaluator
-from sartor.engines.memory import halved_block, joined_work, sparing
-from sartor.engines.parts import Block, Costs, Order, Receipt, Tally, cut_context
+from sartor.engines.parts import (
+    Block,
+    Costs,
+    Order,
+    Receipt,
+    Tally,
+    cut_context,
+    halved_block,
+    joined_work,
+    sparing,
+)
 from sartor.engines.store import States, Store
 from sartor.engines.trial import tune_lanes
 

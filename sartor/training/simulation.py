@@ -35,7 +35,7 @@ from sartor.results.log import Log
 from sartor.results.result import Result
 from sartor.results.scores import PHASES, Ledger, Run, Scores
 from sartor.training.readout import result_of
-from sartor.training.stopping import EarlyStopping, settle, watch_over
+from sartor.training.stopping import EarlyStopping, Watch, settle, watch_over
 
 
 class Simulation:
@@ -150,7 +150,8 @@ class Simulation:
         self.server, self.receipt = self.rounds.train(
             self.server, self.store, t, score=post, keep=self.trained
         )
-        self.rounds.plan_ahead(None if t + 1 == self.num_rounds else t + 1)
+        if self.context.queued:
+            self.rounds.plan_ahead(None if t + 1 == self.num_rounds else t + 1)
         self._after(self.receipt, seconds, began)
 
     def _after(self, receipt: Receipt, seconds: dict[str, float], began: float) -> None:
@@ -237,23 +238,26 @@ class Simulation:
             server, store = self.deployed(seconds)
             if "pre" in self.points:
                 self._evaluate(server, store, seconds)
-            self._evaluate_centre(server, seconds)
+            if "global" in self.points:
+                self._evaluate_centre(server, seconds)
             self._snapshot(server, store)
-        if self.watch is None:
-            return False
+        return self.watch is not None and self._asks_to_stop(self.watch)
+
+    def _asks_to_stop(self, watch: Watch) -> bool:
+        """Let early stopping see the scores of this round; return whether every run stops."""
         series, (count, weight) = (
             self.log.history[f"{self.method.use.headline}/val"],
             self.answers("val"),
         )
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
-            if self.watch.rule.measure == "loss":
+            if watch.rule.measure == "loss":
                 sums = weight * series["loss"][-1].sum(1)
             else:
                 sums = series["correct"][-1].sum(1)
         values = sums / np.maximum(count.sum(1), 1)
         lost = np.array([d is not None for d in self.log.diverged])
-        over = self.watch.look(t, values, lost, self._to_keep)
-        self.log.stopped = self.watch.verdicts()
+        over = watch.look(self.round_index, values, lost, self._to_keep)
+        self.log.stopped = watch.verdicts()
         return over
 
     def _close(self, seconds: dict[str, float]) -> None:
@@ -294,7 +298,8 @@ class Simulation:
         server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
         self.log.start_post(tallies)
-        self._evaluate_centre(server, seconds)
+        if "global" in self.points:
+            self._evaluate_centre(server, seconds)
         self._snapshot(server, store)
 
     def _one_off(self, stage: str, record: Method, seconds: dict[str, float]) -> None:
@@ -337,7 +342,7 @@ class Simulation:
         return tallies
 
     def _evaluate_centre(self, server: Tree, seconds: dict[str, float]) -> None:
-        if "global" not in self.points or self.method.use.centre is None:
+        if self.method.use.centre is None:
             return
         clock, t = self.context.clock(seconds), self.round_index
         centre = self.context.centre(server, t)
@@ -353,7 +358,8 @@ class Simulation:
             server_ctx = self.context.server_ctx("inspect", t, self.context.everybody)
             seen = self.engine.runs(self.method.show.server, server, server_ctx)
             small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
-        small |= self.clients.show(store, t)
+        if self.method.show.client is not None:
+            small |= self.clients.show(store, t)
         self.log.snapshots.append({"round": t, **small})
 
     def score_start(self) -> None:

@@ -398,8 +398,6 @@ class Sharded:
 
     def show(self, store: States, round_index: int) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
-        if self.context.method.show.client is None:
-            return {}
         order, shares = self._evaluation()
         everyone = np.ones_like(order, dtype=bool)
         ids = [

@@ -2,8 +2,8 @@
 
     python -m bench.round_size [METHOD] [--list] [--cores N]
 
-Warm rounds of ``fit(METHOD, ...)`` on the default CPU path are watched, in all threads. The lines of
-the functions of ``sartor`` that a round enters are counted once each: from the ``def`` to the last
+Warm rounds of ``fit(METHOD, ...)`` on the default CPU path are watched, in all threads. The lines
+of the functions of ``sartor`` that a round enters are counted once each: from the ``def`` to the last
 line, with and without docstrings, comments and blank lines. Steps are traced when that pays, at a
 moment that depends on the machine; so of the watched rounds the one that enters fewest lines is
 shown, in which no trace is made. On several cores blocks may be worked in forked processes, which

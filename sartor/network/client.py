@@ -102,7 +102,7 @@ class Client:
                 self.say(f"greeted by the server: {method.name}")
             return {}, facts
         if self.work is None:
-            raise MessageError("the client was restarted and has not been greeted yet")
+            raise MessageError("the client was restarted and has had no hello yet")
         if kind == "start":
             return {}, self.work.start(messages, head)
         if kind == "work":

@@ -104,8 +104,8 @@ class SingleClient:
     def start(self, messages: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the state that the server gives to a newcomer."""
         state = tree.map(lambda leaf: leaf[None, None], messages["client"])
-        generation = {"client": state, "trained": {}}
-        self.states.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
+        kept = {"client": state, "trained": {}}
+        self.states.write(int(head["serial"]), kept, lasting=bool(head["lasting"]))
         return {}
 
     def work(self, messages: Tree, head: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
@@ -122,8 +122,8 @@ class SingleClient:
         upload, _ = self.work_here.train(order, ctx, keys, store, receipt, keep)
         if keep is not None:
             model = keep.table
-        generation = {"client": store.table, "trained": model}
-        self.states.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
+        kept = {"client": store.table, "trained": model}
+        self.states.write(int(head["serial"]), kept, lasting=bool(head["lasting"]))
         upload = tree.map(lambda leaf: leaf[0, 0], upload) if head["reports"] else {}
         check_private(method, upload)  # whatever leaves this machine passes here
         upload = wire.packed(upload, wire.marks_of(method.wire.sparse, "upload") if upload else {})
@@ -167,8 +167,8 @@ class SingleClient:
         store, _ = self._states(head)
         ctx, keys = self._client_context(messages, head, "evaluate")
         model, _ = self.evaluator.use(self._record(head), store, ctx, keys, self.ids)
-        generation = {"client": store.gather(self.ids), "trained": model}
-        self.states.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
+        kept = {"client": store.gather(self.ids), "trained": model}
+        self.states.write(int(head["serial"]), kept, lasting=bool(head["lasting"]))
         return {}
 
     def _tallies(self, splits: list[str]) -> dict[str, Tally]:

@@ -48,7 +48,7 @@ def read_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
             "task": str(meta["task"]),
         }
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise MessageError(f"a greeting that cannot be read: {error!r}") from error
+        raise MessageError(f"a report of its data that cannot be read: {error!r}") from error
     if sizes["train"] < 1 or min(sizes.values()) < 0 or max(sizes.values()) > 1 << 40:
         raise MessageError(f"sizes that cannot be right: {sizes}")
     return facts

@@ -91,7 +91,7 @@ class StatusFile:
         events: Sequence[dict[str, Any]],
         **more: Any,
     ) -> None:
-        self._reported = {}  # whoever waits next says so at once
+        self._reported = {}  # the next wait is written at once
         content = {
             "state": state,
             "round": round_index,

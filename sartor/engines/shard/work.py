@@ -69,11 +69,11 @@ def deal(work: np.ndarray, size: int) -> np.ndarray:
     [1, 1, 0, 0, 1]
 
     Args:
-        work: (pieces,) how long each takes; 0 is nobody's.
+        work: (pieces,) how long each takes; 0 is given to no process.
         size: the number of processes.
 
     Returns:
-        (pieces,) whose each is; −1 for nobody's.
+        (pieces,) the rank that each goes to; −1 for none.
     """
     owner = np.full(len(work), -1, dtype=np.int64)
     busy = [(0, rank) for rank in range(size)]
@@ -405,7 +405,7 @@ class Sharded:
         ]
         me, device = self.processes.rank, self.context.arena.device
         shown = self.evaluator.show(store, round_index, self.client_blocks())
-        if not shown:  # nobody is mine: what it looks like
+        if not shown:  # no client is this process's: take names and shapes from one
             one = self.evaluator.show_some(store, round_index, order[:1, :1])
             shown = {k: leaf.cpu().numpy()[:0, :0] for k, leaf in tree.items(one)}
         mine = {k: {"": torch.from_numpy(v[ids[me]]).to(device)} for k, v in shown.items()}

@@ -3,7 +3,7 @@
     python -m bench.round_size [METHOD] [--list] [--cores N]
 
 Warm rounds of ``fit(METHOD, ...)`` on the default CPU path are watched, in all threads. The lines
-of the functions of ``sartor`` that a round enters are counted once each: from the ``def`` to the last
+of the functions of ``sartor`` that a round enters are counted once each: from ``def`` to the last
 line, with and without docstrings, comments and blank lines. Steps are traced when that pays, at a
 moment that depends on the machine; so of the watched rounds the one that enters fewest lines is
 shown, in which no trace is made. On several cores blocks may be worked in forked processes, which
@@ -28,7 +28,7 @@ import sartor
 from sartor.training.simulation import Simulation
 
 PACKAGE = Path(sartor.__file__).parent
-ROUNDS = range(20, 40)
+ROUNDS = range(20, 60)
 """The rounds that are watched."""
 
 

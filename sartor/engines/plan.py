@@ -215,14 +215,10 @@ def build_plan(
             where = offset[number][:, :, None] + within
             rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
         if phase.share < 1.0:
-            once = np.ones_like(used)
             share_keys = rng.fold_host(flat_keys, "share", d)
-            chosen, offset, base = _permutations(share_keys, length, once, device)
-            rows = chosen[torch.where(real, offset[base][:, None, None] + rows, 0)]
+            rows = _subset(share_keys, length, np.zeros_like(first), rows, real)
         if part_keys is not None:
-            once = np.ones_like(used)
-            part, offset, base = _permutations(part_keys.reshape(-1, 2), full, once, device)
-            rows = part[torch.where(real, (offset[base] + t(first))[:, None, None] + rows, 0)]
+            rows = _subset(part_keys.reshape(-1, 2), full, first, rows, real)
         index = (lane_start + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
         columns += [split.rows[index], torch.where(real, rows, -1)]
     last = ((s + 1) % lane_epoch == 0)[:, :, None].to(torch.int64)
@@ -238,6 +234,16 @@ def build_plan(
         capacity=split.capacity,
         passes=np.stack([per_epoch, used]).reshape(2, runs, slots),
     )
+
+
+def _subset(
+    keys: np.ndarray, sizes: np.ndarray, first: np.ndarray, rows: Tensor, real: Tensor
+) -> Tensor:
+    """Read rows as places in one permutation of every lane's samples, from ``first`` on."""
+    device = rows.device
+    order, offset, base = _permutations(keys, sizes, np.ones_like(sizes), device)
+    start = offset[base] + on_device(first, device)
+    return order[torch.where(real, start[:, None, None] + rows, 0)]
 
 
 def _samples(used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: int) -> np.ndarray:

@@ -81,8 +81,7 @@ def take_advice(
         json: whether stdout ends with a line of JSON.
         overwrite: whether a folder that is there already may be replaced.
     """
-    from sartor.adviser import advise
-    from sartor.runs import AdviceFolder
+    from sartor.adviser import AdviceFolder, advise
 
     experiment = build({"method": "fedprox"}, flags=flags)
     if experiment.model is not None and (features is not None or ridge):

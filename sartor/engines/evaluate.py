@@ -92,7 +92,7 @@ class Evaluator:
         receipt = Receipt.blank(context.arena.num_runs)
         blocks = list(self.client_blocks() if blocks is None else blocks)
         careful = sparing(context.engine, score, halved_clients, joined_scores)
-        found = context.engine.blocks(careful, blocks, list(tallies.values()))
+        found = context.engine.blocks(careful, blocks)
         for (run, ids), (costs, sent) in zip(blocks, found, strict=True):
             runs = slice(run, run + len(ids))
             receipt.bytes_down[runs] += sent
@@ -126,7 +126,7 @@ class Evaluator:
             runs = range(0, context.arena.num_runs, width)
             blocks = [(run, context.everybody[run : run + width, :clients]) for run in runs]
         careful = sparing(context.engine, score, halved_clients, joined)
-        context.engine.blocks(careful, blocks, list(tallies.values()))
+        context.engine.blocks(careful, blocks)
         return tallies
 
     def score_centre(

@@ -30,9 +30,6 @@ class Engine(Protocol):
     def tune(self, trial: Any, lanes: int, signature: Any) -> None:
         """Choose the number of lanes a block by measuring, if there is a choice."""
 
-    def timed(self, run: Any) -> tuple[float, float]:
-        """Say how long some steps of a trial take: once, and each time."""
-
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
 
@@ -48,11 +45,8 @@ class Engine(Protocol):
     def clients(self, fn: Any, *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the ctx."""
 
-    def blocks(self, work: Any, blocks: list[Any], into: Any = ()) -> list[Any]:
-        """Apply ``work`` to every block of lanes, in order or in parallel.
-
-        What it writes to besides its results, by ``put`` alone, is named in ``into``.
-        """
+    def blocks(self, work: Any, blocks: list[Any]) -> list[Any]:
+        """Apply ``work`` to every block of lanes, in order or in parallel."""
 
     def phase(
         self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan

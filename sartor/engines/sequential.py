@@ -48,10 +48,6 @@ class Sequential:
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
         """Do nothing: there is no choice."""
 
-    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """Return zeros: there is nothing to time."""
-        return 0.0, 0.0
-
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run; its arguments have the runs on axis 0."""
         found = []
@@ -92,7 +88,7 @@ class Sequential:
             )
         return tree.stack(rows)
 
-    def blocks(self, work: Callable[[Any], Any], blocks: list[Any], into: Any = ()) -> list[Any]:
+    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Apply ``work`` to every block of lanes, one after the other."""
         return [work(block) for block in blocks]
 

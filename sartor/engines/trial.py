@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -45,20 +46,22 @@ def tune_lanes(
             work = engine.clients(earlier.leave, work, here)
         return work, here, plan
 
-    def timed(one: tuple[Tree, ClientContext, BatchPlan]) -> tuple[float, float]:
-        return engine.timed(lambda: engine.phase(phase, *one))
+    def timed(one: tuple[Tree, ClientContext, BatchPlan]) -> float:
+        began = time.perf_counter()
+        engine.phase(phase, *one)
+        return time.perf_counter() - began
 
     def trial(lanes: int) -> float:
         """Predict the seconds of the whole phase in blocks of so many lanes."""
         blocks = context.blocks(method.phases, cohort.shape, lanes)
         ready = [prepare(block) for block in blocks[: engine.workers]]
-        first, passed = (max(times) for times in zip(*engine.blocks(timed, ready), strict=True))
+        passed = max(engine.blocks(timed, ready))
         taken = sum(int(plan.steps.sum()) for _, _, plan in ready)
         # Blocks go to the first core that is free; the last to finish decides.
         cores = [0] * engine.workers
         for block in blocks:
             cores[int(np.argmin(cores))] += steps_of(cohort[block.cut], block.run)
-        return first + passed * len(ready) / max(taken, 1) * max(cores)
+        return passed * len(ready) / max(taken, 1) * max(cores)
 
     module = context.task.module
     shapes = tuple((n, tuple(p.shape), p.dtype) for n, p in module.named_parameters())

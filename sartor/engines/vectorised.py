@@ -6,7 +6,6 @@ active are computed; lanes inside that width that are done are masked.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -94,12 +93,7 @@ class Vectorised:
             return mapped(*args)
         return self.traces.call(fn, mapped, *args)
 
-    def blocks(
-        self,
-        work: Callable[[Any], Any],
-        blocks: list[Any],
-        into: Any = (),  # unused, until round.py follows
-    ) -> list[Any]:
+    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Apply ``work`` to every block of lanes; on a CPU blocks run in parallel, one per core."""
         done: list[Any] = []
         wave = self.workers
@@ -121,12 +115,6 @@ class Vectorised:
             finally:
                 self.traces.at_once = False
         return list(_pool(self.workers).map(work, blocks))
-
-    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """Return the seconds of some steps; the first number is 0, until round.py follows."""
-        began = time.perf_counter()
-        run()
-        return 0.0, time.perf_counter() - began
 
     def phase(
         self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan

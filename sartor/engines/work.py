@@ -269,8 +269,7 @@ def train_blocks(
         return upload, costs, seconds
 
     careful = sparing(engine, train, halved_block, joined_work)
-    stores = [store] if keep is None else [store, keep]
-    done = engine.blocks(careful, blocks, [*stores, *receipt.tally.values()])
+    done = engine.blocks(careful, blocks)
     if not one_clock:
         # Blocks may have run in parallel: divide the wall time as their own clocks say.
         passed = clock("train")

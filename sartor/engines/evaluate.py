@@ -27,7 +27,7 @@ from sartor.engines.parts import (
     sparing,
 )
 from sartor.engines.plan import BatchPlan, build_plan, num_steps
-from sartor.engines.store import States
+from sartor.engines.store import Lanes
 
 GROUP = 32
 """Clients, at most, whose messages are written together where lanes are worked one at a time."""
@@ -62,7 +62,7 @@ class Evaluator:
     def evaluate(
         self,
         server: Tree,
-        store: States,
+        store: Lanes,
         round_index: int,
         splits: tuple[str, ...] = ("test",),
         blocks: Sequence[Some] | None = None,
@@ -160,7 +160,7 @@ class Evaluator:
             self.score_lanes(method, model, ctx, ids, there, run, split, tally)
 
     def show(
-        self, store: States, round_index: int, blocks: Sequence[Some] | None = None
+        self, store: Lanes, round_index: int, blocks: Sequence[Some] | None = None
     ) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
         found: dict[str, np.ndarray] = {}
@@ -172,7 +172,7 @@ class Evaluator:
                 table[run + np.arange(len(ids))[:, None], ids] = rows
         return found
 
-    def show_some(self, store: States, round_index: int, ids: np.ndarray, run: int = 0) -> Tree:
+    def show_some(self, store: Lanes, round_index: int, ids: np.ndarray, run: int = 0) -> Tree:
         """Return what the method shows of the kept states of the clients ``ids`` (runs, n)."""
         context = self.context
         if context.method.show.client is None:
@@ -227,7 +227,7 @@ class Evaluator:
         return [ids for ids in np.split(order, np.union1d(by_work, by_number)) if len(ids)]
 
     def models(
-        self, server: Tree, store: States, round_index: int, ids: np.ndarray, run: int = 0
+        self, server: Tree, store: Lanes, round_index: int, ids: np.ndarray, run: int = 0
     ) -> tuple[ClientContext, Tree, Costs]:
         """Return contexts and models of the clients ``ids`` (runs, n) before local training.
 
@@ -251,7 +251,7 @@ class Evaluator:
     def use(
         self,
         method: Method,
-        store: States,
+        store: Lanes,
         ctx: ClientContext,
         keys: np.ndarray,
         ids: np.ndarray,

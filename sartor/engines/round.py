@@ -166,7 +166,7 @@ class Rounds:
             round_index: the round, or None if there is none to come.
         """
         self.context.ahead.clear()
-        if round_index is None or not self.context.queued or not self.clients.plans_ahead:
+        if round_index is None or not self.context.queued or self.clients.plan_ahead is None:
             return
         method = self.context.record(round_index)
         if method.schedule.in_turn:

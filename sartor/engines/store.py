@@ -25,10 +25,8 @@ Make = Callable[[np.ndarray], Tree]
 """``(cohort (runs, slots)) -> states (runs, slots, ...)`` of clients that have not trained yet."""
 
 
-class States(Protocol):
-    """The kept states of all clients, wherever they are: one tree per client and run."""
-
-    shape: tuple[int, int]
+class Lanes(Protocol):
+    """Kept states that clients read when they work, and write when they are done."""
 
     def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
         """Return the states of a cohort of the runs ``run, run+1, ...``: (runs, slots, ...)."""
@@ -36,11 +34,9 @@ class States(Protocol):
     def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
         """Put the states of the present members of a cohort back."""
 
-    def put(self, run: np.ndarray, client: np.ndarray, rows: Tree) -> None:
-        """Put single states: row j is that of ``client[j]`` in ``run[j]``."""
 
-    def rows(self, run: np.ndarray, client: np.ndarray) -> Tree:
-        """Return single states that were put, (rows, ...); see `put`."""
+class States(Lanes, Protocol):
+    """The kept states of all clients, wherever they are: one tree per client and run."""
 
     def fork(self) -> States:
         """Return states that begin as these; writing to them changes only the copy."""

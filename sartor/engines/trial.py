@@ -12,7 +12,7 @@ from sartor.core.tree import Tree
 from sartor.engines.context import Context
 from sartor.engines.parts import Block, cut_arena, cut_context, planned
 from sartor.engines.plan import BatchPlan, build_plan
-from sartor.engines.store import States
+from sartor.engines.store import Lanes
 
 _TRIAL_STEPS = 4
 
@@ -21,7 +21,7 @@ def tune_lanes(
     context: Context,
     method: Method,
     ctx: ClientContext,
-    store: States,
+    store: Lanes,
     keys: np.ndarray,
     cohort: np.ndarray,
 ) -> None:

@@ -32,14 +32,19 @@ from sartor.engines.parts import (
     joined_work,
     sparing,
 )
-from sartor.engines.store import States, Store
+from sartor.engines.store import Lanes, Make, States, Store
 from sartor.engines.trial import tune_lanes
+
+PlanAhead = Callable[[Method, str, int, np.ndarray, np.ndarray], None]
+"""``(method, stage, round, cohort (runs, slots), which of them train)``."""
 
 
 class ClientWork(Protocol):
     """What clients do, wherever they are."""
 
-    plans_ahead: bool
+    @property
+    def plan_ahead(self) -> PlanAhead | None:
+        """What draws the batches of a round to come; None if they cannot be drawn ahead."""
 
     def keep_states(self, params: Tree, folder: Path | None) -> States:
         """Make what keeps the clients' states between rounds.
@@ -64,19 +69,14 @@ class ClientWork(Protocol):
             keep: whether the models after local training are kept.
         """
 
-    def plan_ahead(
-        self, method: Method, stage: str, t: int, cohort: np.ndarray, trains: np.ndarray
-    ) -> None:
-        """Draw the batches of a round to come, if ``plans_ahead``."""
-
     def train(
         self,
         order: Order,
         ctx: ClientContext,
         keys: np.ndarray,
-        store: States,
+        store: Lanes,
         receipt: Receipt,
-        keep: States | None,
+        keep: Lanes | None,
     ) -> tuple[Tree, np.ndarray]:
         """Do what clients do between the messages they receive and their uploads.
 
@@ -127,8 +127,6 @@ class InProcess:
             to repeat a federation in which some were absent.
     """
 
-    plans_ahead = True
-
     def __init__(self, context: Context) -> None:
         self.context, self.evaluator = context, Evaluator(context)
         self.evaluate = self.evaluator.evaluate
@@ -138,11 +136,23 @@ class InProcess:
 
     def keep_states(self, params: Tree, folder: Path | None) -> Store:
         """Keep the states in memory, or in files in a folder."""
-        return kept_states(self.context, params, folder)
+
+        def make(cohort: np.ndarray) -> Tree:
+            return self.context.new_clients(params, cohort)
+
+        return self._store(make, folder and folder / "clients")
 
     def keep_models(self, server: Tree, store: States, folder: Path | None) -> Store:
         """Keep the models after local training in memory, or in files in a folder."""
-        return kept_models(self.evaluator, server, store, folder)
+
+        def make(cohort: np.ndarray) -> Tree:
+            return self.models(server, store, 0, cohort)
+
+        return self._store(make, folder and folder / "models")
+
+    def _store(self, make: Make, folder: Path | None) -> Store:
+        arena = self.context.arena
+        return Store(make, arena.num_runs, arena.num_clients, arena.device, folder)
 
     def wait(self) -> None:
         """Return at once: all clients are here."""
@@ -183,9 +193,9 @@ class InProcess:
         order: Order,
         ctx: ClientContext,
         keys: np.ndarray,
-        store: States,
+        store: Lanes,
         receipt: Receipt,
-        keep: States | None,
+        keep: Lanes | None,
     ) -> tuple[Tree, np.ndarray]:
         """Train all lanes, in blocks; see `ClientWork.train`."""
         attends = self.attendance(order)
@@ -206,37 +216,15 @@ def everyone(order: Order) -> np.ndarray:
     return np.ones_like(order.trains)
 
 
-def kept_states(context: Context, params: Tree, folder: Path | None) -> Store:
-    """Make a store of clients that begin as new ones."""
-
-    def make(cohort: np.ndarray) -> Tree:
-        return context.new_clients(params, cohort)
-
-    place = folder and folder / "clients"
-    arena = context.arena
-    return Store(make, arena.num_runs, arena.num_clients, arena.device, place)
-
-
-def kept_models(evaluator: Evaluator, server: Tree, store: States, folder: Path | None) -> Store:
-    """Make a store of models that begin as those before any training."""
-    arena = evaluator.context.arena
-
-    def make(cohort: np.ndarray) -> Tree:
-        return evaluator.models(server, store, 0, cohort)[1]
-
-    place = folder and folder / "models"
-    return Store(make, arena.num_runs, arena.num_clients, arena.device, place)
-
-
 def train_blocks(
     evaluator: Evaluator,
     order: Order,
     blocks: list[Block],
     ctx: ClientContext,
     keys: np.ndarray,
-    store: States,
+    store: Lanes,
     receipt: Receipt,
-    keep: States | None,
+    keep: Lanes | None,
 ) -> list[Tree]:
     """Train some blocks of lanes, and return the uploads of each; see `ClientWork.train`."""
     context, method = evaluator.context, order.method

@@ -180,10 +180,10 @@ class SingleClient:
 
 
 class _Lane:
-    """The state of one client, with the interface of the states of all; see `engines.store`."""
+    """The kept state of one client; see `engines.store.Lanes`."""
 
     def __init__(self, table: Tree) -> None:
-        self.shape, self.table = (1, 1), table
+        self.table = table
 
     def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
         """Return the state: (1, 1, ...)."""
@@ -195,27 +195,6 @@ class _Lane:
             self.table = tree.map(_own, states)
             return
         self.table = tree.map(lambda old, new: _own(new.to(old.dtype)), self.table, states)
-
-    def put(self, run: np.ndarray, client: np.ndarray, rows: Tree) -> None:
-        """Take a new state, (1, ...)."""
-        self.table = tree.map(lambda leaf: _own(leaf[None]), rows)
-
-    def rows(self, run: np.ndarray, client: np.ndarray) -> Tree:
-        """Return the state, (1, ...)."""
-        found: Tree = tree.map(lambda leaf: leaf[0], self.table)
-        return found
-
-    def fork(self) -> _Lane:
-        """Return a copy."""
-        return _Lane(self.table)
-
-    def dump(self) -> Tree:
-        """Return the state."""
-        return self.table
-
-    def load(self, state: Tree) -> None:
-        """Take a state."""
-        self.table = state
 
 
 def _own(leaf: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ from sartor.engines.arena import Arena
 from sartor.engines.context import Context
 from sartor.engines.evaluate import Evaluator, message_bytes
 from sartor.engines.parts import Order, Receipt, Tally
-from sartor.engines.store import States
+from sartor.engines.store import Lanes, States
 from sartor.engines.vectorised import Vectorised
 from sartor.engines.work import InProcess
 from sartor.network import admission
@@ -38,25 +38,27 @@ class StateNumbers:
     Args:
         clients: how many there are.
         lasting: whether the clients keep what comes of it (False for copies).
+        saved: whether checkpoints hold the numbers (False for models, which go with the states).
     """
 
-    def __init__(self, clients: int, lasting: bool = True) -> None:
-        self.shape, self.lasting = (1, clients), lasting
+    def __init__(self, clients: int, lasting: bool = True, saved: bool = True) -> None:
+        self.lasting, self.saved = lasting, saved
         self.base = np.full(clients, FIRST, dtype=np.int64)
 
     def fork(self) -> StateNumbers:
         """Return a copy to train from; the clients keep what comes of it in memory."""
-        other = StateNumbers(self.shape[1], lasting=False)
+        other = StateNumbers(len(self.base), lasting=False)
         other.base = self.base.copy()
         return other
 
     def dump(self) -> Tree:
         """Return what a checkpoint must hold."""
-        return {"base": torch.from_numpy(self.base.copy())}
+        return {"base": torch.from_numpy(self.base.copy())} if self.saved else {}
 
     def load(self, state: Tree) -> None:
         """Restore a checkpoint."""
-        self.base = state["base"].numpy().astype(np.int64).copy()
+        if self.saved:
+            self.base = state["base"].numpy().astype(np.int64).copy()
 
     def gather(self, cohort: np.ndarray, run: int = 0) -> NoReturn:
         """Refuse: the states are with the clients."""
@@ -68,25 +70,6 @@ class StateNumbers:
     def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
         """Refuse; see `gather`."""
         self.gather(cohort)
-
-    def put(self, run: np.ndarray, client: np.ndarray, rows: Tree) -> None:
-        """Refuse; see `gather`."""
-        self.gather(client)
-
-    def rows(self, run: np.ndarray, client: np.ndarray) -> NoReturn:
-        """Refuse; see `gather`."""
-        self.gather(client)
-
-
-class ModelsElsewhere(StateNumbers):
-    """Marks that clients keep their models after local training, beside their states."""
-
-    def dump(self) -> Tree:
-        """Return nothing: the models are with the clients."""
-        return {}
-
-    def load(self, state: Tree) -> None:
-        """Take nothing."""
 
 
 @dataclass
@@ -113,7 +96,7 @@ class Remote:
     wait: Callable[[], None]
     newcomers: bool = False
 
-    plans_ahead = False
+    plan_ahead = None  # clients draw their own batches
 
     def __post_init__(self) -> None:
         context = self.context
@@ -131,7 +114,7 @@ class Remote:
 
     def keep_models(self, server: Tree, store: States, folder: Path | None) -> StateNumbers:
         """Let the clients keep their models after local training."""
-        return ModelsElsewhere(self.context.arena.num_clients)
+        return StateNumbers(self.context.arena.num_clients, saved=False)
 
     def start(self, server: Tree, store: States, keep: bool) -> None:
         """Send newcomers the states to begin with, or let clients keep their first models."""
@@ -145,11 +128,6 @@ class Remote:
         """Return the state as it is: there is one server."""
         return server
 
-    def plan_ahead(
-        self, method: Method, stage: str, t: int, cohort: np.ndarray, trains: np.ndarray
-    ) -> None:
-        """Do nothing: clients draw their own batches."""
-
     def models(self, server: Tree, store: States, round_index: int, ids: np.ndarray) -> Tree:
         """Refuse: the models of clients are with the clients."""
         return store.gather(ids)
@@ -161,9 +139,9 @@ class Remote:
         order: Order,
         ctx: ClientContext,
         keys: np.ndarray,
-        store: States,
+        store: Lanes,
         receipt: Receipt,
-        keep: States | None,
+        keep: Lanes | None,
     ) -> tuple[Tree, np.ndarray]:
         """Let the clients of an exchange work where they are; see `ClientWork.train`."""
         numbers = _numbers(store)
@@ -420,7 +398,7 @@ def _every_leaf(name: str) -> bool:
     return True
 
 
-def _numbers(store: States) -> StateNumbers:
+def _numbers(store: Lanes) -> StateNumbers:
     """Return a store as what a federation over a network has."""
     assert isinstance(store, StateNumbers)
     return store

@@ -21,9 +21,8 @@ state is taken by all if they differ.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -33,13 +32,12 @@ from sartor.core.errors import FederationError
 from sartor.core.method import ClientContext, Method, Phase
 from sartor.core.tree import Tree
 from sartor.engines.context import Context
-from sartor.engines.evaluate import Evaluator
 from sartor.engines.parts import Block, Order, Receipt, Tally, cut_context
 from sartor.engines.plan import num_steps
 from sartor.engines.shard.processes import Processes, digest
-from sartor.engines.store import States, Store
+from sartor.engines.store import Lanes, Store
 from sartor.engines.trial import tune_lanes
-from sartor.engines.work import everyone, kept_models, kept_states, train_blocks
+from sartor.engines.work import InProcess, train_blocks
 
 FINE = 4
 """Pieces of work a process at least, where there are so many lanes."""
@@ -122,12 +120,15 @@ class Sharded:
         attendance: which clients of an order are there; see `engines.work.InProcess`.
     """
 
-    plans_ahead = False
+    plan_ahead = None  # blocks are known only in the round
 
     def __init__(self, context: Context, processes: Processes) -> None:
         self.context, self.processes = context, processes
-        self.evaluator = Evaluator(context)
-        self.attendance: Callable[[Order], np.ndarray] = everyone
+        # Every process holds all states, and makes single models by itself.
+        alone = InProcess(context)
+        self.keep_states, self.keep_models = alone.keep_states, alone.keep_models
+        self.wait, self.start, self.models = alone.wait, alone.start, alone.models
+        self.evaluator, self.attendance = alone.evaluator, alone.attendance
         self._shares: dict[bytes, list[list[Tile]]] = {}
         self._tuned = False
         self._check_same()
@@ -180,34 +181,9 @@ class Sharded:
             total += steps * max(1, batch) * (1 if phase.data == "none" else phase.draws)
         return total
 
-    # ---- states, which every process holds in full
-
-    def keep_states(self, params: Tree, folder: Path | None) -> Store:
-        """Keep the states in memory, or in files in a folder."""
-        return kept_states(self.context, params, folder)
-
-    def keep_models(self, server: Tree, store: States, folder: Path | None) -> Store:
-        """Keep the models after local training in memory, or in files in a folder."""
-        return kept_models(self.evaluator, server, store, folder)
-
-    def wait(self) -> None:
-        """Return at once: all clients are here."""
-
-    def start(self, server: Tree, store: States, keep: bool) -> None:
-        """Do nothing: clients are made when they are needed."""
-
-    def plan_ahead(
-        self, method: Method, stage: str, t: int, cohort: np.ndarray, trains: np.ndarray
-    ) -> None:
-        """Do nothing: blocks are known only in the round."""
-
     def agree(self, server: Tree) -> Tree:
         """Return rank 0's state where processes differ."""
         return self.processes.agreed(server)
-
-    def models(self, server: Tree, store: States, round_index: int, ids: np.ndarray) -> Tree:
-        """Return what the clients ``ids`` (runs, n) would use now: (runs, n, ...)."""
-        return self.evaluator.models(server, store, round_index, ids)[1]
 
     # ---- training
 
@@ -216,9 +192,9 @@ class Sharded:
         order: Order,
         ctx: ClientContext,
         keys: np.ndarray,
-        store: States,
+        store: Lanes,
         receipt: Receipt,
-        keep: States | None,
+        keep: Lanes | None,
     ) -> tuple[Tree, np.ndarray]:
         """Work on the lanes of this process, and take the rest from the others."""
         method, cohort = order.method, order.cohort
@@ -259,14 +235,15 @@ class Sharded:
         reports: np.ndarray,
         cohort: np.ndarray,
         uploads: Tree,
-        store: States,
-        keep: States | None,
+        store: Lanes,
+        keep: Lanes | None,
         own: Receipt,
     ) -> None:
         """Fill in what other processes found; ``own`` becomes the costs of all."""
         worked = [_lanes(tiles, trains) for tiles in shares]
         heard = [_lanes(tiles, reports) for tiles in shares]
-        stores = {"state": store} if keep is None else {"state": store, "trained": keep}
+        both = (("state", store), ("trained", keep))
+        stores = {name: one for name, one in both if isinstance(one, Store)}
         me, device = self.processes.rank, self.context.arena.device
         run, slot = worked[me]
         mine: dict[str, Tree] = {"upload": _pick(uploads, *heard[me])}
@@ -297,7 +274,7 @@ class Sharded:
         self,
         method: Method,
         ctx: ClientContext,
-        store: States,
+        store: Lanes,
         keys: np.ndarray,
         cohort: np.ndarray,
     ) -> None:
@@ -349,7 +326,7 @@ class Sharded:
         return [(block.run, order[block.cut]) for block in blocks]
 
     def evaluate(
-        self, server: Tree, store: States, round_index: int, splits: tuple[str, ...] = ("test",)
+        self, server: Tree, store: Lanes, round_index: int, splits: tuple[str, ...] = ("test",)
     ) -> tuple[dict[str, Tally], Receipt]:
         """Score what every client would use now; also return what that costs."""
         tallies, receipt = self.evaluator.evaluate(
@@ -396,7 +373,7 @@ class Sharded:
             if receipt is not None:
                 _add(receipt, theirs["costs"][""].cpu().numpy())
 
-    def show(self, store: States, round_index: int) -> dict[str, np.ndarray]:
+    def show(self, store: Lanes, round_index: int) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
         order, shares = self._evaluation()
         everyone = np.ones_like(order, dtype=bool)

@@ -27,8 +27,8 @@ ROOMS = {
     "training": "fit, compare, search: rounds until the end",
     "adviser": "whether to federate, before training",
     "analysis": "what happened, after training",
-    "report": "pages and figures",
     "reproduce": "the experiments of papers",
+    "report": "pages and figures",
     "trackers": "other programs that follow a run",
     "network": "a federation of real machines",
     "sartor": "the public names",
@@ -42,13 +42,6 @@ TOP = {"__init__": "sartor", "errors": "sartor", "__main__": "cli", "_version": 
 Edges = set[tuple[str, str]]
 
 KNOWN: Edges = {
-    ("sartor.report.page", "sartor.reproduce"),
-    ("sartor.report.page", "sartor.reproduce.outcome"),
-    ("sartor.report.page", "sartor.reproduce.runner"),
-    ("sartor.report.reproduction_figures", "sartor.reproduce.outcome"),
-    ("sartor.report.reproduction_figures", "sartor.reproduce.records"),
-    ("sartor.report.reproduction_page", "sartor.reproduce.outcome"),
-    ("sartor.report.reproduction_page", "sartor.reproduce.plan"),
     ("sartor.reproduce.solutions", "sartor.reproduce.passes"),
     ("sartor.training.onboarding", "sartor.training.simulation"),
     ("sartor.training.readout", "sartor.training.simulation"),

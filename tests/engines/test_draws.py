@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from tests.test_rng import VECTORS
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.func import grad, vmap
@@ -28,6 +27,7 @@ from sartor.engines.cuda.jit import jit, tl
 from sartor.engines.lanes import draws
 from sartor.engines.lanes.operations import DrawOperations, LaneOperations
 from sartor.methods import build
+from tests.core.test_rng import VECTORS
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation
 
 compiled = pytest.mark.skipif(cpp.library() is None, reason=cpp.status())

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 from sartor.core import tree
 from sartor.core.method import weighted_sum
 from sartor.core.task import masked_mean
+from sartor.core.torch_private import differentiating
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.lanes import dense, leaves, losses, pooling
@@ -77,7 +78,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for room in (dense, losses, pooling):
         monkeypatch.setattr(room, "usable", lambda *tensors: True)
     monkeypatch.setattr(losses, "takes_mean", lambda values, mask: values.dim() == 1)
-    monkeypatch.setattr(leaves, "takes_update", lambda lists, f: not leaves.differentiating())
+    monkeypatch.setattr(leaves, "takes_update", lambda lists, f: not differentiating())
     monkeypatch.setattr(dense, "_launch_product", product)
     monkeypatch.setattr(losses, "_launch_losses", entropy)
     monkeypatch.setattr(pooling, "_launch_pool", pool)

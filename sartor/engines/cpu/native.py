@@ -19,14 +19,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from sartor.core.torch_private import differentiating_forwards
 from sartor.engines.cpu.compiler import NAMES, address, function, library, numbers
 
 LANES = 8
 """Samples of a vector, as in the source."""
-_MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
+_MOST_PAIRS = 100  # input channels × output channels: with more, PyTorch's own are faster
 _MOST_OUTPUTS = 128  # of a dense layer
 _LEAST_INPUTS = 16  # of a dense layer: a vector of float32 at its widest
 _SHORT = 64  # samples of a batch: with more, libraries are as fast
@@ -131,7 +131,7 @@ def _derived_backwards(x: Tensor) -> bool:
         and x.dtype in NAMES
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and forward_ad._current_level < 0
+        and not differentiating_forwards()
         and library() is not None
     )
 

@@ -25,10 +25,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from sartor.core.torch_private import RESHAPE_ALIAS, TO_COPY, UNSAFE_VIEW, is_mutating
 from sartor.engines.lanes.dense import moved_on_core
 from sartor.engines.lanes.operations import DIRECT
 
 _aten = torch.ops.aten
+_Operation = type(_aten.add.Tensor)
 _STEP = torch.ops.sartor.lane_addcmul.default
 _GRADIENT = torch.ops.sartor.lane_product_and_sums.default
 _FILLS = {
@@ -42,8 +44,8 @@ _FILLS = {
 }
 _VIEWS = {
     _aten.view.default,
-    _aten._unsafe_view.default,
-    _aten._reshape_alias.default,
+    UNSAFE_VIEW,
+    RESHAPE_ALIAS,
     _aten.expand.default,
     _aten.transpose.int,
     _aten.t.default,
@@ -98,7 +100,7 @@ def _skip_copies(graph: Graph) -> None:
     for node in graph.nodes:
         product = node.target in (_aten.mul.Scalar, _aten.mul.Tensor)
         once = product and node.args[1] == 1
-        if not once and node.target not in (_aten._to_copy.default, _aten.clone.default):
+        if not once and node.target not in (TO_COPY, _aten.clone.default):
             continue
         source = node.args[0]
         if _layout(node) == _layout(source) and not _is_returned(node):
@@ -202,12 +204,11 @@ def _viewed(node: Node) -> Node | None:
 
 
 def _is_operation(node: Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    return node.op == "call_function" and isinstance(node.target, _Operation)
 
 
 def _changes(node: Node) -> bool:
-    target: Any = node.target
-    return _is_operation(node) and bool(target._schema.is_mutable)
+    return _is_operation(node) and is_mutating(node.target)
 
 
 def _is_random(node: Node) -> bool:

@@ -14,12 +14,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 
 from sartor.core.task import unmetered
+from sartor.core.torch_private import make_fx, one_fake_mode
 from sartor.engines.cpu.acceleration import is_on, log_once
 from sartor.engines.cpu.thinned import thin
 
@@ -127,9 +125,7 @@ class _Trace:
         # A trace knows its arguments by identity, and one tensor may stand in two places now (a
         # model that is still the letter it came in) that differ at another call.
         apart = [leaf.detach() for leaf in leaves]
-        # One mode for the shapes of all operations: a trace that must make one for each of them
-        # takes twice as long.
-        with tracing(TracingContext(FakeTensorMode())):
+        with one_fake_mode():
             traced = make_fx(flat_step)(*apart)
         traced.graph.set_codegen(CodeGen())  # plain arguments
         self.run = thin(traced).forward

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sartor.core.method import Batch
+from sartor.core.torch_private import differentiating
 from sartor.engines.arena import Arena
 from sartor.engines.cpu import native
 from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, kernels, merge, part
@@ -39,13 +40,6 @@ def takes_update(lists: list[list[Tensor]], factors: list[Tensor]) -> bool:
         and installed()
         and not differentiating()
     )
-
-
-def differentiating() -> bool:
-    """Say whether a gradient is being taken through what is computed now."""
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    maps = torch._C._functorch.TransformType.Vmap
-    return any(level.key() != maps for level in stack)
 
 
 def update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:

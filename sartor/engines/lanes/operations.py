@@ -34,6 +34,7 @@ from sartor.core import rng, tree
 from sartor.core.loops import lstm_loop
 from sartor.core.method import weighted_leaves
 from sartor.core.task import masked_mean
+from sartor.core.torch_private import differentiating
 from sartor.engines.cpu import native
 from sartor.engines.lanes import (
     convolution,
@@ -157,7 +158,7 @@ def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
 
 
 def _addcmul_on_cores(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] | None:
-    fits = native.takes_update(a, b, factor) and not leaves.differentiating()
+    fits = native.takes_update(a, b, factor) and not differentiating()
     return leaves.update("addcmul", [a, b], [factor]) if fits else None
 
 

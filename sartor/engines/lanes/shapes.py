@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -21,6 +21,17 @@ PROGRAMS = 264
 """What fills an H100 or H200: two programs for each of 132 multiprocessors."""
 MOST_ELEMENTS = 2**31 - 1
 """Offsets inside a lane are 32-bit."""
+
+
+def nested(value: Any) -> Iterator[Any]:
+    """Go over what nested dicts, tuples and lists hold."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        yield value
+        return
+    for inner in value:
+        yield from nested(inner)
 
 
 @cache

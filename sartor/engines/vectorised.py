@@ -6,7 +6,6 @@ active are computed; lanes inside that width that are done are masked.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +25,7 @@ from sartor.engines.cpu.compiler import library
 from sartor.engines.cpu.traces import Traces, keep_freed_memory
 from sartor.engines.cpu.tuning import choose_chunk
 from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOperations
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 
 # The common message and the round belong to the run: they are not copied per client.
 PER_CLIENT = ClientContext._make((0, None, 0, 0, None, 0, 0, 0, 0))
@@ -94,12 +93,7 @@ class Vectorised:
             return mapped(*args)
         return self.traces.call(fn, mapped, *args)
 
-    def blocks(
-        self,
-        work: Callable[[Any], Any],
-        blocks: list[Any],
-        into: Any = (),  # unused, until round.py follows
-    ) -> list[Any]:
+    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Apply ``work`` to every block of lanes; on a CPU blocks run in parallel, one per core."""
         done: list[Any] = []
         wave = self.workers
@@ -122,14 +116,8 @@ class Vectorised:
                 self.traces.at_once = False
         return list(_pool(self.workers).map(work, blocks))
 
-    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """Return the seconds of some steps; the first number is 0, until round.py follows."""
-        began = time.perf_counter()
-        run()
-        return 0.0, time.perf_counter() - began
-
     def phase(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Run a phase on all lanes; returns the work and the number of steps each lane took."""
         work = self.clients(phase.enter, work, ctx)
@@ -137,7 +125,7 @@ class Vectorised:
         return self.clients(phase.leave, work, ctx), taken
 
     def steps(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
         if plan.steps.size == 1:
@@ -182,7 +170,7 @@ class Vectorised:
             self.calls[phase.name] = calls
 
     def _steps_alone(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of one lane without vmap, on plain autograd."""
         now, here = _drop(_drop(work)), _drop_context(_drop(ctx))

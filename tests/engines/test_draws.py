@@ -253,7 +253,7 @@ def test_engines_agree(called: list[str], monkeypatch: pytest.MonkeyPatch) -> No
     for chunk in (1, None):
         found = run(_bayes("vectorised", chunk))
         assert "normals" in called
-        assert found.rounds.engine.traces.made
+        assert found.context.engine.traces.made
         assert_same(outcome(found), wanted, atol=1e-10)
         called.clear()
 

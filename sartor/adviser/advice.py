@@ -15,7 +15,7 @@ from sartor.results.tables import Table, jsonable
 
 if TYPE_CHECKING:
     from sartor.adviser.verification import Verification
-    from sartor.training.settings import Progress
+    from sartor.training.progress import Progress
 
 Basis = Literal["theory", "trial"]
 

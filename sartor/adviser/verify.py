@@ -22,7 +22,8 @@ from sartor.engines import make_engine
 from sartor.results.result import Result
 from sartor.theory.exact_fits import fit_coupled, fit_each
 from sartor.training.fit import fit
-from sartor.training.settings import Progress, list_runs, make_task
+from sartor.training.progress import Progress
+from sartor.training.settings import list_runs, make_task
 from sartor.training.simulation import Simulation
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from sartor.network.transport import Transport
 from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.runs import RunFolder
-from sartor.training.settings import Progress
+from sartor.training.progress import Progress
 
 GRACE = 10.0
 """Seconds that clients have to come back to a server that was restarted."""

@@ -34,7 +34,7 @@ from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.runs import RunFolder
 from sartor.training.onboarding import newcomer_record
-from sartor.training.settings import Progress
+from sartor.training.progress import Progress
 
 
 class Reception(Coordinator):

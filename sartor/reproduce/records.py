@@ -10,7 +10,7 @@ what probes saw. A measure is a few words that name one number of it:
 | at 10 | pooled accuracy at round 10 |
 | loss | pooled loss, last evaluation |
 | ... pre, post, global | at that point; else the row's, else the method's own |
-| ... everyone | on the test samples of everybody |
+| ... everyone | on the test samples of all clients |
 | kib | KiB up and down per participant and round |
 | gradients | gradient evaluations per participant and round |
 | seconds | of a round, shared equally by the runs that trained together |

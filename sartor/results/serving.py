@@ -310,10 +310,10 @@ def attach(
         return Predictor(params, predicted, task.fixed)
 
     def newcomers(data: Any, run: int = 0, **settings: Any) -> Result:
-        from sartor.training.onboarding import onboard_by, restored
+        from sartor.training.onboarding import onboard, restored
 
         trained = restored(result, task_of(result, model), run, *read_server(run))
-        return onboard_by(trained, data, **settings)
+        return onboard(trained, data, **settings)
 
     result.give_models(network, newcomers, read_server)
 

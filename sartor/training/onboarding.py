@@ -1,9 +1,9 @@
 """Clients that join after training: the server stays as it is, and they get models by its rule.
 
-A newcomer receives the letters that the trained server would send (its own one by the method's
-``greet``), starts its kept state from the global model where there is one (else from the common
-initial model), and takes some rounds of the method's own local work. Nothing is uploaded, and
-nobody else's model changes. It is numbered after the clients that were there.
+A newcomer receives the messages that the trained server would send (its own one is the method's
+newcomer message), starts its kept state from the global model where there is one (else from the
+common initial model), and takes some rounds of the method's own local work. Nothing is uploaded,
+and no other model changes. Newcomers are numbered after the clients that trained.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.encoding import prepare
 from sartor.data.federation import Federation
+from sartor.engines import make_engine
 from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.results.serving import recipe_of, record_of
@@ -45,39 +46,24 @@ VAL = 0.2
 
 
 class Trained(NamedTuple):
-    """What newcomers meet: one run of a trained federation, without anybody's data.
-
-    Attributes:
-        method: the record.
-        task: the network and its loss.
-        server: its state.
-        server_ctx: what the server reads, at the end of training.
-        num_clients: how many there were.
-        past: the rounds behind them.
-        run: seed, hyper-parameters and options.
-        make_engine: arena -> engine.
-        device: where to compute.
-        dtype: of parameters.
-        facts: ``input_shape``, ``num_classes``, ``tokens`` and ``class_names`` of the data.
-        recipe: how samples become features, or None.
-    """
+    """What newcomers meet: one run of a trained federation, without the data of its clients."""
 
     method: Method
     task: Task
     server: Tree
-    server_ctx: ServerContext
+    server_ctx: ServerContext  # at the end of training
     num_clients: int
-    past: int
+    past: int  # rounds that were trained
     run: Run
     make_engine: Callable[..., Any]
     device: torch.device
     dtype: torch.dtype
-    facts: dict[str, Any]
-    recipe: Any
+    facts: dict[str, Any]  # input_shape, num_classes, tokens and class_names of the data
+    recipe: Any  # how samples become features, or None
 
 
 def onboard(
-    simulation: Simulation,
+    source: Simulation | Trained,
     newcomers: Data,
     *,
     rounds: int = 5,
@@ -88,7 +74,7 @@ def onboard(
     """Give newcomers their models.
 
     Args:
-        simulation: a trained federation.
+        source: a trained federation, or what one left for newcomers.
         newcomers: their data: a federation, or the pair (x, y) of one client.
         rounds: rounds of the method's local work on the newcomers; 0 takes what the server sends.
         finetune_epochs: passes of plain fine-tuning after that; the way for methods that would give
@@ -99,89 +85,7 @@ def onboard(
     Returns:
         a Result whose clients are the newcomers: models, and scores on their test samples.
     """
-    return onboard_by(
-        trained(simulation, run),
-        newcomers,
-        rounds=rounds,
-        finetune_epochs=finetune_epochs,
-        test=test,
-    )
-
-
-def trained(simulation: Simulation, run: int = 0) -> Trained:
-    """Take from a simulation what newcomers meet."""
-    server, _ = simulation.deployed()
-    everybody, past = simulation.rounds.everybody, simulation.round_index
-    server_ctx = simulation.rounds.server_ctx(
-        "evaluate", past, everybody, np.ones_like(everybody, dtype=bool)
-    )
-    known = simulation.federations[run]
-    return Trained(
-        simulation.method,
-        simulation.task,
-        tree.map(lambda leaf: leaf[run], server),
-        ServerContext(*(tree.map(lambda leaf: leaf[run], part) for part in server_ctx)),
-        simulation.rounds.arena.num_clients,
-        past,
-        simulation.runs[run],
-        simulation.make_engine,
-        simulation.rounds.arena.device,
-        simulation.dtype,
-        *_data_facts(known),
-    )
-
-
-def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
-    """Return what newcomers' data must fit; nothing where the data is elsewhere."""
-    if not isinstance(known, Federation):
-        return {}, None
-    facts = {
-        "input_shape": known.input_shape,
-        "num_classes": known.num_classes,
-        "tokens": not known.x.is_floating_point(),
-        "class_names": known.info.get("class_names", []),
-    }
-    return facts, known.info.get("preprocessing")
-
-
-def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
-    """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
-    return (
-        {"server": found.server, "hub": found.server_ctx._asdict()},
-        {"clients": found.num_clients, "past": found.past},
-    )
-
-
-def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
-    """Return what newcomers meet from what :func:`packed` wrote and a result's settings."""
-    from sartor.engines import make_engine
-
-    about = dict(result.config["rebuild"])
-    return Trained(
-        record_of(result, task, run),
-        task,
-        state["server"],
-        ServerContext(**state["hub"]),
-        int(facts["clients"]),
-        int(facts["past"]),
-        result.runs[run],
-        lambda arena: make_engine("auto", arena, None, task),
-        torch.device("cpu"),
-        getattr(torch, str(result.config["dtype"])),
-        about | {"input_shape": tuple(about["input_shape"])},
-        recipe_of(result, run),
-    )
-
-
-def onboard_by(
-    known: Trained,
-    newcomers: Data,
-    *,
-    rounds: int = 5,
-    finetune_epochs: int = 0,
-    test: float = 0.25,
-) -> Result:
-    """Give newcomers their models by what a trained federation left; see :func:`onboard`."""
+    known = source if isinstance(source, Trained) else trained(source, run)
     record = record_for(known)
     federation = _federation(newcomers, test, known, _needs_validation(record))
     if finetune_epochs:
@@ -208,18 +112,78 @@ def onboard_by(
         again.score_start()
     while not again.finished:
         again.step()
-    about: dict[str, Any] = {"newcomers of": known.method.name, "rounds": rounds}
-    about |= {
-        "task": known.task.measured_as,
-        "rebuild": known.facts | _for_newcomers(known, chosen.seed),
+    # Newcomers are prepared like the clients that trained.
+    recipes = {} if known.recipe is None else {str(chosen.seed): known.recipe}
+    return again.result(
+        {
+            "newcomers of": known.method.name,
+            "rounds": rounds,
+            "task": known.task.measured_as,
+            "rebuild": known.facts | {"preprocessing": recipes},
+        }
+    )
+
+
+def trained(simulation: Simulation, run: int = 0) -> Trained:
+    """Take from a simulation what newcomers meet."""
+    server, _ = simulation.deployed()
+    everybody, past = simulation.rounds.everybody, simulation.round_index
+    server_ctx = simulation.rounds.server_ctx(
+        "evaluate", past, everybody, np.ones_like(everybody, dtype=bool)
+    )
+    return Trained(
+        simulation.method,
+        simulation.task,
+        tree.map(lambda leaf: leaf[run], server),
+        ServerContext(*(tree.map(lambda leaf: leaf[run], part) for part in server_ctx)),
+        simulation.rounds.arena.num_clients,
+        past,
+        simulation.runs[run],
+        simulation.make_engine,
+        simulation.rounds.arena.device,
+        simulation.dtype,
+        *_data_facts(simulation.federations[run]),
+    )
+
+
+def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
+    """Return what newcomers' data must fit; nothing where the data is elsewhere."""
+    if not isinstance(known, Federation):
+        return {}, None
+    facts = {
+        "input_shape": known.input_shape,
+        "num_classes": known.num_classes,
+        "tokens": not known.x.is_floating_point(),
+        "class_names": known.info.get("class_names", []),
     }
-    return again.result(about)
+    return facts, known.info.get("preprocessing")
 
 
-def _for_newcomers(known: Trained, seed: int) -> dict[str, Any]:
-    """Return what differs in the facts of newcomers: they are prepared like everybody else."""
-    recipes = {} if known.recipe is None else {str(seed): known.recipe}
-    return {"preprocessing": recipes}
+def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
+    """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
+    return (
+        {"server": found.server, "hub": found.server_ctx._asdict()},
+        {"clients": found.num_clients, "past": found.past},
+    )
+
+
+def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
+    """Return what newcomers meet from what :func:`packed` wrote and a result's settings."""
+    about = dict(result.config["rebuild"])
+    return Trained(
+        record_of(result, task, run),
+        task,
+        state["server"],
+        ServerContext(**state["hub"]),
+        int(facts["clients"]),
+        int(facts["past"]),
+        result.runs[run],
+        lambda arena: make_engine("auto", arena, None, task),
+        torch.device("cpu"),
+        getattr(torch, str(result.config["dtype"])),
+        about | {"input_shape": tuple(about["input_shape"])},
+        recipe_of(result, run),
+    )
 
 
 def _needs_validation(record: Method) -> bool:
@@ -345,10 +309,7 @@ def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
         )
 
     def finish(given: Method) -> Callable[[Tree, Tree, ClientContext], tuple[Tree, Tree]]:
-        return lambda client, work, ctx: (
-            given.finish(client, work, _later(ctx, num, past))[0],
-            {},
-        )
+        return lambda *args: (seen(given.finish)(*args)[0], {})
 
     def meets(given: Method) -> Method:
         look = given.show.client
@@ -377,5 +338,5 @@ def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
 
 
 def _later(ctx: ClientContext, num: int, past: int) -> ClientContext:
-    """Number a newcomer after the known clients, and go on counting rounds."""
+    """Number a newcomer after the known clients, and count rounds after theirs."""
     return ctx._replace(index=ctx.index + num, round=ctx.round + past)

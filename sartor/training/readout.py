@@ -1,4 +1,4 @@
-"""What a simulation tells: a line of progress after a round, and the result at the end."""
+"""What a simulation reports: its progress after a round, and the result at the end."""
 
 from __future__ import annotations
 

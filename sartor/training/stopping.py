@@ -2,9 +2,9 @@
 
 A run stops when its measure on the validation samples of all clients, at the method's headline
 point, has not improved by more than ``min_delta`` for ``patience`` evaluations in a row. Every run
-of a sweep has its own verdict. All runs train in one pass, so the pass goes on until the last has
-stopped, but what a stopped run left behind is put aside in the round of its verdict and put back at
-the end: its row is the one that it would have alone.
+of a sweep has its own verdict. All runs train in one pass, which lasts until the last has stopped;
+the state of a run that stopped is put aside in the round of its verdict and put back at the end, so
+that its row is the one that it would have alone.
 
 | what | of a run that stopped after s rounds |
 |---|---|
@@ -81,7 +81,7 @@ class Watch:
 
     Attributes:
         best: (runs,) the best value, as a loss.
-        best_round: (runs,) after how many rounds it was seen; −1 before the first evaluation.
+        best_round: (runs,) after how many rounds it was reached; −1 before the first evaluation.
         waited: (runs,) evaluations since then.
         stopped: (runs,) the rounds after which the run stopped, or −1.
         kept: the states that were put aside, (runs, ...) each, or None.
@@ -169,23 +169,23 @@ def watch_over(rule: EarlyStopping, runs: int, splits: Sequence[str], task: Task
         task: what is learned.
 
     Raises:
-        ConfigError: there is nothing to look at.
+        ConfigError: there is nothing to judge by.
     """
     if "val" not in splits:
         raise ConfigError(
-            "Early stopping looks at validation data, but no client has any; hold some out, "
+            "Early stopping needs validation data, but no client has any; hold some out, "
             "for example with val=0.2 when the federation is made."
         )
     if rule.measure == "accuracy" and task.is_correct is never:
         raise ConfigError(
-            "There is no right or wrong in this task, so early stopping cannot look at its "
+            "There is no right or wrong in this task, so early stopping cannot judge by its "
             "accuracy; use EarlyStopping(measure='loss')."
         )
     return Watch(rule, runs)
 
 
 def settle(simulation: Simulation) -> None:
-    """Put back what was put aside, and end the books of each run where it ended; only once."""
+    """Put back the states that were put aside, and end the log of each run; only once."""
     watch = simulation.watch
     if watch is None or watch.settled:
         return
@@ -215,7 +215,7 @@ def _end_log(simulation: Simulation, run: int, last: int, used: int) -> None:
     log = simulation.log
     for name, series in log.history.items():
         point = name.split("/")[0]
-        times = [t + (point == "post") for t in log.when[point]]  # rounds behind an entry
+        times = [t + (point == "post") for t in log.when[point]]  # rounds before an entry
         for values in series.values():
             source = values[times.index(used)][run].copy()
             for k, t in enumerate(times):

@@ -1,7 +1,6 @@
 """Progress: a live bar on a terminal or in a notebook, plain lines on stderr elsewhere.
 
-All show the round, the accuracy (or error), the bytes sent so far and the time left, and all are a
-`sartor.training.settings.Progress`: they have the calls ``start``, ``update`` and ``stop``.
+All show the round, the accuracy (or error), the bytes sent so far and the time left.
 """
 
 from __future__ import annotations
@@ -12,20 +11,39 @@ import math
 import sys
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from sartor.results.headline import SHARES
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def reporter(*, plain: bool) -> PlainLines | NotebookBar | LiveBar:
+
+class Progress(Protocol):
+    """What shows how far a long training is."""
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin a run of ``total_rounds`` rounds."""
+
+    def update(self, round_index: int, info: dict[str, Any]) -> None:
+        """Show round ``round_index``, from 0: its measure and value, bytes, seconds, runs."""
+
+    def stop(self) -> None:
+        """End, also after an error."""
+
+
+def reporter(*, plain: bool) -> Progress:
     """Return the reporter for this place: live where it can be, unless ``plain`` is asked for."""
     if not plain and in_notebook():
         return NotebookBar()
     return PlainLines() if plain or not sys.stderr.isatty() else LiveBar()
+
+
+def shown(progress: Progress | bool | None) -> Progress | None:
+    """Return what shows progress; True takes what suits a terminal, a notebook or a file."""
+    return reporter(plain=False) if progress is True else progress or None
 
 
 def in_notebook() -> bool:
@@ -72,7 +90,7 @@ class PlainLines:
         self.first, self.began, self.known = None, time.monotonic(), {}
 
     def update(self, round_index: int, info: Mapping[str, Any]) -> None:
-        """Tell that round ``round_index`` (from 0) is done."""
+        """Show round ``round_index``, counted from 0."""
         first = round_index if self.first is None else self.first
         self.known.update({k: v for k, v in info.items() if v is not None})
         done, every = round_index + 1, max(1, self.total // self.lines)
@@ -106,7 +124,7 @@ class NotebookBar:
         self.handle = shown.display(self.html(self._line(0, "starting")), display_id=True)
 
     def update(self, round_index: int, info: Mapping[str, Any]) -> None:
-        """Tell that round ``round_index`` (from 0) is done."""
+        """Show round ``round_index``, counted from 0."""
         if self.handle is not None:
             self.handle.update(self.html(self._line(round_index + 1, in_words(info))))
 
@@ -125,27 +143,30 @@ class LiveBar:
     """One bar a method, redrawn in place."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self.console = console or Console(stderr=True)
-        self.bar: Progress | None = None
-        self.task = TaskID(0)
+        self.console = console
+        self.bar: Any = None
+        self.task: Any = None
         self.known: dict[str, Any] = {}
 
     def start(self, total_rounds: int, description: str) -> None:
         """Begin a run of ``total_rounds`` rounds."""
-        self.bar = Progress(
-            TextColumn("{task.description:<10}"),
-            BarColumn(bar_width=24),
-            TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
-            TextColumn("{task.fields[words]}"),
-            TimeRemainingColumn(elapsed_when_finished=True),
-            console=self.console,
+        from rich import progress  # here, so that training without a terminal does not need it
+        from rich.console import Console
+
+        self.bar = progress.Progress(
+            progress.TextColumn("{task.description:<10}"),
+            progress.BarColumn(bar_width=24),
+            progress.TextColumn("round {task.completed:.0f}/{task.total:.0f}"),
+            progress.TextColumn("{task.fields[words]}"),
+            progress.TimeRemainingColumn(elapsed_when_finished=True),
+            console=self.console or Console(stderr=True),
         )
         self.bar.start()
         self.known = {}
         self.task = self.bar.add_task(description, total=total_rounds, words="starting")
 
     def update(self, round_index: int, info: Mapping[str, Any]) -> None:
-        """Tell that round ``round_index`` (from 0) is done."""
+        """Show round ``round_index``, counted from 0."""
         if self.bar is None:
             return
         self.known.update({k: v for k, v in info.items() if v is not None})

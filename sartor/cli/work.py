@@ -262,7 +262,7 @@ def stored_experiment(out: Path) -> Experiment:
         what = "is not the folder of a command" if out.is_dir() else "does not exist"
         if (out / "advice.json").is_file():
             raise RunFolderError(
-                f"{out} holds an advice, so there is no training to resume; sartor report shows how "
+                f"{out} holds an advice, so there is nothing to resume; sartor report shows how "
                 "to carry it out."
             )
         raise RunFolderError(

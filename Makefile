@@ -4,7 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test lint format tests slow bench test-network docs package clean
+.PHONY: help demo test lint format tests slow bench test-network test-newest same-numbers gpu-laws
+.PHONY: docs package hooks clean
 
 help:
 	@echo "make demo    four methods side by side on real digits, with a report (under a minute)"
@@ -12,12 +13,17 @@ help:
 	@echo "make tests   the tests alone"
 	@echo "make slow    the tests that make test leaves out for their length"
 	@echo "make test-network  federations of real processes, and every fault (installs nvflare)"
+	@echo "make test-newest   the core tests with the newest torch that installs, in .venv-newest"
+	@echo "make same-numbers  all methods and options against the recorded results of 0.1.0"
+	@echo "make gpu-laws      all methods on a CUDA device against the reference engine, in float64;"
+	@echo "             writes docs/gpu-laws.md"
 	@echo "make bench   seconds a round: Sartor against a plain loop, every method against FedAvg;"
 	@echo "             a page in .bench/report.html, with the history of earlier runs"
 	@echo "make docs    the documentation as a site, in site/; a broken link fails"
 	@echo "make package the wheel and the source archive, in dist/; the wheel is tried in an empty environment"
 	@echo "make lint    ruff, format check and mypy alone"
-	@echo "make format  let ruff mend what it can"
+	@echo "make format  let ruff fix what it can"
+	@echo "make hooks   check every commit before it is made (pre-commit)"
 	@echo "make clean   remove .venv and caches (run folders stay)"
 
 $(STAMP): pyproject.toml constraints.txt
@@ -56,6 +62,27 @@ test-network: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[network]'
 	$(BIN)/python -m pytest -q -m network -n 0 tests/network
 
+# The newest torch brings gigabytes of GPU packages along, so this has an environment of its own.
+# Warnings are no errors here: torch's own deprecations come first to those who try it first.
+NEWEST := .venv-newest
+test-newest:
+	$(PYTHON) -m venv $(NEWEST)
+	grep -v '^torch==' constraints.txt > $(NEWEST)/constraints.txt
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade torch
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check \
+	  -c $(NEWEST)/constraints.txt -e '.[data,dev,figures]'
+	$(NEWEST)/bin/python -m pytest -q -W default tests/core tests/engines tests/compose
+
+same-numbers: $(STAMP)
+	$(BIN)/python -m bench.same_numbers --against bench/same_numbers-0.1.0.json --jobs 2
+
+gpu-laws:
+	$(PYTHON) -m bench.gpu_laws --page docs/gpu-laws.md
+
+hooks: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check pre-commit
+	$(BIN)/pre-commit install --hook-type pre-commit --hook-type commit-msg
+
 docs: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
 	$(BIN)/python -m docs.generate
@@ -72,5 +99,5 @@ package: $(STAMP)
 	@build/try/bin/python -m pip list
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
+	rm -rf $(VENV) $(NEWEST) .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist site
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

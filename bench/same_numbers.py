@@ -16,6 +16,10 @@ A digest is SHA-256, cut to 16 hexadecimal digits, over the bytes of
 * the final model of every client in every run;
 * the snapshots (mixing weights, choices), and in which round a run stopped or diverged.
 
+Where the library itself chooses the engine (a trial of the adviser, newcomers of a loaded run) it
+measures how many lanes to train at once, so the last bits depend on how busy the machine is. Such
+numbers are recorded under names that begin with ``about_`` and may differ by 1e-6 of themselves.
+
 A refusal (an error of the library) is recorded by the name of its class. Only the top level of
 ``sartor`` is imported, so that the same file runs before and after modules move.
 
@@ -273,7 +277,7 @@ def _numbers_of(facts: Any) -> Any:
     return facts and {k: v for k, v in facts.items() if not isinstance(v, str)}
 
 
-def _content(result: Any) -> dict[str, Any]:
+def content_of(result: Any) -> dict[str, Any]:
     """Return every number of a result that training determines."""
     runs, clients = range(len(result.runs)), range(len(result.clients))
     return {
@@ -291,7 +295,7 @@ def _content(result: Any) -> dict[str, Any]:
 
 def of_result(result: Any, *more: Any) -> Entry:
     """Return the entry of a result, with more content where a configuration has some."""
-    content = _content(result)
+    content = content_of(result)
     ledger, test = content["ledger"], result.scores[result.headline, "test"]
     leaves = [leaf for run in content["models"] for model in run for leaf in model.values()]
     return _entry(
@@ -336,10 +340,17 @@ NARROW = {**REFERENCE, "dtype": "float32"}
 
 @dataclass(frozen=True)
 class Configuration:
-    """A name, and what makes its entry."""
+    """A name, what makes its entry, and its training where other settings make sense.
+
+    Attributes:
+        name: group, method and what is special.
+        work: trains and returns the entry.
+        train: trains with other settings on top, such as another engine; returns the result.
+    """
 
     name: str
     work: Callable[[], Entry]
+    train: Callable[..., Any] | None = None
 
 
 def fitted(method: str, data: Any = None, net: Any = None, **settings: Any) -> Any:
@@ -355,7 +366,10 @@ def _plain_net(method: str) -> Callable[..., nn.Module]:
 
 
 def _fit(name: str, method: str, *data: Any, **settings: Any) -> Configuration:
-    return Configuration(name, lambda: of_result(fitted(method, *data, **settings)))
+    def train(**other: Any) -> Any:
+        return fitted(method, *data, **{**settings, **other})
+
+    return Configuration(name, lambda: of_result(train()), train)
 
 
 def _words(values: Mapping[str, Any]) -> str:
@@ -701,7 +715,7 @@ def _compared(names: str, **settings: Any) -> Entry:
     torch.manual_seed(0)
     given = {**REFERENCE, "rounds": 2, **settings}
     found = sartor.compare(names, classes(), model=Net(), **given)
-    results = [_content(found[name]) for name in found]
+    results = [content_of(found[name]) for name in found]
     hurt = [found.hurt(name) for name in found]
     return _entry([list(found), results, hurt], methods=len(found))
 
@@ -735,8 +749,9 @@ def _resumed(method: str, **settings: Any) -> Entry:
         else:
             raise RuntimeError("the run was not interrupted")
         loaded = sartor.load(first, model=_plain_net(method)())
-        joined = loaded.onboard(newcomers(), rounds=1)
-        return of_result(resumed, [_content(result) for result in (stopped, loaded, joined)])
+        joined = of_result(loaded.onboard(newcomers(), rounds=1))
+        entry = of_result(resumed, [content_of(result) for result in (stopped, loaded)])
+        return {**entry, "about_loss": joined["loss"], "about_weights": joined["weights"]}
 
 
 class _Study:
@@ -816,15 +831,20 @@ def _advised(verify: bool, data: Federation, **settings: Any) -> Entry:
     found = sartor.advise(data, device="cpu", draws=4, **settings)
     plan = found.plan
     numbers = [] if plan is None else [getattr(plan, f.name) for f in dataclasses.fields(plan)]
-    content = [
-        [found.basis, found.strategy, found.prox_strength, found.pulls, found.errors],
-        [found.rules, found.constants, found.held_out, found.asked, numbers],
-        [[getattr(client, name) for name in CLIENT_NUMBERS] for client in found.clients],
-    ]
+    content = [found.basis, found.strategy, found.prox_strength, found.pulls, found.asked]
+    clients = [[getattr(client, name) for name in CLIENT_NUMBERS] for client in found.clients]
+    rest = [found.errors, found.rules, found.constants, found.held_out, numbers, clients]
+    near = {"about_trial": _size(rest)} if found.basis == "trial" else {}
     if verify:
-        facts = found.verify().to_dict()
-        content.append(sorted(_plain_numbers(facts)))
-    return _entry(content, prox_strength=found.prox_strength, error=float(np.mean(found.errors)))
+        near["about_verified"] = _size(found.verify().to_dict())
+    exact = [content, *([] if found.basis == "trial" else rest)]
+    return _entry(exact, prox_strength=found.prox_strength, **near)
+
+
+def _size(value: Any) -> float:
+    """Return the sum of log(1 + |v|) over all finite numbers v, so that small ones count too."""
+    finite = (number for number in _plain_numbers(value) if math.isfinite(number))
+    return math.fsum(math.log1p(abs(number)) for number in finite)
 
 
 def _plain_numbers(value: Any) -> Iterator[float]:
@@ -988,17 +1008,21 @@ def measure_all(names: Sequence[str], jobs: int) -> dict[str, Entry]:
     return {name: found[name] for name in names}
 
 
-def difference(one: Entry, other: Entry) -> tuple[float, str]:
-    """Return the largest relative difference of the readable numbers, and which number it is."""
-    largest, where = 0.0, "no number that is recorded"
-    for name in one.keys() & other.keys() - {"digest", "refused", "failed"}:
-        a, b = one[name], other[name]
-        if a == b:
-            continue
-        gap = math.inf if a is None or b is None else abs(a - b) / max(abs(a), abs(b))
-        if gap >= largest:
-            largest, where = gap, name
-    return largest, where
+NEAR = 1e-6
+"""How far numbers that depend on measured times may differ, of themselves."""
+
+
+def differences(one: Entry, other: Entry) -> dict[str, float]:
+    """Return what differs: the field, and by how much of itself; infinity if it is no number."""
+    found = {}
+    for name in sorted(one.keys() | other.keys()):
+        a, b = one.get(name), other.get(name)
+        gap = math.inf
+        if isinstance(a, int | float) and isinstance(b, int | float) and a != b:
+            gap = abs(a - b) / max(abs(a), abs(b))
+        if a != b and not (name.startswith("about_") and gap <= NEAR):
+            found[name] = gap
+    return found
 
 
 FIELDS = ("digest", "accuracy", "loss", "weights", "bytes", "gradients")
@@ -1030,25 +1054,27 @@ def compare(old: Mapping[str, Entry], new: Mapping[str, Entry]) -> int:
     """Print what is equal and what differs; return the number of configurations that differ."""
     missing = [name for name in old if name not in new]
     added = [name for name in new if name not in old]
-    changed = [name for name in old if name in new and old[name] != new[name]]
-    gaps = {name: difference(old[name], new[name]) for name in changed}
-    for name in sorted(changed, key=lambda name: -gaps[name][0]):
-        gap, where = gaps[name]
+    all_gaps = {name: differences(old[name], new[name]) for name in old if name in new}
+    changed = {name: gaps for name, gaps in all_gaps.items() if gaps}
+    largest = 0.0
+    for name, gaps in changed.items():
         stories = [e.get("refused") or e.get("failed") for e in (old[name], new[name])]
         if any(stories):
             print(f"differs: {name}: {stories[0] or 'trained'} -> {stories[1] or 'trained'}")
-        else:
-            print(f"differs: {name}: by {gap:.1e} of itself in {where}")
+            continue
+        shown = {field: gap for field, gap in gaps.items() if field != "digest"}
+        largest = max([largest, *shown.values()])
+        words = ", ".join(f"{field} by {gap:.1e} of itself" for field, gap in shown.items())
+        print(f"differs: {name}: {words or 'the digest, but no number that is recorded'}")
     for words, names in (("missing", missing), ("new", added)):
         for name in names:
             print(f"{words}: {name}")
     groups = dict.fromkeys(name.split("/")[0] for name in old)
     for group in groups:
         mine = [name for name in old if name.split("/")[0] == group]
-        equal = sum(name in new and name not in gaps for name in mine)
+        equal = sum(name in new and name not in changed for name in mine)
         print(f"{group}: {equal} of {len(mine)} equal")
     equal = len(old) - len(changed) - len(missing)
-    largest = max((gap for gap, _ in gaps.values()), default=0.0)
     print(
         f"{equal} equal, {len(changed)} different, {len(missing)} missing, {len(added)} new; "
         f"largest relative difference {largest:.1e}"

@@ -7,6 +7,7 @@ from sartor._version import __version__
 from sartor.adviser import Advice, advise
 from sartor.core.local import Local
 from sartor.data.federation import Federation
+from sartor.engines.cpu.acceleration import accelerate
 from sartor.results.comparison import Comparison
 from sartor.results.result import Result
 from sartor.results.serving import Prediction, load
@@ -27,6 +28,7 @@ __all__ = [
     "Result",
     "Search",
     "__version__",
+    "accelerate",
     "advise",
     "compare",
     "fit",

@@ -28,8 +28,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: the words after the program's name; those of this process if None.
     """
+    from sartor.engines.cpu.acceleration import accelerate
     from sartor.engines.shard import processes
 
+    accelerate()  # the process is the command's own
     words = list(sys.argv[1:] if argv is None else argv)
     if processes.place()[1] > 1 and not SHARDED.intersection(words[:1]):
         if not processes.is_first():

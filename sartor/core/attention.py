@@ -13,14 +13,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
+from torch.backends import cuda
 
 _LOCK = threading.Lock()
 _BEFORE: list[bool] = []  # what the switches were before the first of the calls under way
 _UNDER_WAY = [0]
 _SWITCHES: tuple[tuple[Callable[[], bool], Callable[[bool], None]], ...] = (
-    (torch._C._get_flash_sdp_enabled, torch._C._set_sdp_use_flash),
-    (torch._C._get_mem_efficient_sdp_enabled, torch._C._set_sdp_use_mem_efficient),
-    (torch._C._get_cudnn_sdp_enabled, torch._C._set_sdp_use_cudnn),
+    (cuda.flash_sdp_enabled, cuda.enable_flash_sdp),
+    (cuda.mem_efficient_sdp_enabled, cuda.enable_mem_efficient_sdp),
+    (cuda.cudnn_sdp_enabled, cuda.enable_cudnn_sdp),
     (torch.backends.mha.get_fastpath_enabled, torch.backends.mha.set_fastpath_enabled),
 )
 

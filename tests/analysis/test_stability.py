@@ -475,7 +475,7 @@ def test_what_cannot_be_measured_is_refused() -> None:
 
 def test_the_examples_of_the_documentation_run(capsys: pytest.CaptureFixture[str]) -> None:
     """Every Python block of docs/stability.md; FedAvg is steadier than LocalTrain there."""
-    page = (Path(__file__).parents[1] / "docs" / "stability.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "stability.md").read_text("utf-8")
     blocks = re.findall(r"```python\n(.*?)```", page, re.S)
     assert len(blocks) == 2
     for block in blocks:

@@ -388,7 +388,7 @@ def test_resuming_and_the_run_folder(tmp_path: Path) -> None:
     read = RunFolder.open(tmp_path / "r").read_result()
     assert straight.ended_with() == again.ended_with() == read.ended_with()
     assert straight.accuracy == again.accuracy == read.accuracy
-    model, x = again.use.model(0), fed.x[:7].float()
+    model, x = again.model(0), fed.x[:7].float()
     torch.testing.assert_close(model(x), straight.model(0)(x), rtol=0, atol=0)
 
 

@@ -81,7 +81,7 @@ def test_every_engine_trains_it_alike(
         found = sartor.fit(method, federation, chunk=chunk, **common)
         for client in federation.names:
             leaves = zip(
-                found.model(client).parameters(), plain.use.model(client).parameters(), strict=True
+                found.model(client).parameters(), plain.model(client).parameters(), strict=True
             )
             for a, b in leaves:
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)

@@ -142,7 +142,7 @@ def test_a_first_state_that_is_learned() -> None:
         "dtype": "float64",
     }
     plain = sartor.fit("per-fedavg", fed, engine="sequential", **common)
-    one = plain.use.model(0)
+    one = plain.model(0)
     assert not torch.equal(one.first.detach().float(), before["first"])
     for chunk in (1, 3):
         other = sartor.fit("per-fedavg", fed, chunk=chunk, **common).model(0)
@@ -210,14 +210,14 @@ def test_every_engine_trains_it_alike_and_gives_it_back(kind: str) -> None:
     for chunk in (1, 3):
         other = sartor.fit("ditto", fed, chunk=chunk, **common)
         for client in fed.names:
-            model = other.use.model(client)
+            model = other.model(client)
             assert type(model.layer) is type(KINDS[kind](1, 1))
-            leaves = zip(model.parameters(), plain.use.model(client).parameters(), strict=True)
+            leaves = zip(model.parameters(), plain.model(client).parameters(), strict=True)
             for a, b in leaves:
                 torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
     rows = fed.test.of(0)
-    scores = plain.use.model(fed.names[0])(fed.x[rows].double()).softmax(1)
-    found = plain.use.predict(fed.names[0], fed.x[rows].numpy())
+    scores = plain.model(fed.names[0])(fed.x[rows].double()).softmax(1)
+    found = plain.predict(fed.names[0], fed.x[rows].numpy())
     torch.testing.assert_close(torch.from_numpy(found.scores), scores, check_dtype=False)
 
 

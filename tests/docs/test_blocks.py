@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 from torch.utils.data import TensorDataset
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 
 
 class Tweets:

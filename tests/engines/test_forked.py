@@ -263,8 +263,8 @@ def test_reasons_not_to_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     for thread in (*idle, other):
         thread.join()
     with monkeypatch.context() as patch:
-        patch.setenv("SARTOR_FORK", "0")
-        assert "SARTOR_FORK" in str(why_not())
+        patch.setenv("SARTOR_ACCELERATE", "compile")
+        assert "sartor.accelerate" in str(why_not())
     with monkeypatch.context() as patch:
         patch.setattr(forked, "_has_gpu", lambda: True)
         assert "GPU" in str(why_not())
@@ -331,7 +331,7 @@ def test_runs_are_the_same_to_the_bit(
     """
 
     def found(switch: str) -> Any:
-        monkeypatch.setenv("SARTOR_FORK", switch)
+        monkeypatch.setenv("SARTOR_ACCELERATE", {"0": "compile", "1": "all"}[switch])
         task = net_task()
         sim = simulation(
             build(name, task, Local(epochs=2, batch=3, lr=0.1), {}),

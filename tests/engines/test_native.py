@@ -267,7 +267,6 @@ def test_a_batch_that_fills_no_vector_is_refused_by_the_operator() -> None:
 @pytest.mark.parametrize(
     ("setting", "said"),
     [
-        ({"SARTOR_NATIVE": "0"}, "switched off"),
         ({"CXX": "/no/such/compiler"}, "/no/such/compiler failed"),
         ({"CXX": "false"}, "false failed"),
     ],
@@ -280,6 +279,18 @@ def test_without_a_compiler_the_reason_is_reported(
     library, status = cpp._found.__wrapped__()
     assert library is None
     assert said in status
+
+
+def test_nothing_is_compiled_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler is not even looked for."""
+    monkeypatch.setenv("SARTOR_ACCELERATE", "fork")
+    monkeypatch.setattr(cpp, "_found", _never)
+    assert cpp.library() is None
+    assert "sartor.accelerate" in cpp.status()
+
+
+def _never() -> Any:
+    raise AssertionError("this must not be called")
 
 
 @compiled

@@ -206,7 +206,7 @@ def test_a_run_is_that_of_the_reference_engine(method: str, chunk: int, called: 
     assert {"recurrence", "recurrence_gradient"} <= set(called)
     for client in fed.names:
         for a, b in zip(
-            found.model(client).parameters(), plain.use.model(client).parameters(), strict=True
+            found.model(client).parameters(), plain.model(client).parameters(), strict=True
         ):
             torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
 

@@ -238,7 +238,8 @@ def test_rounds_that_are_rehearsed_are_chosen_for_once(
     forks: str, cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A later process works in the same blocks; in threads another choice may be right."""
-    monkeypatch.setenv("SARTOR_FORK", forks)
+    words = {"0": "compile", "1": "all"}
+    monkeypatch.setenv("SARTOR_ACCELERATE", words[forks])
     monkeypatch.setattr(tuning, "_LONG", -1.0)
 
     def lanes() -> int | None:
@@ -259,7 +260,7 @@ def test_rounds_that_are_rehearsed_are_chosen_for_once(
         patch.setattr(tuning, "_measured", _never)
         assert lanes() == chosen
     _later()
-    monkeypatch.setenv("SARTOR_FORK", "1" if forks == "0" else "0")
+    monkeypatch.setenv("SARTOR_ACCELERATE", words["1" if forks == "0" else "0"])
     lanes()
     assert len(json.loads(cache.read_text())) == 2
 

@@ -200,10 +200,10 @@ def test_a_stored_result_needs_the_network_with_the_same_constants(tmp_path) -> 
     result = sartor.fit("ditto", fed, model=net, rounds=2, local=LOCAL, out=out)
     answer = result.predict("c1", fed.x[:5]).scores
     again = sartor.load(out, model=pretrained(Trained(), train=["fc"]))
-    np.testing.assert_allclose(again.use.predict("c1", fed.x[:5]).scores, answer, atol=1e-6)
+    np.testing.assert_allclose(again.predict("c1", fed.x[:5]).scores, answer, atol=1e-6)
     saved = result.save(tmp_path / "saved")
     again = sartor.load(saved, model=net)
-    np.testing.assert_allclose(again.use.predict("c1", fed.x[:5]).scores, answer, atol=1e-6)
+    np.testing.assert_allclose(again.predict("c1", fed.x[:5]).scores, answer, atol=1e-6)
     for other in (pretrained(Trained(seed=1), train=["fc"]), pretrained(Trained())):
         with pytest.raises(ModelError, match="not those that it was trained with"):
             sartor.load(out, model=other).predict("c1", fed.x[:5])
@@ -324,7 +324,7 @@ def test_features_keep_the_unit_of_a_target() -> None:
     np.testing.assert_allclose(
         other.scores[("pre", "test")].loss, one.scores[("pre", "test")].loss, rtol=1e-4
     )
-    answers = other.use.predict(0, heads.x[:3].numpy()).labels
+    answers = other.predict(0, heads.x[:3].numpy()).labels
     assert 300 < float(np.mean(answers)) < 1700
 
 
@@ -378,7 +378,7 @@ def test_a_loaded_network_is_checked_as_a_trained_one(tmp_path) -> None:
     with pytest.raises(ModelError, match=r"\.eval\(\)"):
         sartor.load(tmp_path / "run", model=net).predict("c0", fed.x[:3])
     again = sartor.load(tmp_path / "run", model=net.eval())
-    assert len(again.use.predict("c0", fed.x[:3]).scores) == 3
+    assert len(again.predict("c0", fed.x[:3]).scores) == 3
 
 
 @pytest.mark.parametrize("method", ["dbe", "fedproto", "fedgh", "fedrod"])

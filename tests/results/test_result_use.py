@@ -137,7 +137,7 @@ def test_models_of_every_kind_survive(method, federation, tmp_path):
     """Mixtures, generated models and plain ones come back, and newcomers still get theirs."""
     made = sartor.fit(method, federation, rounds=1)
     back = sartor.load(made.save(tmp_path / method))
-    assert np.array_equal(made.use.predict(1, NEW).scores, back.predict(1, NEW).scores)
+    assert np.array_equal(made.predict(1, NEW).scores, back.predict(1, NEW).scores)
 
 
 def test_a_run_folder_is_a_saved_result(federation, tmp_path):
@@ -146,7 +146,7 @@ def test_a_run_folder_is_a_saved_result(federation, tmp_path):
     back = sartor.load(tmp_path / "run")
     again = sartor.load(back.save(tmp_path / "copy"))
     for one in (back, again):
-        assert np.array_equal(one.predict(0, NEW).scores, made.use.predict(0, NEW).scores)
+        assert np.array_equal(one.predict(0, NEW).scores, made.predict(0, NEW).scores)
     with pytest.raises(RunFolderError, match="headline point"):
         back.model(0, point="post")
 
@@ -160,7 +160,7 @@ def test_a_network_of_ones_own_is_given_to_load(federation, tmp_path):
         sartor.load(tmp_path / "own").predict(0, NEW)
     fresh = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
     back = sartor.load(tmp_path / "own", model=fresh)
-    assert np.array_equal(back.predict(0, NEW).scores, made.use.predict(0, NEW).scores)
+    assert np.array_equal(back.predict(0, NEW).scores, made.predict(0, NEW).scores)
     with pytest.raises(ModelError, match="do not fit"):
         sartor.load(tmp_path / "own", model=nn.Linear(3, 2)).predict(0, NEW)
 
@@ -260,7 +260,7 @@ def test_a_target_keeps_its_units(tmp_path):
     assert target["scale"] == pytest.approx(given["cost"][train].std())
     made = sartor.fit("fedavg", fed, rounds=5)
     rows = fed.test.of(1).numpy()
-    found = made.use.predict("b", {"age": age[rows]}).labels
+    found = made.predict("b", {"age": age[rows]}).labels
     error = np.sqrt(np.square(found - given["cost"][rows]).mean())
     assert made.client_measure()[1] == pytest.approx(error, rel=1e-4)
     assert made.score(fed).rows[1][2] == pytest.approx(error, rel=1e-4)

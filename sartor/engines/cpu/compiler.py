@@ -1,7 +1,7 @@
 """The C++ of this package, compiled once for the machine and kept in the user's cache folder.
 
-Without a compiler, or with ``SARTOR_NATIVE=0``, there is nothing, and the plain operations of
-PyTorch do the work.
+Without a compiler, or unless it is asked for (``sartor.accelerate``), there is nothing, and the
+plain operations of PyTorch do the work.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sartor.engines.cpu.acceleration import is_on, log_once
 from sartor.engines.cpu.kept import cache_folder
 
 NAMES = {torch.float32: "float", torch.float64: "double"}
@@ -32,21 +33,18 @@ _HEADER = Path(__file__).with_name("vectors.h")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
 
 
-@cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled operations, or None where there are none; see :func:`status`."""
-    return _found()[0]
+    return _found()[0] if is_on("compile") else None
 
 
 def status() -> str:
     """Say in words what was found: for people who ask why steps are slow."""
-    return _found()[1]
+    return _found()[1] if is_on("compile") else "off; sartor.accelerate() asks for them"
 
 
 @cache
 def _found() -> tuple[ctypes.CDLL | None, str]:
-    if os.environ.get("SARTOR_NATIVE", "1") == "0":
-        return None, "switched off by SARTOR_NATIVE=0"
     compiler = os.environ.get("CXX") or shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         return None, "no C++ compiler found; install one (g++ or clang++) for faster steps"
@@ -54,6 +52,7 @@ def _found() -> tuple[ctypes.CDLL | None, str]:
     for threads in (("-fopenmp",), ()):  # without OpenMP there is one thread
         try:
             path = _compiled(compiler, threads)
+            log_once("compile", f"Compiled layers in use: {path}")
             return ctypes.CDLL(str(path)), f"compiled, {path}"
         except (OSError, RuntimeError, subprocess.SubprocessError) as error:
             last = str(getattr(error, "stderr", None) or error).strip().splitlines()[-1:]

@@ -17,7 +17,8 @@ What may go wrong, and what then happens:
   fork beside threads that are not known to be idle, where a GPU is about, or in a sharded run; and
   a child computes with one thread, since the threads of OpenMP do not survive a fork.
 
-``SARTOR_FORK=0`` switches it off: blocks then run in threads, with the same numbers.
+A program asks for it with ``sartor.accelerate("fork")``; otherwise blocks run in threads, with the
+same numbers.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from typing import Any, Protocol
 
 import torch
 
+from sartor.engines.cpu.acceleration import is_on
 from sartor.engines.cpu.handover import Pen, decoded, words_in
 
 _TOKEN = struct.Struct("<I")
@@ -61,8 +63,8 @@ def why_not() -> str | None:
     """Say why this process cannot fork now; None if it can."""
     if not sys.platform.startswith("linux"):
         return "only on Linux"
-    if os.environ.get("SARTOR_FORK", "1") == "0":
-        return "switched off by SARTOR_FORK=0"
+    if not is_on("fork"):
+        return "off; sartor.accelerate() asks for them"
     if _has_gpu():  # PyTorch's gradients have threads for it, and stop after a fork
         return "a GPU is about"
     if torch.distributed.is_available() and torch.distributed.is_initialized():

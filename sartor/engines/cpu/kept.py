@@ -77,7 +77,7 @@ def _key(signature: Hashable) -> str:
 @cache
 def _machine() -> tuple[object, ...]:
     """Return what a choice depends on beside the work."""
-    name = platform.processor()
+    name = platform.machine()  # platform.processor() would start a process
     with suppress(OSError, UnicodeDecodeError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         name = next((line for line in lines if line.startswith("model name")), name)

@@ -20,6 +20,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 
 from sartor.core.task import unmetered
+from sartor.engines.cpu.acceleration import is_on, log_once
 from sartor.engines.cpu.thinned import thin
 
 # What a trace takes, as measured: some seconds at least, and so many calls of the function.
@@ -171,7 +172,7 @@ def keep_freed_memory() -> None:
     By default glibc returns them to the system and pays page faults for each new one, a third of
     the time of a dense step. Elsewhere than on Linux this does nothing.
     """
-    if not sys.platform.startswith("linux"):
+    if not is_on("allocator") or not sys.platform.startswith("linux"):
         return
     try:
         mallopt = ctypes.CDLL("libc.so.6").mallopt
@@ -180,3 +181,4 @@ def keep_freed_memory() -> None:
     trim_threshold, mmap_threshold = -1, -3
     mallopt(mmap_threshold, 1 << 30)
     mallopt(trim_threshold, 2**31 - 1)
+    log_once("allocator", "Freed memory is kept for the rest of the process (mallopt).")

@@ -14,13 +14,7 @@ from sartor.cli import show, work
 from sartor.cli.config import Experiment, build
 from sartor.cli.flags import Json, Overwrite, option, with_flags
 from sartor.cli.interruption import stoppable
-from sartor.cli.settings import (
-    federation_code,
-    federation_of,
-    given_flags,
-    local_of,
-    model_of,
-)
+from sartor.cli.settings import federation_code, federation_of, given_flags, local_of, model_of
 from sartor.core.errors import ConfigError, FederationError
 from sartor.training.progress import reporter
 from sartor.training.schema import settings_on
@@ -37,8 +31,7 @@ MOST_CLIENTS = 20
 @with_flags("advise")
 def advise(
     features: Annotated[
-        str | None,
-        option("raw, scaled, pca:K; of the convex model. (scaled)", "KIND"),
+        str | None, option("raw, scaled, pca:K; of the convex model. (scaled)", "KIND")
     ] = None,
     ridge: Annotated[float, option("ν of (ν/2)|w|² in every client's loss.", "X")] = 0.0,
     basis: Annotated[str, option("theory, trial, or auto: theory where it holds.", "HOW")] = "auto",
@@ -53,7 +46,7 @@ def advise(
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
-    """Should we federate, with which pull λ, and at what cost?"""
+    """Say whether to federate, with which pull λ, and at what cost."""
     from sartor import adviser
     from sartor.runs import AdviceFolder
 

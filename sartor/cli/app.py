@@ -48,7 +48,7 @@ def options(
     ] = False,
     debug: Annotated[bool, option("Show the traceback of an error.", None, "--debug")] = False,
 ) -> None:
-    """A model of its own for every client of a federation. Start with sartor demo."""
+    """Read the flags of the program itself."""
 
 
 # In the order in which ``sartor --help`` lists them.

@@ -163,7 +163,7 @@ class Experiment(_Keys):  # type: ignore[misc]
 
 
 def is_folder(data: str) -> bool:
-    """Whether ``data`` means a folder and not the name of a data set.
+    """Say whether ``data`` means a folder and not the name of a data set.
 
     >>> is_folder("./hospitals"), is_folder("digits")
     (True, False)
@@ -271,17 +271,21 @@ def build(
         experiment = Experiment.model_validate(merged)
     except ValidationError as error:
         faults += dict.fromkeys(_sentence(e, values) for e in error.errors(include_url=False))
-    if faults:
-        where = f"{source}: " if source else ""
-        if len(faults) == 1:
-            raise ConfigError(f"{where}{faults[0]}")
-        listed = "".join(f"\n  - {fault}" for fault in faults)
-        raise ConfigError(f"{where}{len(faults)} things to fix:{listed}")
+    refuse(faults, f"{source}: " if source else "")
     return experiment
 
 
+def refuse(faults: Sequence[str], where: str = "") -> None:
+    """Raise an error that lists all faults, if there are any."""
+    if len(faults) == 1:
+        raise ConfigError(f"{where}{faults[0]}")
+    if faults:
+        listed = "".join(f"\n  - {fault}" for fault in faults)
+        raise ConfigError(f"{where}{len(faults)} things to fix:{listed}")
+
+
 def _double(values: Mapping[str, Any]) -> list[str]:
-    """Faults that no single field can see: one quantity given in two places."""
+    """Find the faults that no single field shows: one quantity given in two places."""
     tables = {t: values[t] for t in ("set", "sweep") if isinstance(values.get(t), Mapping)}
     faults = [
         f"{name} is both set and swept; keep one of them"
@@ -298,7 +302,7 @@ def _double(values: Mapping[str, Any]) -> list[str]:
 
 
 def _sentence(error: Any, values: Mapping[str, Any]) -> str:
-    """One fault, in words: the key (or flag), what was expected, what was given."""
+    """Describe one fault: the key (or flag), what was expected, what was given."""
     first, *rest = (str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"unknown key {first!r}{did_you_mean(first, keys())}"

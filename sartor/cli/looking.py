@@ -17,8 +17,7 @@ from sartor.results.tables import Table
 def report(
     folder: Folder,
     kind: Annotated[
-        str,
-        option("html: one page; pdf or png: figures.", "KIND", "--format"),
+        str, option("html: one page; pdf or png: figures.", "KIND", "--format")
     ] = "html",
     out: Annotated[Path | None, option("Where to write; else in FOLDER.", "DIR")] = None,
     json: Json = False,
@@ -42,10 +41,9 @@ def report(
 
 
 def methods(
-    name: Annotated[str | None, argument("One, in full.", "[METHOD]")] = None,
-    json: Json = False,
+    name: Annotated[str | None, argument("One, in full.", "[METHOD]")] = None, json: Json = False
 ) -> None:
-    """What methods there are, what travels, and their options."""
+    """List the methods, or show one in full with its options."""
     from sartor.cli.listing import describe_method, list_methods
 
     answer, tables = describe_method(name) if name else list_methods()
@@ -58,7 +56,7 @@ def data(
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """What data sets there are; one in full, divided among clients."""
+    """List the data sets, or show one divided among clients."""
     from sartor.cli.listing import describe_data, list_data
 
     if name is None:
@@ -79,7 +77,7 @@ def doctor(
     ] = None,
     json: Json = False,
 ) -> None:
-    """What this machine has, what is missing, and how to get it."""
+    """Check what this machine has, what is missing, and how to get it."""
     from sartor.cli.doctor import answer, examine, tables
 
     findings = examine(data_dir)

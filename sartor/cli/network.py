@@ -20,7 +20,7 @@ from sartor.training.progress import reporter
 from sartor.training.schema import parse_device, settings_on
 
 keys_app = typer.Typer(
-    help="Keys of the clients: init, client, request, revoke, show.", no_args_is_help=True
+    help="Make, renew and withdraw the keys of a federation.", no_args_is_help=True
 )
 
 Keys = Annotated[Path, option("The project's keys.", "FOLDER", "--keys")]
@@ -28,7 +28,7 @@ Keys = Annotated[Path, option("The project's keys.", "FOLDER", "--keys")]
 
 @keys_app.command("init")
 def keys_init(
-    address: Annotated[str, argument("Where the server will be.", "HOST:PORT")],
+    address: Annotated[str, argument("Address of the server.", "HOST:PORT")],
     clients: Annotated[str, argument("Clients, with commas.", "NAMES")],
     keys: Keys = Path("keys"),
     days: Annotated[int, option("How long they are valid.", "D", min=1)] = 365,
@@ -48,8 +48,7 @@ def keys_init(
 def keys_client(
     name: Annotated[str, argument("The client.", "NAME")],
     request: Annotated[
-        Path | None,
-        option("Its request, if it keeps its private key.", "FILE"),
+        Path | None, option("Its request, if it keeps its private key.", "FILE")
     ] = None,
     keys: Keys = Path("keys"),
     days: Annotated[int | None, option("How long it is valid.", "D", min=1)] = None,
@@ -75,8 +74,7 @@ def keys_request(
 
 @keys_app.command("revoke")
 def keys_revoke(
-    name: Annotated[str, argument("The client.", "NAME")],
-    keys: Keys = Path("keys"),
+    name: Annotated[str, argument("The client.", "NAME")], keys: Keys = Path("keys")
 ) -> None:
     """Withdraw the certificate of a client; a running server refuses it at its next call."""
     from sartor.network.revocation import revoke_client
@@ -110,14 +108,13 @@ def serve(
     patience: Annotated[float, option("Seconds to wait for clients.", "S", min=1.0)] = 3600.0,
     max_norm: Annotated[float | None, option("Largest norm of an upload.", "X")] = None,
     newcomers: Annotated[
-        str | None,
-        option("After training: give these clients models.", "NAMES"),
+        str | None, option("After training: give these clients models.", "NAMES")
     ] = None,
     newcomer_rounds: Annotated[int, option("Rounds of the newcomers' local work.", "T", min=0)] = 5,
     host: Annotated[str, option("Address to listen on.", "HOST")] = "0.0.0.0",
     json: Annotated[bool, option("Machine-readable last line.", None, "--json")] = False,
 ) -> None:
-    """Be the server of a federation over a network."""
+    """Run the server of a federation over a network."""
     from sartor.network.admission import Admission
     from sartor.network.flare_server import FlareServer
     from sartor.network.keys import read_kit, read_project
@@ -179,7 +176,7 @@ def join(
     device: Annotated[str, option("auto, cpu, cuda.", "NAME")] = "auto",
     patience: Annotated[float, option("Seconds to wait for the server.", "S", min=1.0)] = 3600.0,
 ) -> None:
-    """Be a client of such a federation; your data stays with you."""
+    """Join such a federation as a client; your data stays with you."""
     from sartor.network.client import Client
     from sartor.network.flare_client import FlareClient
     from sartor.network.keys import read_kit
@@ -213,7 +210,7 @@ def status(
     folder: Annotated[Path, argument("The server's run folder.", "FOLDER")],
     json: Annotated[bool, option("Machine-readable.", None, "--json")] = False,
 ) -> None:
-    """The progress of a server, its clients, and what went wrong."""
+    """Show the progress of a server, its clients, and what went wrong."""
     from sartor.runs.storage import read_json
 
     if not (folder / "status.json").is_file():

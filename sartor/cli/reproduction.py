@@ -52,7 +52,7 @@ def reproduce(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Run a table or figure of a paper again, beside its numbers."""
+    """Repeat a table or figure of a paper, next to its numbers."""
     from sartor import reproduce as library
     from sartor.report import write_report
 
@@ -111,8 +111,7 @@ def _share(given: dict[str, Any], some: dict[str, Any], folder: Path, jobs: int)
     threads = max(1, (os.cpu_count() or 1) // jobs)
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", call, order],
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            [sys.executable, "-c", call, order], env={**os.environ, "OMP_NUM_THREADS": str(threads)}
         )
         for _ in range(jobs)
     ]

@@ -7,12 +7,7 @@ from typing import Annotated, Any
 from sartor.cli import show
 from sartor.cli.config import parse_pairs, parse_value
 from sartor.cli.flags import Json, argument, option, read_experiment, with_flags
-from sartor.cli.settings import (
-    check_names,
-    federation_of,
-    names_of,
-    training_of,
-)
+from sartor.cli.settings import check_names, federation_of, names_of, training_of
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.training.progress import reporter
 
@@ -35,17 +30,14 @@ def parse_space(words: list[str]) -> dict[str, Any]:
 @with_flags()
 def search(
     target: Annotated[str, argument("A method, or a .toml or .yaml file.", "METHOD|FILE")],
-    space: Annotated[
-        list[str],
-        option("NAME=LOW:HIGH[:log], NAME=A,B; repeatable.", "WHAT"),
-    ],
+    space: Annotated[list[str], option("NAME=LOW:HIGH[:log], NAME=A,B; repeatable.", "WHAT")],
     trials: Annotated[int, option("How many values to try.", "N", min=1)] = 40,
     lanes: Annotated[int, option("Trials in one pass.", "N", min=1)] = 10,
     measure: Annotated[str, option("loss or accuracy, on validation data.", "NAME")] = "loss",
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """Look for good hyper-parameters on validation data, many trials at once."""
+    """Search good hyper-parameters on validation data, many trials at once."""
     import sartor
     from sartor.runs.storage import naming
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sartor.cli.config import LOCAL_HYPER, Experiment, is_folder
+from sartor.cli.config import LOCAL_HYPER, Experiment, is_folder, refuse
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.training.schema import flag, settings_on
 
@@ -56,12 +57,7 @@ def check_names(experiment: Experiment) -> None:
             names = set().union(*(known[method] for method in chosen))
             if short not in names:
                 faults.append(f"{' and '.join(chosen)}: no {short!r}{did_you_mean(short, names)}")
-    if len(faults) > 1:
-        raise ConfigError(
-            "".join([f"{len(faults)} things to fix:", *(f"\n  - {f}" for f in faults)])
-        )
-    if faults:
-        raise ConfigError(faults[0])
+    refuse(faults)
 
 
 def names_of(experiment: Experiment, method: str) -> set[str]:
@@ -90,7 +86,7 @@ def names_of(experiment: Experiment, method: str) -> set[str]:
 
 
 def _chosen(experiment: Experiment, method: str) -> dict[str, Any]:
-    """What ``set`` and the flags for it hold for one method."""
+    """Return what ``set`` and the flags for it hold for one method."""
     steps = experiment.finetune_steps
     flags: dict[str, Any] = {} if steps is None else {"finetune_steps": steps}
     flags |= {"do_no_harm": True} if experiment.do_no_harm else {}
@@ -98,7 +94,7 @@ def _chosen(experiment: Experiment, method: str) -> dict[str, Any]:
 
 
 def _mine(table: dict[str, Any], method: str) -> dict[str, Any]:
-    """What a table holds for one method: plain names, and ``METHOD.NAME``, which wins."""
+    """Return the part of a table for one method; ``METHOD.NAME`` wins over a plain name."""
     plain = {name: value for name, value in table.items() if "." not in name}
     prefix = f"{method}."
     return plain | {k.removeprefix(prefix): v for k, v in table.items() if k.startswith(prefix)}
@@ -162,6 +158,7 @@ def stopping_of(experiment: Experiment) -> EarlyStopping | None:
 def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
     """Return the maker of federations: the seed of a run is the seed of its allocation."""
     from sartor.data.federation import Federation
+    from sartor.data.tables import read_table
 
     kind = kind_of(experiment)
     word, rule = _KINDS[kind]
@@ -170,19 +167,20 @@ def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
         raise ConfigError(
             f"{experiment.data} is {kind}, which {rule}; leave out {' and '.join(given)}."
         )
-    made: dict[int, Federation] = {}
 
+    @functools.cache
     def make(seed: int) -> Federation:
-        if seed not in made:
-            if kind == "a table":
-                made[seed] = _from_table(experiment, seed)
-            elif kind == "a folder":
-                made[seed] = _from_folder(experiment, seed)
-            else:
-                made[seed] = Federation.from_dataset(
-                    experiment.data, seed=seed, **_given(experiment, "dataset")
-                )
-        return made[seed]
+        given = _given(experiment, word)
+        if kind == "a data set":
+            return Federation.from_dataset(experiment.data, seed=seed, **given)
+        path = Path(experiment.data).expanduser()
+        if kind == "a folder":
+            return Federation.from_folder(path, seed=seed, **given)
+        if lost := [key for key in ("client", "label") if key not in given]:
+            columns, flags = ", ".join(read_table(path)), " and ".join(map(flag, lost))
+            raise ConfigError(f"{path} is a table; name a column with {flags} (it has: {columns}).")
+        label = label_of(given.pop("label"))
+        return Federation.from_file(path, label=label, seed=seed, **given)
 
     return make
 
@@ -220,35 +218,14 @@ def kind_of(experiment: Experiment) -> str:
     return "a table" if is_table(experiment.data) else "a folder"
 
 
-def _from_table(experiment: Experiment, seed: int) -> Federation:
-    from sartor.data.federation import Federation
-    from sartor.data.tables import read_table
-
-    given = _given(experiment, "table")
-    file = Path(experiment.data).expanduser()
-    if lost := [key for key in ("client", "label") if key not in given]:
-        columns = ", ".join(read_table(file))
-        flags = " and ".join(f"--{key}" for key in lost)
-        raise ConfigError(f"{file} is a table; name a column with {flags} (it has: {columns}).")
-    label = label_of(given.pop("label"))
-    return Federation.from_file(file, label=label, seed=seed, **given)
-
-
 def label_of(words: str) -> str | list[str]:
     """Read the column of the label, or several with commas."""
     names = [name.strip() for name in words.split(",")]
     return names[0] if len(names) == 1 else names
 
 
-def _from_folder(experiment: Experiment, seed: int) -> Federation:
-    from sartor.data.federation import Federation
-
-    folder = Path(experiment.data).expanduser()
-    return Federation.from_folder(folder, seed=seed, **_given(experiment, "folder"))
-
-
 def _given(experiment: Experiment, surface: str) -> dict[str, Any]:
-    """The settings on a surface that differ from their defaults: the library has its own."""
+    """Return the settings on a surface that differ from their defaults."""
     known = settings_on("file", surface)
     return {k: v for k, s in known.items() if (v := getattr(experiment, k)) != s.default}
 

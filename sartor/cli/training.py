@@ -7,15 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from sartor.cli import show, work
 from sartor.cli.config import Experiment, build
-from sartor.cli.flags import (
-    Folder,
-    Json,
-    Overwrite,
-    argument,
-    option,
-    read_experiment,
-    with_flags,
-)
+from sartor.cli.flags import Folder, Json, Overwrite, argument, option, read_experiment, with_flags
 from sartor.cli.settings import kind_of
 from sartor.engines.shard.processes import is_first
 from sartor.results.tables import Table
@@ -33,7 +25,7 @@ def demo(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Four methods side by side on real digits, with a report."""
+    """Train four methods on real digits, and write a report."""
     experiment = build(
         {
             "methods": "local,fedavg,fedprox,fedapa",
@@ -66,8 +58,7 @@ def run(
 @with_flags()
 def compare(
     target: Annotated[
-        str,
-        argument("Methods with commas, all-regularised, or a file.", "METHODS|FILE"),
+        str, argument("Methods with commas, all-regularised, or a file.", "METHODS|FILE")
     ],
     baselines: Annotated[
         bool, option("Put local, fedavg and fedavg-ft beside the methods.")
@@ -76,7 +67,7 @@ def compare(
     overwrite: Overwrite = False,
     **flags: Any,
 ) -> None:
-    """Train several methods on one federation, side by side."""
+    """Train several methods on one federation, and compare them."""
     experiment = read_experiment(target, flags, many=True)
     from sartor.methods import expand
     from sartor.training.compare import BASELINES

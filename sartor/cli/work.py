@@ -12,13 +12,7 @@ from typing import TYPE_CHECKING
 from sartor.cli import show
 from sartor.cli.config import Experiment, build
 from sartor.cli.interruption import stoppable
-from sartor.cli.settings import (
-    check_names,
-    federation_of,
-    model_of,
-    settings_of,
-    training_of,
-)
+from sartor.cli.settings import check_names, federation_of, model_of, settings_of, training_of
 from sartor.core.errors import DivergedError, PFLError, RunFolderError
 from sartor.engines.shard import processes
 

@@ -187,7 +187,7 @@ def run_pass(
 
 
 def _at_once(settings: dict[str, Any], problem: Problem) -> int:
-    """How many runs fit into :data:`MEMORY`."""
+    """Return how many runs fit into :data:`MEMORY`."""
     params = make_network(settings, problem.federation).num_trained
     return max(1, int(MEMORY / (4 * params * problem.federation.num_clients * COPIES)))
 

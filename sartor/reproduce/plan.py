@@ -133,19 +133,12 @@ class Plan:
     def overridden(self, changes: Mapping[str, Any]) -> Plan:
         """Return the plan with some settings replaced in every cell."""
 
-        def over(settings: dict[str, Any]) -> dict[str, Any]:
-            return {**settings, **changes}
+        def over(part: Any) -> Any:
+            own = {name: {**getattr(part, name), **changes} for name in ("settings", "quick")}
+            return replace(part, **own)
 
-        return replace(
-            self,
-            settings=over(self.settings),
-            rows=tuple(
-                replace(r, settings=over(r.settings), quick=over(r.quick)) for r in self.rows
-            ),
-            columns=tuple(
-                replace(c, settings=over(c.settings), quick=over(c.quick)) for c in self.columns
-            ),
-        )
+        rows, columns = tuple(map(over, self.rows)), tuple(map(over, self.columns))
+        return replace(self, settings={**self.settings, **changes}, rows=rows, columns=columns)
 
 
 def names() -> list[str]:

@@ -248,10 +248,6 @@ def _flat(models: Tree, axes: int) -> Tensor:
 
 
 PROBES: dict[str, Callable[[Simulation, Sequence[Problem]], Probe]] = {
-    "errors": errors,
-    "optimum": optimum,
-    "training_loss": training_loss,
-    "common_test": common_test,
-    "coherence": coherence,
-    "deviations": deviations,
+    probe.__name__: probe
+    for probe in (errors, optimum, training_loss, common_test, coherence, deviations)
 }

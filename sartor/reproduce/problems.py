@@ -17,13 +17,7 @@ from sartor.core.errors import ConfigError, did_you_mean
 from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.data.synthetic import (
-    Logistic,
-    logistic,
-    logistic_loss,
-    logistic_radii,
-    logistic_radius,
-)
+from sartor.data.synthetic import Logistic, logistic, logistic_loss, logistic_radii, logistic_radius
 from sartor.engines.arena import Arena, Split, build_arena
 from sartor.training.schema import settings_on
 from sartor.training.settings import make_task

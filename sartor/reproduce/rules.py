@@ -292,22 +292,11 @@ def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
 
 
 CHECKS: dict[str, Check] = {
-    "order": _order,
-    "above": _apart(1, "lead"),
-    "below": _apart(-1, "gap"),
-    "every_seed": _every_seed,
-    "between": _between,
-    "within": _within,
-    "envelope": _envelope,
-    "rises": _moves(1),
-    "falls": _moves(-1),
-    "flat": _flat,
-    "crosses": _crosses,
-    "slope": _slope,
-    "interior": _interior,
-    "best_in": _best_in,
-    "expression": _expression,
-    "published": _published,
+    **{"above": _apart(1, "lead"), "below": _apart(-1, "gap"), "order": _order},
+    **{"every_seed": _every_seed, "between": _between, "within": _within, "envelope": _envelope},
+    **{"rises": _moves(1), "falls": _moves(-1), "flat": _flat, "crosses": _crosses},
+    **{"slope": _slope, "interior": _interior, "best_in": _best_in},
+    **{"expression": _expression, "published": _published},
 }
 
 EVERY_COLUMN = ("order", "above", "below", "every_seed", "between", "within", "envelope")

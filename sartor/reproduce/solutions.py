@@ -78,7 +78,7 @@ def _solve(
 
 
 def _by_rule(chosen: dict[str, Any], clients: Clients, truth: Tensor) -> Tensor:
-    """λ by a rule, from the true R of the federation: (runs, clients)."""
+    """Return λ by a rule, from the true R of the federation: (runs, clients)."""
     spread = (truth - truth.mean(1, keepdim=True)).square().sum(-1).mean(1).sqrt()
     moments = clients.x.mT @ clients.x / clients.sizes[..., None, None]
     curvature = torch.linalg.eigvalsh(moments) / 4

@@ -47,7 +47,7 @@ def shown(progress: Progress | bool | None) -> Progress | None:
 
 
 def in_notebook() -> bool:
-    """Whether this is the kernel of a notebook."""
+    """Say whether this is the kernel of a notebook."""
     ipython = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
@@ -73,63 +73,57 @@ def in_words(info: Mapping[str, Any]) -> str:
     return "  ".join(words)
 
 
-class PlainLines:
+class _Reporter:
+    """What all reporters share: the run that is shown, and the figures known so far."""
+
+    def start(self, total_rounds: int, description: str) -> None:
+        """Begin a run of ``total_rounds`` rounds."""
+        self.total, self.description, self.began = total_rounds, description, time.monotonic()
+        self.first: int | None = None
+        self.known: dict[str, Any] = {}
+        self.open()
+
+    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
+        """Show round ``round_index``, counted from 0."""
+        self.known.update({k: v for k, v in info.items() if v is not None})
+        self.draw(round_index + 1, in_words(self.known))
+
+    def stop(self) -> None:
+        """End the run; what was shown stays."""
+
+    def open(self) -> None:
+        """Show that a run begins."""
+
+    def draw(self, done: int, words: str) -> None:
+        """Show that ``done`` rounds are done, with the figures of the last."""
+
+
+class PlainLines(_Reporter):
     """A line for the first round, the last, and about every tenth part between."""
 
-    def __init__(self, lines: int = 10) -> None:
-        self.lines = lines
-        self.total = 0
-        self.description = ""
-        self.first: int | None = None
-        self.began = 0.0
-        self.known: dict[str, Any] = {}
-
-    def start(self, total_rounds: int, description: str) -> None:
-        """Begin a run of ``total_rounds`` rounds."""
-        self.total, self.description = total_rounds, description
-        self.first, self.began, self.known = None, time.monotonic(), {}
-
-    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
-        """Show round ``round_index``, counted from 0."""
-        first = round_index if self.first is None else self.first
-        self.known.update({k: v for k, v in info.items() if v is not None})
-        done, every = round_index + 1, max(1, self.total // self.lines)
-        if self.first is None or done == self.total or done % every == 0:
+    def draw(self, done: int, words: str) -> None:
+        """Print a line, if one is due."""
+        begun, self.first = self.first is not None, self.first or done
+        if not begun or done == self.total or done % max(1, self.total // 10) == 0:
             spent = time.monotonic() - self.began
-            left = spent / (done - first) * (self.total - done)
-            print(
-                f"{self.description}  round {done}/{self.total}  {in_words(self.known)}"
-                f"  {left:.0f} s left",
-                file=sys.stderr,
-                flush=True,
-            )
-        self.first = first
-
-    def stop(self) -> None:
-        """End the run; the lines stay."""
+            left = spent / (done - self.first + 1) * (self.total - done)
+            text = f"{self.description}  round {done}/{self.total}  {words}  {left:.0f} s left"
+            print(text, file=sys.stderr, flush=True)
 
 
-class NotebookBar:
+class NotebookBar(_Reporter):
     """One line of HTML a method, updated in place; it takes the colours of the page."""
 
-    def __init__(self) -> None:
-        self.total, self.description, self.began = 0, "", 0.0
-        self.handle: Any = None
-
-    def start(self, total_rounds: int, description: str) -> None:
-        """Begin a run of ``total_rounds`` rounds."""
+    def open(self) -> None:
+        """Display the line."""
         shown = importlib.import_module("IPython.display")  # there, or this is no notebook
         self.html = shown.HTML
-        self.total, self.description, self.began = total_rounds, description, time.monotonic()
         self.handle = shown.display(self.html(self._line(0, "starting")), display_id=True)
 
-    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
-        """Show round ``round_index``, counted from 0."""
+    def draw(self, done: int, words: str) -> None:
+        """Update the line."""
         if self.handle is not None:
-            self.handle.update(self.html(self._line(round_index + 1, in_words(info))))
-
-    def stop(self) -> None:
-        """End the run; the last line stays."""
+            self.handle.update(self.html(self._line(done, words)))
 
     def _line(self, done: int, words: str) -> str:
         spent = time.monotonic() - self.began
@@ -139,17 +133,15 @@ class NotebookBar:
         )
 
 
-class LiveBar:
+class LiveBar(_Reporter):
     """One bar a method, redrawn in place."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console
         self.bar: Any = None
-        self.task: Any = None
-        self.known: dict[str, Any] = {}
 
-    def start(self, total_rounds: int, description: str) -> None:
-        """Begin a run of ``total_rounds`` rounds."""
+    def open(self) -> None:
+        """Draw the bar."""
         from rich import progress  # here, so that training without a terminal does not need it
         from rich.console import Console
 
@@ -162,15 +154,11 @@ class LiveBar:
             console=self.console or Console(stderr=True),
         )
         self.bar.start()
-        self.known = {}
-        self.task = self.bar.add_task(description, total=total_rounds, words="starting")
+        self.task = self.bar.add_task(self.description, total=self.total, words="starting")
 
-    def update(self, round_index: int, info: Mapping[str, Any]) -> None:
-        """Show round ``round_index``, counted from 0."""
-        if self.bar is None:
-            return
-        self.known.update({k: v for k, v in info.items() if v is not None})
-        self.bar.update(self.task, completed=round_index + 1, words=in_words(self.known))
+    def draw(self, done: int, words: str) -> None:
+        """Move the bar."""
+        self.bar.update(self.task, completed=done, words=words)
 
     def stop(self) -> None:
         """End the run; the finished bar stays on the screen."""

@@ -66,43 +66,24 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting.
-
-    Attributes:
-        name: of the keyword and the key; with dashes, of the flag.
-        kind: a word of :data:`KINDS`.
-        default: its value where it is not given.
-        help: one sentence for the command line.
-        on: where it appears; see the module.
-        show: the placeholder of its value in the help.
-        low: the least value allowed.
-        above: a bound that the value must exceed.
-        high: the largest value allowed.
-        below: a bound that the value must not reach.
-        optional: whether None is allowed although it is not the default.
-        choices: the words allowed, and what each stands for.
-        reader: reads a value of ``fit`` in place of the check by kind, bounds and choices.
-        pattern: a regular expression for words, and how to put it to a user.
-        about: a sentence for the docstring of ``fit``, of a setting that few calls need.
-        group: its heading in the help.
-    """
+    """One setting; with dashes in place of underscores its name is the flag."""
 
     name: str
-    kind: str = "object"
+    kind: str = "object"  # a word of KINDS
     default: Any = None
-    help: str = ""
-    on: str = "fit"
-    show: str = ""
-    low: float | None = None
-    above: float | None = None
-    high: float | None = None
-    below: float | None = None
-    optional: bool = False
-    choices: Mapping[str, Any] | None = None
-    reader: Callable[[Any], Any] | None = None
-    pattern: tuple[str, str] | None = None
-    about: str = ""
-    group: str = ""
+    help: str = ""  # one sentence for the command line
+    on: str = "fit"  # where it appears; see the module
+    show: str = ""  # the placeholder of its value in the help
+    low: float | None = None  # value >= low
+    above: float | None = None  # value > above
+    high: float | None = None  # value <= high
+    below: float | None = None  # value < below
+    optional: bool = False  # None is allowed although it is not the default
+    choices: Mapping[str, Any] | None = None  # the words allowed, and what each means
+    reader: Callable[[Any], Any] | None = None  # reads a value of fit, in place of the checks here
+    pattern: tuple[str, str] | None = None  # a regular expression for a word, and its description
+    about: str = ""  # a sentence for the docstring of fit, if few calls need the setting
+    group: str = ""  # its heading in the help
 
     @property
     def allows_none(self) -> bool:
@@ -147,7 +128,7 @@ class Setting:
         return None
 
     def read(self, value: Any) -> Any:
-        """Return what a value given to ``fit`` stands for.
+        """Return the checked value of a keyword of ``fit``.
 
         Raises:
             ConfigError: it cannot be right.
@@ -193,7 +174,7 @@ def parse_whole(name: str, value: int) -> int:
 
 
 def parse_choice(name: str, value: str, known: Mapping[str, Any]) -> Any:
-    """Return what a known word stands for."""
+    """Return the meaning of a known word."""
     return Setting(name, "word", "", choices=known).read(value)
 
 

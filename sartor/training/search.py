@@ -83,7 +83,7 @@ def search(
     sampler_seed: int = 0,
     **settings: Any,
 ) -> Search:
-    """Look for the hyper-parameters that do best on validation data.
+    """Search the hyper-parameters that do best on validation data.
 
     Args:
         method: a name, or a factory; see ``fit``.

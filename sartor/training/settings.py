@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
@@ -290,14 +291,7 @@ def remembered(federation: Federations) -> Federations:
     """Make each seed's federation once, so that all methods of a comparison share it."""
     if isinstance(federation, Federation) or not callable(federation):
         return federation
-    made: dict[int, Federation] = {}
-
-    def make(seed: int) -> Federation:
-        if seed not in made:
-            made[seed] = federation(seed)
-        return made[seed]
-
-    return make
+    return functools.cache(federation)
 
 
 def resolved(

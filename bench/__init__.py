@@ -1,1 +1,1 @@
-"""Measurements: Sartor against a plain loop and another library, and what a CPU step costs."""
+"""Measure Sartor against a plain loop and another library, and the cost of a CPU step."""

@@ -1,13 +1,13 @@
-"""Seconds a round: Sartor, its reference engine, a plain PyTorch loop, and the package fluke-fl.
+"""Time a round of Sartor, its reference engine, a plain PyTorch loop, and the package fluke-fl.
 
-All train federated averaging on the same partition with the same network, batch size, epochs, rate
-and number of threads, and all are evaluated on the test samples of every client after every round;
-that is part of the time. Each contender runs in a process of its own, and they change their order
-from repeat to repeat. Beside them stands the floor: the least seconds that the operations and bytes
-of a round take at the rates of this machine (bench/floors.py).
+All contenders train federated averaging on the same partition with the same network, batch size,
+epochs, learning rate and number of threads. After every round they are evaluated on the test
+samples of every client, which is part of the time. Each contender runs in its own process, and the
+order changes from repeat to repeat. The table also shows the floor: the shortest time that the
+operations and bytes of a round take at the rates of this machine (bench/floors.py).
 
-    python -m bench --json FOLDER --html PAGE       measure, keep the numbers, write a page
-    python -m bench --history FOLDER [--html PAGE]  no measurement: how ratios moved by commit
+    python -m bench --json FOLDER --html PAGE       measure, save the numbers, write a page
+    python -m bench --history FOLDER [--html PAGE]  do not measure; show the ratios by commit
 """
 
 from __future__ import annotations
@@ -34,15 +34,14 @@ Found = dict[str, Any]
 
 
 class Failed(Exception):
-    """A contender or the preparation did not finish; the text says why."""
+    """Raised when a contender or the preparation does not finish; the text says why."""
 
 
 def call(python: str, module: str, *args: str, threads: int) -> Found:
-    """Run a module of ours and return the JSON object on its last line."""
+    """Run a module of this package and return the JSON object on its last line."""
     env = {**os.environ, "OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads)}
     env["PYTHONPATH"] = str(ROOT)
     env.setdefault("SARTOR_ACCELERATE", "all")
-    env["SARTOR_CHOICES"] = "0"  # every repeat makes its own
     done = subprocess.run(
         [python, "-m", module, *args],
         cwd=ROOT,
@@ -60,14 +59,14 @@ def call(python: str, module: str, *args: str, threads: int) -> Found:
 
 
 def other_python(install: bool) -> str:
-    """Return the interpreter of an environment with fluke-fl, made on first use."""
+    """Return the interpreter of an environment with fluke-fl; create it on first use."""
     python = CACHE / "venv" / "bin" / "python"
     if (CACHE / "venv" / "ready").exists():
         return str(python)
     if not install:
         raise Failed("not installed yet (run once without --quick)")
     make_folder(CACHE)
-    print("making an environment with fluke-fl (once; some minutes) ...", flush=True)
+    print("creating an environment with fluke-fl (once; a few minutes) ...", flush=True)
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     for command in (
         [sys.executable, "-m", "venv", str(CACHE / "venv")],
@@ -83,7 +82,7 @@ def other_python(install: bool) -> str:
 
 
 def measure(workload: Workload, args: argparse.Namespace) -> Found:
-    """Run all contenders on a workload, ``--repeats`` times in changing order."""
+    """Run all contenders on a workload, ``--repeats`` times, in changing order."""
     pythons: dict[str, str] = {}
     left_out: dict[str, str] = {}
 
@@ -119,7 +118,7 @@ def measure(workload: Workload, args: argparse.Namespace) -> Found:
 
 
 def summary(runs: list[Found], steps: float) -> Found:
-    """Bring the repeats of a contender together; the first round of each is left out."""
+    """Summarise the repeats of a contender, without the first round of each."""
     rounds = [s for run in runs for s in run["seconds"][1:]]
     seconds = statistics.median(rounds)
     parts = {
@@ -170,7 +169,7 @@ def show(found: Found, record: Found) -> None:
     print(f"  floor: {least['arithmetic']:.4f} by arithmetic, {least['memory']:.4f} by memory")
     if results.busy(found) > load.QUIET:
         noisy = results.busy(found)
-        print(f"  note: other processes kept up to {noisy:.1f} processors busy; repeat when quiet")
+        print(f"  note: other processes kept up to {noisy:.1f} processors busy; repeat when idle")
 
 
 def arguments() -> argparse.Namespace:
@@ -182,17 +181,24 @@ def arguments() -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--workload", nargs="+", choices=[*WORKLOADS, "all"], default=["all"])
-    add("--rounds", type=int, help="timed rounds a repeat, after one that is not (default 3)")
+    add("--rounds", type=int, help="timed rounds per repeat, after one warm-up round (default 3)")
     add("--repeats", type=int, help="how often each contender runs, in changing order (default 2)")
     add("--device", choices=["cpu", "cuda"], default="cpu")
-    add("--threads", type=int, default=len(os.sched_getaffinity(0)), help="of every contender")
-    add("--contenders", nargs="+", choices=list(NAMES), default=list(NAMES))
-    add("--partition", help="instead of the workload's own, such as iid")
-    add("--npz", type=Path, help="images: x_train, y_train, x_test, y_test")
     add(
-        "--quick", action="store_true", help="a tenth of the data, two rounds, once: under a minute"
+        "--threads",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="threads of each contender",
     )
-    add("--history", nargs="+", type=Path, help="show these files or folders; nothing is measured")
+    add("--contenders", nargs="+", choices=list(NAMES), default=list(NAMES))
+    add("--partition", help="replaces that of the workload, such as iid")
+    add("--npz", type=Path, help="images to use: x_train, y_train, x_test, y_test")
+    add(
+        "--quick",
+        action="store_true",
+        help="a tenth of the data, two rounds, one repeat: under a minute",
+    )
+    add("--history", nargs="+", type=Path, help="show these files or folders without measuring")
     results.add_outputs(parser)
     args = parser.parse_args()
     args.rounds = args.rounds or (2 if args.quick else 3)
@@ -205,7 +211,7 @@ def arguments() -> argparse.Namespace:
 
 
 def look_back(args: argparse.Namespace) -> int:
-    """Show what earlier measurements found."""
+    """Show earlier measurements."""
     try:
         records = results.read(args.history)
         if rows := results.history(records):
@@ -221,7 +227,7 @@ def look_back(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Measure what was asked for."""
+    """Run the command line."""
     args = arguments()
     if args.history:
         return look_back(args)

@@ -1,9 +1,9 @@
-"""How good is the adviser's λ? Synthetic logistic regression with a known truth, many repeats.
+"""Measure how good the adviser's λ is, on synthetic logistic regression with a known truth.
 
 ``python -m bench.advice`` runs the whole study: 10 clients of 200 samples in 10 dimensions, nine
 heterogeneities R, 50 repeats, 25 fixed λ. The adviser never sees R. For every R it prints the mean
-squared error of the clients' models when everybody trains alone, with one model for all, with the
-best fixed λ, and with the adviser's.
+squared error of the clients' models when all train alone, with one model for all, with the best
+fixed λ, and with the adviser's λ.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""One convolution on one core of a CPU: ours against PyTorch's, milliseconds and GFLOP/s.
+"""Compare our convolutions with PyTorch's on one core of a CPU, in milliseconds and GFLOP/s.
 
     python -m bench.convolutions [--repeats N]
 
-Both are checked to give the same numbers first. The gradient of the input is left out where the
-input is an image, as in training. Times are process times, the best of five: they say what a core
-can do, not what a busy machine does.
+First, both are checked to give the same numbers. The gradient by the input is left out where the
+input is an image, as in training. Times are process times, the best of five, so other processes
+hardly affect them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SHAPES = (  # batch, channels, side, outputs, kernel, padding
 
 
 def best(work: Callable[[], object], repeats: int) -> float:
-    """Return the least milliseconds of a call."""
+    """Return the shortest time of a call, in milliseconds."""
     work()
     found = []
     for _ in range(5):
@@ -52,7 +52,7 @@ def row(shape: tuple[int, ...], repeats: int) -> list[str]:
     weight, bias = torch.randn(outputs, channels, kernel, kernel), torch.randn(outputs)
     out = F.conv2d(x, weight, bias, padding=pad)
     grad = torch.randn(out.shape, generator=rng)
-    # What the operations pass on among themselves has the batch last.
+    # Our operations exchange tensors in which the batch is the last axis in memory.
     ours_x, ours_g = (
         t.permute(1, 2, 3, 0).contiguous().permute(3, 0, 1, 2)[None] for t in (x, grad)
     )

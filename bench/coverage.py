@@ -1,17 +1,18 @@
-"""Is R̂² unbiased, and do its 95 % intervals hold the truth? Simulations with a known R.
+"""Check by simulation whether R̂² is unbiased and its 95 % intervals contain the true R².
 
 ``python -m bench.coverage [--repeats 500]``: ten clients, features N(0, I). Linear regression (60
 to 120 samples a client, unit noise, 5 features) and logistic regression with n_i = 10 d and 20 d,
-fitted and calibrated as ``adviser.estimates.estimate`` does. The truths R² = 0, 0.09 and 1 hold
-exactly. Federations are lanes of one fit, in blocks; the rows of the table share the cores.
+fitted and calibrated as in ``adviser.estimates.estimate``. The true R² is exactly 0, 0.09 or 1.
+Federations are lanes of one fit, in blocks; the rows of the table are computed in parallel.
 
-Two questions, two intervals. *These clients*: the same true models in every repeat, the interval of
-``Heterogeneity.interval``. *Drawn anew*: true models c + u_i with fresh normal u_i in every repeat,
-whose R² has the stated mean; ``interval_anew``, by the jackknife over clients.
+There are two questions with two intervals. *These clients*: the true models are the same in every
+repeat; the interval is ``Heterogeneity.interval``. *Drawn anew*: the true models are c + u_i with
+new normal u_i in every repeat, and R² has the stated mean; the interval is ``interval_anew``, by
+the jackknife over clients.
 
-The bias is measured against a control: the same estimator on fits that are exactly linear in the
-labels, ŵ_i = w_i* − H_i(w_i*)⁻¹∇L_i(w_i*), whose covariance is known. Its mean is the truth, and
-its error goes along with that of R̂²: the difference shows the bias with less Monte Carlo error.
+The bias is measured relative to a control: the same estimator on fits that are exactly linear in
+the labels, ŵ_i = w_i* − H_i(w_i*)⁻¹∇L_i(w_i*), whose covariance is known. The control is unbiased
+and its error is correlated with that of R̂², so the difference has less Monte Carlo error.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ CASES = (
 
 
 class Found(NamedTuple):
-    """What the repeats say, one entry a repeat."""
+    """Estimates, with one entry per repeat."""
 
     radius2: Tensor
     control: Tensor
@@ -160,13 +161,13 @@ def judge(found: Found, radius2: float) -> tuple[float, float, float, float]:
 
 
 def verdict(value: float, error: float, low: float, high: float) -> str:
-    """Say PASS inside the limits, FAIL outside, and add ? within two Monte Carlo errors of one."""
+    """Return PASS inside the limits, else FAIL; add ? within two Monte Carlo errors of a limit."""
     near = min(abs(value - low), abs(value - high)) < 2.0 * error
     return ("PASS" if low <= value <= high else "FAIL") + ("?" if near else "")
 
 
 def row_of(job: tuple[Question, Case, float, int]) -> list[str]:
-    """Return one row of the table, as it is printed."""
+    """Return one row of the table as text."""
     question, case, radius2, repeats = job
     torch.set_num_threads(1)
     found = simulate(case, radius2, question, repeats)

@@ -1,8 +1,8 @@
-"""How should a CPU take one training step for each of 20 clients? LeNet-5, ms per client-step.
+"""Compare ways to take one training step for each of 20 clients on a CPU: LeNet-5.
 
-Run it with ``python -m bench.cpu_lanes``. Every way is checked to do the same work: one step of SGD
-for each lane, on that lane's batch and parameters. The ways take turns, and only moments count in
-which the machine does nothing else.
+Run it with ``python -m bench.cpu_lanes``; it prints milliseconds per client-step. Every way is
+checked to do the same work: one step of SGD for each lane, on that lane's batch and parameters. The
+ways take turns, and only times at which the machine is otherwise idle count.
 """
 
 from __future__ import annotations
@@ -35,21 +35,21 @@ Forward = Callable[[Params, Tensor], Tensor]
 
 
 def lenet(params: Params, x: Tensor) -> Tensor:
-    """LeNet-5 with the operators of ``torch.nn``."""
+    """Apply LeNet-5 with the operators of ``torch.nn``."""
     x = F.max_pool2d(F.relu(F.conv2d(x, params["conv1.weight"], params["conv1.bias"])), 2)
     x = F.max_pool2d(F.relu(F.conv2d(x, params["conv2.weight"], params["conv2.bias"])), 2)
     return dense(params, x.flatten(1))
 
 
 def dense(params: Params, x: Tensor) -> Tensor:
-    """The three linear layers of LeNet-5."""
+    """Apply the three linear layers of LeNet-5."""
     x = F.relu(F.linear(x, params["fc1.weight"], params["fc1.bias"]))
     x = F.relu(F.linear(x, params["fc2.weight"], params["fc2.bias"]))
     return F.linear(x, params["fc.weight"], params["fc.bias"])
 
 
 def lenet_im2col(params: Params, x: Tensor) -> Tensor:
-    """LeNet-5 with each convolution as a gather of patches and one matrix product."""
+    """Apply LeNet-5 with each convolution as a gather of patches and one matrix product."""
     for layer in ("conv1", "conv2"):
         weight, bias = params[f"{layer}.weight"], params[f"{layer}.bias"]
         side = x.shape[-1] - 4
@@ -127,7 +127,7 @@ class HalvingMaxBack(torch.autograd.Function):
 
 
 def lenet_halving(params: Params, x: Tensor) -> Tensor:
-    """LeNet-5 with HalvingMax, before the ReLU."""
+    """Apply LeNet-5 with HalvingMax before the ReLU."""
     for layer in ("conv1", "conv2"):
         x = F.conv2d(x, params[f"{layer}.weight"], params[f"{layer}.bias"])
         x = F.relu(HalvingMax.apply(x)[0])  # type: ignore[no-untyped-call]
@@ -149,14 +149,12 @@ class Bench:
         self.start = {name: p.clone() for name, p in one.items()}
         self.pool = ThreadPoolExecutor(2)
         self.ready = threading.Barrier(2)
-        self.own = (
-            threading.local()
-        )  # functional_call swaps parameters in place: a module per thread
+        self.own = threading.local()  # functional_call swaps parameters: one module per thread
         self.copies = [self._copy() for _ in range(lanes)]
         self.optims = [torch.optim.SGD(m.parameters(), lr=RATE) for m in self.copies]
 
     def stores(self) -> list[list[Params]]:
-        """The three places where ways keep the lanes' parameters."""
+        """Return the parameters of the lanes in each of the three places where ways keep them."""
         modules: list[Params] = [dict(m.named_parameters()) for m in self.copies]
         stacked = [{name: p[i] for name, p in self.stack.items()} for i in range(self.lanes)]
         return [modules, self.each, stacked]
@@ -182,7 +180,7 @@ class Bench:
         return []
 
     def same_work(self, way: Way, expected: list[Tensor]) -> bool:
-        """Whether a way takes the step that the plain loop takes, on every lane."""
+        """Return whether a way takes the same step as the plain loop, on every lane."""
         found = self.after_one(way)
         return bool(found) and all(
             torch.allclose(a, b, rtol=1e-4, atol=1e-5) for a, b in zip(found, expected, strict=True)
@@ -196,7 +194,7 @@ class Bench:
     # ------------------------------------------------------------------ one lane
 
     def plain(self, lane: int) -> None:
-        """A step as everyone writes it."""
+        """Take a step as in a usual training loop."""
         optim = self.optims[lane]
         optim.zero_grad()
         loss = F.cross_entropy(self.copies[lane](self.x[lane]), self.y[lane])
@@ -204,7 +202,7 @@ class Bench:
         optim.step()
 
     def plain_channels_last(self, lane: int) -> None:
-        """The same with channels last."""
+        """Take the same step with channels last."""
         optim = self.optims[lane]
         optim.zero_grad()
         x = self.x[lane].contiguous(memory_format=torch.channels_last)
@@ -213,7 +211,7 @@ class Bench:
         optim.step()
 
     def autograd(self, lane: int, forward: Forward = lenet) -> None:
-        """torch.autograd.grad on a dict of tensors, and the update in place."""
+        """Take a step with torch.autograd.grad on a dict of tensors and an update in place."""
         params = self.each[lane]
         leaves = {name: p.requires_grad_() for name, p in params.items()}
         loss = F.cross_entropy(forward(leaves, self.x[lane]), self.y[lane])
@@ -222,7 +220,7 @@ class Bench:
             torch._foreach_add_(list(params.values()), grads, alpha=-RATE)
 
     def functional(self, lane: int) -> None:
-        """torch.func.grad and functional_call: the reference engine's step."""
+        """Take the step of the reference engine: torch.func.grad and functional_call."""
         params = self.each[lane]
         if not hasattr(self.own, "module"):
             self.own.module = self._copy()
@@ -237,7 +235,7 @@ class Bench:
     # ------------------------------------------------------------------ all lanes
 
     def loop(self, step: Callable[[int], None], threads: int) -> Way:
-        """One lane after the other."""
+        """Return a way that takes one lane after the other."""
 
         def way() -> None:
             torch.set_num_threads(threads)
@@ -247,7 +245,7 @@ class Bench:
         return way
 
     def two_threads(self, step: Callable[[int], None]) -> Way:
-        """Two Python threads, each with one thread of arithmetic, every second lane each."""
+        """Return a way with two Python threads that take every second lane each."""
 
         def half(first: int) -> None:
             torch.set_num_threads(1)
@@ -263,7 +261,7 @@ class Bench:
         return way
 
     def mapped_step(self, forward: Forward) -> Callable[[Params, Tensor, Tensor], Params]:
-        """The step of many lanes: vmap of grad."""
+        """Return the step of many lanes: vmap of grad."""
 
         def loss(params: Params, x: Tensor, y: Tensor) -> Tensor:
             return F.cross_entropy(forward(params, x), y)
@@ -275,7 +273,7 @@ class Bench:
         return step
 
     def mapped(self, chunk: int, forward: Forward = lenet, compiled: bool = False) -> Way:
-        """All lanes, ``chunk`` at a time, with two threads of arithmetic."""
+        """Return a way that maps over ``chunk`` lanes at a time, with two threads of arithmetic."""
         step: Any = self.mapped_step(forward)
         if compiled:
             step = torch.compile(step, dynamic=False)
@@ -288,7 +286,7 @@ class Bench:
         return way
 
     def mapped_threads(self, chunk: int, forward: Forward = lenet, compiled: bool = False) -> Way:
-        """Two Python threads, each maps over ``chunk`` lanes at a time."""
+        """Return a way with two Python threads that map over ``chunk`` lanes at a time each."""
         step: Any = self.mapped_step(forward)
         if compiled:
             step = torch.compile(step, dynamic=False)
@@ -330,7 +328,7 @@ def without_mkldnn(way: Way) -> Way:
 
 
 def ways(bench: Bench, compile_too: bool) -> dict[str, Way]:
-    """All ways by name."""
+    """Return all ways by name."""
     found: dict[str, Way] = {
         BASE: bench.loop(bench.plain, 2),
         "plain module + SGD, 1 thread": bench.loop(bench.plain, 1),
@@ -388,7 +386,7 @@ def ways(bench: Bench, compile_too: bool) -> dict[str, Way]:
 
 
 def product_rate(threads: int, size: int = 1024, repeats: int = 30) -> float:
-    """GFLOP/s of float32 matrix products, the best of some repeats."""
+    """Return the best GFLOP/s of repeated float32 matrix products."""
     torch.set_num_threads(threads)
     load.wait_for_quiet(time.perf_counter() + 30)
     a, b = torch.randn(size, size), torch.randn(size, size)
@@ -401,7 +399,7 @@ def product_rate(threads: int, size: int = 1024, repeats: int = 30) -> float:
 
 
 def step_flops(batch: int) -> int:
-    """Operations of a LeNet-5 step: forward, and twice that backward less conv1's input."""
+    """Count the operations of a LeNet-5 step: backward twice forward, but for conv1's input."""
     conv1, conv2 = 24 * 24 * 6 * 25, 8 * 8 * 16 * 150
     linear = 256 * 120 + 120 * 84 + 84 * 10
     return 2 * batch * (2 * conv1 + 3 * conv2 + 3 * linear)
@@ -410,11 +408,10 @@ def step_flops(batch: int) -> int:
 def measure(
     bench: Bench, ways: dict[str, Way], repeats: int, limit: float
 ) -> dict[str, dict[str, float]]:
-    """Time the ways in turn, in quiet moments only: milliseconds per client-step, median and best.
+    """Time the ways in turn while the machine is idle: median and best ms per client-step.
 
-    A sample counts if other processes took less than a tenth of a processor meanwhile. After
-    ``limit`` seconds the noisy samples stand in for ways that never met a quiet moment (``quiet``
-    is then 0).
+    A sample counts if other processes took less than a tenth of a processor in that time. If a way
+    has no such sample after ``limit`` seconds, its noisy samples are used (``quiet`` is then 0).
     """
     times: dict[str, list[tuple[float, bool]]] = {}
     expected = bench.after_one(ways[BASE])
@@ -450,7 +447,7 @@ def measure(
 
 
 def _sample(way: Way, lanes: int, least: float = 0.06) -> tuple[float, bool]:
-    """Time a way for a moment: milliseconds per client-step, and whether it was quiet."""
+    """Return milliseconds per client-step of a way, and whether the machine was idle."""
     meter = load.Meter()
     start, count = time.perf_counter(), 0
     while time.perf_counter() - start < least or count < 1:
@@ -467,10 +464,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=9)
     parser.add_argument(
-        "--limit", type=float, default=300, help="seconds to wait for quiet moments"
+        "--limit", type=float, default=300, help="seconds to wait for an idle machine"
     )
     parser.add_argument(
-        "--only", default="", help="measure only ways whose name has one of these words, by |"
+        "--only",
+        default="",
+        help="measure only ways whose name contains one of these texts, separated by |",
     )
     parser.add_argument("--compile", action="store_true", help="also torch.compile (needs gcc)")
     parser.add_argument("--json", type=Path, help="write the numbers here")

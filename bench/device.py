@@ -1,12 +1,12 @@
-"""What a GPU reaches, beside the floors that follow from arithmetic and memory.
+"""Measure a GPU, and compare with the floors given by arithmetic and memory.
 
-    python -m bench.device lenet lanes codes yardstick large texts sweep methods [--profile]
+    python -m bench.device lenet lanes codes headline large texts sweep methods [--profile]
     python -m bench.device lanes --rates 67e12 4.8e12 --html FILE
 
 lenet      Fashion-MNIST, 20 clients, Dirichlet 0.1, LeNet-5, batch 64, 2 epochs, all tested
 lanes      100 clients at once, CIFAR-shaped LeNet-5, batch 64: client-steps a second
-codes      `lanes` on images of 256 grey values, held in a byte each, against numbers of four bytes
-yardstick  1,000 clients of 50 CIFAR-shaped images, cohorts of 50, batch 10, a two-layer CNN,
+codes      `lanes` on images of 256 grey values, one byte each, against numbers of four bytes
+headline   1,000 clients of 50 CIFAR-shaped images, cohorts of 50, batch 10, a two-layer CNN,
            tested on 10,000 images every 10 rounds: seconds for 1,500 rounds
 large      ResNet-8 with GroupNorm in 100 lanes, and LeNet-5 in 1,000 (50 runs of 20 clients)
 texts      10 clients, two LSTM layers of 50, 25 tokens, batch 400, 20 steps: one launch a layer
@@ -14,10 +14,10 @@ texts      10 clients, two LSTM layers of 50, 25 tokens, batch 400, 20 steps: on
 sweep      20 values of λ × 5 seeds of `lenet` in one pass, against one run
 methods    seconds a round of the costlier methods, against FedAvg
 
-Data are Fashion-MNIST from SARTOR_DATA for `lenet`, `sweep` and `methods`, made up for the others
-(time does not depend on what images show). Floors are those of ``bench.floors``, with rates
-measured in the same run, or given (an H200's data sheet: 67e12 operations in float32 without tensor
-cores, 4.8e12 bytes a second).
+`lenet`, `sweep` and `methods` use Fashion-MNIST from SARTOR_DATA; the others use random data,
+because the time does not depend on the images. Floors are those of ``bench.floors``, with rates
+measured in the same run, or given (the data sheet of an H200: 67e12 float32 operations per second
+without tensor cores, 4.8e12 bytes per second).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ LENET = {"batch": 64, "epochs": 2}
 LANES = {"clients": 100, "samples": 1800, "tests": 600, "batch": 64, "epochs": 2}
 TEXTS = {"samples": 800, "batch": 400, "steps": 20}
 LARGE = {"samples": 512, "tests": 8, "runs": 50, "rounds": 8}
-HEADLINE_METRIC = {
+HEADLINE = {
     "clients": 1000, "samples": 50, "tests": 10, "cohort": 50, "batch": 10, "epochs": 1,
     "test_every": 10, "rounds": 1500,
 }  # fmt: skip
-SETTLED = 15  # rounds after which all that is used often has been recorded
+SETTLED = 15  # rounds after which all common graphs have been recorded
 PARTS = ("train", "server", "evaluate")
 METHODS = (
     "fedprox",
@@ -80,7 +80,7 @@ class TwoLayers(nn.Module):
 
 
 def made_up(clients: int, samples: int, tests: int) -> sartor.Federation:
-    """Make CIFAR-shaped clients with so many samples for training and for tests each."""
+    """Make CIFAR-shaped clients with the given numbers of training and test samples each."""
     rng = torch.Generator().manual_seed(0)
     each = samples + tests
     x = torch.randn(clients * each, 3, 32, 32, generator=rng)
@@ -99,7 +99,7 @@ def train(
 ) -> dict[str, np.ndarray]:
     """Return the seconds of every round and of its parts.
 
-    Rounds that are not tested do not wait for the device; they share their time equally.
+    Rounds without evaluation do not wait for the device, so each gets the mean of their time.
     """
     method = settings.pop("method", "fedavg")
     settings = {"device": "auto", "points": ("pre",), **settings}
@@ -129,7 +129,7 @@ def lanes(rounds: int) -> Iterator[dict[str, Any]]:
     work = floors.work_of_federation(fed, model, **sizes)
     for compute in (None, "bfloat16"):
         local = sartor.Local(batch=sizes["batch"], epochs=sizes["epochs"], lr=0.01)
-        # Graphs are recorded before the first test; after it nobody waits for the device.
+        # Graphs are recorded before the first evaluation; later rounds do not wait for the device.
         seconds = train(fed, model, 3 * SETTLED, local=local, compute=compute, eval_every=SETTLED)
         middle = float((seconds["round"] - seconds["evaluate"])[SETTLED:].mean())
         yield {
@@ -142,7 +142,7 @@ def lanes(rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def codes(rounds: int) -> Iterator[dict[str, Any]]:
-    """Time 100 equal clients whose images have few values, and as many others."""
+    """Time 100 equal clients on images with 256 values, and on others."""
     fed = made_up(LANES["clients"], LANES["samples"], LANES["tests"])
     grey = replace(fed, x=(32 * fed.x).round().clamp(-128, 127) / 32)
     model = sartor.models.lenet5(fed)
@@ -155,7 +155,7 @@ def codes(rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def large(rounds: int) -> Iterator[dict[str, Any]]:
-    """Time what needs much memory: a larger network, and many lanes."""
+    """Time workloads that need much memory: a larger network, and many lanes."""
     few = made_up(LANES["clients"], LARGE["samples"], LARGE["tests"])
     model = sartor.models.resnet8(few)
     local = sartor.Local(batch=LANES["batch"], epochs=1, lr=0.01)
@@ -166,7 +166,7 @@ def large(rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def texts(rounds: int) -> Iterator[dict[str, Any]]:
-    """Time LSTM layers whose steps are one launch, and those that are taken one by one."""
+    """Time LSTM layers that take all steps in one launch, and step by step."""
     from bench.prepare import texts as drawn
     from sartor.engines.lanes import recurrence
 
@@ -191,7 +191,7 @@ def texts(rounds: int) -> Iterator[dict[str, Any]]:
 
 
 def _pace(fed: sartor.Federation, model: nn.Module, **settings: Any) -> dict[str, float]:
-    """Return client-steps a second in training, and the most memory that the device held."""
+    """Return client-steps per second in training, and the peak memory of the device."""
     cuda = torch.cuda.is_available()
     if cuda:
         torch.cuda.reset_peak_memory_stats()
@@ -203,17 +203,17 @@ def _pace(fed: sartor.Federation, model: nn.Module, **settings: Any) -> dict[str
     return {"client-steps a second": runs * steps / seconds, **held}
 
 
-def headline_metric(rounds: int) -> Iterator[dict[str, Any]]:
+def headline(rounds: int) -> Iterator[dict[str, Any]]:
     """Time small cohorts of a larger population."""
-    fed = made_up(HEADLINE_METRIC["clients"], HEADLINE_METRIC["samples"], HEADLINE_METRIC["tests"])
-    sizes = {name: HEADLINE_METRIC[name] for name in ("batch", "epochs")}
-    cohort, every = HEADLINE_METRIC["cohort"], HEADLINE_METRIC["test_every"]
+    fed = made_up(HEADLINE["clients"], HEADLINE["samples"], HEADLINE["tests"])
+    sizes = {name: HEADLINE[name] for name in ("batch", "epochs")}
+    cohort, every = HEADLINE["cohort"], HEADLINE["test_every"]
     local = sartor.Local(batch=sizes["batch"], epochs=sizes["epochs"], lr=0.1)
-    many = HEADLINE_METRIC["rounds"]
+    many = HEADLINE["rounds"]
     times = train(fed, TwoLayers(), many, local=local, participation=cohort, eval_every=every)
     rest = float(np.mean(times["round"][3 * SETTLED :]))
     yield {
-        "what": "yardstick",
+        "what": "headline",
         "seconds a round": rest,
         "1,500 rounds": many * rest,
         "with what is compiled": float(times["round"].sum()),
@@ -263,7 +263,7 @@ def profiled(rounds: int) -> None:
         rounds = 0
 
         def start(self, total_rounds: int, description: str) -> None:
-            """Nothing to begin."""
+            """Do nothing."""
 
         def update(self, round_index: int, info: dict[str, Any]) -> None:
             """Begin after one round, end after the next."""
@@ -274,7 +274,7 @@ def profiled(rounds: int) -> None:
                 tool.__exit__(None, None, None)
 
         def stop(self) -> None:
-            """Nothing to end."""
+            """Do nothing."""
 
     tool = profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA])
     fed, local = fashion(), sartor.Local(epochs=2, batch=64, lr=0.05)
@@ -295,11 +295,11 @@ def profiled(rounds: int) -> None:
         print(f"{e.self_device_time_total / 1e3:8.2f} ms {e.count:6d} × {e.key[:90]}")
 
 
-WORK = {f.__name__: f for f in (lenet, lanes, codes, headline_metric, large, texts, sweep, methods)}
+WORK = {f.__name__: f for f in (lenet, lanes, codes, headline, large, texts, sweep, methods)}
 
 
 def beside_floor(row: dict[str, Any], rates: Rates) -> dict[str, Any]:
-    """Put the floors of a row's work, and the share that was reached, in the place of the work."""
+    """Replace the work of a row by its floors and the share of the floor that was reached."""
     row = dict(row)
     work = row.pop("work", None)
     if work is None:
@@ -314,12 +314,14 @@ def beside_floor(row: dict[str, Any], rates: Rates) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run what was asked for."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0] if __doc__ else "")
     parser.add_argument("what", nargs="*", choices=[*WORK, []], default=[])
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--profile", action="store_true")
-    parser.add_argument("--rates", nargs=2, type=float, metavar=("FLOPS", "BYTES"), help="a second")
+    parser.add_argument(
+        "--rates", nargs=2, type=float, metavar=("FLOPS", "BYTES"), help="per second"
+    )
     results.add_outputs(parser)
     args = parser.parse_args()
     device = "cuda" if torch.cuda.is_available() else "cpu"

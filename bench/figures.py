@@ -1,4 +1,4 @@
-"""Figures of the measurements, in the style of the library's reports."""
+"""Draw the figures of the measurements in the style of the library's reports."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sartor.report.charts import Line, line_figure
 from sartor.report.drawing import INK, SERIES, STYLE, Figure, clip, legend_above, make_axes
 
 COLOURS = {"sartor": SERIES[1], "reference": SERIES[6], "plain": SERIES[0], "fluke": SERIES[2]}
-"""A contender keeps its colour whatever the others are."""
+"""Contender -> its colour in every figure."""
 
 
 def ratio_figure(record: Record) -> Figure | None:
@@ -67,10 +67,10 @@ def ratio_figure(record: Record) -> Figure | None:
     legend_above(axes, len(seen), most=4)
     return Figure(
         "ratio-bars",
-        "Speed beside the plain loop",
+        "Speed relative to the plain loop",
         "Seconds of the plain loop over seconds of the contender, medians of the same run; longer "
-        "is faster, and the dotted line is the plain loop itself. Lines across: the contender's "
-        "slowest and fastest round over the same median.",
+        "is faster, and the dotted line is the plain loop. Thin lines: the contender's slowest and "
+        "fastest round, relative to the same median.",
         f"Bar chart of speed relative to the plain loop. {'; '.join(reported)}.",
         canvas,
         wide=True,
@@ -78,9 +78,9 @@ def ratio_figure(record: Record) -> Figure | None:
 
 
 def history_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
-    """Draw how the ratio of every workload moved over commits; None where nothing could move.
+    """Draw the ratio of every workload by commit; None with fewer than two commits.
 
-    Machines are not mixed: each has a curve of its own.
+    Each machine has its own curve.
     """
     rows = [row for row in rows if row["× plain loop"] is not None]
     commits = list(dict.fromkeys(row["commit"] for row in rows))
@@ -102,7 +102,7 @@ def history_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
         lines,
         x_label="commit, oldest first",
         y_label="times as fast as the plain loop",
-        caption="Where a commit was measured more than once, the median of its runs.",
+        caption="If a commit was measured more than once, the median of its runs.",
     )
     (axes,) = figure.canvas.axes
     step = -(-len(commits) // 10)
@@ -113,7 +113,7 @@ def history_figure(rows: Sequence[Mapping[str, Any]]) -> Figure | None:
 
 
 def method_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
-    """Draw what a round of every method costs, beside what its gradients explain."""
+    """Draw the seconds and the gradients of a round of every method, relative to FedAvg."""
     rows = sorted(rows, key=lambda row: row["times FedAvg"])
     places = np.arange(len(rows))
     axes, canvas = make_axes(7.4, 1.0 + 0.2 * len(rows))
@@ -148,7 +148,7 @@ def method_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
 
 
 def scaling_figures(rows: Sequence[Mapping[str, Any]], meaning: Mapping[str, str]) -> list[Figure]:
-    """Draw milliseconds a round against size, a figure for each thing that grows."""
+    """Draw milliseconds per round against size, one figure for each size that grows."""
     found = []
     for kind in dict.fromkeys(row["what"] for row in rows):
         mine = [row for row in rows if row["what"] == kind]
@@ -169,13 +169,13 @@ def scaling_figures(rows: Sequence[Mapping[str, Any]], meaning: Mapping[str, str
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axes.yaxis.set_minor_locator(NullLocator())
         if (legend := axes.get_legend()) is not None:
-            legend.remove()  # one curve needs none
+            legend.remove()  # a single curve needs no legend
         found.append(figure)
     return found
 
 
 def _across(axes: Any) -> None:
-    """Turn the lines of the grid, for bars that lie."""
+    """Draw vertical instead of horizontal grid lines, for horizontal bars."""
     with mpl.rc_context(STYLE):
         axes.grid(visible=False, axis="y")
         axes.grid(visible=True, axis="x")

@@ -1,9 +1,9 @@
-"""The least that a round can cost: its floating-point operations and bytes, and a device's rates.
+"""Compute the least time of a round from its operations and bytes and the rates of a device.
 
     python -m bench.floors [--device cuda] [--rates FLOPS BYTES]
 
 Symbol  Meaning
-c_l     operations of the products of layer l on one sample, two a multiply-add
+c_l     operations of the products of layer l on one sample, two per multiply-add
 d       parameters
 x       numbers of one sample
 n       samples that are trained on in a round, all epochs of the cohort
@@ -11,23 +11,23 @@ s       client-steps in a round
 m       clients that train in a round
 t       test samples that are scored in a round
 
-Forwards a sample costs Σ_l c_l. Backwards every layer costs c_l for its weights, and c_l again for
-its input unless that is the data (the sum Σ' leaves those layers out). SGD and the mean take two
-operations a parameter:
+The forward pass of a sample costs Σ_l c_l. In the backward pass every layer costs c_l for its
+weights, and again c_l for its input unless that is the data (the sum Σ' leaves those layers out).
+SGD and the mean take two operations per parameter:
 
     F = n (2 Σ c_l + Σ' c_l) + t Σ c_l + 2 d (s + m)
 
-Of memory, every step reads and writes a client's parameters once and reads its batch; the test
-samples are read, and the mean reads m models and writes one (4 bytes a number, 8 a label):
+Every step reads and writes a client's parameters once and reads its batch; the test samples are
+read, and the mean reads m models and writes one (4 bytes per number, 8 per label):
 
     B = 8 d s + (4 x + 8)(n + t) + 4 d (m + 1)
 
-The floor is max(F / rate of operations, B / rate of bytes). Both counts leave out whatever a better
-program could avoid: activations, poolings, biases, gradients in memory, batches that are gathered
-first. They assume products as written (no Winograd transform) and parameters that leave the caches
-between steps; where those of a small network stay there, the floor by memory can be undercut, so
-the two are always shown side by side. Rates are measured in the same run: a large product of
-float32 matrices, and a large copy (bytes read plus bytes written), the fastest of several.
+The floor is max(F / rate of operations, B / rate of bytes). Both counts leave out what a better
+program could avoid: activations, poolings, biases, gradients in memory, gathered batches. They
+assume plain products (no Winograd transform) and parameters that leave the caches between steps.
+The parameters of a small network may stay in a cache, and then a program can be faster than the
+floor by memory; both floors are therefore always shown. Rates are measured in the same run: a large
+product of float32 matrices, and a large copy (bytes read plus bytes written), the best of several.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FREE = (nn.Embedding,)  # looked up, not multiplied
 
 @dataclass(frozen=True)
 class Sample:
-    """What a network needs of one sample: operations forwards and backwards; its own size."""
+    """The operations of a network on one sample, forward and backward, and its size."""
 
     forward: int
     backward: int
@@ -66,19 +66,19 @@ class Sample:
 
 @dataclass(frozen=True)
 class Work:
-    """What a round needs: floating-point operations, bytes, client-steps."""
+    """The work of a round: floating-point operations, bytes, client-steps."""
 
     flops: float
     bytes: float
     steps: float
 
     def floor(self, rates: Rates) -> dict[str, float]:
-        """Return the least seconds: by arithmetic, by memory, and the larger of both."""
+        """Return the floor in seconds: by arithmetic, by memory, and the larger of both."""
         arithmetic, memory = self.flops / rates.flops, self.bytes / rates.bytes
         return {"arithmetic": arithmetic, "memory": memory, "seconds": max(arithmetic, memory)}
 
     def share(self, seconds: float, rates: Rates) -> float:
-        """Return the floor over a measured time: 1 is the best that can be."""
+        """Return the floor divided by a measured time; 1 is the best possible."""
         return self.floor(rates)["seconds"] / seconds
 
 
@@ -86,11 +86,11 @@ def count_sample(model: nn.Module, shape: Sequence[int]) -> Sample:
     """Count the products of a network on one sample, from the shapes of its layers alone.
 
     Args:
-        model: linear layers, convolutions, LSTM layers and embeddings hold all its parameters.
+        model: all its parameters are in linear layers, convolutions, LSTM layers and embeddings.
         shape: of a sample.
 
     Raises:
-        ConfigError: another layer holds parameters, so that the count would be short.
+        ConfigError: another layer has parameters, so the count would be too small.
     """
     from sartor.core.errors import ConfigError
 
@@ -117,7 +117,7 @@ def count_sample(model: nn.Module, shape: Sequence[int]) -> Sample:
         else:
             first = cost = 2 * output.numel() * layer.weight[0].numel()
         forward.append(cost)
-        # The data need no gradient: what multiplies them is passed once backwards.
+        # The data need no gradient, so the layer that reads them has one backward product.
         backward.append(2 * cost - (0 if inputs[0].requires_grad else first))
 
     for layer in ghost.modules():
@@ -139,7 +139,7 @@ def count_round(
     cohort: int | None = None,
     tested: float = 0.0,
 ) -> Work:
-    """Count a round of federated averaging; a cohort's work is the mean over even draws.
+    """Count a round of federated averaging; the work of a cohort is the mean over uniform draws.
 
     Args:
         sample: of :func:`count_sample`.
@@ -147,7 +147,7 @@ def count_round(
         batch: samples of a step; the last one of an epoch may have fewer.
         epochs: of local training.
         cohort: clients that train in a round; all if None.
-        tested: test samples that are scored, a round.
+        tested: test samples that are scored per round.
     """
     m = len(sizes) if cohort is None else cohort
     part, d = m / len(sizes), sample.parameters
@@ -159,7 +159,7 @@ def count_round(
 
 
 def work_of_share(share: Share) -> Work:
-    """Count a round of a workload, with its test of every client."""
+    """Count a round of a workload, with the evaluation of every client."""
     w = share.workload
     sample = count_sample(make_model(w.model), share.x.shape[1:])
     sizes = [len(rows) for rows in share.train]
@@ -178,7 +178,7 @@ def work_of_federation(
     cohort: int | None = None,
     test_every: int | None = None,
 ) -> Work:
-    """Count a round on a federation whose clients are all tested every so often, or never."""
+    """Count a round on a federation whose clients are evaluated every few rounds, or never."""
     tested = 0.0 if test_every is None else int(federation.test.sizes.sum()) / test_every
     sizes = federation.train.sizes.tolist()
     sample = count_sample(model, federation.input_shape)
@@ -186,7 +186,7 @@ def work_of_federation(
 
 
 def _nominal(workload: Workload) -> Work:
-    """Count a workload without its images: made-up labels, divided as it divides them."""
+    """Count a workload without its images, with random labels and its own partition."""
     from sartor.data import divide
 
     w, tests = workload, max(workload.samples // 6, workload.clients)
@@ -212,7 +212,7 @@ def known_work() -> dict[str, Work]:
     from sartor import models
 
     lenet = models.lenet5(input_shape=(3, 32, 32), num_classes=10)
-    lanes, yard = device.LANES, device.HEADLINE_METRIC
+    lanes, small = device.LANES, device.HEADLINE
     return {
         **{name: _nominal(workload) for name, workload in WORKLOADS.items()},
         "lanes": count_round(
@@ -221,13 +221,13 @@ def known_work() -> dict[str, Work]:
             batch=lanes["batch"],
             epochs=lanes["epochs"],
         ),
-        "yardstick": count_round(
+        "headline": count_round(
             count_sample(device.TwoLayers(), (3, 32, 32)),
-            [yard["samples"]] * yard["clients"],
-            batch=yard["batch"],
-            epochs=yard["epochs"],
-            cohort=yard["cohort"],
-            tested=yard["clients"] * yard["tests"] / yard["test_every"],
+            [small["samples"]] * small["clients"],
+            batch=small["batch"],
+            epochs=small["epochs"],
+            cohort=small["cohort"],
+            tested=small["clients"] * small["tests"] / small["test_every"],
         ),
     }
 
@@ -236,9 +236,13 @@ def main() -> None:
     """Print the floor of every workload."""
     from sartor.results.tables import Table
 
-    parser = argparse.ArgumentParser(description="The least seconds that a round can take.")
+    parser = argparse.ArgumentParser(
+        description="Print the least time of a round of every workload."
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--rates", nargs=2, type=float, metavar=("FLOPS", "BYTES"), help="a second")
+    parser.add_argument(
+        "--rates", nargs=2, type=float, metavar=("FLOPS", "BYTES"), help="per second"
+    )
     args = parser.parse_args()
     rates = Rates(*args.rates) if args.rates else measure_rates(args.device)
     rows = []

@@ -1,4 +1,4 @@
-"""How busy other processes keep the machine, so that a measurement can wait (Linux only)."""
+"""Measure how busy other processes keep the machine, to wait until it is idle (Linux only)."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import time
 from pathlib import Path
 
 QUIET = 0.1
-"""Other processes' share of one processor under which a moment counts as quiet."""
+"""The share of one processor below which other processes count as idle."""
 
 _STAT = Path("/proc/stat")
 
 
 def _busy() -> float:
-    """Processor-seconds of the whole machine that were not idle."""
+    """Return the processor-seconds of the whole machine that were not idle."""
     if not _STAT.exists():
         return 0.0
     user, nice, system, _, _, irq, softirq, steal = _STAT.read_text().split("\n")[0].split()[1:9]
@@ -27,19 +27,19 @@ def _own() -> float:
 
 
 class Meter:
-    """Measures from its making on."""
+    """A meter of the other processes' load since it was created."""
 
     def __init__(self) -> None:
         self.start, self.busy, self.own = time.perf_counter(), _busy(), _own()
 
     def others(self) -> float:
-        """Processors that other processes kept busy, on average (1.0 is one whole processor)."""
+        """Return the mean number of processors that other processes kept busy."""
         seconds = max(time.perf_counter() - self.start, 1e-9)
         return max((_busy() - self.busy) - (_own() - self.own), 0.0) / seconds
 
 
 def wait_for_quiet(end: float, look: float = 0.04) -> bool:
-    """Sleep until other processes are quiet, or until ``end`` on the performance counter."""
+    """Sleep until other processes are idle, or until ``end`` on the performance counter."""
     while time.perf_counter() < end:
         meter = Meter()
         time.sleep(look)

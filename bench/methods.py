@@ -1,10 +1,11 @@
-"""Time a round of every method relative to FedAvg, beside the ratios of Sun et al. 2025, Table 2.
+"""Time a round of every method relative to FedAvg, next to the ratios of Sun et al. 2025, Table 2.
 
     python -m bench.methods [--model lenet5] [--rounds 6] [--device cpu] [--npz FILE] [--html FILE]
 
 All methods train on the same 20 clients (Dirichlet 0.5) with batch 64 and two epochs; only local
-work and the server are timed, not the evaluation. FedAvg is timed before and after the others, and
-its median is the unit. Gradients are relative too: a method should cost what its gradients explain.
+training and the server are timed, not the evaluation. FedAvg is timed before and after the others,
+and its median is the unit. The numbers of gradients are relative to FedAvg too: the time of a
+method should be explained by its gradients.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ PUBLISHED = {
     "fedgh": 25,
     "fedapa": 18,
 }
-"""Seconds an iteration in Table 2 (CIFAR-10, 20 clients, one RTX 2080 Ti)."""
+"""Seconds per iteration in Table 2 (CIFAR-10, 20 clients, one RTX 2080 Ti)."""
 
 
 def one(name: str, federation: Any, args: argparse.Namespace) -> dict[str, float]:
-    """Train a method and return seconds, gradients and KiB a round."""
+    """Train a method and return seconds, gradients and KiB per round."""
     maker = getattr(sartor.models, args.model)
     local = sartor.Local(epochs=2, batch=64, lr=0.01)
     result = sartor.fit(
@@ -70,9 +71,13 @@ def main() -> None:
     parser.add_argument("--model", default="lenet5")
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--npz", type=Path, default=None, help="Fashion-MNIST; else made-up images")
-    parser.add_argument("--samples", type=int, default=2000, help="training samples in all")
-    parser.add_argument("--methods", default="all", help="names with commas")
+    parser.add_argument(
+        "--npz", type=Path, default=None, help="Fashion-MNIST; synthetic images by default"
+    )
+    parser.add_argument(
+        "--samples", type=int, default=2000, help="total number of training samples"
+    )
+    parser.add_argument("--methods", default="all", help="names, separated by commas")
     results.add_outputs(parser)
     args = parser.parse_args()
     x, y, _, name = images(args.npz) if args.npz else synthetic(args.samples, args.samples // 4)

@@ -1,17 +1,17 @@
-"""Do the tests notice a fault? Small faults are put into a file one at a time, and its tests run.
+"""Check that the tests notice faults: put small faults into a file one at a time and run its tests.
 
     python -m bench.mutants [FILE ...] [--most N] [--seed S]
 
-A mutant is the file with one expression changed: a comparison turned or moved by one, an operator
+A mutant is the file with one expression changed: a comparison negated or moved by one, an operator
 swapped, a term or factor left out, a constant or a truth value changed, a condition negated, a sign
-or a negation dropped. It is *killed* if a test fails, *timed out* if the tests did not come to an
-end (which counts as noticed), and has *survived* otherwise. Messages of errors, annotations and
-imports are left alone. Torch is imported once; every mutant is a fork that imports this project
-anew with the changed file, so that one costs about as long as the tests that it meets.
+or a negation dropped. It is *killed* if a test fails, *timed out* if the tests do not finish (which
+counts as noticed), and has *survived* otherwise. Error messages, annotations and imports are not
+changed. Torch is imported once; every mutant is a fork that imports this project again with the
+changed file, so a mutant takes about as long as the tests that run on it.
 
-`TARGETS` says which tests belong to a file; a later stage is run for the survivors of the earlier
-ones. `EQUIVALENT` lists mutants that compute the same as the file, each with the reason; they are
-not counted. Hypothesis draws the same examples every time. Needs `os.fork`: Linux or macOS.
+`TARGETS` lists the tests of each file; a later stage runs only for the survivors of the earlier
+ones. `EQUIVALENT` lists mutants that compute the same as the file, with the reason; they are not
+counted. Hypothesis draws the same examples every time. Needs `os.fork`: Linux or macOS.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ import hypothesis
 import pytest
 import torch
 
-import sartor.cli  # so that a fork finds everything that is not ours imported already
+import sartor.cli  # imports all third-party packages, so that no fork has to
 import sartor.report
 import sartor.runs  # noqa: F401
 from sartor.results.tables import Table
@@ -87,23 +87,16 @@ TARGETS = {
     ),
 }
 
-# Of a file, the line as the mutant has it: why it is no fault.
+# File -> line of the mutant -> why it is not a fault.
 _BITS = "words have 32 bits, and there are fewer than 2^30 segments: they sort the same"
-_EQUAL = "where both are equal, the line below sets nothing new"
-_FIELDS = "both have one entry for each field of a site"
+_EQUAL = "if both are equal, the line below changes nothing"
 EQUIVALENT: dict[str, dict[str, str]] = {
-    "sartor/engines/parts.py": {
-        "for f, v in zip(Site._fields, site, strict=False)": _FIELDS,
-        "fields = zip(Site._fields, site, strict=False)": _FIELDS,
-    },
     "sartor/engines/plan.py": {
         "if np.any(per_epoch != period) and (total_steps >= period):": _EQUAL,
         "value = (segment[:, None] << 33) + words": _BITS,
     },
     "sartor/engines/vectorised.py": {
-        "pairs = zip(site, dims, strict=False)": _FIELDS,
-        "pairs = zip(value, dims, strict=False)": _FIELDS,
-        "if (width <= before):": "as many lanes as before all go on, beside an empty piece",
+        "if (width <= before):": "all lanes continue, and the other part is empty",
     },
     "sartor/methods/ditto.py": {
         "pairs = zip(tries, choices, strict=False)": "tries are made from choices, one each",
@@ -157,7 +150,7 @@ class Mutant(NamedTuple):
 
 
 def swapped(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
-    """Yield what could stand in place of an expression by mistake."""
+    """Yield expressions that could replace an expression by mistake."""
     match node:
         case ast.Compare():
             for k, op in enumerate(node.ops):
@@ -189,7 +182,7 @@ def swapped(node: ast.expr | ast.stmt) -> Iterator[ast.expr | ast.stmt]:
 
 
 def is_text(*nodes: ast.expr) -> bool:
-    """Say whether strings or lists are put together here, which are no sums."""
+    """Return whether strings or lists are joined here instead of numbers added."""
     kinds = (ast.JoinedStr, ast.List, ast.ListComp, ast.Tuple)
     return any(isinstance(n, kinds) or isinstance(getattr(n, "value", 0), str) for n in nodes)
 
@@ -275,7 +268,7 @@ class Changed(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def trial(file: str, code: CodeType, tests: Sequence[str], seconds: int) -> tuple[str, str]:
-    """Run tests with changed code in a fork; returns its fate and the end of what pytest said."""
+    """Run tests with changed code in a fork; return its fate and the end of pytest's output."""
     with tempfile.TemporaryFile() as said:
         child = os.fork()
         if child == 0:
@@ -293,12 +286,12 @@ def trial(file: str, code: CodeType, tests: Sequence[str], seconds: int) -> tupl
 
 
 def tested(file: str, code: CodeType, tests: Sequence[str]) -> int:
-    """Import the project anew with changed code, run tests until one fails; returns the status."""
+    """Import the project with changed code and run tests until one fails; return the status."""
     for name in [n for n in sys.modules if n.partition(".")[0] in ("sartor", "tests")]:
         del sys.modules[name]
     sys.meta_path.insert(0, Changed(file.removesuffix(".py").replace("/", "."), ROOT / file, code))
     quiet = ("-q", "--tb=line", "-n", "0", "-p", "no:cacheprovider")
-    known = ("-W", "ignore:Module already imported")  # this process has seen pytest's plugins
+    known = ("-W", "ignore:Module already imported")  # pytest's plugins are imported already
     try:
         return int(pytest.main(["-x", *quiet, *known, *tests]))
     except BaseException:
@@ -319,7 +312,9 @@ def judge(file: str, target: Target, chosen: Sequence[Mutant]) -> list[str]:
         begun = time.perf_counter()
         fate, said = trial(file, plain, tests, 600)
         if fate != "survived":
-            raise SystemExit(f"{said}\n{' '.join(tests)}: {fate} without any fault; mend that.")
+            raise SystemExit(
+                f"{said}\n{' '.join(tests)}: {fate} without any fault; fix that first."
+            )
         limit = 30 + int(5 * (time.perf_counter() - begun))
         for k, mutant in enumerate(chosen):
             if fates[k] == "survived":
@@ -339,7 +334,7 @@ def counted(file: str, target: Target) -> list[Mutant]:
 
 
 def prepare() -> None:
-    """Set what all forks share: one thread, and examples that are the same every time."""
+    """Set up what all forks have in common: one thread, and the same examples every time."""
     torch.set_num_threads(1)
     os.chdir(ROOT)
     hypothesis.settings.register_profile(
@@ -352,14 +347,14 @@ def prepare() -> None:
         suppress_health_check=list(hypothesis.HealthCheck),
     )
     os.environ["HYPOTHESIS_PROFILE"] = "mutants"
-    gc.freeze()  # a fork need not look through what was imported here
+    gc.freeze()  # the garbage collector of a fork skips what was imported here
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Print the table and the survivors; the exit status is 1 if a file is below the bar."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(TARGETS)}")
-    parser.add_argument("--most", type=int, help="a sample of so many mutants a file")
+    parser.add_argument("--most", type=int, help="the most mutants per file, a random sample")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
     options = parser.parse_args(arguments)
     if unknown := set(options.files) - set(TARGETS):

@@ -1,7 +1,7 @@
-"""A federation of four processes on this machine against the same run in one process.
+"""Compare a federation of four processes on this machine with the same run in one process.
 
-``python -m bench.network [ROUNDS]`` prints the seconds from start to the first round, the seconds a
-round beyond training, and both accuracies. Needs nvflare.
+``python -m bench.network [ROUNDS]`` prints the seconds until the end of the first round, those of
+the median round, and both accuracies. Needs nvflare.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ METHOD = "fedapa"
 
 
 def main(rounds: int = 50) -> None:
-    """Train, and print what it took."""
+    """Train both ways and print the times and accuracies."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         names = _prepare(folder, rounds)
@@ -80,7 +80,7 @@ def main(rounds: int = 50) -> None:
 
 
 def _prepare(folder: Path, rounds: int) -> list[str]:
-    names = [f"site-{i + 1}" for i in range(4)]
+    names = [f"client-{i + 1}" for i in range(4)]
     fed = sartor.Federation.from_dataset("digits", clients=4, partition="dirichlet:0.5")
     (folder / "all").mkdir()
     for i, name in enumerate(names):

@@ -1,8 +1,8 @@
-"""The PyPI package fluke-fl as a contender: FedAvg through its public classes, on the same data.
+"""Run FedAvg with the PyPI package fluke-fl through its public classes, on the same data.
 
-It runs in an environment of its own, which has fluke-fl and not Sartor. The global model is tested
-after every round on the test samples of all clients together, which is the same work as testing it
-client by client.
+It runs in its own environment, which has fluke-fl but not Sartor. After every round the global
+model is evaluated on the test samples of all clients together, which is the same work as evaluating
+it client by client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _KEEP: list[Any] = []
 
 
 class Watch:
-    """Sees the rounds go by, with the accuracy after each."""
+    """An observer that records the time of every round and the accuracy after it."""
 
     def __init__(self, device: str) -> None:
         self.device, self.began, self.accuracy = device, 0.0, 0.0
@@ -39,7 +39,7 @@ class Watch:
         self.began = time.perf_counter()
 
     def server_evaluation(self, *args: Any, evals: dict[str, float], **kwargs: Any) -> None:
-        """Note the accuracy of the global model."""
+        """Record the accuracy of the global model."""
         self.accuracy = float(evals["accuracy"])
 
     def end_round(self, *args: Any, **kwargs: Any) -> None:
@@ -50,13 +50,13 @@ class Watch:
 
 
 class Given:
-    """A splitter that hands out our division."""
+    """A splitter that returns our partition."""
 
     def __init__(self, share: Share, loader: Any) -> None:
         self.share, self.loader = share, loader
 
     def assign(self, clients: int, batch_size: int) -> Any:
-        """Return loaders of the clients' training samples, none of their tests, one of all."""
+        """Return a loader per client for training, and one for all test samples."""
         share = self.share
         x, y = torch.from_numpy(share.x), torch.from_numpy(share.y)
 
@@ -76,7 +76,7 @@ class Given:
 
 
 def _without_vision_kernels() -> None:
-    """Declare two operators that torchvision's own kernels would bring; nothing here calls them.
+    """Declare two operators that torchvision's kernels would define; nothing here calls them.
 
     fluke-fl imports torchvision, whose published wheel cannot load its kernels beside a torch
     without CUDA, and then fails at import because these names are unknown.
@@ -85,11 +85,11 @@ def _without_vision_kernels() -> None:
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    _KEEP.append(library)  # a library that is collected takes its names with it
+    _KEEP.append(library)  # the names disappear when the library is garbage-collected
 
 
 def rounds(share: Share, number: int, device: str, seed: int) -> Iterator[tuple[float, float]]:
-    """Train; yields the seconds of each round, evaluation included, and the accuracy after it."""
+    """Train, and yield the seconds of each round with its evaluation, and the accuracy after it."""
     if not torch.cuda.is_available():
         _without_vision_kernels()
     fluke, data, algorithms = (

@@ -1,4 +1,4 @@
-"""The page of the measurements: one file in the style of the library's reports, without network."""
+"""Write the page of the measurements: one file in the style of the library's reports."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from bench.rates import Rates
 from bench.results import NAMES, Record
 from bench.workloads import Workload
 from sartor.report.layout import count
-from sartor.report.sections import Part, Section, render_sections
+from sartor.report.sections import Fold, Part, Section, render_sections
 from sartor.report.words import Words
 from sartor.results.tables import Table
 
 FLOOR = (
     "The floor is the least time of a round on this machine: the floating-point operations of its "
-    "products at the rate of a large matrix product, or the bytes that parameters and batches must "
-    "move at the rate of a large copy, whichever takes longer. Activations, poolings and gradients "
-    "in memory are not counted, so a real program stays well below 100 %. A floor by memory can be "
-    "undercut, where parameters stay in a cache."
+    "products at the rate of a large matrix product, or the bytes of parameters and batches at the "
+    "rate of a large copy, whichever takes longer. Activations, poolings and gradients in memory "
+    "are not counted, so a real program stays well below 100 %. If the parameters stay in a cache, "
+    "a program can be faster than the floor by memory."
 )
 
 
@@ -63,7 +63,7 @@ def render(records: Sequence[Record]) -> str:
     if top.get("rates"):
         sections.append(Section("What the floor is", [FLOOR, _rates(top)]))
     if top.get("settings"):
-        sections.append(Section("Settings", [top["settings"]], "How it was run", folded=True))
+        sections.append(Section("Settings", [Fold("How it was run", [top["settings"]])]))
     return render_sections(
         "Seconds a round",
         sections,
@@ -90,7 +90,7 @@ def _environment(record: Record) -> dict[str, Any]:
 
 
 def _words(record: Record) -> Words:
-    """Return the ratios in words, and what to keep in mind."""
+    """Return the ratios in words, and the caveats."""
     rows = [(found, results.ratio(found, "sartor")) for found in record["workloads"]]
     known = [(found, value) for found, value in rows if value is not None]
     words = Words(headline="Seconds a round of federated averaging; no ratio to a plain loop.")
@@ -122,20 +122,20 @@ def _caveats(record: Record) -> list[str]:
     noisy = max((results.busy(workload) for workload in record["workloads"]), default=0.0)
     if noisy > load.QUIET:
         found.append(
-            f"Other processes kept up to {noisy:.1f} processors busy: repeat it on a quiet machine "
+            f"Other processes kept up to {noisy:.1f} processors busy: repeat it on an idle machine "
             "before you quote a number."
         )
     if (others := record.get("rates", {}).get("others", 0.0)) > load.QUIET:
         found.append(
-            f"The machine's rates were measured beside {others:.1f} busy processors, so they are "
-            "too low, and shares of the floor too high."
+            f"Other processes kept {others:.1f} processors busy while the rates were measured, so "
+            "the rates are too low, and the shares of the floor too high."
         )
     if record.get("settings", {}).get("quick"):
         found.append("This is the quick form: a tenth of the samples, and few rounds.")
     if record["commit"]["changed"]:
-        found.append("Files had been changed since the commit that is named.")
+        found.append("The files differed from the commit that is named.")
     if sources := sorted({w["source"] for w in record["workloads"] if "synth" in w["source"]}):
-        found.append(f"Data: {', '.join(sources)}; accuracy says only that the work was the same.")
+        found.append(f"Data: {', '.join(sources)}; accuracy only shows that the work was the same.")
     for workload in record["workloads"]:
         for name, reason in workload.get("left_out", {}).items():
             found.append(f"{workload['workload']['name']}: {NAMES[name]} was left out: {reason}.")
@@ -180,7 +180,7 @@ def _workload(found: dict[str, Any], record: Record) -> Section:
             parts = ", ".join(f"{part} {value:.3g} s" for part, value in row["parts"].items())
             notes[f"{NAMES[name]}, a round by part"] = parts
     if (noisy := results.busy(found)) > load.QUIET:
-        notes["busy machine"] = f"up to {noisy:.1f} processors were kept by other processes"
+        notes["busy machine"] = f"other processes kept up to {noisy:.1f} processors busy"
     lead = (
         f"Network {Workload(**found['workload']).describe()}; {found['least']} to {found['most']} "
         f"training samples a client, {found['steps']:.0f} client-steps a round."
@@ -192,7 +192,9 @@ def _workload(found: dict[str, Any], record: Record) -> Section:
 def _rates(record: Record) -> dict[str, str]:
     rates = record["rates"]
     return {
-        "rates": f"of {rates['device']}, in the same run" if rates["device"] else "given by hand",
+        "rates": f"of {rates['device']}, in the same run"
+        if rates["device"]
+        else "given as arguments",
         "large product of float32 matrices": f"{rates['flops'] / 1e9:,.0f} GFLOP/s",
         "large copy, read and written": f"{rates['bytes'] / 1e9:,.1f} GB/s",
     }
@@ -218,9 +220,9 @@ def _methods(record: Record) -> Section:
 
 
 def _busy(record: Record) -> dict[str, str]:
-    """Return the note on a busy machine, where it was one."""
+    """Return a note if the machine was busy."""
     others = record.get("others", 0.0)
-    said = f"other processes kept {others:.1f} processors on average; repeat when quiet"
+    said = f"other processes kept {others:.1f} processors busy on average; repeat when idle"
     return {"busy machine": said} if others > load.QUIET else {}
 
 

@@ -1,7 +1,7 @@
 """Federated averaging as a researcher would write it.
 
 A deepcopy of the model per client, DataLoader, torch.optim.SGD, averages of state dicts. It needs
-torch and numpy alone.
+torch and numpy only.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def train_client(
 
 
 def average(states: list[dict[str, Tensor]], weights: list[float]) -> dict[str, Tensor]:
-    """Weighted average of state dicts."""
+    """Return the weighted average of state dicts."""
     total = sum(weights)
     mean = {name: value * (weights[0] / total) for name, value in states[0].items()}
     for state, weight in zip(states[1:], weights[1:], strict=True):
@@ -95,7 +95,7 @@ def average(states: list[dict[str, Tensor]], weights: list[float]) -> dict[str, 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, loaders: list[DataLoader[tuple[Tensor, ...]]], device: str) -> float:
-    """Share of right answers over the test samples of all clients."""
+    """Return the accuracy over the test samples of all clients."""
     model.eval()
     correct = count = 0
     for loader in loaders:
@@ -107,7 +107,7 @@ def evaluate(model: nn.Module, loaders: list[DataLoader[tuple[Tensor, ...]]], de
 
 
 def rounds(share: Share, number: int, device: str, seed: int) -> Iterator[tuple[float, float]]:
-    """Train; yields the seconds of each round, evaluation included, and the accuracy after it."""
+    """Train, and yield the seconds of each round with its evaluation, and the accuracy after it."""
     torch.manual_seed(seed)
     rng = np.random.default_rng(seed)
     w = share.workload

@@ -1,9 +1,7 @@
-"""Memory of a large population.
+"""Measure the memory of a large population: 100,000 clients with LeNet-5 states, cohorts of 100.
 
-100,000 registered clients with LeNet-5 states of their own, cohorts of 100.
-
-The states rest in memory-mapped files, so memory grows with the cohort. Run: ``python -m
-bench.population``.
+The states are kept in memory-mapped files, so memory grows with the cohort. Run it with
+``python -m bench.population``.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ def population(
 
 
 def main() -> None:
-    """Train and print peak memory and seconds a round."""
+    """Train, and print peak memory and seconds per round."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--clients", type=int, default=100_000)
     parser.add_argument("--cohort", type=int, default=100)

@@ -1,4 +1,4 @@
-"""Make the data of a workload once, for all contenders: read or invent it, and divide it."""
+"""Prepare the data of a workload once for all contenders: read or simulate it, and divide it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def images(npz: Path | None) -> tuple[Array, Array, int, str]:
 
 
 def synthetic(train: int, test: int) -> tuple[Array, Array, int, str]:
-    """Images of the size of Fashion-MNIST: ten patterns under noise, which a network can learn."""
+    """Simulate images of the size of Fashion-MNIST: ten patterns with noise."""
     rng = np.random.default_rng(0)
     labels = rng.integers(0, 10, train + test)
     patterns = np.kron(rng.uniform(0, 255, (10, 7, 7)), np.ones((4, 4)))
@@ -49,7 +49,7 @@ def synthetic(train: int, test: int) -> tuple[Array, Array, int, str]:
 
 
 def texts(train: int, test: int) -> tuple[Array, Array, int, str]:
-    """Rows of token ids of 5 to 25 tokens; those with more tokens of the first half are class 1."""
+    """Simulate texts of 5 to 25 tokens; class 1 has more tokens from the first half."""
     rng = np.random.default_rng(0)
     x = rng.integers(1, TOKENS, (train + test, LENGTH))
     x[np.arange(LENGTH) >= rng.integers(5, LENGTH + 1, (len(x), 1))] = 0

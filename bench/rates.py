@@ -1,10 +1,11 @@
-"""The rates of a machine: operations a second in a large product, bytes a second in a large copy.
+"""Measure the rates of a machine: operations and bytes per second.
 
     python -m bench.rates [--device cuda] [--threads N]
 
-The product is of two float32 matrices (on a GPU without the shorter formats of its tensor cores, as
-PyTorch has it by default); a copied byte counts twice, read and written. The fastest of several
-repeats counts, since a floor needs what the machine can do, not what it did on average.
+Operations are measured by a large product of two float32 matrices (on a GPU without the shorter
+formats of its tensor cores, PyTorch's default), bytes by a large copy, where a byte counts twice,
+read and written. The fastest of several repeats counts, because a floor needs the best that the
+machine can do.
 """
 
 from __future__ import annotations
@@ -25,14 +26,14 @@ from bench import load
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device can do.
+    """The rates of a device.
 
     Attributes:
-        flops: operations a second.
-        bytes: moved a second, read or written.
+        flops: operations per second.
+        bytes: bytes per second, read or written.
         device: its name.
-        others: processors that others kept busy meanwhile: the rates are then too low, and shares
-            of the floor too high.
+        others: processors that other processes kept busy during the measurement, which makes the
+            rates too low and shares of the floor too high.
     """
 
     flops: float
@@ -61,7 +62,7 @@ def device_name(device: str) -> str:
 
 
 def fastest(job: Callable[[], Any], seconds: float, clock: Callable[[], float]) -> float:
-    """Return the least seconds of a job that is repeated: three times at least, after once idle."""
+    """Return the shortest time of a repeated job: at least three times, after a warm-up."""
     job()
     times: list[float] = []
     while len(times) < 3 or sum(times) < seconds:
@@ -79,7 +80,7 @@ def measure_rates(
     megabytes: int | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Rates:
-    """Measure operations and bytes a second: a product of matrices, and a copy.
+    """Measure operations per second by a product of matrices, and bytes per second by a copy.
 
     Args:
         device: "cpu" or "cuda".
@@ -104,7 +105,7 @@ def measure_rates(
 
 def main() -> None:
     """Measure and print one line of JSON."""
-    parser = argparse.ArgumentParser(description="The rates of this machine.")
+    parser = argparse.ArgumentParser(description="Measure the rates of this machine.")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--threads", type=int)
     args = parser.parse_args()

@@ -1,7 +1,7 @@
-"""What a measurement leaves behind: a file with the commit, the date and the machine; history.
+"""Save measurements with the commit, the date and the machine, and read their history.
 
 A record is a JSON object: ``kind`` ("rounds", "methods", "scaling" or "device"), ``commit``,
-``date``, ``environment``, and what that command measured. Files of one folder make a history.
+``date``, ``environment``, and the numbers of that command. The files of a folder make a history.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ KINDS = {"rounds": "workloads", "methods": "rows", "scaling": "rows", "device": 
 """Kind of a record -> where its numbers are."""
 
 STARTED = load.Meter()
-"""How busy others keep the machine while this process measures."""
+"""Meter of the other processes' load since this process started."""
 
 
 def git(*words: str) -> str:
-    """Return what git says of this tree; nothing where there is no git or no repository."""
+    """Return the output of a git command; empty without git or a repository."""
     try:
         done = subprocess.run(
             ["git", *words], cwd=ROOT, capture_output=True, text=True, check=False, timeout=20
@@ -52,7 +52,7 @@ def git(*words: str) -> str:
 
 
 def stamp(device: str) -> Record:
-    """Return commit, date and machine of a measurement that ends now."""
+    """Return the commit, the date and the machine of a measurement that ends now."""
     commit, _, committed = git("log", "-1", "--format=%h %cI").partition(" ")
     changed = bool(git("status", "--porcelain", "--untracked-files=no"))
     return {
@@ -63,15 +63,17 @@ def stamp(device: str) -> Record:
 
 
 def add_outputs(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the numbers and the page go."""
+    """Add the options for the numbers and the page."""
     parser.add_argument(
-        "--json", type=Path, help="write all numbers here; into a folder under a name of their own"
+        "--json",
+        type=Path,
+        help="file for all numbers, or a folder, in which they get their own name",
     )
-    parser.add_argument("--html", type=Path, help="write a page here (needs matplotlib)")
+    parser.add_argument("--html", type=Path, help="file for the page (needs matplotlib)")
 
 
 def write_outputs(args: argparse.Namespace, kind: str, **content: Any) -> Record:
-    """Write what was asked for, say where, and return the record."""
+    """Write the requested files, print their paths, and return the record."""
     about = {**stamp(content.get("device", "cpu")), "others": STARTED.others()}
     record = {"kind": kind, **about, **content}
     if args.json is not None:
@@ -94,7 +96,7 @@ def write(record: Record, path: Path) -> Path:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder; that of the benchmarks is kept out of the repository."""
+    """Create a folder; keep the cache of the benchmarks out of the repository."""
     folder.mkdir(parents=True, exist_ok=True)
     if folder.resolve().is_relative_to(CACHE):
         (CACHE / ".gitignore").write_text("*\n")
@@ -104,7 +106,7 @@ def read(paths: Iterable[Path]) -> list[Record]:
     """Return the records of files and folders, by date of the commit and then of the run.
 
     Raises:
-        ConfigError: a path that is not there, holds no record, or is not one.
+        ConfigError: a path is missing, or is not a record.
     """
     files: list[Path] = []
     for path in paths:
@@ -124,12 +126,12 @@ def _read(file: Path) -> Record:
     except ValueError as error:
         raise ConfigError(f"{file} is not JSON ({error}); leave it out.") from None
     if isinstance(record, dict):
-        record.setdefault("kind", "rounds")  # files from before there were kinds
+        record.setdefault("kind", "rounds")  # older files have no kind
         if KINDS.get(record["kind"], "") in record:
             unknown = {"id": "unknown", "date": "", "changed": False}
             return {"commit": unknown, "date": "", "environment": {}, "device": "cpu", **record}
     raise ConfigError(
-        f"{file} is no result of a benchmark; expected an object with one of the kinds "
+        f"{file} is not the result of a benchmark; expected an object with one of the kinds "
         f"{', '.join(KINDS)}, as --json writes it. Leave it out, or measure again."
     )
 
@@ -143,12 +145,12 @@ def _seconds(text: str) -> float:
 
 
 def commit_name(record: Record) -> str:
-    """Return the commit of a record, with a plus where files had been changed since."""
+    """Return the commit of a record, with a plus if the files differed from it."""
     return str(record["commit"]["id"]) + "+" * bool(record["commit"]["changed"])
 
 
 def label(found: Mapping[str, Any], device: str) -> str:
-    """Name a workload, with whatever makes it another one than that of this name.
+    """Return the name of a workload, with the settings that differ from its usual ones.
 
     >>> from dataclasses import asdict
     >>> label({"workload": {**asdict(WORKLOADS["dnn"]), "samples": 6000}}, "cuda")
@@ -170,14 +172,14 @@ def ratio(found: Mapping[str, Any], name: str) -> float | None:
 
 
 def share(found: Mapping[str, Any], seconds: float, record: Record) -> float | None:
-    """Return the floor of a round over its seconds; None for a file without work or rates."""
+    """Return the floor of a round divided by its seconds; None without work or rates."""
     if "work" not in found or not record.get("rates"):
         return None
     return Work(**found["work"]).share(seconds, Rates(**record["rates"]))
 
 
 def busy(found: Mapping[str, Any]) -> float:
-    """Return the processors that others kept busy while a workload was measured, at the most."""
+    """Return the most processors that other processes kept busy during a workload."""
     return max((row["others"] for row in found["contenders"].values()), default=0.0)
 
 
@@ -234,11 +236,11 @@ def history_table(rows: list[dict[str, Any]]) -> Table:
     """Return the history as a table.
 
     Raises:
-        ConfigError: there is nothing in it.
+        ConfigError: there are no rows.
     """
     if not rows:
         raise ConfigError(
-            "These results have no round of Sartor in them, so they have no history; give files "
+            "These results contain no round of Sartor, so there is no history; give files "
             "of python -m bench --json or python -m bench.device --json."
         )
     formats = {"share of floor": "percent", "× plain loop": "seconds"}

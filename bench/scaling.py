@@ -1,11 +1,11 @@
-"""How the seconds of a round grow: with the cohort, the population, the network and the data.
+"""Measure how the time of a round grows with the cohort, the population, the network and the data.
 
     python -m bench.scaling [cohort population network data] [--json FILE] [--html FILE]
 
-Made-up clients of 64 features and 10 classes, FedAvg, batch 10, one local epoch. One thing is
+Simulated clients with 64 features and 10 classes, FedAvg, batch 10, one local epoch. One size is
 changed at a time; the others stay at 10,000 clients (1,000 for `network` and `data`) of 10 samples,
-cohorts of 100, and multinomial regression. The clients are tested at the end alone, and that round
-is left out: a test of everybody grows with the population by its nature.
+cohorts of 100, and multinomial regression. The clients are evaluated in the last round only, which
+is not timed, because an evaluation of all clients grows with the population anyway.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ MEANING = {
 
 
 def made_up(clients: int, samples: int) -> Federation:
-    """Make equal clients; all of them share 100,000 samples at most, so that memory stays small."""
+    """Make equal clients that share at most 100,000 samples, so that memory stays small."""
     rng = torch.Generator().manual_seed(0)
     pool = min(clients * (samples + 1), 100_000)
     x = torch.randn(pool, FEATURES, generator=rng)
@@ -52,11 +52,10 @@ def made_up(clients: int, samples: int) -> Federation:
 
 
 class Watch:
-    """Times rounds between the third and the last, which tests everybody.
+    """A timer of the rounds between the third and the last, which evaluates all clients.
 
-    A GPU works on while the host prepares the next round, so there only the mean of those rounds is
-    known: from the moment when the device has done the third to that when it has done the last but
-    one.
+    A GPU still computes while the host prepares the next round, so only the mean of those rounds is
+    known there: from the end of the third on the device to the end of the last but one.
     """
 
     def __init__(self, rounds: int) -> None:
@@ -64,25 +63,25 @@ class Watch:
         self.rounds, self.queued = rounds, torch.cuda.is_available()
 
     def start(self, total_rounds: int, description: str) -> None:
-        """Nothing to begin."""
+        """Do nothing."""
 
     def update(self, round_index: int, info: dict[str, Any]) -> None:
-        """Note the end of a round."""
+        """Record the end of a round."""
         if self.queued and len(self.ends) + 1 in (3, self.rounds - 1):
             torch.cuda.synchronize()
         self.ends.append(time.perf_counter())
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
     def middle(self) -> list[float]:
-        """Return the seconds of the rounds between."""
+        """Return the seconds of the timed rounds."""
         times = np.diff(self.ends[2:-1]).tolist()
         return [float(np.mean(times))] * len(times) if self.queued else times
 
 
 def seconds(what: str, value: int, rounds: int) -> dict[str, Any]:
-    """Time rounds with one thing changed."""
+    """Time rounds with one size changed."""
     many = what in ("cohort", "population")
     clients = value if what == "population" else 10_000 if many else 1_000
     fed = made_up(clients, value if what == "data" else 10)
@@ -112,7 +111,7 @@ def seconds(what: str, value: int, rounds: int) -> dict[str, Any]:
 
 
 def draw(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draw the curves side by side."""
+    """Draw the curves in a row."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -132,7 +131,7 @@ def draw(rows: list[dict[str, Any]], path: Path) -> None:
 
 def main() -> None:
     """Measure, print and draw."""
-    parser = argparse.ArgumentParser(description="Seconds of a round against size.")
+    parser = argparse.ArgumentParser(description="Measure the seconds of a round against size.")
     parser.add_argument("what", nargs="*", choices=[*CURVES, []], default=[])
     parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--png", type=Path)

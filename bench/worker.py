@@ -1,4 +1,4 @@
-"""One contender on one workload, in a process of its own; the last line is a JSON object."""
+"""Run one contender on one workload in its own process; the last line is a JSON object."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from bench import load
 from bench.workloads import Share
 
 CONTENDERS = ("sartor", "reference", "plain", "fluke")
-SPARE: dict[str, list[float]] = {}
-"""Seconds of each part of a round, by Sartor's ledger."""
+PARTS: dict[str, list[float]] = {}
+"""Seconds of each part of a round, from Sartor's ledger."""
 
 
 class Clock:
-    """Sartor's progress: notes the time of every round, and its accuracy."""
+    """A progress display that records the time of every round, and its accuracy."""
 
     def __init__(self, device: str) -> None:
         self.device, self.last = device, 0.0
@@ -34,7 +34,7 @@ class Clock:
         self.last = time.perf_counter()
 
     def update(self, round_index: int, info: dict[str, Any]) -> None:
-        """Note a round."""
+        """Record a round."""
         if self.device == "cuda":
             torch.cuda.synchronize()
         now = time.perf_counter()
@@ -42,13 +42,13 @@ class Clock:
         self.last = now
 
     def stop(self) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 def sartor_rounds(
     share: Share, number: int, device: str, seed: int, engine: str
 ) -> Iterator[tuple[float, float]]:
-    """Train with ``sartor.fit``; yields seconds and accuracy of each round."""
+    """Train with ``sartor.fit``, and yield seconds and accuracy of each round."""
     import sartor
     from sartor import models
     from sartor.data import Federation, Ragged
@@ -76,16 +76,16 @@ def sartor_rounds(
         "points": ("pre",),
     }
     result = sartor.fit("fedavg", federation, rounds=number, progress=clock, **settings)
-    SPARE.update(result.ledger.seconds)
+    PARTS.update(result.ledger.seconds)
     if engine == "auto":
-        # The same rounds with steps that only receive their batches: what of "train" is gathering.
+        # The same rounds with steps that only receive their batches show the share of gathering.
         idle = sartor.fit(_idle, federation, rounds=min(number, 4), **settings)
-        SPARE["gather"] = idle.ledger.seconds["train"]
+        PARTS["gather"] = idle.ledger.seconds["train"]
     yield from clock.seen
 
 
 def _idle(task: Any, local: Any) -> Any:
-    """Build FedAvg whose local steps change nothing."""
+    """Build FedAvg with local steps that change nothing."""
     from sartor.core.method import changed
     from sartor.methods.fedavg import fedavg
 
@@ -110,9 +110,9 @@ def contest(
 
 
 def peak_mb() -> float:
-    """The most memory that this process has held, in MB."""
+    """Return the peak memory of this process, in MB."""
     status = Path("/proc/self/status")
-    if status.exists():  # the kernel's mark of this program alone; getrusage also sees the parent's
+    if status.exists():  # getrusage would include the memory of the parent before the fork
         for line in status.read_text().splitlines():
             if line.startswith("VmHWM"):
                 return int(line.split()[1]) / 1024
@@ -120,7 +120,7 @@ def peak_mb() -> float:
 
 
 def main() -> None:
-    """Run and report."""
+    """Run a contender and print its report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("contender", choices=CONTENDERS)
     parser.add_argument("folder", type=Path)
@@ -141,7 +141,7 @@ def main() -> None:
         "accuracy": [a for _, a in seen],
         "memory_mb": peak_mb(),
         "memory_before_mb": before,
-        "parts": SPARE,
+        "parts": PARTS,
         "others": meter.others(),
         "torch": torch.__version__,
     }

@@ -1,6 +1,6 @@
-"""What is measured: the workloads, and the folder from which every contender reads the data.
+"""Define the workloads, and the folder from which every contender reads the data.
 
-This module needs numpy alone, so that a contender in another environment can use it too.
+This module needs only numpy, so that a contender in another environment can use it too.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Workload:
 
     @property
     def classes(self) -> int:
-        """How many classes there are: garments, or moods."""
+        """The number of classes: ten garments, or two moods."""
         return 2 if self.model == "lstm" else 10
 
     def describe(self) -> str:
-        """One line for the head of a table."""
+        """Return one line for the head of a table."""
         share = "all train" if self.cohort == self.clients else f"{self.cohort} train in a round"
         return (
             f"{self.model}, {self.clients} clients ({self.partition}, {share}), "
@@ -70,14 +70,14 @@ WORKLOADS = {
 
 
 def quick(workload: Workload) -> Workload:
-    """The same setting with a tenth of the samples (and of the thousand clients)."""
+    """Return the same setting with a tenth of the samples (and of the thousand clients)."""
     small = replace(workload, samples=workload.samples // 10)
     return replace(small, clients=100, cohort=10) if workload.clients == 1000 else small
 
 
 @dataclass(frozen=True)
 class Share:
-    """The data of a workload, divided: what every contender starts from."""
+    """The data of a workload, divided among the clients."""
 
     x: Array
     y: Array
@@ -87,13 +87,13 @@ class Share:
     source: str
 
     def steps(self) -> float:
-        """Client-steps a round, on average."""
+        """Return the mean number of client-steps in a round."""
         w = self.workload
         batches = [-(-len(rows) // w.batch) * w.epochs for rows in self.train]
         return sum(batches) * w.cohort / w.clients
 
     def save(self, folder: Path) -> None:
-        """Write it where ``load`` finds it."""
+        """Write the data to a folder that ``load`` reads."""
         arrays = {"x": self.x, "y": self.y}
         for name, lists in (("train", self.train), ("test", self.test)):
             arrays[f"{name}_rows"] = np.concatenate(lists)

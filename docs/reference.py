@@ -11,7 +11,7 @@ from typing import Any
 import sartor
 
 REFERENCE: dict[str, tuple[str, ...]] = {
-    "sartor": ("fit", "compare", "advise", "search", "load"),
+    "sartor": ("fit", "compare", "advise", "search", "load", "accelerate"),
     "sartor.data.federation": ("Federation",),
     "sartor.results.result": ("Result",),
     "sartor.results.comparison": ("Comparison",),
@@ -19,7 +19,7 @@ REFERENCE: dict[str, tuple[str, ...]] = {
     "sartor.adviser.advice": ("Advice",),
     "sartor.adviser.verification": ("Verification",),
     "sartor.training.search": ("Search",),
-    "sartor.core.local": ("Local", "descend"),
+    "sartor.core.local": ("Local", "descend", "half_square"),
     "sartor.training.stopping": ("EarlyStopping",),
     "sartor.training.callbacks": (),
     "sartor.core.method": (

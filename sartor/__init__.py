@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from sartor import errors as errors
 from sartor import methods, models
 from sartor._version import __version__
 from sartor.adviser import Advice, advise
@@ -10,10 +11,11 @@ from sartor.data.federation import Federation
 from sartor.engines.cpu.acceleration import accelerate
 from sartor.results.comparison import Comparison
 from sartor.results.result import Result
-from sartor.results.serving import Prediction, load
+from sartor.results.serving import Prediction
 from sartor.training.callbacks import STOP
 from sartor.training.compare import compare
 from sartor.training.fit import fit
+from sartor.training.loading import load
 from sartor.training.search import Search, search
 from sartor.training.stopping import EarlyStopping
 

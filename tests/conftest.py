@@ -13,7 +13,6 @@ for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["SARTOR_ACCELERATE"] = "all"  # so that every way is tested
-os.environ["SARTOR_CHOICES"] = "0"  # the user's own are neither read nor written
 
 import pytest  # noqa: E402
 import torch  # noqa: E402

@@ -202,7 +202,7 @@ class Watched(NamedTuple):
     """What was seen while clients were trained one by one, for three rounds and to the end."""
 
     series: dict[str, int]
-    """Bytes of common letters, own letters and uploads, of a prologue and the rounds."""
+    """Bytes of common messages, own messages and uploads, before round 0 and in the rounds."""
     count: list[int]
     """Samples whose loss was evaluated, and those whose loss was differentiated."""
     private: list[tuple[dict[str, Any], list[Any]]]
@@ -325,7 +325,7 @@ def a_trace_is_the_step(case: Case) -> None:
     """Steps traced as soon as they can be give the numbers of the steps.
 
     One client at a time, and all at once from the first step on, when a client's model may still be
-    the letter that it came in.
+    the message that it came in.
     """
     shared = trials(case)
     for chunk, uses in ((1, 2), (None, 1)):
@@ -397,7 +397,7 @@ def _packed(message: Any, marks: dict[str, str]) -> int:
 
 
 def bytes_are_those_of_the_trees(case: Case) -> None:
-    """The ledger holds the bytes of the letters and uploads of the present, counted by hand."""
+    """The ledger holds the bytes of the messages and uploads of those present, counted by hand."""
     shared = trials(case)
     method, series = shared.method, shared.watched.series
     ledger = shared.straight.outcome
@@ -442,7 +442,7 @@ def what_does_not_travel_does_not_matter(case: Case) -> None:
     """NaN in unmarked rows and in messages of who does not talk changes nothing.
 
     Nor would it change a result, only the bytes, if all rows were sent. Scores "post" of clients
-    that do not talk are left out: they are those of the letter that would have been sent.
+    that are not connected are left out: they are those of the message that would have been sent.
     """
     shared = trials(case)
     method = shared.method
@@ -450,8 +450,8 @@ def what_does_not_travel_does_not_matter(case: Case) -> None:
         return
 
     def connected(server: Any, ctx: Any) -> Any:
-        everybody = torch.ones_like(ctx.present)
-        return everybody if method.wire.connected is None else method.wire.connected(server, ctx)
+        all_clients = torch.ones_like(ctx.present)
+        return all_clients if method.wire.connected is None else method.wire.connected(server, ctx)
 
     def broadcast(server: Any, ctx: Any) -> Any:
         message = _spoiled_rows(method.broadcast(server, ctx), _marks(method, "common"))
@@ -486,7 +486,7 @@ def what_does_not_travel_does_not_matter(case: Case) -> None:
 def gradients_are_counted(case: Case) -> None:
     """Gradient evaluations are the samples whose loss was differentiated, one by one.
 
-    Those of a prologue, an epilogue and the last adaptation are booked apart.
+    Those of extra rounds and of the last adaptation are counted apart.
     """
     count, ledger = trials(case).watched.count, trials(case).straight.outcome
     kinds = ("forward_evaluations", "setup_forward"), ("gradient_evaluations", "setup_gradients")
@@ -624,7 +624,7 @@ def _watch(shared: Trials) -> Watched:
         warm = replace(warm, method=looked_at(warm.method), handover=looked_at(warm.handover))
     other = changed(looked_at(method, private=True), first=warm)
     sim = shared.new(method=other, engine="sequential")
-    # Making the simulation may have written letters, which nobody was sent.
+    # Making the simulation may have written messages, which no client received.
     seen.series.update(common=0, own=0, up=0)
     with pytest.MonkeyPatch.context() as patch:
         for name in ("losses", "judge", "represent"):

@@ -50,8 +50,6 @@ BLOCKED |= {"safetensors", "pydantic", "yaml", "typer", "rich", "matplotlib", "s
 
 
 import sartor
-import sartor.results.comparison
-import sartor.results.result
 
 strangers = {name.partition(".")[0] for name in sys.modules} & BLOCKED
 assert not strangers, strangers

@@ -23,8 +23,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,10 +33,6 @@ from sartor.core.errors import FederationError, RunFolderError
 from sartor.core.method import Batch
 from sartor.core.task import Task, metered
 from sartor.engines.cpu import traces as traced
-from sartor.engines.cpu import tuning
-from sartor.engines.cpu.tuning import choose_chunk
-from sartor.engines.lanes import halving
-from sartor.engines.lanes.operations import CoreOperations
 from sartor.methods import build
 from sartor.report import write_report
 from sartor.runs import RunFolder, storage
@@ -704,155 +698,3 @@ def test_two_threads_with_one_lane_each_are_the_reference(net: str, batch: int) 
     sim = simulation(method, task, [fed], chunk=1)
     sim.engine.workers = 2
     assert_same(outcome(run(sim)), wanted, atol=1e-11)
-
-
-# ---- pooling -------------------------------------------------------------------------------------
-
-
-def pooled(x: Tensor, grad: Tensor, fast: bool) -> tuple[Tensor, Tensor]:
-    """Pool, and return the output and the gradient by the input."""
-    x = x.clone().requires_grad_()
-    if fast:
-        with CoreOperations():
-            out = F.max_pool2d(x, 2)
-    else:
-        out = F.max_pool2d(x, 2)
-    return out.detach(), torch.autograd.grad(out, x, grad)[0]
-
-
-@given(
-    lead=st.lists(st.integers(1, 3), min_size=1, max_size=2),
-    rows=st.integers(1, 12),
-    columns=st.integers(1, 12),
-    levels=st.integers(1, 4),
-    double=st.booleans(),
-    seed=st.integers(0, 999),
-)
-def test_fast_pooling_is_max_pooling_with_all_ties(
-    lead: list[int], rows: int, columns: int, levels: int, double: bool, seed: int
-) -> None:
-    """Output and gradient agree to the bit; few levels make blocks full of equal numbers."""
-    draw = np.random.default_rng(seed)
-    shape = (*lead, 2 * rows, 2 * columns)
-    dtype = torch.float64 if double else torch.float32
-    x = torch.from_numpy(draw.integers(0, levels, shape)).to(dtype) - 1
-    grad = torch.from_numpy(draw.normal(size=(*lead, rows, columns))).to(dtype)
-    wanted = pooled(x, grad, fast=False)
-    used = []
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(halving, "_LEAST", 1)
-        plain = halving._HalvingMax.forward
-        patch.setattr(
-            halving._HalvingMax, "forward", staticmethod(lambda x: used.append(1) or plain(x))
-        )
-        found = pooled(x, grad, fast=True)
-    assert used
-    assert torch.equal(found[0], wanted[0])
-    assert torch.equal(found[1], wanted[1])
-
-
-@pytest.mark.parametrize(
-    ("shape", "settings"),
-    [
-        ((2, 3, 18, 18), {"kernel_size": 3}),
-        ((2, 3, 18, 18), {"kernel_size": (2, 3)}),
-        ((2, 3, 18, 18), {"kernel_size": 2, "stride": 1}),
-        ((2, 3, 18, 18), {"kernel_size": 2, "padding": 1}),
-        ((2, 3, 18, 18), {"kernel_size": 2, "dilation": 2}),
-        ((2, 3, 18, 18), {"kernel_size": 2, "ceil_mode": True}),
-        ((2, 3, 18, 18), {"kernel_size": 2, "return_indices": True}),
-        ((2, 3, 19, 18), {"kernel_size": 2}),
-        ((2, 3, 18, 17), {"kernel_size": 2}),
-        ((2, 3, 4, 4), {"kernel_size": 2}),
-    ],
-)
-def test_what_the_fast_pooling_cannot_do_is_left_to_the_library(
-    shape: tuple[int, ...], settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Other windows, odd or small images, and indices fall through."""
-
-    class No:
-        apply = None
-
-    monkeypatch.setattr(halving, "_HalvingMax", No)
-    x = torch.from_numpy(np.random.default_rng(0).normal(size=shape))
-    wanted = F.max_pool2d(x, **settings)
-    with CoreOperations():
-        found = F.max_pool2d(x, **settings)
-    for a, b in zip(*(v if isinstance(v, tuple) else (v,) for v in (found, wanted)), strict=True):
-        assert torch.equal(a, b)
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda x: F.max_pool2d(x, 2),
-        lambda x: F.max_pool2d(x, (2, 2), stride=(2, 2)),
-        lambda x: F.max_pool2d(input=x, kernel_size=[2, 2], padding=(0, 0)),
-        lambda x: torch.max_pool2d(x, 2, 2),
-        lambda x: torch.max_pool2d(input=x, kernel_size=2),
-        nn.MaxPool2d(2),
-    ],
-)
-def test_every_way_to_say_two_by_two_is_understood(
-    call: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By position, by name, as a layer: the fast form runs, with the same output."""
-    used = []
-    plain = halving._HalvingMax.apply
-
-    class Watched:
-        @staticmethod
-        def apply(x: Tensor) -> Any:
-            used.append(1)
-            return plain(x)
-
-    monkeypatch.setattr(halving, "_HalvingMax", Watched)
-    x = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 3, 16, 18)))
-    with CoreOperations():
-        found = call(x)
-    assert used == [1]
-    assert torch.equal(found, call(x))
-
-
-# ---- tuning --------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("best", [1, 4, 16, 50, 100])
-def test_the_cheapest_block_is_chosen_and_measured_once(
-    best: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of one lane, a few, an equal share of each core, and all; asked again, from memory."""
-    monkeypatch.setattr(tuning, "_CHOSEN", {})
-    asked: list[int] = []
-
-    def trial(lanes: int) -> float:
-        asked.append(lanes)
-        return abs(lanes - best) + 1.0
-
-    assert choose_chunk(trial, 100, 2, "net") == best
-    assert set(asked) == {1, 4, 16, 50, 100}
-    asked.clear()
-    assert choose_chunk(trial, 100, 2, "net") == best
-    assert not asked
-    choose_chunk(trial, 100, 2, "another net")
-    assert asked
-
-
-def test_the_first_trial_of_all_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches are cold and threads asleep then; and of repeats the fastest is believed."""
-    monkeypatch.setattr(tuning, "_CHOSEN", {})
-    times = {1: [90.0, 8.0, 1.0], 3: [5.0, 5.0], 6: [2.0, 9.0]}
-    assert choose_chunk(lambda lanes: times[lanes].pop(0), 6, 2, "net") == 1
-    assert not any(times.values())
-
-
-def test_a_given_block_is_never_measured() -> None:
-    """With chunk the engine asks for no trial."""
-    sim = simulation(build("fedavg", net_task(), Local(), {}), net_task(), [federation()], chunk=2)
-
-    def never(lanes: int) -> float:
-        raise AssertionError("measured")
-
-    sim.engine.tune(never, 5, "net")
-    assert sim.engine.lanes == 2

@@ -10,12 +10,13 @@
     by_trial.py      the answer from trial.py, which trains every λ as lanes
     plan.py          steps, rounds, bytes and gradients of a strategy
     advice.py        the answer itself; words.py has its tables and sentences
-    verify.py        afterwards: the answer and both ends, trained; subject.py is what they train
-    judging.py       these against test data
+    verify.py        afterwards: the answer and both ends, trained and compared on test data
     verification.py  what came out, with its table and sentences
+    folder.py        an advice and its verification on disk
 """
 
 from sartor.adviser.advice import Advice
 from sartor.adviser.advise import advise
+from sartor.adviser.folder import AdviceFolder
 
-__all__ = ["Advice", "advise"]
+__all__ = ["Advice", "AdviceFolder", "advise"]

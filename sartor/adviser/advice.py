@@ -4,26 +4,60 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
+from torch import Tensor, nn
 
+from sartor.adviser.features import View
 from sartor.adviser.plan import Plan, Strategy
+from sartor.adviser.verification import Verification
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.data.federation import Federation
 from sartor.results.tables import Table, jsonable
-
-if TYPE_CHECKING:
-    from sartor.adviser.verification import Verification
-    from sartor.training.progress import Progress
+from sartor.theory import linear_models
+from sartor.training.progress import Progress
 
 Basis = Literal["theory", "trial"]
+Verifier = Callable[["Advice", Progress | None], Verification]
 
 CONTRADICTED = "by the theory, which held-out samples contradict"
 """What stands below expected errors that cannot be trusted."""
 
 METHODS = {"local": "local", "global": "fedavg", "personalised": "fedprox"}
 """The method of the library that carries a strategy out."""
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What an advice is about, for its verification.
+
+    Attributes:
+        federation: the data, with the features that the model takes.
+        view: how the convex model sees them; None for a trial.
+        clients: the clients' samples as a linear model has them; None for a trial.
+        model: the network of a trial; None for the theory, where ``view`` has it.
+        local: local training of a trial.
+        rounds: of the recommendation, or of the trial.
+        seed: of the runs.
+        device: where to train.
+        plans: steps and costs, by strategy; empty for a trial.
+        centres: the exact global models, by strategy; empty for a trial.
+    """
+
+    federation: Federation
+    view: View | None
+    clients: linear_models.Clients | None
+    model: nn.Module | None
+    local: Local | None
+    rounds: int
+    seed: int
+    device: str
+    plans: dict[str, Plan] = field(default_factory=dict)
+    centres: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -77,10 +111,10 @@ class Advice:
         errors: mean error at these: expected excess loss (theory) or validation loss (trial).
         rules: λ by each rule, name -> value; empty for a trial.
         constants: n, m, N, L, μ, ρ, and R with its standard errors, by name.
-        plan: steps and predicted cost; None for a trial that trains nobody together.
+        plan: steps and predicted cost; None for a trial in which no clients train together.
         model: what was fitted, in words.
         doubts: why the theory was not used, or how far it can be trusted.
-        ways_out: how to mend the doubts.
+        ways_out: how to resolve the doubts.
         settings: what a run needs to carry the recommendation out.
         held_out: mean losses on held-out samples, by the check of the theory: "alone", "theory"
             (with its choice) and "one model"; "gap" and "error" of the theory's choice against the
@@ -88,6 +122,7 @@ class Advice:
         asked: bytes that the advice itself takes, both ways, all clients, were the clients apart:
             for the "estimates" and the "held-out check", or for the "trial".
         subject: what verification trains; not part of the JSON.
+        verifier: trains and compares (``sartor.adviser.verify``); not part of the JSON.
     """
 
     basis: Basis
@@ -107,6 +142,7 @@ class Advice:
     held_out: dict[str, float] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
     subject: Any = field(default=None, repr=False, compare=False)
+    verifier: Verifier | None = field(default=None, repr=False, compare=False)
 
     @property
     def method(self) -> str:
@@ -134,37 +170,27 @@ class Advice:
     def table(self) -> Table:
         """Return one row per client: size, distance, λ_i, expected errors and gain."""
         what = "excess loss" if self.basis == "theory" else "validation loss"
-        columns = [
-            "client",
-            "samples",
-            "distance",
-            "noise",
-            "lambda_i",
-            "alone",
-            "one model",
-            "advised",
-            "gain",
-            "one model hurts",
-        ]
+        shown = {
+            "samples": "samples",
+            "distance": "distance",
+            "noise": "noise",
+            "lambda_i": "prox_strength",
+            "alone": "alone",
+            "one model": "one_model",
+            "advised": "advised",
+            "gain": "gain",
+        }
+        if self.basis == "trial":  # weights of a network cannot be compared
+            del shown["distance"], shown["noise"]
         rows = [
             [
                 c.name,
-                c.samples,
-                c.distance,
-                c.noise,
-                c.prox_strength,
-                c.alone,
-                c.one_model,
-                c.advised,
-                c.gain,
+                *(getattr(c, key) for key in shown.values()),
                 "yes" if c.hurt_by_one_model else "no",
             ]
             for c in self.clients
         ]
-        if self.basis == "trial":  # weights of a network cannot be compared
-            keep = [k for k, name in enumerate(columns) if name not in ("distance", "noise")]
-            columns = [columns[k] for k in keep]
-            rows = [[row[k] for k in keep] for row in rows]
+        columns = ["client", *shown, "one model hurts"]
         formats = {"lambda_i": "strength"}
         notes = {"expected": CONTRADICTED} if self.contradicted else {}
         title = f"Expected {what} of every client"
@@ -286,7 +312,7 @@ class Advice:
         return lines + self.table()._repr_html_()
 
     def verify(self, *, progress: Progress | None = None) -> Verification:
-        """Train the recommendation, everybody alone and one model; put predicted beside measured.
+        """Train the recommendation and both ends, and show predicted beside measured.
 
         Args:
             progress: shows how far it is.
@@ -295,9 +321,12 @@ class Advice:
             ConfigError: the advice was read from a file, which has no data to train on.
             FederationError: there are no test samples.
         """
-        from sartor.adviser.verify import verify
-
-        return verify(self, progress=progress)
+        if self.subject is None or self.verifier is None:
+            raise ConfigError(
+                "This advice was read from a file, which holds no data to train on; ask again with "
+                "sartor.advise(federation), or sartor advise --verify, and verify that."
+            )
+        return self.verifier(self, progress)
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 
 from sartor import models
-from sartor.adviser.advice import Advice
+from sartor.adviser.advice import Advice, Subject
 from sartor.adviser.by_theory import by_theory
 from sartor.adviser.by_trial import by_trial
 from sartor.adviser.estimates import Target, estimate
 from sartor.adviser.features import View, view
 from sartor.adviser.refusals import check, refusal, too_few, ways_out
-from sartor.adviser.subject import Subject
 from sartor.adviser.trial import try_pulls
+from sartor.adviser.verification import Verification
 from sartor.core.errors import ConfigError, FederationError, PFLError
 from sartor.core.local import Local
 from sartor.data.federation import Federation
@@ -97,9 +97,10 @@ def advise(
             "freeze all of the network but a linear head, or take basis='trial'."
         )
     if found is not None and seen is not None and not reasons:
-        return by_theory(
+        advice = by_theory(
             federation, seen, clients, found, target, budget_mb, budget_rounds, accuracy, seed
         )
+        return replace(advice, verifier=_verify)
     ways = ways_out(federation, seen, model) if reasons else []
     if basis == "theory":
         raise FederationError("\n".join([*reasons, *(f"Way out: {way}" for way in ways)]))
@@ -124,7 +125,15 @@ def advise(
         progress=progress,
     )
     about = Subject(used, None, None, network, training, rounds, seed, device)
-    return by_trial(used, trial, words, reasons, ways, about, budget_mb)
+    advice = by_trial(used, trial, words, reasons, ways, about, budget_mb)
+    return replace(advice, verifier=_verify)
+
+
+def _verify(advice: Advice, progress: Progress | None) -> Verification:
+    """Train the recommendation and both ends; what that needs is imported when it is asked for."""
+    from sartor.adviser.verify import verify
+
+    return verify(advice, progress)
 
 
 def _seen(

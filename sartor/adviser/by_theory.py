@@ -8,12 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sartor.adviser.advice import METHODS, Advice, Client
+from sartor.adviser.advice import METHODS, Advice, Client, Subject
 from sartor.adviser.crosscheck import FOLDS, cross_check
 from sartor.adviser.estimates import Estimates, Target
 from sartor.adviser.features import View
 from sartor.adviser.plan import Plan, Strategy, make_plan, round_bytes
-from sartor.adviser.subject import Subject
 from sartor.data.federation import Federation
 from sartor.theory import coupling
 from sartor.theory.constants import constants_of

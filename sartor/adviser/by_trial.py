@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from sartor.adviser.advice import METHODS, Advice, Client
+from sartor.adviser.advice import METHODS, Advice, Client, Subject
 from sartor.adviser.plan import Plan, Strategy
-from sartor.adviser.subject import Subject
 from sartor.adviser.trial import Trial
 from sartor.core.errors import ModelError
 from sartor.data.federation import Federation

@@ -1,7 +1,7 @@
 """Does the theory carry over to these data? Held-out losses of its choice and of both ends.
 
 The theory takes losses as quadratic and the clients' differences as round; real data may be
-neither. Every sample is held out once, everybody is fitted exactly on the rest, and the choice
+neither. Every sample is held out once, every client is fitted exactly on the others, and the choice
 stands unless an end is better on the held-out samples by more than one standard error.
 """
 

@@ -27,7 +27,7 @@ class Plan:
         strategy: "local", "global" or "personalised".
         prox_strength: λ; 0 or ∞ for the first two.
         local_lr: η.
-        server_lr: γ; 0 where nobody talks, and where the server averages.
+        server_lr: γ; 0 where nothing is sent, and where the server averages.
         num_local_steps: K, full-gradient steps a round.
         rounds: predicted rounds until the squared distance to the solution is ``accuracy``.
         guaranteed_rounds: by Theorem 2, or the rate of gradient descent.

@@ -53,7 +53,7 @@ def refusal(federation: Federation, clients: Clients, found: Estimates) -> list[
 
 
 def too_few(federation: Federation, clients: Clients) -> list[str]:
-    """Say before any fit that clients have fewer samples than parameters, which no fit can mend."""
+    """Say before any fit which clients have fewer samples than the model has parameters."""
     if clients.ridge:
         return []
     p = clients.num_params

@@ -95,7 +95,7 @@ def try_pulls(
         pulls: finite positive values of λ; up to 0.5/lr by default, where steps stay stable.
         folds: how often the training data are divided, where there is no validation data; all
             divisions are lanes of the same pass.
-        participation: who takes part in a round.
+        participation: which clients participate in a round.
         seed: of the runs.
         device: "auto", "cpu" or "cuda".
         progress: shows how far it is.

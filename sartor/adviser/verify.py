@@ -1,20 +1,22 @@
-"""Afterwards: the recommendation, everybody alone and one model for all, trained and compared."""
+"""Verification: the recommendation, clients alone and one model for all, trained and compared."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from sartor import methods
-from sartor.adviser.advice import METHODS
-from sartor.adviser.judging import Trained, compare
-from sartor.adviser.verification import Verification
+from sartor.adviser.advice import METHODS, Advice, Subject
+from sartor.adviser.trial import clustered_error
+from sartor.adviser.verification import Row, Verification
 from sartor.core import tree
 from sartor.core.cohort import Participation
-from sartor.core.errors import ConfigError, FederationError
+from sartor.core.errors import FederationError
 from sartor.core.local import Local
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
@@ -26,10 +28,6 @@ from sartor.training.progress import Progress
 from sartor.training.settings import list_runs, make_task
 from sartor.training.simulation import Simulation
 
-if TYPE_CHECKING:
-    from sartor.adviser.advice import Advice
-    from sartor.adviser.subject import Subject
-
 WORK = 2e8
 """Gradient evaluations of single samples that verification takes at most."""
 
@@ -37,7 +35,23 @@ PATIENCE = 3000
 """Rounds of verification, and local steps of a round, at most."""
 
 
-def verify(advice: Advice, *, progress: Progress | None = None) -> Verification:
+class Trained(NamedTuple):
+    """The models of one strategy, and what they cost.
+
+    Attributes:
+        network: from the number of a client to its model.
+        rounds: of training.
+        megabytes: sent, both ways.
+        gradients: gradient evaluations.
+    """
+
+    network: Callable[[int], nn.Module]
+    rounds: int
+    megabytes: float
+    gradients: int
+
+
+def verify(advice: Advice, progress: Progress | None = None) -> Verification:
     """Train the recommendation, LocalTrain and GlobalTrain, and put predicted beside measured.
 
     For the theory all three take full gradients with the steps of their plans, from zero, and are
@@ -48,15 +62,9 @@ def verify(advice: Advice, *, progress: Progress | None = None) -> Verification:
         progress: shows how far it is.
 
     Raises:
-        ConfigError: the advice was read from a file, which has no data to train on.
         FederationError: there are no test samples.
     """
-    about: Subject | None = advice.subject
-    if about is None:
-        raise ConfigError(
-            "This advice was read from a file, which holds no data to train on; ask again with "
-            "sartor.advise(federation), or sartor advise --verify, and verify that."
-        )
+    about: Subject = advice.subject
     if not len(about.federation.test.rows):
         raise FederationError(
             "There are no test samples to verify the advice on; hold some out, for example with "
@@ -146,7 +154,7 @@ def _by_plan(advice: Advice, about: Subject, progress: Progress | None) -> Verif
         if inner > PATIENCE:
             notes.append(f"{name} took {PATIENCE} of {inner} local steps a round.")
             inner = PATIENCE
-        if name == "local":  # nobody waits for anybody: many steps a round save bookkeeping
+        if name == "local":  # clients do not wait, so that many steps a round save overhead
             inner = math.ceil(rounds / 50)
             rounds = math.ceil(rounds / inner)
         local = Local(steps=inner, batch=None, lr=steps.local_lr, weight_decay=seen.ridge)
@@ -216,3 +224,97 @@ def _watched(
         if progress is not None:
             progress.stop()
     return simulation.result({}, None), distances
+
+
+# ---------------------------------------------------------------------- on test data
+
+
+def compare(
+    advice: Advice,
+    about: Subject,
+    results: dict[str, Trained],
+    reached: int | None,
+    notes: list[str],
+) -> Verification:
+    """Put the trained strategies beside each other on test data.
+
+    Args:
+        advice: what was recommended, with what it expected.
+        about: what was trained on.
+        results: "local", "global" and the advised strategy, trained.
+        reached: the round in which the stated accuracy was reached, if it was measured.
+        notes: what limits the comparison.
+    """
+    judged = {name: judge(found.network, about.federation) for name, found in results.items()}
+    chosen = judged[advice.strategy][0]
+    owner = owners(about.federation)
+    share = np.bincount(owner, minlength=about.federation.num_clients).astype(float)
+    expected = {"local": advice.errors[0], "global": advice.errors[-1]}
+    if advice.contradicted:
+        notes = [*notes, "expected errors are the theory's, which held-out samples contradict."]
+    rows = []
+    for label, name in (("advised", advice.strategy), ("local", "local"), ("global", "global")):
+        losses, right = judged[name]
+        apart = losses - chosen
+        mean = np.bincount(owner, apart, len(share)) / np.maximum(share, 1.0)
+        by_sample = float(apart.std(ddof=1) / math.sqrt(len(apart))) if len(apart) > 1 else 0.0
+        several = int((share > 0).sum()) > 1
+        result = results[name]
+        rows.append(
+            Row(
+                strategy=label,
+                method=METHODS[name],
+                expected=expected.get(name, advice.error_at(advice.prox_strength)),
+                loss=float(losses.mean()),
+                accuracy=float(right.mean()) if about.federation.num_classes else math.nan,
+                worse=float(apart.mean()),
+                standard_error=clustered_error(mean, share / share.sum()) if several else by_sample,
+                rounds=result.rounds,
+                megabytes=result.megabytes,
+                gradients=result.gradients,
+                sample_error=by_sample,
+            )
+        )
+    end = min(rows[1:], key=lambda row: row.loss)
+    people = range(about.federation.num_clients)
+    gap = judged["global"][0] - judged["local"][0]
+    hurt = [
+        about.federation.names[i]
+        for i in people
+        if (owner == i).any() and float(gap[owner == i].mean()) > 0
+    ]
+    theory = advice.basis == "theory" and advice.plan is not None and advice.strategy != "local"
+    return Verification(
+        rows=rows,
+        holds=-end.worse <= end.standard_error,
+        predicted_rounds=advice.plan.rounds if theory and advice.plan else None,
+        measured_rounds=reached,
+        hurt_predicted=advice.hurt,
+        hurt_measured=hurt,
+        notes=notes,
+    )
+
+
+def owners(federation: Federation) -> np.ndarray:
+    """Return the client of every test sample, in the order of ``judge``."""
+    return np.repeat(np.arange(federation.num_clients), federation.test.sizes.numpy())
+
+
+def judge(
+    network_of: Callable[[int], nn.Module], federation: Federation
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the loss of every test sample under its client's model, and whether it is right."""
+    task = make_task(network_of(0), federation, None)
+    losses, right = [], []
+    with torch.no_grad():
+        for client in range(federation.num_clients):
+            rows = federation.test.of(client)
+            if not len(rows):
+                continue
+            network = network_of(client)
+            x = federation.x[rows]
+            like = next(network.parameters()).dtype if x.is_floating_point() else x.dtype
+            scores = network(x.to(like))
+            losses.append(task.criterion(scores, federation.y[rows]).double())
+            right.append(task.is_correct(scores, federation.y[rows]))
+    return torch.cat(losses).numpy(), torch.cat(right).numpy()

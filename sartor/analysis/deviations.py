@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,11 +27,9 @@ from torch import Tensor, nn
 
 from sartor.core.errors import ConfigError
 from sartor.core.task import cross_entropy
+from sartor.data.federation import Federation
 from sartor.results.metrics import Array
-
-if TYPE_CHECKING:
-    from sartor.data.federation import Federation
-    from sartor.results.result import Result
+from sartor.results.result import Result
 
 BATCH = 4096
 """Samples in one forward pass."""

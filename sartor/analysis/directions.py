@@ -39,7 +39,7 @@ class Coherence(NamedTuple):
     """The generalised coherence of some vectors.
 
     Attributes:
-        value: GCE; it saturates at 1 for many vectors, where the logarithm still tells.
+        value: GCE; it saturates at 1 for many vectors, where the logarithm still distinguishes.
         log_determinant: log det Ĝ, at most 0, −∞ for dependent vectors.
         number: K, how many vectors were taken.
         dropped: zero vectors that were left out (a client that did not move).

@@ -146,7 +146,7 @@ def stability(
         rounds: communication rounds.
         replacements: J, how many a client; the protocol asks for 20 at least. Or the replacements
             themselves, whose rows are positions in ``federation.x``.
-        clients: whose records are replaced; everybody's if None.
+        clients: whose records are replaced; all clients if None.
         pool: where z′ comes from, always from the same client: "val", "test", or a federation with
             the same clients whose training samples are the pool. None takes validation data if
             every client has some and the method does not train on them, else test data.
@@ -154,7 +154,7 @@ def stability(
             or a pair (x, y). The larger, the closer is γ̂ to γ.
         hyper: values of hyper-parameters.
         options: static options of the method.
-        participation: who takes part; the same cohorts in all lanes.
+        participation: which clients participate; the same cohorts in all lanes.
 
     Other Args:
         seed: of the training and of the draws; a larger J begins with the draws of a smaller one.

@@ -1,7 +1,8 @@
 """What a method sends and computes, measured: a round of it on a toy federation.
 
-``python -m sartor.analysis.traffic`` measures every listed method and writes ``methods/measured.json``, from
-which lists and pages are made without training; a law holds the file to the measurement.
+``python -m sartor.analysis.traffic`` measures every listed method and writes
+``methods/measured.json``, from which lists and pages are made without training; a law holds the
+file to the measurement.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from sartor.training.simulation import Simulation
 _CLIENTS, _SAMPLES, _CLASSES = 3, 8, 10
 _TRAINED = 4  # samples of a client that are neither for test nor for validation: one batch
 
-MEASURED = Path(__file__).parent / "methods" / "measured.json"
+MEASURED = Path(__file__).parents[1] / "methods" / "measured.json"
 """The figures of every listed method, as :func:`traffic` finds them."""
 
 
@@ -113,7 +114,7 @@ def one_round(
     before: int = 0,
     **options: Any,
 ) -> Receipt:
-    """Run one round of everybody, without scoring, and return what it cost.
+    """Run one round of all clients, without scoring, and return what it cost.
 
     Args:
         method: a name or a factory.

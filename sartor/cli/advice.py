@@ -48,7 +48,6 @@ def advise(
 ) -> None:
     """Say whether to federate, with which pull λ, and at what cost."""
     from sartor import adviser
-    from sartor.runs import AdviceFolder
 
     flags = {key: value for key, value in flags.items() if value is not None}
     experiment = build({"method": "fedprox"}, flags=flags)
@@ -94,7 +93,7 @@ def advise(
         "budget_rounds": budget_rounds,
         "carry_out": carry_out,
     }
-    folder = AdviceFolder.create(out, config, overwrite=overwrite)
+    folder = adviser.AdviceFolder.create(out, config, overwrite=overwrite)
     folder.write_advice(advice)
     print_advice(advice, quiet=json)
     found = None

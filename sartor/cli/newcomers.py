@@ -78,7 +78,7 @@ def _from_table(
     experiment: Experiment, data: Path, label: str | None, val: float, trained: Result, run: int
 ) -> Federation:
     """Read newcomers from one table, prepared like the clients that trained."""
-    from sartor.data.tables import from_file
+    from sartor.data import from_file
 
     like = _known(trained, run)
     if experiment.client is None or like is None:
@@ -98,8 +98,6 @@ def _from_table(
 
 def _known(trained: Result, run: int) -> dict[str, Any] | None:
     """Return how samples of the clients that trained were prepared, or None."""
-    from sartor.results.serving import recipe_of
-
-    recipe = recipe_of(trained, run) if "rebuild" in trained.config else None
+    recipe = trained.recipe(run) if "rebuild" in trained.config else None
     classes = trained.config.get("rebuild", {}).get("class_names", [])
     return None if recipe is None else {"preprocessing": recipe, "class_names": classes}

@@ -2,9 +2,9 @@
 
 | module | what it makes of a method |
 |---|---|
-| `fine_tuning` | each client trains its model on, on a copy, before it is used |
+| `fine_tuning` | each client trains its model further, on a copy, before it is used |
 | `groups` | the method inside every group of clients, as if the others did not exist |
-| `beside` | several methods at once on the same clients, each as if it were alone |
+| `parallel` | several methods at once on the same clients, each as if it were alone |
 | `choice` | of several methods, each client or all together use the best by held-out samples |
 | `harm` | that choice among training alone, FedAvg and the method: do no harm |
 | `robust` | the method with an average that a few bad uploads cannot carry away |

@@ -45,12 +45,13 @@ def best_of(
     instead: dict[str, Method] | None = None,
     **parts: Method,
 ) -> Method:
-    """Train several methods side by side and use the one with the lowest held-out score.
+    """Train several methods in parallel and use the one with the lowest held-out score.
 
     After the last round every client scores all of them; ties go to the first. The server's table
-    ``choice`` (clients,) holds the number of the method in use, ``group`` (clients,) who decides
-    together (everybody, unless whoever builds on this record says otherwise), and ``errors``
-    (clients, methods) the scores. A choice other than 0 that is made before training stands.
+    ``choice`` (clients,) holds the number of the method in use, ``group`` (clients,) the group that
+    decides together (one of all clients, unless a method that is built on this record changes it),
+    and ``errors`` (clients, methods) the scores. A choice other than 0 that is made before training
+    is final.
 
     Args:
         name: the name of the whole.
@@ -65,7 +66,7 @@ def best_of(
         margin: for ``scope="client"``: the hyper-parameter that says by how many standard errors a
             score must lie below that of the first method, see :func:`beyond_noise`; None takes the
             lowest.
-        announce: whether the server's table ``choice`` goes out with every letter.
+        announce: whether each client's entry of ``choice`` is sent with every message to it.
         instead: for some of the parts a method that trains beside them, is not scored, and whose
             model is used where that part is chosen; such as the same on all samples.
         parts: the methods. What each client uses is one set of parameters if all of their models
@@ -270,7 +271,7 @@ def beyond_noise(sums: Tensor, margin: Tensor) -> tuple[Tensor, Tree]:
     """Choose the method with the lowest loss among those that beat the first beyond its noise.
 
     Method k passes if d̄_k > margin · s_k/√n, where d̄_k and s_k are mean and sample standard
-    deviation of the paired gains. With nobody passing, or fewer than two samples, it is the first.
+    deviation of the paired gains. If none passes, or of fewer than two samples, it is the first.
 
     Args:
         sums: (4, methods), see :func:`paired_sums`.

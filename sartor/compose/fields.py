@@ -1,6 +1,6 @@
 """The fields of a method record by what they take, so that a combinator goes over all of them.
 
-A combinator that listed the fields by hand would drop a new one without a word. ``over_fields``
+A combinator that listed the fields by hand would silently drop a new one. ``over_fields``
 visits every field by its kind; a law checks that each field has one, and that every combinator
 forwards what it does not change.
 

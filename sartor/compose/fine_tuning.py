@@ -1,4 +1,4 @@
-"""Fine-tuning: every client trains its model on, on a copy, before it is used."""
+"""Fine-tuning: every client trains its model further, on a copy, before it is used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -24,10 +24,10 @@ def fine_tuned(
     steps: int | None = None,
     pull: bool = False,
 ) -> Method:
-    """Let every client train its model on, on a copy, before it is used.
+    """Let every client train its model further, on a copy, before it is used.
 
     The model that the method would use takes some more steps of plain SGD on the client's training
-    data; training never notices. What is used is then the model before local training ("pre"),
+    data; training is not affected. What is used is then the model before local training ("pre"),
     fine-tuned.
 
     Args:
@@ -52,12 +52,13 @@ def fine_tuned(
     )
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss({**work["tuned"], **work["fixed"]}, batch, method.use.predict)
+        tuned = work["tuned"]
+        value = task.loss({**tuned, **work["fixed"]}, batch, method.use.predict)
+        if not pull:
+            return value
+        return value + half_square(ctx.hyper["ft_prox_strength"], tuned, work["anchor"])
 
-    def back(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
-        return {"tuned": (ctx.hyper["ft_prox_strength"], work["anchor"])} if pull else {}
-
-    tune = descend(objective, longer, name="fine-tune", over=("tuned",), lr="ft_lr", pull=back)
+    tune = descend(task, longer, objective, name="fine-tune", over=("tuned",), lr="ft_lr")
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         model = method.use.model(work, ctx)

@@ -5,24 +5,38 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sartor.compose.fields import moved_phase
+from sartor.compose.fields import get
+from sartor.compose.parallel import viewed
 from sartor.core import tree, wire
+from sartor.core.errors import ConfigError
 from sartor.core.method import ClientContext, Method, ServerContext, changed
 from sartor.core.mixing import at, repeated
 from sartor.core.tree import Tree
+
+_PLAIN = Method("", {}, dict, dict, lambda *_: ({}, {}), dict)  # type: ignore[arg-type]
+"""A record of which only the defaults matter."""
 
 
 def within_groups(method: Method) -> Method:
     """Run a method inside every group of clients, as if the others did not exist.
 
     The server keeps one state of the method per client, equal inside a group, and the table
-    ``group`` (clients,) that says who belongs together; it begins with everybody in one group, and
-    whoever builds on this record sets it.
+    ``group`` (clients,) with the group of every client. At first all clients are in one group; the
+    method that is built on this record changes the table.
 
     Args:
-        method: a method whose letters are common to all (it has no ``address``) and whose
+        method: a method whose messages are common to all clients, without extra rounds, whose
             ``aggregate`` looks at the clients that are present.
+
+    Raises:
+        ConfigError: the method has fields that have no meaning for one group among several.
     """
+    fields = ("address", "connected", "message", "state", "server", "before", "after", "first")
+    if given := [name for name in fields if get(method, name) != get(_PLAIN, name)]:
+        raise ConfigError(
+            f"{method.name} has {', '.join(given)}, which cannot be used inside groups of clients; "
+            "take a method with one message for all clients and no extra rounds, such as fedavg."
+        )
 
     def view(ctx: ClientContext) -> ClientContext:
         return ctx._replace(common=ctx.own, own={})
@@ -47,15 +61,12 @@ def within_groups(method: Method) -> Method:
         return {"rows": rows, "group": server["group"]}
 
     return changed(
-        method,
+        viewed(method, view, lambda server_ctx: server_ctx),
         init_server=init_server,
         broadcast=lambda server, server_ctx: {},
         address=address,
-        begin=lambda client, ctx: method.begin(client, view(ctx)),
-        phases=tuple(moved_phase(p, view) for p in method.phases),
-        finish=lambda client, work, ctx: method.finish(client, work, view(ctx)),
         aggregate=aggregate,
-        model=lambda work, ctx: method.use.model(work, view(ctx)),
         centre=None,
+        state=None,
         sparse=wire.moved(method.wire.sparse, {"common": "own", "upload": "upload"}),
     )

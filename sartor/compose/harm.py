@@ -1,6 +1,6 @@
 """Do no harm: every client ends with the best of training alone, the global and its own model.
 
-Three methods train side by side, each exactly as it would by itself: LocalTrain ("alone"), FedAvg
+Three methods train in parallel, each exactly as it would by itself: LocalTrain ("alone"), FedAvg
 ("global": its model before local training) and the method in question ("personalised"). After the
 last round every client scores the three models on samples that none of them trained on, and keeps
 the one it trained alone unless another is better beyond its noise.
@@ -12,12 +12,12 @@ the one it trained alone unless another is better beyond its noise.
 | d̄_k, s_k | beyond_noise | their mean and standard deviation over the n held-out samples |
 | c | harm_margin | model k passes if d̄_k > c · s_k/√n; of those, the lowest loss wins |
 
-c = 0 takes the lowest held-out loss; a huge c leaves everybody alone. With n < 2 a client stays
+c = 0 takes the lowest held-out loss; a huge c leaves every client alone. With n < 2 a client stays
 alone. Pairing matters: hard samples are hard for all three models, and that cancels in d_k.
 
 The samples that decide are the federation's validation data, or a share of 0.2 of every client's
 training data. In the latter case none of the three trains on them, and a fourth model does: the
-client's own on all of its samples. It is not scored, and used by those who stay alone, so that they
+client's own on all of its samples. It is not scored, and used by clients that stay alone: they
 end exactly where LocalTrain would have left them. The model that it stands for saw fewer samples,
 so the comparison leans a little towards the others; a larger c leans back.
 
@@ -26,7 +26,7 @@ the client's own, and less sure of it. ``score="error"`` compares wrong answers 
 
 What it costs: the gradients and bytes of FedAvg and the gradients of LocalTrain on top of the
 method's own (FedAvg is trained anew even beside a method that contains it), and of LocalTrain on
-all samples where some are held out; one more letter to every client after the last round; one
+all samples where some are held out; one more message to every client after the last round; one
 forward pass of each of the three models over the held-out samples; and for the global and the
 personalised model those samples themselves, where they come from the training data. The choice is
 the client's own: no message says it.
@@ -36,6 +36,7 @@ A newcomer gets all three models by their own rules and decides in the same way.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal
 
 import torch
@@ -51,10 +52,9 @@ from sartor.core.method import Method, ServerContext, changed, weighted_sum
 from sartor.core.method import client_weights as shares
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import fedavg
-from sartor.methods.local import local as local_train
 
 HeldOut = Literal["holdout", "validation"]
+Factory = Callable[[Task, Local], Method]
 MARGIN = "harm_margin"
 
 
@@ -63,6 +63,8 @@ def do_no_harm(
     task: Task,
     local: Local,
     *,
+    alone: Factory,
+    common: Factory,
     on: HeldOut = "holdout",
     share: float = 0.2,
     score: Score = "loss",
@@ -73,6 +75,8 @@ def do_no_harm(
         method: the method in question. LocalTrain or FedAvg is its own part and leaves two.
         task: the network and its loss.
         local: local training of the other parts.
+        alone: LocalTrain.
+        common: FedAvg.
         on: which samples decide: a part of the training data, or the federation's validation data.
         share: the part of the training data that decides, for ``on="holdout"``.
         score: what is compared on them: losses, or wrong answers (0 or 1).
@@ -84,8 +88,8 @@ def do_no_harm(
         )
     known = method.name if not method.use.adapt else ""
     parts = {
-        "alone": method if known == "local" else local_train(task, local),
-        "global": method if known == "fedavg" else _plain_fedavg(task, local),
+        "alone": method if known == "local" else alone(task, local),
+        "global": method if known == "fedavg" else _plain(common(task, local), local),
     }
     if known not in ("local", "fedavg"):
         parts["personalised"] = method
@@ -130,9 +134,8 @@ def do_no_harm(
     )
 
 
-def _plain_fedavg(task: Task, local: Local) -> Method:
-    """Build FedAvg that takes no notice of the method's over-relaxation."""
-    base = fedavg(task, local)
+def _plain(base: Method, local: Local) -> Method:
+    """Let FedAvg take no notice of the method's over-relaxation."""
 
     def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
         one = torch.ones_like(next(iter(server_ctx.hyper.values())).reshape(-1)[0])

@@ -1,8 +1,8 @@
-"""Methods side by side on the same clients, and the two changes that may be needed before that.
+"""Methods in parallel on the same clients, and the two changes that may be needed before that.
 
-``side_by_side`` runs several records as one; ``on_share`` lets a record train on a part of every
-client's samples, as if there were no others; ``kept_after_training`` makes a record whose models
-are used after local training ("post") one whose models are used as they rest ("pre").
+``in_parallel`` runs several records as one; ``on_share`` lets a record train on a part of every
+client's samples, as if there were no others; ``kept_after_training`` turns a record whose models
+are used after local training ("post") into one that keeps them and uses them as they are ("pre").
 """
 
 from __future__ import annotations
@@ -38,20 +38,16 @@ from sartor.core.tree import Tree
 def in_parallel(name: str, **parts: Method) -> Method:
     """Run several methods at once on the same clients, each as if it were alone.
 
-    Every tree has one slot per method. If some of them train everybody and others a cohort, all
+    Every tree has one slot per method. If some of them train all clients and others a cohort, all
     clients train, and those outside the cohort leave the phases of the latter out. If one of them
-    serves clients one by one, so does the whole: the others must not mind.
+    serves clients in turn, so does the whole: the others must give the same results that way.
 
     Args:
         name: the name of the whole.
         parts: the methods, by slot. Hyper-parameters of one name are one.
     """
     for m in parts.values():
-        if m.schedule.first is not None:
-            raise ConfigError(
-                f"{m.name} begins with rounds of another method, which cannot stand beside others; "
-                "leave its warm-up out."
-            )
+        _refuse_first_rounds(m)
     reports = {k: m.schedule.who == "everyone" for k, m in parts.items()}
     cohort_trains = {k: m.schedule.who == "cohort" for k, m in parts.items()}
     everyone = all(reports.values())
@@ -180,6 +176,14 @@ def in_parallel(name: str, **parts: Method) -> Method:
     )
 
 
+def _refuse_first_rounds(method: Method) -> None:
+    if method.schedule.first is not None:
+        raise ConfigError(
+            f"{method.name} begins with rounds of another method, which cannot run in parallel "
+            "with others; leave its warm-up out."
+        )
+
+
 def _idle(method: Method) -> Method:
     """Return the method in a round in which it does and sends nothing."""
     return Method(
@@ -260,6 +264,8 @@ def kept_after_training(method: Method) -> Method:
             f"{method.name} uses its models after local training, and they are more than "
             "parameters of the network, so they cannot be kept beside others; leave do_no_harm out."
         )
+    _refuse_first_rounds(method)
+    look = method.show.client
 
     def same(ctx: ClientContext) -> ClientContext:
         return ctx
@@ -314,6 +320,7 @@ def kept_after_training(method: Method) -> Method:
         adapt=(),
         finish=finish,
         model=model,
+        client=None if look is None else lambda client, ctx: look(client["inner"], ctx),
         headline="pre",
         before=rest(method.schedule.before),
         after=rest(method.schedule.after),

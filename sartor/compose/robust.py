@@ -1,6 +1,6 @@
 """Aggregation that a few bad uploads cannot carry away, for every method that averages.
 
-A method says in `Method.averaged` which branches of its uploads enter the server through a weighted
+A method says in `Wire.averaged` which branches of its uploads enter the server through a weighted
 mean alone. `robust` puts one and the same tree u* into the place of these branches in all slots, so
 that any weighted mean of them is u*, whatever the weights (``clip`` changes each slot on its own):
 
@@ -20,7 +20,7 @@ With ``mix`` every upload is first replaced by the mean of the n − f uploads n
 among them (nearest-neighbour mixing; Allouah et al., Fixing by Mixing, AISTATS 2023). The bad ones
 are far from the good ones or harmless, so good uploads mix with good ones, and what a rule then
 selects or trims is an average already: where Krum alone ends with the model of one client, it ends
-with the mean of n − f of them. Krum therefore mixes unless told otherwise.
+with the mean of n − f of them. Krum therefore mixes by default.
 
 These rules do not weigh clients by their samples, and where clients differ much they also push away
 what is merely different; hence an option, and off unless asked for.
@@ -161,7 +161,7 @@ def mixed(uploads: Tree, present: Tensor, share: float) -> tuple[Tree, Tensor]:
     """Replace every upload by the mean of the n − f nearest to it, itself among them.
 
     Returns:
-        the mixtures, and who has one: the present whose numbers are all finite.
+        the mixtures, and the slots that have one: present ones whose numbers are all finite.
     """
     sound = present & torch.isfinite(tree.flat(uploads, 1)).all(1)
     num = sound.sum()

@@ -1,4 +1,4 @@
-"""Who takes part in a round: drawn from (seed, round) alone, so every engine draws the same."""
+"""The clients that participate in a round, drawn from (seed, round): the same in every engine."""
 
 from __future__ import annotations
 

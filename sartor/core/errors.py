@@ -11,12 +11,12 @@
     ├── DivergedError      a loss or a model became NaN or infinite
     ├── CallbackError      a callback that failed before the first round
     ├── RunFolderError     a run folder that cannot be read or written
-    ├── NetworkError       a federation over a network that cannot start or go on
+    ├── NetworkError       a federation over a network that cannot start or continue
     │   └── MessageError       a message that is refused
-    ├── ProcessError       processes of one sharded simulation that cannot start or go on
+    ├── ProcessError       processes of one sharded simulation that cannot start or continue
     └── MissingExtraError  an optional package is not installed             (also an ImportError)
 
-A message says what was wrong, what was expected, and how to mend it.
+A message says what was wrong, what was expected, and how to fix it.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class RunFolderError(PFLError):
 
 
 class NetworkError(PFLError):
-    """A federation over a network that cannot start or go on."""
+    """A federation over a network that cannot start or continue."""
 
 
 class MessageError(NetworkError):
@@ -88,11 +88,30 @@ class MessageError(NetworkError):
 
 
 class ProcessError(PFLError):
-    """Processes of one sharded simulation that cannot start or go on."""
+    """Processes of one sharded simulation that cannot start or continue."""
 
 
 class MissingExtraError(PFLError, ImportError):
     """An optional package is not installed; the message names the pip extra."""
+
+
+def below(least: float, advice: str, **values: float | None) -> list[str]:
+    """List the values that are too small, one sentence each; None is no value.
+
+    >>> below(1, "the default is 5.", steps=0, epochs=2, batch=None)
+    ['steps must be >= 1, got 0; the default is 5.']
+    """
+    return [
+        f"{name} must be >= {least:g}, got {value:g}; {advice}"
+        for name, value in values.items()
+        if value is not None and not value >= least
+    ]
+
+
+def refuse(faults: Iterable[str]) -> None:
+    """Raise one ConfigError with all faults, if there are any."""
+    if text := "\n".join(faults):
+        raise ConfigError(text)
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.errors import did_you_mean, refuse
 
 Value = float | Sequence[float]
 """One number for all clients of a run, or one number per client."""
@@ -90,8 +90,7 @@ def stack_hypers(
             numbers = value if isinstance(value, Sequence) else [value]
             bad = (specs[name].fault(name, float(v), where) for v in numbers)
             faults.extend(fault for fault in bad if fault)
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
     stacked = {}
     for name, spec in specs.items():
         values = [run.get(name, spec.default) for run in runs]

@@ -17,7 +17,7 @@ derived.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,15 +25,14 @@ import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError, ContractError
+from sartor.core.errors import ConfigError, ContractError, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.method import Batch, ClientContext, Phase
 from sartor.core.schedule import Schedule, parse
-from sartor.core.task import grad
+from sartor.core.task import Task, grad
 from sartor.core.tree import Tree
 
 Objective = Callable[[Tree, Batch, ClientContext], Any]
-Pull = Callable[[Tree, ClientContext], Mapping[str, tuple[Tensor | float, Tree]]]
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,9 @@ class Local:
             clipped apart.
         lr_decay: default of the hyper-parameter ``lr_decay``: what is left of ``local_lr`` after a
             round; 1 leaves it out.
-        lr_schedule: how ``local_lr`` changes from round to round beside that, such as "cosine",
-            "step:30:0.1" or "warmup:5+cosine"; None leaves it as it is. See `sartor/core/schedule.py`.
+        lr_schedule: how ``local_lr`` also changes from round to round, such as "cosine",
+            "step:30:0.1" or "warmup:5+cosine"; None leaves it as it is. See
+            `sartor/core/schedule.py`.
         keep_optimiser: whether momentum survives the round (else it starts at zero in every round).
         drop_last: whether the last incomplete batch of an epoch is dropped. A client with fewer
             samples than one batch still trains on the one batch it has.
@@ -82,21 +82,14 @@ class Local:
             )
             if value is not None and (not isinstance(value, int) or value < 1)
         ]
-        specs = {
-            "lr": LR,
-            "momentum": MOMENTUM,
-            "weight_decay": DECAY,
-            "clip_norm": CLIP,
-            "lr_decay": FADE,
-        }
-        faults += [f for k, spec in specs.items() if (f := spec.fault(k, float(getattr(self, k))))]
+        numbers = {"lr": LR, **OPTIONAL}.items()
+        faults += [f for k, spec in numbers if (f := spec.fault(k, float(getattr(self, k))))]
         if self.lr_schedule is not None:
             try:
                 parse(self.lr_schedule)
             except ConfigError as error:
                 faults.append(str(error))
-        if faults:
-            raise ConfigError("\n".join(faults))
+        refuse(faults)
 
     def over(self, rounds: int) -> Local:
         """Return the same for a run of so many rounds, which a schedule may have left open."""
@@ -111,16 +104,9 @@ class Local:
     @property
     def hyper(self) -> dict[str, Hyper]:
         """The hyper-parameters that local training brings to a method."""
-        found = {"local_lr": Hyper(self.lr, LR.low, LR.high, LR.open_low, LR.note)}
-        if self.momentum:
-            found["momentum"] = Hyper(self.momentum, 0.0, 1.0, note=MOMENTUM.note)
-        if self.weight_decay:
-            found["weight_decay"] = Hyper(self.weight_decay, 0.0, note=DECAY.note)
-        if self.clip_norm:
-            found["clip_norm"] = Hyper(self.clip_norm, 0.0, note=CLIP.note)
-        if self.lr_decay != 1.0:
-            found["lr_decay"] = Hyper(self.lr_decay, 0.0, 1.0, open_low=True, note=FADE.note)
-        return found
+        given = {k: replace(spec, default=getattr(self, k)) for k, spec in OPTIONAL.items()}
+        on = {k: spec for k, spec in given.items() if spec.default != OPTIONAL[k].default}
+        return {"local_lr": replace(LR, default=self.lr), **on}
 
     def without_rate(self, owner: str) -> dict[str, Hyper]:
         """Return the hyper-parameters for a method that computes its own step size.
@@ -191,17 +177,19 @@ class Local:
 
 
 LR = Hyper(0.01, 0.0, note="the step size of local training")
-MOMENTUM = Hyper(0.0, 0.0, 1.0, note="the share of the last update that is kept")
-DECAY = Hyper(0.0, 0.0, note="the pull of local training towards zero")
-CLIP = Hyper(0.0, 0.0, note="the longest gradient of local training; 0 does not clip")
-FADE = Hyper(
-    1.0, 0.0, 1.0, open_low=True, note="what is left of local_lr after a round; 1 keeps it"
-)
+OPTIONAL = {
+    "momentum": Hyper(0.0, 0.0, 1.0, note="the share of the last update that is kept"),
+    "weight_decay": Hyper(0.0, 0.0, note="the pull of local training towards zero"),
+    "clip_norm": Hyper(0.0, 0.0, note="the longest gradient of local training; 0 does not clip"),
+    "lr_decay": Hyper(1.0, 0.0, 1.0, True, "what is left of local_lr after a round; 1 keeps it"),
+}
+"""Hyper-parameters that a method has only where they differ from these defaults."""
 
 
 def descend(
-    objective: Objective,
+    task: Task,
     local: Local,
+    objective: Objective | None = None,
     *,
     name: str = "train",
     over: tuple[str, ...] = ("params",),
@@ -211,48 +199,34 @@ def descend(
     aux: bool = False,
     after: Callable[[Tree, ClientContext], Tree] | None = None,
     data: str = "train",
-    pull: Pull | None = None,
 ) -> Phase:
     """Build the phase that descends an objective by SGD.
 
     Args:
-        objective: ``(work, batch, ctx) -> 0-d loss``; with ``aux``, a pair (loss, changed entries
-            of work).
+        task: the network and its loss.
         local: number of steps, batches and the optimiser.
+        objective: ``(work, batch, ctx) -> 0-d loss``, whose gradient is derived; with ``aux``, a
+            pair (loss, changed entries of work). If None, the plain loss of the trained entries:
+            ``task.loss(work["params"], batch)``. A proximal term is added as :func:`half_square`.
         name: the phase's name and random stream. The main phase of every method is "train", so that
             all methods see the same batches and limit laws hold to the bit.
         over: the entries of ``work`` that are trained together.
         lr: the hyper-parameter that holds the rate, or one per entry, or a function of work and
-            site that computes it. ``lr_decay`` and ``lr_schedule`` act on ``local_lr`` alone.
+            context that computes it. ``lr_decay`` and ``lr_schedule`` act on ``local_lr`` alone.
         steps: the number of steps as data; replaces that of ``local``.
         train: a predicate on leaf names; the others stay as they are.
         aux: whether the objective also returns entries of work to store.
         after: ``(work, ctx) -> work`` after every step, such as a projection.
         data: the split to train on.
-        pull: ``(work, ctx) -> {entry: (λ, c)}``: adds (λ/2)‖work[entry] − c‖² over the trained
-            leaves to the objective. Its slope λ(w − c) is known, so nothing is derived, and the
-            sum of squares is never formed.
     """
     is_trained = train or (lambda _: True)
 
+    def plain(work: Tree, batch: Batch, ctx: ClientContext) -> Any:
+        first, *others = (task.loss(work[entry], batch) for entry in over)
+        return sum(others, start=first)
+
     def trained(work: Tree) -> Tree:
         return {entry: tree.select(work[entry], is_trained) for entry in over}
-
-    def pulled(work: Tree, ctx: ClientContext) -> Mapping[str, tuple[Tensor | float, Tree]]:
-        found = {} if pull is None else pull(work, ctx)
-        if not isinstance(found, Mapping) or not found.keys() <= set(over):
-            keys = sorted(found) if isinstance(found, Mapping) else type(found).__name__
-            raise ContractError(
-                f"pull of the phase {name!r} must return {{entry: (strength, centre)}} for entries "
-                f"that are trained, {sorted(over)}, got {keys}."
-            )
-        return found
-
-    def drawn(now: Tree, strength: Tensor | float, centre: Tree) -> tuple[Tensor, Tree]:
-        """Return λ as a tensor, and the trained leaves of the centre."""
-        if not isinstance(strength, Tensor):
-            strength = tree.leaves(now)[0].new_full((), strength)
-        return strength, tree.select(centre, is_trained)
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         if not local.momentum or local.keeps:
@@ -262,13 +236,32 @@ def descend(
     def leave(work: Tree, ctx: ClientContext) -> Tree:
         return work if local.keeps else {k: v for k, v in work.items() if k != "velocity"}
 
-    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-        def loss(parts: Tree) -> Any:
-            return objective({**work, **{k: {**work[k], **parts[k]} for k in over}}, batch, ctx)
+    def slope_of(work: Tree, now: Tree, batch: Batch, ctx: ClientContext) -> tuple[Tree, Tree, Any]:
+        """Return the derived slope, changed entries of work, and the pulls: {entry: (λ, c)}."""
+        terms: dict[str, tuple[Tensor | float, Tree]] = {}
 
-        now = trained(work)
+        def loss(parts: Tree) -> Any:
+            moving = {entry: {**work[entry], **parts[entry]} for entry in over}
+            found = (objective or plain)({**work, **moving}, batch, ctx)
+            value, changes = found if aux else (found, {})
+            if isinstance(value, Penalised):
+                # λ and c do not depend on what is trained, so they may leave the derivative.
+                terms.update(value.by_entry(moving, name))
+                value = value.loss
+            return (value, changes) if aux else value
+
         slope, changes = grad(loss, has_aux=True)(now) if aux else (grad(loss)(now), {})
-        pulls = {k: drawn(now[k], *at) for k, at in pulled(work, ctx).items()}
+        pulls = {}
+        for entry, (lam, centre) in terms.items():
+            strength = lam
+            if not isinstance(lam, Tensor):
+                strength = tree.leaves(now[entry])[0].new_full((), lam)
+            pulls[entry] = strength, tree.select(centre, is_trained)
+        return slope, changes, pulls
+
+    def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        now = trained(work)
+        slope, changes, pulls = slope_of(work, now, batch, ctx)
         at_once = not (local.clip_norm or local.weight_decay or local.momentum)
         if not at_once:
             for entry, (strength, centre) in pulls.items():
@@ -276,11 +269,9 @@ def descend(
         if local.clip_norm:
             slope = {entry: local.clipped(slope[entry], ctx) for entry in over}
         if local.weight_decay:
-            decay = ctx.hyper["weight_decay"]
-            slope = tree.addcmul(slope, now, decay)
+            slope = tree.addcmul(slope, now, ctx.hyper["weight_decay"])
         if local.momentum:
-            mu = ctx.hyper["momentum"]
-            slope = tree.addcmul(slope, work["velocity"], mu)
+            slope = tree.addcmul(slope, work["velocity"], ctx.hyper["momentum"])
             changes = {**changes, "velocity": slope}
         new = {}
         for entry in over:
@@ -311,3 +302,54 @@ def descend(
         batch=local.batch,
         drop_last=local.drop_last,
     )
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """A loss and proximal terms, as an objective adds them up; see :func:`half_square`."""
+
+    loss: Any
+    terms: tuple[tuple[Tensor | float, Tree, Tree], ...]
+
+    def __add__(self, other: Any) -> Penalised:
+        """Add another loss, or another term."""
+        loss, terms = (other.loss, other.terms) if isinstance(other, Penalised) else (other, ())
+        known = [value for value in (self.loss, loss) if value is not None]
+        return Penalised(sum(known[1:], start=known[0]) if known else None, self.terms + terms)
+
+    __radd__ = __add__
+
+    def by_entry(
+        self, trained: dict[str, Tree], phase: str
+    ) -> dict[str, tuple[Tensor | float, Tree]]:
+        """Return λ and c of the terms by the entry of work that each is a distance of.
+
+        Args:
+            trained: the entries that are trained, as the objective received them.
+            phase: the name of the phase, for errors.
+        """
+        found: dict[str, tuple[Tensor | float, Tree]] = {}
+        for strength, params, centre in self.terms:
+            entries = [entry for entry, value in trained.items() if value is params]
+            if not entries or entries[0] in found:
+                raise ContractError(
+                    f"half_square in the phase {phase!r} takes a trained entry of work as it is, "
+                    f"work[...] with one of {sorted(trained)}, each once; for anything else write "
+                    "0.5 * strength * tree.sqdist(...)."
+                )
+            found[entries[0]] = (strength, centre)
+        return found
+
+
+def half_square(strength: Tensor | float, params: Tree, centre: Tree) -> Any:
+    """Return (λ/2)‖w − c‖² over the trained leaves, as a term of an objective of ``descend``.
+
+    Its slope λ(w − c) is known, so it is added to the derived one, and the sum of squares is never
+    formed.
+
+    Args:
+        strength: λ, 0-d.
+        params: w, a trained entry of work.
+        centre: c, which does not depend on what is trained.
+    """
+    return Penalised(None, ((strength, params, centre),))

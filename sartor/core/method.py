@@ -1,9 +1,9 @@
 """The method record: one personalised-learning method as a value made of pure functions.
 
 A method sees ONE client on the client side (no client axis, no loop, no device, no network) and one
-run on the server side. `docs/method-record.md` tells the order of a round and why the record is as
-it is; the files in `sartor/methods/` are examples. Every function must be pure, work under
-``torch.func.vmap``, and use tensors only: no ``.item()``, no branch on data.
+run on the server side. `docs/method-record.md` has the order of a round; the files in
+`sartor/methods/` are examples. Every function must be pure, work under ``torch.func.vmap``, and use
+tensors only: no ``.item()``, no branch on data.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class ClientContext(NamedTuple):
     own: Tree
     key: Tensor
     round: Tensor
-    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which nobody calls
+    index: Tensor  # type: ignore[assignment]  # hides tuple.index, which is never called
     num_samples: Tensor
     mask: Tensor
     reports: Tensor
@@ -115,8 +115,8 @@ class Phase:
         random: whether ``step`` draws from ``ctx.key``; without it the key is left empty, and
             using it is an error.
         when: ``(work, ctx) -> bool tensor``: whether this client takes the phase in this round at
-            all; asked before ``enter``. Who does not is entered and left without a step, and costs
-            nothing more.
+            all; asked before ``enter``. A client that does not is entered and left without a step,
+            which costs nothing.
         stop: ``(work, ctx) -> bool tensor``: this client is done.
         stream: names the random stream; the phase's name if empty.
     """
@@ -421,7 +421,7 @@ def weighted_mean(uploads: Tree, weights: Tensor, fallback: Tree) -> Tree:
     Args:
         uploads: leaves (slots, ...).
         weights: (slots,), zero for the absent.
-        fallback: what to return if all weights are zero, as when nobody reported.
+        fallback: what to return if all weights are zero, as when no client reported.
     """
     total = weights.sum()
     none = total == 0

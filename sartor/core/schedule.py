@@ -11,7 +11,7 @@ in a file, in a run folder and on the command line. It gives s(t), and the rate 
 | ``step:S:G`` | G^⌊u/S⌋: the share G is left after every S rounds |
 | ``cosine:T:F`` | F + (1 − F)·½(1 + cos(π u/(T − W))); T the rounds of the run, F = 0 if left out |
 
-Exponential decay is ``lr_decay`` (δ), which can be swept. Work after the last round (an epilogue,
+Exponential decay is ``lr_decay`` (δ), which can be swept. Work after the last round (extra rounds,
 the adaptation before use) takes the rate of the last round.
 """
 

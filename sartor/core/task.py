@@ -216,7 +216,7 @@ class Task:
         """Return what settings say of weights that a network brought with it; often nothing.
 
         How many numbers are trained, and a SHA-256 of what is fixed and of what training starts
-        from: a run that is gone on with must find the same.
+        from: a run that is resumed must find the same.
         """
         said: dict[str, Any] = {}
         if self.fixed:
@@ -250,18 +250,18 @@ class Task:
         return self._call("head", head, features, self._kind(params, features))
 
     def represent(self, params: Tree, batch: Batch) -> Tensor:
-        """Return the features of a batch, and book the pass, as ``losses`` does.
+        """Return the features of a batch, and count the pass, as ``losses`` does.
 
-        A step books each pass over a batch once: by ``losses``, ``judge`` or this.
+        A step counts each pass over a batch once: by ``losses``, ``judge`` or this.
         """
         _METER.count()
         return self.features(params, batch.x)
 
     @property
     def measured_as(self) -> str | None:
-        """Its kind, or None where the network gives its own loss; names a yardstick.
+        """Its kind, or None where the network gives its own loss.
 
-        See ``sartor.results.headline``.
+        It decides the headline metric; see ``sartor.results.headline``.
         """
         return None if self.criterion is given else self.kind
 
@@ -495,7 +495,7 @@ def unmetered() -> Iterator[None]:
 
 
 def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any]:
-    """Differentiate ``fn`` by its first argument, and book the losses inside as gradients."""
+    """Differentiate ``fn`` by its first argument, and count the losses inside as gradients."""
 
     def watched(*args: Any) -> Any:
         _METER.depth += 1
@@ -510,7 +510,7 @@ def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any
 
 
 def hessian_product(fn: Callable[[Tree], Tensor], at: Tree, direction: Tree) -> Tree:
-    """Return ∇²fn(at) · direction, booked as one gradient, without forming the Hessian."""
+    """Return ∇²fn(at) · direction, counted as one gradient, without forming the Hessian."""
     before = _METER.alone, _METER.around
     _METER.alone, _METER.around = False, nullcontext  # plain autograd cannot be nested
     try:

@@ -1,8 +1,7 @@
 """What a message costs, and what of it arrives, where only some of its rows exist.
 
-A message is a tree: the letter ``common`` to all, the letter ``own`` to one client, or an
-``upload``. `Method.sparse` names a leaf of a message and the leaf of the same message that marks
-its rows:
+A message is a tree: ``common`` to all clients, ``own`` to one client, or an ``upload``.
+`Wire.sparse` names a leaf of a message and the leaf of the same message that marks its rows:
 
     {"common/prototypes": "common/seen", "upload/prototypes": "upload/counts"}
 
@@ -34,7 +33,7 @@ from sartor.core.errors import ContractError
 from sartor.core.tree import Tree
 
 MESSAGES = ("common", "own", "upload")
-"""The messages of a round, as `Method.sparse` calls them."""
+"""The messages of a round, as `Wire.sparse` calls them."""
 
 
 def marks_of(sparse: Mapping[str, str], message: str) -> dict[str, str]:
@@ -71,7 +70,7 @@ def moved(sparse: Mapping[str, str], messages: Mapping[str, str]) -> dict[str, s
 
 
 def messages_of(sparse: Mapping[str, str]) -> dict[str, str]:
-    """Return what is declared about letters, for a round that uploads something else."""
+    """Return what is declared about the server's messages, for a round with other uploads."""
     return moved(sparse, {"common": "common", "own": "own"})
 
 
@@ -180,11 +179,11 @@ def num_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
 
 
 def heard(connected: Any, present: Tensor) -> Tensor:
-    """Return who is present for ``aggregate``: those whose upload is sent.
+    """Return which clients are present for ``aggregate``: those whose upload is sent.
 
     Args:
-        connected: what ``Wire.connected`` returned, with the axis of runs first; one of these per slot is
-            left to the method that is made of methods.
+        connected: what ``Wire.connected`` returned, with the axis of runs first; one of these per
+            slot is left to the method that is made of methods.
         present: (runs, slots).
     """
     if isinstance(connected, dict):
@@ -199,14 +198,15 @@ def sent(
     trains: np.ndarray,
     present: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count the bytes of letters and of uploads, per run, by who exchanges messages.
+    """Count the bytes of messages and of uploads of the connected clients, per run.
 
     Args:
         messages: "common" (runs, ...), "own" and "upload" (runs, slots, ...).
         sparse: as the method declares it.
-        connected: None for all, what ``Wire.connected`` returned, or one of these per slot of the trees.
-        trains: (runs, slots) who is written to, unless ``talks`` says less.
-        present: (runs, slots) who reports.
+        connected: None for all, what ``Wire.connected`` returned, or one of these per slot of the
+            trees.
+        trains: (runs, slots) true for the clients that receive, unless ``connected`` says less.
+        present: (runs, slots) true for the clients that report.
     """
     if isinstance(connected, dict):
         down = up = np.zeros(len(trains), dtype=np.int64)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-from sartor.data.datasets import available, from_dataset, load
+from sartor.data.datasets import available, load
 from sartor.data.federation import Federation
-from sartor.data.folder import from_folder
 from sartor.data.layouts import DATASETS
 from sartor.data.partition import Partition, divide, parse_partition
-from sartor.data.sources import from_hf, from_torch
 from sartor.data.split import Ragged
-from sartor.data.tables import from_dataframe, from_file
+
+from_arrays = Federation.from_arrays
+from_dataframe = Federation.from_dataframe
+from_dataset = Federation.from_dataset
+from_file = Federation.from_file
+from_folder = Federation.from_folder
+from_hf = Federation.from_hf
+from_torch = Federation.from_torch
 
 __all__ = [
     "DATASETS",
@@ -18,6 +23,7 @@ __all__ = [
     "Ragged",
     "available",
     "divide",
+    "from_arrays",
     "from_dataframe",
     "from_dataset",
     "from_file",

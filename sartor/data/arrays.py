@@ -12,8 +12,7 @@ from torch import Tensor
 
 from sartor.core.errors import FederationError, did_you_mean
 from sartor.data.checks import (
-    MATRIX_TASKS,
-    TASKS,
+    check,
     class_faults,
     feature_faults,
     label_faults,
@@ -29,7 +28,7 @@ from sartor.data.conversion import (
     is_mask,
 )
 from sartor.data.encoding import client_statistics, combine_statistics, prepare
-from sartor.data.federation import Federation
+from sartor.data.samples import MATRIX_TASKS, TASKS, Samples
 from sartor.data.split import Int, split_rows
 
 
@@ -49,8 +48,40 @@ def from_arrays(
     task: str | None = None,
     standardise: bool = False,
     info: dict[str, Any] | None = None,
-) -> Federation:
-    """Make a federation from arrays; ``Federation.from_arrays`` tells what each argument is."""
+) -> Samples:
+    """Make a federation from arrays and a client id for every sample.
+
+    Args:
+        x: ``(samples, ...)`` numbers; array or tensor.
+        y: ``(samples,)`` labels 0, 1, ..., or strings (classes in sorted order); ``(samples,
+            labels)`` of 0 and 1 with ``task="multilabel"``; ``(samples, steps)`` token ids
+            with ``task="next-token"``, or None for the tokens of ``x`` shifted by one.
+        client: ``(samples,)`` ids, integers or strings. Without ``names``, clients are the
+            distinct ids in sorted order.
+        test: the fraction of every client's samples held out for testing, or ``(samples,)``
+            booleans that mark the test samples.
+        val: the fraction held out for validation.
+        seed: seed of the division. A client's division depends on its own name and data only.
+        stratify: keep the class shares of every client in each part.
+        num_classes: at least the largest label + 1, which is the default; 0 for regression.
+        names: all clients, in order. Integer ids are then positions in it, strings members.
+        min_samples: leave out clients with fewer training samples than this.
+        tokens: keep integer features as int64 token ids instead of real numbers.
+        task: "classification", "multilabel", "regression" or "next-token"; by default the
+            first, or regression with ``num_classes=0``.
+        standardise: give every feature (every channel of images) mean 0 and deviation 1 by
+            federated statistics of the training samples; ``Result.predict`` does the same.
+        info: what to remember about the origin; JSON-able.
+
+    Returns:
+        The federation, with the samples in the given order.
+
+    Example:
+        >>> from sartor.data import Federation
+        >>> fed = Federation.from_arrays([[0.0], [1.0], [2.0]], [0, 1, 1], client=[7, 7, 8])
+        >>> fed.names, fed.train.sizes.tolist(), fed.test.sizes.tolist()
+        (('7', '8'), [1, 1], [1, 0])
+    """
     faults: list[str] = []
     if task is not None and task not in TASKS:
         raise FederationError(f"There is no task {task!r}{did_you_mean(task, TASKS)}")
@@ -115,9 +146,7 @@ def from_arrays(
         train, held_val, held_test = (s.select(keep) for s in (train, held_val, held_test))
         known = tuple(name for name, kept in zip(known, keep.tolist(), strict=True) if kept)
     record |= info or {}
-    made = Federation(
-        features, labels, train, held_val, held_test, known, classes, record, task or ""
-    )
+    made = Samples(features, labels, train, held_val, held_test, known, classes, record, task or "")
     return standardised(made) if standardise else made
 
 
@@ -136,13 +165,15 @@ def next_tokens(x: Any) -> tuple[Any, Any]:
     return ids[:, :-1], ids[:, 1:]
 
 
-def standardised(federation: Federation) -> Federation:
-    """Standardise real features by federated statistics, per feature or per channel.
+def standardised(samples: Samples) -> Samples:
+    """Check samples and standardise real features by federated statistics.
 
-    Every client sends count, sum and sum of squares of its training samples; see
-    ``sartor.data.encoding``. The constants are kept in ``info["preprocessing"]``.
+    Statistics are per feature, or per channel of images. Every client sends count, sum and sum of
+    squares of its training samples; see ``sartor.data.encoding``. The constants are kept in
+    ``info["preprocessing"]``.
     """
-    x = federation.x
+    check(samples)
+    x = samples.x
     if not x.is_floating_point() or x.ndim < 2:
         raise FederationError(
             f"standardise=True needs rows of real features, got {x.dtype} of shape "
@@ -150,8 +181,8 @@ def standardised(federation: Federation) -> Federation:
         )
     flat = x.numpy().astype(np.float64)
     messages = []
-    for client in range(federation.num_clients):
-        own = flat[federation.train.of(client).numpy()]
+    for client in range(samples.num_clients):
+        own = flat[samples.train.of(client).numpy()]
         values = np.moveaxis(own, 1, 0).reshape(x.shape[1], -1)
         rows = np.arange(values.shape[1])
         columns = {str(i): ("number", column) for i, column in enumerate(values)}
@@ -159,7 +190,7 @@ def standardised(federation: Federation) -> Federation:
     steps = combine_statistics(messages)
     recipe = {"kind": "scale", **{k: [step[k] for step in steps] for k in ("mean", "scale")}}
     made = torch.from_numpy(prepare(flat, recipe))
-    return replace(federation, x=made, info=federation.info | {"preprocessing": recipe})
+    return replace(samples, x=made, info=samples.info | {"preprocessing": recipe})
 
 
 def _num_labels(task: str | None, x: Tensor | None, y: Tensor, given: int | None) -> int:

@@ -1,29 +1,21 @@
-"""What a federation refuses at the door: every check returns sentences, one for each fault."""
+"""What a federation refuses: every check returns sentences, one for each fault."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sartor.core.errors import FederationError, did_you_mean
+from sartor.data.samples import MATRIX_TASKS, TASKS, Samples
 from sartor.data.split import SPLITS, Int, Ragged
 
-if TYPE_CHECKING:
-    from sartor.data.federation import Federation
-
 OwnersOf = Callable[[Int], list[str]]
-TASKS = ("classification", "multilabel", "regression", "next-token")
-"""What there is to learn."""
-
-MATRIX_TASKS = ("multilabel", "next-token")
-"""Tasks whose samples have several labels each."""
-
 _MANY_CLASSES = 10_000  # fewer need no sample each: a federation may hold a part of them
 _CHUNK = 65_536  # samples looked at together when a fault is searched, to bound memory
 
@@ -37,6 +29,12 @@ def raise_faults(faults: Sequence[str]) -> None:
     error = FederationError(text)
     error.faults = tuple(faults)
     raise error
+
+
+def check(found: Samples) -> None:
+    """Raise one error with everything that keeps samples from being trained on."""
+    raise_faults(structural_faults(found))
+    raise_faults(sample_faults(found, found.owners_of) + leak_faults(found))
 
 
 def matrix_faults(x: Tensor, y: Tensor, num_classes: int, task: str, owners: OwnersOf) -> list[str]:
@@ -63,43 +61,43 @@ def matrix_faults(x: Tensor, y: Tensor, num_classes: int, task: str, owners: Own
     return [f"{len(bad)} samples {said}: rows {some_of(bad)}{of_clients(bad, owners)}; {fix}."]
 
 
-def structural_faults(federation: Federation) -> list[str]:
+def structural_faults(found: Samples) -> list[str]:
     """List what keeps the parts of a federation from fitting together."""
-    clients, samples, names = federation.num_clients, len(federation.x), federation.names
+    clients, samples, names = found.num_clients, len(found.x), found.names
     faults: list[str] = []
-    if federation.task not in TASKS:
-        hint = did_you_mean(federation.task, TASKS)
-        faults.append(f"There is no task {federation.task!r}{hint}")
-    if samples != len(federation.y):
-        faults.append(f"x has {samples} samples and y {len(federation.y)}; they must agree.")
+    if found.task not in TASKS:
+        hint = did_you_mean(found.task, TASKS)
+        faults.append(f"There is no task {found.task!r}{hint}")
+    if samples != len(found.y):
+        faults.append(f"x has {samples} samples and y {len(found.y)}; they must agree.")
     if not names:
         faults.append("There are no clients; a federation needs at least one.")
     twice = sorted(name for name, times in Counter(names).items() if times > 1)
     if twice:
         faults.append(f"Client names must differ; given twice: {', '.join(twice[:5])}.")
     for name in SPLITS:
-        faults += ragged_faults(name, federation.split(name), clients, samples)
+        faults += ragged_faults(name, found.split(name), clients, samples)
     if not faults:
-        faults += empty_faults(federation.train, names)
+        faults += empty_faults(found.train, names)
     try:
-        json.dumps(federation.info)
+        json.dumps(found.info)
     except (TypeError, ValueError) as error:
         faults.append(f"info must hold JSON-able values only: {error}.")
     return faults
 
 
-def sample_faults(federation: Federation, owners: OwnersOf) -> list[str]:
+def sample_faults(found: Samples, owners: OwnersOf) -> list[str]:
     """List features and labels that cannot be trained on."""
-    x, y, classes, task = federation.x, federation.y, federation.num_classes, federation.task
+    x, y, classes, task = found.x, found.y, found.num_classes, found.task
     faults = feature_faults(x, owners)
     if task in MATRIX_TASKS:
         return faults + matrix_faults(x, y, classes, task, owners)
     return faults + label_faults(y, classes, owners)
 
 
-def leak_faults(federation: Federation) -> list[str]:
+def leak_faults(found: Samples) -> list[str]:
     """List clients that are tested on their own training samples."""
-    splits, samples = {name: federation.split(name) for name in SPLITS}, len(federation.x)
+    splits, samples = {name: found.split(name) for name in SPLITS}, len(found.x)
     rows = torch.cat([split.rows for split in splits.values()])
     if len(rows) <= samples and int(torch.bincount(rows).max()) <= 1:
         return []
@@ -108,7 +106,7 @@ def leak_faults(federation: Federation) -> list[str]:
     for one, other in (("train", "test"), ("train", "val"), ("val", "test")):
         both = np.intersect1d(cells[one].numpy(), cells[other].numpy())
         if len(both):
-            who = sorted({federation.names[cell // samples] for cell in both[:1000].tolist()})
+            who = sorted({found.names[cell // samples] for cell in both[:1000].tolist()})
             faults.append(
                 f"{len(both)} samples are in {one} and in {other} of the same client "
                 f"({', '.join(who[:5])}); keep the splits apart."

@@ -1,6 +1,6 @@
 """Arrays that a user gives, as the tensors that a federation holds.
 
-What cannot be converted is noted in a list of faults, so that all of them are told at once
+What cannot be converted is noted in a list of faults, so that all of them are reported at once
 (``sartor.data.checks.raise_faults``).
 """
 
@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from sartor.core.task import PADDING
-from sartor.data.checks import MATRIX_TASKS, OwnersOf, of_clients, some_of
+from sartor.data.checks import OwnersOf, of_clients, some_of
+from sartor.data.samples import MATRIX_TASKS
 from sartor.data.split import Bool, Int
 
 IGNORED = -100
@@ -157,7 +158,7 @@ def client_ids(
 
 
 def is_mask(test: Any) -> bool:
-    """Tell whether ``test`` marks samples, rather than being a fraction."""
+    """Say whether ``test`` marks samples, rather than being a fraction."""
     return not isinstance(test, int | float | np.number)
 
 

@@ -21,9 +21,9 @@ from torch import Tensor
 from sartor.core.errors import ConfigError, MissingDataError, did_you_mean
 from sartor.data import readers, text
 from sartor.data.draws import TRAIN_SHARE
-from sartor.data.federation import Federation
 from sartor.data.layouts import DATASETS, DIGITS, Layout, find_npz
 from sartor.data.partition import divide, parse_partition
+from sartor.data.samples import Samples
 from sartor.data.split import Ragged, carve_val, split_rows
 
 ENVIRONMENT = "SARTOR_DATA"
@@ -38,7 +38,7 @@ class Dataset:
     Attributes:
         name: its name in ``DATASETS``.
         x: ``(samples, channels, height, width)`` float32 in [-1, 1]; training samples first. For
-            texts ``(samples, 0)``: their tokens depend on who trains.
+            texts ``(samples, 0)``: their tokens depend on which clients train.
         y: ``(samples,)`` int64.
         num_train: how many samples are official training samples; None without such a split.
         num_classes: the number of classes.
@@ -279,7 +279,7 @@ def from_dataset(
     scale: str | None = None,
     length: int | None = None,
     vocabulary: int | None = None,
-) -> Federation:
+) -> Samples:
     """Divide a named data set among clients.
 
     Args:
@@ -305,6 +305,7 @@ def from_dataset(
             training samples of the federation's clients.
 
     Example:
+        >>> from sartor.data import Federation
         >>> Federation.from_dataset("digits", partition="iid", clients=10)
         Federation(10 clients, train=1347, val=0, test=450, input_shape=(1, 8, 8), num_classes=10)
     """
@@ -351,7 +352,7 @@ def from_dataset(
         x = _scaled(name, str(data_folder(data_dir) or ""), str(scale), merged)
         info["scale"] = scale
     y = data.y if drawn.y is None else torch.from_numpy(drawn.y)
-    return Federation(x, y, train, held, drawn.test, drawn.names, data.num_classes, info)
+    return Samples(x, y, train, held, drawn.test, drawn.names, data.num_classes, info)
 
 
 def _files_of(found: dict[str, Any]) -> str:

@@ -223,8 +223,8 @@ def pfllib(draw: Draw, min_train: int | None) -> Ragged:
 def _pfllib_dirichlet(draw: Draw, sizes: Int, tries: int) -> Int:
     """Draw counts ``(tries, classes, clients)``; a client at its fair size gets no more.
 
-    A draw whose whole weight falls on full clients hands the class to nobody, so that it is
-    rejected unless everybody has enough already.
+    A draw whose whole weight falls on full clients hands the class to no client, so that it is
+    rejected unless every client has enough already.
     """
     counts = np.zeros((tries, draw.classes, draw.clients), dtype=np.int64)
     held = np.zeros((tries, draw.clients), dtype=np.int64)

@@ -87,7 +87,7 @@ def read_column(
         bad = [i for i, n in enumerate(numbers) if n is None and not empty[i]]
         faults.append(
             f"Column {name!r} holds numbers, but {len(bad)} cells are text: {_cells(cells, bad)}; "
-            f"mend them, or name the column in categories=[{name!r}]."
+            f"fix them, or name the column in categories=[{name!r}]."
         )
         return None
     text = ["" if gone else level_of(cell) for cell, gone in zip(cells, empty, strict=True)]
@@ -131,7 +131,7 @@ def cell_faults(name: str, kind: str, values: Array, clients: Array, missing: st
     if kind == "number" and np.isinf(values).any():
         bad = np.flatnonzero(np.isinf(values))
         faults.append(
-            f"Column {name!r} has {len(bad)} infinite cells{where(bad, clients)}; mend them, or "
+            f"Column {name!r} has {len(bad)} infinite cells{where(bad, clients)}; fix them, or "
             "leave out those rows."
         )
     return faults
@@ -337,7 +337,7 @@ def _cells(cells: Sequence[Any], rows: Sequence[int]) -> str:
 
 
 def where(rows: Array, clients: Array) -> str:
-    """Tell the first rows of a fault and their clients, in brackets."""
+    """Name the first rows of a fault and their clients, in brackets."""
     shown = ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
     names = [name for name in dict.fromkeys(clients[rows].tolist()) if name][:5]
     return f" (rows {shown}" + (f"; client {', '.join(names)})" if names else ")")

@@ -20,10 +20,11 @@ import torch
 
 from sartor.core.errors import FederationError
 from sartor.data import image_folder
-from sartor.data.checks import raise_faults
-from sartor.data.client_file import READERS, Table, read_cells
+from sartor.data.arrays import from_arrays
+from sartor.data.checks import check, raise_faults
 from sartor.data.encoding import prepare
-from sartor.data.federation import Federation
+from sartor.data.samples import Samples
+from sartor.data.table_files import READERS, Table, read_cells
 from sartor.data.tables import from_dataframe
 
 
@@ -40,7 +41,7 @@ def from_folder(
     standardise: bool = False,
     image_size: image_folder.Size | None = None,
     like: Mapping[str, Any] | None = None,
-) -> Federation:
+) -> Samples:
     """Read a folder with one file, or one folder of images, per client.
 
     Args:
@@ -82,7 +83,7 @@ def from_folder(
     whole["standardise"] = standardise and recipe is None
     if not files and image_folder.has_images(folder):
         images = image_folder.read_images(folder, image_size)
-        made = Federation.from_arrays(
+        made = from_arrays(
             images.x,
             images.y,
             client=images.client,
@@ -112,7 +113,7 @@ def from_folder(
     owner = np.repeat([names.index(stem) for stem in stems], sizes)
     marks = np.repeat([file.stem.endswith(".test") for file in files], sizes)
     columns = next(iter(tables.values())).columns
-    made = Federation.from_arrays(
+    made = from_arrays(
         np.concatenate([table.x for table in tables.values()]),
         _labels([table.y for table in tables.values()]),
         client=owner,
@@ -125,12 +126,13 @@ def from_folder(
     return _prepared(made, recipe)
 
 
-def _prepared(federation: Federation, recipe: Mapping[str, Any] | None) -> Federation:
-    """Prepare features with the constants of those who trained, if there are any."""
+def _prepared(made: Samples, recipe: Mapping[str, Any] | None) -> Samples:
+    """Prepare features with the constants of the clients that trained, if there are any."""
     if recipe is None:
-        return federation
-    x = torch.from_numpy(prepare(federation.x.numpy(), recipe))
-    return replace(federation, x=x, info=federation.info | {"preprocessing": recipe})
+        return made
+    check(made)
+    x = torch.from_numpy(prepare(made.x.numpy(), recipe))
+    return replace(made, x=x, info=made.info | {"preprocessing": recipe})
 
 
 def _as_table(
@@ -140,7 +142,7 @@ def _as_table(
     label: str | None,
     num_classes: int | None,
     rest: dict[str, Any],
-) -> Federation:
+) -> Samples:
     """Join CSV and Parquet files to one table, prepared by federated statistics."""
     found, faults = _each(files, lambda file: read_cells(file, label))
     faults += _unlike(found) + _twice(files)
@@ -179,7 +181,7 @@ def _read_all(files: Sequence[Path], label: str | None) -> tuple[dict[Path, Tabl
 def _each(
     files: Sequence[Path], read: Callable[[Path], Table]
 ) -> tuple[dict[Path, Table], list[str]]:
-    """Read every file; what cannot be used is told in the second list."""
+    """Read every file; the second list says what cannot be used."""
     tables: dict[Path, Table] = {}
     faults = []
     for file in files:

@@ -9,6 +9,9 @@ from typing import Any
 
 from sartor.data import readers
 
+Read = tuple[dict[str, readers.Pictures], Sequence[str]]
+"""The images of every split, and the names of the classes if the files have them."""
+
 
 @dataclass(frozen=True)
 class Entry:
@@ -24,12 +27,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way the files may lie: how to find them, how to read them, what to tell the user."""
+    """One way the files may lie: how to find them, how to read them, what to say to the user."""
 
     files: str
     origin: str
     find: Callable[[Path, str], dict[str, Any] | None]
-    read: Callable[[dict[str, Any], Entry], tuple[dict[str, readers.Pictures], Sequence[str]]]
+    read: Callable[[dict[str, Any], Entry], Read]
 
 
 def find_npz(root: Path, name: str) -> dict[str, Any] | None:
@@ -54,14 +57,12 @@ def _piece(path: Path) -> int:
 
 
 def _whole(parts: list[tuple[Path, str]]) -> bool:
-    """Tell whether numbered pieces start at 0 and have no gap at the front."""
+    """Say whether numbered pieces start at 0 and have no gap at the front."""
     numbers = [_piece(path) for path, _ in parts]
     return len(parts) == 1 or numbers == list(range(len(parts)))
 
 
-def _read_npz(
-    found: dict[str, Any], entry: Entry
-) -> tuple[dict[str, readers.Pictures], Sequence[str]]:
+def _read_npz(found: dict[str, Any], entry: Entry) -> Read:
     return readers.read_npz(found, entry.shape[1], entry.shape[0] == 3)
 
 
@@ -95,9 +96,7 @@ def _find_idx(root: Path, name: str) -> dict[str, Any] | None:
     return None
 
 
-def _read_idx(
-    found: dict[str, Any], entry: Entry
-) -> tuple[dict[str, readers.Pictures], Sequence[str]]:
+def _read_idx(found: dict[str, Any], entry: Entry) -> Read:
     return {
         split: readers.read_idx_pair(
             found[f"{split}_images"], found[f"{split}_labels"], found["transpose"]
@@ -134,16 +133,12 @@ def _find_cifar(kind: str) -> Callable[[Path, str], dict[str, Any] | None]:
     return find
 
 
-def _read_cifar_binary(
-    found: dict[str, Any], entry: Entry
-) -> tuple[dict[str, readers.Pictures], Sequence[str]]:
+def _read_cifar_binary(found: dict[str, Any], entry: Entry) -> Read:
     bytes_each = 1 if entry.num_classes == 10 else 2
     return {s: readers.read_cifar_binary(found[s], bytes_each) for s in readers.SPLITS}, ()
 
 
-def _read_cifar_python(
-    found: dict[str, Any], entry: Entry
-) -> tuple[dict[str, readers.Pictures], Sequence[str]]:
+def _read_cifar_python(found: dict[str, Any], entry: Entry) -> Read:
     key = "labels" if entry.num_classes == 10 else "fine_labels"
     return {s: readers.read_cifar_python(found[s], key) for s in readers.SPLITS}, ()
 
@@ -187,11 +182,34 @@ def _idx_layout(folder: str, start: str, origin: str) -> Layout:
     return Layout(f"{folder}/raw/: {files} (-ubyte, .gz or not)", origin, _find_idx, _read_idx)
 
 
+def _cifar_layouts(name: str, binary: str, python: str) -> tuple[Layout, ...]:
+    origin = f"{_CIFAR_PAGE}, '{name.upper().replace('CIFAR', 'CIFAR-')} {{}} version'"
+    return (
+        _npz_layout(name, _PARTS.format(name)),
+        Layout(binary, origin.format("binary"), _find_cifar("bin"), _read_cifar_binary),
+        Layout(python, origin.format("python"), _find_cifar("py"), _read_cifar_python),
+    )
+
+
+def _leaf_layout(name: str) -> Layout:
+    data = f"{name}/data"
+    return Layout(
+        f"{data}/train/*.json and {data}/test/*.json, or {data}/all_data/*.json",
+        f"https://github.com/TalwalkarLab/leaf, folder data/{name}, preprocess.sh",
+        _find_leaf,
+        _read_elsewhere,
+    )
+
+
+def _read_elsewhere(found: dict[str, Any], entry: Entry) -> Read:
+    """Read nothing: ``sartor.data.datasets`` reads these files, and keeps writers and users."""
+    return {}, ()
+
+
 _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 _MNIST_PAGE = "http://yann.lecun.com/exdb/mnist/ (torchvision's MNIST fetches the same files)"
 _FASHION_PAGE = "https://github.com/zalandoresearch/fashion-mnist"
 _EMNIST_PAGE = "https://www.nist.gov/itl/products-and-services/emnist-dataset (gzip.zip)"
-_LEAF_PAGE = "https://github.com/TalwalkarLab/leaf, folder data/{}, preprocess.sh"
 
 _FASHION = ("T-shirt", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker")
 _CIFAR10 = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship")
@@ -231,20 +249,10 @@ DATASETS: dict[str, Entry] = {
         10,
         (3, 32, 32),
         (50_000, 10_000),
-        (
-            _npz_layout("cifar10", _PARTS.format("cifar10")),
-            Layout(
-                "cifar-10-batches-bin/: data_batch_1.bin to data_batch_5.bin, test_batch.bin",
-                f"{_CIFAR_PAGE}, 'CIFAR-10 binary version'",
-                _find_cifar("bin"),
-                _read_cifar_binary,
-            ),
-            Layout(
-                "cifar-10-batches-py/: data_batch_1 to data_batch_5, test_batch",
-                f"{_CIFAR_PAGE}, 'CIFAR-10 python version'",
-                _find_cifar("py"),
-                _read_cifar_python,
-            ),
+        _cifar_layouts(
+            "cifar10",
+            "cifar-10-batches-bin/: data_batch_1.bin to data_batch_5.bin, test_batch.bin",
+            "cifar-10-batches-py/: data_batch_1 to data_batch_5, test_batch",
         ),
         (*_CIFAR10, "truck"),
     ),
@@ -253,20 +261,10 @@ DATASETS: dict[str, Entry] = {
         100,
         (3, 32, 32),
         (50_000, 10_000),
-        (
-            _npz_layout("cifar100", _PARTS.format("cifar100")),
-            Layout(
-                "cifar-100-binary/: train.bin, test.bin",
-                f"{_CIFAR_PAGE}, 'CIFAR-100 binary version'",
-                _find_cifar("bin"),
-                _read_cifar_binary,
-            ),
-            Layout(
-                "cifar-100-python/: train, test",
-                f"{_CIFAR_PAGE}, 'CIFAR-100 python version'",
-                _find_cifar("py"),
-                _read_cifar_python,
-            ),
+        _cifar_layouts(
+            "cifar100",
+            "cifar-100-binary/: train.bin, test.bin",
+            "cifar-100-python/: train, test",
         ),
     ),
     "femnist": Entry(
@@ -274,15 +272,7 @@ DATASETS: dict[str, Entry] = {
         62,
         (1, 28, 28),
         (0, 0),
-        (
-            Layout(
-                "femnist/data/train/*.json and femnist/data/test/*.json, or "
-                "femnist/data/all_data/*.json",
-                _LEAF_PAGE.format("femnist"),
-                _find_leaf,
-                lambda found, entry: ({}, ()),  # read by _read_femnist, which keeps the writers
-            ),
-        ),
+        (_leaf_layout("femnist"),),
     ),
     "sent140": Entry(
         "tweets with their users, negative or positive, from LEAF",
@@ -295,15 +285,9 @@ DATASETS: dict[str, Entry] = {
                 '{"user": ..., "text": ..., "label": 0 or 1}',
                 "made by you from the layout below",
                 _find_lines,
-                lambda found, entry: ({}, ()),  # read by _read_sent140, which keeps the users
+                _read_elsewhere,
             ),
-            Layout(
-                "sent140/data/train/*.json and sent140/data/test/*.json, or "
-                "sent140/data/all_data/*.json",
-                _LEAF_PAGE.format("sent140"),
-                _find_leaf,
-                lambda found, entry: ({}, ()),
-            ),
+            _leaf_layout("sent140"),
         ),
         ("negative", "positive"),
     ),

@@ -319,7 +319,7 @@ def _by_group(
     """Make clients of many users each; a user's samples stay together."""
     if not attributes:
         raise ConfigError(
-            f"{draw.name} deals out users, but the data have no column that tells them; use "
+            f"{draw.name} deals out users, but the data have no column that names them; use "
             "femnist or sent140, or another partition."
         )
     column = next(iter(attributes))

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from sartor.core.errors import FederationError, MissingExtraError, did_you_mean
-from sartor.data.arrays import standardised
-from sartor.data.checks import raise_faults
+from sartor.data.arrays import from_arrays, standardised
+from sartor.data.checks import check, raise_faults
 from sartor.data.encoding import Array
-from sartor.data.federation import Federation
+from sartor.data.samples import Samples
 from sartor.data.split import Ragged
 from sartor.data.tables import from_dataframe
 
@@ -34,12 +34,12 @@ def from_torch(
     tokens: bool = False,
     standardise: bool = False,
     min_samples: int = 0,
-) -> Federation:
+) -> Samples:
     """Make a federation from one ``torch.utils.data.Dataset`` per client.
 
     Args:
         datasets: name of a client -> its data set of pairs (x, y); or a dict with its data sets
-            "train", "test" and perhaps "val", whose division is then kept for everybody.
+            "train", "test" and perhaps "val", whose division is then kept for all clients.
         test: the fraction of every client's samples held out for testing.
         val: the fraction held out for validation.
         seed: seed of the division.
@@ -56,6 +56,7 @@ def from_torch(
     Example:
         >>> from torch.utils.data import TensorDataset
         >>> one = TensorDataset(torch.randn(8, 3), torch.tensor([0, 1] * 4))
+        >>> from sartor.data import Federation
         >>> Federation.from_torch({"bonn": one, "oslo": one}).names
         ('bonn', 'oslo')
     """
@@ -96,7 +97,7 @@ def from_torch(
             )
     raise_faults(faults)
     marks = np.array(parts)
-    made = Federation.from_arrays(
+    made = from_arrays(
         torch.cat(xs),
         torch.cat(ys),
         client=np.array(names),
@@ -123,7 +124,7 @@ def from_hf(
     text: str | None = None,
     image: str | None = None,
     **rest: Any,
-) -> Federation:
+) -> Samples:
     """Make a federation from a Hugging Face data set with a column that names the client.
 
     Args:
@@ -185,7 +186,7 @@ def from_hf(
         y = columns[label] if isinstance(label, str) else np.stack([columns[n] for n in label], 1)
         more = {"task": "multilabel"} if not isinstance(label, str) else {}
         about = {"source": "huggingface"}
-        made = Federation.from_arrays(pixels, y, client=clients, info=about, **(more | rest))
+        made = from_arrays(pixels, y, client=clients, info=about, **(more | rest))
     else:
         arrays = {name: np.asarray(values) for name, values in columns.items()}
         made = from_dataframe(
@@ -229,17 +230,17 @@ def _read(dataset: Any, where: str, faults: list[str]) -> tuple[Tensor, Tensor] 
     return x, y
 
 
-def _held_out(federation: Federation, is_val: Array) -> Federation:
+def _held_out(made: Samples, is_val: Array) -> Samples:
     """Move the rows that are marked from training to validation."""
     if not is_val.any():
-        return federation
-    rows, owner = federation.train.rows.numpy(), federation.train.owner.numpy()
+        return made
+    check(made)
+    rows, owner = made.train.rows.numpy(), made.train.owner.numpy()
     held = is_val[rows]
     train, val = (
-        Ragged.from_owner(rows[chosen], owner[chosen], federation.num_clients)
-        for chosen in (~held, held)
+        Ragged.from_owner(rows[chosen], owner[chosen], made.num_clients) for chosen in (~held, held)
     )
-    return replace(federation, train=train, val=val)
+    return replace(made, train=train, val=val)
 
 
 def _images(values: Sequence[Any], name: str) -> Array:

@@ -99,7 +99,7 @@ def quadratics(
         curvatures: a > 0, ``(clients,)`` or ``(clients, dim)``.
         centres: c, of the same shape.
         samples: training samples of each client, all equal; they set the clients' weights.
-            Every client has one test sample besides.
+            Every client also has one test sample.
 
     Returns:
         The federation, whose features are (a, c) side by side, and the known answers.
@@ -246,39 +246,9 @@ def logistic(
     return _binary(flat, labels, models, samples, info)
 
 
-def logistic_radius(
-    radius: float = 2.0,
-    *,
-    clients: int = 5,
-    samples: int = 100,
-    dim: int = 100,
-    test_samples: int = 1000,
-    seed: int = 0,
-) -> tuple[Federation, Truth]:
-    """Make the synthetic logistic regression of the analysis of FedAvg-FT (Appendix D there).
-
-    w* ~ N(0, I) and w_i = w* + radius · v_i, v_i a random unit vector with ⟨v_i, w*⟩ ≤ 0 (drawn
-    on the sphere, its sign turned where needed); x ~ N(0, I), P(y = 1 | x) = σ(w_iᵀx).
-
-    Args:
-        radius: R, the distance of every true model from the common one.
-        clients: the number of clients.
-        samples: training samples of each client.
-        dim: the number of features.
-        test_samples: test samples of each client.
-        seed: seed of the draw.
-
-    Returns:
-        The federation and the true models; train it with ``Logistic(dim)``.
-    """
-    (made,) = logistic_radii(
-        [radius],
-        clients=clients,
-        samples=samples,
-        dim=dim,
-        test_samples=test_samples,
-        seed=seed,
-    )
+def logistic_radius(radius: float = 2.0, **draw: int) -> tuple[Federation, Truth]:
+    """Make ``logistic_radii`` for one radius R; the other arguments are the same."""
+    (made,) = logistic_radii([radius], **draw)
     return made
 
 
@@ -291,21 +261,22 @@ def logistic_radii(
     test_samples: int = 1000,
     seed: int = 0,
 ) -> list[tuple[Federation, Truth]]:
-    """Make ``logistic_radius`` for several radii and one seed.
+    """Make the synthetic logistic regression of the analysis of FedAvg-FT (Appendix D there).
 
-    The draws do not depend on the radius, so the federations hold the same features, once, and
-    differ in their labels.
+    w* ~ N(0, I) and w_i = w* + R · v_i, v_i a random unit vector with ⟨v_i, w*⟩ ≤ 0 (drawn on the
+    sphere, its sign turned where needed); x ~ N(0, I), P(y = 1 | x) = σ(w_iᵀx). The draws do not
+    depend on R, so the federations hold the same features, once, and differ in their labels.
 
     Args:
-        radii: R of every federation.
-        clients: see ``logistic_radius``; the others too.
+        radii: R of every federation, the distance of every true model from the common one.
+        clients: the number of clients.
         samples: training samples of each client.
         dim: the number of features.
         test_samples: test samples of each client.
         seed: seed of the draw.
 
     Returns:
-        For each radius what ``logistic_radius`` returns.
+        For each R the federation and the true models; train it with ``Logistic(dim)``.
     """
     for radius in radii:
         _check_sizes(clients, samples, test_samples, dim, radius, "radius")

@@ -17,9 +17,10 @@ import torch
 
 from sartor.core.errors import FederationError, did_you_mean
 from sartor.data import encoding, text
-from sartor.data.checks import raise_faults
+from sartor.data.arrays import from_arrays
+from sartor.data.checks import check, raise_faults
 from sartor.data.encoding import Array
-from sartor.data.federation import Federation
+from sartor.data.samples import Samples
 from sartor.data.table_files import csv_rows, parquet_columns
 
 MOST_CLASSES = 100
@@ -49,7 +50,7 @@ def from_dataframe(
     vocabulary: int = text.VOCABULARY,
     like: Mapping[str, Any] | None = None,
     source: str = "dataframe",
-) -> Federation:
+) -> Samples:
     """Make a federation from a table with one row per sample.
 
     Args:
@@ -63,7 +64,7 @@ def from_dataframe(
         categories: columns of numbers that are categories.
         text_column: learn from this column of texts alone, as token ids.
         standardise: give numbers, and the target of a regression, mean 0 and deviation 1 over all
-            training rows; predictions and errors are told in the units of the table.
+            training rows; predictions and errors are in the units of the table.
         missing: "error" refuses empty cells; "mean" puts the mean for a number, no level for a
             category.
         test: the fraction of every client's rows held out for testing; or a column of 0 and 1, or
@@ -84,7 +85,8 @@ def from_dataframe(
     Example:
         >>> table = {"site": ["a", "a", "b", "b"], "age": [20, 40, 60, 80],
         ...     "sex": ["f", "m", "f", "f"], "ill": [0, 1, 1, 0]}
-        >>> fed = from_dataframe(table, client="site", label="ill", test=0)
+        >>> from sartor.data import Federation
+        >>> fed = Federation.from_dataframe(table, client="site", label="ill", test=0)
         >>> fed.names, fed.info["features"], fed.x[:, 0].abs().sum().item() > 1
         (('a', 'b'), ['age', 'sex=f', 'sex=m'], True)
     """
@@ -127,7 +129,7 @@ def from_dataframe(
         )
     count = len(ids)
     try:
-        federation = Federation.from_arrays(
+        made = from_arrays(
             np.zeros((count, 1), dtype=np.float32),
             np.zeros(count, dtype=np.int64) if y is None else y,
             client=ids,
@@ -139,11 +141,12 @@ def from_dataframe(
             task=None if y is None else kind,
             min_samples=min_samples,
         )
+        check(made)
     except FederationError as error:
         raise_faults([*faults, *(getattr(error, "faults", None) or [str(error)])])
         raise
     raise_faults(faults)
-    rows = [federation.train.of(i).numpy() for i in range(federation.num_clients)]
+    rows = [made.train.of(i).numpy() for i in range(made.num_clients)]
     more: dict[str, Any] = {}
     if like is not None:
         recipe = dict(known["preprocessing"])
@@ -162,15 +165,13 @@ def from_dataframe(
         recipe |= _target(y, rows, standardise, recipe if like is not None else None)
         step = recipe["target"]
         scaled = torch.from_numpy(((y - step["mean"]) / step["scale"]).astype(np.float32))
-        federation = replace(federation, y=scaled)
-    info = federation.info | {"source": source, "client": client, "label": label}
+        made = replace(made, y=scaled)
+    info = made.info | {"source": source, "client": client, "label": label}
     info |= {"preprocessing": recipe} | more | ({"class_names": names} if names else {})
-    return replace(federation, x=torch.from_numpy(features), info=info)
+    return replace(made, x=torch.from_numpy(features), info=info)
 
 
-def from_file(
-    path: str | Path, *, client: str, label: str | Sequence[str], **rest: Any
-) -> Federation:
+def from_file(path: str | Path, *, client: str, label: str | Sequence[str], **rest: Any) -> Samples:
     """Read a CSV, TSV or Parquet file with one row per sample; see ``from_dataframe``.
 
     A CSV file needs a header. Only Parquet needs an extra package, pyarrow.
@@ -360,7 +361,7 @@ def _target(
 def _renumbered(
     y: Array, names: list[str], known: list[str], faults: list[str]
 ) -> tuple[Array, list[str]]:
-    """Number classes as those who trained do."""
+    """Give classes the numbers that they had in training."""
     own = names or [str(i) for i in range(int(y.max()) + 1)]
     strange = [name for name in own if name not in known]
     if strange:

@@ -20,4 +20,5 @@ def make_engine(name: str, arena: Arena, chunk: int | None, task: Task) -> Engin
         return Sequential(arena)
     if arena.device.type == "cuda":
         return Graphed(arena, chunk)
-    return Vectorised(arena, chunk)
+    convolves = any(parameter.dim() == 4 for parameter in task.module.parameters())
+    return Vectorised(arena, chunk, single=convolves)

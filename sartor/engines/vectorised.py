@@ -7,11 +7,10 @@ active are computed; lanes inside that width that are done are masked.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cache
-from operator import itemgetter
 from typing import Any
 
 import torch
@@ -24,39 +23,38 @@ from sartor.core.task import alone, metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.cpu.compiler import library
-from sartor.engines.cpu.forks import BLOCK_THREADS, Target, why_not, work_in_processes
 from sartor.engines.cpu.traces import Traces, keep_freed_memory
-from sartor.engines.cpu.tuning import Pace, choose_chunk
+from sartor.engines.cpu.tuning import choose_chunk
 from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOperations
 from sartor.engines.plan import Plan
 
 # The common message and the round belong to the run: they are not copied per client.
 PER_CLIENT = ClientContext._make((0, None, 0, 0, None, 0, 0, 0, 0))
-_UNTUNED = 256  # lanes at once on a CPU before anything was measured
-_REHEARSED = 3  # uses after which a step is traced for a rehearsal
-_QUIET = 1.1  # times its work a rehearsal may take where nobody else wants the cores
+_UNTUNED = 256  # lanes in a block on a CPU before anything was measured
 STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 
 
 class Vectorised:
     """Many lanes at once."""
 
-    def __init__(self, arena: Arena, chunk: int | None = None) -> None:
+    def __init__(self, arena: Arena, chunk: int | None = None, single: bool = False) -> None:
+        """Make an engine.
+
+        Args:
+            arena: the data of all runs.
+            chunk: the number of lanes in a block; None lets the engine choose.
+            single: whether its choice on a CPU is one lane, as is fastest for convolutions.
+        """
         self.arena = arena
         self.lanes = chunk
         self.limit: int | None = None  # of lanes, by memory
         self.workers = torch.get_num_threads() if arena.device.type == "cpu" else 1
         self.traces = Traces()
+        self.single = single
         if arena.device.type == "cpu":
             keep_freed_memory()
+            library()  # compiled here, so that neither a trial nor two threads wait for it
         self.calls: dict[str, tuple[int, int]] = {}
-        self.may_fork = arena.device.type == "cpu"
-        self._clock: Callable[[], float] = time.perf_counter
-        self._rehearses = False
-        self._rehearsal_cost = 0.0
-        self._worked = self._passed = 0.0  # seconds of rehearsals: of the core, and in all
-        self._fork_cost = 0.01  # seconds, until one was made
-        self._paces: dict[str, Pace] = {}  # by the name of the work
 
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
@@ -68,21 +66,14 @@ class Vectorised:
         self.limit = min(lanes, self.limit or lanes)
 
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
-        """Choose the number of lanes a block by measuring, unless it was given."""
-        if self.lanes is None and self.arena.device.type == "cpu":
-
-            def rehearsal(chunk: int) -> float:
-                self._rehearses = True
-                try:
-                    predicted = trial(chunk)
-                finally:
-                    self._rehearses, self._clock = False, time.perf_counter
-                return predicted + self._rehearsal_cost
-
-            means = (self.workers, self._forks(), library() is not None)
-            self.lanes = choose_chunk(
-                trial, lanes, self.workers, (signature, means), rehearsal, self._was_quiet
-            )
+        """Choose the number of lanes in a block, unless it was given: by the network or a trial."""
+        if self.lanes is not None or self.arena.device.type != "cpu":
+            return
+        if self.single:
+            self.lanes = 1
+        else:
+            means = (self.workers, library() is not None)
+            self.lanes = choose_chunk(trial, lanes, self.workers, (signature, means))
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
@@ -104,33 +95,21 @@ class Vectorised:
         return self.traces.call(fn, mapped, *args)
 
     def blocks(
-        self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target] = ()
+        self,
+        work: Callable[[Any], Any],
+        blocks: list[Any],
+        into: Any = (),  # unused, until round.py follows
     ) -> list[Any]:
-        """Apply ``work`` to every block of lanes: side by side on a CPU, each block on one core.
-
-        Cores are processes where the work is long enough to pay for them, and threads elsewhere.
-        """
-        if self._rehearses:
-            return self._rehearsed(work, blocks)
+        """Apply ``work`` to every block of lanes; on a CPU blocks run in parallel, one per core."""
         done: list[Any] = []
         wave = self.workers
-        pace = self._paces.setdefault(getattr(work, "__qualname__", ""), Pace())
-        known, spent = pace.waves > 0, 0.0
         while len(done) < len(blocks):
-            # As long as blocks count towards traces they come in waves, each twice as long as the
-            # last, so that the first blocks of a long list make the traces of the others.
+            # While steps still run without a trace, blocks come in waves that double in length,
+            # so that the first blocks of a long list make the traces of the others.
             learning = self.traces.prepare() or not done
             rest = blocks[len(done) :]
-            cores = min(self.workers, len(rest))
-            ready = known or not learning or pace.waves > 2  # steps used often have their traces
-            if ready and cores > 1 and self._may_fork(pace, len(rest)):
-                return done + self._forked(work, rest, into, pace)
-            now = rest[:wave] if learning and len(rest) > 2 * wave else rest
-            began = time.perf_counter()
-            done += self._threaded(work, now)
-            spent += (time.perf_counter() - began) * min(cores, len(now))
-            pace.waves, pace.traces = pace.waves + 1, self.traces.made
-            pace.threads = spent / len(done)  # of all so far: those with most work come first
+            short = len(rest) <= 2 * wave
+            done += self._threaded(work, rest[:wave] if learning and not short else rest)
             wave *= 2
         return done
 
@@ -143,80 +122,11 @@ class Vectorised:
                 self.traces.at_once = False
         return list(_pool(self.workers).map(work, blocks))
 
-    def _rehearsed(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
-        """Time blocks as in a later round: with all traces, and in processes if there are any."""
-        in_parallel, forks, threads = len(blocks) > 1, self._forks(), torch.get_num_threads()
-        if forks:
-            # Of a core alone: what others do here does not count. Where blocks are threads it must,
-            # since they wait for Python's lock.
-            self._clock = time.thread_time
-        self._rehearsal_cost = 0.0
-        # On one core, since threads that share a step wait long for those that others hold up.
-        torch.set_num_threads(1)
-        try:
-            usual, self.traces.worth_it = self.traces.worth_it, _REHEARSED
-            work(blocks[0])
-            self.traces.worth_it = usual
-            self.traces.prepare()
-            on_one_core = None if in_parallel or threads == 1 else work(blocks[0])
-        finally:
-            torch.set_num_threads(threads)
-        if in_parallel and forks:
-            outcome = work_in_processes(work, blocks, min(self.workers, len(blocks)))
-            self._rehearsal_cost = self._fork_cost = outcome.cost
-            return outcome.results
-        times = self._threaded(work, blocks)
-        # All cores on one block are no slower than one of them, unless others hold them up.
-        return times if on_one_core is None else [min(times[0], on_one_core, key=itemgetter(1))]
-
     def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """Time some steps: what they take once beyond the rest, such as for memory, and the rest.
-
-        The first is 0 unless all is as in a later round.
-        """
-        began = self._clock()
-        run()
-        first = self._clock() - began
-        if not self._rehearses:
-            return 0.0, first
-        began, woke, core = self._clock(), time.perf_counter(), time.thread_time()
-        run()
-        again, passed = self._clock() - began, time.perf_counter() - woke
-        self._worked += time.thread_time() - core
-        self._passed += passed
-        return max(first - again, 0.0), again
-
-    def _was_quiet(self) -> bool:
-        """Say whether rehearsals were not held up by others, as far as this process felt it."""
-        return self._passed < _QUIET * self._worked
-
-    def _forks(self) -> bool:
-        """Say whether blocks may be worked in processes now."""
-        return self.workers > 1 and self.may_fork and why_not() is None
-
-    def _may_fork(self, pace: Pace, blocks: int) -> bool:
-        return pace.forks_pay(blocks, self._fork_cost, self.traces.made) and self._forks()
-
-    def _forked(
-        self, work: Callable[[Any], Any], blocks: list[Any], into: Sequence[Target], pace: Pace
-    ) -> list[Any]:
-        """Work in processes; what the engine learned there is told here."""
-
-        def reported(block: Any) -> tuple[Any, dict[str, tuple[int, int]], int | None]:
-            return work(block), self.calls, self.limit
-
-        processes = min(self.workers, len(blocks))
+        """Return the seconds of some steps; the first number is 0, until round.py follows."""
         began = time.perf_counter()
-        outcome = work_in_processes(reported, blocks, processes, into)
-        passed = time.perf_counter() - began
-        pace.forks = passed * processes / len(blocks)
-        self._fork_cost = outcome.cost
-        self.may_fork = outcome.is_sound
-        for _, calls, limit in outcome.results:
-            self.calls |= calls
-            if limit is not None:
-                self.spare(limit)
-        return [result for result, _, _ in outcome.results]
+        run()
+        return 0.0, time.perf_counter() - began
 
     def phase(
         self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
@@ -305,7 +215,7 @@ def _drawing(phase: Phase) -> Callable[[], AbstractContextManager[Any]]:
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Return the threads that work on blocks, one core each; they stay, with their caches."""
     return ThreadPoolExecutor(
-        workers, BLOCK_THREADS, initializer=torch.set_num_threads, initargs=(1,)
+        workers, "sartor-block", initializer=torch.set_num_threads, initargs=(1,)
     )
 
 

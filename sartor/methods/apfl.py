@@ -41,7 +41,7 @@ from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import fedavg
+from sartor.methods.fedavg import fedavg, with_kept
 
 
 def apfl(
@@ -60,11 +60,11 @@ def apfl(
             cost a gradient each time.
         rule: how the server averages: by numbers of samples, or evenly.
     """
-    base = fedavg(task, local, rule=rule)
+    base = with_kept(fedavg(task, local, rule=rule), "personal", "mix")
 
     def mixture(work: Tree) -> Tree:
         share = work["mix"]["share"]
-        found: Tree = tree.map(
+        found: Tree = tree.map(  # v̄_i = α_i v_i + (1 − α_i) w
             lambda v, w: share * v + (1.0 - share) * w, work["personal"], work["params"]
         )
         return found
@@ -74,29 +74,23 @@ def apfl(
         start = local.start(params=params, personal=params)
         return {"personal": params, "mix": mix, **start}
 
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        own = {"personal": client["personal"], "mix": client["mix"]}
-        return {**base.begin(client, ctx), **own}
-
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return f(w) + f(v̄), where w in v̄ is given: w is FedAvg's."""
+        # Alg., local step: the slope in v_i is α_i ∇f_i(v̄_i; ξ), by the chain rule.
         held = {**work, "params": tree.map(torch.detach, work["params"])}
         return task.loss(work["params"], batch) + task.loss(mixture(held), batch)
 
     def of_share(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
+        # Alg., step of α_i: the slope is ⟨v_i − w, ∇f_i(v̄_i; ξ)⟩.
         decay = 0.5 * ctx.hyper["share_decay"] * work["mix"]["share"].square()
         return task.loss(mixture(work), batch) + decay
 
     def clipped(work: Tree, ctx: ClientContext) -> Tree:
         return {**work, "mix": {"share": work["mix"]["share"].clamp(0.0, 1.0)}}
 
-    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, ctx)
-        return {**kept, "personal": work["personal"], "mix": work["mix"]}, upload
-
-    train = descend(objective, local, over=("params", "personal"))
+    train = descend(task, local, objective, over=("params", "personal"))
     plain = replace(local.plain, steps=1)
-    turn = descend(of_share, plain, name="mix", over=("mix",), lr="share_lr", after=clipped)
+    turn = descend(task, plain, of_share, name="mix", over=("mix",), lr="share_lr", after=clipped)
 
     def both(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         return {**train.step(work, batch, ctx), "mix": turn.step(work, batch, ctx)["mix"]}
@@ -109,7 +103,7 @@ def apfl(
     }
     phases = [replace(train, step=both) if mixing == "step" else train]
     if mixing == "round":
-        # It must not take away the momentum of training, which it does not have.
+        # This phase has no momentum of its own and must leave that of training in place.
         phases.insert(0, replace(turn, stream="train", leave=lambda work, ctx: work))
     if mixing != "fixed":
         hyper["share_lr"] = Hyper(local.lr, 0.0, note="the step of the share; 0 leaves it fixed")
@@ -119,9 +113,7 @@ def apfl(
         name="apfl",
         hyper=hyper,
         init_client=init_client,
-        begin=begin,
         phases=tuple(phases),
-        finish=finish,
         model=lambda work, ctx: mixture(work),
         private=lambda leaf: leaf in ("personal", "mix"),
     )

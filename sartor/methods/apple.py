@@ -24,7 +24,7 @@ Differs from the authors' code: its penalty has no ½ (halve their μ), and its 
 unequal networks (`start_cores="own"`: here every leaf of the common start in an order of its own).
 As p_ii is near 1/M, a core hardly moves: `core_rate="times_clients"` (the default) steps with
 M·η_1, as a public re-implementation does; "plain" is the paper's, slower and safer: M times the
-step also enters everybody else's model, which over many rounds of unlike clients may diverge.
+step also enters all other clients' models, which may diverge over many rounds of unlike clients.
 Weight decay of local training pulls a core to 0 and p_i to where it began.
 
 With a budget K a client keeps its own core and a copy of every other, asks for K of them with its
@@ -166,7 +166,8 @@ def apple(
 
     def model(work: Tree, ctx: ClientContext) -> Tree:
         p, own = relations(work, ctx), is_own(ctx)
-        # The table stays in the common letter and enters as a product: no copy for every client.
+        # Alg., personal model: w_i^P = Σ_j p_ij w_j^C. The table stays in the common message and
+        # enters as a product, so that no client needs a copy of it.
         cores = tree.narrow(work["copies"], 0, 0, len(p)) if limited else ctx.common["cores"]
         others = combine(torch.where(own, 0.0, p), cores)
         weight = torch.where(own, p, 0.0).sum()
@@ -175,10 +176,11 @@ def apple(
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         away = (relations(work, ctx) - ctx.common["share"]).square().sum()
         strength = ctx.hyper["pull"] * fade(ctx.round, ctx.hyper["pull_rounds"], shape)
+        # Alg., objective of client i: L_i(w_i^P) + λ(r)(μ/2)‖p_i − p_0‖²
         return task.loss(model(work, ctx), batch) + 0.5 * strength * away
 
     names = {"core": "core_lr", "relation": "relation_lr"}
-    train = descend(objective, local, over=("core", "relation"), lr=names)
+    train = descend(task, local, objective, over=("core", "relation"), lr=names)
 
     def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         rate = local.rate(ctx)
@@ -206,6 +208,7 @@ def apple(
         return {"relation": work["relation"], **local.kept(work)}, {"core": work["core"]}
 
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        # Alg., server: it stores and forwards, and averages nothing.
         cores = put_rows(server["cores"], ctx.cohort, uploads["core"], ctx.present)
         if not limited:
             return {"cores": cores}

@@ -38,7 +38,6 @@ from sartor.core.method import (
     Batch,
     ClientContext,
     Method,
-    Phase,
     ServerContext,
     changed,
     client_weights,
@@ -79,9 +78,6 @@ def dbe(
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
         return {"params": params, "mean": _zeros(params)}
 
-    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
-        return server
-
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         new = {"params": params, "memory": {"shift": _zeros(params)}}
         return {"memory": new["memory"], **local.start(**{entry: new[entry] for entry in over})}
@@ -101,11 +97,12 @@ def dbe(
             z = task.represent(params, batch)
             real = batch.mask.to(z.dtype)
             newest = real @ z / real.sum().clamp(min=1.0)
-            mean = (1.0 - mu) * work["mean"] + mu * newest  # only the newest has a gradient
-            scores = task.classify(params, z + work["memory"]["shift"])
+            # Alg., running mean: m̄ ← (1 − μ) m̄ + μ · newest, which alone has a gradient.
+            mean = (1.0 - mu) * work["mean"] + mu * newest
+            scores = task.classify(params, z + work["memory"]["shift"])  # h(f(x) + r_i)
             fit = task.mean(task.criterion(scores, batch.y), batch)
             if pulled:
-                gap = (mean - ctx.common["mean"]).square().mean()
+                gap = (mean - ctx.common["mean"]).square().mean()  # Alg., the term κ · MR(m̄_i, g)
                 fit = fit + ctx.hyper["mean_strength"] * 0.5 * gap
             return fit, {"mean": mean}
 
@@ -133,16 +130,18 @@ def dbe(
         return client, {"mean": work["sums"].sum(0) / work["counts"].sum().clamp(min=1.0)}
 
     def agree(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
+        # Alg., before round 0: g = Σ_i (n_i/N) m̄_i, and never again.
         weights = client_weights(ctx)[ctx.cohort] * ctx.present
         return {**server, **weighted_mean(uploads, weights, {"mean": server["mean"]})}
 
     once = replace(local, keep_optimiser=False)
-    first: tuple[Phase, ...] = (descend(objective(False), once, name="first training", aux=True),)
+    first = [descend(task, once, objective(False), name="first training", aux=True)]
     if init_mean == "full":
-        first = (*first, class_sums(task, name="first mean"))
+        first.append(class_sums(task, name="first mean"))
     train = descend(
-        objective(True),
+        task,
         local,
+        objective(True),
         over=over,
         aux=True,
         after=still if memory and local.momentum else None,
@@ -161,7 +160,7 @@ def dbe(
         },
         init_server=init_server,
         init_client=init_client,
-        broadcast=broadcast,
+        broadcast=lambda server, ctx: server,
         begin=begin,
         phases=(train,),
         finish=finish,
@@ -169,5 +168,7 @@ def dbe(
         model=model,
         private=lambda leaf: leaf == "shift",
     )
-    start = changed(record, phases=first, finish=send_mean, aggregate=agree, averaged=("mean",))
+    start = changed(
+        record, phases=tuple(first), finish=send_mean, aggregate=agree, averaged=("mean",)
+    )
     return changed(record, before=start)

@@ -23,8 +23,8 @@ Ours, where the papers are silent: held-out samples come from the training data 
 `val_share`, drawn at random), so that test data stay clean; `select_on="test"` is there to
 reproduce the optimistic table of Yu et al. Clusters: the papers discuss them and give no algorithm.
 
-Bytes: a client that is known to train alone is sent nothing but the choice itself, which is not
-booked then; with every other letter it is, as eight bytes.
+Bytes: a client that is known to train alone receives nothing but the choice itself, which is not
+counted then; with every other message it is, as eight bytes.
 
 A newcomer uses what most clients use: the common model, or one that it trains alone. With clusters
 there is no rule for it, as it belongs to none.
@@ -41,10 +41,10 @@ from torch import Tensor
 from sartor.compose import within_groups
 from sartor.compose.choice import Scope, Score, SelectOn, best_of
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
+from sartor.core.method import ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
@@ -130,6 +130,7 @@ def dichotomous(
         server = base.init_server(params, ctx)
         if not by_radius or by_fits:
             return server
+        # Eq. (18): the two terms of its minimum are equal at R² = (‖ℓ‖∞/μ) m/N.
         limit = ctx.hyper["threshold_scale"] * ctx.sizes.shape[0] / ctx.sizes.sum()
         alone = ctx.hyper["heterogeneity"].square() > limit
         return {**server, "choice": server["choice"] + alone}
@@ -156,12 +157,8 @@ def dichotomous(
 
     def fit(slot: str, part: tuple[float, float]) -> Phase:
         """Fit a model on a part of the client's samples."""
-
-        def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-            return task.loss(work[slot], batch)
-
         longer = replace(local, epochs=fit_epochs, steps=None, keep_optimiser=False)
-        return replace(descend(objective, longer, name=f"fit {slot}", over=(slot,)), part=part)
+        return replace(descend(task, longer, name=f"fit {slot}", over=(slot,)), part=part)
 
     def group_and_decide(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         first, second = (_rows(uploads[slot], ctx.cohort) for slot in ("first", "second"))
@@ -198,14 +195,9 @@ def _check(
         for name, value in shares.items()
         if not 0.0 < value < 1.0
     ]
-    faults += [
-        f"{name} must be >= 1, got {value}; leave it out for the default."
-        for name, value in lengths.items()
-        if value is not None and value < 1
-    ]
+    faults += below(1, "leave it out for the default.", **lengths)
     faults += [f"{name} has no effect with version={version!r}; leave it out." for name in idle]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
 
 
 def _on_part(method: Method, part: tuple[float, float]) -> Method:

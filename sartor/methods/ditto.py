@@ -27,19 +27,20 @@ A newcomer begins its personal model at the global one, and trains it with the p
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import Rule, fedavg
+from sartor.methods.fedavg import Rule, fedavg, with_kept
 
 
 def ditto(
@@ -67,33 +68,27 @@ def ditto(
             Takes the place of ``prox_strength``.
     """
     own = _personal_training(local, personal_epochs, personal_steps, choices)
-    base = fedavg(task, local, rule=rule, client_weights=client_weights)
+    rounds = fedavg(task, local, rule=rule, client_weights=client_weights)
+    base = with_kept(rounds, "personal")
     tries = tuple(f"try{j}" for j in range(len(choices)))
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         personal = {"params": params, **own.start(params=params)}  # v_k = w_0
         return {**base.init_client(params, ctx), "personal": personal}
 
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return {**base.begin(client, ctx), "personal": client["personal"]}
-
     def objective(personal: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        """Return F_k(v); with candidates the sum over them, whose gradients stay apart."""
-        return torch.stack([task.loss(personal[v], batch) for v in tries or ("params",)]).sum()
-
-    def pull(personal: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor | float, Tree]]:
-        """Return the second part of h_k(v; w_t)."""
-        if not tries:
-            return {"params": (ctx.hyper["prox_strength"], ctx.common["params"])}
-        pairs = zip(tries, choices, strict=True)
-        return {v: (lam, ctx.common["params"]) for v, lam in pairs}
-
-    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, ctx)
-        return {**kept, "personal": work["personal"]}, upload
+        """Return h_k(v; w_t) = F_k(v) + (λ/2)‖v − w_t‖²; candidates are added up."""
+        w_t = ctx.common["params"]
+        pulls: dict[str, Any] = dict(zip(tries, choices, strict=True))
+        # Alg. 1, client: v_k ← v_k − η_l(∇F_k(v_k) + λ(v_k − w_t)) is a step down h_k.
+        first, *others = (
+            task.loss(personal[v], batch) + half_square(lam, personal[v], w_t)
+            for v, lam in (pulls or {"params": ctx.hyper["prox_strength"]}).items()
+        )
+        return sum(others, start=first)
 
     train_personal = descend(
-        objective, own, name="personal", over=tries or ("params",), lr="personal_lr", pull=pull
+        task, own, objective, name="personal", over=tries or ("params",), lr="personal_lr"
     )
     branch = [replace(train_personal, stream="train")]
     hyper = {
@@ -111,9 +106,7 @@ def ditto(
         name="ditto",
         hyper=hyper,
         init_client=init_client,
-        begin=begin,
         phases=(*(_inside("personal", phase) for phase in branch), *base.phases),
-        finish=finish,
         model=lambda work, ctx: work["personal"]["params"],
         private=lambda leaf: leaf == "personal",
     )
@@ -123,11 +116,8 @@ def _personal_training(
     local: Local, epochs: int | None, steps: int | None, choices: tuple[float, ...]
 ) -> Local:
     """Return the local training of the personal branch."""
-    faults = [
-        f"{name} must be >= 1, got {length}; leave it out to train as long as the global branch."
-        for name, length in (("personal_epochs", epochs), ("personal_steps", steps))
-        if length is not None and length < 1
-    ]
+    advice = "leave it out to train as long as the global branch."
+    faults = below(1, advice, personal_epochs=epochs, personal_steps=steps)
     faults += [
         f"choices must be >= 0, got {lam:g}; 0 trains the personal model alone."
         for lam in choices
@@ -138,8 +128,7 @@ def _personal_training(
             "choices and keep_optimiser do not go together: a choice among models has no one "
             "momentum to keep; set keep_optimiser=False."
         )
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
     return replace(
         local,
         epochs=epochs or local.epochs,

@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, Phase, changed
@@ -72,7 +72,7 @@ def fedala(
         calm: the standard deviation of losses below which the first learning ends.
         window: the number of losses it looks at.
         start_passes: the most passes of the first learning.
-        ala_for: who mixes the global model into its own in a round.
+        ala_for: which clients mix the global model into their own in a round.
     """
     _check(layers, share, calm, window, start_passes)
     top = _top_layers(task, layers)
@@ -97,6 +97,7 @@ def fedala(
 
     def blend(work: Tree, ctx: ClientContext) -> Tree:
         """Return Θ̂_i; Θ itself to the bit where W is 1, Θ_i where it is 0."""
+        # Alg., adaptive local aggregation: Θ̂_i = Θ_i + (Θ − Θ_i) ⊙ W_i in the top layers.
         given = ctx.common["params"]
         mixed = tree.map(torch.lerp, work["top"], own(given), work["mix"])
         return {**given, **mixed}
@@ -121,12 +122,14 @@ def fedala(
     def learn(name: str, passes: int) -> Phase:
         first = name == "mix-start"
         phase = descend(
-            watched if first else objective,
+            task,
             replace(plain, epochs=passes),
+            watched if first else objective,
             name=name,
             over=("mix",),
             lr="mix_lr",
             aux=first,
+            # Alg., step on W_i: clip(W_i − η ∇L ⊙ (Θ − Θ_i), 0, 1).
             after=lambda work, ctx: {**work, "mix": tree.map(clip, work["mix"])},
         )
         sampled = 1.0 if local.batch is None else share
@@ -190,16 +193,10 @@ def _top_layers(task: Task, layers: int) -> frozenset[str]:
 
 def _check(layers: int, share: float, calm: float, window: int, start_passes: int) -> None:
     """Refuse what cannot be right."""
-    faults = []
-    if layers < 0:
-        faults.append(f"layers must be >= 0, got {layers}; 0 is FedAvg.")
+    faults = below(0, "0 is FedAvg.", layers=layers)
     if not 0 < share <= 1:
         faults.append(f"share must be > 0 and <= 1, got {share:g}; 0.8 is the paper's.")
-    if not calm >= 0:
-        faults.append(f"calm must be >= 0, got {calm:g}; 0 takes all start_passes.")
-    if window < 2:
-        faults.append(f"window must be >= 2, got {window}; the paper's is 10.")
-    if start_passes < 1:
-        faults.append(f"start_passes must be >= 1, got {start_passes}; 100 is the default.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    faults += below(0, "0 takes all start_passes.", calm=calm)
+    faults += below(2, "the paper's is 10.", window=window)
+    faults += below(1, "100 is the default.", start_passes=start_passes)
+    refuse(faults)

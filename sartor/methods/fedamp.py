@@ -9,7 +9,7 @@ et al. 2025 and Shi et al. 2023.
 | w_i | client["params"] | the personal model: kept, uploaded and used |
 | W | server["models"] | the last upload of every client: a table over clients |
 | u_i | ctx.own | the cloud model of client i, Σ_j ξ_ij w_j |
-| ξ | inspect["mix"] | the mixture; rows sum to 1 |
+| ξ | mixture | the weights of all models for every client; rows sum to 1 |
 | σ | bandwidth, sharpness | FedAMP divides squared distances by it, HeurFedAMP multiplies cosines |
 | α_k | mix_lr | the server's step; with `decay_every`, times mix_decay every so many rounds |
 | λ | collaboration | the strength of collaboration (`scale="absolute"`) |
@@ -24,7 +24,7 @@ others share 1 − ξ_ii in proportion to exp(σ cos(w_i, w_j)). Then w_i descen
 Differs from the paper: ξ_ii >= 0 asks for α <= σ/(m−1), and a good σ depends on the network, so by
 default (`scale="relative"`) σ is a multiple of the mean squared distance between two models,
 α_k = mix_weight·σ/(m−1), and the pull λ/α_k is given; `scale="absolute"` takes λ, α and σ as they
-are. Clients may be drawn: those that never reported are in nobody's mixture, receive the mean of
+are. Clients may be drawn: those that never reported are in no mixture, receive the mean of
 the others, and start from it. In some public code the pull has no gradient, so that the method is
 LocalTrain; here it has one.
 
@@ -43,7 +43,7 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Batch, ClientContext, Method, Newcomer, ServerContext, Show, Use
 from sartor.core.mixing import at, combine, inner, put_rows, repeated
 from sartor.core.task import Task
@@ -80,7 +80,7 @@ def fedamp(
         norm = gram.diagonal()
         far = torch.where(mask, norm[:, None] + norm - 2.0 * gram, 0.0).clamp(min=0.0)
         sigma = ctx.hyper["bandwidth"]
-        if not relative:
+        if not relative:  # Alg., cloud model: ξ_ij = α_k A'(‖w_i − w_j‖²)
             return fade * ctx.hyper["mix_lr"] * torch.exp(-far / sigma) / sigma
         both = mask & mask.mT
         mean = (far * both).sum() / both.sum().clamp(min=1)
@@ -93,7 +93,7 @@ def fedamp(
             return ctx.hyper["prox_strength"]
         return ctx.hyper["collaboration"] / ctx.hyper["mix_lr"]
 
-    sigma = Hyper(1.0, 0.0, open_low=True, note="small: nobody is near", server=True)
+    sigma = Hyper(1.0, 0.0, open_low=True, note="small: no client is near another", server=True)
     if relative:
         note = "what all others weigh together if they are equal; 0 keeps every client alone"
         hyper = {
@@ -134,6 +134,7 @@ def heur_fedamp(
         norm = gram.diagonal().clamp(min=torch.finfo(gram.dtype).tiny).sqrt()
         score = ctx.hyper["sharpness"] * gram / (norm[:, None] * norm)
         score = torch.where(mask, score, torch.finfo(gram.dtype).min)
+        # Alg. HeurFedAMP: ξ_ij = (1 − ξ_ii) softmax_j(σ cos(w_i, w_j))
         return (1.0 - ctx.hyper["self_weight"]) * torch.softmax(score, -1)
 
     hyper = {
@@ -165,7 +166,7 @@ def _attentive(
 ) -> Method:
     """Build what both share.
 
-    ``others(models, mask, hub, α_k/α_0)`` returns ξ_ij where mask (i, j) holds, which says that j
+    ``others(models, mask, ctx, α_k/α_0)`` returns ξ_ij where mask (i, j) holds, which says that j
     is not i and stands in the pool, and anything elsewhere; ``pull(ctx)`` returns λ/α_0.
     """
     if decay_every is not None:
@@ -190,7 +191,7 @@ def _attentive(
         mask = there & ~eye
         found = torch.where(mask, others(server["models"], mask, ctx, fade(ctx)), 0.0)
         even = known.to(found.dtype) / known.sum().clamp(min=1)
-        found = torch.where(known[:, None], found, even)  # who has no model yet gets the mean
+        found = torch.where(known[:, None], found, even)  # a client without a model gets the mean
         return torch.where(eye, 1.0 - torch.where(eye, 0.0, found).sum(1, keepdim=True), found)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
@@ -200,6 +201,7 @@ def _attentive(
         return {"models": models, "known": none, "pool": none.clone()}
 
     def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
+        # Alg., cloud model: u_i = Σ_j ξ_ij w_j
         return combine(at(mixture(server, ctx), index), server["models"])
 
     def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
@@ -220,10 +222,9 @@ def _attentive(
         return {"params": params, **local.kept(client)}
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
-    def towards(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
-        return {"params": (pull(ctx) / fade(ctx), ctx.own)}
+        """Return F_i(w) + (λ/2α_k)‖w − u_i‖²."""
+        w, u, strength = work["params"], ctx.own, pull(ctx) / fade(ctx)
+        return task.loss(w, batch) + half_square(strength, w, u)  # Alg., client step
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         upload = {"params": work["params"]}
@@ -244,7 +245,7 @@ def _attentive(
         init_client=init_client,
         address=address,
         begin=begin,
-        phases=(descend(objective, local, pull=towards),),
+        phases=(descend(task, local, objective),),
         finish=finish,
         aggregate=aggregate,
         use=Use(headline="post"),

@@ -39,7 +39,6 @@ from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import (
-    Batch,
     ClientContext,
     Method,
     Newcomer,
@@ -101,7 +100,7 @@ def fedapa(
         )
 
     def settle(rows: Tensor, own: Tensor, ctx: ServerContext) -> Tensor:
-        """Pin the self weight and normalise."""
+        """Pin the self weight and normalise: post-processing (2) and (3) of Alg. 1."""
         if pin_weights:
             rows = pin_self(rows, own, ctx.hyper["self_weight"])
         return normalise(rows, own) if normalise_weights else rows
@@ -132,9 +131,6 @@ def fedapa(
     def begin(client: Tree, ctx: ClientContext) -> Tree:
         return {"params": {**ctx.own, **client["head"]}, **local.kept(client)}
 
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         state = {"head": tree.select(work["params"], is_kept), **local.kept(work)}
         return state, {"body": tree.select(work["params"], is_shared)}
@@ -144,6 +140,7 @@ def fedapa(
             found: Tensor = put_rows({"": mix}, ctx.cohort, {"": rows}, ctx.present)[""]
             return found
 
+        # Alg. 1, server, after the uploads.
         rows = rows_in_use(server, ctx.cohort, ctx)
         delta = tree.sub(uploads["body"], combine(rows, server["bodies"]))  # Eq. (6)
         slope = sign * inner(server["bodies"], delta)  # ±ΘᵀΔθ_i
@@ -152,18 +149,18 @@ def fedapa(
         if momentum:  # one SGD over the whole matrix: it moves the rows of the others too
             push = ctx.hyper["mix_momentum"] * server["velocity"] + push
         mix = put(server["mix"], rows) + ctx.hyper["mix_lr"] * push  # Eq. (7)
-        mix = clip(mix) if clip_weights else mix
+        mix = clip(mix) if clip_weights else mix  # post-processing (1): clipping
         if not momentum:
             mix = put(mix, settle(mix.index_select(0, ctx.cohort), ctx.cohort, ctx))
         moved = {"mix": mix, "velocity": push} if momentum else {"mix": mix}
-        somebody = ctx.present.any()
-        moved = {k: torch.where(somebody, leaf, server[k]) for k, leaf in moved.items()}
+        some = ctx.present.any()
+        moved = {k: torch.where(some, leaf, server[k]) for k, leaf in moved.items()}
         bodies = put_rows(server["bodies"], ctx.cohort, uploads["body"], ctx.present)
         return {"bodies": bodies, **moved}
 
-    def inspect(server: Tree, ctx: ServerContext) -> Tree:
-        everybody = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
-        return {"mix": rows_in_use(server, everybody, ctx)}
+    def show(server: Tree, ctx: ServerContext) -> Tree:
+        all_clients = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
+        return {"mix": rows_in_use(server, all_clients, ctx)}
 
     note = "the share a client keeps, before normalising"
     own = {
@@ -179,12 +176,12 @@ def fedapa(
         init_client=init_client,
         address=address,
         begin=begin,
-        phases=(descend(objective, local),),
+        phases=(descend(task, local),),
         finish=finish,
         aggregate=aggregate,
         use=Use(headline="post"),
         schedule=Schedule(in_turn=one_by_one),
         wire=Wire(private=lambda leaf: is_kept(leaf) and leaf in task.leaf_names),
         newcomer=Newcomer(message=newcomer_message),
-        show=Show(server=inspect),
+        show=Show(server=show),
     )

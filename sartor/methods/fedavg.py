@@ -16,7 +16,7 @@ McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentra
 
 Rules: `normalized` Σ_S n_i w_i / Σ_S n_i; `uniform` the plain mean over S; `chen`
 w − (m η_t/(N|S|)) Σ_S n_i (w − w_i); `p_weighted` the same with given p_i in place of n_i/N. With
-everybody present and η_t = β = 1 all agree for equal n_i. `chen` is unbiased over draws, though its
+all clients present and η_t = β = 1 they agree for equal n_i. `chen` is unbiased over draws, but its
 weights do not sum to 1 in one draw.
 
 A newcomer receives the global model; fine-tuning makes it one of its own.
@@ -35,12 +35,12 @@ from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import (
-    Batch,
     ClientContext,
     Method,
     ServerContext,
     Use,
     Wire,
+    changed,
     weighted_mean,
     weighted_sum,
 )
@@ -89,9 +89,6 @@ def fedavg(
     def begin(client: Tree, ctx: ClientContext) -> Tree:
         return {"params": ctx.common["params"], **local.kept(client)}
 
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return local.kept(work), {"params": work["params"]}
 
@@ -112,8 +109,10 @@ def fedavg(
         if averages:
             new = weighted_mean(uploads["params"], p, old)
             beta = ctx.hyper["relax"]
-            # With β = 1 this is the average itself, to the bit.
+            # Alg. 1 line 12 of pFedBreD: (1 − β) w_t + β · mean. With β = 1 it is the mean itself,
+            # to the bit.
             return {"params": tree.map(lambda w, n: n + (beta - 1.0) * (n - w), old, new)}
+        # Alg. 1 of Chen et al., server step, with the weights p_i of Eq. (8).
         num = ctx.present.sum().clamp(min=1)
         step = ctx.hyper["server_lr"] * ctx.sizes.shape[0] / num * p
         drift = tree.map(lambda w, w_i: w - w_i, old, uploads["params"])
@@ -131,12 +130,29 @@ def fedavg(
         init_client=init_client,
         broadcast=broadcast,
         begin=begin,
-        phases=(descend(objective, local),),
+        phases=(descend(task, local),),
         finish=finish,
         aggregate=aggregate,
         use=Use(centre=lambda server, ctx: server["params"]),
         wire=Wire(averaged=("params",)),
     )
+
+
+def with_kept(base: Method, *entries: str) -> Method:
+    """Return a record whose clients keep some more entries from round to round.
+
+    ``begin`` takes them from the client's state into ``work``, and ``finish`` puts them back; what
+    they are at first is up to ``init_client`` of the method that is built on this record.
+    """
+
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        return {**base.begin(client, ctx), **{k: client[k] for k in entries}}
+
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept, upload = base.finish(client, work, ctx)
+        return {**kept, **{k: work[k] for k in entries}}, upload
+
+    return changed(base, begin=begin, finish=finish)
 
 
 def averaged(task: Task, local: Local, weights: Weights) -> Method:

@@ -1,4 +1,4 @@
-"""FedBABU: only the body is trained and averaged, under one random head; clients fine-tune at last.
+"""FedBABU: only the body is trained and averaged, under one random head; then clients fine-tune.
 
 Oh, Kim, Yun, "FedBABU: Toward Enhanced Representation for Federated Image Classification", ICLR
 2022 (arXiv 2106.06042).
@@ -17,7 +17,7 @@ without fine-tuning is the global one (the point "global"); fine-tuned copies ne
 Differs from the authors' code: the average is by samples (there plain, with equal clients:
 `rule="uniform"`), and the rate stays as it is unless `lr_schedule` changes it (there it is divided
 by ten at a half and at three quarters of the rounds). θ_h⁰ follows from the seed that all share, so
-it is not booked as traffic.
+it is not counted as traffic.
 
 A newcomer receives the body, sets the head θ_h⁰ on it, and fine-tunes that model on its own data,
 exactly as the clients that trained.
@@ -28,13 +28,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
-from torch import Tensor
-
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, ClientContext, Method, ServerContext, changed
+from sartor.core.method import Method, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.parts.partial import Average, partly_shared, train_part
@@ -59,9 +57,7 @@ def fedbabu(
         ft_part: what is fine-tuned: the whole model, or one part of it.
         rule: how the server averages; see ``fedavg``.
     """
-    for name, length in (("ft_epochs", ft_epochs), ("ft_steps", ft_steps)):
-        if length is not None and length < 0:
-            raise ConfigError(f"{name} must be >= 0, got {length}; 0 leaves fine-tuning out.")
+    refuse(below(0, "0 leaves fine-tuning out.", ft_epochs=ft_epochs, ft_steps=ft_steps))
     base = partly_shared(task, local, task.is_body, name="fedbabu", rule=rule, by_head=True)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
@@ -70,13 +66,10 @@ def fedbabu(
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         return {**server, **base.aggregate(server, uploads, ctx)}
 
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     federated = changed(
         base,
         init_server=init_server,
-        phases=(train_part(task, local, task.is_body),),
+        phases=(train_part(task, local, task.is_body),),  # Alg., client: the head never moves
         aggregate=aggregate,
         centre=lambda server, ctx: {**server["params"], **server["head"]},
     )
@@ -87,5 +80,6 @@ def fedbabu(
     return changed(
         federated,
         hyper={**base.hyper, "ft_lr": Hyper(local.lr, 0.0, note="the step size of fine-tuning")},
-        adapt=(descend(objective, tuning, name="fine-tune", lr="ft_lr", train=part),),
+        # Alg., after the last round: each client fine-tunes a copy.
+        adapt=(descend(task, tuning, name="fine-tune", lr="ft_lr", train=part),),
     )

@@ -65,4 +65,5 @@ def fedbn(
             "scales and shifts to train; use one with GroupNorm or LayerNorm (such as resnet8), "
             "name the private layers (private=('fc1',)), or set strict=false for plain FedAvg."
         )
+    # Alg., server: all layers are averaged but those of normalisation.
     return partly_shared(task, local, lambda leaf: not at_home(leaf), name="fedbn", rule=rule)

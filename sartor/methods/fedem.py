@@ -38,7 +38,7 @@ from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import Weights, averaged
+from sartor.methods.fedavg import Weights, averaged, with_kept
 from sartor.methods.parts.mixture import component, mixed_scores
 from sartor.methods.parts.starts import shuffled
 
@@ -63,7 +63,7 @@ def fedem(
     """
     if components < 1:
         raise ConfigError(f"components must be >= 1, got {components}; 1 is FedAvg.")
-    base = averaged(task, local, weights)
+    base = with_kept(averaged(task, local, weights), "mixture")
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
         starts = [params]
@@ -75,11 +75,9 @@ def fedem(
         even = tree.leaves(params)[0].new_full((components,), 1.0 / components)
         return {"mixture": even, **local.start(params=tree.stack([params] * components))}
 
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return {**base.begin(client, ctx), "mixture": client["mixture"]}
-
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return Σ_m mean_l q_lm ℓ_m: the gradients of the components stay apart."""
+        # Alg., M-step
         q = work["posterior"].index_select(0, batch.rows)
         parts = [
             task.mean(q[:, m] * task.losses(component(work["params"], m), batch), batch)
@@ -87,19 +85,13 @@ def fedem(
         ]
         return torch.stack(parts).sum()
 
-    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, ctx)
-        return {**kept, "mixture": work["mixture"]}, upload
-
     expect = _expectation(task, components)
     return changed(
         base,
         name="fedem",
         init_server=init_server,
         init_client=init_client,
-        begin=begin,
-        phases=(expect, descend(objective, local)),
-        finish=finish,
+        phases=(expect, descend(task, local, objective)),
         # As logarithms, so that fine-tuning cannot make them negative.
         model=lambda work, ctx: {"params": work["params"], "weights": work["mixture"].log()},
         predict=lambda model, x: mixed_scores(task, model["params"], model["weights"], x),
@@ -118,6 +110,7 @@ def _expectation(task: Task, components: int) -> Phase:
         return {**work, "posterior": blank}
 
     def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        # Alg., E-step: q_lm ∝ π_im exp(−ℓ_m(x_l, y_l))
         parts = [task.losses(component(work["params"], m), batch) for m in range(components)]
         q = torch.softmax(work["mixture"].log() - torch.stack(parts, -1), -1)
         q = torch.where(batch.mask[:, None], q, torch.zeros_like(q))
@@ -125,7 +118,7 @@ def _expectation(task: Task, components: int) -> Phase:
 
     def leave(work: Tree, ctx: ClientContext) -> Tree:
         num = ctx.num_samples.to(work["mixture"].dtype)
-        mean = work["posterior"].sum(0) / num.clamp(min=1.0)
+        mean = work["posterior"].sum(0) / num.clamp(min=1.0)  # Alg.: π_im = mean_l q_lm
         return {**work, "mixture": torch.where(num > 0, mean, work["mixture"])}
 
     return Phase("expectation", step, enter, leave, batch=64, shuffle=False)

@@ -5,22 +5,22 @@ Optimization", ICLR 2021 (arXiv 2012.08565). A competitor of Shi et al. 2023 (Ta
 
 | symbol | here | meaning |
 |---|---|---|
-| θ_i | client["params"], server["models"] | the client's model, and the last upload of everybody |
+| θ_i | client["params"], server["models"] | the client's model, and all clients' last uploads |
 | θ_i^ref | client["reference"] | its model at the start of its previous local training |
 | K | picks | the models that a client compares, its own included; 5 or 10 in the authors' runs |
 | w̃_ij | work["raw"] | (L_i(θ_i^ref) − L_i(θ_j)) / ‖θ_j − θ_i^ref‖, own model first |
-| P | server["affinity"] | who helped whom: row i adds up w̃_i |
+| P | server["affinity"] | how much model j helped client i: row i adds up w̃_i |
 | ε_0 | explore_start | how often a pick is random in round 0 (`explore`); authors' runs: 0.3 |
 | – | explore_decay | what ε loses a round, 0.05: ε_t = max(ε_0 − 0.05 t, 0) |
 
 A round: the server sends client i the K − 1 others with the largest P_ij among those that uploaded
 in the last round; the client takes losses on its validation samples, sets w_ij = max(w̃_ij, 0) / Σ
 and θ_i ← Σ_j w_ij θ_j; that is the new reference, from which it trains. Before round 1 there is
-nobody to pick, so round 0 is local training. The point "pre" is θ_i after mixing, "post" after
+no client to pick, so round 0 is local training. The point "pre" is θ_i after mixing, "post" after
 training.
 
 Differs from the authors' code: distances are Euclidean plus 1e-5 as in public re-implementations
-(`distance="l1"` is the code's default, "squared" what it calls l2); if nobody helps, the client
+(`distance="l1"` is the code's default, "squared" what it calls l2); if no model helps, the client
 keeps its model (`fallback="reference"` goes back, as the code does); P adds the raw w̃ as in the
 paper (`affinity="normalised"` divides by |Σ w̃|, as the code does); picks are not explored unless
 `explore`. The validation samples are a fixed part of every client's training samples, which it
@@ -80,11 +80,11 @@ def fedfomo(
         local: local training, on what is left of the client's training samples.
         picks: K, the client's own model and K − 1 others; fewer if there are not so many.
         explore: whether some picks are random, less often from round to round.
-        available: whose uploads may be picked: those of the last round, or everybody's last one.
+        available: which uploads may be picked: those of the last round, or all clients' last ones.
         select_on: the validation samples: a part of the training samples, or the federation's own.
         val_share: how large that part is.
         distance: how far a model is from the reference.
-        fallback: what a client takes whom no model helps: the model it has, or its reference.
+        fallback: what a client takes if no model helps it: the model it has, or its reference.
         affinity: what P adds up: w̃ as it is, or divided by |Σ w̃|.
     """
     if picks < 1 or not 0 < val_share < 1:
@@ -103,7 +103,7 @@ def fedfomo(
     def choose(
         scores: Tensor, there: Tensor, key: Tensor, ctx: ServerContext
     ) -> tuple[Tensor, Tensor]:
-        """Pick one after the other: ids, and whether there was somebody left to pick."""
+        """Pick one after the other: ids, and whether there was a client left to pick."""
         num = len(scores)
         order = rng.permutation(rng.fold(key, "ties"), num)  # the first of equals is a random one
         left, scores = there.index_select(0, order), scores.index_select(0, order)
@@ -134,6 +134,7 @@ def fedfomo(
 
     def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         helped = server["affinity"].sum(0) - server["affinity"].diagonal()
+        # The stream keeps its first name: another one would give newcomers other models.
         return message(server, *choose(helped, server["there"], rng.fold(ctx.key, "greet"), ctx))
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
@@ -161,18 +162,16 @@ def fedfomo(
     def mix(work: Tree, ctx: ClientContext) -> Tree:
         sums, table, old = work["sums"], rivals(work, ctx), work["reference"]
         gain = (sums[1] - sums[2:]) / sums[0].clamp(min=1.0)
-        raw = gain / _distances(table, old, distance)
+        raw = gain / _distances(table, old, distance)  # Alg., client: w̃_ij
         found = torch.cat((raw.new_ones(1, dtype=torch.bool), ctx.own["found"]))
-        raw = torch.where(found & raw.isfinite(), raw, 0.0)  # a model that diverged helps nobody
+        raw = torch.where(found & raw.isfinite(), raw, 0.0)  # a model that diverged helps no client
         total = raw.clamp(min=0.0).sum()
         weights = raw.clamp(min=0.0) / torch.where(total > 0, total, 1.0)
         alone = work["params"] if fallback == "current" else old
+        # Alg., client: θ_i ← Σ_j w_ij θ_j with w_ij = max(w̃_ij, 0) / Σ
         new = tree.where(total > 0, weighted_sum(table, weights), alone)
         kept = {k: v for k, v in work.items() if k != "sums"}
         return {**kept, "params": new, "reference": new, "raw": raw}
-
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         state = {"params": work["params"], "reference": work["reference"], **local.kept(work)}
@@ -182,9 +181,10 @@ def fedfomo(
         raw = uploads["raw"]
         if affinity == "normalised":
             raw = raw / raw.sum(1, keepdim=True).abs().clamp(min=1e-9)
-        # The picks of this round follow from the same key, so nobody has to report them.
+        # The picks of this round follow from the same key, so that no client has to report them.
         picked, _ = torch.func.vmap(lambda i: choose_for(server, i, ctx))(ctx.cohort)
         ids = torch.cat((ctx.cohort[:, None], picked), 1)
+        # Alg., server: P_i ← P_i + w̃_i
         rows = server["affinity"].index_select(0, ctx.cohort).scatter_add(1, ids, raw)
         tables = {"models": server["models"], "affinity": server["affinity"]}
         new = {"models": uploads["params"], "affinity": rows}
@@ -207,7 +207,7 @@ def fedfomo(
         init_client=init_client,
         address=address,
         begin=begin,
-        phases=(take, replace(descend(objective, local), part=(0.0, end))),
+        phases=(take, replace(descend(task, local), part=(0.0, end))),
         finish=finish,
         aggregate=aggregate,
         use=Use(adapt=(take,), headline="post"),

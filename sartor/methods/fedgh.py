@@ -30,7 +30,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import rng, tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local
 from sartor.core.method import Batch, ClientContext, Method, ServerContext, changed
@@ -57,13 +57,7 @@ def fedgh(
             step if None.
         server_epochs: passes through the pairs a round.
     """
-    faults = [
-        f"{name} must be >= 1, got {value}; the paper's is 1."
-        for name, value in (("server_batch", server_batch), ("server_epochs", server_epochs))
-        if value is not None and value < 1
-    ]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(below(1, "the paper's is 1.", server_batch=server_batch, server_epochs=server_epochs))
     check_whole_head("fedgh", task)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
@@ -78,7 +72,7 @@ def fedgh(
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         body = tree.select(work["params"], task.is_body)
-        means = class_means(work["sums"], work["counts"])
+        means = class_means(work["sums"], work["counts"])  # Alg., client: r_{i,c}
         sent = {"means": means, "held": work["counts"] > 0}
         return {"body": body, **local.kept(work)}, sent
 
@@ -107,6 +101,7 @@ def fedgh(
         return {"head": head}
 
     def descended(head: Tree, batch: Batch, rate: Tensor) -> Tree:
+        # Alg., server: θ ← θ − η_s ∇ mean loss(θ(r_{i,c}), c)
         def loss(at: Tree) -> Tensor:
             return task.mean(task.criterion(task.classify(at, batch.x), batch.y), batch)
 

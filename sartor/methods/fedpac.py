@@ -26,9 +26,9 @@ so it costs |θ_h| down, however many heads are in it. Sun et al. 2025 print 553
 491.0 to 494.3 KiB (LeNet-5, CIFAR-10, C_i from 5 to 10); they do not say what the rest is.
 
 Differs from the authors' code: the programme is solved exactly, without dropping eigenvalues; a
-class that nobody brought in a round keeps its centroid; where the programme has no answer, a client
+class that no client brought in a round keeps its centroid; if the programme has no answer, a client
 keeps its own head. A newcomer receives the extractor and the plain mean of all heads, as no
-statistics tell yet whom it resembles.
+statistics show yet which clients it resembles.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import (
@@ -69,13 +69,10 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
         head_epochs: passes in which the head trains before.
         cutoff: weights of other heads below this are set to zero.
     """
-    faults = []
-    if head_epochs < 1:
-        faults.append(f"head_epochs must be >= 1, got {head_epochs}; the paper's is 1.")
+    faults = below(1, "the paper's is 1.", head_epochs=head_epochs)
     if not 0.0 <= cutoff < 1.0:
         faults.append(f"cutoff must be >= 0 and < 1, got {cutoff:g}; 0 keeps every weight.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
         like, num = tree.leaves(params)[0], ctx.sizes.shape[0]
@@ -103,9 +100,6 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
         rest = {"kept": client} if local.keeps else {}
         return {"params": {**ctx.common["body"], **ctx.own["head"]}, **rest}
 
-    def head_loss(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     def body_loss(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         found = task.represent(work["params"], batch)
         losses = task.criterion(task.classify(work["params"], found), batch.y)
@@ -113,10 +107,10 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
         targets = torch.where(seen, ctx.common["centroids"], work["means"])
         far = (found - targets.index_select(0, batch.y)).square().mean(-1)
         pull = ctx.hyper["align_strength"] * seen.any()  # nothing to align with in round 0
-        return task.mean(losses + pull * far, batch)
+        return task.mean(losses + pull * far, batch)  # Alg., body: loss + λ R_i(θ_f)
 
     head = replace(local, epochs=head_epochs, steps=None, keep_optimiser=False)
-    train = descend(body_loss, local, train=task.is_body)
+    train = descend(task, local, body_loss, train=task.is_body)
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         return train.enter({**work, **work["kept"]} if local.keeps else work, ctx)
@@ -131,6 +125,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
         sent = tree.where(ctx.present, uploads, tree.zeros_like(uploads))
         share = client_weights(ctx)[ctx.cohort] * ctx.present
         counts = sent["counts"].sum(0)
+        # Alg., server: body by samples, heads by α_i, centroids by class counts.
         mix = collaboration(sent["h"], sent["variance"], ctx.present, cutoff)
         return {
             "body": weighted_mean(sent["body"], share, server["body"]),
@@ -153,7 +148,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
         begin=begin,
         phases=(
             _statistics(task),
-            descend(head_loss, head, name="head", lr="head_lr", train=task.is_head),
+            descend(task, head, name="head", lr="head_lr", train=task.is_head),
             replace(train, enter=enter),
             class_sums(task, name="centroids"),
         ),
@@ -171,7 +166,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
 
 
 def collaboration(h: Tensor, variance: Tensor, present: Tensor, cutoff: float) -> Tensor:
-    """Return whose heads each client of a cohort combines: (slots, slots), rows α_i.
+    """Return the weights with which each client of a cohort combines heads: (slots, slots).
 
     Args:
         h: (slots, classes, features).
@@ -179,6 +174,7 @@ def collaboration(h: Tensor, variance: Tensor, present: Tensor, cutoff: float) -
         present: (slots,); the absent are left out, and keep to themselves.
         cutoff: weights below it are dropped, and the others brought to sum 1.
     """
+    # Alg., quadratic programme: P_jk = ⟨h_i − h_j, h_i − h_k⟩ + δ_jk v_j
     flat = h.reshape(h.shape[0], -1).to(torch.float64)
     flat = flat - flat.mean(0)  # P does not change, and less cancels below
     gram = flat @ flat.mT

@@ -13,7 +13,7 @@ Arivazhagan, Aggarwal, Singh, Choudhary, "Federated Learning with Personalizatio
 
 Differs from the paper: the head is the private part unless other layers are named, and all clients
 begin with one random model, private layers included, so that runs of different methods start at
-the same point. The paper trains 4 epochs of batch 128 a round, everybody taking part.
+the same point. The paper trains 4 epochs of batch 128 a round, with all clients.
 
 A newcomer receives the base layers, sets the initial private layers on them, and trains both on
 its own data as in any round.
@@ -44,6 +44,7 @@ def fedper(
         rule: how the server averages; see ``fedavg``.
     """
     at_home = task.is_head if private is None else layers(task, private)
+    # Alg., client and server: all layers train together, and the base layers are averaged.
     return partly_shared(
         task,
         local,

@@ -47,7 +47,7 @@ from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import Rule, fedavg
+from sartor.methods.fedavg import Rule, fedavg, with_kept
 
 
 def fedphp(
@@ -70,18 +70,18 @@ def fedphp(
             it receives, or the initial model of the run.
         rule: how the server averages; see ``fedavg``.
     """
-    base = fedavg(task, local, rule=rule)
+    base = with_kept(fedavg(task, local, rule=rule), "inherited", "times")
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         own = {"inherited": params, "times": torch.zeros_like(ctx.index)}
         return {**base.init_client(params, ctx), **own}
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
-        inherited = client["inherited"]
+        work = base.begin(client, ctx)
         if first_teacher == "received":
-            inherited = tree.where(client["times"] == 0, ctx.common["params"], inherited)
-        own = {"inherited": inherited, "times": client["times"]}
-        return {**base.begin(client, ctx), **own}
+            first = tree.where(work["times"] == 0, ctx.common["params"], work["inherited"])
+            work = {**work, "inherited": first}
+        return work
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         found = task.features(work["params"], batch.x)
@@ -92,9 +92,9 @@ def fedphp(
         else:
             gap = discrepancy(found, work["taught"], batch.mask, transfer == "mmd")
         lam = ctx.hyper["transfer_strength"]
-        return (1.0 - lam) * loss + lam * gap
+        return (1.0 - lam) * loss + lam * gap  # Alg., client: (1 − λ) L_i(w) + λ R(w, w_i^P)
 
-    train = descend(objective, local)
+    train = descend(task, local, objective)
 
     def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         taught = task.represent(work["inherited"], batch)
@@ -106,14 +106,10 @@ def fedphp(
     def leave(work: Tree, ctx: ClientContext) -> Tree:
         passed = work["times"] if progress == "participations" else ctx.round
         mu = ctx.hyper["inherit_weight"] * (passed / ctx.hyper["horizon"]).clamp(max=1.0)
-        inherited = tree.map(
+        inherited = tree.map(  # Alg., client, at the end: w_i^P ← μ_i w_i^P + (1 − μ_i) w_i
             lambda old, new: mu * old + (1.0 - mu) * new, work["inherited"], work["params"]
         )
         return {**train.leave(work, ctx), "inherited": inherited, "times": work["times"] + 1}
-
-    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, ctx)
-        return {**kept, "inherited": work["inherited"], "times": work["times"]}, upload
 
     return changed(
         base,
@@ -127,7 +123,6 @@ def fedphp(
         init_client=init_client,
         begin=begin,
         phases=(replace(train, step=step, leave=leave),),
-        finish=finish,
         model=lambda work, ctx: work["inherited"],
         private=lambda leaf: leaf == "inherited",
     )

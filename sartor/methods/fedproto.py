@@ -5,7 +5,7 @@ Clients", AAAI 2022 (arXiv 2105.00243).
 
 | symbol | here | meaning |
 |---|---|---|
-| θ_i | client["params"] | the client's own model, trained on and on; never sent |
+| θ_i | client["params"] | the client's own model, kept between rounds; never sent |
 | P_{i,c}, n_{i,c} | upload | the client's mean feature of class c, and its number of samples |
 | P̄_c | server["prototypes"] | the global prototypes; ``seen`` marks the classes that have one |
 | λ | proto_strength | the pull of features to P̄; 1 (MNIST, FEMNIST), 0.1 (CIFAR-10) in the paper |
@@ -21,7 +21,7 @@ their counts: (C_i + C)·D + C_i numbers and 2⌈C/8⌉ bytes of marks, C_i bein
 
 Differs from the paper: its pull is a distance between class means, and its printed average has
 weights that sum to 1/|N_c|; ours are those of the authors' code (plain means; `average="count"`
-weighs by n_{i,c}). A class that nobody brings keeps its prototype (`absent="drop"` is the authors'
+weighs by n_{i,c}). A class that no client has keeps its prototype (`absent="drop"` is the authors'
 way), prototypes come from a pass after training (`prototypes="running"`: from the last epoch, while
 the model moves, as in the authors' code), and all clients begin with one model (`start="own"`: with
 shuffled copies of its leaves).
@@ -69,7 +69,7 @@ def fedproto(
             last training, or by the client's own head.
         average: clients that have a class count alike, or by their samples of it.
         prototypes: taken by a pass after training, or from the features of its last epoch.
-        absent: what becomes of a prototype in a round in which nobody has the class.
+        absent: what becomes of a prototype in a round in which no client has the class.
         start: one initial model for all, or one of the same values in an order of its own.
     """
     check_whole_head("fedproto", task)
@@ -99,6 +99,7 @@ def fedproto(
         fit = task.mean(task.criterion(task.classify(work["params"], z), batch.y), batch)
         gap = (z - ctx.common["prototypes"].index_select(0, batch.y)).square().mean(-1)
         gap = gap * ctx.common["seen"].index_select(0, batch.y)
+        # Alg., client: L_i + λ mean_l ‖f(x_l) − P̄_{y_l}‖²/D
         loss = fit + ctx.hyper["proto_strength"] * task.mean(gap, batch)
         if prototypes == "after":
             return loss, {}
@@ -118,13 +119,14 @@ def fedproto(
         counts = torch.where(ctx.present[:, None], uploads["counts"], 0.0)
         weights = counts if average == "count" else (counts > 0).to(counts.dtype)
         brought = torch.where(weights[..., None] > 0, uploads["prototypes"], 0.0)
+        # Alg., server: P̄_c is the mean of P_{i,c} over the clients that have the class.
         total, seen = weights.sum(0), (counts > 0).any(0)
         new = (weights[..., None] * brought).sum(0)
         if absent == "drop":
-            somebody = ctx.present.any()
+            some = ctx.present.any()
             return {
-                "prototypes": torch.where(somebody, class_means(new, total), server["prototypes"]),
-                "seen": torch.where(somebody, seen, server["seen"]),
+                "prototypes": torch.where(some, class_means(new, total), server["prototypes"]),
+                "seen": torch.where(some, seen, server["seen"]),
             }
         return {
             "prototypes": class_means(new, total, server["prototypes"]),
@@ -142,7 +144,7 @@ def fedproto(
         new = {f"{task.head}.{k}": v for k, v in head.items()}
         return {k: torch.where(some, new[k], v) if k in new else v for k, v in params.items()}
 
-    train, sums = descend(objective, local, aux=True), class_sums(task, name="prototypes")
+    train, sums = descend(task, local, objective, aux=True), class_sums(task, name="prototypes")
     phases = (train, sums) if prototypes == "after" else (replace(train, enter=enter),)
     note = "the pull of features to the prototypes; 0 is local training"
     return changed(

@@ -36,14 +36,12 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import (
     Batch,
     ClientContext,
     Method,
     ServerContext,
-    Use,
-    Wire,
     changed,
     client_weights,
     weighted_sum,
@@ -51,6 +49,7 @@ from sartor.core.method import (
 from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.methods.fedavg import fedavg
 from sartor.theory import coupling, proximal
 
 Preset = Literal["paper_real", "paper_synthetic", "corollary1", "free"]
@@ -106,9 +105,6 @@ def fedprox(
     def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
         return {"prox_strength": pull(ctx).mean()}
 
-    def init_server(params: Tree, ctx: ServerContext) -> Tree:
-        return {"params": params}
-
     def broadcast(server: Tree, ctx: ServerContext) -> Tree:
         message = {"params": server["params"]}
         if preset == "corollary1":
@@ -119,14 +115,16 @@ def fedprox(
         return {"params": params, **local.start(params=params)}
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return client  # the warm start: w_{t,0} = w_{t-1,K}
+        return client  # Alg. 1, the warm start: w_{t,0} = w_{t-1,K}
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)  # with the pull below, h_i of Eq. (8)
+        """Return h_i(w; w_g) = L_i(w) + (λ/2)‖w − w_g‖²."""
+        w, w_g, lam = work["params"], ctx.common["params"], own_pull(ctx)
+        return task.loss(w, batch) + half_square(lam, w, w_g)  # Eq. (8)
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         away = tree.sub(ctx.common["params"], work["params"])
-        return work, {"push": tree.scale(away, own_pull(ctx))}  # λ(w_g − w_{t,K})
+        return work, {"push": tree.scale(away, own_pull(ctx))}  # Alg. 1, push: λ(w_g − w_{t,K})
 
     def server_step(ctx: ServerContext) -> Tensor:
         """Return γ; zero where λ = 0, as then nothing is pushed."""
@@ -147,6 +145,7 @@ def fedprox(
             share = share / torch.where(share.sum() > 0, share.sum(), torch.ones_like(share.sum()))
         slope = weighted_sum(uploads["push"], share)
         gamma = server_step(ctx)
+        # Eq. (10): w_g ← w_g − γ Σ p_i λ(w_g − w_i)
         return {"params": tree.map(lambda w, g: w - gamma * g, server["params"], slope)}
 
     coupled = {"prox_strength": Hyper(0.1, 0.0, note="use 0 for pure local training")}
@@ -163,28 +162,27 @@ def fedprox(
         hyper["server_lr"] = Hyper(
             1.0, 0.0, note="1/prox_strength averages the clients' models", server=True
         )
-    method = Method(
+    method = changed(
+        fedavg(task, local),
         name="fedprox",
         hyper=hyper,
-        init_server=init_server,
         init_client=init_client,
         broadcast=broadcast,
         begin=begin,
         phases=(
             descend(
-                objective,
+                task,
                 local,
-                pull=lambda work, ctx: {"params": (own_pull(ctx), ctx.common["params"])},
+                objective,
                 lr=(lambda work, ctx: 1.0 / (big + own_pull(ctx))) if derived else "local_lr",
                 steps=(lambda ctx: ctx.common["steps"]) if preset == "corollary1" else None,
             ),
         ),
         finish=finish,
         aggregate=aggregate,
-        use=Use(centre=lambda server, ctx: server["params"]),
-        wire=Wire(averaged=("push",)),
+        averaged=("push",),
     )
-    # A λ that follows from a rule is the server's to tell; a given one everybody has.
+    # The server sends a λ that follows from a rule; a given one is known to all clients.
     return (
         method
         if lambda_rule == "given"

@@ -38,23 +38,22 @@ import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import (
     Batch,
     ClientContext,
     Method,
     Phase,
     ServerContext,
-    Use,
-    Wire,
     changed,
     client_weights,
     weighted_sum,
 )
 from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.methods.fedavg import fedavg
 
 
 def fedprox_two_stage(
@@ -87,23 +86,16 @@ def fedprox_two_stage(
     _check(preset, strong_convexity, final_steps, growth, domain, project_global)
     mu = strong_convexity or 0.0
 
-    def init_server(params: Tree, ctx: ServerContext) -> Tree:
-        return {"params": params}
-
-    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
-        return {"params": server["params"]}
-
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params, **local.start(params=params)}
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return client  # the warm start
+        return client  # Alg. 2, the warm start
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
-    def pull(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
-        return {"params": (ctx.hyper["prox_strength"], ctx.common["params"])}
+        """Return L_i(w) + (λ/2)‖w − w_g‖²."""
+        w, w_g, lam = work["params"], ctx.common["params"], ctx.hyper["prox_strength"]
+        return task.loss(w, batch) + half_square(lam, w, w_g)  # Eq. (20)
 
     def project(params: Tree, size: Tensor) -> Tree:
         """Return P_W: the nearest point of W."""
@@ -137,13 +129,13 @@ def fedprox_two_stage(
 
     def soft_local_sgd(name: str, steps: int | None) -> Phase:
         phase = descend(
-            objective,
+            task,
             replace(local, steps=steps),
+            objective,
             name=name,
             lr=rate if theory else "local_lr",
             steps=None if steps else num_steps,
             after=after,
-            pull=pull,
         )
         phase = replace(phase, stream="train", fresh=True)
         if not theory:
@@ -165,7 +157,7 @@ def fedprox_two_stage(
         lam = ctx.hyper["prox_strength"].expand(ctx.sizes.shape)
         p = client_weights(ctx, weights)
         if theory:
-            envelope = (p * lam * mu / (lam + mu)).sum()  # λμ/(μ+λ)
+            envelope = (p * lam * mu / (lam + mu)).sum()  # Eq. (26): λμ/(μ+λ)
             moves = envelope > 0
             eta = torch.where(moves, 2.0 / torch.where(moves, envelope, 1.0), 0.0) / (ctx.round + 1)
         else:
@@ -173,6 +165,7 @@ def fedprox_two_stage(
         unbias = ctx.sizes.shape[0] / ctx.present.sum().clamp(min=1)  # m/B_g
         step = eta * unbias * (lam * p)[ctx.cohort] * ctx.present
         drift = tree.map(lambda g, w: g - w, server["params"], uploads["params"])
+        # Alg. 2, server: w_g ← w_g − (λ m η_t/B_g) Σ p_i (w_g − w_i)
         new = tree.sub(server["params"], weighted_sum(drift, step))
         return {"params": project(new, ctx.hyper["domain_size"]) if project_global else new}
 
@@ -196,20 +189,17 @@ def fedprox_two_stage(
             note="the radius or half side of the domain",
             server=True,
         )
-    stage1 = Method(
+    stage1 = changed(
+        fedavg(task, local),
         name="fedprox-two-stage",
         hyper=hyper,
-        init_server=init_server,
         init_client=init_client,
-        broadcast=broadcast,
         begin=begin,
         phases=(soft_local_sgd("train", local.steps if growth is None else None),),
         finish=finish,
         aggregate=aggregate,
-        use=Use(centre=lambda server, ctx: server["params"]),
-        wire=Wire(averaged=("params",)),
     )
-    stage2 = changed(
+    stage2 = changed(  # Alg. 2, stage II: every client once more, around the final w_g
         stage1,
         phases=(soft_local_sgd("final", final_steps),),
         finish=lambda client, work, ctx: (work, {}),
@@ -235,13 +225,9 @@ def _check(
         )
     if preset != "theory" and strong_convexity is not None:
         faults.append("strong_convexity has no effect with constant steps; use preset='theory'.")
-    if final_steps is not None and final_steps < 1:
-        faults.append(
-            f"final_steps must be >= 1, got {final_steps}; leave it out for as many as in a round."
-        )
+    faults += below(1, "leave it out for as many as in a round.", final_steps=final_steps)
     if growth is not None and not growth > 0:
         faults.append(f"growth must be > 0, got {growth:g}; leave it out for constant steps.")
     if project_global and domain == "none":
         faults.append("project_global needs a domain; use domain='ball' or 'box'.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)

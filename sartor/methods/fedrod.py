@@ -38,7 +38,7 @@ from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import Rule, fedavg
+from sartor.methods.fedavg import Rule, fedavg, with_kept
 from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import members
 
@@ -60,27 +60,22 @@ def fedrod(
         rule: how the server averages; see ``fedavg``.
     """
     check_whole_head("fedrod", task)
-    base = fedavg(task, local, rule=rule)
+    base = with_kept(fedavg(task, local, rule=rule), "personal")
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         head = tree.select(params, task.is_head)
         personal = head if personal_start == "generic" else tree.zeros_like(head)
         return {"personal": personal, **local.start(params=params, personal=head)}
 
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return {**base.begin(client, ctx), "personal": client["personal"]}
-
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         features = task.represent(work["params"], batch)
         generic = task.classify(work["params"], features)
         own = generic.detach() + task.classify(work["personal"], features.detach())
+        # Alg., client: balanced softmax for the generic head, the plain loss for g + p_i, of which
+        # only the personal head is trained.
         shifted = generic + log_prior(work["counts"], ctx.hyper["balance"])
         losses = task.criterion(shifted, batch.y) + task.criterion(own, batch.y)
         return task.mean(losses, batch)
-
-    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        kept, upload = base.finish(client, work, ctx)
-        return {**kept, "personal": work["personal"]}, upload
 
     def model(work: Tree, ctx: ClientContext) -> Tree:
         head = tree.select(work["params"], task.is_head)
@@ -94,9 +89,7 @@ def fedrod(
             "balance": Hyper(1.0, 0.0, note="the exponent of the class counts; 0 ignores them"),
         },
         init_client=init_client,
-        begin=begin,
-        phases=(class_counts(task), descend(objective, local, over=("params", "personal"))),
-        finish=finish,
+        phases=(class_counts(task), descend(task, local, objective, over=("params", "personal"))),
         model=model,
         private=lambda leaf: leaf == "personal",
     )

@@ -21,7 +21,7 @@ it. Models before local training are those after the ones. In the very first rou
 ones. Rates: preset `paper` takes p = λ/(λ+L) and local_lr = 1/(2(λ+L)), so that c = 1/2; `free`
 takes both as given, stable for local_lr <= 1/(2 max{L/(1−p), λ/p}).
 
-Differs from the paper: a run of zeros longer than `longest_run` goes on in the next round, without
+Differs from the paper: a run of zeros longer than `longest_run` continues in the next round without
 ones in between, so that the coin stays fair; only models are exchanged once more than needed.
 With p = 0 every round is `longest_run` local steps. The lengths of the runs travel with x̄ (16
 bytes; the paper's clients share the coin's seed). `gradient="batch"` takes the mini-batches of
@@ -45,7 +45,6 @@ from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import (
-    Batch,
     ClientContext,
     Method,
     Schedule,
@@ -79,8 +78,8 @@ def l2gd(
         local: local training; the coin replaces its number of steps.
         preset: where p and the step come from; see the module's docstring.
         gradient: the gradients of all samples (the paper's), or of local training's mini-batches.
-        participation: everybody in every round (the paper's), whatever the participation rule, or
-            only the sampled clients.
+        participation: all clients in every round (the paper's), whatever the participation rule,
+            or only the sampled ones.
         longest_run: the most local steps of a round.
         smoothness: L, for preset `paper`.
     """
@@ -119,7 +118,7 @@ def l2gd(
         """Draw the lengths of a run of ones, at least so many, and of the zeros after it."""
         p = probability(ctx.hyper).double()
         luck = rng.uniform(rng.fold(ctx.key, "coins"), (2,), torch.float64).log().abs()
-        # The run goes on with probability p, or 1 − p, at each flip: the inverse of P(run > k).
+        # A run continues with probability p, or 1 − p, at each flip: the inverse of P(run > k).
         fall = torch.stack((p.log(), torch.log1p(-p))).abs()
         first = torch.stack((torch.full_like(p, least), torch.ones_like(p)))
         ones, zeros = (first + torch.floor(luck / fall)).clamp(max=ENDLESS).long().unbind(0)
@@ -139,16 +138,14 @@ def l2gd(
         eta, p = rates(ctx)
         some = torch.where(p > 0, p, torch.ones_like(p))
         c = (eta * ctx.hyper["prox_strength"] / some).clamp(max=1.0)
-        way = 1.0 - (1.0 - c) ** ctx.common["ones"]  # each one leaves 1 − c of the distance
+        # Alg. 1, ξ = 1: x_i ← x_i + c(x̄ − x_i); each one leaves 1 − c of the distance.
+        way = 1.0 - (1.0 - c) ** ctx.common["ones"]
         mean = ctx.common["params"]
         return {"params": tree.map(lambda x, m: torch.lerp(x, m, way), client["params"], mean)}
 
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     def step_size(work: Tree, ctx: ClientContext) -> Tensor:
         eta, p = rates(ctx)
-        return eta / (1.0 - p)
+        return eta / (1.0 - p)  # Alg. 1, ξ = 0: the step on f_i
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return work, {"params": work["params"]}
@@ -167,10 +164,10 @@ def l2gd(
         **(local.hyper if preset == "free" else local.without_rate("l2gd with preset='paper'")),
         "prox_strength": Hyper(0.3, 0.0, note="0 never averages"),
         "average_probability": Hyper(
-            0.1, 0.0, 0.999, note="0 is pure local training, and at 1 nobody would train"
+            0.1, 0.0, 0.999, note="0 is pure local training, and at 1 no client would train"
         ),
     }
-    # One coin and one coefficient for all, or the average would move in a run of ones.
+    # One coin and one coefficient for all clients: else the average would move in a run of ones.
     own = ("weight_decay", "clip_norm")
     hyper = {k: replace(v, server=v.server or k not in own) for k, v in hyper.items()}
     if preset == "paper":
@@ -183,9 +180,7 @@ def l2gd(
         init_client=init_client,
         broadcast=broadcast,
         begin=begin,
-        phases=(
-            descend(objective, work_plan, lr=step_size, steps=lambda ctx: ctx.common["zeros"]),
-        ),
+        phases=(descend(task, work_plan, lr=step_size, steps=lambda ctx: ctx.common["zeros"]),),
         finish=finish,
         aggregate=aggregate,
         use=Use(centre=lambda server, ctx: server["params"]),

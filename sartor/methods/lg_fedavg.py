@@ -14,8 +14,8 @@ Federated Learning with Local and Global Representations", 2020 (arXiv 2001.0152
 It is FedPer with the two parts exchanged: on the same split, what the two upload adds up to what
 FedAvg uploads. The authors' code averages plainly (`rule="uniform"`), has momentum 0.5, and starts
 from a model that FedAvg trained for hundreds of rounds: the first `warmup_rounds` of a run are
-FedAvg's, with whole models on the wire, and after the last of them every client is sent the lower
-layers to go on with. Without them the start is random, so that hidden units of two clients agree
+FedAvg's, with whole models on the wire, and after the last of them every client receives the lower
+layers to continue with. Without them the start is random, so that hidden units of two clients agree
 only as far as the common start makes them. Differs from the authors' code: the last model of a
 client is used, not the one with the best test accuracy so far.
 
@@ -27,7 +27,7 @@ layers would have to travel).
 from __future__ import annotations
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.local import Local
 from sartor.core.method import ClientContext, FirstRounds, Method, ServerContext, changed
 from sartor.core.task import Task
@@ -54,8 +54,8 @@ def lg_fedavg(
         rule: how the server averages; see ``fedavg``.
         warmup_rounds: how many of the first rounds are FedAvg's, of the whole network.
     """
-    if warmup_rounds < 0:
-        raise ConfigError(f"warmup_rounds must be >= 0, got {warmup_rounds}; 0 leaves them out.")
+    refuse(below(0, "0 leaves them out.", warmup_rounds=warmup_rounds))
+    # Alg., client and server: all layers train together, and the top layers are averaged.
     travels = task.is_head if shared is None else layers(task, shared)
     method = partly_shared(
         task, local, travels, name="lg-fedavg", rule=rule, by_head=shared is None
@@ -83,16 +83,12 @@ def _warmed_up(method: Method, whole: Method, rounds: int, local: Local) -> Meth
         top = {k: v for k, v in new.items() if not method.wire.private(k)}
         return {"params": top, "below": tree.select(new, method.wire.private)}
 
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return {"params": ctx.common["params"], **local.kept(client)}
-
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return {**client, **local.kept(work)}, {"params": work["params"]}
 
     first = changed(
         whole,
         broadcast=lambda server, ctx: full(server),
-        begin=begin,
         finish=finish,
         aggregate=aggregate,
     )

@@ -1,4 +1,4 @@
-"""LocalTrain: every client fits its own data and never talks to anybody.
+"""LocalTrain: every client fits its own data, and no message is ever sent.
 
 The floor all methods are measured from.
 
@@ -22,10 +22,8 @@ from __future__ import annotations
 
 from typing import Literal
 
-from torch import Tensor
-
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, ClientContext, Method, Schedule, ServerContext, Wire
+from sartor.core.method import ClientContext, Method, Schedule, ServerContext, Wire
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 
@@ -36,8 +34,8 @@ def local(task: Task, local: Local, *, participation: Literal["all", "sampled"] 
     Args:
         task: the network and its loss.
         local: local training.
-        participation: everybody in every round, whatever the participation rule, or only the
-            sampled clients.
+        participation: all clients in every round, whatever the participation rule, or only the
+            sampled ones.
     """
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
@@ -48,9 +46,6 @@ def local(task: Task, local: Local, *, participation: Literal["all", "sampled"] 
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
         return client
-
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return work, {}
@@ -64,7 +59,7 @@ def local(task: Task, local: Local, *, participation: Literal["all", "sampled"] 
         init_server=init_server,
         init_client=init_client,
         begin=begin,
-        phases=(descend(objective, local),),
+        phases=(descend(task, local),),  # Eq. (2) of Yu et al.: min_w L_i(w)
         finish=finish,
         aggregate=aggregate,
         schedule=Schedule(who="everyone" if participation == "all" else "cohort"),

@@ -7,12 +7,14 @@ from typing import Any
 from sartor.compose import fine_tuned
 from sartor.compose.harm import HeldOut, do_no_harm
 from sartor.compose.robust import Rule, robust
-from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean, refuse
 from sartor.core.local import Local
 from sartor.core.method import Method
 from sartor.core.task import Task
 from sartor.methods.catalogue import find
 from sartor.methods.entry import Factory
+from sartor.methods.fedavg import fedavg
+from sartor.methods.local import local as local_train
 from sartor.methods.options import COMMON, fits, say, static_options, taken
 
 
@@ -33,8 +35,7 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
             )
         elif not fits(value, known[name][1]):
             faults.append(f"Option {name} must be {say(known[name][1])}, got {value!r}.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
     own = {name: value for name, value in options.items() if name not in COMMON}
     steps, epochs = options.get("finetune_steps"), options.get("finetune_epochs")
     record = factory(task, local, **own)
@@ -53,7 +54,9 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     if options.get("do_no_harm"):
         on: HeldOut = "validation" if harm.get("harm_on") == "validation" else "holdout"
         share, score = float(harm.get("harm_share", 0.2)), harm.get("harm_score", "loss")
-        return do_no_harm(record, task, local, on=on, share=share, score=score)
+        return do_no_harm(
+            record, task, local, alone=local_train, common=fedavg, on=on, share=share, score=score
+        )
     if harm:
         raise ConfigError(
             f"No effect without do_no_harm: {', '.join(harm)}; set do_no_harm=True, or leave that "

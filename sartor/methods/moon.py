@@ -35,7 +35,7 @@ from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import Rule, fedavg
+from sartor.methods.fedavg import Rule, fedavg, with_kept
 
 
 def moon(task: Task, local: Local, *, rule: Rule = "normalized") -> Method:
@@ -46,28 +46,25 @@ def moon(task: Task, local: Local, *, rule: Rule = "normalized") -> Method:
         local: local training.
         rule: how the server averages; see ``fedavg``.
     """
-    base = fedavg(task, local, rule=rule)
+    base = with_kept(fedavg(task, local, rule=rule), "previous", "has_previous")
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         never = tree.leaves(params)[0].new_zeros(())  # a factor of the contrastive loss
         previous = tree.select(params, task.is_body)
         return {**base.init_client(params, ctx), "previous": previous, "has_previous": never}
 
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        last = {k: client[k] for k in ("previous", "has_previous")}
-        return {**base.begin(client, ctx), **last}
-
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         features = task.represent(work["params"], batch)
         losses = task.criterion(task.classify(work["params"], features), batch.y)
         apart = contrast(features, work["towards"], work["away"], ctx.hyper["temperature"])
         weight = ctx.hyper["contrast_strength"] * work["has_previous"]
+        # Alg. 1, client: ℓ = ℓ_sup + μ ℓ_con
         return task.mean(losses, batch) + weight * task.mean(apart, batch)
 
-    train = descend(objective, local)
+    train = descend(task, local, objective)
 
     def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-        # Outside the objective: two passes without a gradient, and booked as such.
+        # Outside the objective: two passes without a gradient, and counted as such.
         towards = task.represent(ctx.common["params"], batch)
         away = task.represent(work["previous"], batch)
         new = train.step({**work, "towards": towards, "away": away}, batch, ctx)
@@ -88,7 +85,6 @@ def moon(task: Task, local: Local, *, rule: Rule = "normalized") -> Method:
             "temperature": Hyper(0.5, 0.0, open_low=True, note="of the contrastive loss"),
         },
         init_client=init_client,
-        begin=begin,
         phases=(replace(train, step=step),),
         finish=finish,
         headline="post",

@@ -23,15 +23,13 @@ personalisation. `preset="prior"` personalises as Shi et al. 2023 do: a step wit
 training, then one with the personal rate (both 0.01); their "+FT" is one more, `personal_steps=2`.
 D' is what FedAvg would see, so at α = 0 the method is FedAvg to the bit.
 
-A newcomer takes the common start and personalises it like everybody else.
+A newcomer takes the common start and personalises it as the other clients do.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Literal
-
-from torch import Tensor
 
 from sartor.core import tree
 from sartor.core.errors import ConfigError
@@ -92,20 +90,18 @@ def per_fedavg(
     def step(work: Tree, batches: tuple[Batch, ...], ctx: ClientContext) -> Tree:
         outer, inner = batches[:2]  # D' is the first draw: the batch of every other method
         w, alpha = work["params"], ctx.hyper["personal_lr"]
-        tried = tree.addcmul(w, slope(w, inner), -alpha)  # w̃
+        # Alg. 1, client: w̃ = w − α∇f(w; D), then w ← w − β (I − α∇²f(w; D'')) ∇f(w̃; D')
+        tried = tree.addcmul(w, slope(w, inner), -alpha)
         d = slope(tried, outer)
         if mode != "first_order":
             d = tree.map(lambda g, h: g - alpha * h, d, curve(w, d, batches[2], ctx))
         rate, d = -local.rate(ctx), local.clipped(d, ctx)
         return {"params": tree.addcmul(w, d, rate)}
 
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     steps = replace(local, steps=personal_steps)
-    adapt = [descend(objective, steps, name="personalise", lr="personal_lr")]
+    adapt = [descend(task, steps, name="personalise", lr="personal_lr")]
     if preset == "prior":
-        first = descend(objective, replace(local, steps=1), name="personalise by training rate")
+        first = descend(task, replace(local, steps=1), name="personalise by training rate")
         adapt.insert(0, first)
     hyper = {
         **base.hyper,

@@ -39,7 +39,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sartor.core import rng, tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, ServerContext, changed
@@ -69,17 +69,8 @@ def pfedbayes(
             network.
         weights: how the server averages: evenly (the paper's), or by numbers of samples.
     """
-    faults = [
-        f"{name} must be >= {least}, got {value}; {least} is the default."
-        for name, value, least in (
-            ("draws", draws, 1),
-            ("personal_steps", personal_steps, 1),
-            ("predict_draws", predict_draws, 0),
-        )
-        if value < least
-    ]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    faults = below(1, "1 is the default.", draws=draws, personal_steps=personal_steps)
+    refuse([*faults, *below(0, "0 is the default.", predict_draws=predict_draws)])
     base = averaged(task, local, weights)
     plain = replace(local, weight_decay=0.0)
 
@@ -106,14 +97,15 @@ def pfedbayes(
         fit = torch.stack([task.loss(net, batch) for net in nets]).mean()
         if local.weight_decay:
             fit = fit + 0.5 * ctx.hyper["weight_decay"] * tree.dot(own["mu"], own["mu"])
+        # Alg., client, own distribution: NLL + (ζ/n_i) KL(q_i ‖ u_i)
         return fit + pull(own, work["copy"]["near"], ctx)
 
     def of_copy(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return pull(work["own"], work["near"], ctx)
+        return pull(work["own"], work["near"], ctx)  # Alg., client, copy: (ζ/n_i) KL(q_i ‖ u_i)
 
-    train = descend(of_own, plain, over=("own",))
+    train = descend(task, plain, of_own, over=("own",))
     afresh = replace(plain, keep_optimiser=False)
-    follow = descend(of_copy, afresh, over=("near",), lr="copy_lr")
+    follow = descend(task, afresh, of_copy, over=("near",), lr="copy_lr")
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         return {**train.enter(work, ctx), "copy": follow.enter(work["copy"], ctx)}

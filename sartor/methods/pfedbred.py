@@ -34,14 +34,15 @@ A newcomer takes the global model for θ, w and the memory, and trains from ther
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
 
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task, grad, hessian_product
 from sartor.core.tree import Tree
@@ -50,7 +51,26 @@ from sartor.methods.parts.bregman import KINDS, Gaussian, Separable, check_prior
 from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_phase
 
 Prior = Gaussian | Separable
+Loss = Callable[[Tree, Batch, ClientContext], Tensor]
 Strategy = Literal["none", "lg", "meg", "mh", "mh-variant"]
+
+
+class Recipe(NamedTuple):
+    """What a strategy adds to w to make the mean μ of the prior."""
+
+    gradient: bool = False
+    memory: bool = False
+    twice: bool = False
+
+
+RECIPES: dict[str, Recipe] = {
+    "none": Recipe(),  # μ = w: pFedMe
+    "lg": Recipe(gradient=True),  # Eq. (14): μ = w − η_α∇f(w)
+    "meg": Recipe(memory=True),  # Eq. (14): μ = w − η(w̄ − θ)
+    "mh": Recipe(gradient=True, memory=True),  # Eq. (14): μ = w − η_α∇f(w) − η(w̄ − θ)
+    # Eq. (22): μ = w − η_α∇f(w − η_α∇f(w; D')) − η(w̄ − θ)
+    "mh-variant": Recipe(gradient=True, memory=True, twice=True),
+}
 
 
 def pfedbred(
@@ -88,12 +108,9 @@ def pfedbred(
     """
     check_proximal("pfedbred", local, prox_steps)
     as_code = mode == "code"
-    with_gradient = strategy in ("lg", "mh", "mh-variant")
-    with_memory = strategy in ("meg", "mh", "mh-variant")
-    twice = strategy == "mh-variant" or (as_code and strategy == "mh")
-    replaces = twice and as_code
-    own_start = "mu" if not as_code or strategy == "lg" else "w"
-    start = inner_start or own_start
+    recipe = RECIPES["mh-variant" if as_code and strategy == "mh" else strategy]
+    replaces = recipe.twice and as_code
+    start = inner_start or ("mu" if not as_code or strategy == "lg" else "w")
     affine = family != "gaussian" and mapping != "none"
     if envelope == "exact" and as_code:
         raise ConfigError(
@@ -114,26 +131,100 @@ def pfedbred(
             return value
         return value + 0.5 * ctx.hyper["weight_decay"] * tree.dot(params, params)
 
+    mean = _prior_mean(recipe, loss)
+    solve = _proximal_solve(task, local, prox_steps)
+
+    def step(work: Tree, batches: Any, ctx: ClientContext) -> Tree:
+        batch, other = batches if recipe.twice else (batches, batches)
+        prior, w = prior_of(work, ctx), work["local"]
+        mu, stepped, at = mean(work, prior, batch, other, ctx)  # line 7
+        base = stepped if replaces else w
+        starts = {"mu": mu, "w": base, "theta": work["params"]}
+        theta = solve(prior, starts[start], mu, batch, ctx)  # line 8
+        push = prior.curve(mu, tree.sub(mu, theta))  # Eq. (13) with Dμ = I
+        if envelope == "exact" and recipe.gradient:
+            push = _transposed(recipe, loss, push, w, at, batch, other, ctx)
+        rate = local.rate(ctx) * ctx.hyper["prox_strength"]
+        moved = prior.project(tree.addcmul(base, push, -rate))  # line 9
+        return {**work, "params": theta, "local": moved}
+
+    def init_client(params: Tree, ctx: ClientContext) -> Tree:
+        return {"params": params, "memory": params} if recipe.memory else {"params": params}
+
+    def begin(client: Tree, ctx: ClientContext) -> Tree:
+        work = {**client, "local": ctx.common["params"]}  # line 5
+        return {k: prior_of(work, ctx).project(v) for k, v in work.items()}
+
+    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
+        kept = {"memory": work["local"]} if recipe.memory else {}
+        return {"params": work["params"], **kept}, {"params": work["local"]}
+
+    hyper = proximal_hyper(local)
+    if recipe.gradient:
+        eta = 0.05 if as_code and strategy == "lg" else 0.01
+        hyper["prior_lr"] = Hyper(eta, 0.0, note="0 leaves the gradient out of the prior's mean")
+    if recipe.memory:
+        hyper["memory_lr"] = Hyper(0.05, 0.0, note="0 leaves the memory out of the prior's mean")
+    if affine:
+        hyper["prior_width"] = Hyper(1.0, 0.0, open_low=True, note="weights stay within about it")
+    return changed(
+        averaged(task, local, weights or ("samples" if as_code else "uniform")),  # line 12
+        name="pfedbred",
+        hyper=hyper,
+        init_client=init_client,
+        begin=begin,
+        phases=(train_phase(step, local, lambda work, ctx: work, 2 if recipe.twice else 1),),
+        finish=finish,
+        who="everyone_trains" if train_all else "cohort",  # line 4
+    )
+
+
+class Centre(NamedTuple):
+    """The mean of a prior, w after the gradient alone, and where that gradient was taken."""
+
+    mu: Tree
+    stepped: Tree
+    at: Tree
+
+
+def _prior_mean(recipe: Recipe, loss: Loss) -> Callable[..., Centre]:
+    """Build the function that makes μ_i(w) on a batch, and D' where the recipe needs it."""
+
     def ahead(w: Tree, at: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         """Return w − η_α∇f(at)."""
         slope = grad(lambda p: loss(p, batch, ctx))(at)
         return tree.addcmul(w, slope, -ctx.hyper["prior_lr"])
 
+    def centre(work: Tree, prior: Prior, batch: Batch, other: Batch, ctx: ClientContext) -> Centre:
+        w = at = stepped = work["local"]
+        if recipe.gradient:
+            at = ahead(w, w, other, ctx) if recipe.twice else w
+            stepped = prior.project(ahead(w, at, batch, ctx))
+        if not recipe.memory:
+            return Centre(stepped, stepped, at)
+        theta, last = work["params"], work["memory"]
+        mu = tree.add_difference(stepped, theta, last, ctx.hyper["memory_lr"])
+        return Centre(prior.project(mu), stepped, at)
+
+    return centre
+
+
+def _proximal_solve(task: Task, local: Local, steps: int) -> Callable[..., Tree]:
+    """Build the K steps down f + λD_{g*}(·, μ), Eq. (12)."""
+
     def solve(prior: Prior, theta: Tree, mu: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-        """Take K steps down f + λD_{g*}(·, μ)."""
         lam, alpha = ctx.hyper["prox_strength"], ctx.hyper["personal_lr"]
 
         def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-            value = task.loss(work["params"], batch)
-            return value if sigma.spherical else value + lam * prior.divergence(work["params"], mu)
+            theta = work["params"]
+            if prior.spherical:
+                return task.loss(theta, batch) + half_square(lam, theta, mu)
+            return task.loss(theta, batch) + lam * prior.divergence(theta, mu)
 
-        def pull(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
-            return {"params": (lam, mu)} if sigma.spherical else {}
-
-        plain = descend(objective, local, lr="personal_lr", pull=pull)
-        for _ in range(prox_steps):
+        descent = descend(task, local, objective, lr="personal_lr")
+        for _ in range(steps):
             if isinstance(prior, Gaussian):
-                theta = plain.step({"params": theta}, batch, ctx)["params"]
+                theta = descent.step({"params": theta}, batch, ctx)["params"]
             else:
                 slope = local.clipped(grad(lambda p: task.loss(p, batch))(theta), ctx)
                 if local.weight_decay:
@@ -141,64 +232,23 @@ def pfedbred(
                 theta = prior.mirror_step(theta, mu, slope, alpha, lam)
         return theta
 
-    def transposed(
-        v: Tree, w: Tree, at: Tree, batch: Batch, other: Batch, ctx: ClientContext
-    ) -> Tree:
-        """Return [Dμ]ᵀv = v − η_α(1 − η_α∇²f(w; D'))∇²f(at)v; without D', v − η_α∇²f(w)v."""
-        eta = ctx.hyper["prior_lr"]
-        bent = hessian_product(lambda p: loss(p, batch, ctx), at, v)
-        if twice:
-            again = hessian_product(lambda p: loss(p, other, ctx), w, bent)
-            bent = tree.map(lambda x, h: x - eta * h, bent, again)
-        return tree.map(lambda x, h: x - eta * h, v, bent)
+    return solve
 
-    def step(work: Tree, batches: Any, ctx: ClientContext) -> Tree:
-        batch, other = batches if twice else (batches, batches)
-        prior = prior_of(work, ctx)
-        w = at = stepped = work["local"]
-        if with_gradient:
-            at = ahead(w, w, other, ctx) if twice else w
-            stepped = prior.project(ahead(w, at, batch, ctx))
-        mu = stepped
-        if with_memory:
-            eta = ctx.hyper["memory_lr"]
-            mu = tree.add_difference(stepped, work["params"], work["memory"], eta)
-            mu = prior.project(mu)
-        base = stepped if replaces else w
-        theta = solve(prior, {"mu": mu, "w": base, "theta": work["params"]}[start], mu, batch, ctx)
-        push = prior.curve(mu, tree.sub(mu, theta))
-        if envelope == "exact" and with_gradient:
-            push = transposed(push, w, at, batch, other, ctx)
-        rate = local.rate(ctx) * ctx.hyper["prox_strength"]
-        moved = prior.project(tree.addcmul(base, push, -rate))  # line 9
-        return {**work, "params": theta, "local": moved}
 
-    def init_client(params: Tree, ctx: ClientContext) -> Tree:
-        return {"params": params, "memory": params} if with_memory else {"params": params}
-
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        work = {**client, "local": ctx.common["params"]}
-        return {k: prior_of(work, ctx).project(v) for k, v in work.items()}
-
-    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        kept = {"memory": work["local"]} if with_memory else {}
-        return {"params": work["params"], **kept}, {"params": work["local"]}
-
-    hyper = proximal_hyper(local)
-    if with_gradient:
-        eta = 0.05 if as_code and strategy == "lg" else 0.01
-        hyper["prior_lr"] = Hyper(eta, 0.0, note="0 leaves the gradient out of the prior's mean")
-    if with_memory:
-        hyper["memory_lr"] = Hyper(0.05, 0.0, note="0 leaves the memory out of the prior's mean")
-    if affine:
-        hyper["prior_width"] = Hyper(1.0, 0.0, open_low=True, note="weights stay within about it")
-    return changed(
-        averaged(task, local, weights or ("samples" if as_code else "uniform")),
-        name="pfedbred",
-        hyper=hyper,
-        init_client=init_client,
-        begin=begin,
-        phases=(train_phase(step, local, lambda work, ctx: work, 2 if twice else 1),),
-        finish=finish,
-        who="everyone_trains" if train_all else "cohort",
-    )
+def _transposed(
+    recipe: Recipe,
+    loss: Loss,
+    v: Tree,
+    w: Tree,
+    at: Tree,
+    batch: Batch,
+    other: Batch,
+    ctx: ClientContext,
+) -> Tree:
+    """Return [Dμ]ᵀv = v − η_α(1 − η_α∇²f(w; D'))∇²f(at)v; without D', v − η_α∇²f(w)v."""
+    eta = ctx.hyper["prior_lr"]
+    bent = hessian_product(lambda p: loss(p, batch, ctx), at, v)
+    if recipe.twice:
+        again = hessian_product(lambda p: loss(p, other, ctx), w, bent)
+        bent = tree.map(lambda x, h: x - eta * h, bent, again)
+    return tree.map(lambda x, h: x - eta * h, v, bent)

@@ -34,11 +34,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sartor.core import rng, tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import ConfigError, below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import (
-    Batch,
     ClientContext,
     Method,
     Newcomer,
@@ -127,7 +126,7 @@ def pfedhn(
         return {k: part.reshape(*v.shape[:-1], *shapes[k]) for k, part in parts.items()}
 
     def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
-        weights = server["weights"]
+        weights = server["weights"]  # Alg. 1, server: θ_i = h(v_i; φ)
         return generate(weights["net"], at(weights["embed"], index))
 
     def newcomer_message(server: Tree, ctx: ServerContext) -> Tree:
@@ -148,9 +147,6 @@ def pfedhn(
             work["velocity"] = {"params": {**tree.zeros_like(ctx.own), **old}}
         return work
 
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         upload = tree.select(work["params"], lambda leaf: leaf in shapes)
         if not client:
@@ -164,19 +160,21 @@ def pfedhn(
         num = ctx.present.sum().clamp(min=1)
 
         def proxy(weights: Tree) -> Tensor:
-            """Return the mean of ½‖θ̃_i − h(v_i; φ)‖² over those who reported."""
+            """Return the mean of ½‖θ̃_i − h(v_i; φ)‖² over the clients that reported."""
             rows = weights["embed"].index_select(0, ctx.cohort)
             apart = tree.sub(generate(weights["net"], rows), uploads)
             apart = tree.where(ctx.present, apart, tree.zeros_like(apart))
             return 0.5 * tree.dot(apart, apart) / num
 
         old, hyper, there = server["weights"], ctx.hyper, ctx.present.any()
+        # Alg. 1, server: the pull-back of start minus end through h; see the docstring on its sign.
         slope, length = torch.func.grad(proxy)(old), there.to(num.dtype)
         if server_clip is not None:
             lengths = [torch.linalg.vector_norm(leaf) for leaf in tree.leaves(slope)]
             norm = torch.linalg.vector_norm(torch.stack(lengths))
             length = length * (server_clip / (norm + 1e-6)).clamp(max=1.0)
-        # The weights are many, and what touches them counts: if nobody reported, factors say so.
+        # The weights are many, so each pass over them costs: if no client reported, the factors
+        # are zero and one instead of a choice between two trees.
         decay = torch.where(there, hyper["server_decay"], 0.0)
         momentum = torch.where(there, hyper["server_momentum"], 1.0)
         rate = torch.where(there, hyper["server_lr"], 0.0)
@@ -203,7 +201,7 @@ def pfedhn(
         init_client=init_client,
         address=address,
         begin=begin,
-        phases=(descend(objective, local),),
+        phases=(descend(task, local),),
         finish=finish,
         aggregate=aggregate,
         use=Use(headline="pre" if evaluate == "generated" else "post"),
@@ -214,14 +212,9 @@ def pfedhn(
 
 
 def _check(embedding: int | None, hidden: int, layers: int, clip: float | None) -> None:
-    faults = []
-    if embedding is not None and embedding < 1:
-        faults.append(f"embedding must be >= 1, got {embedding}; leave it out for 1 + clients/4.")
-    if hidden < 1:
-        faults.append(f"hidden must be >= 1, got {hidden}; the paper takes 100.")
-    if layers < 0:
-        faults.append(f"hidden_layers must be >= 0, got {layers}; the paper takes 3.")
+    faults = below(1, "leave it out for 1 + clients/4.", embedding=embedding)
+    faults += below(1, "the paper takes 100.", hidden=hidden)
+    faults += below(0, "the paper takes 3.", hidden_layers=layers)
     if clip is not None and not clip > 0:
         faults.append(f"server_clip must be > 0, got {clip:g}; None does not clip.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)

@@ -22,7 +22,7 @@ normalised output is 1e-3 or less. Our default is 100. The paper mixes for all c
 `schedule="sequential"` serves them one after the other, as public codes do. All θ_j start equal,
 and so do all hypernetworks; with `start="even"` (default) the first weights are equal too, with
 "drawn" outputs are U(0, 1) for every client, as in public codes. A retained layer stays at home and
-travels in neither direction (one byte a layer says which do), so others go on mixing the copy of it
+travels in neither direction (one byte a layer says which do), so others keep mixing the copy of it
 that was sent last. A newcomer receives the plain mean of all models.
 """
 
@@ -35,11 +35,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sartor.core import rng, tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import (
-    Batch,
     ClientContext,
     Method,
     Newcomer,
@@ -85,17 +84,12 @@ def pfedla(
     owner = {k: k if layers == "tensors" else k.rpartition(".")[0] for k in task.leaf_names}
     blocks = sorted(set(owner.values()))
     row_of = {k: blocks.index(block) for k, block in owner.items()}
-    faults = [
-        f"{name} must be >= 1, got {value}; public codes take 100."
-        for name, value in (("embedding", embedding), ("hidden", hidden))
-        if value < 1
-    ]
+    faults = below(1, "public codes take 100.", embedding=embedding, hidden=hidden)
     if not 0 <= retained <= len(blocks):
         faults.append(
             f"retained must be from 0 to {len(blocks)} (all layers), got {retained}; 0 is pFedLA."
         )
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
     sign = 1.0 if weight_step == "descent" else -1.0
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
@@ -140,6 +134,7 @@ def pfedla(
 
     def mixed(mix: Tensor, models: Tree) -> Tree:
         """Return θ̄ of every client in ``mix`` (..., layers, clients)."""
+        # Alg., server: θ̄_i^l = Σ_j α_ij^l θ_j^l
         return {k: combine(mix[..., row_of[k], :], {k: t})[k] for k, t in models.items()}
 
     def chosen(server: Tree, ids: Tensor) -> Tree:
@@ -174,9 +169,6 @@ def pfedla(
             params = join(ctx.own["sent"], ctx.own["params"], client["params"])
         return {"params": params, **local.kept(client)}
 
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         if not retained:
             return local.kept(work), work["params"]
@@ -190,21 +182,21 @@ def pfedla(
             trained = join(uploads["sent"], uploads["params"], old)
 
         def proxy(nets: Tree) -> Tensor:
-            """Return Σ ½‖Δθ_i‖² over those who reported; each hypernetwork has its own term."""
+            """Return Σ ½‖Δθ_i‖² over the clients that reported: a term per hypernetwork."""
             apart = tree.sub(mixed(mixtures(nets, ctx.cohort)[0], server["models"]), trained)
             apart = tree.where(ctx.present, apart, tree.zeros_like(apart))
             return 0.5 * tree.dot(apart, apart)
 
         nets = chosen(server, ctx.cohort)
         slope = torch.func.grad(proxy)(nets)
-        rate = sign * ctx.hyper["mix_lr"]
+        rate = sign * ctx.hyper["mix_lr"]  # Alg., server, step on (v_i, ψ_i)
         moved = tree.map(lambda w, g: w - rate * g, nets, slope)
         new = {"models": trained, "nets": moved}
         return put_rows(server, ctx.cohort, new, ctx.present)
 
-    def inspect(server: Tree, ctx: ServerContext) -> Tree:
-        everybody = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
-        return {"mix": mixtures(server["nets"], everybody)[0]}
+    def show(server: Tree, ctx: ServerContext) -> Tree:
+        all_clients = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
+        return {"mix": mixtures(server["nets"], all_clients)[0]}
 
     sparse = {
         f"{message}/params/{k}": f"{message}/sent/{owner[k]}"
@@ -221,12 +213,12 @@ def pfedla(
         init_client=init_client,
         address=address,
         begin=begin,
-        phases=(descend(objective, local),),
+        phases=(descend(task, local),),
         finish=finish,
         aggregate=aggregate,
         use=Use(headline="pre" if evaluate == "mixed" else "post"),
         schedule=Schedule(in_turn=schedule == "sequential"),
         wire=Wire(sparse=sparse if retained else {}),
         newcomer=Newcomer(message=newcomer_message),
-        show=Show(server=inspect),
+        show=Show(server=show),
     )

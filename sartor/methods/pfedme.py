@@ -15,7 +15,7 @@ T. Dinh, Tran, Nguyen, "Personalized Federated Learning with Moreau Envelopes", 
 | β | relax | the server's over-relaxation; 1 is plain, 2 is the "AM" of Shi et al. 2023 |
 
 All clients train in every round and a sample of them is averaged (`train_all`). The paper does not
-say where a proximal solve starts: ours starts at w_{i,r}; `inner_start="carry"` goes on from the
+say where a proximal solve starts: ours starts at w_{i,r}; `inner_start="carry"` continues from the
 last θ after the first batch of a round, as the authors' code does. That code also averages by
 samples (`weights="samples"`; the paper averages plainly), decays the weights in the proximal steps
 (`weight_decay=0.001` of local training, which acts on θ alone), and scores w_{i,R} in place of θ_i
@@ -31,7 +31,7 @@ from typing import Literal
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -70,12 +70,11 @@ def pfedme(
         return {**work, "params": work["local"]} if inner_start == "carry" else work
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
+        """Return f_i(θ) + (λ/2)‖θ − w‖²."""
+        theta, w, lam = work["params"], work["local"], ctx.hyper["prox_strength"]
+        return task.loss(theta, batch) + half_square(lam, theta, w)  # Alg. 1, proximal solve
 
-    def pull(work: Tree, ctx: ClientContext) -> dict[str, tuple[Tensor, Tree]]:
-        return {"params": (ctx.hyper["prox_strength"], work["local"])}
-
-    solve = descend(objective, local, lr="personal_lr", pull=pull)
+    solve = descend(task, local, objective, lr="personal_lr")
 
     def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         if inner_start == "w":
@@ -84,6 +83,7 @@ def pfedme(
             work = solve.step(work, batch, ctx)
         rate = local.rate(ctx) * ctx.hyper["prox_strength"]
         w, theta = work["local"], work["params"]
+        # Alg. 1, step of w: w_{i,r+1} = w_{i,r} − ηλ(w_{i,r} − θ)
         return {**work, "local": tree.add_difference(w, theta, w, rate)}
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:

@@ -90,9 +90,10 @@ def scaffold(
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return f_i(y) + ⟨c − c_i, y⟩, whose gradient is the corrected one."""
         correction = tree.sub(ctx.common["control"], work["control"])
+        # Alg. 1, local step: y ← y − η_l(∇f_i(y) − c_i + c)
         return task.loss(work["params"], batch) + tree.dot(correction, work["params"])
 
-    train = descend(objective, local)
+    train = descend(task, local, objective)
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         work = train.enter(work, ctx)
@@ -109,7 +110,7 @@ def scaffold(
             mu, change = ctx.hyper["momentum"], tree.sub(work["velocity"], work["before"])
             total = tree.map(lambda d, v: (1.0 - mu) * d + mu * v, total, change["params"])
         num = work["count"].clamp(min=1.0)
-        renewed = tree.map(
+        renewed = tree.map(  # Alg. 1, option II: c_i − c + (x − y)/(K η_l)
             lambda own, c, d: torch.where(work["count"] > 0, own - c + d / num, own),
             work["control"],
             ctx.common["control"],
@@ -125,6 +126,7 @@ def scaffold(
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         hyper = {**ctx.hyper, "relax": ctx.hyper["server_lr"]}
         moved = base.aggregate(server, uploads, ctx._replace(hyper=hyper))
+        # Alg. 1, server: c ← c + (1/m) Σ_S (c_i⁺ − c_i), where m counts all clients.
         share = client_weights(ctx, weights)[ctx.cohort] * ctx.present
         change = weighted_sum(uploads["change"], share)
         return {**moved, "control": tree.add(server["control"], change)}

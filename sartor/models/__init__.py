@@ -1,4 +1,4 @@
-"""Networks without buffers, and the check that a network can be trained over lanes.
+"""Provide networks without buffers, and check that a network can be trained over lanes.
 
 A network here is a plain ``nn.Module`` with an attribute ``head``: the dotted name of the
 submodule that maps features to classes, which personalised methods may keep private.
@@ -13,7 +13,7 @@ from torch import nn
 
 from sartor.models.check import check_buffers, check_module, unlike_a_draw
 from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
-from sartor.models.describe import describe_model, rebuild_model
+from sartor.models.describe import MAKERS, describe_model, rebuild_model
 from sartor.models.language import LanguageLSTM, language_lstm
 from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
 from sartor.models.pretrained import features, pretrained, trains_head_alone
@@ -57,27 +57,19 @@ __all__ = [
 ]
 
 cifarnet = lenet5
-"""The network that pFedBreD calls CifarNet is LeNet-5 as it stands here, so this is an alias."""
+"""The network that pFedBreD calls CifarNet; it is the same as LeNet-5 here."""
 
 MODELS: dict[str, Callable[..., nn.Module]] = {
     "cifarnet": cifarnet,
-    "cnn2": cnn2,
-    "cnn3": cnn3,
-    "cnn5": cnn5,
-    "dnn": dnn,
-    "language_lstm": language_lstm,
-    "lenet5": lenet5,
-    "lstm": lstm,
-    "mclr": mclr,
-    "resnet8": resnet8,
+    **{maker.__name__: maker for maker in MAKERS.values()},
 }
 
 
 def default(federation: Federation) -> nn.Module:
     """Choose a network.
 
-    LSTM for token ids (for a next-token task, one that answers at every step), LeNet-5 for images
-    of 16 pixels or more, else one hidden layer.
+    An LSTM for token ids (for a next-token task, one that predicts at every step), LeNet-5 for
+    images with sides of 16 pixels or more, else one hidden layer.
     """
     shape = federation.input_shape
     if federation.task == "next-token":

@@ -1,4 +1,4 @@
-"""The check that a network can be trained over lanes."""
+"""Check that a network can be trained over lanes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from sartor.core.task import is_pretrained
 
 
 def check_module(module: nn.Module, head: str | None = None) -> None:
-    """Raise a ModelError that names every layer that cannot be trained over lanes.
+    """Raise a ModelError that lists every layer that cannot be trained over lanes.
 
     Args:
         module: the network.
-        head: the dotted name of its head, or None if no part is private.
+        head: the dotted name of its head, or None if nothing is private.
     """
     faults = _layer_faults(module) + _parameter_faults(module, head)
     if head is not None:
@@ -45,8 +45,8 @@ def _layer_faults(module: nn.Module) -> list[str]:
         if isinstance(layer, nn.modules.batchnorm._NormBase) and _counts(layer):
             kind = "BatchNorm" if isinstance(layer, nn.modules.batchnorm._BatchNorm) else "norms"
             faults.append(
-                f"Model has {kind} ({where}): statistics that follow the batches cannot be mapped "
-                "over clients; use nn.GroupNorm instead, or, to keep the statistics of a trained "
+                f"Model has {kind} ({where}): running statistics of batches cannot be mapped over "
+                "clients; use nn.GroupNorm instead, or, to keep the statistics of a trained "
                 "network as they are, put the layer in evaluation mode with .eval()."
             )
         elif isinstance(layer, nn.RNNBase):
@@ -66,18 +66,18 @@ def _layer_faults(module: nn.Module) -> list[str]:
 
 
 def _counts(layer: nn.modules.batchnorm._NormBase) -> bool:
-    """Say whether a layer takes statistics over batches, or keeps running ones."""
-    if layer.running_mean is None:  # each sample by itself, or the batch even in evaluation
+    """Return whether a layer uses statistics of batches, or updates running ones."""
+    if layer.running_mean is None:  # per sample, or per batch even in evaluation mode
         return isinstance(layer, nn.modules.batchnorm._BatchNorm)
     return layer.training
 
 
 def check_buffers(module: nn.Module, x: Tensor) -> None:
-    """Raise a ModelError if the network writes to its buffers: they must be constants.
+    """Raise a ModelError if the network writes to its buffers, which must be constant.
 
     Args:
         module: the network.
-        x: some samples. A network that cannot take them is not judged.
+        x: some samples. A network that cannot take them is not checked.
     """
     before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     if not before:
@@ -88,7 +88,7 @@ def check_buffers(module: nn.Module, x: Tensor) -> None:
     try:
         with torch.no_grad():
             tried(x)
-    except Exception:  # whatever a network may raise, it raises again where it is trained
+    except Exception:  # any error of the network will be raised again in training
         return
     after = dict(tried.named_buffers())
     written = [name for name in before if not _alike(before[name], after.get(name))]
@@ -101,10 +101,10 @@ def check_buffers(module: nn.Module, x: Tensor) -> None:
 
 
 def unlike_a_draw(module: nn.Module) -> str | None:
-    """Name a layer whose weights its own ``reset_parameters`` cannot have drawn, if there is one.
+    """Return the name of a layer whose weights do not come from its ``reset_parameters``, or None.
 
-    Linear layers and convolutions draw within 1/√(inputs), norms begin with 1 and 0. Weights beyond
-    that were trained, or drawn by somebody's own rule.
+    Linear layers and convolutions draw weights within ±1/√(inputs), norms start with 1 and 0. Other
+    weights were trained, or drawn by another rule.
 
     >>> layer = nn.Linear(4, 2)
     >>> unlike_a_draw(layer)
@@ -151,12 +151,13 @@ def _parameter_faults(module: nn.Module, head: str | None) -> list[str]:
         first = seen.get(id(parameter), name)
         if head is not None and first.startswith(f"{head}.") != name.startswith(f"{head}."):
             faults.append(
-                f"Parameters {first!r} and {name!r} are one tensor, of which the head {head!r} has "
-                "one: it cannot be kept and shared; untie them, or name no head."
+                f"Parameters {first!r} and {name!r} are the same tensor, but only one of them is "
+                f"in the head {head!r}: it cannot be both private and shared; untie them, or "
+                "name no head."
             )
         seen.setdefault(id(parameter), name)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    own = {  # of layers that are made with what they hold
+    own = {  # parameters of layers that are frozen by design
         f"{name}.{key}"
         for name, layer in module.named_modules()
         if getattr(layer, "is_fixed", False) is True
@@ -165,8 +166,8 @@ def _parameter_faults(module: nn.Module, head: str | None) -> list[str]:
     open_ = [name for name in frozen if name not in own]
     if open_ and len(frozen) < len(seen) and is_pretrained(module) is None:
         faults.append(
-            f"Model has frozen parameters ({_few(open_)}), and does not say where the others "
-            "start: set module.pretrained = True to start from the weights that it has, or False "
+            f"Model has frozen parameters ({_few(open_)}) but does not say where the others "
+            "start: set module.pretrained = True to start from the current weights, or False "
             "to draw the others anew for every seed."
         )
     if seen and len(frozen) == len(seen):

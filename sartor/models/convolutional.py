@@ -1,7 +1,7 @@
 """Convolutional networks of two, three and five layers.
 
-The analyses of FedProx (Yu et al.) name CNN2, CNN3 and CNN5 by their number of convolutions and
-give no more; the widths here are ours:
+The analyses of FedProx (Yu et al.) name CNN2, CNN3 and CNN5 by their number of convolutions only;
+the widths here are ours:
 
 | network | convolutions | pooling | hidden layer |
 | --- | --- | --- | --- |
@@ -9,7 +9,7 @@ give no more; the widths here are ours:
 | CNN3 | 3×3: 32, 64, 64, with padding | after each | 128 |
 | CNN5 | 3×3: 32, 32, 64, 64, 128, with padding | after the 2nd, 4th and 5th | 128 |
 
-Every network ends in the linear head ``fc``; rectified units, max pooling 2×2, no normalisation.
+Every network ends with the linear head ``fc`` and has ReLU, 2×2 max pooling and no normalisation.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class CNN2(nn.Module):
 
 
 class Stack(nn.Module):
-    """Convolutions 3×3 with padding, some of them pooled, a hidden layer, and the head fc.
+    """3×3 convolutions with padding, some of them pooled, a hidden layer, and the head fc.
 
     Args:
         channels: of the image.

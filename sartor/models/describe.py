@@ -1,4 +1,4 @@
-"""A network of this library as a name and arguments, so that it can be made again from JSON."""
+"""Describe a network of this library by name and arguments, to rebuild it from JSON."""
 
 from __future__ import annotations
 
@@ -14,17 +14,18 @@ from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
 from sartor.models.recurrent import LSTM, lstm
 from sartor.models.residual import ResNet8, resnet8
 
-_MAKERS: dict[type[nn.Module], tuple[str, Callable[..., nn.Module]]] = {
-    CNN2: ("cnn2", cnn2),
-    CNN3: ("cnn3", cnn3),
-    CNN5: ("cnn5", cnn5),
-    DNN: ("dnn", dnn),
-    LSTM: ("lstm", lstm),
-    LanguageLSTM: ("language_lstm", language_lstm),
-    LeNet5: ("lenet5", lenet5),
-    MCLR: ("mclr", mclr),
-    ResNet8: ("resnet8", resnet8),
+MAKERS: dict[type[nn.Module], Callable[..., nn.Module]] = {
+    CNN2: cnn2,
+    CNN3: cnn3,
+    CNN5: cnn5,
+    DNN: dnn,
+    LanguageLSTM: language_lstm,
+    LeNet5: lenet5,
+    LSTM: lstm,
+    MCLR: mclr,
+    ResNet8: resnet8,
 }
+"""Class -> the function that makes it; the name of the function is the name of the network."""
 
 
 def describe_model(
@@ -35,31 +36,31 @@ def describe_model(
     Args:
         module: the network.
         input_shape: the shape of a sample.
-        num_classes: as the federation has it; 0 for regression.
+        num_classes: that of the federation; 0 for regression.
 
     >>> from sartor.models import dnn
     >>> describe_model(dnn(input_shape=(4,), num_classes=3, hidden=7), (4,), 3)["name"]
     'dnn'
     """
-    known = _MAKERS.get(type(module))
-    if known is None:
+    maker = MAKERS.get(type(module))
+    if maker is None:
         return None
     sizes = {"input_shape": list(input_shape), "num_classes": num_classes}
-    described = {"name": known[0], "arguments": sizes | _own(module)}
+    described = {"name": maker.__name__, "arguments": sizes | _own(module)}
     try:
         again = rebuild_model(described)
     except ModelError:
         return None
     shapes = [{k: tuple(p.shape) for k, p in net.named_parameters()} for net in (module, again)]
-    return described if shapes[0] == shapes[1] else None  # made by hand, with other sizes
+    return described if shapes[0] == shapes[1] else None  # built by hand with other sizes
 
 
 def rebuild_model(described: Mapping[str, Any]) -> nn.Module:
-    """Make the network that :func:`describe_model` described, with parameters of its own."""
-    makers = dict(_MAKERS.values())
+    """Make the network that :func:`describe_model` described, with new parameters."""
+    makers = {maker.__name__: maker for maker in MAKERS.values()}
     if described.get("name") not in makers:
         raise ModelError(
-            f"There is no network {described.get('name')!r} in this release; use the one that "
+            f"There is no network {described.get('name')!r} in this release; use the release that "
             "trained it, or give the network: sartor.load(path, model=YourNetwork())."
         )
     arguments = dict(described["arguments"])
@@ -68,7 +69,7 @@ def rebuild_model(described: Mapping[str, Any]) -> nn.Module:
 
 
 def _own(module: nn.Module) -> dict[str, Any]:
-    """Return the arguments that differ from network to network of one class."""
+    """Return the arguments that differ between networks of one class."""
     if isinstance(module, DNN):
         return {"hidden": module.fc1.out_features}
     if isinstance(module, LSTM | LanguageLSTM):

@@ -1,9 +1,9 @@
-"""An LSTM that names the next token after every step of a text, mapped over clients.
+"""An LSTM that predicts the next token after every step of a text, mapped over clients.
 
     p(token_{t+1} | token_1 … token_t) = softmax(W h_t + b)
 
-with the state h_t of the last layer of ``sartor.models.recurrent`` after step t. Steps of padding
-have scores too, which the loss leaves out.
+with the state h_t of the last layer of ``sartor.models.recurrent`` after step t. Padding has scores
+too, but the loss ignores them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class LanguageLSTM(nn.Module):
     """Embedding, stacked LSTM layers that run forwards, and the head fc over tokens.
 
     Args:
-        vocabulary: the number of token ids that texts hold, padding included.
-        outputs: the number of token ids that are told apart.
+        vocabulary: the number of token ids in texts, padding included.
+        outputs: the number of token ids that can be predicted.
         embedding: the length of a token's vector.
         hidden: the size of a layer's state.
         layers: the number of layers.
@@ -67,12 +67,12 @@ def language_lstm(
 
     Args:
         federation: of the task "next-token".
-        vocabulary: token ids that texts hold; ``num_classes`` by default.
+        vocabulary: the number of token ids in texts; ``num_classes`` by default.
         embedding: the length of a token's vector.
         hidden: the size of a layer's state.
         layers: the number of LSTM layers.
         input_shape: ``(steps,)``.
-        num_classes: the number of token ids to tell apart.
+        num_classes: the number of token ids that can be predicted.
 
     >>> import torch
     >>> net = language_lstm(input_shape=(20,), num_classes=100)
@@ -82,7 +82,7 @@ def language_lstm(
     shape, outputs = sizes_of(federation, input_shape, num_classes)
     if federation is not None and federation.task != "next-token":
         raise ModelError(
-            f"language_lstm names the next token, but the task is {federation.task!r}; make the "
+            f"language_lstm predicts the next token, but the task is {federation.task!r}; make the "
             'federation with task="next-token", or use lstm.'
         )
     if len(shape) != 1 or min(embedding, hidden, layers) < 1:

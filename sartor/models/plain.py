@@ -50,8 +50,8 @@ class DNN(nn.Module):
 class LeNet5(nn.Module):
     """LeNet-5 with ReLU and max pooling; extractor conv1, conv2, fc1, fc2, and the head fc.
 
-    Convolutions are 5x5 without padding. Images with a side below 16 pixels would vanish, so
-    they get ``padding=2`` in both convolutions (8x8 digits: 64 features before fc1).
+    Convolutions are 5x5 without padding. Images with a side below 16 pixels would vanish, so they
+    get ``padding=2`` in both convolutions (8x8 digits: 64 features before fc1).
     """
 
     head = "fc"
@@ -69,7 +69,7 @@ class LeNet5(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits ``(batch, outputs)``."""
-        # Pooling before ReLU gives the same numbers and leaves a quarter of the values to rectify.
+        # Pooling before ReLU gives the same numbers, and ReLU has a quarter of the values left.
         x = F.relu(F.max_pool2d(self.conv1(x), 2))
         x = F.relu(F.max_pool2d(self.conv2(x), 2))
         x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))

@@ -1,4 +1,4 @@
-"""Networks that were trained elsewhere: clients go on from their weights."""
+"""Start training from the weights of a network that was trained elsewhere."""
 
 from __future__ import annotations
 
@@ -21,18 +21,17 @@ if TYPE_CHECKING:
 def pretrained(
     module: nn.Module, *, head: str | None = None, train: Sequence[str] | None = None
 ) -> nn.Module:
-    """Return a copy of a network from whose weights every client starts.
+    """Return a copy of a network, from whose weights every client starts.
 
-    Frozen parameters and buffers are constants: they are the same for all clients, so they are held
-    once and never travel, and ``Result.model`` has them as they were. The copy is in evaluation
-    mode, so that BatchNorm keeps its statistics and dropout does nothing.
+    Frozen parameters and buffers are the same for all clients, so they are stored once and never
+    sent, and ``Result.model`` has them unchanged. The copy is in evaluation mode, so that BatchNorm
+    keeps its statistics and dropout does nothing.
 
     Args:
         module: a trained network.
-        head: the dotted name of the layer that methods may keep private; what the network says in
-            ``module.head`` if None.
+        head: the dotted name of the layer that methods may keep private; ``module.head`` if None.
         train: dotted names of the parts (submodules or parameters) to train; the rest is frozen.
-            None leaves frozen what is frozen.
+            With None, frozen parameters stay frozen and the others are trained.
 
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
     >>> [name for name, p in pretrained(net, train=["2"]).named_parameters() if p.requires_grad]
@@ -40,7 +39,7 @@ def pretrained(
     """
     found = copy.deepcopy(module).cpu().eval()
     if head is not None:
-        found.sartor_head = head  # type: ignore[assignment]  # words, not layers
+        found.sartor_head = head  # type: ignore[assignment]  # a string, not a layer
     found.sartor_pretrained = True  # type: ignore[assignment]
     if train is not None:
         names = {**dict(found.named_modules()), **dict(found.named_parameters())}
@@ -58,18 +57,18 @@ def pretrained(
 
 
 def features(module: nn.Module, federation: Federation, batch: int = 256) -> Federation:
-    """Return a federation with what the head of a network receives in place of the samples.
+    """Return a federation whose samples are replaced by the inputs of a network's head.
 
-    Where the head alone is trained, that never changes, and a linear model of it is the head.
+    If only the head is trained, these inputs never change, and training the head is training a
+    linear model on them.
 
     Args:
-        module: a network that ends with a linear head, of which it says the name (see
-            :func:`pretrained`).
-        federation: the clients, who each do this at home.
-        batch: samples at a time.
+        module: a network that ends with a linear head and names it (see :func:`pretrained`).
+        federation: the clients; in a real federation each computes its own features.
+        batch: the number of samples at a time.
 
     Raises:
-        ModelError: the network cannot be trained, or its head is not what it ends with.
+        ModelError: the network cannot be trained, or does not end with its head.
 
     >>> from sartor.data.federation import Federation
     >>> net = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2))
@@ -88,19 +87,19 @@ def features(module: nn.Module, federation: Federation, batch: int = 256) -> Fed
         few = task.classify(params, found[:2])
         if not torch.allclose(few, task.logits(params, x[:2]), rtol=1e-4, atol=1e-5):
             raise ModelError(
-                f"The network does more with the output of its head {head!r} than to return it, so "
-                "its features alone do not tell what it says; give it to fit as it is."
+                f"The network does not return the output of its head {head!r} as it is, so its "
+                "predictions do not follow from the features alone; give the network itself to fit."
             )
     made = {k: v for k, v in federation.info.items() if k != "preprocessing"}
     target = federation.info.get("preprocessing", {}).get("target")
-    if target is not None:  # the unit of the answers
+    if target is not None:  # predictions are in the unit of the target
         made["preprocessing"] = {"kind": "given", "target": target}
     words = f"{found.shape[1]} features of a {type(module).__name__}"
     return replace(federation, x=found, info={**made, "features": words})
 
 
 def trains_head_alone(module: nn.Module) -> bool:
-    """Say whether a linear head, all of it, is what a network trains, and nothing else."""
+    """Return whether a network trains the whole of a linear head and nothing else."""
     head = head_of(module)
     layer = dict(module.named_modules()).get(head or "")
     if head is None or not isinstance(layer, nn.Linear):

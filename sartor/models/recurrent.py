@@ -1,11 +1,11 @@
 """A stacked LSTM for texts, in a form that can be mapped over clients.
 
-The loop over steps is that of ``sartor.core.loops``; a layer has the parameters of ``nn.LSTM``, both
-biases, which learn alike.
+The loop over steps is in ``sartor.core.loops``; a layer has the parameters of ``nn.LSTM``,
+including both biases, which have the same gradient.
 
-A text is a row of token ids, filled up at its end with ``PADDING``. Steps beyond a text's last true
-token leave the state as it is, so the final state is that of the last true token, and the backward
-direction starts there: what ``nn.LSTM`` does with packed sequences.
+A text is a row of token ids, padded at its end with ``PADDING``. Steps after the last real token
+leave the state unchanged, so the final state is that of the last real token, and the backward
+direction starts there, as in ``nn.LSTM`` with packed sequences.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 
 def in_text(tokens: Tensor) -> Tensor:
-    """Say which steps of token ids ``(batch, steps)`` belong to the text.
+    """Return which steps of token ids ``(batch, steps)`` belong to the text.
 
-    Those that hold a token, or have one later: padding inside counts.
+    A step belongs to it if there is a token at or after it, so padding inside a text counts.
 
     >>> in_text(torch.tensor([[5, 0, 6, 0]])).tolist()
     [[True, True, True, False]]
@@ -63,7 +63,7 @@ class Direction(nn.Module):
             is_token: ``(batch, steps)`` which steps belong to the text.
 
         Returns:
-            The outputs ``(batch, steps, hidden)`` (beyond the text: anything) and the last one.
+            The outputs ``(batch, steps, hidden)``, arbitrary after the text, and the last one.
         """
         given = F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh)
         outputs, _ = lstm_loop(given, self.weight_hh, is_token, self.backward)
@@ -71,7 +71,7 @@ class Direction(nn.Module):
 
 
 class Layer(nn.Module):
-    """One LSTM layer: forwards, or forwards and backwards side by side."""
+    """One LSTM layer: forwards, or forwards and backwards with concatenated outputs."""
 
     def __init__(self, inputs: int, hidden: int, *, bidirectional: bool) -> None:
         """Make the directions."""
@@ -80,7 +80,7 @@ class Layer(nn.Module):
         self.backwards = Direction(inputs, hidden, backward=True) if bidirectional else None
 
     def forward(self, x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs of all steps and the last ones, directions side by side."""
+        """Return the outputs of all steps and the last ones, with directions concatenated."""
         parts = [self.forwards(x, is_token)]
         if self.backwards is not None:
             parts.append(self.backwards(x, is_token))
@@ -94,8 +94,8 @@ class Embedding(nn.Module):
     Args:
         tokens: the number of tokens.
         size: the length of a vector.
-        vectors: ``(tokens, size)`` to start with; they are then not drawn anew with a seed.
-        trainable: whether the vectors learn. Fixed ones are the same for all, and never travel.
+        vectors: ``(tokens, size)`` to start with; a seed does not draw them again.
+        trainable: whether the vectors learn. Fixed ones are the same for all and never sent.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Embedding(nn.Module):
         start = torch.empty(tokens, size) if vectors is None else vectors.detach().clone().float()
         self.weight = nn.Parameter(start, requires_grad=trainable)
         self.reset_parameters()
-        if self.drawn and not trainable:  # no seed will draw them, so they are always the same
+        if self.drawn and not trainable:  # no seed draws them, so they must always be the same
             nn.init.normal_(self.weight, generator=torch.Generator().manual_seed(0))
 
     def reset_parameters(self) -> None:

@@ -1,4 +1,4 @@
-"""The sizes of a network: taken from a federation, or given."""
+"""Find the sizes of a network: given, or taken from a federation."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def sizes_of(
     input_shape: tuple[int, ...] | None,
     num_classes: int | None,
 ) -> tuple[tuple[int, ...], int]:
-    """Take the sizes from the federation, unless they are given."""
-    shape = input_shape if input_shape is not None or federation is None else federation.input_shape
-    outputs = num_classes if num_classes is not None or federation is None else None
-    if outputs is None and federation is not None:
-        outputs = federation.num_classes
+    """Return the shape of a sample and the number of outputs, given or from the federation."""
+    shape, outputs = input_shape, num_classes
+    if federation is not None:
+        shape = federation.input_shape if shape is None else shape
+        outputs = federation.num_classes if outputs is None else outputs
     if shape is None or outputs is None:
         raise ModelError("Give a federation, or both input_shape and num_classes.")
     if outputs < 0 or any(side < 1 for side in shape):
@@ -35,7 +35,7 @@ def product(shape: tuple[int, ...]) -> int:
 
 
 def after_pools(side: int, padding: int) -> int:
-    """Return what is left of a side after two 5x5 convolutions, each pooled."""
+    """Return the length of a side after two 5x5 convolutions, each with pooling."""
     for _ in range(2):
         side = (side + 2 * padding - 4) // 2
     return side
@@ -48,7 +48,7 @@ def image_sizes(
     input_shape: tuple[int, ...] | None,
     num_classes: int | None,
 ) -> tuple[int, int, int, int]:
-    """Return channels, height, width and outputs, or refuse what is no image of ``least`` pixels.
+    """Return channels, height, width and outputs; raise a ModelError for other shapes.
 
     Args:
         name: of the network, for the message.

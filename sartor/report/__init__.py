@@ -1,4 +1,4 @@
-"""The report: one HTML page per run, comparison or advice, and its figures for a paper."""
+"""Write reports: one HTML page per run, comparison or advice, and its figures for a paper."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def write_figures(
 
 @contextmanager
 def _extras() -> Iterator[None]:
-    """Name the extra where a package of it is missing."""
+    """Name the extra to install if one of its packages is missing."""
     try:
         yield
     except ImportError as error:

@@ -1,4 +1,4 @@
-"""Figures of an advice: the error at every λ, and what tells the clients apart."""
+"""Draw the figures of an advice: the error at every λ, and how the clients differ."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ from sartor.report.drawing import (
 from sartor.results.metrics import Array
 
 NAMED = 25
-"""Clients whose names fit below a figure."""
+"""The most clients whose names fit below a figure."""
 
 MOST = 400
-"""Clients in a figure at most."""
+"""The most clients in a figure."""
 
 _UP = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 def draw_advice(advice: Advice) -> list[Figure]:
-    """Return the figures of an advice."""
+    """Draw the figures of an advice."""
     clients = distances if advice.basis == "theory" else losses
     return [error_by_pull(advice), clients(advice)]
 
 
 def error_by_pull(advice: Advice) -> Figure:
-    """Draw the mean error against λ, from everybody alone (0) to one model for all (∞)."""
+    """Draw the mean error against λ, from training alone (0) to one model for all (∞)."""
     pulls, errors = np.asarray(advice.pulls), np.asarray(advice.errors, dtype=float)
     x, y = np.log10(pulls[1:-1]), errors[1:-1]
     known = errors[np.isfinite(errors)]
@@ -68,13 +68,9 @@ def error_by_pull(advice: Advice) -> Figure:
         axes.plot([place], [error], color=SERIES[0], marker="s", markersize=7, clip_on=False)
 
     def place_of(pull: float) -> float:
-        return (
-            left
-            if pull == 0
-            else right
-            if math.isinf(pull)
-            else float(np.clip(math.log10(pull), low, high))
-        )
+        if pull == 0 or math.isinf(pull):
+            return left if pull == 0 else right
+        return float(np.clip(math.log10(pull), low, high))
 
     chosen = advice.error_at(advice.prox_strength)
     axes.plot(
@@ -100,15 +96,15 @@ def error_by_pull(advice: Advice) -> Figure:
     legend_above(axes, 6 if advice.rules else 1, most=3)
     scale = " Both axes are logarithmic." if steep else ""
     rules = (
-        " Triangles: λ by each rule; one beyond the drawn range stands at its edge."
+        " Triangles: λ by each rule; one outside the range is drawn at its edge."
         if advice.rules
         else ""
     )
     return Figure(
         "error-by-pull",
         f"{what[0].upper()}{what[1:]} at every λ",
-        "From everybody alone on the left (LocalTrain) to one model for all on the right "
-        f"(GlobalTrain); lower is better, and the dot is the recommendation.{rules}{scale}",
+        "From training alone on the left (LocalTrain) to one model for all on the right "
+        f"(GlobalTrain). Lower is better; the large dot is the recommendation.{rules}{scale}",
         f"Line chart of the mean {what} against λ: {errors[0]:.4g} alone, {errors[-1]:.4g} with "
         f"one model, {chosen:.4g} at the chosen λ = {spell(advice.prox_strength)}.",
         canvas,
@@ -126,11 +122,11 @@ def _mark_rules(axes: Any, advice: Advice, place_of: Any) -> None:
         axes.plot([place, place], [0, top], lw=1.1, linestyle=DASH, alpha=0.8, **along)
         label = f"{name}: {spell(pull)}"
         axes.plot([place], [top], marker="v", ms=7, mew=0, linestyle="none", label=label, **along)
-        level += 0.065  # each on a level of its own, so that none hides another
+        level += 0.065  # at different heights, so that no marker hides another
 
 
 def _window(advice: Advice, x: Array, errors: Array, steep: bool) -> tuple[float, float]:
-    """Return log10 of the λ between which the curve moves, and the rules that lie near."""
+    """Return the range of log10 λ in which the curve changes, widened to the rules close by."""
     if len(x) < 30:
         return float(x[0]), float(x[-1])
     level = np.log(errors) if steep else errors
@@ -149,13 +145,13 @@ def _window(advice: Advice, x: Array, errors: Array, steep: bool) -> tuple[float
 
 
 def _decades(low: float, high: float) -> list[int]:
-    edge = 0.06 * (high - low)  # where the ends have their own words
+    edge = 0.06 * (high - low)  # the two ends have labels of their own
     whole = list(range(math.ceil(low + edge), math.floor(high - edge) + 1))
     return whole[:: math.ceil(len(whole) / 7)] if whole else []
 
 
 def spell(pull: float) -> str:
-    """Return a λ in words: 0, ∞ or three digits.
+    """Return a λ as text: 0, ∞ or three digits.
 
     >>> spell(0.0), spell(float("inf")), spell(0.012345)
     ('0', '∞', '0.0123')
@@ -164,7 +160,7 @@ def spell(pull: float) -> str:
 
 
 def distances(advice: Advice) -> Figure:
-    """Draw how far every client's best model lies from the mean, beside the noise of its fit."""
+    """Draw how far every client's best model is from the mean, and the noise of its fit."""
     people, thin = _thinned(sorted(advice.clients, key=lambda client: -client.distance))
     places = np.arange(len(people))
     apart = np.asarray([client.distance for client in people])
@@ -199,18 +195,14 @@ def distances(advice: Advice) -> Figure:
     axes.set_ylim(bottom=0)
     legend_above(axes, 4, most=2)
     above = int((apart > noise).sum())
-    side = "above" if found > edge else "below"
-    verdict = (
-        "so one model for all loses to training alone, in squared error of the parameters"
-        if found > edge
-        else "so one model for all beats training alone, in squared error of the parameters"
-    )
+    side, verb = ("above", "loses to") if found > edge else ("below", "beats")
     return Figure(
         "distance-by-client",
         "How different the clients are",
-        "Bars: how far each client's best model is estimated to lie from the mean of all, noise "
-        "removed (no bar: not told from 0). Diamonds: how far its own fit is off for lack of "
-        f"samples. R̂ is {side} the crossover, {verdict}.{thin}",
+        "Bars: estimated distance of each client's best model from the mean of all, noise removed "
+        "(no bar: indistinguishable from 0). Diamonds: error of the client's own fit due to few "
+        f"samples. R̂ is {side} the crossover, so one model for all {verb} training alone, in "
+        f"squared error of the parameters.{thin}",
         f"Bar chart of the estimated distances of {len(people)} clients, from {apart.min():.3g} "
         f"to {apart.max():.3g}; {above} of them are larger than the noise of the client's own fit.",
         canvas,
@@ -251,9 +243,9 @@ def losses(advice: Advice) -> Figure:
     legend_above(axes, 3)
     return Figure(
         "loss-by-client",
-        "What it means for each client",
+        "Loss of each client",
         "Validation loss of every client: alone, with one model for all, and as advised; lower is "
-        f"better. Few validation samples make single clients uncertain.{thin}",
+        f"better. With few validation samples, single clients are uncertain.{thin}",
         f"Chart of the validation losses of {len(people)} clients; one model for all is worse than "
         f"training alone for {len(advice.hurt)} of them.",
         canvas,
@@ -261,9 +253,9 @@ def losses(advice: Advice) -> Figure:
 
 
 def _thinned(people: list[Client]) -> tuple[list[Client], str]:
-    """Return evenly spaced clients of a long list, and the words that say so."""
+    """Return evenly spaced clients of a long list, and a sentence that says so."""
     step = math.ceil(len(people) / MOST)
-    return people[::step], f" Of {len(people):,} clients one in {step} is drawn." * (step > 1)
+    return people[::step], f" Of {len(people):,} clients, one in {step} is drawn." * (step > 1)
 
 
 def _name(axes: Any, names: list[str]) -> None:

@@ -1,4 +1,4 @@
-"""The page of an advice: the answer in words, the curve over λ, the clients, the costs."""
+"""Render an advice: the answer in words, the curve over λ, the clients, the costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from sartor.adviser import words as adviser_words
 from sartor.adviser.advice import Advice
 from sartor.adviser.verification import Verification
 from sartor.report.advice_figures import draw_advice, spell
-from sartor.report.layout import MOST_ROWS, count, fill, pictures, settings_lines, shown
+from sartor.report.layout import MOST_ROWS, count
+from sartor.report.sections import Code, Exhibit, Fold, Section, render_sections
 from sartor.report.words import Words
 
 
@@ -26,50 +27,76 @@ def render_advice(
 
     Args:
         advice: what ``advise`` found.
-        verification: predicted beside measured, if it was verified.
-        config: the settings of the command; ``carry_out`` is how to carry the advice out.
+        verification: predicted and measured results, if the advice was verified.
+        config: the settings of the command; ``carry_out`` is the command that follows the advice.
         environment: versions and hardware of the machine.
     """
+    theory = advice.basis == "theory"
     settings = dict(config or {})
     carry_out = settings.pop("carry_out", "")
     data = settings.get("data")
-    return fill(
-        "advice.html",
-        environment,
-        title=f"Advice on {Path(data).name}" if isinstance(data, str) else "Advice",
+    expected = (
+        "“Expected” is the loss above the best possible, so compare its differences between rows "
+        "with those of the test loss."
+        if theory
+        else "“Expected” is the validation loss of the trial."
+    )
+    estimates = [Exhibit(adviser_words.constants_table(advice), "Constants")]
+    if advice.rules:
+        rules = adviser_words.rules_table(advice)
+        estimates.append(Exhibit(rules, "Rules for λ", "λ by rule", "rules"))
+    sections = [
+        Section("Figures", [draw_advice(advice)]),
+        Section(
+            "Clients",
+            [_client_table(advice)],
+            f"{'Expected loss above the best possible' if theory else 'Validation loss'} of each "
+            "client: alone, with one model for all, and as advised. The gain is what the "
+            "recommendation saves compared with training alone; λ_i is the pull that would suit "
+            "the client best.",
+        ),
+        Section("What it costs", [adviser_words.costs_table(advice)], key="costs", link="Costs"),
+    ]
+    if verification is not None:
+        lead = (
+            "The recommendation, every client alone and one model for all, trained and evaluated "
+            f"on test samples. {expected} A positive number under “above advised” means that the "
+            "recommendation does better."
+        )
+        measured = [verification.table()]
+        sections.append(
+            Section("Predicted and measured", measured, lead, "verification", "Verification")
+        )
+    if carry_out:
+        sections.append(Section("Follow the advice", [Code(carry_out)], key="carry-out"))
+    sections += [
+        Section("Counted and estimated", estimates, key="constants", link="Estimates"),
+        Section("Settings", [Fold("Settings of the command", [settings])]),
+    ]
+    return render_sections(
+        f"Advice on {Path(data).name}" if isinstance(data, str) else "Advice",
+        sections,
+        words=summarise_advice(advice, verification),
         facts=[
             count(len(advice.clients), "client"),
             f"{advice.constants['N']:,.0f} training samples",
             advice.model,
         ],
-        words=summarise_advice(advice, verification),
-        figures=pictures(draw_advice(advice)),
-        clients=_client_table(advice),
-        costs=shown(adviser_words.costs_table(advice), {}),
-        rules=shown(adviser_words.rules_table(advice), {}) if advice.rules else None,
-        constants=shown(adviser_words.constants_table(advice), {}),
-        verified=None if verification is None else shown(verification.table(), {}),
-        carry_out=carry_out,
-        theory=advice.basis == "theory",
-        settings=settings_lines(settings),
+        environment=environment,
     )
 
 
 def summarise_advice(advice: Advice, verification: Verification | None) -> Words:
-    """Return the answer in words, the few numbers to see first, and the cautions."""
-    headline, *reported = advice.summary().splitlines()
-    cautions = ("Note: ", "Way out: ")
-    found = Words(headline=headline)
-    found.findings = [line for line in reported if not line.startswith(cautions)]
-    found.caveats = [
-        _capital(line.removeprefix("Note: ")) for line in reported if line[:4] == "Note"
-    ]
-    found.caveats += [line for line in reported if line.startswith("Way out: ")]
-    if verification is not None:
-        lines = verification.summary().splitlines()
-        found.findings += [line for line in lines if not line.startswith("Note: ")]
-        found.caveats += [_capital(line[6:]) for line in lines if line.startswith("Note: ")]
-    found.tiles = _tiles(advice)
+    """Return the answer in words, the few numbers to see first, and the caveats."""
+    headline, *lines = advice.summary().splitlines()
+    lines += [] if verification is None else verification.summary().splitlines()
+    found = Words(headline=headline, tiles=_tiles(advice))
+    for line in lines:
+        note = line.removeprefix("Note: ")
+        if line.startswith(("Note: ", "Way out: ")):
+            found.caveats.append(note[:1].upper() + note[1:])
+        else:
+            found.findings.append(line)
     return found
 
 
@@ -99,8 +126,8 @@ def _tiles(advice: Advice) -> list[tuple[str, str, str]]:
     return tiles
 
 
-def _client_table(advice: Advice) -> dict[str, Any]:
-    """Return the table of clients, and for each row the bar of its gain: left end and width, %."""
+def _client_table(advice: Advice) -> Exhibit:
+    """Return the table of clients with a bar for the gain of each."""
     table = adviser_words.client_table(advice, MOST_ROWS)
     gains = [0.0 if not math.isfinite(g) else g for g in table.column("gain")]
     low, high = min(0.0, *gains), max(0.0, *gains)
@@ -109,8 +136,4 @@ def _client_table(advice: Advice) -> dict[str, Any]:
         (100 * (min(g, 0.0) - low) / span, 100 * abs(g) / span, "bad" if g < 0 else "good")
         for g in gains
     ]
-    return {**shown(table, {}), "bars": bars}
-
-
-def _capital(text: str) -> str:
-    return text[:1].upper() + text[1:]
+    return Exhibit(table, bars=bars)

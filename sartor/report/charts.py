@@ -1,6 +1,6 @@
-"""Charts from plain numbers: curves with error bars, beside published points where there are any.
+"""Draw curves with error bars from plain numbers, with published points where there are any.
 
-Everything here takes names and numbers, so that any page can use it; figures of a run or of a
+Every function takes names and numbers, so that any page can use it; the figures of a run or a
 comparison are in ``figures``.
 """
 
@@ -37,13 +37,13 @@ class Line:
     """One curve.
 
     Attributes:
-        name: what the legend calls it.
-        x: where the points stand.
+        name: its entry in the legend.
+        x: the places of the points.
         y: the mean at every point; NaN leaves a gap.
         error: standard error at every point, drawn as a bar of ± one; None for no bars.
-        published: value of a paper at every point, drawn hollow; NaN where it has none.
-        reference: it is what the others are measured against, and takes the quiet colour.
-        dashed: draw it dashed: a theory, a bound.
+        published: the published value at every point, drawn hollow; NaN where there is none.
+        reference: whether the others are compared with it; it gets the neutral colour.
+        dashed: draw it dashed, for a theory or a bound.
         band: draw the error as a band instead of bars.
     """
 
@@ -75,21 +75,21 @@ def line_figure(
     """Draw curves over x: mean ± one standard error, published values as hollow markers.
 
     Args:
-        key: identifier, unique on the page, of letters, digits and hyphens.
+        key: identifier, unique on the page: a-z, digits and hyphens.
         title: heading.
-        lines: the curves; each keeps its colour and marker by its place.
-        x_label: words below the axis.
-        y_label: words beside the axis.
-        caption: how to read it; what the bars and the hollow markers are is added.
-        alt: what it shows, for who cannot see it; told from the numbers if empty.
+        lines: the curves; their order decides colours and markers.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        caption: how to read it; the meaning of bars and hollow markers is added.
+        alt: description for screen readers; made from the numbers if empty.
         x_scale: "linear" or "log".
         y_scale: "linear" or "log".
-        x_ticks: where to write numbers, for a few values that were tried.
-        levels: (name, height) of dotted lines across.
-        hollow_name: what the hollow markers are.
+        x_ticks: places of the ticks on the x axis, where only a few values were tried.
+        levels: (name, height) of dotted horizontal lines.
+        hollow_name: what the hollow markers show.
 
     Raises:
-        ConfigError: a curve whose lists differ in length, or a logarithm of what is not positive.
+        ConfigError: the lists of a curve differ in length, or a logarithmic axis has a value <= 0.
     """
     _check(lines, x_scale, y_scale)
     axes, canvas = make_axes(7.4, 3.7)
@@ -130,7 +130,7 @@ def line_figure(
 
 
 def _calm(axes: Any) -> None:
-    """Let curves that differ in the last digits alone look level, as their numbers are written."""
+    """Widen the y axis around curves that differ in their last digits only, so they look level."""
     low, high = axes.get_ylim()
     middle = (low + high) / 2
     if high - low < 1e-3 * abs(middle):
@@ -178,16 +178,16 @@ def _check(lines: Sequence[Line], x_scale: Scale, y_scale: Scale) -> None:
             values = getattr(line, name)
             if values is not None and len(values) != len(line.x):
                 faults.append(
-                    f"{line.name}: {name} has {len(values)} values for {len(line.x)} places on x"
+                    f"{line.name}: {name} has {len(values)} values for {len(line.x)} values of x"
                 )
         for name, scale in (("x", x_scale), ("y", y_scale)):
             values = np.asarray(getattr(line, name), dtype=float)
             if scale == "log" and (values[np.isfinite(values)] <= 0).any():
-                faults.append(f"{line.name}: {name} is on a logarithmic axis and not positive")
+                faults.append(f"{line.name}: {name} is on a logarithmic axis but not positive")
     if faults:
         raise ConfigError(
-            f"This figure cannot be drawn: {'; '.join(faults)}. Give every curve lists of one "
-            "length (NaN where a value is missing), and a linear axis to values that reach 0."
+            f"This figure cannot be drawn: {'; '.join(faults)}. Give every curve lists of the same "
+            "length (NaN for a missing value), and use a linear axis for values that reach 0."
         )
 
 

@@ -1,7 +1,7 @@
-"""What every figure of a report shares: one drawing, shown on the page or printed on paper.
+"""Draw a figure once, to show it on a page or to print it on paper.
 
-A figure is drawn once, with placeholder colours. On the page they become CSS variables, light or
-dark, and texts stay texts (:func:`to_svg`); on paper they become inks (``printing.save``).
+A figure is drawn with placeholder colours. On the page they become CSS variables, light or dark,
+and texts stay texts (:func:`to_svg`); on paper they become printed colours (``printing.save``).
 Nothing here opens a window.
 """
 
@@ -23,7 +23,7 @@ INK, SOFT, LINE, GOOD, BAD = "#010101", "#020202", "#030303", "#040404", "#05050
 HEAT = "#060606"
 SERIES = ["#0a0001", "#0a0002", "#0a0003", "#0a0004", "#0a0005", "#0a0006", "#0a0007"]
 MARKS = "osD^vPX"
-"""Markers. Seven of them and six colours share no factor: a pair comes back after 42."""
+"""Markers. Seven markers and six colours share no factor, so a pair repeats only after 42."""
 VARIABLES = {
     INK: "var(--ink)",
     SOFT: "var(--soft)",
@@ -35,7 +35,7 @@ VARIABLES = {
 }
 DASH = (0, (4, 2.2))
 STROKES: tuple[Any, ...] = ("solid", (0, (3.2, 1.3)), (0, (1.1, 1.1)), (0, (4.5, 1.2, 1.1, 1.2)))
-"""Strokes of curves whose colours come back: the first six are solid, the next six dashed, ..."""
+"""Strokes of curves: the first six are solid, the next six, whose colours repeat, dashed, ..."""
 
 STYLE: Any = {  # the keys of matplotlib differ between releases, so they are not typed
     "svg.fonttype": "none",
@@ -72,10 +72,10 @@ class Figure:
         key: identifier, unique on the page; the name of the file on paper.
         title: heading.
         caption: how to read it, in a sentence or two.
-        alt: what it shows, for who cannot see it.
+        alt: description for screen readers.
         canvas: the drawing, in placeholder colours.
-        wide: it has several panels side by side and needs the width of the text on paper, not that
-            of a column.
+        wide: whether it has several panels in a row, which on paper need the full text width
+            instead of a column.
     """
 
     key: str
@@ -97,13 +97,13 @@ class Figure:
 
 
 def colour_and_mark(position: int, *, reference: bool = False) -> tuple[int, str]:
-    """Return the number of a curve's colour (from 1) and its marker; no pair twice among 42.
+    """Return the number of a curve's colour (from 1) and its marker; 42 pairs are distinct.
 
-    Colour 1, the quiet one, is kept for the reference. Where colours repeat, markers differ.
+    Colour 1, the neutral one, is kept for the reference. Where colours repeat, markers differ.
 
     Args:
         position: place among the curves, without the reference.
-        reference: it is what the others are measured against.
+        reference: whether the others are compared with it.
 
     >>> colour_and_mark(0), colour_and_mark(6)
     ((2, 's'), (2, 'o'))
@@ -115,7 +115,7 @@ def colour_and_mark(position: int, *, reference: bool = False) -> tuple[int, str
 
 
 def stroke(position: int) -> Any:
-    """Return the stroke of a curve, which tells curves of one colour apart besides the marker.
+    """Return the stroke of a curve; like the marker it tells curves of one colour apart.
 
     >>> stroke(5), stroke(6) == stroke(11), stroke(12) == stroke(6)
     ('solid', True, False)
@@ -124,7 +124,7 @@ def stroke(position: int) -> Any:
 
 
 def make_axes(width: float, height: float) -> tuple[Any, Canvas]:
-    """Return axes of a size in inches, with lines across, and their canvas."""
+    """Return axes of a size in inches, with horizontal grid lines, and their canvas."""
     canvas = Canvas(figsize=(width, height), layout="constrained")
     with mpl.rc_context(STYLE):
         axes = canvas.subplots()
@@ -139,10 +139,10 @@ def legend_above(
 
     Args:
         axes: where the curves are.
-        entries: how many curves it names.
-        most: names in a row at most.
+        entries: the number of its entries.
+        most: the most entries in a row.
         left: where it begins, as a share of the width of the axes.
-        size: of the letters, in points; that of the page if None.
+        size: font size in points; that of the page if None.
     """
     with mpl.rc_context(STYLE):
         return axes.legend(
@@ -159,8 +159,7 @@ def legend_above(
 
 
 def clip(name: str, most: int = 16) -> str:
-    """Shorten a name, and take the meaning from signs that matplotlib would read."""
-    # A dollar sign would start mathematics.
+    """Shorten a name, and escape dollar signs, which matplotlib would read as mathematics."""
     name = name if len(name) <= most else name[: most - 1] + "…"
     return name.replace("$", r"\$")
 
@@ -169,7 +168,7 @@ def to_svg(canvas: Canvas, key: str) -> str:
     """Return the drawing as an SVG element that takes its colours and font from the page."""
     out = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": key}), warnings.catch_warnings():
-        # The page's own font has the letters that matplotlib's lacks.
+        # The font of the page has the glyphs that matplotlib's lacks.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         FigureCanvasSVG(canvas)
         canvas.savefig(out, format="svg", transparent=True, metadata={"Date": None})
@@ -180,7 +179,7 @@ def to_svg(canvas: Canvas, key: str) -> str:
     text = re.sub(r"font: (?:\w+ )?([\d.]+px)[^;\"]*", r"font-size: \1", text)
     for placeholder, variable in VARIABLES.items():
         text = text.replace(placeholder, variable)
-    # Identifiers are local to a file, and a page holds several files.
+    # Identifiers are unique within a file only, and a page contains several files.
     text = re.sub(r'\bid="', f'id="{key}-', text)
     text = re.sub(r"url\(#", f"url(#{key}-", text)
     text = re.sub(r'href="#', f'href="#{key}-', text)

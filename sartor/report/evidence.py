@@ -1,4 +1,4 @@
-"""Evidence on a page: published beside measured numbers, and claims that hold or do not.
+"""Compare published with measured numbers, and list claims with their verdicts.
 
 A measured mean of R repeats has the standard error s.e. = s / √R. A published number is met when
 
@@ -18,13 +18,13 @@ from sartor.results.tables import Table
 
 @dataclass(frozen=True)
 class Measured:
-    """A number of a paper and ours.
+    """A number published in a paper, and ours.
 
     Attributes:
         what: what was measured.
-        published: the value of the paper; NaN where it gives none.
+        published: the value in the paper; NaN where it gives none.
         ours: our mean.
-        standard_error: of our mean; NaN for a single run, of which nothing can be said.
+        standard_error: of our mean; NaN for a single run, which cannot be judged.
         published_error: standard error of the published value, where it is given.
     """
 
@@ -82,51 +82,42 @@ def published_table(
     source: str = "",
     title: str = "",
 ) -> Table:
-    """Return published beside ours: difference, and whether it is within two standard errors.
+    """Return published and measured numbers, and whether they agree within two standard errors.
 
     Args:
         rows: the numbers.
         what: heading of the first column.
-        kind: how numbers are shown, as in ``sartor.results.tables.format_cell``: "percent" for shares.
-        source: where the published values stand, for a note.
+        kind: format of the numbers, as in ``sartor.results.tables.format_cell``; "percent" for
+            shares.
+        source: where the published values come from, for a note.
         title: of the table.
     """
     names = [what, "published", "ours", "s.e.", "difference", "within two s.e."]
     answer = {True: "yes", False: "no", None: "–"}
-    signed = {"percent": "change"}.get(kind, kind)
+    formats = {**dict.fromkeys(names[1:4], kind), "difference": "change"}
+    if kind != "percent":
+        formats["difference"] = kind
     judged = [row.within for row in rows if row.within is not None]
-    notes = {"within two s.e.": f"{sum(judged)} of {len(judged)} that can be judged"}
+    notes = {"within two s.e.": f"{sum(judged)} of the {len(judged)} that can be judged"}
     if source:
         notes["published"] = source
     single = sum(math.isnan(row.standard_error) for row in rows)
     if single:
-        notes["not judged"] = f"{single} measured once, without a standard error"
+        notes["not judged"] = f"{single} measured once, so without a standard error"
     return Table(
         names,
         [
-            [
-                row.what,
-                row.published,
-                row.ours,
-                row.standard_error,
-                row.difference,
-                answer[row.within],
-            ]
-            for row in rows
+            [r.what, r.published, r.ours, r.standard_error, r.difference, answer[r.within]]
+            for r in rows
         ],
         notes=notes,
-        formats={
-            "published": kind,
-            "ours": kind,
-            "s.e.": kind,
-            "difference": signed,
-        },
+        formats=formats,
         title=title,
     )
 
 
 def tally(checks: Sequence[Check]) -> str:
-    """Say how many claims hold.
+    """Return how many claims hold, in words.
 
     >>> tally([Check("a", True), Check("b", False), Check("c", None)])
     '1 of 2 claims hold; 1 was not tested'

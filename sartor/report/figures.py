@@ -1,4 +1,4 @@
-"""Figures of the report of a run or a comparison."""
+"""Draw the figures of a run or a comparison."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from sartor.results.metrics import Array, spread
 from sartor.results.result import Result
 
 MOST_PANELS = 12
-"""Panels of the figure of gains; beyond that the table has to do."""
+"""The most panels in the figure of gains; the table has the other methods."""
 
 
 def looks(comparison: Comparison) -> dict[str, tuple[int, str]]:
@@ -47,7 +47,7 @@ def looks(comparison: Comparison) -> dict[str, tuple[int, str]]:
 
 
 def draw_all(comparison: Comparison) -> list[Figure]:
-    """Return every figure that the recorded numbers allow."""
+    """Draw every figure for which there are numbers."""
     made = [
         measure_by_round(comparison),
         gain_by_client(comparison),
@@ -59,7 +59,7 @@ def draw_all(comparison: Comparison) -> list[Figure]:
 
 
 def measure_by_round(comparison: Comparison) -> Figure:
-    """Draw pooled test accuracy (or error) by round: headline point solid, others not."""
+    """Draw pooled test accuracy (or error) by round; the headline point is solid."""
     headline_metric = comparison.headline_metric
     axes, canvas = make_axes(7.4, 3.7)
     several = False
@@ -104,10 +104,10 @@ def measure_by_round(comparison: Comparison) -> Figure:
     return Figure(
         f"{_key(headline_metric)}-by-round",
         f"{headline_metric.title} by round",
-        "Solid: the point at which each method is meant to be used "
-        f"({points}); thin dashes: the other point{centre}. Pre is after "
-        f"aggregation, post is after local training; compare like with like. All test samples of "
-        f"all clients are pooled.{_better(headline_metric)}{band}",
+        "Solid: the point of the round at which each method is meant to be used "
+        f"({points}); thin dashes: the other point{centre}. Pre is after aggregation, post after "
+        "local training; compare pre with pre and post with post. The test samples of all clients "
+        f"are pooled.{_better(headline_metric)}{band}",
         f"Line chart of pooled test {headline_metric.name} by round. {finals}.",
         canvas,
     )
@@ -149,15 +149,15 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
     runs = max(len(result.runs) for _, result, _ in pairs)
     each = "client of a run" if runs > 1 else "client"
     few = (
-        "With few test samples, one answer moves a bar by several points."
+        "With few test samples, a single prediction moves a bar by several points."
         if headline_metric.is_share
-        else f"The gain is what the {headline_metric.name} falls by."
+        else f"The gain is the reduction of the {headline_metric.name}."
     )
     return Figure(
         "gain-by-client",
         "Gain of each client over training alone",
-        f"One bar per {each}, sorted. Blue is better than alone, orange is worse; a client that "
-        f"did not change has no bar. {few}"
+        f"One bar per {each}, sorted. Blue is better than alone, orange worse; no bar means no "
+        f"difference. {few}"
         f"{f' The last {MOST_PANELS} methods are shown.' if left_out > 0 else ''}",
         f"Bar charts of the gain in {headline_metric.name} of each client. {'; '.join(words)}.",
         canvas,
@@ -166,7 +166,7 @@ def gain_by_client(comparison: Comparison) -> Figure | None:
 
 
 def bytes_against_measure(comparison: Comparison) -> Figure | None:
-    """Draw accuracy (or error) against the megabytes that had travelled."""
+    """Draw accuracy (or error) against the megabytes sent and received so far."""
     headline_metric = comparison.headline_metric
     axes, canvas = make_axes(7.4, 3.4)
     drawn, silent = [], []
@@ -182,12 +182,7 @@ def bytes_against_measure(comparison: Comparison) -> Figure | None:
             known = mean[np.isfinite(mean)]
             if known.size:
                 label = f"{clip(name, 40)} (0 MB)"
-                axes.axhline(
-                    known[-1],
-                    color=colour,
-                    linestyle=(0, (1, 2)),
-                    label=label,
-                )
+                axes.axhline(known[-1], color=colour, linestyle=(0, (1, 2)), label=label)
                 silent.append(name)
             continue
         axes.plot(
@@ -210,19 +205,16 @@ def bytes_against_measure(comparison: Comparison) -> Figure | None:
     nothing = f" Dotted: {', '.join(silent)}, which sends nothing." if silent else ""
     return Figure(
         f"bytes-against-{_key(headline_metric)}",
-        f"What the {headline_metric.name} costs in traffic",
-        "Counted from the tensors that travel, up and down, without protocol headers; 1 MB is 10⁶ "
-        f"bytes.{_better(headline_metric)}{nothing}{_front(comparison)}",
+        f"{headline_metric.title} against traffic",
+        "Counted from the tensors that are sent, up and down, without protocol headers; 1 MB is "
+        f"10⁶ bytes.{_better(headline_metric)}{nothing}{_front(comparison)}",
         f"Line chart of {headline_metric.name} against megabytes. {'; '.join(drawn)}.",
         canvas,
     )
 
 
-# --- parts --------------------------------------------------------------------------------------
-
-
 def _references(comparison: Comparison) -> list[tuple[str, Result, Result]]:
-    """Return (name, result, reference) of every method that can be compared with training alone."""
+    """Return (name, result, reference) of each method that can be compared with training alone."""
     found = []
     for name, result in comparison.items():
         shared = comparison[comparison.reference] if comparison.reference else None
@@ -235,9 +227,10 @@ def _references(comparison: Comparison) -> list[tuple[str, Result, Result]]:
 
 
 def _bars(axes: Any, heights: Array) -> None:
-    """Draw bars, blue upwards and orange downwards: one artist, where ``bar`` makes one for each.
+    """Draw bars, blue upwards and orange downwards.
 
-    A federation may have thousands of clients.
+    All bars are one artist, because a federation may have thousands of clients and ``Axes.bar``
+    makes an artist for each.
     """
     width = 0.82 if len(heights) <= 120 else 1.0
     corner = np.array([[0, 0], [0, 1], [1, 1], [1, 0]])
@@ -251,7 +244,7 @@ def _bars(axes: Any, heights: Array) -> None:
 
 
 def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, int]:
-    """Return rounds, mean and standard deviation over runs that are there, and their number.
+    """Return rounds, mean and standard deviation over finite runs, and the number of runs.
 
     Shares are in per cent.
     """
@@ -268,7 +261,7 @@ def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, in
 
 
 def _front(comparison: Comparison) -> str:
-    """Say which methods nobody beats at both traffic and accuracy."""
+    """Return a sentence on the methods that no other beats in both traffic and accuracy."""
     names = comparison.pareto()
     if len(comparison) < 3 or not names:
         return ""
@@ -276,7 +269,7 @@ def _front(comparison: Comparison) -> str:
 
 
 def _finals(comparison: Comparison) -> dict[str, float]:
-    """Return where every method ends, mean over runs; NaN if all of them diverged."""
+    """Return the final value of every method, mean over runs; NaN if all of them diverged."""
     return {
         name: spread([result.pooled_measure(run) for run in range(len(result.runs))]).mean
         for name, result in comparison.items()
@@ -292,5 +285,5 @@ def _better(headline_metric: HeadlineMetric) -> str:
 
 
 def _key(headline_metric: HeadlineMetric) -> str:
-    """The name as part of the name of a file."""
+    """Return the name of the metric for use in a file name."""
     return headline_metric.name.lower().replace(" ", "-")

@@ -1,4 +1,4 @@
-"""A drawing at another width: letters shrink less than the picture, and legends are laid anew."""
+"""Redraw a figure at another width: text shrinks less than the rest, legends are laid out anew."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from matplotlib.text import Text
 from sartor.report.drawing import STYLE, Figure, legend_above, to_svg
 
 COLUMN, TEXT = 3.4, 7.0
-"""Inches of a column of a two-column paper (a phone is as narrow), and of its whole text."""
+"""Width in inches of one column of a two-column paper (and of a phone), and of its full text."""
 
 SMALLEST = 6.0
-"""Points below which no letter goes."""
+"""The smallest font size, in points."""
 
 MOST_ROWS, MOST_COLUMNS, MARGIN = 4, 6, 0.03
-"""Rows of a legend in a column of paper, names in a row, and inches between it and the edges."""
+"""The most rows of a legend in a column, the most entries in a row, and its margin in inches."""
 
-SENT_DOWN, LINES, MARKERS = 0.76, 0.6, 0.85
-"""Sizes of the page times this are those of paper and phones."""
+TEXTS, LINES, MARKERS = 0.76, 0.6, 0.85
+"""What the sizes of the page are multiplied by for paper and phones."""
 
 
 def fit(figure: Figure, width: float) -> Canvas:
@@ -34,7 +34,7 @@ def fit(figure: Figure, width: float) -> Canvas:
     canvas.set_size_inches(width, height)
     for artist in canvas.findobj():
         if isinstance(artist, Text):
-            artist.set_fontsize(max(SMALLEST, SENT_DOWN * float(artist.get_fontsize())))
+            artist.set_fontsize(max(SMALLEST, TEXTS * float(artist.get_fontsize())))
         elif isinstance(artist, Line2D):
             artist.set_linewidth(LINES * artist.get_linewidth())
             artist.set_markersize(MARKERS * artist.get_markersize())
@@ -44,7 +44,7 @@ def fit(figure: Figure, width: float) -> Canvas:
         if (legend := axes.get_legend()) is not None:
             named.append(axes)
             legend.remove()
-    # Every row of a legend beyond the second is given room of its own.
+    # Every row of a legend beyond the second makes the figure taller.
     rows = [_lay_legend(axes) for axes in named]
     canvas.set_size_inches(width, height + 0.15 * max(0, max(rows, default=0) - 2))
     _thin_ticks(canvas)
@@ -52,10 +52,10 @@ def fit(figure: Figure, width: float) -> Canvas:
 
 
 def paper_width(figure: Figure) -> float:
-    """Return the inches that a figure takes on paper: a column's, or those of the whole text.
+    """Return the width of a figure on paper, in inches: a column, or the full text.
 
-    A figure with several panels takes the text, and so does one whose legend would need more than
-    :data:`MOST_ROWS` rows in a column.
+    A figure with several panels needs the full text, and so does one whose legend would need more
+    than :data:`MOST_ROWS` rows in a column.
     """
     if figure.wide:
         return TEXT
@@ -70,10 +70,7 @@ def legend_rows(axes: Any) -> int:
 
 
 def narrow_svg(figure: Figure) -> str | None:
-    """Return the picture for a phone, or None where the other one has to do.
-
-    Panels side by side are not squeezed: they scroll.
-    """
+    """Return the picture for a phone; None for several panels, which scroll instead."""
     if figure.wide:
         return None
     svg = to_svg(fit(figure, COLUMN), f"{figure.key}-narrow")
@@ -81,7 +78,7 @@ def narrow_svg(figure: Figure) -> str | None:
 
 
 def _thin_ticks(canvas: Canvas) -> None:
-    """Blank the words below the x axes that would run into their neighbours; the ends stay."""
+    """Hide the labels of x axes that would overlap their neighbours; keep the first and last."""
     FigureCanvasAgg(canvas)
     canvas.draw_without_rendering()
     for axes in canvas.axes:
@@ -100,9 +97,9 @@ def _thin_ticks(canvas: Canvas) -> None:
 
 
 def _lay_legend(axes: Any) -> int:
-    """Lay the legend out again, in as many columns as there is room for; return its rows.
+    """Lay the legend out again, in as many columns as fit; return the number of its rows.
 
-    It may begin at the left edge of the picture, and every column is as wide as its own names.
+    It may begin at the left edge of the picture.
     """
     canvas = axes.figure
     FigureCanvasAgg(canvas)
@@ -110,7 +107,7 @@ def _lay_legend(axes: Any) -> int:
     width, edge = canvas.bbox.width, MARGIN * canvas.dpi
     box = axes.get_window_extent()
     left = (edge - box.x0) / box.width
-    size = max(SMALLEST, SENT_DOWN * STYLE["font.size"])
+    size = max(SMALLEST, TEXTS * STYLE["font.size"])
     entries = len(axes.get_legend_handles_labels()[1])
     for columns in range(min(entries, MOST_COLUMNS), 0, -1):
         legend = legend_above(axes, entries, most=columns, left=left, size=size)

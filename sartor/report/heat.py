@@ -1,4 +1,4 @@
-"""Heat maps: who borrows from whom, and which classes each client has."""
+"""Draw heat maps: which clients borrow from which, and which classes each client has."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from sartor.results.comparison import Comparison
 from sartor.results.metrics import Array
 
 CELLS = 1200
-"""Cells drawn one by one, which stay sharp; a larger matrix is an image."""
+"""The most cells that are drawn one by one, which stay sharp; a larger matrix is an image."""
 
 PANELS = 3
-"""Rounds of which the mixing matrix is drawn: the first, the middle and the last."""
+"""The most rounds whose mixing matrix is drawn: the first, the middle and the last."""
 
 
 def mixing_matrix(comparison: Comparison) -> Figure | None:
@@ -42,21 +42,21 @@ def mixing_matrix(comparison: Comparison) -> Figure | None:
     when = "round " if len(rounds) == 1 else "rounds "
     caption = (
         f"Row: the client that receives; column: the client it borrows from; {name}, {when}"
-        f"{', '.join(map(str, rounds))}, run 0. Full colour is {top:.2f}, and strength grows with "
-        "the square root of the share, so that small ones can be seen."
+        f"{', '.join(map(str, rounds))}, run 0. Full colour is {top:.2f}, and opacity grows with "
+        "the square root of the share, so that small shares are visible."
     )
     if layers:
-        caption += " The mean over the layers is drawn."
+        caption += " Shares are means over the layers."
     if any((mix < 0).any() for mix in mixes):
-        caption += " Negative shares are drawn by their size."
+        caption += " Negative shares are drawn by their absolute value."
     kept = [f"{float(np.diag(mix).mean()):.0%}" for mix in mixes]
     change = f"{kept[0]} at first and " if len(kept) > 1 else ""
     return Figure(
         "mixing-matrix",
-        "Who borrows from whom",
+        "Which clients borrow from which",
         caption,
         f"Heat map of the {len(last)} by {len(last)} mixing matrix of {name}; on average a client "
-        f"keeps {change}{kept[-1]} for itself{' at last' if change else ''}.",
+        f"keeps {change}{kept[-1]} for itself{' at the end' if change else ''}.",
         heat(
             [np.sqrt(np.abs(mix) / top) for mix in mixes],
             result.clients,
@@ -68,7 +68,7 @@ def mixing_matrix(comparison: Comparison) -> Figure | None:
 
 
 def _matrix(mix: Any) -> Array:
-    """Return run 0 as (clients, clients); the mean over layers where there is one for each."""
+    """Return run 0 as (clients, clients); the mean if there is a matrix for each layer."""
     found = np.asarray(mix, dtype=float)[0]
     found = np.where(np.isfinite(found), found, 0)
     return found.mean(axis=tuple(range(1, found.ndim - 1))) if found.ndim > 2 else found
@@ -96,8 +96,8 @@ def class_shares(
     Args:
         key: identifier, unique on the page.
         title: heading.
-        caption: what is counted; how to read the colours is added.
-        clients: their names.
+        caption: what is counted; the meaning of the colours is added.
+        clients: the names of the clients.
         counts: (clients, classes) samples.
     """
     total = counts.sum(axis=1, keepdims=True)
@@ -107,7 +107,7 @@ def class_shares(
     return Figure(
         key,
         title,
-        f"{caption} Full colour: the client has this class alone.",
+        f"{caption} Full colour: the client has only this class.",
         f"Heat map of {counts.shape[0]} clients by {counts.shape[1]} classes; a client has "
         f"between {int(held.min())} and {int(held.max())} of the classes.",
         heat([share], clients, classes, x="class", y="client"),
@@ -124,15 +124,15 @@ def heat(
     y: str = "",
     size: float = 4.9,
 ) -> Canvas:
-    """Draw matrices in [0, 1] side by side, in one hue whose opacity is the value.
+    """Draw matrices in [0, 1] in a row, in one hue whose opacity is the value.
 
     Args:
         shares: matrices of one shape.
         rows: names of the rows.
         columns: names of the columns.
         titles: above each matrix.
-        x: words below the axis.
-        y: words beside the axis.
+        x: label of the x axis.
+        y: label of the y axis.
         size: inches of the longer side of a single matrix.
     """
     height, width = shares[0].shape
@@ -159,7 +159,7 @@ def heat(
 
 
 def _cells(axes: Any, share: Array) -> None:
-    """Draw one matrix; opacity is right on any background."""
+    """Draw one matrix; opacity looks right on any background."""
     if share.size > CELLS:
         image = np.zeros((*share.shape, 4))
         image[..., :3] = (0.0, 0.447, 0.698)

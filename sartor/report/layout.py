@@ -1,4 +1,4 @@
-"""What the pages of all reports share: the template, tables and settings as they need them."""
+"""Fill the template of a report: style sheet, tables, figures and settings in its form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from sartor import runs
 from sartor._version import __version__
 from sartor.results.tables import Table, jsonable
 
@@ -22,25 +21,18 @@ MOST_ROWS = 2000
 """Rows of the client table on the page; all of them are in metrics.csv."""
 
 
-def fill(name: str, environment: Mapping[str, Any] | None, **values: Any) -> str:
-    """Return a page: a template of this folder with the style sheet, the version and the date.
-
-    Args:
-        name: the template.
-        environment: versions and hardware of the machine that trained; of this one if None.
-        values: what the template shows.
-    """
+def fill(**values: Any) -> str:
+    """Return a page: ``page.html`` with the style sheet, the version, the date and the values."""
     page = Environment(
         loader=PackageLoader("sartor.report", "."),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-    ).get_template(name)
+    ).get_template("page.html")
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     rendered = page.render(
-        style=Markup(style),  # our own file
-        environment=settings_lines(environment or runs.environment()),
+        style=Markup(style),  # our own file, so it is not escaped
         version=__version__,
         date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         **values,
@@ -61,7 +53,7 @@ SHAPES = {
 
 
 def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
-    """Return what the template needs of a table.
+    """Return a table in the form that the template takes.
 
     Args:
         table: what to show.
@@ -91,13 +83,13 @@ def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
 
 
 def pictures(figures: Sequence[Figure]) -> list[tuple[Figure, Markup, Markup | None]]:
-    """Return figures as the template takes them: for a screen, and for a phone where it differs."""
+    """Return figures in the form that the template takes: for a screen, and for a phone."""
     from sartor.report.fitting import narrow_svg
 
     found = []
     for figure in figures:
         narrow = narrow_svg(figure)
-        # Texts are escaped by the drawing.
+        # The drawing has escaped its texts already.
         found.append((figure, Markup(figure.svg), None if narrow is None else Markup(narrow)))
     return found
 
@@ -121,7 +113,7 @@ def count(number: int, noun: str) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return names as a sentence has them.
+    """Join names as in a sentence.
 
     >>> listed(["local"]), listed(["local", "fedavg", "fedapa"])
     ('local', 'local, fedavg and fedapa')

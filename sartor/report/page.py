@@ -1,4 +1,4 @@
-"""Put a report together: words, tables and figures in one page without outside links."""
+"""Write a report: a summary, tables and figures on one page without external links."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ import numpy as np
 
 from sartor import reproduce, runs
 from sartor.adviser.advice import Advice
+from sartor.adviser.folder import AdviceFolder
 from sartor.adviser.verification import Verification
-from sartor.report.layout import MOST_ROWS, count, fill, listed, pictures, settings_lines, shown
+from sartor.report.layout import MOST_ROWS, count, listed
+from sartor.report.sections import Exhibit, Fold, Part, Section, render_sections
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
@@ -28,18 +30,18 @@ if TYPE_CHECKING:
     from sartor.report.printing import Format
 
 Source = str | Path | Result | Comparison | Advice | Outcome
-"""A folder of a run, a comparison, an advice or a reproduction; or what such a folder holds."""
+"""The folder of a run, a comparison, an advice or a reproduction; or what it contains."""
 
 
 def write_report(source: Source, path: str | Path | None = None) -> Path:
-    """Write the report of a folder (run, comparison, ...), or of what such a folder holds.
+    """Write the report of a folder (run, comparison, ...), or of what such a folder contains.
 
     Args:
         source: what to report on.
         path: the HTML file; by default ``report.html`` in the folder.
 
     Returns:
-        The path of the page: one file, no network, no scripts.
+        The path of the page: one file that loads nothing and runs no script.
 
     Raises:
         RunFolderError: the folder cannot be read, or the page cannot be written.
@@ -70,15 +72,15 @@ def write_report(source: Source, path: str | Path | None = None) -> Path:
 def write_figures(
     source: Source, folder: str | Path | None = None, kind: Format = "pdf"
 ) -> list[Path]:
-    """Write the figures of a report one by one, for a paper: a column wide, fonts embedded.
+    """Write each figure of a report to its own file for a paper, with embedded fonts.
 
     Args:
         source: what to draw.
-        folder: where to; by default ``figures`` in the folder of the run.
+        folder: where to write; by default ``figures`` in the folder of the run.
         kind: "pdf" (vectors) or "png".
 
     Returns:
-        The paths; beside them is captions.txt.
+        The paths of the figures; captions.txt is written next to them.
 
     Raises:
         RunFolderError: the folder cannot be read, or a file cannot be written.
@@ -99,7 +101,7 @@ def write_figures(
 
 
 class _Read(NamedTuple):
-    """What to report on, and the folder that it came from."""
+    """The content of a report, and the folder it was read from."""
 
     content: Result | Comparison | Advice | Outcome
     folder: Path | None = None
@@ -113,83 +115,107 @@ def _read(source: Source) -> _Read:
     if (Path(source) / ABOUT).is_file():
         return _Read(reproduce.read(source), Path(source))
     folder = runs.open_folder(source)
-    if isinstance(folder, runs.AdviceFolder):
+    if isinstance(folder, AdviceFolder):
         advice, verified = folder.read_advice()
         return _Read(advice, folder.path, verified, folder.config)
-    if isinstance(folder, runs.RunFolder):
-        return _Read(folder.read_result(), folder.path)
-    return _Read(folder.read_comparison(), folder.path)
+    if isinstance(folder, runs.ComparisonFolder):
+        return _Read(folder.read_comparison(), folder.path)
+    return _Read(runs.RunFolder.open(source).read_result(), folder.path)
 
 
 def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:
     """Return the page as text.
 
     Args:
-        content: a result, with its baseline beside it if that is known; or a comparison.
+        content: a result, shown with its baseline if that is known; or a comparison.
         environment: versions and hardware of the machine that trained.
     """
     comparison = as_comparison(content).expanded()
-    words = summarise(comparison)
     first = next(iter(comparison.values()))
-    many = comparison.reference is not None and len(comparison) > 1
-    marks, figures = _drawn(comparison)
+    metric = comparison.headline_metric
+    looks, figures = _drawn(comparison)
     goals = list(targets(comparison).items())
+    methods: list[Part] = [Exhibit(comparison.table(), "Comparison of methods", looks=looks)]
+    if comparison.reference is not None and len(comparison) > 1:
+        heading = "Paired differences on the same data"
+        methods.append(Exhibit(comparison.paired(), "", heading, "paired", looks))
+    if goals:
+        costs = _to_reach(comparison, dict(goals[:1]))
+        methods.append(Exhibit(costs, "", "What a target costs", "to-reach", looks))
+    if goals[1:]:
+        others = Exhibit(_to_reach(comparison, dict(goals[1:])), looks=looks)
+        methods.append(Fold("Other targets", [others]))
+    heading = f"How evenly {metric.name} is spread"
+    unit = " in per cent" if metric.is_share else ""
+    clients: list[Part] = [
+        Exhibit(comparison.fairness(), "Fairness between clients", heading, "fairness", looks),
+        f"{metric.title}{unit} on the test samples of each client. Pre: {POINT_WORDS['pre']}. "
+        f"Post: {POINT_WORDS['post']}.",
+        Fold("Every client, every method", [client_table(comparison)]),
+    ]
+    sections = [
+        Section(
+            "Comparison of methods",
+            methods,
+            f"{ABOUT_MEASURES[metric.name]} is taken at the last evaluation over the test samples "
+            "of all clients together; each client is evaluated with its own model.",
+            "methods",
+            "Table",
+        ),
+        Section("Figures", [figures]),
+        Section("Clients", clients),
+        Section("Costs", [Exhibit(ledger_table(comparison), "Ledger", looks=looks)], key="ledger"),
+    ]
+    if _events(comparison):
+        lead = "Clients that were missing, late or refused; each counts as absent in that round."
+        events = [event_table(comparison)]
+        sections.append(Section("What happened on the network", events, lead, "events", "Network"))
+    sections.append(Section("Settings", _settings(comparison)))
     seeds = len({run.seed for result in comparison.values() for run in result.runs})
-    return fill(
-        "page.html",
-        environment,
-        title=_title(comparison),
+    return render_sections(
+        _title(comparison),
+        sections,
+        words=summarise(comparison),
         facts=[
             count(len(first.clients), "client"),
             count(first.ledger.num_rounds, "round"),
             count(seeds, "allocation"),
         ],
-        words=words,
-        main=shown(comparison.table(), marks),
-        paired=shown(comparison.paired(), marks) if many else None,
-        fairness=shown(comparison.fairness(), marks),
-        reach=_reach(comparison, dict(goals[:1]), marks),
-        farther=_reach(comparison, dict(goals[1:]), marks),
-        figures=figures,
-        clients=shown(client_table(comparison), {}),
-        ledger=shown(ledger_table(comparison), marks),
-        events=shown(event_table(comparison), {}) if _events(comparison) else None,
-        points=POINT_WORDS,
-        about=ABOUT_MEASURES[comparison.headline_metric.name],
-        headline_metric=comparison.headline_metric,
-        settings=_settings(comparison),
+        environment=environment,
     )
 
 
 ABOUT_MEASURES = {
     "accuracy": "Accuracy",
     "exact match": "Exact match is the share of samples with all labels right. It",
-    "tokens right": "Tokens right is the share of tokens that are predicted right. It",
+    "tokens right": "Tokens right is the share of tokens that are predicted correctly. It",
     "RMSE": "RMSE is the root of the mean squared error, in the units of the label: less is "
     "better. It",
     "loss": "Loss is what the network itself returns: less is better. It",
 }
-"""The beginning of a sentence on what methods are measured by."""
+"""Headline metric -> the beginning of the sentence that explains it."""
 
 
-def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], list[Any] | None]:
-    """Return the looks of the methods and the figures; nothing and None without matplotlib."""
+def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], Part]:
+    """Return the looks of the methods and the figures; a hint if matplotlib is missing."""
     try:
         from sartor.report.figures import draw_all, looks
     except ImportError as error:
         if (error.name or "").partition(".")[0] != "matplotlib":
             raise
-        return {}, None
-    return looks(comparison), pictures(draw_all(comparison))
+        return {}, (
+            "Figures need matplotlib: run pip install 'sartor[figures]', then sartor report FOLDER."
+        )
+    return looks(comparison), draw_all(comparison)
 
 
 def targets(comparison: Comparison) -> dict[float, str]:
-    """Return accuracies worth reaching, and why: where training alone ends, and most of the best.
+    """Return values worth reaching, and why: the result of training alone, and most of the best.
 
-    Of an error it is a little more than the least. The most telling one that somebody reached comes
-    first. Where nobody came to a result there is none.
+    For an error, "most" is a little more than the smallest. Targets that a method reached come
+    first. There are none if every run diverged.
     """
-    headline_metric = comparison.headline_metric
+    metric = comparison.headline_metric
     final = {
         name: metrics.spread([result.pooled_measure(run) for run in range(len(result.runs))]).mean
         for name, result in comparison.items()
@@ -198,16 +224,16 @@ def targets(comparison: Comparison) -> dict[float, str]:
     found = {}
     alone = final.get(comparison.reference or "", math.nan)
     if math.isfinite(alone):
-        found[_rounded(alone, headline_metric)] = f"where {comparison.reference} ends"
+        found[_rounded(alone, metric)] = f"where {comparison.reference} ends"
     for percent in (95, 98, 90):
         if not known:
             continue
-        if headline_metric.sign > 0:
+        if metric.sign > 0:
             goal, why = percent / 100 * max(known), f"{percent} % of the best"
         else:
             more = 100 - percent
             goal, why = (1 + more / 100) * min(known), f"{more} % above the least"
-        found.setdefault(_rounded(goal, headline_metric), why)
+        found.setdefault(_rounded(goal, metric), why)
 
     def missed(goal: float) -> bool:
         return not any(comparison.to_reach(goal).column("rounds"))
@@ -215,28 +241,24 @@ def targets(comparison: Comparison) -> dict[float, str]:
     return {goal: found[goal] for goal in sorted(found, key=missed)}
 
 
-def _rounded(goal: float, headline_metric: HeadlineMetric) -> float:
+def _rounded(goal: float, metric: HeadlineMetric) -> float:
     """Round a share to a tenth of a per cent, and an error up to four digits."""
-    if headline_metric.is_share:
+    if metric.is_share:
         return round(goal, 3)
     digits = 3 - math.floor(math.log10(goal)) if goal > 0 else 0
     return math.ceil(goal * 10.0**digits) / 10.0**digits
 
 
-def _reach(
-    comparison: Comparison, goals: Mapping[float, str], marks: Mapping[str, tuple[int, str]]
-) -> dict[str, Any] | None:
-    """Return the table of what targets cost, each with its reason."""
-    if not goals:
-        return None
+def _to_reach(comparison: Comparison, goals: Mapping[float, str]) -> Table:
+    """Return the table of what targets cost, with the reason for each target."""
     table = comparison.to_reach(list(goals))
     text = comparison.headline_metric.text
     table.notes["target"] = ", ".join(f"{text(goal)} ({why})" for goal, why in goals.items())
-    return shown(table, marks)
+    return table
 
 
 def as_comparison(content: Result | Comparison) -> Comparison:
-    """Return a comparison; a single result stands beside its baseline, if that is known."""
+    """Return a comparison; a single result is compared with its baseline, if that is known."""
     if isinstance(content, Comparison):
         return content
     baseline = content.known_baseline
@@ -247,7 +269,7 @@ def as_comparison(content: Result | Comparison) -> Comparison:
 
 
 def client_table(comparison: Comparison) -> Table:
-    """Return one row per client (and run): its data, and its measure under every method."""
+    """Return one row per client (and run): its data, and its metric under every method."""
     first = next(iter(comparison.values()))
     several = len(first.runs) > 1 and all(
         [run.seed for run in result.runs] == [run.seed for run in first.runs]
@@ -279,7 +301,7 @@ def client_table(comparison: Comparison) -> Table:
             rows.append([*([run] * several), name, *data, int(count[client]), *values, *words])
     notes = {}
     if len(rows) > MOST_ROWS:
-        notes["shown"] = f"the first {MOST_ROWS} of {len(rows)} rows; metrics.csv has them all"
+        notes["shown"] = f"the first {MOST_ROWS} of {len(rows)} rows; metrics.csv has all of them"
     if not several and len(first.runs) > 1:
         notes["shown"] = "run 0; metrics.csv has the others"
     names = [label for label, _, _ in points]
@@ -289,7 +311,7 @@ def client_table(comparison: Comparison) -> Table:
 
 
 def ledger_table(comparison: Comparison) -> Table:
-    """Return the counted costs of every method: totals of run 0, and medians of the times."""
+    """Return the costs of every method: totals of run 0, and medians of the times."""
     rows = []
     phases = [p for p in PHASES if any(p in r.ledger.seconds for r in comparison.values())]
     for name, result in comparison.items():
@@ -316,25 +338,26 @@ def ledger_table(comparison: Comparison) -> Table:
         )
     columns = {
         "method": "",
-        "clients a round": "count",
+        "clients per round": "count",
         "MB down": "megabytes",
         "MB up": "megabytes",
         "MB once": "megabytes",
-        "KiB a client and round": "megabytes",
+        "KiB per client and round": "megabytes",
         "gradient evaluations": "count",
         "of them once": "count",
-        "forward only": "count",
+        "forward evaluations": "count",
         **{f"ms {phase}": "count" for phase in phases},
     }
     notes = {
-        "counted": "totals of run 0; a gradient evaluation is one sample in one backward pass",
-        "timed": "median over rounds of the wall time of all runs together; evaluation apart",
+        "counted": "totals of run 0; a gradient evaluation is one sample in one backward pass, and "
+        "what is counted once happens before the first round",
+        "timed": "median wall-clock time of a round, all runs together; evaluation is separate",
     }
     return Table(list(columns), rows, notes=notes, formats=columns)
 
 
 def event_table(comparison: Comparison) -> Table:
-    """Return what went wrong in a federation over a network: who, when and why."""
+    """Return what went wrong on the network: which client, in which round, and why."""
     events = _events(comparison)
     rows = [[int(e["round"]) + 1, str(e["client"]), str(e["why"])] for e in events[:MOST_ROWS]]
     notes = {}
@@ -349,9 +372,6 @@ def _events(comparison: Comparison) -> list[dict[str, Any]]:
     return [event for network in found for event in network.get("events", [])]
 
 
-# --- parts --------------------------------------------------------------------------------------
-
-
 def _title(comparison: Comparison) -> str:
     names = listed(list(comparison))
     data = comparison.config.get("data") or next(iter(comparison.values())).config.get("data")
@@ -360,15 +380,16 @@ def _title(comparison: Comparison) -> str:
     return f"{names} on {data}" if isinstance(data, str) else names
 
 
-def _settings(comparison: Comparison) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Return (heading, lines): the shared settings, then what each method was given."""
-    parts = [("All methods", settings_lines(comparison.config))] if comparison.config else []
+def _settings(comparison: Comparison) -> list[Fold]:
+    """Return the shared settings, open, then those of each method."""
+    shared = comparison.config
+    parts = [Fold("All methods", [shared], open=True)] if shared else []
     for name, result in comparison.items():
-        own = {key: v for key, v in result.config.items() if comparison.config.get(key) != v}
+        own = {key: v for key, v in result.config.items() if shared.get(key) != v}
         first = result.runs[0]
         given: dict[str, Any] = {**own, "hyper": first.hyper, "options": first.options}
         if len(result.runs) > 1:
             given["runs"] = list(result.groups())
             given["seeds"] = sorted({run.seed for run in result.runs})
-        parts.append((name, settings_lines(given)))
+        parts.append(Fold(name, [given], open=not parts))
     return parts

@@ -1,9 +1,9 @@
-"""Figures on paper: the drawings of the page as vector PDF or as PNG, at the width of a column.
+"""Save figures for a paper as vector PDF or as PNG, at the width of a column.
 
 A drawing is copied, its placeholder colours become the light colours of the page's style sheet,
-and its letters, lines and markers take the size that a printed column needs. Fonts are embedded
-as TrueType, so that texts can be searched and edited. Titles and captions belong to the paper that
-takes a figure in; they are written beside it.
+and its text, lines and markers get the size that a printed column needs. Fonts are embedded as
+TrueType, so that text can be searched and edited. Titles and captions are not drawn: they belong to
+the text of the paper and are written to captions.txt.
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ Format = Literal["pdf", "png"]
 FORMATS: tuple[Format, ...] = ("pdf", "png")
 
 DOTS = 300
-"""Dots per inch of a PNG."""
+"""Resolution of a PNG, in dots per inch."""
 
 
 def page_colours() -> dict[str, str]:
-    """Return placeholder -> light colour, as the style sheet of the page has it."""
+    """Return placeholder -> light colour, read from the style sheet of the page."""
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
     light = dict(re.findall(r"(--[\w-]+): (#[0-9a-f]{6});", style[: style.index("}")]))
     return {placeholder: light[variable[4:-1]] for placeholder, variable in VARIABLES.items()}
 
 
 def save(figure: Figure, path: str | Path, *, width: float | None = None) -> Path:
-    """Write one figure; the ending of the name says the format.
+    """Write one figure in the format that the file name ends with.
 
     Args:
-        figure: what to print; it stays as it is.
+        figure: what to print; it is not changed.
         path: ends with .pdf or .png.
-        width: inches; by default a column, or the width of the text for several panels or many
-            names.
+        width: in inches; by default a column, or the full text for several panels or a long
+            legend.
 
     Returns:
         The path.
 
     Raises:
-        ConfigError: another ending.
+        ConfigError: the path ends with something else.
         RunFolderError: the file cannot be written.
     """
     target = Path(path)
     kind = target.suffix.lower().removeprefix(".")
     if kind not in FORMATS:
         raise ConfigError(
-            f"A figure is printed as {' or '.join(FORMATS)}, got {target.name!r}; name the file "
+            f"A figure is saved as {' or '.join(FORMATS)}, got {target.name!r}; name the file "
             f"{target.with_suffix('.pdf').name}."
         )
     canvas = for_paper(figure, width or paper_width(figure))
@@ -86,7 +86,7 @@ def save_all(figures: Sequence[Figure], folder: str | Path, kind: Format = "pdf"
 
     Args:
         figures: what to print.
-        folder: where to.
+        folder: where to write.
         kind: "pdf" or "png".
 
     Returns:

@@ -1,15 +1,15 @@
-"""The figures of a reproduction, drawn as its plan says.
+"""Draw the figures of a reproduction as its plan specifies.
 
 | kind | draws | needs |
 |---|---|---|
 | columns | a measure against the columns' x, one line per row | measure; columns to take some |
 | rows | a measure against numbers given to the rows, one line per column | measure, rows, x |
-| measures | several measures side by side, one line per row | measure with {x}, x, column |
+| measures | several measures against x, one line per row | measure with {x}, x, column |
 | rounds | a curve over the rounds, one line per row | curve, column; smooth = points of a window |
 | scatter | one measure against another, a point per row | x_measure, measure, column |
 | labels | which classes each client has, as a heat map | column |
 
-Figures of one column take ``columns = [...]`` or "all" instead, and are drawn for each of them.
+Figures of one column also take ``columns = [...]`` or "all", and are then drawn for each column.
 Lines are means over seeds with their standard errors.
 """
 
@@ -30,14 +30,14 @@ from sartor.reproduce.records import series
 
 OF_ONE_COLUMN = ("rounds", "measures", "scatter", "labels")
 FEW = 8
-"""Places on a logarithmic axis that are all written out."""
+"""The most places on a logarithmic axis that all get a tick label."""
 
 DEGREE = 3
-"""Of the polynomial that smooths a curve."""
+"""Degree of the polynomial that smooths a curve."""
 
 
 def figures_of(outcome: Outcome) -> list[Figure]:
-    """Draw every figure of the plan that has numbers."""
+    """Draw every figure of the plan for which there are numbers."""
     found = []
     for number, spec in enumerate(_one_by_one(outcome)):
         figure = DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
@@ -47,7 +47,7 @@ def figures_of(outcome: Outcome) -> list[Figure]:
 
 
 def _one_by_one(outcome: Outcome) -> list[dict[str, Any]]:
-    """Give every column that a figure of one column names a figure of its own."""
+    """Split a figure of one column that names several columns into a figure for each."""
     found: list[dict[str, Any]] = []
     run = [column.name for column in outcome.plan.columns]
     for spec in outcome.plan.figures:
@@ -87,7 +87,7 @@ def _line(
     factor: float,
     known: Sequence[float | None],
 ) -> Line | None:
-    """Make a line of cells with one value per seed; None where there is no cell."""
+    """Make a line from cells with one value per seed; None if all cells are missing."""
     if all(cell is None for cell in cells):
         return None
     errors = [math.nan if c is None else factor * standard_error(c) for c in cells]
@@ -103,7 +103,7 @@ def _line(
 
 
 def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """A measure against the columns' x, one line per row."""
+    """Draw a measure against the columns' x, one line per row."""
     table = _table(outcome, spec["measure"])
     published = table.get("published", {})
     values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
@@ -121,7 +121,7 @@ def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | 
 
 
 def _by_row(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """A measure against a number of every row, one line per column."""
+    """Draw a measure against a number of every row, one line per column."""
     table = _table(outcome, spec["measure"])
     published = table.get("published", {})
     values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
@@ -137,7 +137,7 @@ def _by_row(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | Non
 
 
 def _by_measure(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """The measures that ``measure`` names for every x, in one column, one line per row."""
+    """Draw the measures that ``measure`` names for every x, in one column, one line per row."""
     column, factor = _column(outcome, spec), float(spec.get("factor", 1.0))
     tables = [outcome.values(spec["measure"].format(x=x)) for x in spec["x"]]
     lines = []
@@ -149,7 +149,7 @@ def _by_measure(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure |
 
 
 def _by_round(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """A curve over the rounds in one column, one line per row, mean over seeds."""
+    """Draw a curve over the rounds in one column, one line per row, mean over seeds."""
     column = _column(outcome, spec)
     factor = 100.0 if spec["curve"].startswith("accuracy") else 1.0
     lines: list[Line | None] = []
@@ -178,9 +178,10 @@ def _by_round(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | N
 
 
 def smoothed(curves: np.ndarray, window: int) -> np.ndarray:
-    """Return curves (seeds, rounds) smoothed by a window of so many rounds.
+    """Return curves (seeds, rounds) smoothed over a window of rounds.
 
-    The window is odd, and shorter where the curves are; one of at most three rounds leaves them.
+    The window is made odd and at most as long as the curves; with three rounds or fewer the curves
+    are returned as they are.
     """
     window = min(window, curves.shape[-1])
     window -= 1 - window % 2
@@ -188,7 +189,7 @@ def smoothed(curves: np.ndarray, window: int) -> np.ndarray:
 
 
 def _scatter(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """One measure against another, a point per row: costs against accuracy."""
+    """Draw one measure against another, a point per row, such as costs against accuracy."""
     across, up = (outcome.values(spec[name]) for name in ("x_measure", "measure"))
     column = _column(outcome, spec)
     lines = []
@@ -200,7 +201,7 @@ def _scatter(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | No
 
 
 def _labels(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
-    """Shares of the classes of every client, in the first run of a column."""
+    """Draw the shares of the classes of every client, in the first run of a column."""
     found = outcome.label_counts(_column(outcome, spec))
     if found is None:
         return None

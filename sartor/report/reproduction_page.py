@@ -1,4 +1,4 @@
-"""The page of a reproduction: verdicts, published beside ours, figures, what differs, settings."""
+"""Render a reproduction: verdicts, published and measured numbers, figures, deviations."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 from sartor.report.evidence import Check, Measured, published_table, tally
 from sartor.report.layout import signed
 from sartor.report.reproduction_figures import figures_of
-from sartor.report.sections import Section, render_sections
+from sartor.report.sections import Fold, Section, render_sections
 from sartor.report.words import Words
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.plan import load, names
 
 CHANGES = ("model", "clients", "samples", "rounds", "epochs", "steps", "batch", "lr", "seeds")
-"""Settings that a short form may change, in the order in which the page tells them."""
+"""Settings that a short form may change, in the order in which the page lists them."""
 
 
 def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None = None) -> str:
-    """Return the page as text: one file, no network, no scripts."""
+    """Return the page as text: one file that loads nothing and runs no script."""
     plan = outcome.plan
     checks = [Check(v.claim, v.holds, signed(v.found)) for v in outcome.verdicts()]
     seeds = {len(cell) for cell in outcome.records.values()} or {0}
@@ -30,8 +30,8 @@ def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None 
         caveats=_caveats(outcome),
         tiles=[
             ("claims that hold", f"{sum(c.passed is True for c in checks)} of {len(checks)}", ""),
-            ("allocations or repeats", repeats, "a cell"),
-            ("training", _duration(outcome.seconds), "passes added up"),
+            ("allocations or repeats", repeats, "per cell"),
+            ("training", _duration(outcome.seconds), "sum over all passes"),
         ],
     )
     tables: list[Any] = []
@@ -40,19 +40,19 @@ def render_reproduction(outcome: Outcome, environment: Mapping[str, Any] | None 
         if rows := _measured(outcome, number):
             kind = "percent" if spec.get("scale", "percent") == "percent" else ""
             own = spec.get("beside")
-            source = plan.paper if own is None else f"no number of the paper, but the {own} run"
+            source = plan.paper if own is None else f"not from the paper, but from the {own} run"
             tables.append(published_table(rows, what="row, column", kind=kind, source=source))
     sections = [
-        Section("Claims", [checks], "The shape that must appear, checked on our means."),
+        Section("Claims", [checks], "What the results must show, checked on our means."),
         Section("Figures", figures_of(outcome)),
-        Section("Tables", tables, "Ours is the mean over allocations ± its standard error."),
+        Section("Tables", tables, "“Ours” is the mean over allocations ± its standard error."),
         Section(
             "Differences",
             outcome.paired(),
             "Row minus reference on the same allocations, with 95 % intervals of the mean.",
         ),
         Section("What differs from the paper", list(plan.differs)),
-        Section("Settings", [_settings(outcome)], folded=True),
+        Section("Settings", [Fold("Settings of this run", [_settings(outcome)])]),
     ]
     return render_sections(
         plan.title,
@@ -88,7 +88,7 @@ def _agreement(outcome: Outcome) -> list[str]:
     if not judged or outcome.plan.quick:
         return []
     return [
-        f"{sum(judged)} of {len(judged)} numbers that stand in the paper lie within two standard "
+        f"{sum(judged)} of {len(judged)} numbers published in the paper lie within two standard "
         "errors of ours."
     ]
 
@@ -97,15 +97,15 @@ def _caveats(outcome: Outcome) -> list[str]:
     found = [f"{name} was not run: {reason}" for name, reason in outcome.skipped.items()]
     if outcome.plan.quick:
         found.append(
-            "This is the short form: fewer rounds, samples and repeats than in the paper, so "
-            "numbers are not comparable with the published ones; the shape may be."
+            "This is the short form, with fewer rounds, samples and repeats than in the paper. Do "
+            "not compare its numbers with the published ones, only their pattern."
             + _shortened(outcome)
         )
     return found
 
 
 def _shortened(outcome: Outcome) -> str:
-    """Say what the short form changed in its first cell, with the full form in brackets."""
+    """List what the short form changed in its first cell, with the full form in brackets."""
     short = outcome.plan
     if short.name not in names():
         return ""
@@ -126,11 +126,8 @@ def _shortened(outcome: Outcome) -> str:
         )
         if len(ours) < len(all_of)
     ]
-    return (
-        f" Here, with the full form in brackets: {', '.join(reported + kept)}."
-        if reported + kept
-        else ""
-    )
+    changes = ", ".join(reported + kept)
+    return f" Changed here, with the full form in brackets: {changes}." if changes else ""
 
 
 def _said(value: Any) -> str:

@@ -1,20 +1,64 @@
-"""A page from parts: sections of words, tables, figures, claims and settings, in any order."""
+"""Build a page from sections of text, tables, figures, claims and settings, in any order."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from sartor.report.drawing import Figure
+from sartor import runs
 from sartor.report.evidence import Check, tally
 from sartor.report.layout import fill, pictures, settings_lines, shown
 from sartor.report.words import Words
 from sartor.results.tables import Table
 
-Part = str | Table | Figure | Mapping[str, Any] | Sequence[Check]
-"""A paragraph, a table, a figure, settings (a mapping), or a list of claims."""
+if TYPE_CHECKING:  # it needs matplotlib, without which a page has no figures
+    from sartor.report.drawing import Figure
+
+
+@dataclass(frozen=True)
+class Exhibit:
+    """A table together with how it is shown.
+
+    Attributes:
+        table: what to show.
+        caption: its name for screen readers; the title of the table or the section if empty.
+        heading: above it; the title of the table if empty.
+        key: identifier of the heading.
+        looks: name in the first column -> number of its colour and its marker.
+        bars: for each row the left end and width of the bar beside "gain", in per cent, and
+            "good" or "bad".
+    """
+
+    table: Table
+    caption: str = ""
+    heading: str = ""
+    key: str = ""
+    looks: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    bars: Sequence[tuple[float, float, str]] = ()
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Parts behind a line that opens and closes them; print shows them open."""
+
+    summary: str
+    parts: Sequence[Part]
+    open: bool = False
+
+
+@dataclass(frozen=True)
+class Code:
+    """Text to copy, such as a command."""
+
+    text: str
+
+
+Part: TypeAlias = (
+    "str | Code | Table | Exhibit | Figure | Fold | Mapping[str, Any] | Sequence[Figure | Check]"
+)
+"""A paragraph, a table, a figure, settings (a mapping), several figures, or a list of claims."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +66,18 @@ class Section:
     """One section of a page.
 
     Attributes:
-        title: heading, and the word in the navigation.
-        parts: what stands in it, from top to bottom.
+        title: heading.
+        parts: what it contains, from top to bottom.
         lead: a sentence below the heading.
-        folded: it is closed until the reader opens it; paper shows it open.
+        key: identifier; derived from the title if empty.
+        link: its name in the navigation; the title if empty.
     """
 
     title: str
     parts: Sequence[Part]
     lead: str = ""
-    folded: bool = False
-    key: str = field(default="")
+    key: str = ""
+    link: str = ""
 
 
 def render_sections(
@@ -43,22 +88,22 @@ def render_sections(
     facts: Sequence[str] = (),
     environment: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return a page as text: one file, no network, no scripts.
+    """Return a page as text: one file that loads nothing and runs no script.
 
     Args:
         title: heading of the page.
-        sections: what it holds.
-        words: headline, tiles, findings and caveats on top.
+        sections: its content; a section with the environment is added at the end.
+        words: headline, tiles, findings and caveats at the top.
         facts: a few words below the heading.
         environment: versions and hardware of the machine that trained; of this one if None.
     """
+    versions = Fold("Versions and hardware", [environment or runs.environment()])
+    sections = [*sections, Section("Environment", [versions])]
     keys: list[str] = []
     for section in sections:
         key = section.key or re.sub(r"[^a-z0-9]+", "-", section.title.lower()).strip("-") or "part"
         keys.append(key if key not in keys else f"{key}-{len(keys)}")
     return fill(
-        "sections.html",
-        environment,
         title=title,
         facts=list(facts),
         words=words,
@@ -69,15 +114,29 @@ def render_sections(
     )
 
 
-def _part(part: Part, heading: str) -> tuple[str, Any]:
-    """Return (kind, content) as the template takes it."""
-    if isinstance(part, str):
-        return "words", part
-    if isinstance(part, Table):
-        return "table", (part.title, part.title or heading, shown(part, {}))
-    if isinstance(part, Figure):
-        return "figure", pictures([part])[0]
-    if isinstance(part, Mapping):
-        return "lines", settings_lines(part)
-    checks = list(part)
-    return "checks", (tally(checks), checks)
+def _part(part: Part, title: str) -> tuple[str, Any]:
+    """Return (kind, content) for the template."""
+    match part:
+        case str():
+            return "words", part
+        case Code():
+            return "code", part.text
+        case Table():
+            return _part(Exhibit(part), title)
+        case Exhibit():
+            heading = part.heading or part.table.title
+            texts = {"caption": part.caption or heading or title, "heading": heading}
+            return "table", {
+                **shown(part.table, part.looks), **texts, "key": part.key, "bars": part.bars
+            }  # fmt: skip
+        case Fold():
+            inner = [_part(inner, part.summary) for inner in part.parts]
+            return "fold", {"summary": part.summary, "open": part.open, "parts": inner}
+        case Mapping():
+            return "lines", settings_lines(part)
+    items = part if isinstance(part, Sequence) else [part]
+    figures = [item for item in items if not isinstance(item, str | Check)]
+    if figures:
+        return "figures", pictures(figures)
+    checks = [item for item in items if isinstance(item, Check)]
+    return "checks", {"checks": checks, "tally": tally(checks)}

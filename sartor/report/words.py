@@ -1,4 +1,4 @@
-"""The first lines of a report: what was found, for whom, at what cost, and how far to trust it."""
+"""Summarise a comparison in words: what was found, for whom, at what cost, and how certain."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ REACHES = {
     "RMSE": ("has", "a root mean squared error of {} over all test samples"),
     "loss": ("has", "a mean loss of {} over all test samples"),
 }
-"""What is said of a method and its value, for every yardstick."""
+"""Headline metric -> how a sentence states the value of a method."""
 
 POINTS = {"pre": "after aggregation", "post": "after local training"}
-"""When a method is scored, in short."""
+"""When a method is evaluated, in short."""
 
 
 @dataclass
 class Words:
-    """The summary in words.
+    """A summary in words.
 
     Attributes:
         headline: one sentence.
         findings: short paragraphs.
-        caveats: what to keep in mind before acting on them.
-        tiles: (label, value, remark), the few numbers to see first.
+        caveats: what to keep in mind before acting on the findings.
+        tiles: (label, value, remark) of the few numbers to see first.
     """
 
     headline: str = ""
@@ -54,7 +54,7 @@ class _Row:
 
     @property
     def value(self) -> float:
-        """What the task is measured by, mean over runs."""
+        """The headline metric, mean over runs."""
         return metrics.spread([self.result.pooled_measure(run) for run in self.runs]).mean
 
     @property
@@ -73,7 +73,7 @@ def summarise(comparison: Comparison) -> Words:
     sign = comparison.headline_metric.sign
     alive = sorted((r for r in rows if math.isfinite(r.value)), key=lambda r: -sign * r.value)
     if not alive:
-        words.headline = "No run came to a result: all of them diverged."
+        words.headline = "No run reached a result: all of them diverged."
         words.caveats = _diverged(rows)
         return words
     best = alive[0]
@@ -88,8 +88,8 @@ def summarise(comparison: Comparison) -> Words:
     words.caveats = _caveats(rows, best)
     if reference is None:
         words.caveats.append(
-            "Training alone does not stand beside it, so nobody can say who gains by federating: "
-            "compare with local."
+            "Training alone is missing from this report, so it cannot show which clients gain by "
+            "federating: compare with local."
         )
     return words
 
@@ -98,19 +98,19 @@ def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | Non
     headline_metric = best.result.headline_metric
     verb, phrase = REACHES[headline_metric.name]
     reported = f"{phrase.format(best.text)}{_mean_of(best)}"
-    most, no_more = ("is the most accurate of", "was more accurate")
+    most, no_more = ("is the most accurate of", "is more accurate")
     if not headline_metric.is_share:
-        most, no_more = ("errs least of", "erred less")
+        most, no_more = ("has the smallest error of", "has a smaller error")
     if len(alive) == 1:
         words.headline = f"{best.label} {verb} {reported}."
     elif reference is not None and best.name == reference.name:
         words.headline = f"Training alone wins here: {best.label} {verb} {reported}."
         words.findings.append(
-            f"No federated method {no_more} on these data and settings; federating them "
-            "this way would cost traffic and gain nothing on average."
+            f"No federated method {no_more} on these data and settings: federating would cost "
+            "traffic and gain nothing on average."
         )
     else:
-        words.headline = f"{best.label} {most} {len(alive)}: {reported}."
+        words.headline = f"{best.label} {most} {len(alive)} methods: {reported}."
     less = "" if headline_metric.sign > 0 else "; less is better"
     words.tiles.append((headline_metric.title, best.text, f"{best.label}, pooled{less}"))
     if reference is not None and best.name == reference.name and len(alive) > 1:
@@ -120,11 +120,10 @@ def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | Non
         pair = _pair(best, second)
         reported = f"{second.label} follows at {second.text}"
         if math.isfinite(pair.low) and pair.low > 0:
-            words.findings.append(
-                f"{reported}; these runs tell the two apart: {_mean(best, pair)}."
-            )
+            reported += f"; these runs tell the two apart: {_mean(best, pair)}."
         else:
-            words.findings.append(f"{reported}; these runs do not tell the two apart.")
+            reported += "; these runs do not tell the two apart."
+        words.findings.append(reported)
 
 
 def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row) -> None:
@@ -141,7 +140,7 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
     remark = (
         f"points of {headline_metric.name}"
         if headline_metric.is_share
-        else f"what the {headline_metric.name} falls by"
+        else f"reduction of the {headline_metric.name}"
     )
     words.tiles.append(("Against training alone", _signed(best, difference), remark))
     hurt = comparison.hurt(best.name)
@@ -167,18 +166,18 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
 
 
 def _say_choice(words: Words, best: _Row) -> None:
-    """Say what the clients ended with, where each kept the best of several models."""
+    """Add what the clients ended with, where each kept the best of several models."""
     reported = best.result.ended_with_words(*best.runs)
     if reported is None:
         return
     words.findings.append(
-        "Every client kept the model that does best on its held-out samples, beyond their noise: "
-        f"{reported}. The table of clients says which."
+        "Every client kept the model that does best on its held-out samples, by more than their "
+        f"noise: {reported}. The table of clients shows which."
     )
     found = [ended for run in best.runs if (ended := best.result.ended_with(run))]
     joined = sum(len(ended) - ended.count("alone") for ended in found) / len(found)
     total = len(best.result.clients)
-    words.tiles.append(("Joined", f"{_few(joined)} of {total}", "do better than alone"))
+    words.tiles.append(("Joined", f"{_few(joined)} of {total}", "clients, better off than alone"))
 
 
 def _few(number: float) -> str:
@@ -192,13 +191,13 @@ def _say_cost(words: Words, best: _Row) -> None:
     seconds = metrics.spread(np.atleast_1d(result.seconds)[best.runs]).mean
     clients, rounds = len(result.clients), result.ledger.num_rounds
     traffic = (
-        f"It sends {megabytes:,.1f} MB in {rounds} rounds ({megabytes / clients:,.2f} MB a "
-        "client, both ways)"
+        f"{best.label} sends {megabytes:,.1f} MB in {rounds} rounds ({megabytes / clients:,.2f} MB "
+        "per client, both ways)"
         if megabytes
-        else f"It sends nothing in {rounds} rounds"
+        else f"{best.label} sends nothing in {rounds} rounds"
     )
     words.findings.append(
-        f"{traffic}, takes {gradients:,.0f} gradient evaluations, and {seconds:,.1f} s here."
+        f"{traffic}, and takes {gradients:,.0f} gradient evaluations and {seconds:,.1f} s here."
     )
     words.tiles.append(("Traffic", f"{megabytes:,.1f} MB", f"{rounds} rounds, both ways"))
 
@@ -208,22 +207,22 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
     seeds = len({best.result.runs[run].seed for run in best.runs})
     if seeds == 1:
         found.append(
-            "One allocation of the data alone. The spread between allocations is often larger "
+            "One allocation of the data only. The spread between allocations is often larger "
             "than the difference between methods: repeat with several seeds before deciding."
         )
     elif seeds < metrics.FEW:
         found.append(
-            f"{seeds} allocations: intervals rest on {seeds} numbers and are wide; every value is "
-            "listed below the table."
+            f"{seeds} allocations only, so the intervals are wide; every value is listed below "
+            "the table."
         )
     count = best.result.scores[best.result.headline, "test"].count[best.runs[0]]
     samples = int(np.asarray(count).sum())
     name = best.result.headline_metric.name
-    if samples and name in ("accuracy", "exact match"):  # tokens of a text hang together
+    if samples and name in ("accuracy", "exact match"):  # tokens of one text are not independent
         error = 1.96 * math.sqrt(best.value * (1 - best.value) / samples)
         if error > 0.005:
             found.append(
-                f"{samples:,} test samples in a run: its {name} is itself uncertain by about "
+                f"A run has {samples:,} test samples, so its {name} is itself uncertain by about "
                 f"±{100 * error:.1f} points."
             )
     found += _mixed_points(rows)
@@ -231,20 +230,20 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
     if below:
         found.append(
             f"{below} of {len(best.result.clients)} clients have fewer than {metrics.FLOOR} test "
-            "samples and are left out of the worst client."
+            "samples and do not count as worst client."
         )
     found += _unequal_work(rows, best)
     settings = max(Counter(row.result.method for row in rows).values())
     if settings > 1:
         found.append(
-            f"{settings} settings of one method were compared on test data; the best of them is "
-            "flattered by the choice."
+            f"{settings} settings of one method were compared on test data, so the result of the "
+            "best is flattered by the choice."
         )
     return found + _diverged(rows)
 
 
 def _unequal_work(rows: list[_Row], best: _Row) -> list[str]:
-    """Point out that the best method computed much more than another."""
+    """Warn if the best method computed much more than another."""
 
     def work(row: _Row) -> float:
         return float(np.atleast_1d(row.result.gradient_evaluations)[row.runs].mean())
@@ -254,19 +253,19 @@ def _unequal_work(rows: list[_Row], best: _Row) -> list[str]:
         return []
     return [
         f"{best.name} takes {work(best) / work(least):,.1f} times the gradient evaluations of "
-        f"{least.name}: part of its lead may be work rather than method."
+        f"{least.name}: part of its lead may come from more computation."
     ]
 
 
 def _mixed_points(rows: list[_Row]) -> list[str]:
-    """Point out numbers that were taken at different moments of a round."""
+    """Warn if methods are evaluated at different points of a round."""
     at = {point: sorted({r.name for r in rows if r.result.headline == point}) for point in POINTS}
     few, many = sorted(POINTS, key=lambda point: len(at[point]))
     if not at[few]:
         return []
     verb = "is" if len(at[few]) == 1 else "are"
     return [
-        f"{', '.join(at[few])} {verb} scored {POINTS[few]} ({few}), the others {POINTS[many]} "
+        f"{', '.join(at[few])} {verb} evaluated {POINTS[few]} ({few}), the others {POINTS[many]} "
         f"({many}), each as it is meant to be used; figures and client table show both."
     ]
 
@@ -279,13 +278,13 @@ def _diverged(rows: list[_Row]) -> list[str]:
             found.append(
                 f"{row.label} diverged in {len(lost)} of {len(row.runs)} runs, first in round "
                 f"{lost[0].get('round', '?')} at {lost[0].get('client', '?')}; a smaller local_lr "
-                "is the usual mend."
+                "is the usual fix."
             )
     return found
 
 
 def _pair(row: _Row, other: _Row) -> metrics.Paired:
-    """Return paired gains over the other: over allocations with several runs, else over clients."""
+    """Return paired gains over another method: per allocation or, with a single one, per client."""
     partner = row.result.partners(other.result)
     sign = row.result.headline_metric.sign
     if len(row.runs) > 1:
@@ -302,7 +301,7 @@ def _pair(row: _Row, other: _Row) -> metrics.Paired:
 
 
 def _mean(row: _Row, pair: metrics.Paired) -> str:
-    """Say the mean paired gain and its interval, and over what."""
+    """Return a clause with the mean paired gain, its interval, and what it averages over."""
     several = len(row.runs) > 1
     unit = f"{pair.number} allocations" if several else f"the {pair.number} clients"
     interval = (

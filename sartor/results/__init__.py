@@ -6,7 +6,7 @@
 | `comparison` | `Comparison`: several results on the same allocations |
 | `scores`, `log` | scores and costs as arrays, and how a simulation collects them |
 | `metrics`, `measures`, `headline` | metrics, their intervals, and the headline metric of a task |
-| `tables`, `client_tables`, `summaries`, `readings` | tables for people, and what they are made of |
+| `tables`, `client_tables`, `summaries`, `readings` | tables, and what they are made of |
 | `costs`, `evenness` | cost to a target accuracy, and how even the clients' scores are |
 | `serving` | predictions and exported models |
 | `joined` | the parts of a sweep over static options as one result |

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from sartor.results import metrics
 from sartor.results.evenness import Fairness, fairness
 from sartor.results.headline import HeadlineMetric
-from sartor.results.readings import POINT_WORDS
+from sartor.results.readings import POINT_WORDS, Readings
 from sartor.results.tables import Table
-
-if TYPE_CHECKING:
-    from sartor.results.result import Result
 
 METRIC_COLUMNS = ("run", "round", "client", "point", "split", "accuracy", "loss", "count")
 """The columns of metrics.csv."""
 
 
-def client_table(result: Result, run: int | None) -> Table:
+def client_table(result: Readings, run: int | None) -> Table:
     """Return a row for every client; see ``Result.per_client``."""
     points = [point for point in POINT_WORDS if (point, "test") in result.scores]
     indices = result._indices(run)
@@ -58,10 +56,17 @@ def client_table(result: Result, run: int | None) -> Table:
     )
 
 
-def gain_table(result: Result, baseline: Result | None, run: int | None) -> Table:
-    """Return what every client gains over training alone; see ``Result.gain``."""
-    reference = baseline if baseline is not None else result.baseline()
-    partner = result.partners(reference)
+def gain_table(
+    result: Readings, reference: Readings, partner: Sequence[int], run: int | None
+) -> Table:
+    """Return what every client gains over training alone; see ``Result.gain``.
+
+    Args:
+        result: the clients, federated.
+        reference: the same clients, each alone.
+        partner: for every run of the result the run of the reference to compare it with.
+        run: index of a run; None for all of them.
+    """
     indices = result._indices(run)
     ended = {index: result.ended_with(index) for index in indices}
     chose = any(ended.values())
@@ -109,7 +114,7 @@ def gain_table(result: Result, baseline: Result | None, run: int | None) -> Tabl
     )
 
 
-def fairness_by_run(result: Result, run: int | None) -> Table:
+def fairness_by_run(result: Readings, run: int | None) -> Table:
     """Return a row for every run; see ``Result.fairness``."""
     indices = result._indices(run)
     rows = [
@@ -121,7 +126,7 @@ def fairness_by_run(result: Result, run: int | None) -> Table:
     return fairness_table(["run"], rows, found.excluded, title, result.headline_metric)
 
 
-def fairness_of(result: Result, run: int) -> Fairness:
+def fairness_of(result: Readings, run: int) -> Fairness:
     """Return how evenly a run treats the clients; of errors the largest is the worst."""
     found = fairness(result.client_measure(run=run), result._scores().count[run])
     if result.headline_metric.sign > 0:
@@ -164,7 +169,7 @@ def fairness_table(
     )
 
 
-def metric_columns(result: Result) -> dict[str, Any]:
+def metric_columns(result: Readings) -> dict[str, Any]:
     """Return the columns of metrics.csv; see ``Result.metric_columns``."""
     parts: dict[str, list[Any]] = {name: [] for name in METRIC_COLUMNS}
     names = np.asarray(result.clients, dtype=object)
@@ -172,7 +177,7 @@ def metric_columns(result: Result) -> dict[str, Any]:
         evaluations, clients = len(scores.rounds), len(result.clients)
         for run in range(len(result.runs)):
             valid = result._valid(point, split, run)[:, None]
-            right = scores.accuracy(run)  # of a task that knows no right answers it says nothing
+            right = scores.accuracy(run)  # without meaning for a task that has no right answers
             accuracy = np.where(valid & result.headline_metric.is_share, right, np.nan)
             loss = np.where(valid, scores.mean_loss(run), np.nan)
             size = evaluations * clients

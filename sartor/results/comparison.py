@@ -1,4 +1,4 @@
-"""Several methods side by side on one federation: a table, paired differences, who is hurt."""
+"""Several methods on one federation, side by side: a table, paired differences, clients hurt."""
 
 from __future__ import annotations
 
@@ -52,15 +52,18 @@ class Comparison(Mapping[str, Result]):
         """Return the number of methods."""
         return len(self.results)
 
+    def groups(self) -> Iterator[tuple[str, str, Result, list[int]]]:
+        """Yield the repeats of every setting of every method: label, method, result, runs."""
+        for name, result in self.items():
+            for label, runs in result.groups().items():
+                yield label.replace(result.method, name, 1), name, result, runs
+
     def expanded(self) -> Comparison:
         """Return a comparison in which every setting of a sweep is an entry of its own."""
         found = {}
-        for name, result in self.items():
-            groups = result.groups()
-            for label, runs in groups.items():
-                single = len(groups) == 1
-                key = name if single else label.replace(result.method, name, 1)
-                found[key] = result if single else result.select(runs)
+        for label, name, result, runs in self.groups():
+            single = len(runs) == len(result.runs)
+            found[name if single else label] = result if single else result.select(runs)
         return Comparison(found, reference=self.reference, config=self.config)
 
     @property
@@ -91,49 +94,47 @@ class Comparison(Mapping[str, Result]):
         rows: list[list[Any]] = []
         notes: dict[str, Any] = {}
         measure, kind = self.headline_metric.name, self.headline_metric.kind
-        for name, result in self.items():
-            hurt = self.hurt(name)
-            for label, indices in result.groups().items():
+        hurt = {name: self.hurt(name) for name in self}
+        for label, name, result, indices in self.groups():
 
-                def cell(values: Any, indices: list[int] = indices) -> Any:
-                    if values is None:
-                        return None
-                    chosen = np.atleast_1d(np.asarray(values, dtype=np.float64))[indices]
-                    return metrics.spread(chosen) if len(chosen) > 1 else float(chosen[0])
+            def cell(values: Any, indices: list[int] = indices) -> Any:
+                if values is None:
+                    return None
+                chosen = np.atleast_1d(np.asarray(values, dtype=np.float64))[indices]
+                return metrics.spread(chosen) if len(chosen) > 1 else float(chosen[0])
 
-                label = label.replace(result.method, name, 1)
-                accuracy = cell(result._each(result.pooled_measure))
-                rows.append(
-                    [
-                        label,
-                        accuracy,
-                        cell(result._each(result.worst_measure)),
-                        cell(hurt),
-                        cell(result.megabytes),
-                        cell(result.gradient_evaluations),
-                        cell(result.seconds),
-                    ]
+            accuracy = cell(result._each(result.pooled_measure))
+            rows.append(
+                [
+                    label,
+                    accuracy,
+                    cell(result._each(result.worst_measure)),
+                    cell(hurt[name]),
+                    cell(result.megabytes),
+                    cell(result.gradient_evaluations),
+                    cell(result.seconds),
+                ]
+            )
+            if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
+                values = ", ".join(format_cell(v, kind) for v in accuracy.values)
+                notes[f"{label}, {measure} of each run"] = values
+            reported = result.ended_with_words(*indices)
+            if reported is not None:
+                notes[f"{label} ended with"] = reported
+            early = [entry for i in indices if (entry := result.stopped[i]) is not None]
+            if early:
+                first = min(early, key=lambda entry: entry["round"])
+                notes[f"{label} stopped early"] = (
+                    f"{len(early)} of {len(indices)} runs, first after round "
+                    f"{first['round']}: {first['why']}"
                 )
-                if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
-                    values = ", ".join(format_cell(v, kind) for v in accuracy.values)
-                    notes[f"{label}, {measure} of each run"] = values
-                reported = result.ended_with_words(*indices)
-                if reported is not None:
-                    notes[f"{label} ended with"] = reported
-                early = [entry for i in indices if (entry := result.stopped[i]) is not None]
-                if early:
-                    first = min(early, key=lambda entry: entry["round"])
-                    notes[f"{label} stopped early"] = (
-                        f"{len(early)} of {len(indices)} runs, first after round "
-                        f"{first['round']}: {first['why']}"
-                    )
-                lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
-                if lost:
-                    first = lost[0]
-                    notes[f"{label} diverged"] = (
-                        f"{len(lost)} of {len(indices)} runs, first in round "
-                        f"{first.get('round', '?')} at client {first.get('client', '?')}"
-                    )
+            lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
+            if lost:
+                first = lost[0]
+                notes[f"{label} diverged"] = (
+                    f"{len(lost)} of {len(indices)} runs, first in round "
+                    f"{first.get('round', '?')} at client {first.get('client', '?')}"
+                )
         below = max((r.summary()["clients_below_floor"] for r in self.values()), default=0)
         if below:
             notes["worst client"] = (
@@ -181,23 +182,21 @@ class Comparison(Mapping[str, Result]):
         sign = headline_metric.sign
         rows: list[list[Any]] = []
         units = set()
-        for name, result in self.items():
+        for label, name, result, indices in self.groups():
             if name == against:
                 continue
             partner = result.partners(base)
-            for label, indices in result.groups().items():
-                if len(indices) > 1:
-                    unit = "allocations"
-                    mine = np.asarray([result.pooled_measure(i) for i in indices])
-                    theirs = np.asarray([base.pooled_measure(partner[i]) for i in indices])
-                else:
-                    unit = "clients"
-                    mine = result.client_measure(run=indices[0])
-                    theirs = base.client_measure(run=partner[indices[0]])
-                pair = metrics.paired(sign * mine, sign * theirs, confidence)
-                units.add(unit)
-                label = label.replace(result.method, name, 1)
-                rows.append([label, pair.mean, pair.std, pair.low, pair.high, pair.number, unit])
+            if len(indices) > 1:
+                unit = "allocations"
+                mine = np.asarray([result.pooled_measure(i) for i in indices])
+                theirs = np.asarray([base.pooled_measure(partner[i]) for i in indices])
+            else:
+                unit = "clients"
+                mine = result.client_measure(run=indices[0])
+                theirs = base.client_measure(run=partner[indices[0]])
+            pair = metrics.paired(sign * mine, sign * theirs, confidence)
+            units.add(unit)
+            rows.append([label, pair.mean, pair.std, pair.low, pair.high, pair.number, unit])
         what = (
             f"method minus {against}"
             if sign > 0
@@ -222,13 +221,12 @@ class Comparison(Mapping[str, Result]):
         """Return how evenly every method treats the clients; means over repeats."""
         rows: list[list[Any]] = []
         excluded = 0
-        for name, result in self.items():
-            for label, indices in result.groups().items():
-                found = [fairness_of(result, index) for index in indices]
-                excluded = max([excluded, *(one.excluded for one in found)])
-                values = np.asarray([one[:-2] for one in found], dtype=np.float64)
-                means = [metrics.spread(column).mean for column in values.T]
-                rows.append([label.replace(result.method, name, 1), *means])
+        for label, _, result, indices in self.groups():
+            found = [fairness_of(result, index) for index in indices]
+            excluded = max([excluded, *(one.excluded for one in found)])
+            values = np.asarray([one[:-2] for one in found], dtype=np.float64)
+            means = [metrics.spread(column).mean for column in values.T]
+            rows.append([label, *means])
         title = "Fairness between clients"
         return fairness_table(["method"], rows, excluded, title, self.headline_metric)
 
@@ -249,19 +247,18 @@ class Comparison(Mapping[str, Result]):
         targets = [float(one) for one in np.atleast_1d(np.asarray(target, dtype=np.float64))]
         rows: list[list[Any]] = []
         for goal in targets:
-            for name, result in self.items():
-                for label, indices in result.groups().items():
-                    every = [
-                        to_reach(result, goal, measure=measure, run=index, window=window)
-                        for index in indices
-                    ]
-                    found = [one for one in every if one is not None]
-                    costs: list[Any] = [
-                        metrics.spread(column) if len(found) > 1 else float(column[0])
-                        for column in zip(*found, strict=True)
-                    ] or [None] * 3
-                    reached = f"{len(found)} of {len(indices)} runs"
-                    rows.append([label.replace(result.method, name, 1), goal, reached, *costs])
+            for label, _, result, indices in self.groups():
+                every = [
+                    to_reach(result, goal, measure=measure, run=index, window=window)
+                    for index in indices
+                ]
+                found = [one for one in every if one is not None]
+                costs: list[Any] = [
+                    metrics.spread(column) if len(found) > 1 else float(column[0])
+                    for column in zip(*found, strict=True)
+                ] or [None] * 3
+                reached = f"{len(found)} of {len(indices)} runs"
+                rows.append([label, goal, reached, *costs])
         return Table(
             ["method", "target", "reached by", "rounds", "MB", "gradient evaluations"],
             rows,
@@ -290,12 +287,11 @@ class Comparison(Mapping[str, Result]):
         if cost not in known:
             raise ConfigError(f"there is no cost {cost!r}{did_you_mean(cost, known)}")
         names, costs, values = [], [], []
-        for name, result in self.items():
-            for label, indices in result.groups().items():
-                names.append(label.replace(result.method, name, 1))
-                costs.append(metrics.spread(np.atleast_1d(getattr(result, cost))[indices]).mean)
-                pooled = metrics.spread([result.pooled_measure(index) for index in indices])
-                values.append(self.headline_metric.sign * pooled.mean)
+        for label, _, result, indices in self.groups():
+            names.append(label)
+            costs.append(metrics.spread(np.atleast_1d(getattr(result, cost))[indices]).mean)
+            pooled = metrics.spread([result.pooled_measure(index) for index in indices])
+            values.append(self.headline_metric.sign * pooled.mean)
         return [names[index] for index in pareto_front(costs, values)]
 
     def summaries(self) -> list[dict[str, Any]]:

@@ -1,25 +1,23 @@
-"""What accuracy costs: rounds, bytes and gradients to a target, and who is beaten at both.
+"""What accuracy costs: rounds, bytes and gradients to a target, and which methods are beaten.
 
 The target is reached at the first evaluation that ends ``window`` evaluations whose mean reaches
-it. Not reached is a result, told as None. Costs count what was spent up to that evaluation, one-off
-traffic and work included.
+it. Not reached is a result, and returned as None. Costs count what was spent up to that
+evaluation, one-off traffic and work included.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from sartor.core.errors import ConfigError
 from sartor.results import metrics
-
-if TYPE_CHECKING:
-    from sartor.results.result import Result
+from sartor.results.readings import Readings
 
 MEASURES = ("accuracy", "loss")
-"""What a target may be set for besides what the task is measured by: pooled accuracy (at least;
+"""Other measures that a target may be set for: pooled accuracy (at least;
 where answers are right or wrong), or mean test loss (at most)."""
 
 
@@ -38,7 +36,7 @@ class Reached(NamedTuple):
 
 
 def to_reach(
-    result: Result, target: float, *, measure: str | None = None, run: int = 0, window: int = 3
+    result: Readings, target: float, *, measure: str | None = None, run: int = 0, window: int = 3
 ) -> Reached | None:
     """Return what a run had spent when it reached a target, or None if it never did.
 

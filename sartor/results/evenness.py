@@ -18,7 +18,7 @@ entropy         −Σ s_i ln s_i / ln M in [0, 1]; 1
 ==============  =====================================================================
 
 Worst and best clients and deciles leave out clients with fewer than ten test samples, whose
-accuracies are noise; the other measures take everybody.
+accuracies are noise; the other measures take all clients.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def fairness(
 
     Args:
         accuracy: (clients,) shares of right answers.
-        count: (clients,) test samples, for the floor; None takes everybody.
+        count: (clients,) test samples, for the floor; None takes all clients.
         floor: test samples that a client needs for the worst, the best and the deciles.
 
     >>> found = fairness([0.95, 0.9, 0.85, 0.8, 0.5])

@@ -4,7 +4,7 @@ An evaluation records, for every client, how many answers are right and the sum 
 what models are compared by must follow from those two. Other measures of a task, such as F1 or R²,
 need the predictions (``sartor.results.measures``).
 
-| task | yardstick | formula | better is |
+| task | headline metric | formula | better is |
 | --- | --- | --- | --- |
 | classification | accuracy | right / n | more |
 | multilabel | exact match | samples with all labels right / n | more |
@@ -65,7 +65,7 @@ class HeadlineMetric:
         return self.sign * (mine - theirs)
 
     def measure(self, accuracy: Array, mean_loss: Array, unit: Any = 1.0) -> Array:
-        """Return the yardstick's values.
+        """Return the values of the headline metric.
 
         >>> float(RMSE.measure(np.array(0.0), np.array(2.0), unit=10.0))
         20.0
@@ -103,7 +103,7 @@ HEADLINE_METRICS = {
     "regression": RMSE,
     None: LOSS,
 }
-"""The yardstick of every task; None is a network that gives its own loss."""
+"""The headline metric of every task; None is a network that gives its own loss."""
 
 SHARES = tuple(
     headline_metric.name
@@ -113,7 +113,7 @@ SHARES = tuple(
 
 
 def headline_metric_of(config: Mapping[str, Any]) -> HeadlineMetric:
-    """Return the yardstick of a result from its settings."""
+    """Return the headline metric of a result from its settings."""
     return HEADLINE_METRICS.get(config.get("task", "classification"), ACCURACY)
 
 

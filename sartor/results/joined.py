@@ -58,6 +58,7 @@ def join(results: list[Result]) -> Result:
             data, run=owner[run][1], **settings
         ),
         server=lambda run: owner[run][0].server_state(owner[run][1]),
+        writer=first.writer,
     )
 
 

@@ -14,18 +14,19 @@ measures are worked out afterwards, from predictions.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
+from torch import nn
 
 from sartor.core.errors import ConfigError
 from sartor.core.task import PADDING
+from sartor.data.federation import Federation
 from sartor.results.metrics import Array, balanced_accuracy
+from sartor.results.readings import Readings
+from sartor.results.serving import answer
 from sartor.results.tables import Table
-
-if TYPE_CHECKING:
-    from sartor.data.federation import Federation
-    from sartor.results.result import Result
 
 
 def micro_f1(y: Array, found: Array) -> float:
@@ -87,10 +88,14 @@ def measure(task: str, y: Array, scores: Array) -> dict[str, float]:
     }
 
 
-def score(result: Result, federation: Federation, split: str, run: int) -> Table:
+def score(
+    result: Readings,
+    network: Callable[[int], nn.Module],
+    federation: Federation,
+    split: str,
+    run: int,
+) -> Table:
     """Return a row of measures for every client that has samples; see ``Result.score``."""
-    from sartor.results.serving import answer, target_of
-
     if tuple(federation.names) != result.clients:
         raise ConfigError("The federation has other clients than this result; give the same one.")
     task = federation.task
@@ -100,10 +105,10 @@ def score(result: Result, federation: Federation, split: str, run: int) -> Table
         own = federation.split(split).of(client)
         if not len(own):
             continue
-        found = answer(result, client, federation.x[own], run, None)
+        found = answer(result, network(client), federation.x[own], run)
         y = federation.y[own].numpy()
         if task == "regression":
-            mean, scale = target_of(result, run)
+            mean, scale = result.target(run)
             y = y * scale + mean
         values = measure(task, y, found.scores)
         columns = list(values)

@@ -156,19 +156,6 @@ def worst_share(
     return float(kept[:number].mean())
 
 
-def quantile(
-    accuracy: npt.ArrayLike, q: float, count: npt.ArrayLike | None = None, floor: int = FLOOR
-) -> float:
-    """Return the q-quantile over clients with linear interpolation.
-
-    >>> round(quantile([0.95, 0.9, 0.85, 0.8, 0.5], 0.1), 12)
-    0.62
-    """
-    accuracy = np.asarray(accuracy, dtype=np.float64)
-    kept = accuracy[_enough(accuracy, count, floor)]
-    return float(np.quantile(kept, q)) if kept.size else math.nan
-
-
 def finite(accuracy: npt.ArrayLike) -> Array:
     """Return the values that are neither NaN nor infinite, in order."""
     accuracy = np.asarray(accuracy, dtype=np.float64)
@@ -179,14 +166,6 @@ def variance_over_clients(accuracy: npt.ArrayLike) -> float:
     """Return (1/M) sum (a_i - mean)^2, the population variance over clients."""
     known = finite(accuracy)
     return float(known.var()) if known.size else math.nan
-
-
-def coefficient_of_variation(accuracy: npt.ArrayLike) -> float:
-    """Return the standard deviation over clients divided by their mean; NaN for a mean of 0."""
-    known = finite(accuracy)
-    if not known.size or known.mean() == 0:
-        return math.nan
-    return float(known.std() / known.mean())
 
 
 def jain_index(accuracy: npt.ArrayLike) -> float:
@@ -286,21 +265,6 @@ def rounds_to_target(
         if values[end - window : end].mean() >= target - 1e-12:
             return int(rounds[end - 1])
     return None
-
-
-def area_under_curve(rounds: Sequence[int], curve: Sequence[float] | Array) -> float:
-    """Return the area under the accuracy curve (trapezoids) divided by the rounds it spans.
-
-    >>> area_under_curve([0, 1, 2], [0.0, 0.5, 1.0])
-    0.5
-    """
-    values = np.asarray(curve, dtype=np.float64)
-    if not values.size:
-        return math.nan
-    span = float(rounds[-1] - rounds[0])
-    if not span:
-        return float(values[0])
-    return float(((values[1:] + values[:-1]) / 2 * np.diff(rounds)).sum() / span)
 
 
 # --- repeats ------------------------------------------------------------------------------------

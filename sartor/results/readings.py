@@ -1,18 +1,18 @@
 """What can be read off the records of a training: curves, numbers per client, and totals.
 
-Everything follows from recorded sums (``sartor.results.scores``), so a result read from a run folder gives
-the same numbers as the one that ``fit`` returned.
+Everything follows from recorded sums (``sartor.results.scores``): a result read from a run folder
+gives the same numbers as the one that ``fit`` returned.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from sartor.core.errors import ConfigError
+from sartor.core.errors import ConfigError, RunFolderError
 from sartor.results import metrics
 from sartor.results.headline import HeadlineMetric, headline_metric_of
 from sartor.results.metrics import Array
@@ -24,6 +24,15 @@ POINT_WORDS = {
     "global": "the global model itself, after aggregation",
 }
 """The points at which models are scored, in words."""
+
+
+def _accuracy(kind: str, meaning: str) -> property:
+    """Return a property: an accuracy of every run, or of the only one."""
+
+    def get(readings: Readings) -> Any:
+        return readings._each(lambda run: readings._accuracy_of(kind, run))
+
+    return property(get, doc=meaning)
 
 
 class Readings:
@@ -121,11 +130,33 @@ class Readings:
 
     def _unit(self, run: int) -> float:
         """Return what a target's deviation of 1 is in the units of the data."""
-        if self.headline_metric.is_share:
-            return 1.0
-        from sartor.results.serving import target_of
+        return 1.0 if self.headline_metric.is_share else self.target(run)[1]
 
-        return target_of(self, run)[1]
+    def facts(self) -> dict[str, Any]:
+        """Return what is needed to use the models without the training data.
+
+        Raises:
+            RunFolderError: the result was written by a release that did not record it.
+        """
+        facts = self.config.get("rebuild")
+        if facts is None:
+            raise RunFolderError(
+                "This result was written by an earlier release and does not say how samples were "
+                "prepared; train again, or load the weights of models/ into your own network."
+            )
+        return dict(facts)
+
+    def recipe(self, run: int) -> Mapping[str, Any] | None:
+        """Return how samples become features in a run, or None if they are used as they are."""
+        found: Mapping[str, Any] | None
+        found = self.facts().get("preprocessing", {}).get(str(self.runs[run].seed))
+        return found
+
+    def target(self, run: int) -> tuple[float, float]:
+        """Return mean and scale of the target in the units of the data; (0, 1) if not scaled."""
+        recipe = self.recipe(run) if "rebuild" in self.config else None
+        step = (recipe or {}).get("target", {"mean": 0.0, "scale": 1.0})
+        return float(step["mean"]), float(step["scale"])
 
     def worst_measure(self, run: int = 0) -> float:
         """Return the measure of the worst client among those with at least ten test samples."""
@@ -182,30 +213,17 @@ class Readings:
         values = self.headline_metric.sign * self.client_measure(run=run)
         return metrics.worst_client(values, self._scores().count[run])
 
-    @property
-    def accuracy(self) -> Any:
-        """Pooled test accuracy at the last evaluation of the headline point."""
-        return self._each(lambda run: self._accuracy_of("last", run))
-
-    @property
-    def accuracy_best(self) -> Any:
-        """Maximum over evaluations: optimistic; for comparison with papers that report it."""
-        return self._each(lambda run: self._accuracy_of("best", run))
-
-    @property
-    def accuracy_macro(self) -> Any:
-        """Mean over clients, each client alike, at the last evaluation."""
-        return self._each(lambda run: self._accuracy_of("macro", run))
-
-    @property
-    def accuracy_last10(self) -> Any:
-        """Mean of the last ten evaluations."""
-        return self._each(lambda run: self._accuracy_of("last10", run))
-
-    @property
-    def accuracy_best_val(self) -> Any:
-        """Test accuracy of the round that is best on validation data; NaN without such data."""
-        return self._each(lambda run: self._accuracy_of("best_val", run))
+    accuracy = _accuracy("last", "Pooled test accuracy at the last headline evaluation.")
+    accuracy_best = _accuracy(
+        "best", "Maximum over evaluations: optimistic; for comparison with papers that report it."
+    )
+    accuracy_macro = _accuracy(
+        "macro", "Mean over clients, each client alike, at the last evaluation."
+    )
+    accuracy_last10 = _accuracy("last10", "Mean of the last ten evaluations.")
+    accuracy_best_val = _accuracy(
+        "best_val", "Test accuracy of the round that is best on validation data; NaN without any."
+    )
 
     @property
     def worst_client(self) -> Any:
@@ -257,7 +275,7 @@ class Readings:
         """Return how many clients ended with what: "alone 3, global 5 of 8 clients", or None.
 
         Args:
-            runs: indices of runs, of which the mean is told; the first by default.
+            runs: indices of runs, of which the mean is returned; the first by default.
         """
         found = [ended for run in runs or (0,) if (ended := self.ended_with(run)) is not None]
         if not found:

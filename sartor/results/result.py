@@ -22,6 +22,8 @@ import numpy as np
 from torch import nn
 
 from sartor.core.errors import ConfigError, ContractError, RunFolderError, did_you_mean
+from sartor.core.tree import Tree
+from sartor.data.federation import Federation
 from sartor.results.client_tables import (
     METRIC_COLUMNS,
     client_table,
@@ -29,22 +31,27 @@ from sartor.results.client_tables import (
     gain_table,
     metric_columns,
 )
+from sartor.results.measures import score
 from sartor.results.metrics import Array
 from sartor.results.readings import POINT_WORDS, Readings
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
+from sartor.results.serving import Prediction, export, predict
 from sartor.results.summaries import group_runs, notebook_page, one_line, summarise
 from sartor.results.tables import Table, import_pandas
 
 if TYPE_CHECKING:
     import pandas
 
-    from sartor.core.tree import Tree
-    from sartor.data.federation import Federation
-    from sartor.results.serving import Prediction
-
 __all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
 ModelMaker = Callable[[int, int, str], nn.Module]
+Server = Callable[[int], tuple[Tree, dict[str, Any]]]
+Writer = Callable[["Result", str | Path, bool], Path]
+
+NO_MODELS = (
+    "This result came without models. Read it with sartor.load(path), which takes them from its "
+    "run folder; RunFolder.open(path).read_models() returns the weights alone."
+)
 
 
 class Result(Readings):
@@ -76,7 +83,8 @@ class Result(Readings):
         models: (client index, run, point) -> a network ready to use, or None.
         baseline: makes the LocalTrain result on the same allocations when first asked for.
         newcomers: gives clients that join later their models.
-        server: run -> what newcomers are greeted from, to be written to a folder.
+        server: run -> what newcomer messages are made from, to be written to a folder.
+        writer: writes the result with its models to a folder (``sartor.runs.save_result``).
     """
 
     def __init__(
@@ -97,7 +105,8 @@ class Result(Readings):
         models: ModelMaker | None = None,
         baseline: Callable[[], Result] | None = None,
         newcomers: Callable[..., Result] | None = None,
-        server: Callable[[int], tuple[Tree, dict[str, Any]]] | None = None,
+        server: Server | None = None,
+        writer: Writer | None = None,
     ) -> None:
         self.method = method
         self.headline = headline
@@ -118,6 +127,7 @@ class Result(Readings):
         self._baseline_result: Result | None = None
         self._newcomers = newcomers
         self._server = server
+        self.writer = writer
         self._check()
 
     def _check(self) -> None:
@@ -191,6 +201,7 @@ class Result(Readings):
             if join is None
             else lambda data, run=0, **settings: join(data, run=kept[run], **settings),
             server=None if self._server is None else lambda run: self.server_state(kept[run]),
+            writer=self.writer,
         )
         chosen._baseline_result = self._baseline_result
         return chosen
@@ -252,7 +263,8 @@ class Result(Readings):
             baseline: the LocalTrain result on the same seeds; made on demand by default.
             run: index of a run; None for all of them (then with a column "run").
         """
-        return gain_table(self, baseline, run)
+        reference = baseline if baseline is not None else self.baseline()
+        return gain_table(self, reference, self.partners(reference), run)
 
     def partners(self, reference: Result) -> list[int]:
         """Return for every run the run of ``reference`` on the same allocation (equal seed).
@@ -317,10 +329,7 @@ class Result(Readings):
         """
         index, (chosen,) = self.client_index(client), self._indices(run)
         if self._models is None:
-            raise RunFolderError(
-                "This result came without models. Read it with sartor.load(path), which takes them "
-                "from its run folder; RunFolder.open(path).read_models() returns the weights alone."
-            )
+            raise RunFolderError(NO_MODELS)
         return self._models(index, chosen, point or self.headline)
 
     def predict(
@@ -341,10 +350,8 @@ class Result(Readings):
         Returns:
             labels and scores; see ``sartor.results.serving.Prediction``.
         """
-        from sartor.results.serving import predict
-
         (chosen,) = self._indices(run)
-        return predict(self, client, x, chosen, point)
+        return predict(self, self.model(client, chosen, point), x, chosen)
 
     def score(self, federation: Federation, split: str = "test", run: int = 0) -> Table:
         """Return the measures of the task for every client; see ``sartor.results.measures.score``.
@@ -354,10 +361,8 @@ class Result(Readings):
             split: "train", "val" or "test".
             run: index of the run.
         """
-        from sartor.results.measures import score
-
         (chosen,) = self._indices(run)
-        return score(self, federation, split, chosen)
+        return score(self, lambda client: self.model(client, chosen), federation, split, chosen)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the result with the models of all clients, for ``sartor.load``.
@@ -368,17 +373,9 @@ class Result(Readings):
             path: a folder; parents are made.
             overwrite: replace an earlier result there.
         """
-        from sartor.results.serving import tree_of
-        from sartor.runs import RunFolder
-
-        folder = RunFolder.create(path, self.config, overwrite=overwrite)
-        for run in range(len(self.runs)):
-            trees = [tree_of(self.model(client, run)) for client in range(len(self.clients))]
-            folder.write_models(self.clients, trees, run)
-            if self._server is not None:
-                folder.write_server(*self.server_state(run), run)
-        folder.write_result(self)
-        return folder.path
+        if self._models is None or self.writer is None:
+            raise RunFolderError(NO_MODELS)
+        return self.writer(self, path, overwrite)
 
     def export(
         self, client: str | int, path: str | Path, *, run: int = 0, point: str | None = None
@@ -395,13 +392,17 @@ class Result(Readings):
             run: index of the run.
             point: "pre", "post" or "global"; the headline point by default.
         """
-        from sartor.results.serving import export
-
         (chosen,) = self._indices(run)
-        return export(self, client, path, chosen, point)
+        name = self.clients[self.client_index(client)]
+        return export(self, name, lambda: self.model(client, chosen, point), path, chosen)
+
+    @property
+    def has_server(self) -> bool:
+        """Whether there is a server state that newcomers can join from."""
+        return self._server is not None
 
     def server_state(self, run: int = 0) -> tuple[Tree, dict[str, Any]]:
-        """Return what newcomers are greeted from, as a tree of tensors and JSON-able facts."""
+        """Return what newcomer messages are made from: a tree of tensors and JSON-able facts."""
         if self._server is None:
             raise RunFolderError(
                 "This result was read without its server; read it with sartor.load(path), which "
@@ -413,10 +414,12 @@ class Result(Readings):
         self,
         models: ModelMaker,
         newcomers: Callable[..., Result],
-        server: Callable[[int], tuple[Tree, dict[str, Any]]],
+        server: Server,
+        writer: Writer,
     ) -> None:
         """Give a result that was read from a folder its models, and a way in for newcomers."""
         self._models, self._newcomers, self._server = models, newcomers, server
+        self.writer = writer
 
     def onboard(
         self,

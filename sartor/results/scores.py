@@ -1,7 +1,8 @@
-"""What an engine writes down while it trains: runs, scores and the ledger of costs."""
+"""What an engine records while it trains: runs, scores and the ledger of costs."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,16 @@ class Run:
     seed: int
     hyper: dict[str, float | list[float]] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+
+
+def varying(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the names of the settings in which runs differ, in the order of their first use.
+
+    >>> varying([{"a": 1, "b": 2}, {"a": 1, "b": 3, "c": 0}])
+    ['b', 'c']
+    """
+    names = dict.fromkeys(name for one in settings for name in one)
+    return [name for name in names if len({repr(one.get(name)) for one in settings}) > 1]
 
 
 @dataclass
@@ -94,7 +105,7 @@ class Ledger:
         forward_evaluations: (runs, rounds) samples in forward-only passes of the method itself.
         seconds: phase -> seconds of each round; a sweep trains all its runs in one pass, so that
             time belongs to all of them together. See :data:`PHASES`.
-        setup_bytes: (runs,) one-off traffic: before round 0, after the last, and the letters to
+        setup_bytes: (runs,) one-off traffic: before round 0, after the last, and the messages to
             clients that adapt the model before they use it.
         setup_gradients: (runs,) gradient evaluations of the same.
         setup_forward: (runs,) forward-only evaluations of the same.

@@ -1,8 +1,7 @@
-"""Using what was trained: predictions, export, and results that are read back from a folder.
+"""Using what was trained: predictions, and models as files of their own.
 
-A run folder holds the weights of every client (safetensors), the state of the server, and in its
-settings (JSON) what is needed to use them without the training data: the network, the task, the
-names of classes, and the constants that samples are standardised with. Nothing is pickled.
+The settings of a result say what is needed to use its models without the training data: the
+network, the task, the names of classes, and the constants that samples are standardised with.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,14 +28,12 @@ from sartor.core.errors import (
     did_you_mean,
 )
 from sartor.core.local import Local
+from sartor.core.method import Method
 from sartor.core.task import PADDING, Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.encoding import Array, prepare
-
-if TYPE_CHECKING:
-    from sartor.data.federation import Federation
-    from sartor.results.readings import Readings
-    from sartor.results.result import Result
+from sartor.data.federation import Federation
+from sartor.results.readings import Readings
 
 BATCH = 4096
 """Samples that a network sees at once."""
@@ -88,7 +85,7 @@ def facts_of(
         "method": method if isinstance(method, str) else None,
         "own_predict": own_predict,
         "model": None
-        if task.fixed  # which a name does not tell
+        if task.fixed  # a name does not say what is frozen
         else models.describe_model(task.module, first.input_shape, first.num_classes),
         "input_shape": list(first.input_shape),
         "num_classes": first.num_classes,
@@ -98,22 +95,13 @@ def facts_of(
     }
 
 
-def recipe_of(result: Readings, run: int) -> Mapping[str, Any] | None:
-    """Return how samples become features in a run, or None if they are used as they are."""
-    recipes = _facts(result).get("preprocessing", {})
-    found: Mapping[str, Any] | None = recipes.get(str(result.runs[run].seed))
-    return found
+def predict(result: Readings, network: nn.Module, x: Any, run: int) -> Prediction:
+    """Answer for samples with a model; see ``Result.predict``."""
+    given = x.detach().cpu().numpy() if isinstance(x, Tensor) else x
+    return answer(result, network, torch.as_tensor(prepare(given, result.recipe(run))), run)
 
 
-def predict(result: Result, client: str | int, x: Any, run: int, point: str | None) -> Prediction:
-    """Answer for samples with the model of a client; see ``Result.predict``."""
-    features = torch.as_tensor(prepare(_numpy(x), recipe_of(result, run)))
-    return answer(result, client, features, run, point)
-
-
-def answer(
-    result: Result, client: str | int, features: Tensor, run: int, point: str | None
-) -> Prediction:
+def answer(result: Readings, network: nn.Module, features: Tensor, run: int) -> Prediction:
     """Answer for samples that are prepared already."""
     kind = result.config.get("task", "classification")
     if kind is None:
@@ -121,7 +109,7 @@ def answer(
             "This network gives its own loss, so it has no answers to predict; take the network "
             "itself, result.model(client)."
         )
-    network, facts = result.model(client, run, point), _facts(result)
+    facts = result.facts()
     shape = tuple(facts.get("input_shape", features.shape[1:]))
     if tuple(features.shape[1:]) != shape:
         alone = " (one sample? put it in a list)" if tuple(features.shape) == shape else ""
@@ -135,16 +123,9 @@ def answer(
         parts = [network(part) for part in features.split(BATCH)]
     scores = torch.cat(parts) if parts else torch.empty(0, max(facts.get("num_classes", 1), 1))
     if kind == "regression":
-        mean, scale = target_of(result, run)
+        mean, scale = result.target(run)
         scores = scores * scale + mean
     return _answers(scores, kind, facts.get("class_names", []), features)
-
-
-def target_of(result: Readings, run: int) -> tuple[float, float]:
-    """Return mean and scale of the target in the units of the data; (0, 1) if it was not scaled."""
-    recipe = recipe_of(result, run) if "rebuild" in result.config else None
-    step = (recipe or {}).get("target", {"mean": 0.0, "scale": 1.0})
-    return float(step["mean"]), float(step["scale"])
 
 
 def _answers(scores: Tensor, kind: str, names: Sequence[str], x: Tensor) -> Prediction:
@@ -165,7 +146,7 @@ def _answers(scores: Tensor, kind: str, names: Sequence[str], x: Tensor) -> Pred
 
 
 def export(
-    result: Result, client: str | int, path: str | Path, run: int, point: str | None
+    result: Readings, client: str, network: Callable[[], nn.Module], path: str | Path, run: int
 ) -> Path:
     """Write the model of a client to a file of its own; see ``Result.export``."""
     file = Path(path)
@@ -176,17 +157,16 @@ def export(
             + "; ".join(f"{end}: {what}" for end, what in EXPORTS.items())
             + "."
         )
-    network = result.model(client, run, point).requires_grad_(False).eval()
-    facts = _facts(result)
+    model, facts = network().requires_grad_(False).eval(), result.facts()
     try:
-        _write(network, file, ending, facts)
+        _write(model, file, ending, facts)
         card = {
-            "client": result.clients[result.client_index(client)],
+            "client": client,
             "method": result.method,
             "task": result.config.get("task"),
             "input_shape": facts.get("input_shape"),
             "class_names": facts.get("class_names"),
-            "preprocessing": recipe_of(result, run),
+            "preprocessing": result.recipe(run),
         }
         file.with_name(f"{file.name}.json").write_text(json.dumps(card, indent=1) + "\n")
     except OSError as error:
@@ -256,108 +236,7 @@ def _quiet(name: str) -> Iterator[None]:
         logger.setLevel(before)
 
 
-# ---------------------------------------------------------------------- from a folder
-
-
-def load(path: str | Path, model: nn.Module | None = None) -> Result:
-    """Read a result with its models from a run folder, or from what ``Result.save`` wrote.
-
-    The training data are not needed: ``predict``, ``export`` and ``onboard`` work as before.
-
-    Args:
-        path: the folder of one method.
-        model: the network, if it is not one of ``sartor.models`` or has frozen parts; the values of
-            its other parameters do not matter.
-
-    Raises:
-        RunFolderError: there is no such folder, or it is damaged.
-    """
-    from sartor.runs import RunFolder
-
-    folder = RunFolder.open(path)
-    result = folder.read_result()
-    attach(result, folder.read_models, folder.read_server, model)
-    return result
-
-
-def attach(
-    result: Result,
-    read_models: Callable[[int], Mapping[str, Tree]],
-    read_server: Callable[[int], tuple[Tree, dict[str, Any]]],
-    model: nn.Module | None = None,
-) -> None:
-    """Give a result that was read from a folder its models, and a way in for newcomers."""
-    kept: dict[int, Mapping[str, Tree]] = {}
-
-    def models_of(run: int) -> Mapping[str, Tree]:
-        if run not in kept:
-            kept[run] = read_models(run)
-        return kept[run]
-
-    def network(client: int, run: int, point: str) -> nn.Module:
-        if point != result.headline:
-            raise RunFolderError(
-                f"The folder keeps the models at the headline point, {result.headline!r}, alone, "
-                f"and not those at {point!r}; leave point= out, or train again and ask the result "
-                "of fit."
-            )
-        task, params = task_of(result, model), models_of(run)[result.clients[client]]
-        if not _facts(result)["own_predict"]:
-            _check_leaves(task, params)
-            return task.with_params(params)
-        predicted = record_of(result, task, run).predict
-        assert predicted is not None
-        return Predictor(params, predicted, task.fixed)
-
-    def newcomers(data: Any, run: int = 0, **settings: Any) -> Result:
-        from sartor.training.onboarding import onboard, restored
-
-        trained = restored(result, task_of(result, model), run, *read_server(run))
-        return onboard(trained, data, **settings)
-
-    result.give_models(network, newcomers, read_server)
-
-
-def task_of(result: Result, model: nn.Module | None) -> Task:
-    """Return the network and its loss, made again from the settings of a result."""
-    from sartor.training.settings import LOSSES
-
-    facts = _facts(result)
-    if model is None and facts["model"] is None:
-        name = result.config.get("model", {}).get("class")
-        raise ModelError(
-            f"The network {name} is not one of sartor.models, or has frozen parts, so it cannot be "
-            "made again from a file; give it: sartor.load(path, model=YourNetwork())."
-        )
-    network = model if model is not None else models.rebuild_model(facts["model"])
-    kind = result.config.get("task")
-    if kind not in LOSSES:
-        raise RunFolderError(
-            f"The task of this result is {kind!r}, and a network can be made again for "
-            f"{', '.join(LOSSES)} alone; train again and use the result of fit."
-        )
-    said = result.config["model"]
-    models.check_module(network, said["head"])
-    task = Task(network, said["head"], *LOSSES[kind], None, kind)
-    if task.given_weights().get("fixed") != said.get("fixed"):
-        raise ModelError(
-            "The frozen parameters and buffers of this network are not those that it was trained "
-            "with, and a run folder does not hold them; give the network with the same weights and "
-            "the same parts frozen: sartor.load(path, model=sartor.models.pretrained(...))."
-        )
-    return task
-
-
-def record_of(result: Result, task: Task, run: int) -> Any:
-    """Return the method's record, made again from the settings of a result."""
-    name = _facts(result)["method"]
-    if name not in methods.METHODS:
-        raise RunFolderError(
-            f"The method {result.method!r} is not one of sartor.methods, so it cannot be made "
-            f"again from a file{did_you_mean(str(name), methods.METHODS)}"
-        )
-    local = Local(**result.config["local"])
-    return methods.build(name, task, local, dict(result.runs[run].options))
+# ---------------------------------------------------------------------- parameters and records
 
 
 def tree_of(network: nn.Module) -> Tree:
@@ -367,26 +246,13 @@ def tree_of(network: nn.Module) -> Tree:
     return tree.map(torch.detach, network.tree())
 
 
-def _facts(result: Readings) -> dict[str, Any]:
-    facts = result.config.get("rebuild")
-    if facts is None:
+def record_of(result: Readings, task: Task, run: int) -> Method:
+    """Return the method's record, made again from the settings of a result."""
+    name = result.facts()["method"]
+    if name not in methods.METHODS:
         raise RunFolderError(
-            "This result was written by an earlier release and does not say how samples were "
-            "prepared; train again, or load the weights of models/ into your own network."
+            f"The method {result.method!r} is not one of sartor.methods, so it cannot be made "
+            f"again from a file{did_you_mean(str(name), methods.METHODS)}"
         )
-    return dict(facts)
-
-
-def _check_leaves(task: Task, params: Tree) -> None:
-    wanted = {k: tuple(task.module.get_parameter(k).shape) for k in task.leaf_names}
-    found = {k: tuple(p.shape) for k, p in params.items()}
-    if wanted != found:
-        unlike = sorted(k for k in {*wanted, *found} if wanted.get(k) != found.get(k))
-        raise ModelError(
-            f"The stored parameters do not fit this network: see {', '.join(unlike[:5])}. Give "
-            "the network that was trained: sartor.load(path, model=YourNetwork())."
-        )
-
-
-def _numpy(x: Any) -> Any:
-    return x.detach().cpu().numpy() if isinstance(x, Tensor) else x
+    local = Local(**result.config["local"])
+    return methods.build(name, task, local, dict(result.runs[run].options))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import html
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sartor.results import metrics
-from sartor.results.readings import POINT_WORDS
-from sartor.results.scores import COUNTERS
+from sartor.results.client_tables import client_table
+from sartor.results.readings import POINT_WORDS, Readings
+from sartor.results.scores import COUNTERS, varying
 from sartor.results.tables import Table, format_cell, jsonable
-
-if TYPE_CHECKING:
-    from sartor.results.result import Result
 
 MOST_ROWS = 40
 """Clients that a notebook shows of a result."""
 
 
-def summarise(result: Result, run: int) -> dict[str, Any]:
+def summarise(result: Readings, run: int) -> dict[str, Any]:
     """Return the numbers of one run; see ``Result.summary``."""
     worst, chosen = result._worst(run), result.runs[run]
     total = {name: int(result.ledger.total(name)[run]) for name in COUNTERS}
@@ -75,22 +73,18 @@ def summarise(result: Result, run: int) -> dict[str, Any]:
     )
 
 
-def group_runs(result: Result) -> dict[str, list[int]]:
+def group_runs(result: Readings) -> dict[str, list[int]]:
     """Return the runs that are repeats of one another; see ``Result.groups``."""
     keys = [{**run.options, **run.hyper} for run in result.runs]
-    varying = [
-        name
-        for name in dict.fromkeys(name for key in keys for name in key)
-        if len({repr(key.get(name)) for key in keys}) > 1
-    ]
+    names = varying(keys)
     found: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
-        parts = [f"{name}={format_cell(key.get(name))}" for name in varying]
+        parts = [f"{name}={format_cell(key.get(name))}" for name in names]
         found.setdefault(" ".join([result.method, *parts]), []).append(index)
     return found
 
 
-def one_line(result: Result) -> str:
+def one_line(result: Readings) -> str:
     """Return method, accuracy, worst client and cost in one line."""
     kind = result.headline_metric.kind
     unit = " %" if result.headline_metric.is_share else ""
@@ -107,12 +101,12 @@ def one_line(result: Result) -> str:
     )
 
 
-def notebook_page(result: Result) -> str:
+def notebook_page(result: Readings) -> str:
     """Return what a notebook shows: the line, and a table of the clients, or of the runs."""
     line = html.escape(one_line(result)[1:-1])
     if len(result.runs) > 1:
         return f"<p>{line}</p>{runs_table(result)._repr_html_()}"
-    table = result.per_client(run=0)
+    table = client_table(result, 0)
     more = max(len(table) - MOST_ROWS, 0)
     if more:  # the page stays short; per_client() has them all
         table.rows = table.rows[:MOST_ROWS]
@@ -120,19 +114,19 @@ def notebook_page(result: Result) -> str:
     return f"<p>{line}</p>{table._repr_html_()}"
 
 
-def runs_table(result: Result) -> Table:
+def runs_table(result: Readings) -> Table:
     """Return one row per run: what sets it apart, accuracy, worst client and rounds."""
     keys = [{**run.options, **run.hyper, "seed": run.seed} for run in result.runs]
-    names = dict.fromkeys(name for key in keys for name in key)
-    varying = [name for name in names if len({repr(key.get(name)) for key in keys}) > 1]
+    names = varying(keys)
     reported = ("pooled_measure", "worst_client", "rounds")
+    summaries = [summarise(result, run) for run in range(len(result.runs))]
     rows = [
-        [run, *(key.get(name) for name in varying), *(one[name] for name in reported)]
-        for run, (key, one) in enumerate(zip(keys, result.summaries(), strict=True))
+        [run, *(key.get(name) for name in names), *(one[name] for name in reported)]
+        for run, (key, one) in enumerate(zip(keys, summaries, strict=True))
     ]
     kind = result.headline_metric.kind
     return Table(
-        ["run", *varying, result.measure, "worst client", "rounds"],
+        ["run", *names, result.measure, "worst client", "rounds"],
         rows,
         formats={result.measure: kind, "worst client": kind},
         title=f"{result.method}: runs",

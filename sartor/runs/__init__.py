@@ -22,22 +22,22 @@ written atomically, so kill -9 at any moment leaves a readable folder.
 
 ::
 
-    folder.py       what all kinds of folders share
-    run_folder.py   the folder of a run; checkpoints.py and archive.py are what it is made of
-    kinds.py        the folders of a comparison and of an advice, and opening any
-    storage.py      trees and JSON as files, written atomically
+    folder.py             what all kinds of folders share, and opening any
+    run_folder.py         the folder of a run; checkpoints.py and archive.py are what it is made of
+    comparison_folder.py  the folder of a comparison; sartor.adviser.folder is that of an advice
+    storage.py            trees and JSON as files, written atomically
 """
 
-from sartor.runs.folder import environment, folder_kind, slug
-from sartor.runs.kinds import AdviceFolder, ComparisonFolder, open_folder
-from sartor.runs.run_folder import RunFolder
+from sartor.runs.comparison_folder import ComparisonFolder
+from sartor.runs.folder import environment, folder_kind, open_folder, slug
+from sartor.runs.run_folder import RunFolder, save_result
 
 __all__ = [
-    "AdviceFolder",
     "ComparisonFolder",
     "RunFolder",
     "environment",
     "folder_kind",
     "open_folder",
+    "save_result",
     "slug",
 ]

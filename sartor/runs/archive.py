@@ -1,4 +1,4 @@
-"""A result as tensors and JSON, and as rows of tables: what a run folder writes down."""
+"""A result as tensors and JSON, and as rows of tables: what a run folder holds."""
 
 from __future__ import annotations
 

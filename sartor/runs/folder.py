@@ -10,7 +10,7 @@ import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -42,6 +42,11 @@ class Folder:
     """What the folders of a run, of a comparison and of an advice have in common."""
 
     kind = ""
+    known: ClassVar[dict[str, type[Folder]]] = {}
+
+    def __init_subclass__(cls) -> None:
+        """Note which class opens folders of a kind; outer rooms bring kinds of their own."""
+        Folder.known[cls.kind] = cls
 
     def __init__(self, path: Path, config: dict[str, Any]) -> None:
         self.path = path
@@ -76,7 +81,7 @@ class Folder:
         return cls(path, read_json(path / "config.json"))
 
     def tidy(self) -> None:
-        """Remove what a writer that was killed left half written; only who goes on may do so."""
+        """Remove the half-written files of a writer that was killed, before resuming."""
         first, last = HALF
         halves = [f"{first}{name}.*{last}" for name in (*_FILES, "folder.json", "experiment.json")]
         halves += [f"{name}/{first}*{last}" for name in _FOLDERS]
@@ -125,7 +130,7 @@ class Folder:
         return path
 
     def check_config(self, config: Mapping[str, Any], ignore: Collection[str] = ()) -> None:
-        """Refuse to go on with other settings than those the folder was started with.
+        """Refuse to resume with other settings than those the folder was started with.
 
         Args:
             config: the settings now.
@@ -168,6 +173,11 @@ def folder_kind(path: str | Path) -> str:
             f"expected one of {', '.join(KINDS)}; it was edited. Restore it."
         )
     return str(marker["kind"])
+
+
+def open_folder(path: str | Path) -> Folder:
+    """Open the folder of a run, a comparison or an advice, whichever it is."""
+    return Folder.known[folder_kind(path)].open(path)
 
 
 def environment() -> dict[str, Any]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sartor.core.errors import RunFolderError
 from sartor.results.result import Result
+from sartor.results.serving import tree_of
 from sartor.runs import checkpoints
 from sartor.runs.archive import (
     csv_text,
@@ -115,7 +116,7 @@ class RunFolder(Folder):
     def write_server(
         self, server: Mapping[str, Any], facts: Mapping[str, Any], run: int = 0
     ) -> None:
-        """Write the state that newcomers are greeted from, beside the models of a run.
+        """Write the state that newcomer messages are made from, beside the models of a run.
 
         Args:
             server: a nested dict of tensors.
@@ -173,7 +174,7 @@ class RunFolder(Folder):
         """
         if not self.has_result:
             raise RunFolderError(
-                f"{self.path} has no result yet: the run did not come to its end. Go on with "
+                f"{self.path} has no result yet: the run did not come to its end. Resume it with "
                 f"sartor resume {self.path}."
             )
         result = unpack_result(*read_state(self.path / "result.safetensors"))
@@ -181,3 +182,15 @@ class RunFolder(Folder):
             baseline = unpack_result(*read_state(self.path / "baseline.safetensors"))
             result.attach_baseline(baseline)
         return result
+
+
+def save_result(result: Result, path: str | Path, overwrite: bool = False) -> Path:
+    """Write a result with the models of all clients to a new folder; see ``Result.save``."""
+    folder = RunFolder.create(path, result.config, overwrite=overwrite)
+    for run in range(len(result.runs)):
+        trees = [tree_of(result.model(client, run)) for client in range(len(result.clients))]
+        folder.write_models(result.clients, trees, run)
+        if result.has_server:
+            folder.write_server(*result.server_state(run), run)
+    folder.write_result(result)
+    return folder.path

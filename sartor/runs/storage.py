@@ -1,7 +1,7 @@
 """Trees and settings on disk: safetensors and JSON, written atomically, never pickled.
 
 A file is written under a temporary name in the same folder, flushed to the disk, and then renamed
-over the old one; whoever reads sees the old file or the new one, never half of either.
+over the old one; a reader sees the old file or the new one, never half of either.
 """
 
 from __future__ import annotations
@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sartor.core.errors import RunFolderError
@@ -124,6 +122,8 @@ def naming(path: Path, action: str) -> Iterator[None]:
         path: what is read or written.
         action: what is done to it, as in "Cannot ACTION PATH".
     """
+    from safetensors import SafetensorError  # here, because training alone does without it
+
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -240,6 +240,8 @@ def apart(leaves: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def write_state(path: Path, trees: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
     """Write a nested dict of tensors or arrays and a JSON-able dict into one file, atomically."""
+    from safetensors.torch import save_file
+
     leaves, empty = flatten(trees)
     leaves = apart(leaves)
     header = json.dumps({"format": FORMAT, "empty": empty, "meta": meta}, default=jsonable)
@@ -252,6 +254,8 @@ def read_state(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         RunFolderError: the file is missing, cut short, not ours, or of a later release.
     """
+    from safetensors import safe_open
+
     with naming(path, "read"), safe_open(path, framework="pt", device="cpu") as file:
         metadata = file.metadata() or {}
         # Cloned, so that nothing depends on the file once it is replaced by a newer one.

@@ -1,4 +1,4 @@
-"""How far one round of FedAPA lowers a client's loss, and which steps guarantee that it does.
+"""Bound how much one round of FedAPA lowers a client's loss, and the steps that guarantee it.
 
 Sun, Sun, Pan, Fu, Guo, "FedAPA: Server-side Gradient-Based Adaptive Personalized Aggregation",
 IJCAI 2025 (arXiv 2502.07456), Theorem 1 and Corollary 1: one client, plain SGD, E local steps.
@@ -14,10 +14,10 @@ IJCAI 2025 (arXiv 2502.07456), Theorem 1 and Corollary 1: one client, plain SGD,
 | Max | radius | the largest ‖θ_j‖ (and ‖θ̄_j‖) seen so far |
 | M | num_clients | the columns of Θ |
 
-Differs from the paper: its proof bounds the spectral norm of Θ, twice, by the norm of its largest
-column, which is too small by up to √M; and it leaves the clipping and normalising of A out.
-``round_bound`` has the printed form, the one with the missing factor M, and the one for rows of A
-on the simplex, where θ̄_i and θ_i both lie in the ball of radius Max.
+Differs from the paper: its proof bounds the spectral norm of Θ twice by the norm of its largest
+column, which is too small by up to √M, and it ignores the clipping and normalising of A.
+``round_bound`` has three forms: the printed one, one with the missing factor M, and one for rows of
+A on the simplex, where θ̄_i and θ_i both lie in the ball of radius Max.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Form = Literal["printed", "safe", "simplex"]
 
 @dataclass(frozen=True)
 class Problem:
-    """What a client's loss and its round are like; the letters are those of the module.
+    """The constants of a client's loss and its round; the symbols are those of the module.
 
     Attributes:
         smoothness: L_1 > 0.
@@ -52,8 +52,8 @@ class Problem:
     def drift(self, mix_lr: float, round_index: int, form: Form = "printed") -> float:
         """Bound how much the next download may raise the loss.
 
-        `printed` 2 L_2 η (t+1) Max³ (valid where Θ has one column), `safe` M times that,
-        `simplex` 2 L_2 Max, which needs no η.
+        `printed` is 2 L_2 η (t+1) Max³ (valid if Θ has one column), `safe` is M times that, and
+        `simplex` is 2 L_2 Max, which does not depend on η.
 
         >>> Problem(1.0, 1.0, 2.0, 1, num_clients=3).drift(0.1, 0, "safe")
         4.800000000000001
@@ -94,11 +94,11 @@ def local_lr_range(
     problem: Problem,
     form: Form = "printed",
 ) -> tuple[float, float]:
-    """Return Corollary 1's open interval of α in which the loss is sure to fall.
+    """Return Corollary 1's open interval of α in which the loss is guaranteed to fall.
 
     4K/(S + √D) < α < 4K/(S − √D) with K = drift/2 (as printed L_2 η (t+1) Max³) and
     D = S² − 4 L_1 K (S + E σ²): between the roots of (L_1/2)(S + E σ²) α² − S α + 2K = 0.
-    (nan, nan) where there is no such α, which is so as soon as η is not below ``mix_lr_limit``.
+    (nan, nan) if there is no such α, which is the case unless η is below ``mix_lr_limit``.
 
     >>> low, high = local_lr_range(4.0, 0.1, 0, Problem(1.0, 1.0, 1.0, 2, noise=0.5))
     >>> f"{low:.6f} {high:.6f}"
@@ -109,7 +109,7 @@ def local_lr_range(
     square = gradient_sum**2 - 4.0 * problem.smoothness * half * total
     if square <= 0.0:
         return math.nan, math.nan
-    # The upper root as sum over L_1 (S + Eσ²): 4K/(S − √D) is 0/0 at η = 0.
+    # The upper root is written as (S + √D)/(L_1 (S + Eσ²)), because 4K/(S − √D) is 0/0 at η = 0.
     root = math.sqrt(square)
     return 4.0 * half / (gradient_sum + root), (gradient_sum + root) / (problem.smoothness * total)
 
@@ -117,7 +117,7 @@ def local_lr_range(
 def mix_lr_limit(gradient_sum: float, round_index: int, problem: Problem) -> float:
     """Return Corollary 1's limit on η, S²/(4 L_1 L_2 (t+1) Max³ (S + E σ²)).
 
-    It falls as 1/(t+1), so a constant η leaves it in the end.
+    It falls as 1/(t+1), so a constant η exceeds it eventually.
 
     >>> round(mix_lr_limit(4.0, 0, Problem(1.0, 1.0, 1.0, 2, noise=0.5)), 6)
     0.8

@@ -1,8 +1,9 @@
-"""The noise of logistic and softmax fits to the next order in 1/n_i: by fits to drawn labels.
+"""Estimate the noise of logistic and softmax fits to the next order in 1/n_i, by simulated labels.
 
-tr H_i⁻¹G_iH_i⁻¹/n_i at a fit is off twice: the variance T_i of a fit is larger than the formula at
-the true model, and the formula is larger at a fit than at the true model, because fits are longer.
-Both show in labels that are drawn from known models w̃_i and fitted again: t̂_i = F_i(ŵ_i) T_i/F̄_i.
+tr H_i⁻¹G_iH_i⁻¹/n_i at a fit is wrong for two reasons: the variance T_i of a fit is larger than the
+formula at the true model, and the formula is larger at a fit than at the true model, because fits
+have larger norms. Labels drawn from known models w̃_i and fitted again measure both errors:
+t̂_i = F_i(ŵ_i) T_i/F̄_i.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -10,16 +11,16 @@ Both show in labels that are drawn from known models w̃_i and fitted again: t̂
 | w̃_i | ``drawn_in`` | w̄ + k(ŵ_i − w̄), the models that labels are drawn from |
 | T_i | ``Drawings.spread`` | variance of the fits to labels drawn from w̃_i |
 | F_i | noise.total | ``noise_of`` at the fit |
-| F̄_i | ``Drawings.said`` | the mean of ``noise_of`` at the fits to drawn labels |
+| F̄_i | ``Drawings.said`` | the mean of ``noise_of`` at the fits to simulated labels |
 | b_i | ``Drawings.drift`` | mean of those fits − w̃_i: the bias that Firth's penalty leaves |
 
-The models w̃_i: the fits themselves are spread by R² + noise and would give too large a T_i, so they
-are drawn in until their spread is what R² alone accounts for (T. Louis' constrained empirical
-Bayes), k² = max(R̂², 0)/Σ p_i‖ŵ_i − w̄‖² with the uncalibrated R̂². Clients that are alike draw
-from one model. A client receives w̄ and k and sends b_i; the drawing is its own.
+The fits themselves are spread by R² + noise and would give too large a T_i. They are therefore
+shrunk towards w̄ until their spread is R² alone (T. Louis' constrained empirical Bayes),
+k² = max(R̂², 0)/Σ p_i‖ŵ_i − w̄‖² with the uncalibrated R̂². If the clients are alike, all labels are
+drawn from one model. A client receives w̄ and k, draws its own labels, and sends b_i.
 
-T_i and b_i are measured against fits that are linear in the labels, w̃_i − H_i⁻¹∇L_i(w̃_i), whose
-mean and covariance are known: only the small difference is left to chance. The method is ours.
+T_i and b_i are measured relative to fits that are linear in the labels, w̃_i − H_i⁻¹∇L_i(w̃_i), whose
+mean and covariance are known, so that only a small difference is random. The method is ours.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from sartor.theory.linear_models import Clients, basis, hessians, look, predict
 from sartor.theory.noise import Middle, Noise, noise_of
 
 ENOUGH = 1e-5
-"""The gradient norm at which a fit to drawn labels is near enough; its noise is far larger."""
+"""The gradient norm at which a fit to simulated labels stops; its noise is far larger."""
 
 
 class Drawings(NamedTuple):
-    """What fits to drawn labels show.
+    """What fits to simulated labels show.
 
     Attributes:
         spread: (..., clients) T_i.
         said: (..., clients) F̄_i.
         drift: (..., clients, p) b_i.
-        doubt: (..., clients) Var(T_i)/T_i² by the chance of the drawings.
+        doubt: (..., clients) Var(T_i)/T_i² due to the random labels.
     """
 
     spread: Tensor
@@ -67,19 +68,19 @@ def calibrated(
     draws: int = 20,
     seed: int = 0,
 ) -> Noise:
-    """Multiply V̂_i by T_i/F̄_i, and state what the bias of the fits adds to their distances.
+    """Multiply V̂_i by T_i/F̄_i, and add what the bias of the fits adds to their distances.
 
-    It assumes that the family describes the labels; linear models need no calibration.
+    This assumes that the labels follow the model; linear models need no calibration.
 
     Args:
         clients: the samples that were fitted.
         w: (..., clients, p) the fits.
         noise: of these fits, from ``noise_of``.
         weights: (..., clients) p_i, of sum 1; equal if None.
-        middle: as it was for ``noise``.
-        bias_reduced: whether the fits were; those to drawn labels are made alike.
-        draws: the number of drawings.
-        seed: of the drawings.
+        middle: the same as for ``noise``.
+        bias_reduced: whether the fits are bias-reduced; the fits to simulated labels are, too.
+        draws: how many sets of labels to draw.
+        seed: of the labels.
     """
     if clients.family == "linear" or draws < 2:
         return noise
@@ -120,12 +121,12 @@ def drawings(
     """Draw labels from known models, ``draws`` times, and fit them again.
 
     Args:
-        clients: whose features they are.
+        clients: the features.
         at: (..., clients, p) the models w̃_i.
-        middle: how ``noise_of`` speaks of the fits.
+        middle: the argument of ``noise_of``.
         bias_reduced: whether the fits have Firth's penalty.
-        draws: the number of drawings.
-        seed: of the drawings.
+        draws: how many sets of labels to draw.
+        seed: of the labels.
     """
     inverse = torch.cholesky_inverse(factor(hessians(clients, look(clients, at))))
     known = noise_of(clients, at, "model").total
@@ -158,13 +159,13 @@ def _slopes(clients: Clients, at: Tensor, labels: Tensor) -> Tensor:
 def draw_labels(clients: Clients, w: Tensor, key: Tensor, prints: Tensor | None = None) -> Tensor:
     """Draw a label for every sample from a logistic or softmax model.
 
-    Sample j of a client has the random number (key, fingerprint of the client, j), whatever else is
-    drawn: neither padding, nor the order of clients, nor federations beside this one matter.
+    The random number of a sample depends on the key, the client's fingerprint and the sample's
+    index only: padding, the order of clients and other federations in the batch do not matter.
 
     Args:
         clients: the samples.
         w: (..., clients, p) the models.
-        key: of the drawing.
+        key: of the random numbers.
         prints: (..., clients) fingerprints, if they are known already.
     """
     scores = predict(clients, w)
@@ -180,10 +181,10 @@ def draw_labels(clients: Clients, w: Tensor, key: Tensor, prints: Tensor | None 
 
 
 def fingerprints(clients: Clients) -> Tensor:
-    """Return a number for every client's samples, the same in whatever order they stand.
+    """Return a number for every client's samples that does not depend on their order.
 
-    (..., clients), int64: a sum of hashes of the samples' bits, so that random numbers can belong
-    to a client wherever it is listed.
+    (..., clients), int64: a sum of hashes of the samples' bits, so that a client keeps its random
+    numbers wherever it is listed.
     """
     features = clients.x.double().view(torch.int64)
     odd = 2 * torch.arange(features.shape[-1]) + 1
@@ -193,7 +194,7 @@ def fingerprints(clients: Clients) -> Tensor:
     return torch.where(clients.mask, mixed ^ (mixed >> 32), 0).sum(-1) & 0x7FFFFFFFFFFFFFFF
 
 
-# ---- fits to drawn labels ------------------------------------------------------------------------
+# ---- fits to simulated labels --------------------------------------------------------------------
 
 
 def _one_by_one(
@@ -204,7 +205,7 @@ def _one_by_one(
     middle: Middle | None,
     bias_reduced: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return the fits and what ``noise_of`` says of them, each with the drawings in front."""
+    """Return the fits and their ``noise_of``, each with the sets of labels as first axis."""
     fits, said = [], []
     for y in labels:
         other = replace(clients, y=y)
@@ -222,7 +223,7 @@ def _quick(
     middle: Middle | None,
     bias_reduced: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Do the same for Firth's fits, all drawings at once; the few that do not arrive one by one."""
+    """Do the same for Firth's fits at once; fit the few that do not converge one by one."""
     lanes, draws, p = clients.mask.shape[:-1], len(labels), at.shape[-1]
     x = (clients.x * clients.mask[..., None]).expand(*clients.mask.shape, p)
     y = labels.movedim(0, -1).reshape(-1, clients.mask.shape[-1], draws)

@@ -1,21 +1,21 @@
-"""The constants of the theorems, from the clients' own samples.
+"""Compute the constants of the theorems from the clients' samples.
 
 The loss of client i is the mean L_i = (1/n_i) Σ_j ℓ(w, z_ij) + (ν/2)‖w‖². Both papers speak of "the
 Gram matrix XᵀX" where their formulas need XᵀX/n_i: with the former L is n_i times too large, and
-the step η = 1/(L + λ) n_i times too small. Here the factor 1/n_i is always in.
+the step η = 1/(L + λ) n_i times too small. Here the factor 1/n_i is always included.
 
 | symbol | here | meaning |
 |---|---|---|
 | L_i | smoothness | largest curvature of L_i anywhere: b Λ_max(X_iᵀX_i/n_i) + ν |
 | (β) | sample_smoothness | of every single ℓ(·, z_ij): b max_j ‖x_ij‖² + ν |
 | b | ``bend(family)`` | largest second derivative by the scores: 1, 1/4 or 1/2 |
-| μ_i | strong_convexity | Λ_min of ∇²L_i at ŵ_i; or below it on the whole ball ‖w‖ ≤ B |
-| ρ_i² | noise2 | Σ_j ‖∇ℓ(ŵ_i, z_ij)‖²/(n_i − d), or what the model says of it |
+| μ_i | strong_convexity | Λ_min of ∇²L_i at ŵ_i, or a lower bound on the ball ‖w‖ ≤ B |
+| ρ_i² | noise2 | Σ_j ‖∇ℓ(ŵ_i, z_ij)‖²/(n_i − d), or its value under the model |
 | D, ‖ℓ‖∞ | diameter, loss_bound | 2B, and the largest loss of a client's samples on the ball |
 | κ | condition | L/μ |
 
-The theorems need one number for all: the largest L_i, ρ_i and ‖ℓ‖∞, the smallest μ_i. Strong
-convexity of every single sample's loss, which one paper asks for, is ν: none without ridge.
+The theorems need one number for all clients: the largest L_i, ρ_i and ‖ℓ‖∞, the smallest μ_i. The
+strong convexity of every single sample's loss, which one paper assumes, is ν, so 0 without ridge.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _BEND: dict[Family, float] = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5}
 
 @dataclass(frozen=True)
 class Constants:
-    """What the theorems ask for, client by client; the properties are for all clients together.
+    """The constants of each client; the properties are for all clients together.
 
     Attributes:
         smoothness: (..., clients) L_i of the clients' mean losses.
@@ -60,7 +60,7 @@ class Constants:
 
     @property
     def largest_sample_smoothness(self) -> Tensor:
-        """β, (...): for the statistical theorems, which want every loss smooth."""
+        """β, (...): for the statistical theorems, which need the loss of every sample smooth."""
         return self.sample_smoothness.amax(-1)
 
     @property
@@ -70,7 +70,7 @@ class Constants:
 
     @property
     def condition(self) -> Tensor:
-        """κ = L/μ, (...); infinite where some client's loss is flat."""
+        """κ = L/μ, (...); infinite if the loss of some client is flat."""
         return self.largest_smoothness / self.smallest_strong_convexity.clamp(min=0.0)
 
     @property
@@ -103,8 +103,8 @@ def constants_of(clients: Clients, noise: Noise, *, radius: float | None = None)
     Args:
         clients: the samples.
         noise: of the fits of these samples, from ``noise_of``.
-        radius: B of the ball ‖w‖ ≤ B on which μ, D and ‖ℓ‖∞ shall hold. Without it μ_i is that of
-            the fit alone, and D and ‖ℓ‖∞ are infinite.
+        radius: B of the ball ‖w‖ ≤ B on which μ, D and ‖ℓ‖∞ hold. Without it μ_i is the value at
+            the fit, and D and ‖ℓ‖∞ are infinite.
     """
     if radius is not None and not 0.0 < radius < math.inf:
         raise ConfigError(f"radius must be > 0 and finite, got {radius}; or leave it out.")
@@ -133,7 +133,7 @@ def constants_of(clients: Clients, noise: Noise, *, radius: float | None = None)
 def logistic_noise_bound(num_features: float, largest_feature: float) -> float:
     """Return c_X² d/4, a bound on the ρ² of logistic regression with |x_k| ≤ c_X.
 
-    It holds where the labels follow the model: E‖∇ℓ(w*, z)‖² = E[q(1 − q)‖x‖²] with q(1 − q) ≤ 1/4.
+    It holds if the labels follow the model: E‖∇ℓ(w*, z)‖² = E[q(1 − q)‖x‖²] with q(1 − q) ≤ 1/4.
 
     >>> logistic_noise_bound(5, 2.0)
     5.0
@@ -155,7 +155,7 @@ def _least_bend(clients: Clients, reach: Tensor) -> Tensor:
 
 
 def _largest_loss(clients: Clients, reach: Tensor) -> Tensor:
-    """Return ln(1 + e^b), ln(1 + (C−1)e^{√2 b}) or ½(max|y| + b)², at scores of norm b at most."""
+    """Return ln(1 + e^b), ln(1 + (C−1)e^{√2 b}) or ½(max|y| + b)², for scores of norm <= b."""
     if clients.family == "linear":
         return 0.5 * ((clients.y * clients.mask).abs().amax(-1) + reach).square()
     if clients.family == "logistic":

@@ -1,4 +1,4 @@
-"""Rules for the pull λ between personal models and the global one, from heterogeneity and noise.
+"""Choose the pull λ between personal models and the global one, from heterogeneity and noise.
 
 Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Theorem 1, in
 its first version (``v1``) and in a later one (``v2``).
@@ -12,9 +12,9 @@ its first version (``v1``) and in a later one (``v2``).
 | L, μ, κ | smoothness, strong_convexity, L/μ | of the clients' losses |
 
 Every rule is a pure function of numbers or tensors that broadcast, so a value per client (R_i, ρ_i,
-n_i) gives λ_i (ours: the paper leaves λ_i open). ``v2`` only bounds λ, from below where clients are
-alike and from above where they are not; the bound itself is returned. Where clients are alike it is
-64κ²L and more, which is one model for all in practice. ``shrinkage`` is ours.
+n_i) gives λ_i (our extension: the paper leaves λ_i open). ``v2`` only bounds λ, from below if the
+clients are alike and from above if they are not, and the bound itself is returned. If they are
+alike it is at least 64κ²L, which in practice is one model for all. ``shrinkage`` is ours.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def v2_terms(
     strong_convexity: Number,
     noise: Number = 2.0,
 ) -> tuple[Tensor, Tensor]:
-    """Return what (82) takes the larger of, 64κ²L and max{2κ, 5}μQ; λ + μ must not be below it.
+    """Return the terms of the maximum in (82), 64κ²L and max{2κ, 5}μQ; λ + μ is at least these.
 
     >>> [round(float(x), 4) for x in v2_terms(0.05, 200, 2000, 1.0, 0.1)]
     [6400.0, 11.1111]
@@ -89,11 +89,11 @@ def shrinkage(
     strong_convexity: float,
     noise: Number = 2.0,
 ) -> Tensor:
-    """Return λ = (1 − 1/m) ρ²/(n μ R²), whatever R.
+    """Return λ = (1 − 1/m) ρ²/(n μ R²), for any R.
 
-    On losses with Hessian μI it minimises the mean squared error of the personal models exactly:
-    a client then moves by V(1−1/m)/(R² + V(1−1/m)) towards the mean, V = ρ²/(μ²n), with R² the mean
-    squared distance.
+    For losses with Hessian μI it minimises the mean squared error of the personal models exactly:
+    a client then moves by V(1−1/m)/(R² + V(1−1/m)) towards the mean, with V = ρ²/(μ²n) and R² the
+    mean squared distance.
 
     >>> round(float(shrinkage(0.3, 50, 10, 1.0, noise=5**0.5)), 6)
     1.0
@@ -121,14 +121,15 @@ def by_rule(
         strong_convexity: μ.
 
     Returns:
-        λ with n = N/m, the same for all; where R or ρ differs between clients, λ_i with n_i.
+        λ with n = N/m, the same for all clients; λ_i with n_i if R or ρ differs between them.
 
     Raises:
         ConfigError: there is no such rule.
     """
     if rule not in RULES:
         raise ConfigError(f"There is no rule {rule!r} for the pull{did_you_mean(rule, RULES)}")
-    # A constant vector counts as one number: in a sweep, one row per client widens all rows.
+    # A constant vector counts as one number, because in a sweep one row with a value per client
+    # turns all rows into vectors.
     unlike = (heterogeneity != heterogeneity.max()).any() | (noise != noise.max()).any()
     n = torch.where(unlike, sizes.double(), sizes.double().mean())
     if rule == "v1":

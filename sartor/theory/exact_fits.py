@@ -1,4 +1,4 @@
-"""Exact fits of convex models: every client alone, one model for all, and FedProx between them.
+"""Fit convex models exactly: every client alone, one model for all, and FedProx in between.
 
 Every fit is a Newton iteration in float64 to a stated gradient norm, for all clients of
 `linear_models.py`, and all axes before them, at once.
@@ -27,7 +27,7 @@ from sartor.theory.linear_models import Clients, Point, basis, hessians, look, p
 State = TypeVar("State")
 
 FAR = 1e6
-"""The length of a model at which a fit is given up: there is no minimiser."""
+"""The norm of a model at which a fit stops, because there is no minimiser."""
 
 
 class Fits(NamedTuple):
@@ -37,8 +37,8 @@ class Fits(NamedTuple):
         w: (..., clients, p) models; for ``fit_pooled`` (..., p).
         gradient: the largest gradient norm that is left, (..., clients) or (...).
         converged: the gradient norm is at most the tolerance, and a minimiser exists.
-        separable: (..., clients) the classes of a client can be told apart without an error, so
-            that no minimiser exists; False with ridge or Firth's penalty, where one always does.
+        separable: (..., clients) the classes of a client are perfectly separable, so that no
+            minimiser exists; False with ridge or Firth's penalty, where one always exists.
     """
 
     w: Tensor
@@ -60,7 +60,7 @@ def fit_each(
     Args:
         clients: the samples.
         bias_reduced: for logistic regression, add Firth's penalty −log det(n_i H_i)/(2n_i), which
-            removes the first-order bias of the fit and exists for separable data too.
+            removes the first-order bias of the fit and has a minimiser for separable data too.
         start: (..., clients, p) first models; zeros if None.
         tolerance: the gradient norm at which a fit counts as converged.
         max_steps: Newton steps at most.
@@ -88,14 +88,9 @@ def fit_each(
         if not exists:
             separable[index] = separable[index] | _separates(part, w)
         active = (left[index] > tolerance) & ~separable[index] & (w.norm(dim=-1) < FAR)
-        if 2 * int(active.sum()) < len(active):  # go on with those that have not arrived
+        if 2 * int(active.sum()) < len(active):  # continue with those that have not converged
             index, part, w = index[active], part.take(active), w[active]
-            value, slope, curve, active = (
-                value[active],
-                slope[active],
-                curve[active],
-                active[active],
-            )
+            value, slope, curve, active = (t[active] for t in (value, slope, curve, active))
         if not len(index):
             break
         step = _solve(curve, slope) * active[..., None]
@@ -107,7 +102,7 @@ def fit_each(
 
 
 def _each(clients: Clients, w: Tensor, bias_reduced: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what every client minimises alone, its gradient and a curvature for Newton steps."""
+    """Return the objective of every client, its gradient and a curvature for Newton steps."""
     point = look(clients, w)
     curve = hessians(clients, point)
     if not bias_reduced:
@@ -230,7 +225,7 @@ def fit_coupled(
 
 
 def _separates(clients: Clients, w: Tensor) -> Tensor:
-    """Say for every client whether its model is right about every sample, with a margin."""
+    """Return for every client whether its model classifies every sample correctly."""
     if clients.family == "linear":
         return torch.zeros(w.shape[:-1], dtype=torch.bool)
     scores = predict(clients, w)
@@ -247,8 +242,8 @@ def _separates(clients: Clients, w: Tensor) -> Tensor:
 def factor(matrix: Tensor) -> Tensor:
     """Return the Cholesky factor of positive semidefinite matrices.
 
-    A trifle is added to the diagonal, of the size of rounding at first, a thousand times more where
-    that is not enough, so that singular systems can be solved too.
+    A small number is added to the diagonal, at first of the size of rounding errors and a thousand
+    times more if that is not enough, so that singular systems can be solved too.
     """
     size = matrix.diagonal(dim1=-2, dim2=-1).abs().mean(-1)[..., None, None]
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype)
@@ -268,9 +263,9 @@ def _solve(curve: Tensor, slope: Tensor) -> Tensor:
 def _descend(
     whole: Callable[[Tensor], tuple[Tensor, Tensor, State]], w: Tensor, step: Tensor, value: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor, State]]:
-    """Go by −step, or by a half, a quarter, … of it where the value would rise otherwise.
+    """Move by −step, or by a half, a quarter, … of it where the value would rise otherwise.
 
-    A rise that rounding could explain is none.
+    A rise within rounding errors is ignored.
     """
     share = torch.ones_like(value)
     axes = (1,) * (w.ndim - value.ndim)

@@ -1,4 +1,4 @@
-"""Excess risk: what it is, how low LocalTrain and FedAvg bring it, and how low anybody can.
+"""Compute the excess risk, its bounds for LocalTrain and FedAvg, and its lower bounds.
 
 Chen, Zheng, Long, Su, "Minimax Estimation for Personalized Federated Learning", JMLR 24(262), 2023
 (arXiv 2103.01901): Theorems 4, 6 and 8, Corollary 9, Eq. (18) and (19). Two-stage FedProx' bounds
@@ -13,9 +13,9 @@ are in ``two_stage_risk``.
 | R | heterogeneity | R² bounds Σ p_i‖w_i* − w_g*‖² (average) or every ‖w_i* − w_g*‖² (individual) |
 | p_i, n_i, N, m | weights, sizes, Σ n_i, their number | |
 
-The paper gives orders. Where its proofs give the numbers they stand here: 32 for Theorem 4, 32 and
-4 for (9), 8βσ²/μ² and 8β³/μ² + β for (10). The others are orders: their shape means something, not
-their value.
+The paper states orders. The constants that its proofs give are used here: 32 for Theorem 4, 32 and
+4 for (9), 8βσ²/μ² and 8β³/μ² + β for (10). The other bounds are orders: their shape is meaningful,
+their value is not.
 """
 
 from __future__ import annotations
@@ -62,9 +62,9 @@ class Sampled(NamedTuple):
 
 
 def sampled_excess_risk(losses: Tensor, target_losses: Tensor) -> Sampled:
-    """Estimate IER_i from the losses of ŵ_i and of w_i* on the same fresh records.
+    """Estimate IER_i from the losses of ŵ_i and of w_i* on the same fresh samples.
 
-    On real data, with the best model known in place of w_i*, this is an empirical gap, not an
+    On real data, where the best known model stands in for w_i*, this is an empirical gap, not an
     excess risk.
 
     Args:
@@ -83,7 +83,7 @@ def average_excess_risk(risks: Tensor | Sampled, weights: Tensor) -> Sampled:
 
     Args:
         risks: (..., clients) IER_i, exact (then the error is 0) or sampled independently.
-        weights: (clients,) p_i; 1/m treats clients alike, n_i/N records.
+        weights: (clients,) p_i; 1/m weights clients equally, n_i/N samples.
     """
     p = weights.double()
     value, error = risks if isinstance(risks, Sampled) else (risks, torch.zeros_like(risks))
@@ -93,7 +93,7 @@ def average_excess_risk(risks: Tensor | Sampled, weights: Tensor) -> Sampled:
 def excess_risk_range(
     models: Tensor, targets: Tensor, smoothness: Number, strong_convexity: Number
 ) -> tuple[Tensor, Tensor]:
-    """Return (μ/2)‖ŵ − w*‖² and (β/2)‖ŵ − w*‖², between which IER lies."""
+    """Return the lower and upper bound of IER, (μ/2)‖ŵ − w*‖² and (β/2)‖ŵ − w*‖²."""
     far = (models - targets).double().square().sum(-1)
     beta, mu = tensors(smoothness, strong_convexity)
     return mu / 2.0 * far, beta / 2.0 * far
@@ -125,7 +125,7 @@ def fedavg_average_risk(
 ) -> Tensor:
     """Return (9), C (β B/μ) Σ p_i²/n_i + C′ β R², on E AER_p(FedAvg), for n_i >= 4β p_i/μ.
 
-    Least for p_i = n_i/N, where the sum is 1/N: (11).
+    It is smallest for p_i = n_i/N, where the sum is 1/N: (11).
     """
     r, beta, mu = tensors(heterogeneity, smoothness, strong_convexity)
     (top,) = tensors(loss_bound)
@@ -147,13 +147,13 @@ def fedavg_individual_risk(
     return 8.0 * beta * error + beta * r.square()
 
 
-# ---- the better of the two, and what nobody can beat ---------------------------------------------
+# ---- the better of the two, and lower bounds -----------------------------------------------------
 
 
 def oracle_threshold(
     num_clients: Number, total_samples: Number, strong_convexity: Number, loss_bound: Number
 ) -> Tensor:
-    """Return (B/μ) m/N: FedAvg for R² up to it, LocalTrain beyond.
+    """Return (B/μ) m/N, the R² up to which FedAvg is better than LocalTrain.
 
     >>> float(oracle_threshold(10, 2000, 0.1, 1.0))
     0.05
@@ -187,7 +187,7 @@ def dichotomous_individual_risk(
     loss_bound: Number,
     noise: Number,
 ) -> Tensor:
-    """Return (19), (β³/μ²)(B/(μ n_i) ∧ R²) + (βσ²/μ²) Σ p_j²/n_j, for clients of like sizes."""
+    """Return (19), (β³/μ²)(B/(μ n_i) ∧ R²) + (βσ²/μ²) Σ p_j²/n_j, for clients of similar sizes."""
     r, n, beta, mu = tensors(heterogeneity, num_samples, smoothness, strong_convexity)
     top, sigma = tensors(loss_bound, noise)
     bias = torch.minimum(top / (mu * n), r.square())
@@ -198,10 +198,10 @@ def dichotomous_individual_risk(
 def error_floor(
     heterogeneity: Number, num_samples: Number, total_samples: Number, num_features: Number
 ) -> Tensor:
-    """Return Theorem 8's order d/n ∧ R² + d/N, which no method's squared error can stay below.
+    """Return Theorem 8's order d/n ∧ R² + d/N, a lower bound on the squared error of any method.
 
-    Logistic regression with d features, clients of like sizes, p_i = n_i/N. With n = N/m for the
-    average over clients, n = n_i for one of them.
+    It is for logistic regression with d features, clients of similar sizes and p_i = n_i/N. Use
+    n = N/m for the average over clients and n = n_i for one of them.
     """
     r, n, total, d = tensors(heterogeneity, num_samples, total_samples, num_features)
     return torch.minimum(d / n, r.square()) + d / total
@@ -228,7 +228,7 @@ def average_risk_by_stability(
 ) -> Tensor:
     """Return (21) of Proposition 10, E AER_p <= E_OPT + 2 Σ p_i γ_i + (λ/2) Σ p_i‖w_g* − w_i*‖².
 
-    Eq. (24) forgets p_s before the penalty; the proposition is right.
+    Eq. (24) omits p_s before the penalty; the proposition is right.
 
     Args:
         weights: (clients,) p_i.

@@ -1,9 +1,9 @@
-"""Firth's logistic regression for many sets of labels of the same features, by matrix products.
+"""Fit Firth's logistic regression to many sets of labels of the same features at once.
 
 argmax Σ_j log p(y_j | x_jᵀw) + ½ log det H(w), H = Σ_j c_j x_jx_jᵀ with c_j = p_j(1 − p_j): the fit
 whose first-order bias is 0. Its gradient is Σ_j [y_j − p_j + h_j(½ − p_j)] x_j with the leverages
-h_j = c_j x_jᵀH⁻¹x_j. All sets of labels of a client share the products x_jx_jᵀ, so that a Newton
-step of all of them is a few matrix products, many times faster than fits one by one.
+h_j = c_j x_jᵀH⁻¹x_j. All sets of labels of a client share the products x_jx_jᵀ, so that one Newton
+step for all of them is a few matrix products, many times faster than separate fits.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 
 STEPS = 12
-"""Newton steps at most; what has not arrived by then is left to a slower and safer fit."""
+"""The most Newton steps; what has not converged by then is left to a slower and safer fit."""
 
 NEAR = 1e-3
-"""The length of a Newton step, as a share of the fit's own noise, after which a fit is done."""
+"""The length of a Newton step, relative to the noise of the fit, at which the fit stops."""
 
 TINY = 1e-100
-"""A Cholesky factor with a smaller entry on its diagonal counts as that of a singular matrix."""
+"""A matrix whose Cholesky factor has a smaller diagonal entry counts as singular."""
 
 CACHE = 400_000
-"""Numbers of a block of clients, so that it stays in the cache of a processor."""
+"""The numbers in a block of clients, chosen so that it fits into the processor cache."""
 
 
 class Refits(NamedTuple):
@@ -37,8 +37,8 @@ class Refits(NamedTuple):
 
     Attributes:
         w: (clients, sets, d) the fits.
-        total: (clients, sets) tr H⁻¹, what the model says of their variance.
-        arrived: (clients, sets) the last step was short.
+        total: (clients, sets) tr H⁻¹, their variance according to the model.
+        arrived: (clients, sets) whether the last step was short enough.
     """
 
     w: Tensor
@@ -86,7 +86,7 @@ def _refit(x: Tensor, y: Tensor, w: Tensor) -> Refits:
 def _inverse(upper: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     """Return the inverses of symmetric matrices given by their upper triangles, and which failed.
 
-    The inverse of a matrix that is not positive definite is that of I instead.
+    For a matrix that is not positive definite, I is returned instead.
     """
     d = int(rows[-1]) + 1
     whole = upper.new_empty((*upper.shape[:-1], d, d))

@@ -1,9 +1,9 @@
-"""How far the clients' best models lie from one another, estimated from their fits.
+"""Estimate from the fits how far apart the clients' best models are.
 
-R² = Σ p_i ‖w_i* − w̄*‖² cannot be read off the fits ŵ_i themselves: their own noise adds to every
-distance. It can be subtracted (R1, R3), or avoided: fits on two halves of a client's samples have
-independent noise, which vanishes from the product of their deviations (R2). All estimators are
-ours; the papers leave the estimation of R open.
+R² = Σ p_i ‖w_i* − w̄*‖² cannot be computed from the fits ŵ_i directly, because their noise adds to
+every distance. The noise can be subtracted (R1, R3) or avoided: fits on two halves of a client's
+samples have independent noise, which cancels in the product of their deviations (R2). All
+estimators are ours; the papers leave the estimation of R open.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -12,9 +12,9 @@ ours; the papers leave the estimation of R open.
 | p_i | weights | of sum 1 |
 | s_ik | share | the weights that client i sees: p_k/Σp inside its group, 0 outside |
 
-They hold for converged fits of identified, strongly convex models with n_i clearly above d; not for
-networks, whose weights are not identified, nor for separable classes. With ridge they speak of the
-ridge targets.
+They hold for converged fits of identified, strongly convex models with n_i clearly above d. They do
+not hold for networks, whose weights are not identified, or for separable classes. With ridge they
+estimate the heterogeneity of the ridge targets.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from sartor.theory.sampling_error import (
 
 
 class SplitHalf(NamedTuple):
-    """What two fits per client say of the groups that the clients form.
+    """The heterogeneity of groups of clients, from two fits per client.
 
     Attributes:
         radius2: (clients,) R̂² of every client's group; may be negative.
@@ -48,13 +48,13 @@ class SplitHalf(NamedTuple):
 
 
 class Heterogeneity(NamedTuple):
-    """What the fits say of R² = Σ p_i ‖w_i* − w̄*‖².
+    """An estimate of R² = Σ p_i ‖w_i* − w̄*‖².
 
     Attributes:
-        radius2: (...) R̂², the sign kept: it is unbiased, and below 0 by chance where R is small.
+        radius2: (...) R̂², unbiased, so it may be negative by chance if R is small.
         floor: (...) Var(R̂²) for these clients if their best models were the same.
-        growth: (...) what every unit of R² adds to it.
-        jackknife: (...) standard error of R̂² for clients like these: one client left out at a time.
+        growth: (...) what each unit of R² adds to that variance.
+        jackknife: (...) standard error of R̂² for clients like these, by leaving out one at a time.
         distances2: (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest of them is biased
             upwards.
         noise: (..., clients) t̂_i.
@@ -71,26 +71,27 @@ class Heterogeneity(NamedTuple):
 
     @property
     def standard_error(self) -> Tensor:
-        """(...) of R̂² for these clients, by the noise of their samples alone."""
+        """(...) of R̂² for these clients, due to the noise of their samples alone."""
         return (self.floor + self.growth * self.radius2.clamp(min=0.0)).sqrt()
 
     def interval(self, z: float = 1.96) -> tuple[Tensor, Tensor]:
         """Return the ends of {r : (R̂² − r)² ≤ z² (floor + growth · r)}, for these clients.
 
-        The error is that of the r in question, not that of R̂² (a score interval): R̂² ∓ z standard
-        errors would be too wide near R = 0 and miss on one side elsewhere, because R̂² and its
-        standard error rise and fall together.
+        This is a score interval: it uses the error at r, not at R̂². R̂² ∓ z standard errors would be
+        too wide near R = 0 and miss on one side elsewhere, because R̂² and its standard error rise
+        and fall together.
         """
         wide = z * z * self.growth / 2.0
         half = (z * z * (self.floor + self.growth * self.radius2) + wide.square()).clamp(min=0.0)
         return self.radius2 + wide - half.sqrt(), self.radius2 + wide + half.sqrt()
 
     def interval_anew(self, level: float = 0.95) -> tuple[Tensor, Tensor]:
-        """Return an interval by the jackknife, for clients drawn anew.
+        """Return an interval by the jackknife, for new clients from the same population.
 
-        What is meant is the mean of R² over federations of as many clients like these. The spread
-        of the fits, Q = R̂² + subtracted, is positive and skewed to the right, so the interval is
-        Q exp(∓ t · jackknife/Q) − subtracted, with t of Student's law with m − 1 degrees.
+        It is for the mean of R² over federations of as many clients like these. The spread of the
+        fits, Q = R̂² + subtracted, is positive and skewed to the right, so the interval is
+        Q exp(∓ t · jackknife/Q) − subtracted, with t of Student's distribution with m − 1 degrees
+        of freedom.
         """
         spread = torch.maximum(self.radius2 + self.subtracted, 0.5 * self.subtracted)
         far = (student(level, self.noise.shape[-1] - 1) * self.jackknife / spread).exp()
@@ -98,7 +99,7 @@ class Heterogeneity(NamedTuple):
 
 
 def shares(weights: Tensor, group: Tensor) -> Tensor:
-    """Return (clients, clients): row i holds the weights inside the group of i, with sum 1."""
+    """Return (clients, clients): row i has the weights inside the group of client i, of sum 1."""
     inside = weights * (group[:, None] == group[None, :])
     return inside / inside.sum(1, keepdim=True)
 
@@ -117,11 +118,11 @@ def split_half(first: Tensor, second: Tensor, share: Tensor) -> SplitHalf:
 
 
 def crossover(found: SplitHalf | Heterogeneity, weights: Tensor) -> Tensor:
-    """Return R̂² − Σ p_i(1 − p_i) t̂_i: below 0 the mean of the fits beats the fits themselves.
+    """Return R̂² − Σ p_i(1 − p_i) t̂_i; if it is negative, the mean of the fits beats the fits.
 
     Their mean squared errors Σ p_i E‖· − w_i*‖² are R² + Σ p_i² t_i and Σ p_i t_i, so the sign is
-    the exact crossover, for any weights and noise. For equal weights the limit is
-    (1 − 1/m) · mean t̂_i. A client alone in its group has 0, and nothing to gain.
+    the exact crossover, for any weights and noise. For equal weights it is at R² =
+    (1 − 1/m) · mean t̂_i. The value is 0 for a client that is alone in its group.
 
     Args:
         found: from any of the estimators here.
@@ -141,9 +142,9 @@ def from_fits(
 
     R̂² = Σ p_i ‖ŵ_i − w̄‖² − Σ p_i(1 − p_i) t̂_i and
     d̂_i² = ‖ŵ_i − w̄‖² − (1 − 2p_i) t̂_i − Σ p_j² t̂_j, with w̄ = Σ p_i ŵ_i and t̂_i = tr V̂_i. What
-    the bias of the fits themselves adds to a client's squared distance is taken off as well.
+    the bias of the fits adds to a client's squared distance is subtracted as well.
 
-    A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; for the standard error V̂_i as well.
+    A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; the standard error also needs V̂_i.
 
     Args:
         w: (..., clients, p) converged fits ŵ_i.
@@ -168,24 +169,18 @@ def from_fits(
     more = 0.0 if doubt is None else (form.square() * noise.square() * doubt).sum(-1)
     radius2, noise2 = radius(weights), form2(weights) * products
     floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, w), more)
-    return Heterogeneity(
-        radius2=radius2,
-        floor=floor,
-        growth=growth,
-        jackknife=leave_one_out(radius, weights),
-        distances2=gaps.square().sum(-1) - longer - (1.0 - 2.0 * weights) * noise - shared,
-        noise=noise,
-        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
-    )
+    distances2 = gaps.square().sum(-1) - longer - (1.0 - 2.0 * weights) * noise - shared
+    jackknife, subtracted = leave_one_out(radius, weights), (form * noise).sum(-1)
+    return Heterogeneity(radius2, floor, growth, jackknife, distances2, noise, subtracted)
 
 
 def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity:
     """Estimate R² from fits on two disjoint halves of every client's samples (R2), no Hessians.
 
-    R̂² = Σ p_i ⟨a_i − ā, b_i − b̄⟩: the noise of the halves is independent and drops out. A client
-    sends 2|θ| numbers, once. For the standard error δ_i = (a_i − b_i)/2 is a draw of N(0, V_i),
-    independent of (a_i + b_i)/2, so that (δ_iᵀδ_j)² stands for tr(V_iV_j), and ‖δ_i‖⁴/(d + 2) for
-    tr(V_i²), which is exact where V_i is round.
+    R̂² = Σ p_i ⟨a_i − ā, b_i − b̄⟩: the noise of the halves is independent and cancels. A client
+    sends 2|θ| numbers, once. For the standard error, δ_i = (a_i − b_i)/2 is a draw from N(0, V_i),
+    independent of (a_i + b_i)/2, so that (δ_iᵀδ_j)² estimates tr(V_iV_j), and ‖δ_i‖⁴/(d + 2)
+    estimates tr(V_i²), exactly if V_i is a multiple of I.
 
     Args:
         first: (..., clients, p) the fits a_i.
@@ -206,15 +201,9 @@ def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity
     distances2, noise = parts(weights), _half_noise(first, second)
     radius2, more = (weights * distances2).sum(-1), 2.0 * noise2.sum((-1, -2))
     floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, first), more)
-    return Heterogeneity(
-        radius2=radius2,
-        floor=floor,
-        growth=growth,
-        jackknife=leave_one_out(lambda p: (p * parts(p)).sum(-1), weights),
-        distances2=distances2,
-        noise=noise,
-        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
-    )
+    jackknife = leave_one_out(lambda p: (p * parts(p)).sum(-1), weights)
+    subtracted = (weights * (1.0 - weights) * noise).sum(-1)
+    return Heterogeneity(radius2, floor, growth, jackknife, distances2, noise, subtracted)
 
 
 def from_global(
@@ -223,7 +212,7 @@ def from_global(
     """Estimate Σ p_i ‖w_i* − w_GT*‖² from the local fits and the global fit (R3).
 
     R̂² = Σ p_i ‖ŵ_i − w_GT‖² − Σ p_i [t̂_i − 2 tr(A_i V̂_i)] − Σ tr(A_i V̂_i A_iᵀ), with
-    A_i = p_i H̄⁻¹ H_i and H̄ = Σ p_j H_j. It is at least R², and equal where all H_i agree. The
+    A_i = p_i H̄⁻¹ H_i and H̄ = Σ p_j H_j. It is at least R², and equal if all H_i agree. The
     quadratic form of the fits has the blocks M_jk = p_j δ_jk − p_j A_k − p_k A_jᵀ + A_jᵀA_k.
 
     Args:
@@ -236,7 +225,7 @@ def from_global(
     noise = trace(covariance)
 
     def blend(p: Tensor) -> tuple[Tensor, Tensor]:
-        """Return every A_i, and the global fit that the quadratic approximation has."""
+        """Return every A_i, and the global fit of the quadratic approximation."""
         pulled = p[..., None, None] * curvature
         a = torch.linalg.solve(pulled.sum(-3, keepdim=True), pulled)
         return a, (a @ w[..., None]).sum(-3)[..., 0]
@@ -261,15 +250,9 @@ def from_global(
     own, shared = parts(weights)
     radius2, noise2 = radius(weights), block_products(a, weights, covariance)
     floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, w))
-    return Heterogeneity(
-        radius2=radius2,
-        floor=floor,
-        growth=growth,
-        jackknife=leave_one_out(radius, weights),
-        distances2=own - shared[..., None],
-        noise=noise,
-        subtracted=(weights * (1.0 - weights) * noise).sum(-1),
-    )
+    jackknife, distances2 = leave_one_out(radius, weights), own - shared[..., None]
+    subtracted = (weights * (1.0 - weights) * noise).sum(-1)
+    return Heterogeneity(radius2, floor, growth, jackknife, distances2, noise, subtracted)
 
 
 # ---- helpers -------------------------------------------------------------------------------------

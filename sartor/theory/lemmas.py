@@ -1,4 +1,6 @@
-"""What holds for every solved instance of Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²], as two sides.
+"""Compare both sides of inequalities that every minimiser of FedProx' objective satisfies.
+
+The objective is Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²].
 
 Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Lemmas 1, 4 and
 5, Eq. (20) and (21), in the later version, and Eq. (3) of the first one. Every function takes
@@ -14,7 +16,7 @@ models and gradients and returns an ``Inequality``.
 | λ | prox_strength | the pull |
 
 Differs from the paper: (20) holds without its factor 2, (21) and Lemma 5 with 1/μ for 2/μ, by
-strong monotonicity of the gradients; `sharp` asks for that.
+strong monotonicity of the gradients; `sharp` selects these.
 """
 
 from __future__ import annotations

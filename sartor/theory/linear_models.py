@@ -1,8 +1,8 @@
-"""Linear, logistic and softmax regression as functions of many clients' samples at once.
+"""Evaluate linear, logistic and softmax regression on the samples of many clients at once.
 
 Clients are lanes: their samples are padded to one length and stacked, and any number of further
-leading axes (repetitions, settings) goes before the axis of clients. The models are the convex ones
-that the theory speaks of; `exact_fits.py` finds their minimisers.
+leading axes (repetitions, settings) come before the axis of clients. These are the convex models of
+the theory; `exact_fits.py` finds their minimisers.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -53,7 +53,7 @@ class Clients:
 
     @property
     def outputs(self) -> int:
-        """Scores a sample needs: 1, or classes − 1."""
+        """The number of scores per sample: 1, or classes − 1."""
         return self.num_classes - 1 if self.family == "softmax" else 1
 
     @property
@@ -71,12 +71,12 @@ class Clients:
 
 
 class Point(NamedTuple):
-    """What a family says at given models, per client.
+    """Losses and derivatives at given models, per client.
 
     Attributes:
         loss: (..., clients) mean losses, ridge included.
         slope: (..., clients, p) their gradients.
-        scores: (..., clients, samples, outputs) residual gradients by the scores, 0 for padding.
+        scores: (..., clients, samples, outputs) gradients by the scores, 0 for padding.
         curvature: (..., clients, samples, outputs, outputs) second derivatives, 0 for padding.
     """
 

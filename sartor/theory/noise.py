@@ -1,18 +1,18 @@
-"""How far a client's fit lies from its best model by chance: V_i = Cov(ŵ_i), from its own samples.
+"""Estimate the sampling error of a client's fit, V_i = Cov(ŵ_i), from its own samples.
 
 | symbol | here | meaning |
 |---|---|---|
 | H_i | ``hessians`` | ∇²L_i(ŵ_i), ridge included |
-| G_i | (inside) | Cov of one sample's gradient: Σ_j g_ij g_ijᵀ/(n_i − p_i), or by the model |
+| G_i | (inside) | Cov of one sample's gradient: Σ_j g_ij g_ijᵀ/(n_i − p_i), or from the model |
 | V_i | covariance | H_i⁻¹ G_i H_i⁻¹ / n_i |
 | t_i | ``total`` | tr V_i, the mean squared error of the fit |
-| Var(t̂_i)/t_i² | doubt | how well t_i is known itself |
+| Var(t̂_i)/t_i² | doubt | the uncertainty of t̂_i |
 | ρ_i² | gradient2 | tr G_i, the mean squared gradient of one sample |
 | p_i | used | parameters that the samples determine: tr H_i⁻¹(H_i − ν), which is p without ridge |
 
-Everything here is computed by a client from its own data. For linear models V_i = σ̂² (X_iᵀX_i)⁻¹ is
-unbiased; for the others V_i is right to first order in 1/n_i, and ``calibration`` mends the next
-order by fits to drawn labels.
+A client computes all of this from its own data. For linear models V_i = σ̂² (X_iᵀX_i)⁻¹ is unbiased;
+for the others V_i is right to first order in 1/n_i, and ``calibration`` corrects the next order by
+fits to simulated labels.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ Middle = Literal["model", "sandwich"]
 
 
 class Noise(NamedTuple):
-    """The chance error of every client's fit.
+    """The sampling error of every client's fit.
 
     Attributes:
         covariance: (..., clients, p, p) V̂_i.
-        doubt: (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models. For labels only what
-            the drawings of ``calibration`` add: the rest is a function of ŵ_i that rises with its
-            distance from the others, of which t̂_i is subtracted, so that it widens no error.
-        complexity: (..., clients) tr(H_i⁻¹ G_i): p where the model is true and there is no ridge.
+        doubt: (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models. For labels, only what
+            the random labels of ``calibration`` add: the rest is a function of ŵ_i that rises with
+            its distance from the others, from which t̂_i is subtracted, so it widens no error.
+        complexity: (..., clients) tr(H_i⁻¹ G_i): p if the model is true and there is no ridge.
         gradient2: (..., clients) ρ̂_i².
         used: (..., clients) the effective number of parameters.
-        curvature: (..., clients, p) 1/(H_i⁻¹)_jj, what a coordinate's fit resists a pull with.
+        curvature: (..., clients, p) 1/(H_i⁻¹)_jj, how strongly a coordinate resists a pull.
         smallest: (..., clients) μ_i, the smallest eigenvalue of H_i.
         largest: (..., clients) Λ_max(H_i) at the fit.
-        stretch: (..., clients) what the bias of the fits adds to ‖ŵ_i − w̄‖², by ``calibration``; 0
-            without it.
+        stretch: (..., clients) what the bias of the fits adds to ‖ŵ_i − w̄‖², from
+            ``calibration``; else 0.
     """
 
     covariance: Tensor
@@ -81,10 +81,10 @@ def noise_of(clients: Clients, w: Tensor, middle: Middle | None = None) -> Noise
     Args:
         clients: the samples that were fitted.
         w: (..., clients, p) the fits.
-        middle: where G_i comes from: the "model", G_i = φ_i (H_i − ν) with φ_i the residual
-            variance of a linear model and 1 for labels, or the gradients of the samples
-            ("sandwich"), which holds for labels that the family does not describe, too. The
-            default is the model, but the sandwich with ridge.
+        middle: the source of G_i. "model" is G_i = φ_i (H_i − ν) with φ_i the residual variance of
+            a linear model and 1 for labels. "sandwich" uses the gradients of the samples, and also
+            holds for labels that do not follow the model. The default is the model without ridge
+            and the sandwich with ridge.
     """
     point = look(clients, w)
     curve = hessians(clients, point)

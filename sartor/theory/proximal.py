@@ -1,4 +1,4 @@
-"""How fast one-stage FedProx and L2GD minimise Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²].
+"""Bound how fast one-stage FedProx and L2GD minimise Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²].
 
 Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Lemma 2,
 Theorem 2, Corollary 1 and Table 2; Hanzely, Richtárik, "Federated Learning of a Mixture of Global
@@ -9,12 +9,12 @@ and Local Models" (arXiv 2002.05516) for L2GD.
 | λ | prox_strength | the pull between the clients' models and the global one |
 | L, μ, κ | smoothness, strong_convexity, L/μ | of the clients' losses |
 | η, γ, K | local_lr, server_lr, num_local_steps | FedProx' steps |
-| r | rate | what one round leaves of the squared error, at most |
-| c_1 | error_weight | the weight of the clients' errors in what contracts |
+| r | rate | the share of the squared error that is left after a round, at most |
+| c_1 | error_weight | the weight of the clients' errors in the quantity that contracts |
 | p | average_probability | how often L2GD averages |
 
 Differs from the paper: its proof also needs (109), γ(2 + 1/(1 − γL_g))μ_g/2 ≤ 1, which
-``satisfies`` checks; Corollary 1's steps always fulfil it.
+``satisfies`` checks; Corollary 1's steps always satisfy it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Envelope:
         condition: κ_g = L_g/μ_g = κ(λ+μ)/(λ+L), 1 at λ = 0; rounds are κ_g times a logarithm.
         local_smoothness: L_l = L + λ, of h_i.
         local_strong_convexity: μ_l = μ + λ, of h_i.
-        follow: L_w = λ/(λ+μ), how far a client's minimiser moves at most when w_g moves by one.
+        follow: L_w = λ/(λ+μ), the most that a client's minimiser moves when w_g moves by one.
     """
 
     pull: float
@@ -54,7 +54,7 @@ class Envelope:
     follow: float
 
     def inner(self, num_local_steps: int, local_lr: float) -> float:
-        """Return (1 − ημ_l)^K: what K local steps leave of a client's squared error, at most."""
+        """Return (1 − ημ_l)^K, the most that K local steps leave of a client's squared error."""
         left: float = (1.0 - local_lr * self.local_strong_convexity) ** num_local_steps
         return left
 
@@ -92,7 +92,7 @@ def check_strong_convexity(strong_convexity: float | None, smoothness: float | N
 
 
 def satisfies(num_local_steps: int, local_lr: float, server_lr: float, env: Envelope) -> bool:
-    """Say whether steps fulfil Theorem 2: η <= 1/L_l, γ < 1/L_g, (12) and (109)."""
+    """Return whether the steps satisfy Theorem 2: η <= 1/L_l, γ < 1/L_g, (12) and (109)."""
     slack = 1.0 - server_lr * env.smoothness
     if local_lr * env.local_smoothness > 1.0 + 1e-12 or slack <= 0.0:
         return False
@@ -102,10 +102,10 @@ def satisfies(num_local_steps: int, local_lr: float, server_lr: float, env: Enve
 
 
 def rate(server_lr: float, env: Envelope) -> float:
-    """Return r = 1 − γμ_g/2 − (γμ_g)²/2 of Theorem 2, the share that a round leaves at most.
+    """Return r = 1 − γμ_g/2 − (γμ_g)²/2 of Theorem 2, the factor of a round's contraction.
 
     It holds in every round for ‖w_g,t − w̃_g‖² + c_1 · mean_i ‖w_t,K − prox_i(w_g,t)‖² of (103),
-    where w_t,K is what the clients found from w_g,t, and so as an envelope for ‖w_i − w̃_i‖².
+    where w_t,K are the clients' models after training from w_g,t, and hence bounds ‖w_i − w̃_i‖².
     """
     step = server_lr * env.strong_convexity
     return 1.0 - step / 2.0 - step**2 / 2.0
@@ -164,8 +164,8 @@ def corollary1(
 ) -> dict[str, float]:
     """Return Corollary 1's numbers for one λ > 0, by name.
 
-    The names are local_lr, server_lr, num_local_steps, num_local_steps_bound (118), and rate, which
-    is Theorem 2's for a round.
+    The names are local_lr, server_lr, num_local_steps, num_local_steps_bound (118), and rate (the
+    one of Theorem 2, for a round).
 
     >>> corollary1(2.0, 4.0, 1.0)["num_local_steps"]
     13
@@ -185,7 +185,7 @@ def corollary1(
 
 
 def average_probability(prox_strength: Number, smoothness: float) -> Number:
-    """Return p* = λ/(λ+L), L2GD's best coin for iterations and for exchanges.
+    """Return p* = λ/(λ+L), L2GD's best probability for iterations and for exchanges.
 
     >>> average_probability(2.0, 4.0) == 1 / 3
     True
@@ -207,8 +207,8 @@ def l2gd_limit(prox_strength: float, smoothness: float, average_probability: flo
 def l2gd_exchanges(prox_strength: float, smoothness: float, strong_convexity: float) -> float:
     """Return 2λκ/(λ+L): L2GD's exchanges at p*, in units of ln(1/ε) (Table 2).
 
-    One-stage FedProx needs ``envelope(...).condition`` in the same units. The two cross at λ = μ;
-    L2GD takes 1 + L/λ gradients an exchange, FedProx (λ+L)/(λ+μ) times a logarithm.
+    One-stage FedProx needs ``envelope(...).condition`` in the same units; the two are equal at
+    λ = μ. L2GD takes 1 + L/λ gradients per exchange, FedProx (λ+L)/(λ+μ) times a logarithm.
     """
     p = average_probability(prox_strength, smoothness)
     return 2.0 * p * smoothness / strong_convexity

@@ -1,4 +1,4 @@
-"""What the bounds share: numbers that broadcast, sums over clients, the sides of a claim."""
+"""Provide what the bounds have in common: broadcasting, sums over clients, inequalities."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from sartor.core.errors import ConfigError
 
 Number = float | Tensor
-"""One value, or values that broadcast: a sweep is one more axis."""
+"""One value, or values that broadcast, such as those of a sweep."""
 
 Form = Literal["corrected", "printed"]
-"""A formula as it should read, or as the paper has it."""
+"""The corrected formula, or the one printed in the paper."""
 
 
 def tensors(*values: Number) -> list[Tensor]:
@@ -38,7 +38,7 @@ class Inequality(NamedTuple):
 
     @property
     def slack(self) -> Tensor:
-        """The room that is left: right − left."""
+        """The difference right − left."""
         return self.right - self.left
 
     @property
@@ -49,7 +49,7 @@ class Inequality(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """What weights and sample counts come to in the bounds.
+    """Sums over clients that the bounds use.
 
     Attributes:
         local: s_1 = Σ p_i/n_i, the mean of 1/n_i; 1/n for equal clients.

@@ -1,24 +1,24 @@
-"""How large the error of every client's model will be at each λ, before anything is trained.
+"""Predict the error of every client's model at each λ, before training.
 
-The clients' best models are taken as draws around a common centre, w_i* = c + u_i, with variance τ²
-in every coordinate, and a fit as ŵ_i = w_i* + noise with variance v_ij. Losses are quadratic with
-curvature h_ij, so that the models of one-stage FedProx are averages of the fits, and their errors
-are known in closed form, coordinate by coordinate:
+The clients' best models are modelled as draws around a common centre, w_i* = c + u_i, with variance
+τ² in every coordinate, and the fits as ŵ_i = w_i* + noise with variance v_ij. Losses are quadratic
+with curvature h_ij, so the models of one-stage FedProx are averages of the fits, and their errors
+have a closed form in each coordinate:
 
 w̃_i = (1 − a_i) ŵ_i + a_i Σ_k b_k ŵ_k, with a_i = λ_i/(h_i + λ_i), b_k ∝ p_k h_k λ_k/(h_k + λ_k),
 E(w̃_i − w_i*)² = Σ_k m_ik² v_k + τ² Σ_k (m_ik − δ_ik)², m_ik = (1 − a_i) δ_ik + a_i b_k.
 
 λ = 0 is every client alone, λ = ∞ the minimiser of Σ p_i L_i. For equal clients the λ of smallest
-error is φ/(nτ²), with φ = 1 where the model is true (v = φ/(nh)): the rule ``shrinkage`` with
-ρ²/μ replaced by tr(H⁻¹G). A client sends its fit, its v and its h: three messages of the model's
+error is φ/(nτ²), with φ = 1 if the model is true (v = φ/(nh)). This is the rule ``shrinkage`` with
+ρ²/μ replaced by tr(H⁻¹G). A client sends its fit, its v and its h, three vectors of the model's
 size. The method is ours; the papers leave the estimation of R open.
 
 | symbol | here | meaning |
 |---|---|---|
 | τ² | tau2 | variance of the clients' best models, in each coordinate |
-| R² | p τ² (1 − 1/m) | what it says of the heterogeneity, for equal weights |
+| R² | p τ² (1 − 1/m) | the resulting heterogeneity, for equal weights |
 | v_ij | variance | of the fits; (..., clients, p) |
-| h_ij | curvature | 1/(H_i⁻¹)_jj; v_ij = φ_i/(n_i h_ij) where the model is true |
+| h_ij | curvature | 1/(H_i⁻¹)_jj; v_ij = φ_i/(n_i h_ij) if the model is true |
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from torch import Tensor
 
 
 class Effects(NamedTuple):
-    """What the fits say of τ².
+    """An estimate of τ².
 
     Attributes:
-        tau2: (...) the posterior mean; what an expected error that is linear in τ² needs.
+        tau2: (...) the posterior mean, which an expected error that is linear in τ² needs.
         likeliest: (...) the value of largest restricted likelihood; may be 0.
-        own: (..., clients) τ_i², where a client's own distance may differ from the others'.
-        grid: (..., values) the values of τ² that were tried, the first of them 0.
+        own: (..., clients) τ_i², which lets the distance of a client differ from the others'.
+        grid: (..., values) the values of τ² that were tried; the first is 0.
         weight: (..., values) their posterior weights, of sum 1.
     """
 
@@ -51,15 +51,15 @@ class Effects(NamedTuple):
 def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.0) -> Effects:
     """Estimate τ² from fits and their variances, by restricted likelihood over all coordinates.
 
-    Coordinates with little noise count for more, which makes it much less noisy than R̂² where the
-    clients are alike; correlations between coordinates are not used. The prior is flat in log τ²
-    on a grid that reaches from 1e-4 of the noise to the largest squared distance, and 0.
+    Coordinates with little noise have more weight, which makes the estimate much less noisy than R̂²
+    if the clients are alike; correlations between coordinates are not used. The prior is flat in
+    log τ² on a grid from 1e-4 of the noise to the largest squared distance, plus 0.
 
     Args:
         w: (..., clients, p) fits.
         variance: (..., clients, p) v_ij > 0.
-        values: points of the grid.
-        spread: s.d. of log τ_i² around log τ², the prior of the clients' own values.
+        values: the number of points of the grid.
+        spread: prior standard deviation of log τ_i² around log τ².
     """
     noise = variance.flatten(-2).median(-1).values
     gaps2 = (w - w.mean(-2, keepdim=True)).square()
@@ -88,11 +88,11 @@ def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.
 
 
 class Risks(NamedTuple):
-    """The two parts of the clients' expected squared errors; the whole is noise + τ² · apart.
+    """The parts of the clients' expected squared errors, noise + τ² · apart.
 
     Attributes:
-        noise: (..., pulls, clients, p) from the samples.
-        apart: (..., pulls, clients, p) per unit of τ², from the clients' differences.
+        noise: (..., pulls, clients, p) due to the samples.
+        apart: (..., pulls, clients, p) due to the clients' differences, per unit of τ².
     """
 
     noise: Tensor

@@ -1,7 +1,7 @@
-"""How well R̂² is known: the variance of a quadratic form of fits, and what other clients would say.
+"""Estimate the error of R̂²: the variance of a quadratic form of fits, and the jackknife.
 
-R̂² is Σ_jk ŵ_jᵀM_jkŵ_k less the noise that it holds on average; for R1 and R2 the blocks are those
-of diag(p) − ppᵀ, times I.
+R̂² is Σ_jk ŵ_jᵀM_jkŵ_k minus the mean of its noise; for R1 and R2 the blocks are those of
+diag(p) − ppᵀ, times I.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -26,14 +26,14 @@ def variance(
 
     It is 2Σ D_jk + 4Σ g_kᵀV_kg_k, with g_k = Σ_j M_kj w_j* and D_jk = tr(V_jM_jkV_kM_kj). The
     second part is 0 at R = 0 and proportional to R² in any given direction. At the fits g_k has the
-    covariance Σ_j M_kjV_jM_jk, which adds Σ D_jk to Σ g_kᵀV_kg_k. Where R̂² drowns in its noise the
-    direction is not known either, and ``slope`` takes the place of what the fits say.
+    covariance Σ_j M_kjV_jM_jk, which adds Σ D_jk to Σ g_kᵀV_kg_k. If R̂² is small compared with its
+    noise, the direction is unknown too, and ``slope`` replaces the estimate from the fits.
 
     Args:
         radius2: (...) R̂².
         linear: (..., clients) ĝ_kᵀV̂_kĝ_k.
         noise2: (..., clients, clients) D_jk.
-        slope: (...) Σ g_kᵀV_kg_k per unit of R², for want of better.
+        slope: (...) Σ g_kᵀV_kg_k per unit of R², to fall back on.
         more: (...) further variance at R = 0.
     """
     quadratic = noise2.sum((-1, -2))
@@ -44,7 +44,7 @@ def variance(
 
 
 def round_slope(weights: Tensor, noise: Tensor, w: Tensor) -> Tensor:
-    """Return Σ p_i² t_i/d: what a unit of R² adds to Σ p_i² u_iᵀV_iu_i if every V_i is round."""
+    """Return Σ p_i² t_i/d, what a unit of R² adds to Σ p_i² u_iᵀV_iu_i if every V_i ∝ I."""
     return (weights.square() * noise).sum(-1) / w.shape[-1]
 
 
@@ -82,7 +82,9 @@ def leave_one_out(estimate: Callable[[Tensor], Tensor], weights: Tensor) -> Tens
 
 
 def student(level: float, degrees: int) -> float:
-    """Return t with P(|T| ≤ t) = level for Student's law; T = √ν tan θ, θ of density ∝ cos^(ν−1) θ.
+    """Return t with P(|T| ≤ t) = level for Student's distribution with ν degrees of freedom.
+
+    T = √ν tan θ, where θ has a density proportional to cos^(ν−1) θ.
 
     >>> round(student(0.95, 9), 3)
     2.262

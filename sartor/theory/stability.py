@@ -1,13 +1,13 @@
-"""How far one record can move a client's model and its losses: bounds, and a shortcut.
+"""Bound how far one sample can move a client's model and its losses, and approximate it.
 
 Chen, Zheng, Long, Su, JMLR 24(262), 2023 (arXiv 2103.01901): Definition 5 (federated stability),
 Theorems 4 and 6, Proposition 21, Lemmas 24 to 28. An algorithm has stability γ_i if replacing any
-one record of client i by any other changes its loss at any z by γ_i at most.
+one sample of client i by any other changes its loss at any z by γ_i at most.
 
 | symbol | here | meaning |
 |---|---|---|
 | γ_i | (result) | the stability of client i |
-| s | distance | ‖ŵ_i(S) − ŵ_i(S′)‖, S′ with the record z_ij replaced by z′ |
+| s | distance | ‖ŵ_i(S) − ŵ_i(S′)‖, S′ with the sample z_ij replaced by z′ |
 | β, μ | smoothness, strong_convexity | of the loss of a sample, and of a client's mean loss |
 | ‖ℓ‖∞ | loss_bound | the largest loss; losses are >= 0 |
 | n_i, p_i | num_samples, weight | samples and weight of client i |
@@ -19,9 +19,9 @@ Differs from the paper: the bound of LocalTrain is Theorem 6 with m = 1. Err_i o
 printed with (β+λ)/(μ+λ) beside ε_g and with the factor 8β²; Lemma 25 (ζ_i = (β+λ)ε_i, where the
 printed δ also lack their squares) puts it beside ε_i, and β E² of (58) has one β. Err_i here is
 √(2β‖ℓ‖∞) E + β E² itself, without the last estimates of the proof. Lemma 24 prints 1 + β/(n_i(μ+λ))
-for 1 + 16β/(n_i(μ+λ)); its 160 is right. The shortcuts are ours: first order in 1/n_i, exact for
-losses whose Hessian is the same at every sample. The numbers of the bounds broadcast, so that all
-clients, or a sweep, are one call. What follows for risks, Proposition 10, is in ``excess_risk``.
+for 1 + 16β/(n_i(μ+λ)); its 160 is right. The approximations are ours: first order in 1/n_i, exact
+for losses whose Hessian is the same at every sample. The arguments of the bounds broadcast, so that
+one call serves all clients or a sweep. Proposition 10, on the risks, is in ``excess_risk``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from sartor.theory.quantities import Number, tensors
 def local_bound(
     num_samples: Number, *, smoothness: Number, strong_convexity: Number, loss_bound: Number
 ) -> Tensor:
-    """Return 32 β‖ℓ‖∞/(μ n_i), LocalTrain's; needs n_i >= 4β/μ.
+    """Return 32 β‖ℓ‖∞/(μ n_i), the stability of LocalTrain; needs n_i >= 4β/μ.
 
     >>> local_bound(10, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0).item()
     6.4
@@ -55,7 +55,7 @@ def fedavg_bound(
     strong_convexity: Number,
     loss_bound: Number,
 ) -> Tensor:
-    """Return 32 β‖ℓ‖∞ p_i/(μ n_i), that of the minimiser of Σ p_k L_k; needs n_i >= 4β p_i/μ.
+    """Return 32 β‖ℓ‖∞ p_i/(μ n_i), for the minimiser of Σ p_k L_k; needs n_i >= 4β p_i/μ.
 
     >>> fedavg_bound(10, 0.2, smoothness=1.0, strong_convexity=1.0, loss_bound=2.0).item()
     1.28
@@ -95,8 +95,8 @@ def fedprox_bound(
         bad_p, bad_lam, most = _first(wrong, p, lam, mu / 16.0)
         raise ConfigError(
             f"This bound needs 0 <= p_i λ <= μ/16 = {most:g}, got {bad_p:g} · {bad_lam:g} = "
-            f"{bad_p * bad_lam:g}; lower prox_strength, or use the shortcut `fedprox_shift`, which "
-            "has no such condition."
+            f"{bad_p * bad_lam:g}; lower prox_strength, or use `fedprox_shift`, which has no "
+            "such condition."
         )
     errors = {"global_error": global_error, "local_error": local_error}
     far = fedprox_error(p, lam, smoothness=beta, strong_convexity=mu, **errors)
@@ -113,7 +113,7 @@ def fedprox_error(
     global_error: Number,
     local_error: Number,
 ) -> Tensor:
-    """Return E of Eq. (59): what inexact solving adds to s, at most.
+    """Return E of Eq. (59), the most that inexact solving adds to s.
 
     E = ε_i (8q + 2√q + 32 p_i λ/μ) + 8 ε_g λ (2/μ + 1/√(μ(μ+λ))), q = (β+λ)/(μ+λ).
 
@@ -129,7 +129,7 @@ def fedprox_error(
 
 
 def loss_change(distance: Number, *, smoothness: Number, loss_bound: Number) -> Tensor:
-    """Return √(2β‖ℓ‖∞) s + (β/2) s², Lemma 26: how far a loss can change when a model moves by s.
+    """Return √(2β‖ℓ‖∞) s + (β/2) s², the most a loss changes if a model moves by s (Lemma 26).
 
     >>> round(loss_change(0.1, smoothness=1.0, loss_bound=2.0).item(), 6)
     0.205
@@ -169,11 +169,11 @@ def _enough(num_samples: Tensor, least: Tensor, words: str) -> None:
 
 
 def _first(wrong: Tensor, *values: Tensor) -> list[float]:
-    """Return the values at the first fault."""
+    """Return the values at the first place that is wrong."""
     return [float(value.expand_as(wrong)[wrong][0]) for value in values]
 
 
-# ---- the shortcut for convex losses --------------------------------------------------------------
+# ---- approximations for convex losses ------------------------------------------------------------
 
 
 def local_shift(
@@ -183,9 +183,10 @@ def local_shift(
     num_samples: int,
     prox_strength: float = 0.0,
 ) -> Tensor:
-    """Return ŵ_i(S′) − ŵ_i(S) ≈ (H_i + λI)^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i, LocalTrain's at λ = 0.
+    """Return ŵ_i(S′) − ŵ_i(S) ≈ (H_i + λI)^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i.
 
-    At λ > 0 it is that of FedProx with w_g held where it is; ``fedprox_shift`` lets it move.
+    At λ = 0 it is the shift of LocalTrain, at λ > 0 that of FedProx with w_g fixed; in
+    ``fedprox_shift`` w_g moves, too.
 
     Args:
         hessian: (d, d) H_i at ŵ_i(S), the ridge included.
@@ -257,9 +258,8 @@ def fedprox_shift(
     if not bool((lam > 0).any()):
         return local_shift(hessians[client], old, new, num_samples)
     pulled = hessians + lam[:, None, None] * _eye(hessians)
-    share = (
-        weights * lam / lam.max()
-    )  # G up to a factor that cancels, so that a large λ is harmless
+    # G up to a factor that cancels, which avoids overflow for large λ.
+    share = weights * lam / lam.max()
     centre = torch.einsum("k,kab->ab", share, torch.linalg.solve(pulled, hessians))
     alone = _solve(pulled[client], (old - new) / num_samples)
     moved = share[client] * _solve(centre, alone)
@@ -271,6 +271,6 @@ def _eye(like: Tensor) -> Tensor:
 
 
 def _solve(matrix: Tensor, right: Tensor) -> Tensor:
-    """Solve for vectors on the last axis of ``right``, whatever stands before it."""
+    """Solve for vectors on the last axis of ``right``, over any leading axes."""
     flat = torch.linalg.solve(matrix, right.reshape(-1, right.shape[-1]).T)
     return flat.T.reshape(right.shape)

@@ -1,4 +1,4 @@
-"""How near the minimisers of Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²] come to the true models.
+"""Bound how close the minimisers of Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²] are to the true models.
 
 Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Theorem 1 in
 the first version (``v1``) and in a later one (``v2``). Its lemmas are in ``lemmas``, its rates in
@@ -14,12 +14,12 @@ the first version (``v1``) and in a later one (``v2``). Its lemmas are in ``lemm
 | L, μ, κ | smoothness, strong_convexity, L/μ | of the clients' losses |
 | λ | prox_strength | the pull |
 
-Unequal clients: (34), (55) and (56) are the formulas for equal ones at n = 1/Σ(p_i/n_i) and
-N = 1/Σ(p_i²/n_i), ``quantities.sums``; they speak of the global model alone.
+Unequal clients: (34), (55) and (56) are the formulas for equal clients with n = 1/Σ(p_i/n_i) and
+N = 1/Σ(p_i²/n_i), from ``quantities.sums``; they concern the global model only.
 
 Differs from the paper: C_4 of v1 prints ∧ for ∨; a_2 of v2 drops κ² from the step before it; (55)
 and (56) have N where Lemma 5 gives 1/Σ(p_i²/n_i), which is smaller unless p_i = n_i/N. The
-constants are far too large to bind: use the bounds for rates.
+constants are too large for useful bounds: use them for rates only.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Constants:
     """C_1 to C_4 of Theorem 1.
 
     Attributes:
-        version: whose theorem it is; the rates differ too.
+        version: the version of the theorem; the rates differ too.
         global_pooled: C_1.
         global_spread: C_2.
         local_pooled: C_3.
@@ -170,7 +170,7 @@ class Range(NamedTuple):
     high: Tensor
 
     def admits(self, prox_strength: Number) -> Tensor:
-        """Say, value by value, whether λ is allowed."""
+        """Return for each value whether λ is allowed."""
         (lam,) = tensors(prox_strength)
         return (self.low <= lam) & (lam <= self.high)
 
@@ -188,8 +188,8 @@ def prox_range(
     """Return the λ for which Theorem 1 holds.
 
     v1: the one value ``coupling.v1``. v2, R <= 1/√n: from (82), or from max(a_1, a_2) of (81) with
-    the corrected or the printed a_2, upwards; R > 1/√n: from 0 to ρ²/(nμR²), so that the choice of
-    the better of one model for all and one for each satisfies it too.
+    the corrected or the printed a_2, upwards; R > 1/√n: from 0 to ρ²/(nμR²), so that choosing the
+    better of one model for all and separate models satisfies it too.
 
     >>> [float(x) for x in prox_range(0.5, 200, 2000, 1.0, 0.1)]
     [0.0, 0.8]

@@ -1,4 +1,4 @@
-"""How methods for Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²] compare: in errors, gradients, exchanges.
+"""Compare methods for Σ p_i [L_i(w_i) + (λ/2)‖w_g − w_i‖²] in errors, gradients and exchanges.
 
 Yu, He, Sun, Xue, Li, "The Effect of Personalization in FedProx" (arXiv 2410.08934), Tables 1 and 2
 and Corollary 1. The bounds with constants are in ``statistical``, the step sizes in ``proximal``.
@@ -51,9 +51,9 @@ def statistical_rate(
     | v1 | 1/n | R/√n ∨ 1/(mn) |
     | v2, lower | 1/n | R² ∨ 1/(mn) |
 
-    As printed the second column is two, with a switch at R = 1/(m√n), which fits v1 alone: Chen's
-    and R² meet 1/(√m n) and 1/(mn) at R = 1/√(mn). `printed` is the table of v2: between the
-    switches R² ∧ 1/(mn), and 1/√(mn) for Chen below.
+    The paper prints the second column as two, with a switch at R = 1/(m√n). That is right for v1
+    only: Chen's rate and R² meet 1/(√m n) and 1/(mn) at R = 1/√(mn). `printed` is the table of v2:
+    R² ∧ 1/(mn) between the switches, and 1/√(mn) for Chen below.
 
     Args:
         source: "chen", "v1", "v2" or "lower" (the lower bound of Chen et al.).
@@ -93,10 +93,10 @@ class Cost(NamedTuple):
 
     Attributes:
         method: the method's name here.
-        convexity: "convex" or "strongly convex", what its theorem asks of the losses.
+        convexity: "convex" or "strongly convex", what its theorem assumes of the losses.
         bounded_domain: whether its theorem needs one.
-        gradients: a client's gradients in one round; nan where the precision of an inexact
-            solution sets them.
+        gradients: a client's gradients in one round; nan if they depend on the precision of an
+            inexact solution.
         exchanges: rounds until the squared error is ε.
     """
 
@@ -127,8 +127,8 @@ def table_2(
         strong_convexity: μ.
         num_clients: m, for pFedMe.
         num_local_steps: R of pFedMe.
-        inexactness: ρ of the FedProx of Li et al., how well its clients solve their problems.
-        gap: Δ of the same, the objective at the start less its minimum.
+        inexactness: ρ of the FedProx of Li et al., how precisely its clients solve their problems.
+        gap: Δ of the same, the objective at the start minus its minimum.
 
     >>> table_2(math.exp(-1), 0.5, 1.0, 0.1)["fedprox"].exchanges
     4.0
@@ -136,25 +136,15 @@ def table_2(
     lam, log = prox_strength, math.log(1.0 / accuracy)
     strong, open_end = "strongly convex", math.nan
     condition = envelope(lam, smoothness, strong_convexity).condition
+    exchanges = l2gd_exchanges(lam, smoothness, strong_convexity)
+    ratio = (lam + smoothness) / (lam + strong_convexity)
     rows = (
         Cost("fedprox_li", "convex", False, open_end, gap / (inexactness * accuracy)),
         Cost("pfedme", strong, False, open_end, 1.0 / (num_clients * num_local_steps * accuracy)),
         Cost("ditto", strong, False, 1.0, 1.0 / accuracy),
-        Cost(
-            "l2gd",
-            strong,
-            False,
-            1.0 + smoothness / lam,
-            l2gd_exchanges(lam, smoothness, strong_convexity) * log,
-        ),
+        Cost("l2gd", strong, False, 1.0 + smoothness / lam, exchanges * log),
         Cost("fedprox_two_stage", strong, True, lam / accuracy, max(lam, 1.0) / accuracy),
-        Cost(
-            "fedprox",
-            strong,
-            False,
-            (lam + smoothness) / (lam + strong_convexity),
-            condition * log,
-        ),
+        Cost("fedprox", strong, False, ratio, condition * log),
     )
     return {row.method: row for row in rows}
 
@@ -165,7 +155,7 @@ class Work(NamedTuple):
     Attributes:
         num_rounds: rounds of communication, O(κ_g ln(1/ε)).
         num_local_steps: K, gradients of a client in a round.
-        num_gradients: K times the rounds, Õ(κ ln(1/ε)), free of λ up to logarithms.
+        num_gradients: K times the rounds, Õ(κ ln(1/ε)), independent of λ up to logarithms.
     """
 
     num_rounds: int

@@ -1,10 +1,10 @@
-"""How long two-stage FedProx must run for its guarantees, and with which steps.
+"""Compute how long two-stage FedProx must run for its guarantees, and its step sizes.
 
 Chen, Zheng, Long, Su, JMLR 24(262), 2023 (arXiv 2103.01901): Theorems 11 and 12, Eq. (26), (27),
-Lemma 15 with Eq. (38). The constants C depend on μ, β, D and the largest loss alone and are not
-given there; they are arguments with default 1. Lemmas 14, 15, 18 and Proposition 16, which have no
-such constant, bound how far the models are from the minimisers. The statistical side of both
-theorems is in ``two_stage_risk``.
+Lemma 15 with Eq. (38). The paper does not give the constants C, which depend on μ, β, D and the
+largest loss only; they are arguments with default 1. Lemmas 14, 15, 18 and Proposition 16, which
+have no such constant, bound how far the models are from the minimisers. The statistical part of
+both theorems is in ``two_stage_risk``.
 
 Differs from the paper: Proposition 16 prints t + 1 for T + 1.
 """
@@ -19,7 +19,7 @@ from sartor.theory.quantities import check_clients
 
 
 class Schedule(NamedTuple):
-    """How many rounds and how many final local steps are enough.
+    """A sufficient number of rounds and of final local steps.
 
     Attributes:
         num_rounds: T, rounds of stage I.
@@ -69,7 +69,7 @@ def explicit_local_steps(
     diameter: float,
     loss_bound: float,
 ) -> int:
-    """Return the smallest K_t ≥ 1 that satisfies Eq. (38), where no constant is left open.
+    """Return the smallest K_t ≥ 1 that satisfies Eq. (38), which has no unknown constant.
 
     K_t + 1 ≥ (4t + 20) λ²β²D² / (μ² min(β²D², 2λB, λ²D²)).
 
@@ -117,7 +117,7 @@ def sufficient_schedule(
         final_constant: C_3.
 
     Returns:
-        the smallest whole numbers that satisfy the bounds, at least 1 each.
+        The smallest whole numbers that satisfy the bounds, at least 1 each.
 
     >>> sufficient_schedule(0.1, [100] * 5)
     Schedule(num_rounds=100, num_final_steps=121)
@@ -139,7 +139,7 @@ def sufficient_schedule(
     )
 
 
-# ---- how far from the minimisers -----------------------------------------------------------------
+# ---- distance from the minimisers ----------------------------------------------------------------
 
 
 def envelope_gradient2(
@@ -204,7 +204,7 @@ def objective_error(
     diameter: float,
     loss_bound: float,
 ) -> float:
-    """Return Proposition 16's bound on E_OPT, the objective at the output less its minimum.
+    """Return Proposition 16's bound on E_OPT, the objective at the output minus its minimum.
 
     (β+λ)/2 times Lemma 14's bound at K_T steps, and λ/2 times Lemma 15's after T rounds:
     4(β+λ)β²D²/(μ²(K_T+1)) + 6(λ+μ)² m‖p‖² min(β²D², 2λB, λ²D²)/(λμ²(T+1)).

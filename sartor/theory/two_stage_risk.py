@@ -1,4 +1,4 @@
-"""How low two-stage FedProx brings the excess risk, and with which pull λ.
+"""Bound the excess risk of two-stage FedProx, and choose its pull λ.
 
 Chen, Zheng, Long, Su, JMLR 24(262), 2023 (arXiv 2103.01901): Theorems 11 and 12 with the λ of their
 proofs, Eq. (25) and (28) to (30). Rounds and steps are in ``two_stage``, the metrics in
@@ -27,7 +27,7 @@ from sartor.theory.quantities import Number, sums, tensors
 
 
 def average_switches(weights: Tensor, sizes: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the R at which Theorem 11's λ changes its rule, s_2/√s_1 and √s_1."""
+    """Return the values of R at which Theorem 11's rule for λ changes, s_2/√s_1 and √s_1."""
     found = sums(weights, sizes)
     return found.pooled / found.local.sqrt(), found.local.sqrt()
 
@@ -118,7 +118,7 @@ def individual_risk(
     noise: Number,
     diameter: Number,
 ) -> Tensor:
-    """Return (29), the order of IER_i for clients of like sizes and weights.
+    """Return (29), the order of IER_i for clients of similar sizes and weights.
 
     [(μ + 1/μ)(βB + (σ²β² + β² + σ²)/μ²) + μD²] (R/√n_i ∧ 1/n_i + √m/N).
     """

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sartor.core.errors import ConfigError, MissingExtraError, did_you_mean
+from sartor.results.result import Result
+from sartor.results.scores import varying
 from sartor.results.tables import format_cell, jsonable
 from sartor.training.callbacks import Evaluation, Round, Start, scalars
-
-if TYPE_CHECKING:
-    from sartor.results.result import Result
 
 TRACKERS = {
     "tensorboard": "TensorBoard",
@@ -22,7 +21,7 @@ TRACKERS = {
 
 
 class Tracker:
-    """Turns what a callback is told into the three verbs; a tracker is a subclass with them."""
+    """Turn what a callback receives into the three verbs; a tracker is a subclass with them."""
 
     def open(self, run: int, name: str, group: str, settings: dict[str, Any]) -> None:
         """Begin a run.
@@ -100,11 +99,9 @@ def needed(module: str, package: str, owner: str) -> Any:
 def labels(start: Start) -> list[str]:
     """Return a name for every run: the method, and the values in which the runs differ."""
     keys = [{**run.options, **run.hyper, "seed": run.seed} for run in start.runs]
-    names = dict.fromkeys(name for key in keys for name in key)
-    varying = [n for n in names if len({repr(key.get(n)) for key in keys}) > 1]
+    names = varying(keys)
     return [
-        " ".join([start.method, *(f"{n}={format_cell(key.get(n))}" for n in varying)])
-        for key in keys
+        " ".join([start.method, *(f"{n}={format_cell(key.get(n))}" for n in names)]) for key in keys
     ]
 
 

@@ -1,4 +1,4 @@
-"""Weights & Biases, offline: runs in a folder; ``wandb sync FOLDER`` sends them, if you wish."""
+"""Weights & Biases, offline: runs in a folder; ``wandb sync FOLDER`` sends them."""
 
 from __future__ import annotations
 

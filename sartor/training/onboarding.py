@@ -9,13 +9,13 @@ and no other model changes. Newcomers are numbered after the clients that traine
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from sartor.compose import fine_tuned
+from sartor.compose.parallel import viewed
 from sartor.core import tree, wire
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError
@@ -23,7 +23,6 @@ from sartor.core.local import Local
 from sartor.core.method import (
     ClientContext,
     Method,
-    Phase,
     ServerContext,
     changed,
     endings,
@@ -37,7 +36,7 @@ from sartor.data.federation import Federation
 from sartor.engines import make_engine
 from sartor.results.result import Result
 from sartor.results.scores import Run
-from sartor.results.serving import recipe_of, record_of
+from sartor.results.serving import record_of
 from sartor.training.simulation import Simulation
 
 Data = Federation | tuple[Any, Any]
@@ -182,7 +181,7 @@ def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str,
         torch.device("cpu"),
         getattr(torch, str(result.config["dtype"])),
         about | {"input_shape": tuple(about["input_shape"])},
-        recipe_of(result, run),
+        result.recipe(run),
     )
 
 
@@ -291,38 +290,14 @@ def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
         **answers: what a server does that only answers, in place of the method's own functions.
     """
 
-    def seen(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda *args: fn(*args[:-1], _later(args[-1], num, past))
-
-    def phases(given: Sequence[Phase]) -> tuple[Phase, ...]:
-        return tuple(
-            replace(
-                p,
-                step=seen(p.step),
-                enter=seen(p.enter),
-                leave=seen(p.leave),
-                steps=seen(p.steps) if callable(p.steps) else p.steps,
-                when=seen(p.when) if p.when is not None else None,
-                stop=seen(p.stop) if p.stop is not None else None,
-            )
-            for p in given
-        )
-
-    def finish(given: Method) -> Callable[[Tree, Tree, ClientContext], tuple[Tree, Tree]]:
-        return lambda *args: (seen(given.finish)(*args)[0], {})
-
     def meets(given: Method) -> Method:
-        look = given.show.client
+        later = viewed(given, lambda ctx: _later(ctx, num, past), lambda server_ctx: server_ctx)
         met = changed(
-            given,
-            begin=seen(given.begin),
-            phases=phases(given.phases),
-            finish=finish(given),
-            model=seen(given.use.model),
-            adapt=phases(given.use.adapt),
+            later,
+            init_client=given.init_client,
+            finish=lambda client, work, ctx: (later.finish(client, work, ctx)[0], {}),
             centre=None,
             server=None,
-            client=None if look is None else seen(look),
             state=None,
             connected=None,
             sparse=wire.messages_of(given.wire.sparse),

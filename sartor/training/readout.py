@@ -10,6 +10,7 @@ import numpy as np
 from sartor.core.tree import Tree
 from sartor.results.headline import HEADLINE_METRICS, unit_of
 from sartor.results.result import Result
+from sartor.runs import save_result
 
 if TYPE_CHECKING:
     from sartor.training.simulation import Simulation
@@ -90,4 +91,5 @@ def result_of(
         baseline=baseline,
         newcomers=newcomers,
         server=server,
+        writer=save_result,
     )

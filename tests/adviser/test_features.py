@@ -97,7 +97,7 @@ def test_the_network_of_a_view_has_the_scores_of_the_model(classes: int, family:
 
 
 def test_what_is_refused() -> None:
-    """Unknown names, bad K, negative ridge, too many parameters: with the mend."""
+    """Unknown names, bad K, negative ridge, too many parameters: with the fix."""
     fed = federation()
     for features in ("pca", "pca:9", "pca:x", "scaled:2", "other"):
         with pytest.raises(ConfigError, match="features"):

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 import sartor
-from sartor.adviser import judging, verify
-from sartor.adviser.judging import Trained, judge, owners
+from sartor.adviser import verify
 from sartor.adviser.trial import choose, clustered_error
 from sartor.adviser.verification import Row, Verification
+from sartor.adviser.verify import Trained, judge, owners
 from sartor.core.errors import ConfigError
 from sartor.data.synthetic import logistic
 
@@ -116,16 +116,16 @@ def test_holds_is_judged_with_clients_as_units(
     losses = {"local": np.ones(400), "global": np.full(400, 9.0)}
     turns = samples * (-1.0) ** np.arange(400)
     losses["personalised"] = 1.0 + np.array(clients)[owner] + turns
-    monkeypatch.setattr(judging, "judge", lambda name, fed: (losses[name], losses[name] > 0))
+    monkeypatch.setattr(verify, "judge", lambda name, fed: (losses[name], losses[name] > 0))
     trained = {name: Trained(name, 1, 0.0, 0) for name in losses}  # type: ignore[arg-type]
-    found = judging.compare(advice, advice.subject, trained, None, [])
+    found = verify.compare(advice, advice.subject, trained, None, [])
     assert found.rows[1].worse == pytest.approx(-0.1)
     by_samples = found.rows[1].sample_error >= 0.1
     assert found.holds == holds != by_samples
 
 
 def test_traffic_is_predicted_to_the_byte(advice: sartor.Advice, checked: Verification) -> None:
-    """Models both ways and the number of local steps: what the run booked."""
+    """Models both ways and the number of local steps: what the run counted."""
     assert advice.plan is not None
     assert advice.strategy == "personalised"
     assert checked.rows[0].megabytes == pytest.approx(advice.plan.bytes_total / 1e6, rel=1e-9)

@@ -103,7 +103,7 @@ def test_bytes_with_five_classes_are_those_of_table_2(
 
 
 def test_prototypes_that_do_not_exist_do_not_travel() -> None:
-    """In round 0 FedProto's letter is two bytes of marks."""
+    """In round 0 FedProto's message is two bytes of marks."""
     fed = some_classes((2, 5))
     network = models.lenet5(fed)
     assert one_round("fedproto", Task(network, network.head), fed).bytes_down.tolist() == [4]
@@ -137,6 +137,6 @@ def test_every_method_has_a_size() -> None:
 
 
 def test_the_stored_figures_are_the_measured_ones() -> None:
-    """Lists and pages read methods/measured.json; `python -m sartor.analysis.traffic` writes it anew."""
+    """Lists and pages read methods/measured.json, which `sartor.analysis.traffic` writes."""
     assert measure_all() == MEASURED.read_text(encoding="utf-8")
     assert known("pfedme").gradients == pytest.approx(traffic("pfedme").gradients, abs=1e-4)

@@ -37,8 +37,8 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device, "SETTLED", 1)
     monkeypatch.setattr(device, "TEXTS", {"samples": 6, "batch": 3, "steps": 1})
     monkeypatch.setitem(device.LARGE, "runs", 2)
-    monkeypatch.setitem(device.HEADLINE_METRIC, "cohort", 2)
-    monkeypatch.setitem(device.HEADLINE_METRIC, "test_every", 2)
+    monkeypatch.setitem(device.HEADLINE, "cohort", 2)
+    monkeypatch.setitem(device.HEADLINE, "test_every", 2)
 
 
 @pytest.mark.parametrize("name", list(device.WORK))

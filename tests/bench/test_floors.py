@@ -146,7 +146,7 @@ def test_the_floor_is_the_longer_of_both_and_the_share_its_part():
 def test_every_workload_has_a_count():
     """Also those of the device; that of `many` by hand: 100 of 1,000 clients of 60 samples."""
     known = floors.known_work()
-    assert set(known) == {"lenet", "dnn", "mclr", "many", "lstm", "lanes", "yardstick"}
+    assert set(known) == {"lenet", "dnn", "mclr", "many", "lstm", "lanes", "headline"}
     total, first = sum(LENET.values()), LENET["conv1"]
     products = 2 * 100 * 60 * (3 * total - first) + 10_000 * total
     assert known["many"].steps == 2 * 100
@@ -154,7 +154,7 @@ def test_every_workload_has_a_count():
     # A Dirichlet division of the authors' protocol leaves a few of the 60,000 samples out.
     whole = 2 * 60_000 * (3 * total - first) + 10_000 * total
     assert 0.995 * whole < known["lenet"].flops < 1.005 * whole
-    assert known["yardstick"].steps == 50 * 5
+    assert known["headline"].steps == 50 * 5
 
 
 def test_rates_are_those_of_the_fastest_repeat():

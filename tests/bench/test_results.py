@@ -109,7 +109,11 @@ def test_files_from_before_the_commit_was_kept_are_read(tmp_path):
     assert [row["commit"] for row in rows] == ["unknown", "abc1234"]
     assert [row["share of floor"] for row in rows] == [None, pytest.approx(0.2)]
     assert "unknown" in page.render([first, second])
-    for text, said in (("[]", "is no result"), ("{", "is not JSON"), ("{}", "is no result")):
+    for text, said in (
+        ("[]", "is not the result"),
+        ("{", "is not JSON"),
+        ("{}", "is not the result"),
+    ):
         (tmp_path / "old.json").write_text(text)
         with pytest.raises(ConfigError, match=f"old.json {said}"):
             results.read([tmp_path])
@@ -201,9 +205,9 @@ def test_the_page_says_when_not_to_trust_it():
     html = page.render([noisy])
     for words in (
         "kept up to 1.5 processors busy",
-        "beside 0.7 busy processors",
+        "kept 0.7 processors busy",
         "quick form",
-        "changed since the commit",
+        "differed from the commit",
         "dnn: fluke-fl was left out: no network.",
         "commit abc1234+",
     ):
@@ -272,7 +276,7 @@ def test_all_kinds_of_records_share_a_page():
     )
     for part in ('id="methods"', "4.25", 'id="growth"', "samples of a client", "10000", "0.125"):
         assert part in html
-    assert html.count("other processes kept 1.2 processors on average") == 1
+    assert html.count("other processes kept 1.2 processors busy on average") == 1
     reported = Page(html)
     assert reported.faults == []
     assert len(reported.ids) == len(set(reported.ids))

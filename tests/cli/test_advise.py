@@ -16,13 +16,12 @@ import pytest
 import typer
 
 import sartor
-from sartor.adviser import words
+from sartor.adviser import AdviceFolder, words
 from sartor.adviser.verification import Verification
 from sartor.cli import main
 from sartor.cli.advice import as_flags
 from sartor.cli.app import app
 from sartor.data.synthetic import logistic
-from sartor.runs import AdviceFolder
 
 Change = Callable[[int, Any, Any], tuple[Any, Any]]
 

@@ -1,4 +1,4 @@
-"""Methods made of methods: fine-tuned, side by side, inside groups."""
+"""Methods made of methods: fine-tuned, in parallel, inside groups."""
 
 from __future__ import annotations
 
@@ -95,11 +95,11 @@ def test_fine_tuned_methods_honour_the_laws(
     check_method(case, tmp_path, laws)
 
 
-# ---- side by side --------------------------------------------------------------------------------
+# ---- in parallel ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("participation", ["all", "at_least:0.6"])
-def test_methods_side_by_side_are_the_methods_alone(participation: str) -> None:
+def test_methods_in_parallel_are_the_methods_alone(participation: str) -> None:
     """Each slot holds the states of the method alone, whoever else trains beside it."""
     task, fed = net_task(), federation()
     parts = {name: build(name, task, HEAVY, {}) for name in ("fedavg", "local", "fedprox")}
@@ -109,13 +109,13 @@ def test_methods_side_by_side_are_the_methods_alone(participation: str) -> None:
         alone = states(run(simulation(method, task, [fed], participation=participation)))
         for key, value in alone.items():
             where, leaf = key.split("/", 1)
-            # Cohorts among everybody are added up in another order.
+            # Cohorts among all clients are added up in another order.
             np.testing.assert_allclose(
                 found[f"{where}/{name}/{leaf}"], value, rtol=0, atol=1e-13, err_msg=key
             )
 
 
-def test_side_by_side_costs_the_sum_of_its_parts() -> None:
+def test_methods_in_parallel_cost_the_sum_of_their_parts() -> None:
     """Gradients and bytes are those of the methods alone, also where only some are sampled."""
     task, fed = net_task(), federation()
     parts = {name: build(name, task, SGD, {}) for name in ("fedavg", "local")}
@@ -132,7 +132,7 @@ def test_side_by_side_costs_the_sum_of_its_parts() -> None:
 
 @pytest.mark.parametrize("participation", ["all", "at_least:0.6"])
 def test_inside_one_group_a_method_is_itself(participation: str) -> None:
-    """With everybody in one group nothing changes but where the letter is."""
+    """With all clients in one group nothing changes but where the message is."""
     task, fed = net_task(), federation()
     method = build("fedavg", task, SGD, {})
     a = run(simulation(within_groups(method), task, [fed], participation=participation))

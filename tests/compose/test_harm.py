@@ -32,7 +32,7 @@ SOME = [*FEW, *(pytest.param(name, marks=pytest.mark.slow) for name in (*MORE, "
 
 
 def protected(name: str, local: Local = SGD, **settings: Any) -> Any:
-    """Run a method that does no harm, on validation data unless told otherwise."""
+    """Run a method that does no harm, on validation data by default."""
     task = net_task()
     options = {**ON_VAL, **settings.pop("options", {})}
     feds = settings.pop("federations", [federation(sizes=SIZES)])
@@ -104,7 +104,7 @@ def test_wrong_answers_can_decide_in_place_of_losses() -> None:
 
 @pytest.mark.parametrize("on", ["validation", "holdout"])
 @pytest.mark.parametrize("name", ["fedem", "fedapa"])
-def test_a_huge_margin_leaves_everybody_alone_to_the_bit(name: str, on: str) -> None:
+def test_a_huge_margin_leaves_every_client_alone_to_the_bit(name: str, on: str) -> None:
     """What is used is LocalTrain's model on all training data, also where some are held out."""
     sim = protected(name, options={"harm_on": on}, hyper={"harm_margin": 1e9}, points=("pre",))
     task = net_task()
@@ -143,7 +143,7 @@ QUICK: dict[str, Any] = {"model": linear(), "local": GD, "chunk": 64, "points": 
 
 
 def test_tiny_equal_clients_leave_and_a_flipped_one_stays() -> None:
-    """Eight samples each are too few alone; who has the opposite labels is not drawn in."""
+    """Eight samples each are too few alone; clients with the opposite labels are not drawn in."""
     fed = logistic(8, 12, flipped=1)
     result = sartor.fit("fedavg", fed, rounds=15, eval_every=15, **QUICK, do_no_harm=True)
     ended = result.ended_with()
@@ -156,7 +156,7 @@ def test_tiny_equal_clients_leave_and_a_flipped_one_stays() -> None:
     assert result.gain(plain.baseline()).notes["clients hurt"] <= hurt
 
 
-def test_nobody_does_worse_than_alone_on_the_samples_that_decide() -> None:
+def test_no_client_does_worse_than_alone_on_the_samples_that_decide() -> None:
     """Half the clients alike, the others each for itself, one harmful: no held-out loss rises."""
     fed = logistic(20, 10, flipped=1, seed=3)
     draw = np.random.default_rng(5)
@@ -343,7 +343,7 @@ def test_a_sweep_of_the_margin_is_the_single_runs() -> None:
 @pytest.mark.parametrize("participation", ["all", "at_least:0.6"])
 @pytest.mark.parametrize("name", ["pfedme", "l2gd", "fedbabu", "fedprox-two-stage"])
 def test_the_ledger_is_the_sum_of_the_parts_and_the_scoring(name: str, participation: str) -> None:
-    """Gradients and bytes are the parts' own; scoring adds forward passes and one letter each."""
+    """Gradients and bytes are the parts' own; scoring adds forward passes and one message each."""
     task, fed = net_task(), federation(sizes=SIZES)
     sim = protected(name, participation=participation, points=("pre",))
     found = sim.ledger()
@@ -366,7 +366,7 @@ def test_the_ledger_is_the_sum_of_the_parts_and_the_scoring(name: str, participa
 
 
 def test_resuming_and_the_run_folder(tmp_path: Path) -> None:
-    """A run that was stopped goes on to the same choice, and the folder tells it again."""
+    """A run that is resumed ends with the same choice, and the folder holds it."""
     fed = logistic(8, 6, val=20)
     settings: dict[str, Any] = {
         **QUICK,
@@ -392,7 +392,7 @@ def test_resuming_and_the_run_folder(tmp_path: Path) -> None:
     torch.testing.assert_close(model(x), straight.model(0)(x), rtol=0, atol=0)
 
 
-# ---- what is told --------------------------------------------------------------------------------
+# ---- what is reported ----------------------------------------------------------------------------
 
 
 def test_the_choice_is_reported_in_tables_words_and_json() -> None:

@@ -14,7 +14,7 @@ import torch
 from sartor import fit
 from sartor.core import tree
 from sartor.core.errors import ConfigError, ContractError
-from sartor.core.local import Local, descend
+from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Method, Phase, changed
 from sartor.methods import METHODS, build
 from tests.toys import (
@@ -194,7 +194,7 @@ def test_models_trained_together_are_clipped_apart() -> None:
     ],
 )
 @pytest.mark.parametrize("head_only", [False, True])
-def test_a_pull_is_a_penalty_of_the_objective(options: dict, head_only: bool) -> None:
+def test_half_a_square_is_a_penalty_of_the_objective(options: dict, head_only: bool) -> None:
     """Its slope, which is added, is the one that is derived from half the squared distance."""
     task, local = net_task(), Local(batch=None, lr=0.3, **options)
     params = tree.map(torch.Tensor.double, task.init(0))
@@ -214,14 +214,15 @@ def test_a_pull_is_a_penalty_of_the_objective(options: dict, head_only: bool) ->
         near, far = (tree.sqdist(work[k], centre) for k in ("params", "own"))
         return losses(work, batch, ctx) + 0.5 * ctx.hyper["pull"] * near + 0.5 * 0.2 * far
 
-    def pull(work: tree.Tree, ctx: Any) -> dict:
-        return {"params": (ctx.hyper["pull"], centre), "own": (0.2, centre)}
+    def with_terms(work: tree.Tree, batch: Any, ctx: Any) -> torch.Tensor:
+        near = half_square(ctx.hyper["pull"], work["params"], centre)
+        return near + losses(work, batch, ctx) + half_square(0.2, work["own"], centre)
 
     settings: dict[str, Any] = {"over": ("params", "own"), "train": kept}
     found = []
     for phase in (
-        descend(penalised, local, **settings),
-        descend(losses, local, pull=pull, **settings),
+        descend(task, local, penalised, **settings),
+        descend(task, local, with_terms, **settings),
     ):
         work = phase.enter(entries, ctx)
         for _ in range(3):
@@ -231,12 +232,40 @@ def test_a_pull_is_a_penalty_of_the_objective(options: dict, head_only: bool) ->
     assert not torch.allclose(found[1]["own"]["fc.weight"], entries["own"]["fc.weight"])
 
 
-@pytest.mark.parametrize("found", [{"parms": (0.1, {})}, None])
-def test_a_pull_on_what_is_not_trained_is_an_error(found: Any) -> None:
-    """It names what is trained."""
-    phase = descend(lambda work, batch, ctx: work["params"]["w"].sum(), SGD, pull=lambda *_: found)
-    with pytest.raises(ContractError, match=r"'train' must return .*\['params'\], got"):
-        phase.step({"params": {"w": torch.ones(2)}}, None, None)  # type: ignore[arg-type]
+def test_without_an_objective_it_is_the_loss_of_all_that_is_trained() -> None:
+    """The default of one entry is the plain loss, that of several their sum, to the bit."""
+    task, local = net_task(), Local(batch=None, lr=0.3)
+    params = task.init(0)
+    work = {"params": params, "own": tree.scale(params, 0.5)}
+    x = torch.randn(4, *federation().x.shape[1:], generator=torch.Generator().manual_seed(0))
+    batch: Any = SimpleNamespace(x=x, y=torch.arange(4) % 3, mask=torch.ones(4, dtype=torch.bool))
+    ctx: Any = SimpleNamespace(hyper={"local_lr": torch.tensor(0.3)}, round=0)
+    for over in (("params",), ("own",), ("params", "own")):
+
+        def written(work: tree.Tree, batch: Any, ctx: Any, over: Any = over) -> torch.Tensor:
+            return torch.stack([task.loss(work[entry], batch) for entry in over]).sum()
+
+        phases = (descend(task, local, over=over), descend(task, local, written, over=over))
+        found, wanted = (phase.step(work, batch, ctx) for phase in phases)
+        for name, leaf in tree.items(found):
+            assert torch.equal(leaf, dict(tree.items(wanted))[name]), name
+        moved = {k for k in work if not torch.equal(found[k]["fc.weight"], work[k]["fc.weight"])}
+        assert moved == set(over)
+
+
+@pytest.mark.parametrize("wrong", ["a copy", "another entry", "twice"])
+def test_half_a_square_of_what_is_not_trained_is_an_error(wrong: str) -> None:
+    """It names the phase and what is trained."""
+
+    def objective(work: Any, batch: Any, ctx: Any) -> Any:
+        w, other = work["params"], work["other"]
+        near = {"a copy": dict(w), "another entry": other, "twice": w}[wrong]
+        return w["w"].sum() + half_square(0.1, w, other) + half_square(0.1, near, other)
+
+    ones = {"w": torch.ones(2)}
+    phase = descend(net_task(), SGD, objective)
+    with pytest.raises(ContractError, match=r"'train' takes a trained entry .*\['params'\]"):
+        phase.step({"params": ones, "other": dict(ones)}, None, None)  # type: ignore[arg-type]
 
 
 # ---- both ----------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def test_the_table_of_the_clients_by_hand() -> None:
 
 
 def test_a_long_table_is_cut() -> None:
-    """The rest of the clients is told by its number, and only if there is a rest."""
+    """The rest of the clients is shown by its number, and only if there is a rest."""
     assert skewed().summary(limit=2).splitlines()[-2:] == [
         "north            28      0      0  0:7 1:6 2:5 3:4 4:3 +2 more",
         "... and 1 more client",

@@ -190,7 +190,7 @@ def test_one_coloured_image_makes_three_channels(photos: Path) -> None:
 
 
 def test_sizes_must_agree_or_be_brought_to_one(photos: Path) -> None:
-    """Other sizes are refused with the option that mends it; (height, width) in that order."""
+    """Other sizes are refused with the option that fixes it; (height, width) in that order."""
     paint(photos / "oslo/dog/wide.png", 0, size=(20, 10))
     with pytest.raises(FederationError, match=r"2 different sizes \(8 × 8, 10 × 20\).*=8"):
         Federation.from_folder(photos)
@@ -210,7 +210,7 @@ def test_channels_are_standardised_with_federated_statistics(photos: Path) -> No
 
 
 def test_images_that_cannot_be_used_are_listed(photos: Path) -> None:
-    """Wrong places, empty clients and broken files are told by name."""
+    """Wrong places, empty clients and broken files are reported by name."""
     paint(photos / "rome/loose.png", 1)
     (photos / "void").mkdir()
     with pytest.raises(FederationError) as caught:

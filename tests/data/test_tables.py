@@ -1,4 +1,4 @@
-"""Laws of tables: federated standardisation, categories, labels, and faults told at once."""
+"""Laws of tables: federated standardisation, categories, labels, and faults reported at once."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_many_texts_are_no_category():
 
 
 def test_columns_that_are_not_there_are_named():
-    """All unknown columns are told at once, each with the nearest one."""
+    """All unknown columns are reported at once, each with the nearest one."""
     with pytest.raises(FederationError) as caught:
         Federation.from_dataframe(table(), client="sight", label="il", drop=["sexx"])
     for part in ("did you mean 'site'", "did you mean 'ill'", "did you mean 'sex'", "3 faults"):
@@ -263,7 +263,7 @@ def test_the_format_of_the_file_does_not_matter(tmp_path):
 
 
 def test_a_broken_file_is_reported(tmp_path):
-    """Uneven lines and doubled names are told together; a missing file by its path."""
+    """Uneven lines and doubled names are reported together; a missing file by its path."""
     (tmp_path / "a.csv").write_text("site,v,v\na,1,2\na,1\nb,1,2,3\n")
     with pytest.raises(FederationError) as caught:
         Federation.from_file(tmp_path / "a.csv", client="site", label="v")

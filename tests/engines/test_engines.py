@@ -118,8 +118,9 @@ def everything(task: Task) -> Method:
     shaking = Phase("shaking", shake, data="none", steps=3, random=True)
 
     counted = descend(
-        loss,
+        task,
         Local(batch=4, lr=0.1),
+        loss,
         name="counted",
         steps=lambda ctx: ctx.index % 3 + ctx.common["extra"],
         train=task.is_head,
@@ -174,7 +175,7 @@ def everything(task: Task) -> Method:
         phases=(stopping, looking, pairs, shaking, counted),
         finish=finish,
         aggregate=aggregate,
-        use=Use(adapt=(descend(loss, Local(batch=4, lr=0.1), name="adapting"),)),
+        use=Use(adapt=(descend(task, Local(batch=4, lr=0.1), loss, name="adapting"),)),
         schedule=Schedule(before=one_off, after=one_off),
     )
 

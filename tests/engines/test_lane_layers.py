@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from sartor.engines.arena import Arena
 from sartor.engines.lanes import dense, leaves, losses, pooling
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
+from sartor.engines.lanes.shapes import kernels
 from sartor.engines.plan import Plan
 
 
@@ -247,6 +250,16 @@ def test_other_losses_stay_plain(launched: list[str], settings: dict[str, Any]) 
         found = F.cross_entropy(scores, y, **given)
     assert not launched
     torch.testing.assert_close(found, F.cross_entropy(scores, y, **given))
+
+
+def test_every_kernel_that_is_launched_exists() -> None:
+    """Launches name their module in words, which no import checks before a GPU is used."""
+    folder = Path(dense.__file__).parents[1]
+    text = "".join(path.read_text() for path in folder.rglob("*.py"))
+    named = set(re.findall(r'kernels\("(\w+)"\)\.(\w+)\[', text))
+    assert len(named) > 10
+    for module, kernel in sorted(named):
+        assert hasattr(kernels(module), kernel), f"{module}.{kernel}"
 
 
 def test_kernels_are_for_cuda() -> None:

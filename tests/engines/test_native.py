@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
@@ -167,6 +168,49 @@ def test_pooling_is_that_of_torch_with_all_ties(
 
 
 @compiled
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: F.max_pool2d(x, 2),
+        lambda x: F.max_pool2d(x, (2, 2), stride=(2, 2)),
+        lambda x: F.max_pool2d(input=x, kernel_size=[2, 2], padding=(0, 0)),
+        lambda x: torch.max_pool2d(x, 2, 2),
+        lambda x: torch.max_pool2d(input=x, kernel_size=2),
+        nn.MaxPool2d(2),
+    ],
+)
+def test_every_way_to_say_two_by_two_is_understood(
+    call: Callable[[Tensor], Tensor], called: list[str]
+) -> None:
+    """By position, by name, as a layer."""
+    x = torch.randn(8, 3, 16, 18)
+    with CoreOperations():
+        found = call(x)
+    assert called == ["pool"]
+    assert torch.equal(found, call(x))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"kernel_size": 2, "stride": 1},
+        {"kernel_size": 2, "padding": 1},
+        {"kernel_size": 2, "dilation": 2},
+        {"kernel_size": 2, "ceil_mode": True},
+        {"kernel_size": 2, "return_indices": True},
+    ],
+)
+def test_other_windows_are_left_to_the_library(settings: dict[str, Any], called: list[str]) -> None:
+    x = torch.randn(8, 3, 18, 18)
+    with CoreOperations():
+        found = F.max_pool2d(x, **settings)
+    assert not called
+    wanted = F.max_pool2d(x, **settings)
+    for a, b in zip(*(v if isinstance(v, tuple) else (v,) for v in (found, wanted)), strict=True):
+        assert torch.equal(a, b)
+
+
+@compiled
 def test_the_layout_stays_between_operations(called: list[str]) -> None:
     """The images of a convolution, rectified and pooled, are never laid out anew."""
     x, weight = torch.randn(16, 1, 12, 12), torch.randn(6, 1, 5, 5)
@@ -283,7 +327,7 @@ def test_without_a_compiler_the_reason_is_reported(
 
 def test_nothing_is_compiled_unless_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The compiler is not even looked for."""
-    monkeypatch.setenv("SARTOR_ACCELERATE", "fork")
+    monkeypatch.setenv("SARTOR_ACCELERATE", "allocator")
     monkeypatch.setattr(cpp, "_found", _never)
     assert cpp.library() is None
     assert "sartor.accelerate" in cpp.status()

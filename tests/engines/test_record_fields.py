@@ -280,12 +280,9 @@ def ending(task: Any) -> Method:
         finish=lambda client, work, ctx: (client, {"params": work["params"]}),
     )
 
-    def objective(work: Any, batch: Any, ctx: Any) -> Any:
-        return task.loss(work["params"], batch)
-
     last = changed(
         kept,
-        phases=(descend(objective, SGD, name="last"),),
+        phases=(descend(task, SGD, name="last"),),
         finish=lambda client, work, ctx: (
             {"params": work["params"], "over": torch.ones_like(work["over"])},
             {},

@@ -414,7 +414,7 @@ def test_what_cannot_be_right_is_refused(local: Local, options: dict, words: str
 @pytest.mark.parametrize(
     ("hyper", "words"),
     [
-        ({"average_probability": 1.0}, "nobody would train"),
+        ({"average_probability": 1.0}, "no client would train"),
         ({"prox_strength": [0.1, 0.2, 0.3]}, "one value for all clients"),
         ({"local_lr": [0.1, 0.2, 0.3]}, "one value for all clients"),
     ],

@@ -197,12 +197,7 @@ def test_one_more_step_on_a_copy_is_the_fine_tuning_trick() -> None:
     """v_i = θ_i − α∇f_i(θ_i) at evaluation; training does not notice."""
     task = quadratic_task()
     method = build("pfedme", task, ONE, {})
-    extra = descend(
-        lambda work, batch, ctx: task.loss(work["params"], batch),
-        ONE,
-        name="fine-tune",
-        lr="personal_lr",
-    )
+    extra = descend(task, ONE, name="fine-tune", lr="personal_lr")
     sims = [
         run(simulation(m, task, [quadratics(*Q3)[0]], participation="all"))
         for m in (method, changed(method, adapt=(extra,)))

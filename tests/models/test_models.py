@@ -243,7 +243,7 @@ def body(*layers):
         (body(nn.LSTM(4, 4, 2, dropout=0.1)), "1", r"LSTM at '0\.1'.*dropout=0"),
         (body(nn.LSTM(4, 4, proj_size=2)), "1", r"LSTM at '0\.1'.*nn\.Linear after it"),
         (body(OwnGRU(4, 4)), "1", r"OwnGRU at '0\.1'.*nn\.GRU or nn\.RNN itself"),
-        (Tied(), "b", "'a.weight' and 'b.weight' are one tensor, of which the head 'b'"),
+        (Tied(), "b", "'a.weight' and 'b.weight' are the same tensor, but only one"),
         (nn.ReLU(), None, "no parameters"),
         (nn.LazyLinear(3), None, "lazy layer"),
         (lenet5(input_shape=(1, 8, 8), num_classes=2), "fc_1", "did you mean 'fc1'"),

@@ -194,7 +194,7 @@ def test_half_precision_takes_the_constants_along() -> None:
 
 
 def test_a_stored_result_needs_the_network_with_the_same_constants(tmp_path) -> None:
-    """Files hold what was trained; the network must bring the rest, and other weights are told."""
+    """Files have what was trained; the network must have the rest, with the same weights."""
     net, fed = pretrained(Trained(), train=["fc"]), images()
     out = tmp_path / "run"
     result = sartor.fit("ditto", fed, model=net, rounds=2, local=LOCAL, out=out)
@@ -211,7 +211,7 @@ def test_a_stored_result_needs_the_network_with_the_same_constants(tmp_path) -> 
         sartor.load(out).predict("c1", fed.x[:5])
 
 
-def test_a_run_is_gone_on_with_from_the_same_weights_only(tmp_path) -> None:
+def test_a_run_is_resumed_from_the_same_weights_only(tmp_path) -> None:
     """Other constants, or another start, are other settings."""
     fed = images()
     net = pretrained(Trained(), train=["fc"])
@@ -339,7 +339,7 @@ def test_features_of_what_does_not_end_with_its_head_are_refused(what: str) -> N
                 found.log_softmax(-1) if what == "softmax" else found + found.mean(-1, keepdim=True)
             )
 
-    with pytest.raises(ModelError, match="does more with the output of its head 'fc'"):
+    with pytest.raises(ModelError, match="does not return the output of its head 'fc'"):
         sartor.models.features(pretrained(More()), federation())
     with pytest.raises(ModelError, match="evaluation mode"):
         sartor.models.features(Trained(), images())
@@ -383,7 +383,7 @@ def test_a_loaded_network_is_checked_as_a_trained_one(tmp_path) -> None:
 
 @pytest.mark.parametrize("method", ["dbe", "fedproto", "fedgh", "fedrod"])
 def test_who_makes_the_head_needs_all_of_it(method: str) -> None:
-    """Half of a frozen head is told of by name."""
+    """Half of a frozen head is reported by name."""
     for part in ("fc.weight", "fc.bias"):
         other = "fc.bias" if part == "fc.weight" else "fc.weight"
         net = pretrained(Net(), train=["body", other])

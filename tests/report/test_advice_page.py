@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 from matplotlib.image import imread
 
+from sartor.adviser import AdviceFolder
 from sartor.adviser.advice import Advice, Client
 from sartor.adviser.plan import Plan
 from sartor.adviser.verification import Row, Verification
 from sartor.report import write_report
 from sartor.report.advice_figures import draw_advice, error_by_pull
 from sartor.report.advice_page import render_advice, summarise_advice
-from sartor.runs import AdviceFolder
 from tests.report.test_report import NAUGHTY, Page
 
 PULLS = (0.0, *np.logspace(-6, 4, 59).tolist(), math.inf)
@@ -114,7 +114,7 @@ def test_the_page_is_whole_and_loads_nothing(text, page):
 
 
 def test_the_answer_comes_first_and_nothing_is_left_out(page):
-    """Words, doubts, ways out, costs beside their guarantee, what was measured, how to go on."""
+    """Words, doubts, ways out, costs with their guarantee, measurements, and the next command."""
     assert page.text.index("Federate, and personalise with λ = 0.1") < page.text.index(
         "excess loss at every λ"
     )
@@ -205,7 +205,7 @@ def test_many_clients_make_a_page_of_bounded_size():
     assert len(text) < 2_000_000
     assert "1000 that gain most, of 5,000" in text
     assert ">c0<" in text  # the one that loses
-    assert "Of 5,000 clients one in 13 is drawn." in text
+    assert "Of 5,000 clients, one in 13 is drawn." in text
 
 
 def test_the_summary_has_the_few_numbers():
@@ -218,7 +218,7 @@ def test_the_summary_has_the_few_numbers():
     assert values["Traffic"] == "123 kB"
 
 
-def test_every_figure_has_words_for_who_cannot_see_it(page):
+def test_every_figure_has_a_description_for_screen_readers(page):
     """An svg is an image with a label, and the label is a sentence with numbers."""
     for figure in draw_advice(make_advice()):
         assert figure.alt in page.text

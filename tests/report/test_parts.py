@@ -11,7 +11,7 @@ from sartor.report.drawing import colour_and_mark
 from sartor.report.evidence import Check, Measured, published_table, tally
 from sartor.report.reproduction_figures import figures_of
 from sartor.report.reproduction_page import render_reproduction
-from sartor.report.sections import Section, render_sections
+from sartor.report.sections import Fold, Section, render_sections
 from sartor.report.words import Words
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.plan import load
@@ -49,7 +49,7 @@ def test_a_line_figure_holds_the_numbers_it_was_given():
 
 
 def test_a_line_figure_says_what_it_shows_and_leaves_out_what_is_not_there():
-    """The words for who cannot see it carry the ends; the caption names bars and hollow marks."""
+    """The description has the ends of the curves; the caption explains bars and hollow markers."""
     figure = make_figure()
     assert "ours goes from 0.5 at 1 to 0.7 at 4; bound goes from 0.4 at 1 to 0.5 at 2" in figure.alt
     assert figure.caption.endswith("Hollow markers are the published values.")
@@ -116,7 +116,7 @@ def test_rounds_are_whole_numbers_on_the_axis():
     assert not all(float(tick).is_integer() for tick in ticks([0.0, 1.5]))
 
 
-def test_the_page_of_a_short_form_tells_what_it_shortened():
+def test_the_page_of_a_short_form_lists_what_it_shortened():
     """Seeds, rounds and the model of the first cell, with the full form's in brackets."""
     page = render_reproduction(Outcome(load("fedapa-table1-fmnist", quick=True)))
     assert "model dnn (lenet5)" in page
@@ -150,7 +150,7 @@ def test_published_beside_ours_by_hand():
     assert table.column("within two s.e.") == ["yes", "no", "yes", "–"]
     assert table.column("difference")[1] == pytest.approx(0.11)
     assert table.text_rows()[1][1:5] == ["80.0", "91.0", "5.0", "+11.0"]
-    assert table.notes["within two s.e."] == "2 of 3 that can be judged"
+    assert table.notes["within two s.e."] == "2 of the 3 that can be judged"
     assert table.notes["not judged"].startswith("1 measured once")
 
 
@@ -163,7 +163,7 @@ def test_a_page_of_parts_holds_each_of_them_as_text():
             [
                 Section("Figure 4", [make_figure(), published_table([Measured("x", 1, 2, 1)])]),
                 Section("Claims", [checks, "A word & another."], lead="What was said."),
-                Section("Claims", [{"rounds": 3}], folded=True, lead="Settings"),
+                Section("Claims", [Fold("Settings", [{"rounds": 3}])]),
             ],
             words=Words(headline="It holds."),
             facts=["2 figures"],

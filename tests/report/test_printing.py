@@ -214,7 +214,7 @@ def test_without_matplotlib_the_message_says_what_to_install(monkeypatch):
 
 def test_without_matplotlib_the_page_has_its_words_and_tables(monkeypatch):
     """The page of a comparison is written without figures, and says how to get them."""
-    for name in ("drawing", "figures", "fitting", "heat"):
+    for name in ("drawing", "figures", "fitting", "heat", "page", "sections"):
         monkeypatch.delitem(sys.modules, f"sartor.report.{name}", raising=False)
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
@@ -226,4 +226,4 @@ def test_without_matplotlib_the_page_has_its_words_and_tables(monkeypatch):
         "pip install &#39;sartor[figures]&#39;" in page or "pip install 'sartor[figures]'" in page
     )
     assert "<svg" not in page
-    assert "Methods side by side" in page
+    assert "Comparison of methods" in page

@@ -108,7 +108,7 @@ def test_every_inner_link_has_its_target(text, page):
     assert wanted <= set(page.ids)
 
 
-def test_every_figure_has_words_for_who_cannot_see_it(page):
+def test_every_figure_has_a_description_for_screen_readers(page):
     """An svg is an image with a label, and the label is a sentence with numbers."""
     labels = [value for name, value in page.attributes if name == "aria-labelledby"]
     for figure in draw_all(make_comparison()):
@@ -119,7 +119,7 @@ def test_every_figure_has_words_for_who_cannot_see_it(page):
 
 
 def test_figures_take_their_colours_from_the_page(text):
-    """No fixed black or white and no placeholder is left, so dark mode cannot hide a letter."""
+    """No fixed black or white and no placeholder is left, so dark mode cannot hide any text."""
     pictures = "".join(re.findall(r"<svg.*?</svg>", text, flags=re.DOTALL))
     assert not re.search(r"#0[0-9a]0[0-9]0[0-9]", pictures)
     fixed = set(re.findall(r"(?:fill|stroke): ?(#[0-9a-f]{3,6})", pictures))
@@ -240,7 +240,7 @@ def test_the_ledger_on_the_page_is_the_ledger_of_the_result():
     """Bytes per client and round: LeNet-5 without its head, both ways, as in the sheet."""
     table = ledger_table(make_comparison())
     row = dict(zip(table.columns, table.rows[3], strict=True))
-    assert row["KiB a client and round"] == pytest.approx(477.8, abs=0.05)
+    assert row["KiB per client and round"] == pytest.approx(477.8, abs=0.05)
     assert row["MB down"] == pytest.approx(make_result("fedapa").bytes_down / 1e6)
     assert row["ms evaluate"] == pytest.approx(20)
 
@@ -270,7 +270,7 @@ def test_ten_methods_have_ten_looks_in_figures_and_tables(tmp_path):
     assert len({(line.get_color(), line.get_marker()) for line in curves}) == 10
 
 
-def test_the_page_tells_fairness_and_what_targets_cost(text, page):
+def test_the_page_shows_fairness_and_what_targets_cost(text, page):
     """Both tables are those of the comparison; the first target is where training alone ends."""
     comparison = make_comparison()
     fair = comparison.fairness()

@@ -25,7 +25,7 @@ def receipt(factor: int) -> Receipt:
 
 
 def filled() -> Log:
-    """Return books of two rounds, in which run 1 broke at its second client."""
+    """Return a log of two rounds, in which run 1 broke at its second client."""
     log = Log(NAMES)
     start = tally([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]])
     log.score("pre", 0, {"test": start})
@@ -141,7 +141,7 @@ def test_means_follow_the_last_entry():
 
 
 def test_log_survive_a_checkpoint():
-    """What was dumped comes back, and can be gone on with."""
+    """What was dumped comes back, and can be resumed."""
     log, again = filled(), Log(NAMES)
     arrays, meta = log.dump()
     again.load(arrays, json.loads(json.dumps(meta)))

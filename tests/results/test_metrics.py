@@ -48,8 +48,6 @@ def test_the_numbers_of_the_sheet_on_fairness():
     """Section 6: a = (0.95, 0.9, 0.85, 0.8, 0.5)."""
     assert metrics.macro(SHEET) == pytest.approx(0.8)
     assert math.sqrt(metrics.variance_over_clients(SHEET)) == pytest.approx(0.158114, abs=1e-6)
-    assert metrics.coefficient_of_variation(SHEET) == pytest.approx(0.158114 / 0.8, abs=1e-6)
-    assert metrics.quantile(SHEET, 0.1) == pytest.approx(0.62)
     assert metrics.worst_share(SHEET, 20) == pytest.approx(0.5)
     assert metrics.jain_index(SHEET) == pytest.approx(0.962406, abs=1e-6)
 
@@ -69,7 +67,6 @@ def test_jain_index_lies_between_one_over_m_and_one(accuracy):
 def test_small_clients_do_not_decide_the_worst_client_and_are_counted():
     """A client of 9 test samples is left out and said to be; one of 10 counts."""
     assert metrics.worst_client([0.9, 0.5, 0.1], [100, 10, 9]) == (0.5, 1, 1)
-    assert metrics.quantile([0.9, 0.5, 0.1], 0, [100, 10, 9]) == 0.5
     assert metrics.worst_share([0.9, 0.5, 0.1], 1, [100, 10, 9]) == 0.5
 
 
@@ -119,13 +116,6 @@ def test_a_single_lucky_round_does_not_reach_the_target():
     assert metrics.rounds_to_target(range(0, 60, 10), steady, 0.9) == 40
     assert metrics.rounds_to_target(range(2), [1.0, 1.0], 0.5) is None
     assert metrics.rounds_to_target(range(4), [0.2, math.nan, 0.9, 0.9], 0.5) is None
-
-
-def test_area_under_a_constant_curve_is_the_constant():
-    """Whatever the spacing of the evaluations."""
-    assert metrics.area_under_curve([0, 5, 7, 20], [0.4] * 4) == pytest.approx(0.4)
-    assert metrics.area_under_curve([3], [0.4]) == 0.4
-    assert metrics.area_under_curve([0, 10, 20], [0.0, 1.0, 1.0]) == pytest.approx(0.75)
 
 
 def test_spread_is_the_sample_standard_deviation():

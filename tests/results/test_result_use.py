@@ -97,7 +97,7 @@ def test_wrong_samples_are_reported(result):
 
 
 def test_arrays_are_used_as_they_are():
-    """Without standardisation x is what the network gets; a lone sample is told."""
+    """Without standardisation x is what the network gets; a lone sample is reported."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(30, 3)).astype(np.float32), np.arange(30) % 2
     fed = Federation.from_arrays(x, y, client=np.arange(30) % 2)

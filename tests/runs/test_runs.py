@@ -566,7 +566,7 @@ def test_one_module_alone_knows_pickles():
 
 
 def test_a_folder_of_an_unknown_kind_is_reported(tmp_path):
-    """Whoever edited folder.json is told what may stand there."""
+    """An edited folder.json is refused, with what may stand there."""
     run = RunFolder.create(tmp_path / "run", CONFIG)
     marker = json.loads((run.path / "folder.json").read_text())
     (run.path / "folder.json").write_text(json.dumps({**marker, "kind": "cake"}))

@@ -1,10 +1,9 @@
-"""CPU execution: traced steps, compiled layers, worker processes, and the choice between them.
+"""CPU execution: traced steps, compiled layers, and the choice between them.
 
 | module | what it holds |
 |---|---|
 | `traces` | steps as recorded graphs without Python between the operations |
 | `thinned` | graphs with fewer operations |
-| `forks`, `handover` | blocks of lanes in worker processes |
-| `tuning`, `kept` | how many lanes a block has: measured, and kept per machine |
+| `tuning` | how many lanes a block has |
 | `compiler`, `native` | C++ layers, compiled where a compiler is found |
 """

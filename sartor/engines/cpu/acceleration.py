@@ -2,8 +2,7 @@
 
 | word | what it does to the process |
 |---|---|
-| compile | runs the C++ compiler once per machine (``-march=native``, some 5 s) and loads the library |
-| fork | works on blocks of lanes in child processes (Linux) |
+| compile | runs the C++ compiler once per machine (``-march=native``, 5 s), loads the library |
 | allocator | asks glibc to keep freed memory, for the rest of the process (``mallopt``) |
 
 Results are the same within rounding. A program asks for them with ``sartor.accelerate()``; the
@@ -19,7 +18,7 @@ import os
 from sartor.core.errors import ConfigError, did_you_mean
 
 VARIABLE = "SARTOR_ACCELERATE"
-WORDS = ("compile", "fork", "allocator")
+WORDS = ("compile", "allocator")
 _LOG = logging.getLogger("sartor")
 _asked: frozenset[str] = frozenset()
 _logged: set[str] = set()
@@ -29,7 +28,7 @@ def accelerate(*words: str) -> None:
     """Let training on a CPU change this process for speed, from now on.
 
     Args:
-        words: "compile", "fork", "allocator"; all of them if none is named. See
+        words: "compile", "allocator"; both if none is named. See
             ``sartor.engines.cpu.acceleration`` for what each does.
 
     Raises:

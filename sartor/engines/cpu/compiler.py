@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from sartor.engines.cpu.acceleration import is_on, log_once
-from sartor.engines.cpu.kept import cache_folder
 
 NAMES = {torch.float32: "float", torch.float64: "double"}
 """Types of numbers that functions are compiled for, and what they are called there."""
@@ -31,6 +30,15 @@ _NAMES_OF_FILES = ("native.cpp", "layers.cpp", "recurrence.cpp")
 _SOURCES = tuple(Path(__file__).with_name(name) for name in _NAMES_OF_FILES)
 _HEADER = Path(__file__).with_name("vectors.h")
 _FLAGS = ("-O3", "-march=native", "-fno-math-errno", "-std=c++17", "-shared", "-fPIC")
+
+
+def cache_folder() -> Path:
+    """Return the user's folder for what can be made again; it need not exist.
+
+    Raises:
+        RuntimeError: the user has no home.
+    """
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sartor"
 
 
 def library() -> ctypes.CDLL | None:

@@ -8,7 +8,7 @@ is not changed. What they do not know goes its plain way.
 | call | on a GPU, all lanes | on a CPU |
 |---|---|---|
 | ``conv2d`` | ``convolution``: Triton kernels, or patches and one product | ``native``, one lane |
-| ``max_pool2d`` | ``pooling`` | ``native``, or ``halving``, one lane |
+| ``max_pool2d`` | ``pooling`` | ``native``, one lane |
 | ``linear`` | ``dense`` | ``dense`` by ``native``, both ways, many lanes with few outputs |
 | ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
 | ``sartor.core.task.masked_mean`` | ``losses`` | |
@@ -39,7 +39,6 @@ from sartor.engines.lanes import (
     convolution,
     dense,
     draws,
-    halving,
     leaves,
     losses,
     pooling,
@@ -181,9 +180,7 @@ def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
 
 def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
-    if kernel and native.takes_pool(x, kernel):
-        return pooling.max_pool2d(x, kernel)
-    return halving.halved(x) if kernel == (2, 2) and halving.takes(x) else None
+    return pooling.max_pool2d(x, kernel) if kernel and native.takes_pool(x, kernel) else None
 
 
 class LaneOperations(_Operations):

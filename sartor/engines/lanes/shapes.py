@@ -32,7 +32,7 @@ def installed() -> bool:
 @cache
 def kernels(module: str) -> Any:
     """Import kernels at first use: without a GPU nobody has to wait for Triton."""
-    return importlib.import_module(f"sartor.engines.lanes.{module}")
+    return importlib.import_module(f"sartor.engines.cuda.{module}")
 
 
 def usable(*tensors: Tensor) -> bool:

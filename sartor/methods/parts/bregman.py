@@ -247,6 +247,11 @@ class Separable:
     width: Tensor | None = None
 
     @property
+    def spherical(self) -> bool:
+        """Whether the divergence is half the squared distance: never."""
+        return False
+
+    @property
     def _origin(self) -> float:
         return 0.0 if self.width is None else self.kind.origin
 

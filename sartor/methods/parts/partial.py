@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Literal
 
-from torch import Tensor
-
 from sartor.core import tree
-from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, did_you_mean, refuse
 from sartor.core.local import Local, descend
-from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
+from sartor.core.method import ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
@@ -86,9 +84,9 @@ def partly_shared(
 def train_part(
     task: Task, local: Local, part: Leaves, *, name: str = "train", lr: str = "local_lr"
 ) -> Phase:
-    """Build the phase that trains some leaves of ``work["params"]`` while the others rest.
+    """Build the phase that trains some leaves of ``work["params"]`` and leaves the others fixed.
 
-    Momentum that is kept between rounds belongs to the leaves: that of the others rests too.
+    Momentum that is kept between rounds belongs to the leaves: that of the others stays too.
 
     Args:
         task: the network and its loss.
@@ -97,11 +95,7 @@ def train_part(
         name: the phase's name and random stream.
         lr: the hyper-parameter that holds the rate.
     """
-
-    def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        return task.loss(work["params"], batch)
-
-    phase = descend(objective, local, name=name, lr=lr, train=part)
+    phase = descend(task, local, name=name, lr=lr, train=part)
     if not local.keeps:
         return phase
 
@@ -135,8 +129,7 @@ def layers(task: Task, names: tuple[str, ...]) -> Leaves:
         for name in names
         if name not in known
     ]
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
     return lambda leaf: any(leaf == name or leaf.startswith(f"{name}.") for name in names)
 
 

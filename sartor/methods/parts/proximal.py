@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local
 from sartor.core.method import Batch, ClientContext, Phase
@@ -19,10 +19,7 @@ def check_proximal(name: str, local: Local, prox_steps: int) -> None:
             f"{name} takes plain gradient steps, so it has no use for momentum={local.momentum:g}; "
             "set momentum = 0."
         )
-    if prox_steps < 1:
-        faults.append(f"prox_steps must be >= 1, got {prox_steps}; the paper takes 5.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse([*faults, *below(1, "the paper takes 5.", prox_steps=prox_steps)])
 
 
 def proximal_hyper(local: Local) -> dict[str, Hyper]:

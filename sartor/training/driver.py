@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sartor.training.progress import Progress
 from sartor.training.readout import progress_of
-from sartor.training.settings import Progress
 from sartor.training.simulation import Simulation
 
 

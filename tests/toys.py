@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -32,6 +32,9 @@ Q3 = ([1.0, 2.0, 4.0], [0.0, 3.0, 6.0])
 """The three quadratics of the method sheets: curvatures and centres."""
 
 
+Trained = TypeVar("Trained", bound=Simulation)
+
+
 class Net(nn.Module):
     """A body of one layer and a head."""
 
@@ -51,6 +54,7 @@ class Frozen(Net):
     """The toy network after a frozen layer and a constant."""
 
     pretrained = True
+    scale: Tensor
 
     def __init__(self) -> None:
         super().__init__()
@@ -161,7 +165,7 @@ def simulation(
     )
 
 
-def run(sim: Simulation) -> Simulation:
+def run(sim: Trained) -> Trained:
     """Run all rounds that are left."""
     while not sim.finished:
         sim.step()

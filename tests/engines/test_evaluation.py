@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from sartor.core import tree
 from sartor.core.local import Local
-from sartor.core.method import Phase, Warmup, changed
+from sartor.core.method import FirstRounds, Phase, changed
 from sartor.core.task import (
     Task,
     all_labels,
@@ -160,7 +160,7 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
         seen.append((plan.num_steps, int(plan.samples.sum())))
         return phase(what, work, ctx, plan)
 
-    rounds.engine.phase = watched  # type: ignore[method-assign]
+    rounds.engine.phase = watched  # type: ignore[assignment, method-assign]
     try:
         models = tree.map(lambda leaf: leaf[:, 2], trained.store.gather(rounds.everybody)["params"])
         ids = np.arange(5)[None]
@@ -233,7 +233,7 @@ def test_a_shared_model_is_scored_alike_whatever_the_task(
         evaluation.Evaluation,
         "_pooled",
         lambda self, method, ctx, ids, *rest: (
-            pooled.append(ids.size) or whole(self, method, ctx, ids, *rest)
+            pooled.append(ids.size) or whole(self, method, ctx, ids, *rest)  # type: ignore[func-returns-value]
         ),
     )
     found = []
@@ -265,7 +265,7 @@ def test_clients_that_adapt_are_not_grouped(trained: Simulation) -> None:
     adapts = changed(method, adapt=method.phases)
     try:
         assert rounds._groups(1)
-        for other in (adapts, changed(method, first=Warmup(3, adapts, adapts))):
+        for other in (adapts, changed(method, first=FirstRounds(3, adapts, adapts))):
             rounds.method = other
             assert not rounds._groups(1)
     finally:

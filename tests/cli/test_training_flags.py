@@ -6,9 +6,9 @@ import json
 import sys
 
 import pytest
-from tests.test_search import Dice
 
 from sartor.cli import main
+from tests.training.test_search import Dice
 
 SMALL = ["--data", "digits", "--clients", "4", "--val", "0.2", "--model", "mclr", "--rounds", "6"]
 

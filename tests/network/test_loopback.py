@@ -57,7 +57,7 @@ def clients_of(
         return case.build(task), task
 
     return {
-        name: Client(lambda split, i=i: alone(fed, i), build, folder and folder / name)
+        name: Client(lambda split, i=i: alone(fed, i), build, folder and folder / name)  # type: ignore[misc]
         for i, name in enumerate(fed.names)
     }
 
@@ -99,7 +99,7 @@ def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]
     leaves = {f"server/{k}": v for k, v in tree.items(sim.server)}
     states = []
     for i, client in enumerate(clients.values()):
-        base = int(sim.store.base[i])
+        base = int(sim.store.base[i])  # type: ignore[attr-defined]
         bench = client.workbench
         kept = (
             bench.vault.read(base)

@@ -42,13 +42,13 @@ def _quadratic(method: str, **settings: Any) -> sartor.Result:
 def test_a_sweep_is_one_pass_of_rows_with_seeds_fastest(monkeypatch) -> None:
     """λ × seeds train as lanes of one simulation, and each row says what it is."""
     made = []
-    plain = sartor.training.fit.__globals__["Simulation"]
+    plain = sartor.fit.__globals__["Simulation"]
 
     def count(*args: Any, **kwargs: Any) -> Any:
         made.append(plain(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setitem(sartor.training.fit.__globals__, "Simulation", count)
+    monkeypatch.setitem(sartor.fit.__globals__, "Simulation", count)
     result = _fit("fedprox", sweep={"prox_strength": [0.1, 1.0, 5.0]}, seeds=(3, 8))
     assert len(made) == 1
     assert [(r.hyper["prox_strength"], r.seed) for r in result.runs] == [
@@ -123,10 +123,12 @@ def test_values_per_client_reach_their_client() -> None:
         "local": Local(batch=None),
     }
     wanted = truth.fedprox(torch.tensor(lam))[1]
-    result = sartor.fit("fedprox", fed, **settings, hyper={"prox_strength": np.array(lam)})
+    hyper: Any = {"prox_strength": np.array(lam)}
+    result = sartor.fit("fedprox", fed, **settings, hyper=hyper)
     assert result.runs[0].hyper["prox_strength"] == lam
     for i in range(3):
-        assert float(result.model(i).w.detach()) == pytest.approx(float(wanted[i]), abs=1e-4)
+        (w,) = result.model(i).parameters()
+        assert float(w.detach()) == pytest.approx(float(wanted[i]), abs=1e-4)
     with pytest.raises(ConfigError, match="2 values, but there are 3 clients"):
         sartor.fit("fedprox", fed, **settings, hyper={"prox_strength": [1.0, 2.0]})
 

@@ -139,13 +139,13 @@ def serve(
     from sartor.network.admission import Admission
     from sartor.network.flare_server import FlareServer
     from sartor.network.keys import read_kit, read_project
-    from sartor.network.serve import roster_of
+    from sartor.network.newcomers import serve_newcomers
+    from sartor.network.serve import clients_of
     from sartor.network.serve import serve as run_server
-    from sartor.network.welcome import welcome
 
     experiment = read_experiment(target, {}, many=False)
     check_names(experiment)
-    plan = plan_of(experiment)
+    job = job_of(experiment)
     folder = out or experiment.out or Path("runs") / f"{experiment.method}-network"
     listed = read_project(keys)["clients"]
     late = [name.strip() for name in (newcomers or "").split(",") if name.strip()]
@@ -154,7 +154,7 @@ def serve(
         raise ConfigError(
             f"No kit was made for {', '.join(unlisted)}; make one with sartor keys client NAME."
         )
-    names = late or roster_of(folder, listed, show.note)
+    names = late or clients_of(folder, listed, show.note)
     transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)
     word = "stopped"
     again = f"sartor serve {target} --keys {keys} --out {folder}"
@@ -167,11 +167,13 @@ def serve(
                 "say": show.note,
             }
             if late:
-                result = welcome(plan, transport, names, folder, rounds=newcomer_rounds, **common)
+                result = serve_newcomers(
+                    job, transport, names, folder, rounds=newcomer_rounds, **common
+                )
             else:
                 rule = Admission(max_norm=max_norm)
                 result = run_server(
-                    plan, transport, names, folder, quorum=quorum, admission=rule, **common
+                    job, transport, names, folder, quorum=quorum, admission=rule, **common
                 )
             word = "done"
     finally:
@@ -280,10 +282,10 @@ def _doing(found: Mapping[str, Any]) -> str:
     return f"{found['state']}, {how_far}"
 
 
-def plan_of(experiment: Experiment) -> Any:
+def job_of(experiment: Experiment) -> Any:
     """Return what a server trains, from a checked experiment."""
     from sartor.core.cohort import Participation
-    from sartor.network.serve import Plan
+    from sartor.network.serve import Job
     from sartor.results.scores import Run
     from sartor.training.settings import DTYPES, list_runs, parse_choice, parse_device, parse_points
 
@@ -304,7 +306,7 @@ def plan_of(experiment: Experiment) -> Any:
         return found[0]
 
     stored = {k: v for k, v in experiment.stored().items() if k not in _SERVER_ONLY}
-    return Plan(
+    return Job(
         settings=stored,
         build=built,
         run_of=run_of,

@@ -36,6 +36,7 @@ from sartor.data.federation import Federation
 from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.results.serving import record_of
+from sartor.training.driver import drive
 from sartor.training.simulation import Simulation
 
 Data = Federation | tuple[Any, Any]
@@ -110,21 +111,19 @@ def onboard(
 def trained(simulation: Simulation, run: int = 0) -> Trained:
     """Take from a simulation what newcomers meet."""
     server, _ = simulation.deployed()
-    everybody, past = simulation.rounds.everybody, simulation.round_index
-    server_ctx = simulation.rounds.server_ctx(
-        "evaluate", past, everybody, np.ones_like(everybody, dtype=bool)
-    )
+    everybody, past = simulation.context.everybody, simulation.round_index
+    server_ctx = simulation.context.server_ctx("evaluate", past, everybody)
     known = simulation.federations[run]
     return Trained(
         simulation.method,
         simulation.task,
         tree.map(lambda leaf: leaf[run], server),
         ServerContext(*(tree.map(lambda leaf: leaf[run], part) for part in server_ctx)),
-        simulation.rounds.arena.num_clients,
+        simulation.context.arena.num_clients,
         past,
         simulation.runs[run],
         simulation.make_engine,
-        simulation.rounds.arena.device,
+        simulation.context.arena.device,
         simulation.dtype,
         *_data_facts(known),
     )
@@ -143,7 +142,7 @@ def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
     return facts, known.info.get("preprocessing")
 
 
-def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
+def stored_form(found: Trained) -> tuple[Tree, dict[str, Any]]:
     """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
     return (
         {"server": found.server, "hub": found.server_ctx._asdict()},
@@ -152,7 +151,7 @@ def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
 
 
 def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
-    """Return what newcomers meet from what :func:`packed` wrote and a result's settings."""
+    """Return what newcomers meet from what :func:`stored_form` wrote and a result's settings."""
     from sartor.engines import make_engine
 
     about = dict(result.config["rebuild"])
@@ -203,10 +202,7 @@ def onboard_by(
         dtype=known.dtype,
         points=tuple(dict.fromkeys(("pre", record.use.headline))),
     )
-    if not rounds:
-        again.score_start()
-    while not again.finished:
-        again.step()
+    drive(again)
     about: dict[str, Any] = {"newcomers of": known.method.name, "rounds": rounds}
     about |= {
         "task": known.task.measured_as,

@@ -68,9 +68,9 @@ def result_of(
         return onboard(simulation, data, **settings)
 
     def server(run: int) -> tuple[Tree, dict[str, Any]]:
-        from sartor.training.onboarding import packed, trained
+        from sartor.training.onboarding import stored_form, trained
 
-        return packed(trained(simulation, run))
+        return stored_form(trained(simulation, run))
 
     method, log = simulation.method, simulation.log
     chosen = any("choice" in snap for snap in log.snapshots)

@@ -190,7 +190,7 @@ def settle(simulation: Simulation) -> None:
     if watch is None or watch.settled:
         return
     watch.settled = True
-    kept, everybody = watch.kept or {}, simulation.rounds.everybody
+    kept, everybody = watch.kept or {}, simulation.context.everybody
     back = watch.kept_round >= 0
     back &= np.array([lost is None for lost in simulation.log.diverged])
     if back.any():

@@ -23,7 +23,7 @@ from sartor.engines.lanes import dense, leaves, losses, pooling
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
 from sartor.engines.lanes.shapes import kernels
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 
 
 @pytest.fixture
@@ -442,7 +442,7 @@ def test_a_batch_is_the_gathered_one(shared: bool, coded: bool) -> None:
     parts = [torch.randint(a, b, (1, 5, 3, width), generator=rng) for a, b, width in ends]
     table = torch.cat(parts, -1).to(DEVICE)
     none = np.zeros((1, 5), dtype=np.int64)
-    plan = Plan(table, table, none, none, 4, 1, 6, np.stack([none, none]))
+    plan = BatchPlan(table, table, none, none, 4, 1, 6, np.stack([none, none]))
     x = torch.randint(0, 256, (50, 5, 7), generator=rng, dtype=torch.uint8).to(DEVICE)
     palette = torch.randn(256, generator=rng).to(DEVICE)
     arena = Arena(

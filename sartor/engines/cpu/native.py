@@ -9,7 +9,7 @@ layer with few outputs, cross-entropy over few classes and the update of a netwo
 ``recurrence.cpp`` the loop of an LSTM layer; where the compiler has OpenMP, its threads share that
 work (with GCC they are those of PyTorch).
 
-``cpp`` makes them; where it cannot, the plain operations of PyTorch do the work.
+``compiler`` compiles them; where it cannot, PyTorch's own operations are used.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def takes_product(a: Tensor, b: Tensor) -> bool:
-    """Say whether a (L, M, K) · b (L, K, N) is that of such a layer: rows and columns lie whole."""
+    """Say whether a (L, M, K) · b (L, K, N) is such a layer's: rows and columns contiguous."""
     return (
         a.dtype in NAMES
         and a.stride(2) == b.stride(1) == 1
@@ -312,7 +312,7 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
         classes = scores.shape[-1]
         raise IndexError(
             f"A label is not one of the {classes} classes that the network has outputs for, 0 to "
-            f"{classes - 1}; give the network an output for every class, or mend the labels."
+            f"{classes - 1}; give the network an output for every class, or fix the labels."
         )
     return out
 

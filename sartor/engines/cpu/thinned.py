@@ -1,7 +1,7 @@
 """A trace with fewer operations and the same numbers, to the bit.
 
-Each operation of a trace costs some microseconds before it computes anything, as long as a small
-operation itself takes. What is taken out:
+Each operation of a trace costs some microseconds before it computes anything, as much as a small
+operation itself. What is removed:
 
 | what | why it changes nothing |
 |---|---|
@@ -9,7 +9,7 @@ operation itself takes. What is taken out:
 | multiplications by one, copies to the same type | the same numbers |
 | the same operation on the same values again | the first has the answer |
 | tensors filled with one number | they are made once and kept |
-| what nobody reads | such as the loss itself, once its gradient is all that is asked for |
+| unused results | such as the loss itself, where only its gradient is used |
 | gradients of layers that only a step reads | gradient and step are one operation, same sums |
 
 All but the first two are left alone in a trace that changes tensors in place.
@@ -64,7 +64,7 @@ _MOST_KEPT = 1 << 20  # numbers of a tensor that is kept with a trace
 
 
 def thin(traced: GraphModule) -> GraphModule:
-    """Take out what changes nothing and what nobody reads, and call operators of ours directly."""
+    """Remove operations without effect and unused results, and call our own operators directly."""
     graph = traced.graph
     _skip_views(graph)
     if not any(_changes(node) for node in graph.nodes):
@@ -108,7 +108,7 @@ def _skip_copies(graph: Graph) -> None:
 
 
 def _keep_fills(traced: GraphModule) -> None:
-    """Make tensors that are filled with one number once, unless somebody could see whose it is."""
+    """Make constant tensors once, unless a result could share memory with them."""
     for node in traced.graph.nodes:
         if node.target not in _FILLS or not all(_reads(user) for user in node.users):
             continue
@@ -174,7 +174,7 @@ def _lists(step: Node) -> tuple[list[Node], list[Node]]:
 
 
 def _gradient(slope: Node) -> Node | None:
-    """Return the operation whose first outcome this is, if it is a layer's gradient, read once."""
+    """Return the operation that has this as first result, if it is a gradient of a layer."""
     source = slope.args[0] if slope.target is getitem and slope.args[1] == 0 else None
     if not isinstance(source, Node) or source.target is not _GRADIENT or source.args[2] is not None:
         return None
@@ -221,7 +221,7 @@ def _is_returned(node: Node) -> bool:
 
 
 def _reads(user: Node) -> bool:
-    """Say whether an operation reads a value and gives it, or views of it, to nobody."""
+    """Say whether an operation reads a value without returning it or a view of it."""
     if not _is_operation(user) or user.target in _VIEWS:
         return False
     target: Any = user.target

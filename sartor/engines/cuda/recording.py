@@ -59,7 +59,7 @@ class Function:
     def of(
         cls, call: Callable[..., Any], form: Any, given: list[Any], pool: Any
     ) -> Function | None:
-        """Record a function, or say by None that it must go on as it is."""
+        """Record a function; None if it cannot be recorded."""
         try:
             reads = read_by(call, form, given)
             if sum(given[k].nbytes for k in reads) > _MOST_COPIED:
@@ -96,7 +96,7 @@ class _Reader(TorchDispatchMode):  # type: ignore[misc]
     """Notes which storages are read: given to an operation that does more than look at them.
 
     Args:
-        given: the tensors of the caller, which nobody may change.
+        given: the tensors of the caller, which must not be changed.
     """
 
     def __init__(self, given: list[Tensor]) -> None:
@@ -142,7 +142,7 @@ def _storage(leaf: Tensor) -> int:
 
 
 def _place(leaf: Tensor) -> tuple[Any, ...]:
-    """Return what two tensors that are one have in common: where they lie, and how."""
+    """Identify a tensor by its memory, shape, strides and type."""
     return leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype
 
 
@@ -190,7 +190,7 @@ def once(leaf: Tensor) -> Tensor:
 
 
 def clone(leaf: Tensor) -> Tensor:
-    """Copy a tensor; what it repeats it goes on repeating."""
+    """Copy a tensor; repeated axes stay repeated."""
     return once(leaf).clone().expand(leaf.shape)
 
 

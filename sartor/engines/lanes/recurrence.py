@@ -76,7 +76,7 @@ def lstm_loop(
 
 
 class _Recurrence(torch.autograd.Function):
-    """Outputs and last memory of one client; gates and memories, which nobody differentiates."""
+    """Outputs and last memory of one client; gates and memories, which are not differentiated."""
 
     generate_vmap_rule = True
 
@@ -238,7 +238,7 @@ def lane_recurrence_grad(
 def _launch(
     kernel: str, given: list[Tensor], mask: int, out: tuple[Tensor, ...], backward: bool
 ) -> None:
-    """Launch a kernel on tensors, whose lanes are whole: a program for some texts.
+    """Launch a kernel on tensors with contiguous lanes: a program for some texts.
 
     Args:
         kernel: its name.

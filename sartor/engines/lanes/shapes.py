@@ -42,7 +42,7 @@ def installed() -> bool:
 
 @cache
 def kernels(module: str) -> Any:
-    """Import kernels at first use: without a GPU nobody has to wait for Triton."""
+    """Import kernels at first use, so that only a GPU waits for Triton."""
     return importlib.import_module(f"sartor.engines.cuda.{module}")
 
 

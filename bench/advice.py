@@ -59,7 +59,7 @@ def study(radius: float, repeats: int) -> dict[str, float]:
     advised = error(fit_coupled(clients, weights, finite[:, None], start=alone, tolerance=1e-7).own)
     ends = {"alone": error(alone).mean(), "global": error(pooled[:, None]).mean()}
     best = by_pull.min()
-    found = {
+    found: dict[str, float | torch.Tensor] = {
         "R": radius,
         "measured R²": (truth - truth.mean(1, keepdim=True)).square().sum(-1).mean(),
         "estimated R²": advice.heterogeneity.radius2.mean(),

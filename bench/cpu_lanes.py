@@ -91,12 +91,12 @@ class HalvingMax(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor, _: None) -> Tensor:
         """Give the gradient to the winner of each pair."""
-        return HalvingMaxBack.apply(gradient, *ctx.saved_tensors)  # type: ignore[no-any-return, no-untyped-call]
+        return HalvingMaxBack.apply(gradient, *ctx.saved_tensors)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor) -> Any:
         """Put the lanes in front."""
-        return HalvingMax.apply(x.movedim(in_dims[0], 0)), (0, 0)  # type: ignore[no-untyped-call]
+        return HalvingMax.apply(x.movedim(in_dims[0], 0)), (0, 0)
 
 
 class HalvingMaxBack(torch.autograd.Function):
@@ -123,14 +123,14 @@ class HalvingMaxBack(torch.autograd.Function):
             a.expand(info.batch_size, *a.shape) if dim is None else a.movedim(dim, 0)
             for a, dim in zip(args, in_dims, strict=True)
         ]
-        return HalvingMaxBack.apply(*front), 0  # type: ignore[no-untyped-call]
+        return HalvingMaxBack.apply(*front), 0
 
 
 def lenet_halving(params: Params, x: Tensor) -> Tensor:
     """Apply LeNet-5 with HalvingMax before the ReLU."""
     for layer in ("conv1", "conv2"):
         x = F.conv2d(x, params[f"{layer}.weight"], params[f"{layer}.bias"])
-        x = F.relu(HalvingMax.apply(x)[0])  # type: ignore[no-untyped-call]
+        x = F.relu(HalvingMax.apply(x)[0])
     return dense(params, x.flatten(1))
 
 
@@ -198,7 +198,7 @@ class Bench:
         optim = self.optims[lane]
         optim.zero_grad()
         loss = F.cross_entropy(self.copies[lane](self.x[lane]), self.y[lane])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optim.step()
 
     def plain_channels_last(self, lane: int) -> None:
@@ -207,7 +207,7 @@ class Bench:
         optim.zero_grad()
         x = self.x[lane].contiguous(memory_format=torch.channels_last)
         loss = F.cross_entropy(self.copies[lane](x), self.y[lane])
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optim.step()
 
     def autograd(self, lane: int, forward: Forward = lenet) -> None:

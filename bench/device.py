@@ -160,7 +160,7 @@ def large(rounds: int) -> Iterator[dict[str, Any]]:
     model = sartor.models.resnet8(few)
     local = sartor.Local(batch=LANES["batch"], epochs=1, lr=0.01)
     yield {"what": "ResNet-8", **_pace(few, model, local=local)}
-    fed, lenet = fashion(), sartor.Local(**LENET, lr=0.05)
+    fed, lenet = fashion(), sartor.Local(batch=LENET["batch"], epochs=LENET["epochs"], lr=0.05)
     many = _pace(fed, sartor.models.lenet5(fed), local=lenet, seeds=range(LARGE["runs"]))
     yield {"what": f"LeNet-5, {LARGE['runs'] * fed.num_clients:,} lanes", **many}
 

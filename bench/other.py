@@ -81,7 +81,7 @@ def _without_vision_kernels() -> None:
     fluke-fl imports torchvision, whose published wheel cannot load its kernels beside a torch
     without CUDA, and then fails at import because these names are unknown.
     """
-    library: Any = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("torchvision", "FRAGMENT")
     for name in ("nms", "qnms"):
         if not hasattr(torch.ops.torchvision, name):
             library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

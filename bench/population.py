@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import sartor
-from sartor.data.federation import Ragged
+from sartor.data.split import Ragged
 
 
 def population(

@@ -20,7 +20,6 @@ import tokenize
 from collections import defaultdict
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
 
 import torch
 
@@ -42,11 +41,11 @@ def entered(method: str) -> list[set[CodeType]]:
         if watching and event == "call" and frame.f_code.co_filename.startswith(str(PACKAGE)):
             found[-1].add(frame.f_code)
 
-    def watched(simulation: Simulation) -> Any:
+    def watched(self: Simulation) -> None:
         nonlocal watching
-        watching = simulation.round_index in ROUNDS
+        watching = self.round_index in ROUNDS
         try:
-            return step(simulation)
+            step(self)
         finally:
             if watching:
                 found.append(set())
@@ -60,7 +59,7 @@ def entered(method: str) -> list[set[CodeType]]:
         sartor.fit(method, federation, rounds=ROUNDS.stop + 1, device="cpu", progress=False)
     finally:
         sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
+        threading.setprofile(None)
         Simulation.step = step  # type: ignore[method-assign]
     return found[:-1]
 

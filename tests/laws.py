@@ -203,7 +203,7 @@ class Watched(NamedTuple):
 
     series: dict[str, int]
     """Bytes of common messages, own messages and uploads, before round 0 and in the rounds."""
-    count: list[int]
+    samples: list[int]
     """Samples whose loss was evaluated, and those whose loss was differentiated."""
     private: list[tuple[dict[str, Any], list[Any]]]
     """The private leaves of every model that was finished, and the leaves it sent."""
@@ -488,7 +488,7 @@ def gradients_are_counted(case: Case) -> None:
 
     Those of extra rounds and of the last adaptation are counted apart.
     """
-    count, ledger = trials(case).watched.count, trials(case).straight.outcome
+    count, ledger = trials(case).watched.samples, trials(case).straight.outcome
     kinds = ("forward_evaluations", "setup_forward"), ("gradient_evaluations", "setup_gradients")
     assert [sum(ledger[name][0].sum() for name in kind) for kind in kinds] == count
     assert count[1] > 0
@@ -614,7 +614,7 @@ def _watch(shared: Trials) -> Watched:
 
     def counted(plain: Any) -> Any:
         def watched(self: Task, params: Any, batch: Any, *rest: Any) -> Any:
-            seen.count[1 if task_module._METER.depth else 0] += int(batch.mask.sum())
+            seen.samples[1 if task_module._METER.depth else 0] += int(batch.mask.sum())
             return plain(self, params, batch, *rest)
 
         return watched

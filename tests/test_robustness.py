@@ -13,6 +13,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +36,7 @@ from sartor.core.task import Task, metered
 from sartor.engines.cpu import traces as traced
 from sartor.methods import build
 from sartor.report import write_report
-from sartor.runs import RunFolder, storage
+from sartor.runs import RunFolder
 from tests.toys import Net, assert_same, federation, net_task, outcome, run, simulation
 
 QUICK: dict[str, Any] = {
@@ -67,6 +68,13 @@ def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str,
         return code, captured.out, captured.err
 
     return call
+
+
+def last_round(folder: str) -> int:
+    """Return the round of a folder's checkpoint."""
+    saved = RunFolder.open(folder).read_checkpoint()
+    assert saved is not None
+    return saved[0]
 
 
 def metrics(folder: str | Path) -> str:
@@ -110,9 +118,9 @@ def without_times(row: dict[str, Any]) -> dict[str, Any]:
 # A block size that is measured may come out differently in another process, and other blocks add
 # up in another order; so two separate runs agree to the last bit only if --chunk fixes it. (A run
 # and its resumption always do: the choice is part of the checkpoint.)
-DIGITS = ("--data", "digits", "--clients", "8", "--partition", "dirichlet:0.5", "--chunk", "6")
-DIGITS = (*DIGITS, "--model", "dnn", "--seed", "0", "--checkpoint-every", "2", "--json")
-DIGITS = (*DIGITS, "--rounds", "7", "--batch", "100")
+DIGITS: tuple[str, ...] = ("--data", "digits", "--clients", "8", "--partition", "dirichlet:0.5")
+DIGITS += ("--model", "dnn", "--seed", "0", "--checkpoint-every", "2", "--json")
+DIGITS += ("--chunk", "6", "--rounds", "7", "--batch", "100")
 
 DOOMED = """
 import os, signal, sys
@@ -150,7 +158,7 @@ def test_kill_nine_then_resume_is_running_straight(line: str, command: Any) -> N
         [sys.executable, "-c", DOOMED, *words, "--out", "a"], capture_output=True, text=True
     )
     assert died.returncode == -signal.SIGKILL, died.stderr
-    assert RunFolder.open("a").read_checkpoint()[0] == 4
+    assert last_round("a") == 4
     # This is another process: nothing of the run can be left in its memory.
     code, resumed, err = command("resume", "a", "--json")
     assert code == 0, err
@@ -187,7 +195,7 @@ def pictured(out: str) -> Iterator[list[str]]:
         replace(*args)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage.os, "replace", after_a_picture)
+        patch.setattr(os, "replace", after_a_picture)
         yield taken
 
 
@@ -215,7 +223,7 @@ def test_death_before_any_file_is_in_place_loses_nothing(sweep: dict[str, Any]) 
 def failing(number: int, where: str = "", after: int = 0) -> Iterator[list[Path]]:
     """Let every new file in a folder that ends in ``where`` fail, but for the first ``after``."""
     refused: list[Path] = []
-    left, mkstemp = [after], storage.tempfile.mkstemp
+    left, mkstemp = [after], tempfile.mkstemp
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         folder = Path(kwargs["dir"])
@@ -227,7 +235,7 @@ def failing(number: int, where: str = "", after: int = 0) -> Iterator[list[Path]
         return mkstemp(*args, **kwargs)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(storage.tempfile, "mkstemp", refuse)
+        patch.setattr(tempfile, "mkstemp", refuse)
         yield refused
 
 
@@ -281,7 +289,7 @@ def test_a_disk_that_has_room_again_gets_the_next_checkpoint() -> None:
         with pytest.warns(UserWarning, match="disk is full"), pytest.raises(Killed):
             sartor.fit("fedapa", federation(), out="a", progress=Stop(), **settings)
     assert tries == [2, 4]
-    assert RunFolder.open("a").read_checkpoint()[0] == 4
+    assert last_round("a") == 4
     sartor.fit("fedapa", federation(), out="a", resume=True, **settings)
     assert_same_folder("a", "whole")
 
@@ -324,8 +332,8 @@ def test_mapped_states_without_room_are_refused_with_the_way_out(command: Any) -
     assert not Path("a").exists()
 
 
-TINY = ("--data", "digits", "--clients", "4", "--partition", "iid", "--model", "dnn")
-TINY = (*TINY, "--rounds", "2", "--chunk", "4", "--json")
+TINY: tuple[str, ...] = ("--data", "digits", "--clients", "4", "--partition", "iid")
+TINY += ("--model", "dnn", "--rounds", "2", "--chunk", "4", "--json")
 
 
 def test_a_full_disk_does_not_silence_a_command(command: Any) -> None:
@@ -650,8 +658,7 @@ def test_a_trace_made_at_once_counts_no_loss() -> None:
     batch = Batch(x, y, torch.ones(2, dtype=torch.bool), torch.arange(2), torch.tensor(True))
     traces, owner = traced.Traces(), object()
     traces.worth_it, traces.at_once = 2, True
-    params = dict(task.module.named_parameters())
-    params = {name: value.detach() for name, value in params.items()}
+    params = {name: value.detach() for name, value in task.module.named_parameters()}
     counted = []
     for _ in range(3):
         with metered() as calls:

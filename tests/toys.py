@@ -52,6 +52,7 @@ class Frozen(Net):
     """The toy network after a frozen layer and a constant."""
 
     pretrained = True
+    scale: Tensor
 
     def __init__(self) -> None:
         super().__init__()

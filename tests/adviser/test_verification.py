@@ -117,7 +117,7 @@ def test_holds_is_judged_with_clients_as_units(
     turns = samples * (-1.0) ** np.arange(400)
     losses["personalised"] = 1.0 + np.array(clients)[owner] + turns
     monkeypatch.setattr(verify, "judge", lambda name, fed: (losses[name], losses[name] > 0))
-    trained = {name: Trained(name, 1, 0.0, 0) for name in losses}  # type: ignore[arg-type]
+    trained = {name: Trained(name, 1, 0.0, 0) for name in losses}
     found = verify.compare(advice, advice.subject, trained, None, [])
     assert found.rows[1].worse == pytest.approx(-0.1)
     by_samples = found.rows[1].sample_error >= 0.1

@@ -22,7 +22,7 @@ def test_deviations_cancel():
     rng = np.random.default_rng(0)
     counts = rng.integers(0, 5, (6, 4))
     losses = rng.exponential(size=(2, 6, 4))
-    local, pooled = deviate(*losses, counts)
+    local, pooled = deviate(losses[0], losses[1], counts)
     np.testing.assert_allclose(pooled.sum(0), 0, atol=1e-12)
     np.testing.assert_allclose((counts * local).sum(0), 0, atol=1e-12)
     missing = counts == 0

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from bench import __main__ as command
-from bench import device, floors, page, rates, results
+from bench import device, figures, floors, page, rates, results
 from bench.rates import Rates
 from bench.workloads import WORKLOADS
 from sartor.core.errors import ConfigError
@@ -95,7 +95,7 @@ def test_without_git_the_commit_is_unknown(monkeypatch):
     def absent(*args, **kwargs):
         raise FileNotFoundError("git")
 
-    monkeypatch.setattr(results.subprocess, "run", absent)
+    monkeypatch.setattr(subprocess, "run", absent)
     assert results.stamp("cpu")["commit"] == {"id": "unknown", "date": "", "changed": False}
 
 
@@ -189,7 +189,7 @@ def test_the_page_has_every_number_of_the_run(plain_page):
 
 def test_the_bars_are_the_ratios():
     """A bar a contender, as long as its ratio, and the ends of its range."""
-    figure = page.figures.ratio_figure(record(workloads=[found(sartor=1.0, plain=4.0)]))
+    figure = figures.ratio_figure(record(workloads=[found(sartor=1.0, plain=4.0)]))
     (axes,) = figure.canvas.axes
     assert [bar.get_width() for bar in axes.patches[:2]] == [4.0, 1.0]
     assert [list(line.get_xdata()) for line in axes.lines[:2]] == [[2.0, 8.0], [0.5, 2.0]]
@@ -231,7 +231,7 @@ def test_a_page_of_several_runs_shows_the_newest_and_how_it_got_there():
         record("bbbbbbb", day=14, run=20, workloads=[found(sartor=2.0)]),
         record("ccccccc", day=15, run=17, workloads=[found(sartor=1.0)]),
     ]
-    figure = page.figures.history_figure(results.history(runs))
+    figure = figures.history_figure(results.history(runs))
     (axes,) = figure.canvas.axes
     assert [list(line.get_ydata()) for line in axes.lines] == [[1.0, 2.0, 4.0]]
     labels = [tick.get_text() for tick in axes.get_xticklabels()]
@@ -242,9 +242,9 @@ def test_a_page_of_several_runs_shows_the_newest_and_how_it_got_there():
     assert 'id="ratio-history"' in html
     other = copy.deepcopy(runs[1])
     other["environment"]["device"] = "another"
-    mixed = page.figures.history_figure(results.history([runs[0], other, runs[2]]))
+    mixed = figures.history_figure(results.history([runs[0], other, runs[2]]))
     assert sorted(len(line.get_ydata()) for line in mixed.canvas.axes[0].lines) == [1, 2]
-    assert page.figures.history_figure(results.history(runs[:1])) is None
+    assert figures.history_figure(results.history(runs[:1])) is None
 
 
 def test_all_kinds_of_records_share_a_page():

@@ -249,7 +249,7 @@ def test_the_page_about_it_runs_and_names_every_flag() -> None:
     text = page.read_text(encoding="utf-8")
     for picture in re.findall(r"\]\((images/[^)]+)\)", text):
         assert (page.parent / picture).stat().st_size < 150_000
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
     known = {option for p in command.commands["advise"].params for option in p.opts}
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)) <= known
 

@@ -184,8 +184,8 @@ def test_the_help_fits_a_screen(command: Any) -> None:
     assert answer.code == 0
     assert len(answer.out.strip().splitlines()) <= 28
     names = ("demo", "run", "compare", "resume", "onboard", "report", "methods", "data")
-    names += ("serve", "join", "status", "keys")
-    for name in (*names, "--version"):
+    others = ("serve", "join", "status", "keys")
+    for name in (*names, *others, "--version"):
         assert name in answer.out
 
 
@@ -598,8 +598,8 @@ def test_the_program_is_the_module() -> None:
 
 def test_sigint_ends_the_process_with_130() -> None:
     """A real SIGINT in the middle of a run ends with 130, and the run can be resumed."""
-    words = ("run", "ditto", *TINY, "--rounds", "100000", "--eval-every", "100000")
-    words = (*words, "--store", "mapped")
+    words = ["run", "ditto", *TINY, "--rounds", "100000", "--eval-every", "100000"]
+    words += ["--store", "mapped"]
     with subprocess.Popen(
         [sys.executable, "-m", "sartor", *words, "--checkpoint-every", "1", "--out", "a"],
         stderr=subprocess.PIPE,

@@ -238,7 +238,7 @@ def test_an_experiment_cannot_be_changed() -> None:
     """An experiment is a value: what was checked stays as it was checked."""
     made = build({"method": "local"})
     with pytest.raises(ValueError, match="frozen"):
-        made.rounds = 0  # type: ignore[misc]
+        made.rounds = 0
     assert isinstance(made, Experiment)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container
 from dataclasses import dataclass, field, fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -143,7 +144,7 @@ def test_the_marked_record_has_no_default() -> None:
     plain = Method(
         "plain",
         {},
-        *(lambda *args: {} for _ in range(4)),  # type: ignore[arg-type]
+        *(lambda *args: {} for _ in range(4)),
     )
     one = marked(Marks())
     same = [name for name in FIELDS if get(one, name) == get(plain, name)]
@@ -223,7 +224,7 @@ def reached(record: Method, marks: Marks, trees: tuple[Any, Any] | None = None) 
                 fn = getattr(phase, name)
                 args = {"step": (work, batch, ctx), "steps": (ctx,)}.get(name, (work, ctx))
                 if callable(fn):
-                    value, seen = marks.during(lambda fn=fn, args=args: fn(*args))
+                    value, seen = marks.during(partial(fn, *args))
                     every |= seen
                     work = value if name in ("step", "enter", "leave") else work
         return work, every
@@ -392,7 +393,7 @@ def test_a_combinator_forwards_every_field(name: str) -> None:
 
 def without(method: Method, names: tuple[str, ...]) -> Method:
     """Give some fields of a record their defaults."""
-    plain = Method("", {}, *(lambda *args: {} for _ in range(4)))  # type: ignore[arg-type]
+    plain = Method("", {}, *(lambda *args: {} for _ in range(4)))
     return changed(method, **{name: get(plain, name) for name in names})
 
 

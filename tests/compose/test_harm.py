@@ -128,12 +128,12 @@ def logistic(num: int, clients: int, flipped: int = 0, seed: int = 0, val: int =
     rows = np.arange(len(x)).reshape(clients, size)
     parts = np.split(rows, [num, num + val], axis=1)
     names = tuple(f"c{i}" for i in range(clients))
-    lists = (Ragged.from_lists(list(part)) for part in parts)
-    return Federation(torch.from_numpy(x), torch.from_numpy(y), *lists, names, 2, {})
+    train, held, test = (Ragged.from_lists(list(part)) for part in parts)
+    return Federation(torch.from_numpy(x), torch.from_numpy(y), train, held, test, names, 2, {})
 
 
 def linear() -> torch.nn.Module:
-    module = torch.nn.Linear(8, 2)
+    module: Any = torch.nn.Linear(8, 2)
     module.head = None
     return module
 
@@ -361,7 +361,7 @@ def test_the_ledger_is_the_sum_of_the_parts_and_the_scoring(name: str, participa
     assert found.setup_forward.tolist() == forward.tolist()
     ctx = sim.clients.evaluator.models(sim.server, sim.store, 3, sim.context.everybody)[0]
     message = tree.num_bytes(ctx.common, 1) + tree.num_bytes(ctx.own, 2)
-    counted = 0 if parts[2].method.use.adapt else sum(s.setup_bytes for s in alone)[0]
+    counted = 0 if parts[2].method.use.adapt else sum(s.setup_bytes[0] for s in alone)
     assert found.setup_bytes.tolist() == [5 * message + counted]
 
 

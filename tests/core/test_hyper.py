@@ -77,7 +77,7 @@ def test_local_training_brings_only_the_numbers_it_uses() -> None:
 def test_local_training_lists_all_its_faults() -> None:
     """Wrong counts and wrong numbers, in one message."""
     with pytest.raises(ConfigError) as caught:
-        Local(epochs=0, batch=2.5, steps=-1, lr=-1.0, momentum=2.0)  # type: ignore[arg-type]
+        Local(epochs=0, batch=2.5, steps=-1, lr=-1.0, momentum=2.0)
     text = str(caught.value)
     for word in ("epochs", "batch", "steps", "lr", "momentum"):
         assert f"{word} must be" in text

@@ -265,7 +265,7 @@ def test_half_a_square_of_what_is_not_trained_is_an_error(wrong: str) -> None:
     ones = {"w": torch.ones(2)}
     phase = descend(net_task(), SGD, objective)
     with pytest.raises(ContractError, match=r"'train' takes a trained entry .*\['params'\]"):
-        phase.step({"params": ones, "other": dict(ones)}, None, None)  # type: ignore[arg-type]
+        phase.step({"params": ones, "other": dict(ones)}, None, None)
 
 
 # ---- both ----------------------------------------------------------------------------------------

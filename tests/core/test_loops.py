@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from sartor.core.loops import looped
 from sartor.core.task import Task
 from sartor.engines.lanes.operations import CoreLanes
 
-KINDS = {
+KINDS: dict[str, Callable[..., nn.RNNBase]] = {
     "lstm": nn.LSTM,
     "gru": nn.GRU,
     "rnn": nn.RNN,
@@ -93,7 +94,7 @@ def test_an_lstm_takes_a_list_of_states() -> None:
 def test_what_torch_refuses_is_refused(kind: Any, shape: Any, state: Any) -> None:
     """A network that trains must be one that torch's own layers can run afterwards."""
     layer = kind(3, 4)
-    start = None if state is None else torch.randn(state)
+    start: Any = None if state is None else torch.randn(state)
     start = (start, start) if kind is nn.LSTM and start is not None else start
     with pytest.raises((RuntimeError, ValueError, AssertionError)):
         layer(torch.randn(shape), start)
@@ -142,7 +143,7 @@ def test_a_first_state_that_is_learned() -> None:
         "dtype": "float64",
     }
     plain = sartor.fit("per-fedavg", fed, engine="sequential", **common)
-    one = plain.model(0)
+    one: Any = plain.model(0)
     assert not torch.equal(one.first.detach().float(), before["first"])
     for chunk in (1, 3):
         other = sartor.fit("per-fedavg", fed, chunk=chunk, **common).model(0)

@@ -6,15 +6,15 @@ import pytest
 
 import sartor
 from sartor.core.errors import ConfigError
-from sartor.data.synthetic import Quadratic, quadratics
+from sartor.data.synthetic import quadratics
+from tests.toys import Parabola
 
 
 @pytest.fixture(scope="module")
 def trained() -> sartor.Result:
     """Two quadratics, trained alone for a round of ten steps."""
     federation, _ = quadratics([1.0, 2.0], [0.0, 3.0])
-    network = Quadratic(1)
-    network.criterion = "given"
+    network = Parabola(1)
     settings = {"rounds": 2, "local": sartor.Local(steps=10, lr=0.2), "device": "cpu"}
     return sartor.fit("fedavg", federation, model=network, **settings)
 
@@ -37,8 +37,7 @@ def test_there_is_nothing_to_predict(trained: sartor.Result) -> None:
 
 def test_a_search_by_accuracy_is_refused() -> None:
     """Before anything trains: every trial would reach 0."""
-    network = Quadratic(1)
-    network.criterion = "given"
+    network = Parabola(1)
     federation, _ = quadratics([1.0, 2.0], [0.0, 3.0])
     with pytest.raises(ConfigError, match="no right or wrong"):
         sartor.search(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,7 +139,12 @@ def test_samples_of_few_are_uniform_and_cost_no_more_than_they_hold(
     """Every number comes equally often, at every place; words drawn do not follow ``num``."""
     asked: list[int] = []
     plain = rng.bits_host
-    monkeypatch.setattr(rng, "bits_host", lambda key, num: asked.append(num) or plain(key, num))
+
+    def watched(key: Any, num: int) -> Any:
+        asked.append(num)
+        return plain(key, num)
+
+    monkeypatch.setattr(rng, "bits_host", watched)
     base = rng.key(3)
     drawn = [rng.sample_host(rng.fold(base, k).numpy(), 4096, 512) for k in range(400)]
     rows = torch.from_numpy(np.stack(drawn))

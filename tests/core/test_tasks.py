@@ -181,7 +181,9 @@ def test_a_regression_is_measured_by_its_error(targets):
     both = sartor.Comparison({"local": alone, "ditto": result})
     assert both.table().columns[1] == "RMSE"
     assert both.table().rows[1][2] == max(result.client_measure())
-    assert both.hurt("ditto")[0] == gain.notes["clients hurt"]
+    hurt = both.hurt("ditto")
+    assert hurt is not None
+    assert hurt[0] == gain.notes["clients hurt"]
     assert result.score(targets).rows[2][2] == pytest.approx(error, rel=1e-5)
 
 

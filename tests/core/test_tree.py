@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -83,7 +85,7 @@ def test_stack_cat_and_narrow_undo_each_other() -> None:
 
 def test_flat_and_shaped_undo_each_other() -> None:
     """Leaves lie end to end in the order of their names, behind the axes they share."""
-    one = {"b": torch.arange(6.0).reshape(2, 3), "a": {"x": torch.tensor(9.0)}}
+    one: Any = {"b": torch.arange(6.0).reshape(2, 3), "a": {"x": torch.tensor(9.0)}}
     assert tree.flat(one).tolist() == [9, 0, 1, 2, 3, 4, 5]
     back = tree.shaped(tree.flat(one), one)
     assert torch.equal(back["b"], one["b"])

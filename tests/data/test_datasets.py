@@ -10,6 +10,7 @@ import os
 import pickle
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -149,7 +150,7 @@ def mosaic(images, side, mode):
 def test_webp_mosaics_give_back_every_pixel(tmp_path):
     """Lossless mosaics, grey and in colour, with a padded end, decode to the source images."""
     grey = {"train": pictures(70, 28, (1,)), "test": pictures(5, 28, (1,))}
-    arrays = {}
+    arrays: dict[str, Any] = {}
     for split, images in grey.items():
         data, offsets = mosaic(images, 28, "L")
         arrays |= {f"webp_{split}": data, f"offsets_{split}": offsets}

@@ -326,7 +326,7 @@ def test_arrays_belong_to_from_arrays() -> None:
     empty = Ragged.from_lists([[]])
     given = (np.zeros((2, 3), dtype=np.float32), np.zeros(2, dtype=np.int64))
     with pytest.raises(FederationError, match="from_arrays"):
-        Federation(*given, Ragged.from_lists([[0, 1]]), empty, empty, ("a",), 2)  # type: ignore[arg-type]
+        Federation(*given, Ragged.from_lists([[0, 1]]), empty, empty, ("a",), 2)
 
 
 @pytest.mark.parametrize(

@@ -156,6 +156,7 @@ def test_the_published_generator_for_mnist_labels_2700_samples_wrongly():
     assert right.y is None
     assert wrong.train.rows.equal(right.train.rows)
     assert wrong.info["wrong_labels"] == 2700
+    assert wrong.y is not None
     changed = np.flatnonzero(wrong.y != y)
     assert len(changed) == 2700
     assert set(wrong.y[changed]) == {0, 1, 2}

@@ -176,8 +176,8 @@ def test_the_logistic_loss_is_the_cross_entropy_of_two_classes(rows):
     y = torch.tensor([int(row[2]) for row in rows])
     found, wanted = logistic_loss(scores, y), cross_entropy(scores, y)
     assert torch.allclose(found, wanted, rtol=1e-12, atol=1e-13)
-    slopes = [torch.autograd.grad(loss.sum(), scores)[0] for loss in (found, wanted)]
-    assert torch.allclose(*slopes, rtol=1e-12, atol=1e-13)
+    slope, expected = (torch.autograd.grad(loss.sum(), scores)[0] for loss in (found, wanted))
+    assert torch.allclose(slope, expected, rtol=1e-12, atol=1e-13)
 
 
 def test_several_radii_are_those_of_each_alone_and_hold_the_features_once():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from typing import Any
 
 import numpy as np
 import pytest
@@ -196,7 +197,11 @@ def test_one_message_lists_all_faults():
 
 def test_many_texts_are_no_category():
     """A column of more than 100 texts is refused with both ways out."""
-    given = {"c": ["a"] * 101, "id": [f"p{i}" for i in range(101)], "l": [0, 1] * 50 + [0]}
+    given: dict[str, Any] = {
+        "c": ["a"] * 101,
+        "id": [f"p{i}" for i in range(101)],
+        "l": [0, 1] * 50 + [0],
+    }
     with pytest.raises(FederationError, match=r"\['id'\] \(--drop id\), or learn") as caught:
         Federation.from_dataframe(given, client="c", label="l")
     assert len(caught.value.faults) == 1
@@ -229,10 +234,14 @@ def test_what_is_no_table_is_refused():
 def test_a_column_is_read_by_its_cells():
     """Text that reads as numbers is numbers, empty words are missing."""
     faults: list[str] = []
-    kind, values = read_column("v", ["1", " 2.5", "NA", "1e3"], faults)
+    found = read_column("v", ["1", " 2.5", "NA", "1e3"], faults)
+    assert found is not None
+    kind, values = found
     assert (kind, faults) == ("number", [])
     assert np.array_equal(values, [1, 2.5, np.nan, 1000], equal_nan=True)
-    kind, values = read_column("v", ["low", "high", "?"], faults)
+    found = read_column("v", ["low", "high", "?"], faults)
+    assert found is not None
+    kind, values = found
     assert (kind, values.tolist()) == ("category", ["low", "high", ""])
 
 

@@ -157,8 +157,8 @@ def test_commands_are_read(
     name, params = parse(words)
     if name in ("run", "compare") and params["target"] != "fedblend":
         own = {"target", "json", "overwrite", "baselines"}
-        flags = {key: value for key, value in params.items() if key not in own}
-        read_experiment(params["target"], flags, many=name == "compare")
+        values = {key: value for key, value in params.items() if key not in own}
+        read_experiment(params["target"], values, many=name == "compare")
 
 
 @pytest.mark.parametrize(

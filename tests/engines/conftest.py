@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 import torch
 
-from sartor.engines.cpu import native
+from sartor.engines.cpu import compiler, native
 
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return what is called of the compiled library."""
     calls: list[str] = []
-    plain = native.function
+    plain = compiler.function
 
     def watched(name: str, dtype: torch.dtype) -> Any:
         calls.append(name)

@@ -355,6 +355,7 @@ def test_traced_and_mapped_steps_give_the_same_bits(
     method = build(name, task, Local(epochs=2, batch=20, lr=0.05), {})
     clients = [federation(0, sizes=sizes, shape=(20, 20))]
     found = []
+    one: Any
     for worth_it in (2, 10**6):
         monkeypatch.setattr(traced.Traces, "worth_it", worth_it)
         one = run(simulation(method, task, clients, engine="vectorised", rounds=3, points=()))

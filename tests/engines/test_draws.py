@@ -22,7 +22,7 @@ from sartor.engines.cpu import native
 from sartor.engines.cpu import traces as traced
 from sartor.engines.cpu.thinned import thin
 from sartor.engines.cuda.draw_kernels import philox as _philox
-from sartor.engines.cuda.jit import jit, tl
+from sartor.engines.cuda.jit import jit, tl  # type: ignore[attr-defined]
 from sartor.engines.lanes import draws
 from sartor.engines.lanes.operations import DrawOperations, LaneOperations
 from sartor.methods import build
@@ -251,7 +251,7 @@ def test_engines_agree(called: list[str], monkeypatch: pytest.MonkeyPatch) -> No
     wanted = outcome(run(_bayes("sequential")))
     assert not called
     for chunk in (1, None):
-        found = run(_bayes("vectorised", chunk))
+        found: Any = run(_bayes("vectorised", chunk))
         assert "normals" in called
         assert found.context.engine.traces.made
         assert_same(outcome(found), wanted, atol=1e-10)
@@ -262,7 +262,7 @@ def test_engines_agree(called: list[str], monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @jit()
-def _answer(given, out):  # type: ignore[no-untyped-def]
+def _answer(given, out):
     from_key = tl.load(given).to(tl.uint32), tl.load(given + 1).to(tl.uint32)
     c0 = tl.load(given + 2).to(tl.uint32)
     c1 = tl.load(given + 3).to(tl.uint32)

@@ -69,10 +69,10 @@ def everything(task: Task) -> Method:
     def slope(params: Tree, batch: Batch) -> Tree:
         from sartor.core.task import grad
 
-        return grad(lambda p: task.loss(p, batch))(params)  # type: ignore[no-any-return]
+        return grad(lambda p: task.loss(p, batch))(params)
 
     def down(params: Tree, direction: Tree, rate: Any) -> Tree:
-        return tree.map(lambda p, g: p - rate * g, params, direction)  # type: ignore[no-any-return]
+        return tree.map(lambda p, g: p - rate * g, params, direction)
 
     # Stops after 2, 3 or 4 steps according to the client, of five passes over 60% of its samples.
     def stop_step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
@@ -329,14 +329,14 @@ def test_a_far_larger_client_changes_nothing_for_the_others() -> None:
     other = Federation(
         torch.cat([small.x, large.x]),
         torch.cat([small.y, large.y]),
-        *(
-            type(small.train).from_lists(
+        names=(*small.names, "giant"),
+        num_classes=3,
+        **{
+            s: type(small.train).from_lists(
                 [*(small.split(s).of(i) for i in range(5)), large.split(s).of(5) + len(small.x)]
             )
             for s in ("train", "val", "test")
-        ),
-        (*small.names, "giant"),
-        3,
+        },
     )
     wanted = outcome(_run(method, task, [small]))
     found = outcome(_run(method, task, [other]))
@@ -743,6 +743,7 @@ def test_a_simulation_of_packed_features_is_the_same(monkeypatch: pytest.MonkeyP
     fed = federation(data=((fed.x * 3).round() / 3, fed.y))  # few values
     task = net_task()
     method = build("fedprox", task, Local(epochs=2, batch=3, lr=0.1), {})
+    other: Any
     plain = simulation(method, task, [fed])
     other = simulation(method, task, [fed])
     other.context.arena = other.engine.arena = with_palette(other.context.arena)

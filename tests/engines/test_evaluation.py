@@ -30,6 +30,7 @@ from sartor.data.split import Ragged
 from sartor.engines import evaluate as evaluation
 from sartor.engines.parts import Tally
 from sartor.engines.plan import BatchPlan
+from sartor.engines.work import InProcess
 from sartor.methods import build
 from sartor.training.simulation import Simulation
 from tests.toys import federation, net_task, run, simulation
@@ -55,6 +56,11 @@ def trained() -> Simulation:
     return run(simulation(method, task, _federations(), rounds=1, participation="all"))
 
 
+def _evaluator(sim: Simulation) -> evaluation.Evaluator:
+    assert isinstance(sim.clients, InProcess)
+    return sim.clients.evaluator
+
+
 def _plain(sim: Simulation, r: int, i: int) -> tuple[int, float]:
     """Count what client i of run r gets right, and add up its losses, sample by sample."""
     params = {
@@ -72,7 +78,7 @@ def test_scores_are_sums_over_the_real_samples(
     trained: Simulation, batch: int, chunk: int | None
 ) -> None:
     """Whatever the batch and the block of lanes: a plain loop over samples finds the same."""
-    scorer = trained.clients.evaluator
+    scorer = _evaluator(trained)
     scorer._phases.clear()
     scorer._plans.clear()
     scorer.eval_batch, scorer.context.engine.lanes = batch, chunk or 1 << 20
@@ -88,7 +94,7 @@ def test_scores_are_sums_over_the_real_samples(
 
 def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:
     """Absent lanes keep what the tally had; the others are written under their own number."""
-    scorer, ids = trained.clients.evaluator, np.array([[3, 0, 4]])
+    scorer, ids = _evaluator(trained), np.array([[3, 0, 4]])
     whole = scorer.evaluate(trained.server, trained.store, 1)[0]["test"]
     method = scorer.context.record(1)
     ctx, keys = scorer.messages_to({}, 1, ids, 1)
@@ -112,7 +118,7 @@ def test_plans_are_made_once_and_not_kept_without_end(
     trained: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same clients again take the plan that is there; where they grow too large all are new."""
-    scorer, ids = trained.clients.evaluator, trained.context.everybody
+    scorer, ids = _evaluator(trained), trained.context.everybody
     scorer.context.engine.lanes = 1
     scorer._plans.clear()
     scorer.evaluate(trained.server, trained.store, 1)
@@ -133,7 +139,7 @@ def test_a_shared_model_is_scored_on_all_samples_of_a_group_at_once(
     trained: Simulation, monkeypatch: pytest.MonkeyPatch, group: int, batch: int
 ) -> None:
     """One lane at a time, samples of many clients fill the batches; sums are still each one's."""
-    scorer = trained.clients.evaluator
+    scorer = _evaluator(trained)
     scorer._phases.clear()
     scorer._plans.clear()
     monkeypatch.setattr(evaluation, "GROUP", group)
@@ -155,7 +161,7 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
     trained: Simulation,
 ) -> None:
     """What the pooled phase is for: few steps."""
-    scorer = trained.clients.evaluator
+    scorer = _evaluator(trained)
     scorer.eval_batch, scorer.context.engine.lanes = 64, 1
     seen: list[tuple[int, int]] = []
     phase = scorer.context.engine.phase
@@ -164,7 +170,7 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
         seen.append((plan.num_steps, int(plan.samples.sum())))
         return phase(what, work, ctx, plan)
 
-    scorer.context.engine.phase = watched  # type: ignore[method-assign]
+    scorer.context.engine.phase = watched  # type: ignore[assignment, method-assign]
     try:
         models = tree.map(
             lambda leaf: leaf[:, 2], trained.store.gather(scorer.context.everybody)["params"]
@@ -188,7 +194,7 @@ def test_groups_have_everybody_once_and_about_equal_work(
     trained: Simulation, sizes: list[int]
 ) -> None:
     """No group is longer than allowed, or has more than a share of the work beyond one client."""
-    scorer = trained.clients.evaluator
+    scorer = _evaluator(trained)
     size = np.array(sizes)
     order = np.argsort(-size, kind="stable")
     scorer.eval_batch = 64
@@ -239,7 +245,7 @@ def test_a_shared_model_is_scored_alike_whatever_the_task(
         evaluation.Evaluator,
         "_pooled",
         lambda self, method, ctx, ids, *rest: (
-            pooled.append(ids.size) or whole(self, method, ctx, ids, *rest)
+            pooled.append(ids.size) or whole(self, method, ctx, ids, *rest)  # type: ignore[func-returns-value]
         ),
     )
     found = []
@@ -257,7 +263,7 @@ def test_groups_of_large_models_are_small(
     trained: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a group holds beside the clients' own models is bounded."""
-    scorer = trained.clients.evaluator
+    scorer = _evaluator(trained)
     each = sum(p.nbytes for p in scorer.context.task.module.parameters())
     for room, most in ((3 * each, 3), (0, 1), (1 << 40, evaluation.GROUP)):
         monkeypatch.setattr(evaluation, "_GROUP_BYTES", room)
@@ -267,7 +273,7 @@ def test_groups_of_large_models_are_small(
 
 def test_clients_that_adapt_are_not_grouped(trained: Simulation) -> None:
     """Also those that do so while the method warms up."""
-    scorer, method = trained.clients.evaluator, trained.method
+    scorer, method = _evaluator(trained), trained.method
     adapts = changed(method, adapt=method.phases)
     try:
         assert scorer._groups(1)

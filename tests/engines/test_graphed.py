@@ -83,7 +83,7 @@ def test_all_runs_as_one(name: str) -> None:
     method = build(name, task, Local(epochs=2, batch=3, lr=0.1, momentum=0.5), {})
     settings: dict[str, Any] = {"participation": "at_least:0.6"}
     plain = run(simulation(method, task, two_allocations(), engine=Vectorised, **settings))
-    other = simulation(method, task, two_allocations(), engine=_OneRun, **settings)
+    other: Any = simulation(method, task, two_allocations(), engine=_OneRun, **settings)
     found = run(other)
     assert_same(outcome(found), outcome(plain), 1e-12)  # compiled losses add up in another order
     assert {shape[0] for shape in other.engine.shapes} == {1}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.func import grad, vmap
 from torch.nn import functional as F
+from torch.nn.grad import conv2d_input, conv2d_weight
 
 from sartor.engines.cuda import conv_launches, triton_conv
 from sartor.engines.cuda.triton_conv import available, convolve
@@ -37,7 +38,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         calls.append(("input", len(g)))
         shape = (g.shape[1], w.shape[2], *size)
         each = zip(g, w, strict=True)
-        found = [torch.nn.grad.conv2d_input(shape, w, g, stride, padding) for g, w in each]
+        found = [conv2d_input(shape, w, g, stride, padding) for g, w in each]
         return torch.stack(found)
 
     def weight_grad(
@@ -46,7 +47,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
         calls.append(("weight", len(x)))
         shape = (g.shape[2], x.shape[2], *kernel)
         each = zip(x, g, strict=True)
-        found = [torch.nn.grad.conv2d_weight(x, shape, g, stride, padding) for x, g in each]
+        found = [conv2d_weight(x, shape, g, stride, padding) for x, g in each]
         return torch.stack(found), g.sum((1, 3, 4))
 
     monkeypatch.setattr(triton_conv, "launch_forward", forward)
@@ -154,6 +155,7 @@ def test_an_operand_shared_by_the_lanes(launched: list[tuple[str, int]]) -> None
 def test_weights_shared_by_the_lanes(launched: list[tuple[str, int]]) -> None:
     """Then all samples of the inner lanes are one batch, whose gradients are right too."""
     x, weight, bias = _tensors(CASE, (2, 3))
+    assert bias is not None
     weight, bias = weight[:, 0], bias[:, 0]
     stride, padding = CASE["stride"], CASE["padding"]
 

@@ -144,9 +144,12 @@ def test_weights_shared_by_the_lanes(launched: list[str], monkeypatch: pytest.Mo
     """Then all samples of the inner lanes are rows of one product."""
     shapes: list[tuple[int, ...]] = []
     launch = dense._launch_product
-    monkeypatch.setattr(
-        dense, "_launch_product", lambda a, *rest: (shapes.append(a.shape), launch(a, *rest))[1]
-    )
+
+    def watched(a: Tensor, *rest: Any) -> Any:
+        shapes.append(a.shape)
+        return launch(a, *rest)
+
+    monkeypatch.setattr(dense, "_launch_product", watched)
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
     params = tree.map(lambda leaf: leaf[:2, 0], _drawn(2, 3)[0])
 
@@ -400,9 +403,12 @@ def test_a_server_sums_by_one_kernel(runs: int, monkeypatch: pytest.MonkeyPatch)
     plain = mapped(uploads, weights)
     calls: list[int] = []
     launch = leaves._launch_weighted
-    monkeypatch.setattr(
-        leaves, "_launch_weighted", lambda x, w: calls.append(len(x)) or launch(x, w)
-    )
+
+    def watched(x: Tensor, w: Tensor) -> Any:
+        calls.append(len(x))
+        return launch(x, w)
+
+    monkeypatch.setattr(leaves, "_launch_weighted", watched)
     with ServerOperations():
         found = mapped(uploads, weights)
     assert calls == [len(uploads)]
@@ -432,9 +438,8 @@ def test_settling_changes_the_lanes_that_are_active() -> None:
 def test_a_batch_is_the_gathered_one(shared: bool, coded: bool) -> None:
     """For runs that differ in their labels alone, features are found through ``row``."""
     rng = torch.Generator().manual_seed(0)
-    parts = (torch.randint(0, 50, (1, 5, 3, 4), generator=rng),)
-    parts += (torch.randint(-1, 6, (1, 5, 3, 4), generator=rng),)
-    parts += (torch.randint(0, 2, (1, 5, 3, 1), generator=rng),)
+    ends = ((0, 50, 4), (-1, 6, 4), (0, 2, 1))
+    parts = [torch.randint(a, b, (1, 5, 3, width), generator=rng) for a, b, width in ends]
     table = torch.cat(parts, -1).to(DEVICE)
     none = np.zeros((1, 5), dtype=np.int64)
     plan = BatchPlan(table, table, none, none, 4, 1, 6, np.stack([none, none]))

@@ -265,8 +265,8 @@ def test_derivatives_forwards(called: list[str]) -> None:
 
     def both() -> list[Tensor]:
         slopes = torch.func.grad(score, argnums=(0, 1, 2))
-        value, change = torch.func.jvp(score, (x, w, b), along)
-        _, bend = torch.func.jvp(slopes, (x, w, b), along)
+        value, change = torch.func.jvp(score, (x, w, b), along)[:2]
+        bend = torch.func.jvp(slopes, (x, w, b), along)[1]
         return [value, change, *bend]
 
     wanted = both()

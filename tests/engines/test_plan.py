@@ -317,7 +317,7 @@ def test_the_table_is_as_long_as_what_differs(
 @pytest.mark.parametrize("sizes", [[1, 0], [0, 1], [1, 1], [3, 1, 0], [0]])
 def test_few_samples_and_none_have_a_table(sizes: list[int]) -> None:
     """Padding points at samples that exist; the rows are all there, in one pass and in three."""
-    kinds = ({"steps": 3}, {"steps": 3, "share": 0.5}, {"steps": 3, "shuffle": False}, {})
+    kinds: Any = ({"steps": 3}, {"steps": 3, "share": 0.5}, {"steps": 3, "shuffle": False}, {})
     for kind in kinds:
         plan = _plan(sizes, {"batch": 2, **kind})
         numbers = plan.table[..., : plan.batch]

@@ -63,7 +63,7 @@ def test_a_share_of_a_part_stays_inside_it() -> None:
     inside = rows_seen({"batch": None, "part": (0.0, 0.5)}, participation="all")[0]
     drawn = rows_seen({"batch": 1, "part": (0.0, 0.5), "share": 0.5}, rounds=6, participation="all")
     allowed = {client: set(rows) for client, rows in inside}
-    used = Counter()
+    used: Counter[tuple[int, int]] = Counter()
     for steps in drawn:
         for client, rows in steps:
             assert set(rows) <= allowed[client]

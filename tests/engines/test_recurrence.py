@@ -136,8 +136,8 @@ def test_lanes_and_threads_do_not_change_a_bit() -> None:
         one = slice(lane, lane + 1), slice(text, text + 1)
         texts = (given[one], weight[one[0]], is_token[one], hidden[one], cell[one])
         alone = native.recurrence(*texts, False)
-        texts = (slope[one], last[one], weight[one[0]], is_token[one], cell[one], *alone[1:])
-        back = native.recurrence_gradient(*texts, False)
+        inputs = (slope[one], last[one], weight[one[0]], is_token[one], cell[one], *alone[1:])
+        back = native.recurrence_gradient(*inputs, False)
         assert torch.equal(alone[0], found[0][0][one])
         assert all(torch.equal(a, b[one]) for a, b in zip(back, found[0][2:], strict=True))
 
@@ -173,7 +173,9 @@ def test_what_is_not_served() -> None:
     wanted = jvp(lambda x: lstm_loop(x, weight, is_token), (given,), (given,))[1]
     torch.testing.assert_close(along, wanted)
     with pytest.raises(ValueError, match="do not fit"):
-        native.recurrence(given[None], weight[None, :-4], is_token[None], *start[:, None], False)
+        native.recurrence(
+            given[None], weight[None, :-4], is_token[None], start[:1], start[1:], False
+        )
     one = given[None, :, :, :4]
     with pytest.raises(ValueError, match="do not fit"):
         native.recurrence_gradient(

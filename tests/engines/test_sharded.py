@@ -73,8 +73,8 @@ def load(folder: Path, name: str) -> dict[str, np.ndarray]:
 
 def check(name: str, found: Mapping[str, np.ndarray], wanted: Mapping[str, np.ndarray]) -> None:
     """Compare outcomes, to the bit where lanes are worked on one at a time."""
-    labelled = ({f"{name}: {k}": v for k, v in each.items()} for each in (found, wanted))
-    assert_same(*labelled, atol=0.0 if name in TO_THE_BIT else 1e-10)
+    ours, theirs = ({f"{name}: {k}": v for k, v in each.items()} for each in (found, wanted))
+    assert_same(ours, theirs, atol=0.0 if name in TO_THE_BIT else 1e-10)
 
 
 # ---- who works on what
@@ -223,7 +223,8 @@ class Mirror(Processes):
 
     def __init__(self, other: list[torch.Tensor]) -> None:
         super().__init__(0, 2, None)
-        self.other, self.sizes = other, []
+        self.other = other
+        self.sizes: list[int] = []
 
     def _send(self, buffers: list[Any]) -> None:
         self.sizes = [len(b) for b in buffers]

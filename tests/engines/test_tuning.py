@@ -92,7 +92,8 @@ def test_convolutions_get_one_lane_without_a_trial() -> None:
     arena = build_arena([federation()], CPU, torch.float64)
     convolution = Task(nn.Conv2d(1, 3, 2))
     engine = make_engine("auto", arena, None, convolution)
-    assert engine.lanes is None
+    before = engine.lanes
+    assert before is None
     engine.tune(_never, 20, "conv")
     assert engine.lanes == 1
     given = make_engine("auto", arena, 3, convolution)

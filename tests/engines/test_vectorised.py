@@ -255,7 +255,7 @@ def test_functions_see_one_client_and_one_run(shape: str) -> None:
         assert ctx.index.dim() == work["a"].dim() == 0
         return {"b": work["a"] * 2 + ctx.common["shift"] + other["c"]}, {"i": ctx.index}
 
-    arguments = ({"a": tensor}, {"c": tensor + 1}, there.ctx)
+    arguments: Any = ({"a": tensor}, {"c": tensor + 1}, there.ctx)
     found, wanted = (e.clients(client, *arguments) for e in (fast, slow))
     assert torch.equal(found[0]["b"], wanted[0]["b"])
     assert torch.equal(found[1]["i"], wanted[1]["i"])
@@ -323,7 +323,8 @@ class Reported:
     """Traces that say what they are told to, and note when they are asked."""
 
     def __init__(self, answers: Callable[[], bool], done: list[int]) -> None:
-        self.answers, self.done, self.asked = answers, done, []
+        self.answers, self.done = answers, done
+        self.asked: list[int] = []
 
     made = 0
 
@@ -348,7 +349,8 @@ def test_waves_double_as_long_as_there_is_something_to_learn(
     blocks: int, workers: int, learning: bool, asked: list[int]
 ) -> None:
     """Blocks come back in order; the last wave is all that is left once it is short enough."""
-    engine, done = Vectorised(world([[1]]).arena), []
+    engine: Any = Vectorised(world([[1]]).arena)
+    done: list[int] = []
     engine.workers = workers
     engine.traces = reported = Reported(lambda: learning, done)
 

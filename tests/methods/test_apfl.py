@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,7 +185,7 @@ def test_the_share_sees_the_first_batch_of_training() -> None:
 
     watched = changed(method, phases=tuple(watch(p) for p in method.phases))
     run(simulation(watched, task, [federation()], engine="sequential"))
-    firsts = {}
+    firsts: dict[tuple[int, int], Any] = {}
     for t, i, rows in seen["train"]:
         firsts.setdefault((t, i), rows)
     assert {(t, i): rows for t, i, rows in seen["mix"]} == firsts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -86,7 +87,7 @@ def test_the_e_step_has_the_known_numbers(mixture, losses, wanted) -> None:
     )
     # With curvature 2 and centre 0 the loss of w is w².
     table = {"w": torch.tensor(losses, dtype=torch.float64).sqrt()[:, None]}
-    work = {"params": table, "mixture": torch.tensor(mixture, dtype=torch.float64)}
+    work: Any = {"params": table, "mixture": torch.tensor(mixture, dtype=torch.float64)}
     work = expect.enter(work, ctx)
     x = torch.tensor([[2.0, 0.0], [2.0, 0.0], [2.0, 5.0]], dtype=torch.float64)
     for rows, kept in (([1, 3, 3], [True, False, False]), ([0, 3, 3], [True, False, False])):
@@ -266,8 +267,10 @@ def _two_rules(seed: int = 0) -> Federation:
     y = (x @ torch.tensor([1.0, -2.0, 0.5]).double() > 0).long()
     y[4 * 60 :] = 1 - y[4 * 60 :]
     rows = np.arange(8 * 60).reshape(8, 60)
-    parts = (Ragged.from_lists(list(rows[:, a:b])) for a, b in ((0, 30), (30, 30), (30, 60)))
-    return Federation(x, y, *parts, tuple("abcdefgh"), 2, {})
+    train, val, test = (
+        Ragged.from_lists(list(rows[:, a:b])) for a, b in ((0, 30), (30, 30), (30, 60))
+    )
+    return Federation(x, y, train, val, test, tuple("abcdefgh"), 2, {})
 
 
 def test_two_groups_of_clients_find_their_components() -> None:

@@ -291,7 +291,7 @@ def test_twice_the_samples_change_nothing_on_the_server() -> None:
     """Every sample of a client twice: the same model, the same pairs, the same head."""
     fed, local = federation(), Local(epochs=2, batch=None, lr=0.3)
     rows = [fed.train.of(i) for i in range(5)]
-    rows[1] = np.concatenate([rows[1], rows[1]])
+    rows[1] = torch.cat([rows[1], rows[1]])
     more = replace(fed, train=Ragged.from_lists(rows))
     heads = [
         _net(local, {"server_batch": 1}, fed=f, participation="all").server["head"]["fc.weight"]

@@ -394,6 +394,7 @@ def test_a_newcomer_receives_the_mean_head() -> None:
     sim = _sim()
     method = build("fedpac", TASK, FULL, {})
     server = tree.map(lambda leaf: leaf[0], sim.server)
+    assert method.newcomer.message is not None
     message = method.newcomer.message(server, None)
     known = method.address(server, torch.tensor(2), None)
     assert all(tree.leaves(tree.map(lambda a, b: a.shape == b.shape, message, known)))

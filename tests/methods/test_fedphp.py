@@ -204,7 +204,7 @@ def _plain_mmd(x: np.ndarray, y: np.ndarray, adaptive: bool = True) -> float:
     far = np.array([[((p - q) ** 2).sum() for q in joint] for p in joint])
     b = far.sum() / (len(joint) * (len(joint) - 1)) + 1e-8
     widths = [b / 4, b / 2, b, 2 * b, 4 * b] if adaptive else [20.0, 30.0, 40.0, 100.0]
-    kernel = sum(np.exp(-far / w) for w in widths)
+    kernel = np.sum([np.exp(-far / w) for w in widths], axis=0)
     n = len(x)
     return float(np.mean(kernel[:n, :n] + kernel[n:, n:] - kernel[:n, n:] - kernel[n:, :n]))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -313,7 +314,7 @@ def test_the_steps_of_the_theorem_reach_the_solution() -> None:
 
 
 @pytest.mark.parametrize("lam", [0.0, [0.0, 0.0, 0.0]])
-def test_without_a_pull_the_theorems_server_stays_put(lam: object) -> None:
+def test_without_a_pull_the_theorems_server_stays_put(lam: Any) -> None:
     """λ = 0: Eq. (26) would divide by zero; w_g keeps its start and w_i is SGD with 1/(μ(k+1))."""
     sim = q3(
         NAME, Local(steps=2, batch=None), options=THEORY, hyper={"prox_strength": lam}, start=1.0

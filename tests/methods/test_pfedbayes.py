@@ -107,10 +107,10 @@ def test_without_noise_and_pull_it_is_local_training(local: Local) -> None:
     wanted = outcome(run(_sim(local, {"participation": "sampled"}, "local", rounds=4)))
     sim = run(_sim(local, hyper=hyper, rounds=4))
     found = outcome(sim)
-    tight = {"rtol": 0.0, "atol": 0.0 if local is SGD else 1e-13}
+    atol = 0.0 if local is SGD else 1e-13
     for name, leaf in wanted.items():
         if name.startswith("client/params/"):
-            assert_allclose(found[name.replace("params", "own/mu")], leaf, **tight)
+            assert_allclose(found[name.replace("params", "own/mu")], leaf, rtol=0.0, atol=atol)
         if name.startswith(("pre/", "post/")):
             assert_allclose(found[name], leaf, rtol=0.0, atol=1e-11)
     for leaf in sim.store.gather(sim.context.everybody)["own"]["rho"].values():
@@ -384,6 +384,7 @@ def test_the_mean_network_is_used_or_an_average_over_drawn_ones() -> None:
     wanted = torch.stack(
         [torch.softmax(task.logits({n: v[k] for n, v in nets.items()}, x), -1) for k in range(3)]
     ).mean(0)
+    assert drawn.method.use.predict is not None
     found = drawn.method.use.predict({"networks": nets}, x).exp()
     assert_allclose(found, wanted, atol=1e-13)
     assert all(bool((leaf[0] != leaf[1]).all()) for leaf in nets.values())

@@ -184,7 +184,7 @@ def test_the_step_is_that_of_autograd_through_the_normalisation(sign: str, facto
     upload = _upload(server)
     free = tree.map(lambda leaf: leaf[2].clone().requires_grad_(), server["nets"])
     mix = _alpha(free, 2)
-    value = 0.0
+    value = torch.zeros(())
     for name, table in server["models"].items():
         mixed = torch.tensordot(mix[0 if name.startswith("body") else 1], table, dims=1)
         value = value + 0.5 * (upload[name][0] - mixed).square().sum()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -31,6 +32,7 @@ class Trained(nn.Module):
     """A convolution with BatchNorm that has seen data, a hidden layer and a head."""
 
     head = "fc"
+    scale: Tensor
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
@@ -123,7 +125,7 @@ def test_one_client_trains_as_a_plain_loop_does(train: list[str]) -> None:
 
 def test_only_what_is_trained_travels_and_is_kept() -> None:
     """Bytes, the client's state and the files are those of the head alone."""
-    net = pretrained(Trained(), train=["fc"])
+    net: Any = pretrained(Trained(), train=["fc"])
     result = sartor.fit("fedavg", images(), model=net, rounds=2, local=LOCAL)
     head = sum(p.numel() for p in net.fc.parameters())
     assert result.ledger.bytes_up.sum() == 2 * 4 * 4 * head  # rounds, clients, float32
@@ -150,7 +152,7 @@ def test_weights_that_would_be_lost_are_reported_of() -> None:
     with pytest.warns(UserWarning, match=r"weights that its layers did not draw.*pretrained"):
         sartor.fit("fedavg", fed, model=trained, **once)
     sartor.fit("fedavg", fed, model=pretrained(trained), **once)
-    trained.pretrained = False
+    trained.pretrained = False  # type: ignore[assignment]
     sartor.fit("fedavg", fed, model=trained, **once)
     norm = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3))
     assert unlike_a_draw(norm) is None
@@ -270,7 +272,7 @@ def test_the_adviser_tries_the_network_where_the_theory_does_not_hold() -> None:
     assert few.model == "the network that was given"
     assert not any("frozen up to a linear head" in way for way in few.doubts)
     layers = (nn.Flatten(), nn.Linear(36, 1300), nn.Linear(1300, 3))
-    wide = pretrained(nn.Sequential(*layers), head="2")
+    wide: Any = pretrained(nn.Sequential(*layers), head="2")
     wide[1].requires_grad_(False)
     assert sartor.advise(images(), model=wide, rounds=1).basis == "trial"
     with pytest.raises(ConfigError, match="at most 1200"):
@@ -298,21 +300,25 @@ def test_tokens_do_not_say_in_which_numbers_to_compute(method: str) -> None:
     tokens = torch.randint(1, 11, (40, 6), generator=torch.Generator().manual_seed(0))
     who = [f"c{i % 2}" for i in range(40)]
     fed = sartor.Federation.from_arrays(tokens, tokens[:, 0] % 2, client=who, tokens=True)
-    net = pretrained(Words(), head="fc", train=["fc"])
+    net: Any = pretrained(Words(), head="fc", train=["fc"])
     found = sartor.models.features(net, fed).x
     torch.testing.assert_close(found, torch.tanh(net.vectors(tokens)).mean(1).detach())
     exact = sartor.models.features(pretrained(Net().double()), federation()).x
     assert exact.dtype == torch.float64
-    full = sartor.fit(method, fed, model=net, rounds=1, local=LOCAL).model("c0")
-    half = sartor.fit(method, fed, model=net, rounds=1, local=LOCAL, compute="bfloat16").model("c0")
-    assert 0 < (full.fc.weight - half.fc.weight).abs().max() < 0.02
+    settings: Any = {"model": net, "rounds": 1, "local": LOCAL}
+    full, half = (
+        dict(sartor.fit(method, fed, compute=compute, **settings).model("c0").named_parameters())
+        for compute in (None, "bfloat16")
+    )
+    assert 0 < (full["fc.weight"] - half["fc.weight"]).abs().max() < 0.02
 
 
 def test_features_keep_the_unit_of_a_target() -> None:
     """A regression on features has errors and answers in the units of the labels."""
     draw = np.random.default_rng(0)
-    table = {f"x{k}": draw.normal(size=80) for k in range(3)}
-    table |= {"who": np.arange(80) % 2, "t": 1000 + 300 * table["x0"] + draw.normal(size=80)}
+    table: dict[str, Any] = {f"x{k}": draw.normal(size=80) for k in range(3)}
+    table["t"] = 1000 + 300 * table["x0"] + draw.normal(size=80)
+    table["who"] = np.arange(80) % 2
     fed = sartor.Federation.from_dataframe(pd.DataFrame(table), client="who", label="t")
     body = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
     net = pretrained(body, head="2", train=["2"])
@@ -430,6 +436,8 @@ def test_newcomers_share_the_constants() -> None:
 class Counting(nn.Module):
     """A layer that writes to its buffer."""
 
+    seen: Tensor
+
     def __init__(self, anew: bool) -> None:
         super().__init__()
         self.fc = nn.Linear(4, 3)
@@ -464,7 +472,7 @@ def test_what_a_network_leaves_open_is_asked() -> None:
         ModelError, match=r"frozen parameters \(body.weight, body.bias\).*True.*False"
     ):
         sartor.fit("fedavg", federation(), model=net, rounds=1)
-    net.pretrained = False
+    net.pretrained = False  # type: ignore[assignment]
     task = Task(net, "fc")
     assert task.leaf_names == ("fc.weight", "fc.bias")
     assert not torch.equal(task.init(0)["fc.weight"], net.fc.weight)
@@ -485,7 +493,7 @@ def test_what_a_network_leaves_open_is_asked() -> None:
 def test_methods_with_a_body_and_a_head_say_which_is_frozen() -> None:
     """The error names the part, and what to do."""
     body, head = Net(), Net()
-    body.pretrained = head.pretrained = True
+    body.pretrained = head.pretrained = True  # type: ignore[assignment]
     body.body.requires_grad_(False)
     head.fc.requires_grad_(False)
     with pytest.raises(ConfigError, match=r"trains belong to the head 'fc'.*unfreeze a part"):

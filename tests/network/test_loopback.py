@@ -57,7 +57,7 @@ def clients_of(
         return case.build(task), task
 
     return {
-        name: Client(lambda split, i=i: alone(fed, i), build, folder and folder / name)
+        name: Client(lambda split, i=i: alone(fed, i), build, folder and folder / name)  # type: ignore[misc]
         for i, name in enumerate(fed.names)
     }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,7 @@ def receive(sim: Any, case: Case, late: Federation, rounds: int) -> Coordinator:
         return case.build(task), task
 
     clients = {
-        name: Client(lambda split, i=i: alone(late, i), build_method)
+        name: Client(lambda split, i=i: alone(late, i), build_method)  # type: ignore[misc]
         for i, name in enumerate(late.names)
     }
     record = newcomer_record(sim)
@@ -125,8 +126,7 @@ def data(tmp_path: Path) -> Path:
 
 def loop(data: Path, home: Path, names: tuple[str, ...], up: list[bytes]) -> Loopback:
     clients = {
-        name: Client(lambda split, name=name: own_data(data, name, None, split), built, home / name)
-        for name in names
+        name: Client(partial(own_data, data, name, None), built, home / name) for name in names
     }
 
     def watch(direction: str, name: str, message: bytes) -> None:

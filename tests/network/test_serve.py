@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,10 +52,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def clients(data: Path, home: Path) -> dict[str, Client]:
-    return {
-        name: Client(lambda split, name=name: own_data(data, name, None, split), built, home / name)
-        for name in NAMES
-    }
+    return {name: Client(partial(own_data, data, name, None), built, home / name) for name in NAMES}
 
 
 def answers(some: dict[str, Client]) -> Loopback:
@@ -261,10 +259,7 @@ def test_clients_that_do_not_fit_are_reported(data: Path, tmp_path: Path) -> Non
         (tmp_path / name).mkdir()
         (tmp_path / name / f"{name}.npz").write_bytes((data / f"{name}.npz").read_bytes())
     some = {
-        name: Client(
-            lambda split, name=name: own_data(tmp_path / name, name, None, split), built, None
-        )
-        for name in NAMES
+        name: Client(partial(own_data, tmp_path / name, name, None), built, None) for name in NAMES
     }
     with pytest.raises(NetworkError, match="samples differ"):
         serve(job_of(build(VALUES)), answers(some), NAMES, tmp_path / "run")

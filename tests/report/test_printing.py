@@ -68,11 +68,12 @@ def test_a_pdf_has_vectors_embedded_fonts_and_the_width_of_a_column(tmp_path):
         assert b"/Type3" not in data
         assert b"/Subtype /Image" not in data
         wide = path.stem in ("gain-by-client", "mixing-matrix")
-        box = re.search(rb"/MediaBox \[([^\]]*)\]", data)[1].split()
-        assert float(box[2]) == pytest.approx(72 * (TEXT if wide else COLUMN), abs=0.5)
-        used = re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) (?:rg|RG)\b", streams(data))
-        used += [(grey,) * 3 for grey in re.findall(rb"([\d.]+) (?:g|G)\b", streams(data))]
-        used = {tuple(round(255 * float(part)) for part in colour) for colour in used}
+        box = re.search(rb"/MediaBox \[([^\]]*)\]", data)
+        assert box
+        assert float(box[1].split()[2]) == pytest.approx(72 * (TEXT if wide else COLUMN), abs=0.5)
+        drawn = re.findall(rb"([\d.]+) ([\d.]+) ([\d.]+) (?:rg|RG)\b", streams(data))
+        drawn += [(grey,) * 3 for grey in re.findall(rb"([\d.]+) (?:g|G)\b", streams(data))]
+        used = {tuple(round(255 * float(part)) for part in colour) for colour in drawn}
         held = {tuple(round(255 * part) for part in numbers_of(key)) for key in VARIABLES}
         assert not used & held
         if path.stem == "accuracy-by-round":
@@ -102,7 +103,7 @@ def test_no_message_leaves_the_paper_and_none_is_too_small(figures):
         box, (width, height) = canvas.get_tightbbox(renderer), canvas.get_size_inches()
         beyond = (-box.x0, box.x1 - width, -box.y0, box.y1 - height)
         assert max(beyond) < 0.02, (figure.key, beyond)
-        sizes = [text.get_fontsize() for text in canvas.findobj(Text) if text.get_text()]
+        sizes = [float(text.get_fontsize()) for text in canvas.findobj(Text) if text.get_text()]
         assert min(sizes) >= 6
 
 

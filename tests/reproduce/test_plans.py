@@ -84,8 +84,10 @@ def _rows_of(rule: dict[str, Any]) -> list[str]:
         found += [value] if isinstance(value, str) else list(value)
     if rule["check"] == "expression":
         for node in ast.walk(ast.parse(rule["value"])):
-            named = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
-            if named and node.func.id in ("v", "mean"):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+                continue
+            if node.func.id in ("v", "mean"):
+                assert isinstance(node.args[0], ast.Constant)
                 found.append(str(node.args[0].value))
     return found
 

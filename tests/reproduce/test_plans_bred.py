@@ -76,8 +76,8 @@ def test_printed_averages_of_tables_2_4_and_8_follow_from_their_cells() -> None:
         assert np.mean(published("bred-table4", row)) == pytest.approx(average, abs=0.051)
     eighth = {"FedPAC": 1.47, "pFedHN": 1.07, "FedFomo": 1.07, "Ditto": 0.57, "mh": 0.37}
     for row, drop in eighth.items():
-        cells = np.array(published("bred-table8", row))
-        assert np.mean(cells[::2] - cells[1::2]) == pytest.approx(drop, abs=0.0099)
+        pairs = np.array(published("bred-table8", row)).reshape(-1, 2)
+        assert np.mean(pairs[:, 0] - pairs[:, 1]) == pytest.approx(drop, abs=0.0099)
 
 
 def test_published_numbers_stand_beside_the_right_columns() -> None:
@@ -332,7 +332,8 @@ def grid() -> Outcome:
 
 def test_figures_by_rows_and_by_measures_draw_the_means() -> None:
     by_row, by_class = figures_of(grid())
-    here, there = (line for line in by_row.canvas.axes[0].lines if line.get_label() in "here there")
+    drawn = by_row.canvas.axes[0].lines
+    here, there = (line for line in drawn if line.get_label() in ("here", "there"))
     np.testing.assert_allclose(here.get_ydata(), [0.05, 10.05])  # percent, mean of two seeds
     np.testing.assert_allclose(there.get_ydata(), [1.05, 11.05])
     np.testing.assert_allclose(here.get_xdata(), [1, 2])

@@ -16,7 +16,7 @@ from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.reproduce import runner
 from sartor.reproduce.derived import derive
-from sartor.reproduce.passes import passes_of
+from sartor.reproduce.passes import passes_of, run_pass
 from sartor.reproduce.plan import SETTINGS, Plan, load, read
 from sartor.reproduce.problems import Problem, make_problem
 from sartor.reproduce.records import measure
@@ -230,7 +230,7 @@ def test_common_test_scores_the_mean_of_the_clients_models() -> None:
 
 def test_the_clients_average_is_not_always_the_global_model() -> None:
     """FedProx with γ = 0: w_g stays where it was, whatever the clients learn."""
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"name": "FedProx", "method": "fedprox", "set": {"preset": "free", "server_lr": 0.0}},
         {"name": "γ = 1/λ", "method": "fedprox", "set": {"prox_strength": 1.0}},
     ]
@@ -253,7 +253,7 @@ def test_common_test_wants_samples_of_everybody() -> None:
 
 
 def test_rounds_of_a_run_that_diverged_are_unknown() -> None:
-    seen = {"rounds": [0, 1, 2], "values": [4.0, 1.05, None]}
+    seen: Any = {"rounds": [0, 1, 2], "values": [4.0, 1.05, None]}
     assert math.isnan(measure({"probes": {"x": seen}}, "rounds_to x 1.1"))
     seen["values"][2] = 1.0
     assert measure({"probes": {"x": seen}}, "rounds_to x 1.1") == 1
@@ -288,8 +288,9 @@ def small_figure() -> Plan:
 def test_an_interrupted_reproduction_goes_on_and_then_trains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan, trained = small_figure(), []
-    real = runner.run_pass
+    plan = small_figure()
+    trained: list[str] = []
+    real = run_pass
 
     def stops_at_the_second(*args: Any) -> Any:
         if trained:

@@ -47,7 +47,7 @@ def test_a_slope_needs_places_above_zero() -> None:
 
 def test_a_slope_of_what_is_not_positive_fails() -> None:
     view = power(1.0, [1.0, 2.0])
-    view.values["a"]["c0"][:] = -1.0  # type: ignore[index]
+    view.values["a"]["c0"][:] = -1.0
     rule = {"claim": "", "check": "slope", "row": "a", "near": 1.0, "by": 9.0}
     assert judge(rule, view).holds is False
 
@@ -153,7 +153,7 @@ def fedprox(**parts: Any) -> dict[str, Any]:
     settings |= {"points": ["pre"], "weight_decay": 0.3, "probes": ["optimum"]}
     steps = {"local_lr": "1 / (L + 0.3 + prox_strength)", "weight_decay": 0.3}
     steps |= {"server_lr": "(prox_strength + L + 0.3) / (2 * prox_strength * (L + 0.3))"}
-    row = {"name": "FedProx", "method": "fedprox"}
+    row: dict[str, Any] = {"name": "FedProx", "method": "fedprox"}
     row |= {"set": {"preset": "free", "prox_strength": 0.5, **steps, **parts.pop("set", {})}}
     table = {"title": "t", "measure": "probe optimum_gap"}
     words = {"title": "t", "paper": "p", "item": "i", "tables": [table], "rows": [row]}

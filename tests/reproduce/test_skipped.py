@@ -10,6 +10,7 @@ import pytest
 
 from sartor.core.errors import ConfigError
 from sartor.reproduce import runner
+from sartor.reproduce.passes import passes_of
 from sartor.reproduce.plan import Plan, read
 
 CONTENT: dict[str, Any] = {
@@ -62,7 +63,7 @@ def test_who_shares_a_folder_leaves_what_others_have_begun(tmp_path: Path) -> No
     runner.run(plan, rows=(), **place)
     passes = tmp_path / "run" / "passes"
     passes.mkdir()
-    begun = [passes / f"{one.key}.begun" for one in runner.passes_of(plan)]
+    begun = [passes / f"{one.key}.begun" for one in passes_of(plan)]
     begun[0].touch()
     runner.run(plan, shared=True, **place)
     assert runner.finished(place["out"]) == len(begun) - 1

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from sartor import methods
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
 from sartor.methods import build
-from sartor.reproduce import passes
 from sartor.reproduce.passes import passes_of, run_pass
 from sartor.reproduce.plan import Plan, load, names, read
 from tests.toys import federation, net_task, outcome, run, simulation
@@ -123,7 +123,7 @@ def test_training_does_not_see_what_plans_do_later(name: str) -> None:
     seen = {(r.method, str(r.then)): r for r in load(name).rows if r.then}
     task, local = net_task(), Local(epochs=1, batch=4, lr=0.1)
     for row in seen.values():
-        static = passes.methods.static_options(passes.methods.find(row.method))
+        static = methods.static_options(methods.find(row.method))
         options = [{}, {k: v for k, v in row.then.items() if k in static}]
         trained = [
             run(

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from torch import nn
 
 from sartor.core.errors import ConfigError, ContractError, MissingExtraError, RunFolderError
@@ -56,7 +57,8 @@ def test_a_row_of_a_sweep_equals_the_single_run():
 def test_selected_runs_are_the_runs_themselves():
     """A slice of a sweep has its summaries, snapshots and models, and its share of the time."""
     sweep = make_result(seeds=(3, 4, 5), diverged={"round": 1, "client": "client-00"})
-    sweep._models = lambda client, run, point: run
+    models = [torch.nn.Identity() for _ in range(3)]
+    sweep._models = lambda client, run, point: models[run]
     part = sweep.select([2, 0])
     timing = "seconds_all_runs"
     for found, expected in zip(part.summaries(), (sweep.summary(2), sweep.summary(0)), strict=True):
@@ -64,7 +66,7 @@ def test_selected_runs_are_the_runs_themselves():
         assert found.pop("seconds") == pytest.approx(expected.pop("seconds"))
         assert found == expected
     assert part.snapshots[0]["mix"].shape == (2, 20, 20)
-    assert part.model(0, run=0) == 2
+    assert part.model(0, run=0) is models[2]
 
 
 def test_the_best_is_never_below_the_last():
@@ -149,7 +151,12 @@ def test_the_baseline_is_trained_once_and_only_when_asked_for():
     calls = []
     local = make_result("local")
     result = make_result()
-    result._baseline = lambda: calls.append(1) or local
+
+    def trained():
+        calls.append(1)
+        return local
+
+    result._baseline = trained
     assert result.known_baseline is None
     result.gain()
     result.gain()

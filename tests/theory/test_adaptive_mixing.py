@@ -88,7 +88,8 @@ def test_a_constant_mixing_step_leaves_its_range() -> None:
 
 def test_without_a_mixing_step_it_is_the_descent_lemma() -> None:
     """η = 0: every 0 < α < 2/L_1 lowers the loss if there is no noise."""
-    assert local_lr_range(4.0, 0.0, 0, Problem(2.5, 1.0, 1.0, 2)) == (0.0, pytest.approx(0.8))
+    low, high = local_lr_range(4.0, 0.0, 0, Problem(2.5, 1.0, 1.0, 2))
+    assert (low, high) == pytest.approx((0.0, 0.8), abs=0)
 
 
 def test_the_norm_of_the_table_may_exceed_its_largest_column() -> None:
@@ -165,8 +166,8 @@ def _run(
         for i in range(num):
             ball = radius + np.linalg.norm(centres[i])
             problem = Problem(bend[i].max(), bend[i].max() * ball, radius, steps, 0.0, num)
-            parts = (losses(now)[i], losses(w)[i], losses(later)[i], total[i])
-            found.append(Step(t, *map(float, parts), problem))
+            first, mixed, last = (float(losses(models)[i]) for models in (now, w, later))
+            found.append(Step(t, first, mixed, last, float(total[i]), problem))
         now = later
     return found
 

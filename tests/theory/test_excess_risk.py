@@ -198,19 +198,20 @@ def test_the_pull_of_theorem_11_for_unequal_clients() -> None:
         found = float(fp.average_prox_strength(r, *UNEQUAL, 0.1))
         assert found == pytest.approx(0.1 / 16 * wanted)
     assert 0.01 < low < 0.2 < high < 0.5
-    r = torch.logspace(-5, 3, 200, dtype=torch.float64)
+    radii = torch.logspace(-5, 3, 200, dtype=torch.float64)
     for clients in (EQUAL, UNEQUAL):
-        found = fp.average_prox_strength(r, *clients, 0.1)
-        assert (found * clients[0].max() <= 0.1 / 16 * (1 + 1e-12)).all()
-    found = fp.average_prox_strength(r, *EQUAL, 0.1)  # continuous where C_p = 1
-    assert (found.diff() <= 1e-15).all()
-    assert float((found[:-1] / found[1:]).max()) < (r[1] / r[0]) ** 2 + 1e-9
+        pulls = fp.average_prox_strength(radii, *clients, 0.1)
+        assert (pulls * clients[0].max() <= 0.1 / 16 * (1 + 1e-12)).all()
+    pulls = fp.average_prox_strength(radii, *EQUAL, 0.1)  # continuous where C_p = 1
+    assert (pulls.diff() <= 1e-15).all()
+    assert float((pulls[:-1] / pulls[1:]).max()) < (radii[1] / radii[0]) ** 2 + 1e-9
     spans = (slice(0, 60), slice(85, 95), slice(120, 199))
     for span, wanted in zip(spans, (0.0, -1.0, -2.0), strict=True):
         part = slice(span.start, span.stop)
-        inside = slope(r[part], found[part])
+        near = radii[part]
+        inside = slope(near, pulls[part])
         if wanted == -1.0:
-            inside = inside[(r[part][:-1] > 0.00708).numpy() & (r[part][1:] < 0.0707).numpy()]
+            inside = inside[(near[:-1] > 0.00708).numpy() & (near[1:] < 0.0707).numpy()]
             assert len(inside) > 3
         np.testing.assert_allclose(inside, wanted, atol=1e-9)
 
@@ -224,11 +225,11 @@ def test_the_bound_of_theorem_11() -> None:
         assert found == pytest.approx(factor * (least + S2))
     small = float(fp.average_risk(0.1, *UNEQUAL, 2.0, 0.5, 3.0, imbalance=0.5))
     assert small == pytest.approx((1.0 + 12.0) * (0.1 * math.sqrt(S1) + S2))
-    r = torch.logspace(-4, 1, 31, dtype=torch.float64)
-    found = fp.average_risk(r, *EQUAL, 2.0, 0.5, 3.0)
+    radii = torch.logspace(-4, 1, 31, dtype=torch.float64)
+    risks = fp.average_risk(radii, *EQUAL, 2.0, 0.5, 3.0)
     ratio = 10 / 2000
-    wanted = (0.5 + 12.0) * ((r * ratio**0.5).clamp(max=ratio) + 1 / 2000)  # (30)
-    torch.testing.assert_close(found, wanted)
+    wanted = (0.5 + 12.0) * ((radii * ratio**0.5).clamp(max=ratio) + 1 / 2000)  # (30)
+    torch.testing.assert_close(risks, wanted)
 
 
 def test_theorem_12() -> None:

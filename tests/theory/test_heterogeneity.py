@@ -26,13 +26,15 @@ from sartor.theory.sampling_error import leave_one_out, student
 F64 = torch.float64
 
 
-def fits(radius2: float, draw: np.random.Generator, m: int = 10, n: int = 50, d: int = 5):
+def fits(
+    radius2: float, draw: np.random.Generator, m: int = 10, n: int = 50, d: int = 5
+) -> tuple[Tensor, Tensor]:
     """Draw the means of two halves of n samples with unit noise, centres R apart."""
     centres = draw.normal(size=(m, d))
     centres -= centres.mean(0)
     centres *= (radius2 / (centres**2).sum(1).mean()) ** 0.5
-    halves = [centres + draw.normal(size=(m, d)) * (2 / n) ** 0.5 for _ in range(2)]
-    return [torch.from_numpy(h) for h in halves]
+    first, second = (centres + draw.normal(size=(m, d)) * (2 / n) ** 0.5 for _ in range(2))
+    return torch.from_numpy(first), torch.from_numpy(second)
 
 
 @pytest.mark.parametrize("radius2", [0.0, 0.02, 0.09, 0.3])
@@ -121,11 +123,11 @@ def estimates(clients: Clients, p: Tensor):
     noise = noise_of(clients, w)
     curve = hessians(clients, look(clients, w))
     order = torch.arange(120) % 2 == 0
-    halves = [fit_each(clients.where(part)).w for part in (order, ~order)]
+    first, second = (fit_each(clients.where(part)).w for part in (order, ~order))
     pooled = fit_pooled(clients, p).w
     return {
         "R1": from_fits(w, p, noise.covariance, noise.doubt),
-        "R2": from_halves(*halves, p),
+        "R2": from_halves(first, second, p),
         "R3": from_global(w, pooled, p, noise.covariance, curve),
     }
 

@@ -123,10 +123,12 @@ def test_values_per_client_reach_their_client() -> None:
         "local": Local(batch=None),
     }
     wanted = truth.fedprox(torch.tensor(lam))[1]
-    result = sartor.fit("fedprox", fed, **settings, hyper={"prox_strength": np.array(lam)})
+    hyper: Any = {"prox_strength": np.array(lam)}
+    result = sartor.fit("fedprox", fed, **settings, hyper=hyper)
     assert result.runs[0].hyper["prox_strength"] == lam
     for i in range(3):
-        assert float(result.model(i).w.detach()) == pytest.approx(float(wanted[i]), abs=1e-4)
+        (w,) = result.model(i).parameters()
+        assert float(w.detach()) == pytest.approx(float(wanted[i]), abs=1e-4)
     with pytest.raises(ConfigError, match="2 values, but there are 3 clients"):
         sartor.fit("fedprox", fed, **settings, hyper={"prox_strength": [1.0, 2.0]})
 

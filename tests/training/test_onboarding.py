@@ -67,7 +67,7 @@ def test_a_method_with_own_messages_has_one_for_strangers(name: str) -> None:
 @pytest.mark.parametrize("name", list(METHODS))
 def test_every_method_states_its_rule_for_newcomers(name: str) -> None:
     """The file of a method says in words how a client that joins later gets its model."""
-    text = inspect.getmodule(METHODS[name].factory).__doc__  # type: ignore[union-attr]
+    text = inspect.getmodule(METHODS[name].factory).__doc__
     assert re.search(r"\bA\s+newcomer", text or "")
 
 

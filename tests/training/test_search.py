@@ -150,11 +150,11 @@ def test_rows_of_a_sweep_are_trained_as_they_stand() -> None:
             swept.scores["pre", "test"].loss[run], alone.scores["pre", "test"].loss[0], atol=1e-12
         )
     with pytest.raises(ConfigError, match="rule is a static option"):
-        sartor.fit("fedavg", FED, sweep=[{"rule": "uniform"}], **SETTINGS)
+        sartor.fit("fedavg", FED, sweep=[{"rule": "uniform"}], **SETTINGS)  # type: ignore[dict-item]
     with pytest.raises(ConfigError, match="must name the same hyper-parameters"):
         sartor.fit("fedavg", FED, sweep=[{"local_lr": 0.1}, {"clip_norm": 1.0}], **SETTINGS)
     with pytest.raises(ConfigError, match="a list of dicts"):
-        sartor.fit("fedavg", FED, sweep=[0.1, 0.2], **SETTINGS)
+        sartor.fit("fedavg", FED, sweep=[0.1, 0.2], **SETTINGS)  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,7 @@ def test_it_stops_where_the_full_run_says_with_the_models_of_that_round(name: st
     s, best = expected(fit(name, FED, **SETTINGS), 2)
     assert best < s < 14
     stopped = fit(name, FED, early_stopping=2, **SETTINGS)
+    assert stopped.stopped[0] is not None
     assert (stopped.stopped[0]["round"], stopped.stopped[0]["best_round"]) == (s, best)
     assert stopped.ledger.num_rounds == s
     shorter = {t: fit(name, FED, **{**SETTINGS, "rounds": t}) for t in (s, best)}

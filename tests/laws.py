@@ -439,7 +439,7 @@ def _spoiled_rows(message: Any, marks: dict[str, str]) -> Any:
 
 
 def what_does_not_travel_does_not_matter(case: Case) -> None:
-    """NaN in unmarked rows and in messages of who does not talk changes nothing.
+    """NaN in unmarked rows and in messages of clients that exchange none changes nothing.
 
     Nor would it change a result, only the bytes, if all rows were sent. Scores "post" of clients
     that are not connected are left out: they are those of the message that would have been sent.
@@ -667,7 +667,7 @@ def evaluation_changes_nothing(case: Case) -> None:
 
 
 def stop_and_resume_is_straight(case: Case, folder: Any) -> None:
-    """A simulation loaded from a state on disk goes on to the same numbers, to the bit."""
+    """A simulation loaded from a state on disk continues to the same numbers, to the bit."""
     shared = trials(case)
     straight, state, wanted = shared.straight
     write_state(folder / "state", {"trees": state[0], "arrays": state[1]}, state[2])
@@ -676,7 +676,7 @@ def stop_and_resume_is_straight(case: Case, folder: Any) -> None:
     resumed.load(read["trees"], to_numpy(read["arrays"]), meta)
     assert resumed.round_index == 2
     assert_same(outcome(run(resumed)), wanted)
-    straight.load(*state)  # one that has gone on too far can go back
+    straight.load(*state)  # one that has run too far can go back
     assert straight.round_index == 2
     assert_same(outcome(run(straight)), wanted)
 

@@ -149,7 +149,7 @@ main(sys.argv[1:])
     ],
 )
 def test_kill_nine_then_resume_is_running_straight(line: str, command: Any) -> None:
-    """A process is killed in the middle; another goes on, and every bit is that of a whole run.
+    """A process is killed in the middle; another continues, and every bit is that of a whole run.
 
     It dies when the fifth round is over and nothing of it is on the disk but mapped states.
     """
@@ -249,9 +249,9 @@ def assert_same_result(found: sartor.Result, wanted: sartor.Result) -> None:
 
 
 def test_a_full_disk_during_checkpoints_costs_checkpoints_only() -> None:
-    """Training goes on with a warning, and result and models are written when there is room."""
+    """Training continues with a warning, and result and models are written when there is room."""
     wanted = sartor.fit("fedapa", federation(), out="whole", **QUICK)
-    words = r"disk is full.*Training goes on.*not up to date"
+    words = r"disk is full.*Training continues.*not up to date"
     full = failing(errno.ENOSPC, "checkpoints")
     with full as refused, pytest.warns(UserWarning, match=words):
         result = sartor.fit("fedapa", federation(), out="a", **QUICK)
@@ -261,7 +261,7 @@ def test_a_full_disk_during_checkpoints_costs_checkpoints_only() -> None:
 
 
 def test_a_disk_that_has_room_again_gets_the_next_checkpoint() -> None:
-    """A checkpoint that failed is no hindrance to the next, from which the run goes on."""
+    """A checkpoint that failed is no hindrance to the next, from which the run continues."""
 
     class Stop:
         def start(self, total_rounds: int, description: str) -> None: ...
@@ -348,7 +348,7 @@ def test_a_full_disk_does_not_silence_a_command(command: Any) -> None:
     assert "Traceback" not in err
     one, two = (json.loads(text.splitlines()[-1]) | {"out": ""} for text in (out, wanted))
     assert without_times(one) == without_times(two)
-    # What was started can be gone on with when there is room.
+    # What was started can be resumed when there is room.
     code, out, err = command("resume", "a", "--json")
     assert code == 0, err
     assert_same_folder("a", "whole")
@@ -591,7 +591,7 @@ def test_a_traced_step_is_the_step_to_the_bit(name: str, net: str, chunk: int) -
     assert (fast.ledger().gradient_evaluations > 0).all()
 
 
-def test_a_step_that_cannot_be_traced_goes_on_as_it_is() -> None:
+def test_a_step_that_cannot_be_traced_continues_as_it_is() -> None:
     """A value taken out of a tensor stops the trace and not the run."""
 
     def step(work: dict[str, Tensor], factor: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -632,7 +632,7 @@ def test_traces_take_over_the_calls() -> None:
 
 
 def test_a_trace_takes_apart_what_was_one_tensor_when_it_was_made() -> None:
-    """A model that is still its letter at the first step is another tensor at the second."""
+    """A model that is still its message at the first step is another tensor at the second."""
     traces, owner, message = traced.Traces(), object(), torch.ones(2)
     traces.worth_it = 1
     seen = []
@@ -652,7 +652,7 @@ def test_a_trace_is_made_when_it_would_have_paid() -> None:
 
 
 def test_a_trace_made_at_once_counts_no_loss() -> None:
-    """Where nobody else computes the third call has a trace, and the books do not notice."""
+    """Where nobody else computes the third call has a trace, and the log do not notice."""
     task, shape = TASKS["dnn"][0](), TASKS["dnn"][1]
     x, y = torch.zeros(2, *shape), torch.zeros(2, dtype=torch.long)
     batch = Batch(x, y, torch.ones(2, dtype=torch.bool), torch.arange(2), torch.tensor(True))

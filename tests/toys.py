@@ -64,7 +64,7 @@ class Frozen(Net):
 
 
 class Parabola(Quadratic):
-    """A quadratic whose output is its loss, as `sartor.fit` must be told."""
+    """A quadratic whose output is its loss, as `sartor.fit` must know."""
 
     criterion = "given"
 

@@ -99,7 +99,7 @@ class Client:
                     method = as_newcomer(method, num, past)
                 states = ClientState(self.folder and self.folder / str(head["federation"]))
                 self.work = SingleClient(method, task, self.data, head, states, self.device)
-                self.say(f"greeted by the server: {method.name}")
+                self.say(f"registered with the server: {method.name}")
             return {}, facts
         if self.work is None:
             raise MessageError("the client was restarted and has had no hello yet")

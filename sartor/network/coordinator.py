@@ -79,7 +79,7 @@ class Coordinator:
         **rest: Any,
     ) -> None:
         self.federation, self.run, self.common = federation, run, dict(common or {})
-        self._greeting = {
+        self._hello_head = {
             "kind": "hello",
             "federation": federation,
             "settings": dict(settings),
@@ -140,7 +140,7 @@ class Coordinator:
             name: value if np.ndim(value) == 0 else np.asarray(value)[index].item()
             for name, value in self.run.hyper.items()
         }
-        return {**self._greeting, "index": index, "hyper": hyper}
+        return {**self._hello_head, "index": index, "hyper": hyper}
 
     def _enter_sizes(self, index: int) -> None:
         """Enter the sizes of a client that came after the start."""

@@ -259,7 +259,7 @@ def _expiry(certificate: Path) -> datetime:
 
 @contextmanager
 def _readable(path: Path, what: str, fix: str) -> Iterator[None]:
-    """Turn the error of a file that is not what it should be into one that says how to mend it."""
+    """Turn the error of a file that is not what it should be into one that says how to fix it."""
     try:
         yield
     except ValueError as error:

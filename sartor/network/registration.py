@@ -25,7 +25,7 @@ class Registration:
 
     Attributes:
         dispatcher: sends orders.
-        greeting: the head of the hello to a client, by its index.
+        hello_head: the head of the hello to a client, by its index.
         patience: seconds to wait for clients before giving up.
         waits: called while too few are there.
         facts: what clients report of their data, by index.
@@ -36,7 +36,7 @@ class Registration:
     """
 
     dispatcher: Dispatcher
-    greeting: Callable[[int], dict[str, Any]]
+    hello_head: Callable[[int], dict[str, Any]]
     patience: float = 600.0
     waits: Waits = lambda wanted, there, events: None
     facts: dict[int, dict[str, Any]] = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Registration:
         dispatcher = self.dispatcher
         here = dispatcher.transport.present()
         orders: dict[int, Message] = {
-            i: ({}, self.greeting(i), lambda name: True)
+            i: ({}, self.hello_head(i), lambda name: True)
             for i, name in enumerate(dispatcher.names)
             if name in here and i not in dispatcher.known
         }

@@ -80,7 +80,7 @@ def read(folder: Path) -> State | None:
             continue
         if faults:
             warnings.warn(
-                f"The newest checkpoint is damaged ({faults[0]}) Going on from round {found[0]} "
+                f"The newest checkpoint is damaged ({faults[0]}) Resuming from round {found[0]} "
                 "instead.",
                 stacklevel=3,
             )

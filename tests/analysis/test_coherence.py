@@ -54,7 +54,7 @@ def test_scale_sign_order_and_rotation_do_not_matter_and_a_vector_more_never_low
     assert (np.diff(grown) > 0).all()
 
 
-def test_many_vectors_do_not_underflow_and_the_logarithm_still_tells():
+def test_many_vectors_do_not_underflow_and_the_logarithm_still_differs():
     """K = 400, r = 0.9: det is 1e-395 and more below the smallest float; its logarithm is known."""
     found = coherence(equicorrelated(400, 0.9))
     expected = 399 * math.log(0.1) + math.log(1 + 399 * 0.9)

@@ -53,7 +53,7 @@ def test_what_is_missing_comes_with_the_way_to_get_it(
 def test_a_missing_or_old_package_is_wrong(
     needs: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The exit code is 1, and the mend is named."""
+    """The exit code is 1, and the fix is named."""
     monkeypatch.setattr(doctor, "requirements", lambda: {"": needs})
     assert main(["doctor"]) == 1
     (name, oldest), *_ = needs.items()
@@ -71,10 +71,10 @@ def test_a_data_folder_that_is_not_there_is_wrong(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_wrong(tmp_path: Path) -> None:
     """Writing is tried, not guessed."""
-    assert doctor._writable("x", tmp_path, "here", "mend").state == "ok"
+    assert doctor._writable("x", tmp_path, "here", "fix").state == "ok"
     assert list(tmp_path.iterdir()) == []
-    wrong = doctor._writable("x", tmp_path / "gone", "there", "mend")
-    assert (wrong.state, wrong.fix) == ("wrong", "mend")
+    wrong = doctor._writable("x", tmp_path / "gone", "there", "fix")
+    assert (wrong.state, wrong.fix) == ("wrong", "fix")
 
 
 def test_the_shell_completes_commands(

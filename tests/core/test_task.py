@@ -94,7 +94,7 @@ def test_means_of_classes_that_nobody_has() -> None:
 
 
 def test_a_hessian_product_is_the_hessian_times_the_vector() -> None:
-    """Against the full Hessian of a small network, and booked as one gradient."""
+    """Against the full Hessian of a small network, and counted as one gradient."""
     task = net_task()
     params = tree.map(torch.Tensor.double, task.init(0))
     fed = federation()

@@ -149,7 +149,7 @@ def test_methods_that_keep_classes_say_so(labelled, texts):
     ],
 )
 def test_wrong_labels_are_refused(y, task, part):
-    """Labels that do not fit the task are told with the rows."""
+    """Labels that do not fit the task are reported with the rows."""
     with pytest.raises(FederationError, match=part):
         Federation.from_arrays(np.ones((60, 2), dtype=int), y, client=CLIENTS, task=task)
 

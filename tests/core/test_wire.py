@@ -89,7 +89,7 @@ def test_no_rows_are_no_bytes() -> None:
     ("sparse", "words"),
     [
         ({"upload/a": "common/b"}, "two leaves of one message"),
-        ({"letter/a": "letter/b"}, "common, own, upload"),
+        ({"message/a": "message/b"}, "common, own, upload"),
         ({"upload/a": "upload/b", "upload/b": "upload/c"}, "sent whole"),
     ],
 )
@@ -183,7 +183,7 @@ def test_nothing_leaks_through_a_row_that_does_not_travel(direction: str, engine
         np.testing.assert_allclose(closed[name], plain[name], rtol=0, atol=1e-12)
 
 
-def test_who_does_not_talk_is_not_present_for_the_server() -> None:
+def test_a_client_without_messages_is_not_present_for_the_server() -> None:
     """The upload of a client that is not connected is not used, even by a trusting method."""
     task = net_task()
     base = build("fedavg", task, SGD, {})
@@ -220,7 +220,7 @@ def test_side_by_side_sends_what_the_parts_send() -> None:
 
 
 def test_one_group_of_everybody_sends_what_the_method_sends() -> None:
-    """Inside groups the common letter is the client's own; its marks go with it."""
+    """Inside groups the common message is the client's own; its marks go with it."""
     task = net_task()
     plain = build("fedproto", task, SGD, {})
     grouped = within_groups(plain)
@@ -235,7 +235,7 @@ def test_one_group_of_everybody_sends_what_the_method_sends() -> None:
 
 @pytest.mark.parametrize("name", ["fedproto", "fedpac", "pfedla"])
 def test_newcomers_upload_nothing_and_read_the_same_messages(name: str) -> None:
-    """The marks of letters stay, those of uploads go."""
+    """The marks of messages stay, those of uploads go."""
     task = net_task()
     options = {"retained": 1} if name == "pfedla" else {}
     sim = run(simulation(build(name, task, SGD, options), task, [federation()], rounds=1))

@@ -171,7 +171,7 @@ def test_missing_and_damaged_files_are_named(tmp_path):
         from_dataset("sent140", partition="iid", scale="unit", data_dir=tmp_path)
 
 
-def test_seeds_with_other_vocabularies_train_side_by_side(tmp_path):
+def test_seeds_with_other_vocabularies_train_in_parallel(tmp_path):
     """The number of token ids is fixed, so one network serves every seed; and it learns."""
     write_lines(tmp_path, tweets())
 

@@ -43,7 +43,7 @@ def test_a_broken_link_is_found(tmp_path: Path) -> None:
 
 
 def test_every_method_has_its_page(ctx: Path) -> None:
-    """Each page has the formula's letters, the costs, the ranges, the laws and the paper."""
+    """Each page has the formula's messages, the costs, the ranges, the laws and the paper."""
     made = {path.stem for path in (ctx / "methods").glob("*.md")}
     assert made == {*METHODS, "index"}
     for name, entry in METHODS.items():

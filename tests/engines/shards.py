@@ -74,7 +74,7 @@ def straight(processes: Processes | None, folder: Path) -> Simulation:
 
 
 def resumed(processes: Processes | None, folder: Path) -> Simulation:
-    """Go on from the checkpoint."""
+    """Continue from the checkpoint."""
     sim = RESUMED(processes)
     found = RunFolder.open(folder / "run").read_checkpoint()
     assert found is not None

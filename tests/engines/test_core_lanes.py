@@ -347,7 +347,7 @@ def test_traced_and_mapped_steps_give_the_same_bits(
     served: bool,
     name: str,
 ) -> None:
-    """A run that goes on after a crash maps its first steps, which were traced before.
+    """A run that continues after a crash maps its first steps, which were traced before.
 
     Steps of unequal clients have ever other widths; they are seldom traced, and go the plain way.
     """

@@ -278,7 +278,7 @@ def test_local_training_is_torchs_own_sgd_on_the_real_samples(engine: str) -> No
 
 
 def test_without_the_lane_mask_the_numbers_are_wrong(monkeypatch) -> None:
-    """Control: lanes that are done and are not masked go on training."""
+    """Control: lanes that are done and are not masked continue training."""
     task = net_task()
     method = build("fedavg", task, LOCAL, {})
     right = outcome(_run(method, task))
@@ -403,7 +403,7 @@ def test_messages_come_from_the_state_at_the_start_of_the_round() -> None:
 
 
 def test_measured_blocks_are_part_of_the_state() -> None:
-    """An engine that chooses its block of lanes by measuring goes on with the same choice."""
+    """An engine that chooses its block of lanes by measuring continues with the same choice."""
     task = net_task()
     method = build("fedavg", task, LOCAL, {})
 
@@ -476,7 +476,7 @@ def test_runs_that_differ_in_labels_alone_train_as_if_alone(engine: str) -> None
 
 @pytest.mark.parametrize("name", ["fedavg-ft", "fedprox-two-stage", "fedamp"])
 def test_more_runs_than_lanes_at_once_are_evaluated_in_blocks_of_runs(name: str) -> None:
-    """Letters, adaptation, scores and bills of every run are its own, however the runs are cut."""
+    """Messages, adaptation, scores and bills of every run are its own, however the runs are cut."""
     task = net_task()
     method = build(name, task, LOCAL, {})
     feds = [*two_allocations(), federation(5)]

@@ -92,7 +92,7 @@ def test_scores_are_sums_over_the_real_samples(
     assert len({float(tally.loss[r, i]) for r in range(2) for i in range(5)}) == 8 + 1
 
 
-def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:
+def test_an_absent_client_is_not_scored(trained: Simulation) -> None:
     """Absent lanes keep what the tally had; the others are written under their own number."""
     scorer, ids = _evaluator(trained), np.array([[3, 0, 4]])
     whole = scorer.evaluate(trained.server, trained.store, 1)[0]["test"]

@@ -78,7 +78,7 @@ class _OneRun(Graphed):
 
 @pytest.mark.parametrize("name", ["fedprox", "fedapa", "apfl"])
 def test_all_runs_as_one(name: str) -> None:
-    """Common letters are read in the steps of FedProx; runs differ in data, seed and cohort."""
+    """Common messages are read in the steps of FedProx; runs differ in data, seed and cohort."""
     task = net_task()
     method = build(name, task, Local(epochs=2, batch=3, lr=0.1, momentum=0.5), {})
     settings: dict[str, Any] = {"participation": "at_least:0.6"}

@@ -24,7 +24,7 @@ BY_RUN = ("common", "round")
 
 
 def _client_context() -> ClientContext:
-    """Make a site whose every field tells from which lane, or from which run, it comes."""
+    """Make a client context whose every field shows from which lane, or from which run, it comes."""
     fields = {
         name: {"a": LANES[..., None].expand(RUNS, SLOTS, 2)} for name in ClientContext._fields
     }
@@ -53,7 +53,7 @@ def _leaf(ctx: ClientContext, name: str) -> torch.Tensor:
     ],
 )
 def test_a_block_is_its_runs_and_slots(block: Block, rows: list[int], columns: list[int]) -> None:
-    """Arrays and sites are cut alike: neighbours, or those that are listed."""
+    """Arrays and contexts are cut alike: neighbours, or those that are listed."""
     wanted = LANES[rows][:, columns]
     assert torch.equal(torch.from_numpy(LANES.numpy()[block.cut]), wanted)
     ctx = cut_context(_client_context(), block)
@@ -67,7 +67,7 @@ def test_a_block_is_its_runs_and_slots(block: Block, rows: list[int], columns: l
 
 
 def test_slots_are_put_in_order_run_by_run() -> None:
-    """Each run has its own order; the letter to all and the round have none."""
+    """Each run has its own order; the message to all and the round have none."""
     order = torch.tensor([[4, 3, 2, 1, 0], [0, 1, 2, 3, 4], [1, 0, 3, 2, 4]])
     wanted = torch.stack([LANES[r, order[r]] for r in range(RUNS)])
     assert torch.equal(reorder({"a": LANES}, order)["a"], wanted)

@@ -178,7 +178,7 @@ def test_a_phase_may_ask_the_work_and_is_taken_by_those_alone(
 
 
 def test_who_takes_a_phase_in_a_group_sees_the_message_of_the_group() -> None:
-    """``within_groups`` hands ``when``, ``steps`` and ``stop`` the letter that the method wrote."""
+    """``within_groups`` hands ``when``, ``steps`` and ``stop`` the message that the method wrote."""
     task, fed = net_task(), federation()
     plain = build("fedavg", task, SGD, {})
 
@@ -240,8 +240,8 @@ def test_all_train_while_the_cohort_reports() -> None:
     assert ledger.bytes_up.tolist() == [[2 * 8] * 6]
 
 
-def test_who_does_not_talk_is_not_billed() -> None:
-    """``connected`` takes letters and uploads out of the books."""
+def test_a_client_without_messages_is_not_billed() -> None:
+    """``connected`` takes messages and uploads out of the log."""
     task = net_task()
     method = changed(counting(), connected=lambda server, server_ctx: server_ctx.cohort != 3)
     sim = run(simulation(method, task, [federation()], participation="all", rounds=2))
@@ -321,7 +321,7 @@ def test_a_run_that_is_resumed_after_its_end_does_not_end_twice() -> None:
 
 
 def test_what_happens_once_is_counted_once() -> None:
-    """Letters and gradients of an epilogue and of the last adaptation, however often evaluated."""
+    """Messages and gradients of an epilogue and of the last adaptation, however often evaluated."""
     task, fed = net_task(), federation()
     size = sum(leaf.numel() for leaf in task.init(0).values()) * 8
     total = int(fed.train.sizes.sum())

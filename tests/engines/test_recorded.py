@@ -233,7 +233,7 @@ def test_a_view_that_was_another_argument_when_it_was_recorded() -> None:
 
 
 def test_a_function_that_changes_its_argument_is_not_recorded() -> None:
-    """It goes on as it is; what it changes of its own is no matter."""
+    """It continues as it is; what it changes of its own is no matter."""
     given = torch.arange(3.0)
     assert _Function.of(lambda a: a.add_(1), *_flat(given), None) is None
     assert _Function.of(lambda a: torch.add(a, 1, out=a), *_flat(given), None) is None

@@ -124,9 +124,9 @@ def test_runs_of_a_sweep_stay_together_while_there_are_slots_enough() -> None:
 def test_two_and_three_processes_give_the_numbers_of_one(start: Start, tmp_path: Path) -> None:
     """States, kept models, scores, snapshots and counters agree to 1e-10.
 
-    With one lane at a time they agree to the bit. A checkpoint of two processes goes on with one,
+    With one lane at a time they agree to the bit. A checkpoint of two processes continues with one,
     two and three of them to the same end. Processes that see other data are refused: all notice,
-    one tells (two, if the first is gone before the other can ask who does).
+    one reports (two, if the first is gone before the other can ask who does).
     """
     ends = start(2, *FAST, "straight", "resumed", "other data")
     assert [code for code, _ in ends] == [2, 2], ends
@@ -191,7 +191,7 @@ def test_torchrun_prints_one_table_and_writes_the_metrics_of_one_process(tmp_pat
 
 
 def test_a_killed_process_is_an_error_and_no_hang(start: Start) -> None:
-    """The one that is left says so, once, and names the mend."""
+    """The one that is left says so, once, and names the fix."""
     (code, said), (killed, _) = start(2, "die", SARTOR_TIMEOUT="60")
     assert killed == -9
     assert code == 2

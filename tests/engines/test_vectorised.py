@@ -130,7 +130,7 @@ def test_every_lane_takes_its_own_steps_on_its_own_samples(shape: str, draws: in
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_a_pass_in_order_is_repeated_batch_by_batch(shape: str) -> None:
-    """Weighing step s by s tells which batch came when; a plan that repeats itself is short."""
+    """Weighing step s by s shows which batch came when; a plan that repeats itself is short."""
     there = world(SHAPES[shape])
 
     def weigh(work: Any, batch: Any, ctx: ClientContext) -> Any:
@@ -246,7 +246,7 @@ def test_entering_and_leaving_surround_the_steps() -> None:
 
 @pytest.mark.parametrize("shape", list(SHAPES))
 def test_functions_see_one_client_and_one_run(shape: str) -> None:
-    """Clients, letters and servers come out with their axes, as from a loop over all."""
+    """Clients, messages and servers come out with their axes, as from a loop over all."""
     there = world(SHAPES[shape])
     fast, slow = Vectorised(there.arena), Sequential(there.arena)
     tensor = torch.arange(float(there.cohort.size)).reshape(there.cohort.shape)
@@ -320,7 +320,7 @@ def test_what_surrounds_a_mapped_function_is_entered_once_for_all_lanes() -> Non
 
 
 class Reported:
-    """Traces that say what they are told to, and note when they are asked."""
+    """Traces that say what they are set to, and note when they are asked."""
 
     def __init__(self, answers: Callable[[], bool], done: list[int]) -> None:
         self.answers, self.done = answers, done

@@ -82,12 +82,12 @@ def test_the_threshold_deploys_one_of_the_two_runs_to_the_bit(
         assert log.bytes_up.sum() == log.bytes_down.sum() == 0
     else:
         assert log.bytes_up.tolist() == theirs.bytes_up.tolist()
-        extra = log.bytes_down - theirs.bytes_down  # the choice itself travels with each letter
+        extra = log.bytes_down - theirs.bytes_down  # the choice itself travels with each message
         assert extra.tolist() == (8 * theirs.participants).tolist()
 
 
 def test_messages_that_are_not_sent_do_not_matter() -> None:
-    """Where everybody trains alone, no model is booked, and a broken one would change nothing."""
+    """Where everybody trains alone, no model is counted, and a broken one would change nothing."""
     task, fed = net_task(), federation()
     method = build("dichotomous", task, SGD, {"version": "threshold"})
 

@@ -339,7 +339,7 @@ def test_candidates_are_paid_for() -> None:
     ],
 )
 def test_faults_are_named(options: dict, local: Local, words: str) -> None:
-    """An option that cannot be right is refused with the way to mend it."""
+    """An option that cannot be right is refused with the way to fix it."""
     with pytest.raises(ConfigError, match=words):
         build("ditto", net_task(), local, options)
 

@@ -159,7 +159,7 @@ def test_nothing_to_learn_is_fedavg(local: Local, options: dict, hyper: dict) ->
 
 @pytest.mark.parametrize("local", [SGD, KEPT], ids=["plain", "kept"])
 def test_weights_of_zero_on_all_layers_are_local_training(local: Local) -> None:
-    """W = 0 for ever, p = all: every client goes on from its own model, to the bit."""
+    """W = 0 for ever, p = all: every client continues from its own model, to the bit."""
     task = net_task()
     method = build("fedala", task, local, {**SHORT, "layers": 2})
 

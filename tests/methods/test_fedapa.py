@@ -291,7 +291,7 @@ def test_only_the_extractor_travels() -> None:
 
 @pytest.mark.parametrize("share", ["body", "all"])
 def test_a_newcomer_receives_the_mean_of_all(share: str) -> None:
-    """Every client's last upload has the same weight; the letter looks like any other."""
+    """Every client's last upload has the same weight; the message looks like any other."""
     task = net_task()
     method = build("fedapa", task, SGD, {"share": share})
     sim = run(simulation(method, task, [federation()], hyper={"mix_lr": 0.3}))

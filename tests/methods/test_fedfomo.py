@@ -225,7 +225,7 @@ def test_a_pick_is_random_as_often_as_it_should_be() -> None:
 
 
 def test_a_newcomer_is_sent_those_that_helped_others() -> None:
-    """Columns of P without the diagonal decide; the letter looks like any other."""
+    """Columns of P without the diagonal decide; the message looks like any other."""
     method = build("fedfomo", quadratic_task(), Local(), {"picks": 3})
     affinity = np.zeros((4, 4))
     affinity[:, 1], affinity[:, 3], affinity[2, 2] = 2.0, 3.0, 100.0

@@ -390,7 +390,7 @@ def test_the_extra_passes_are_counted() -> None:
 
 
 def test_a_newcomer_receives_the_mean_head() -> None:
-    """The letter has the form of the others, and the plain mean of all heads in it."""
+    """The message has the form of the others, and the plain mean of all heads in it."""
     sim = _sim()
     method = build("fedpac", TASK, FULL, {})
     server = tree.map(lambda leaf: leaf[0], sim.server)
@@ -415,6 +415,6 @@ def test_the_default_aligns() -> None:
     ],
 )
 def test_faults_are_named(options: dict, words: str) -> None:
-    """An option that cannot be right is refused with the way to mend it."""
+    """An option that cannot be right is refused with the way to fix it."""
     with pytest.raises(ConfigError, match=words):
         build("fedpac", TASK, FULL, options)

@@ -489,7 +489,7 @@ def test_the_curves_of_the_paper() -> None:
     ],
 )
 def test_faults_are_named(options: dict, words: str) -> None:
-    """An option that cannot be right is refused with the way to mend it."""
+    """An option that cannot be right is refused with the way to fix it."""
     with pytest.raises(ConfigError, match=words):
         build(NAME, net_task(), SGD, options)
 

@@ -175,7 +175,7 @@ def test_the_personal_head_never_leaves() -> None:
 
 
 def test_the_default_balances_and_a_head_is_needed() -> None:
-    """γ = 1 out of the box; a network without a named linear head is refused with the mend."""
+    """γ = 1 out of the box; a network without a named linear head is refused with the fix."""
     assert METHODS["fedrod"].hyper["balance"].default == 1.0
     task = Task(Net())
     with pytest.raises(ConfigError, match=r"set module\.head"):

@@ -91,7 +91,7 @@ def test_a_client_not_drawn_keeps_its_private_part(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_private_part_never_travels(name: str) -> None:
-    """Letters and uploads hold the shared leaves alone; the two parts make up the network."""
+    """Messages and uploads hold the shared leaves alone; the two parts make up the network."""
     task = net_task()
     method = build(name, task, SGD, {"private": ("body",)} if name == "fedbn" else {})
     shared = {"fc"} if name in ("lg-fedavg", "fedbn") else {"body"}
@@ -181,7 +181,7 @@ def test_layers_are_found_by_their_whole_name() -> None:
     ],
 )
 def test_a_network_without_body_or_head_is_refused(name: str, task: Task, words: str) -> None:
-    """The error says which part is missing and how to mend it, before any training."""
+    """The error says which part is missing and how to fix it, before any training."""
     with pytest.raises(ConfigError, match=f"^{name} treats.*{words}"):
         simulation(build(name, task, SGD, {}), task, [federation()])
 
@@ -211,10 +211,10 @@ def test_no_warm_up_is_the_method_itself() -> None:
         np.testing.assert_array_equal(found[key], leaf, err_msg=key)
 
 
-def test_after_the_warm_up_everybody_goes_on_from_fedavgs_model() -> None:
+def test_after_the_warm_up_everybody_continues_from_fedavgs_model() -> None:
     """All clients, also those not drawn, have FedAvg's lower layers; then they part, and its stay.
 
-    The top layers go on being averaged, and FedAvg's lower ones are left as they were.
+    The top layers continue being averaged, and FedAvg's lower ones are left as they were.
     """
     settings: dict[str, Any] = {"participation": 2}
     common = _net("fedavg", KEPT, rounds=2, **settings).server["params"]

@@ -373,7 +373,7 @@ def test_large_clients_count_as_much_as_small_ones() -> None:
 
 
 def test_an_empty_round_keeps_the_average() -> None:
-    """If nobody reports, x̄ stays, and the coin goes on."""
+    """If nobody reports, x̄ stays, and the coin continues."""
     method = build("l2gd", quadratic_task(), Local(), {"longest_run": 3})
     numbers = {k: torch.tensor(v, dtype=torch.float64) for k, v in THIRD.items()}
     ctx = ServerContext(
@@ -406,7 +406,7 @@ def test_an_empty_round_keeps_the_average() -> None:
     ],
 )
 def test_what_cannot_be_right_is_refused(local: Local, options: dict, words: str) -> None:
-    """With a word on how to mend it."""
+    """With a word on how to fix it."""
     with pytest.raises(ConfigError, match=words):
         build("l2gd", net_task(), local, options)
 

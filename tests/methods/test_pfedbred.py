@@ -490,7 +490,7 @@ def test_every_weight_stays_in_the_domain(family: str, mode: str) -> None:
 
 @pytest.mark.parametrize("family", KINDS)
 def test_a_round_begins_inside_the_domain(family: str) -> None:
-    """A letter that over-relaxation took outside, or a wide start, is clipped before any step."""
+    """A message that over-relaxation took outside, or a wide start, is clipped before any step."""
     method = build("pfedbred", _task(), ONE, {"family": family})
     client = {k: {"w": _t([-9.0, 0.1])} for k in ("params", "memory")}
     ctx = _client_context(prior_width=0.3)._replace(common={"params": {"w": _t([-9.0, 0.2])}})
@@ -532,7 +532,7 @@ class _Positive(nn.Module):
 
 
 def test_weights_as_means_need_a_network_that_starts_inside() -> None:
-    """mapping='none' refuses an ordinary network and says how to mend it; another runs."""
+    """mapping='none' refuses an ordinary network and says how to fix it; another runs."""
     options = {"family": "bernoulli", "mapping": "none"}
     with pytest.raises(ConfigError, match=r"'body\.weight'.*use mapping='affine'"):
         build("pfedbred", net_task(), Local(), options)

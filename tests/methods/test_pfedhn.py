@@ -231,7 +231,7 @@ def test_the_network_is_linear_then_relu_and_linear() -> None:
 
 
 def test_a_newcomer_receives_the_model_of_the_mean_embedding() -> None:
-    """The letter has the form of the others."""
+    """The message has the form of the others."""
     method, server = _start()
     weights = server["weights"]
     middle = {**weights, "embed": weights["embed"].mean(0, keepdim=True)}
@@ -290,7 +290,7 @@ def test_only_generated_leaves_travel(share: str, size: int, hidden: int) -> Non
 
 
 def test_a_private_head_is_out_of_the_servers_reach() -> None:
-    """No letter and no server state holds a head; an absent client's head stays as it was."""
+    """No message and no server state holds a head; an absent client's head stays as it was."""
     task = net_task()
     method = build("pfedhn", task, SGD, {"share": "body"})
     sim = run(simulation(method, task, [federation()], rounds=1, participation=2))
@@ -315,7 +315,7 @@ def test_momentum_is_kept_for_the_private_head_alone() -> None:
     assert differ({"a": part[name]}, {"a": fresh[name]}, 1e-4)
 
 
-def test_generated_models_are_used_as_they_are_unless_told_otherwise() -> None:
+def test_generated_models_are_used_as_they_are_by_default() -> None:
     """The headline is "pre", or "post" with evaluate="after_local"."""
     assert build("pfedhn", net_task(), SGD, {}).use.headline == "pre"
     assert build("pfedhn", net_task(), SGD, {"evaluate": "after_local"}).use.headline == "post"
@@ -338,7 +338,7 @@ def test_the_defaults_are_the_authors() -> None:
     ],
 )
 def test_faults_are_named(options: dict, words: str) -> None:
-    """An option that cannot be right is refused with the way to mend it."""
+    """An option that cannot be right is refused with the way to fix it."""
     with pytest.raises(ConfigError, match=words):
         build("pfedhn", net_task(), SGD, options)
 

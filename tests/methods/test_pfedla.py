@@ -278,7 +278,7 @@ def test_the_layers_of_largest_self_weight_are_retained_without_a_step() -> None
 
 
 def test_a_client_retains_what_it_trained_last() -> None:
-    """A layer that is not sent is the client's own; the others are those of the letter."""
+    """A layer that is not sent is the client's own; the others are those of the message."""
     method, server = _start(retained=1)
     draw = torch.Generator().manual_seed(3)
     mine = {k: torch.randn(v.shape[1:], generator=draw) for k, v in server["models"].items()}
@@ -343,14 +343,14 @@ def test_a_newcomer_has_a_message_of_that_form(retained: int) -> None:
 
 
 def test_a_newcomer_receives_the_plain_mean() -> None:
-    """The letter has the form of the others."""
+    """The message has the form of the others."""
     method, server = _start()
     message = method.newcomer.message(server, None)
     assert message.keys() == _message(method, server, 0).keys()
     torch.testing.assert_close(message["fc.weight"], server["models"]["fc.weight"].mean(0))
 
 
-def test_mixed_models_are_used_as_they_are_unless_told_otherwise() -> None:
+def test_mixed_models_are_used_as_they_are_by_default() -> None:
     """The headline is "pre", or "post" with evaluate="after_local"."""
     assert build("pfedla", TASK, SGD, {}).use.headline == "pre"
     assert build("pfedla", TASK, SGD, {"evaluate": "after_local"}).use.headline == "post"
@@ -366,6 +366,6 @@ def test_mixed_models_are_used_as_they_are_unless_told_otherwise() -> None:
     ],
 )
 def test_faults_are_named(options: dict, words: str) -> None:
-    """An option that cannot be right is refused with the way to mend it."""
+    """An option that cannot be right is refused with the way to fix it."""
     with pytest.raises(ConfigError, match=words):
         build("pfedla", TASK, SGD, options)

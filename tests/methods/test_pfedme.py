@@ -233,13 +233,13 @@ def test_it_is_pfedbred_without_a_personal_centre_to_the_bit(train_all: bool, de
     ],
 )
 def test_what_has_no_meaning_is_refused(local: Local, options: dict, words: str) -> None:
-    """Momentum and empty solves are errors that say how to mend them."""
+    """Momentum and empty solves are errors that say how to fix them."""
     for name in ("pfedme", "pfedbred"):
         with pytest.raises(ConfigError, match=words):
             build(name, net_task(), local, options)
 
 
-def test_everybody_trains_unless_told_otherwise() -> None:
+def test_everybody_trains_by_default() -> None:
     """Algorithm 1 trains all clients and averages a sample of them."""
     method = build("pfedme", net_task(), Local(), {})
     assert method.schedule.who == "everyone_trains"

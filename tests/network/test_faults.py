@@ -119,10 +119,10 @@ def test_a_client_killed_in_a_round_comes_back(tmp_path: Path) -> None:
         clients = {name: fed.join(name, paced=True) for name in fed.names}
         fed.reach(3)
         clients["site-2"].kill()
-        killed, before = time.monotonic(), clients["site-2"].text.count("greeted by")
+        killed, before = time.monotonic(), clients["site-2"].text.count("registered with")
         clients["site-2"] = fed.join("site-2", paced=True)
-        fed.until(lambda: clients["site-2"].text.count("greeted by") > before)
-        fed.until(lambda: "trained" in clients["site-2"].text.split("greeted by")[-1])
+        fed.until(lambda: clients["site-2"].text.count("registered with") > before)
+        fed.until(lambda: "trained" in clients["site-2"].text.split("registered with")[-1])
         assert time.monotonic() - killed < 30
         fed.hurry()
         result = fed.finish(server)
@@ -130,7 +130,7 @@ def test_a_client_killed_in_a_round_comes_back(tmp_path: Path) -> None:
         assert_replayed(fed, exact=False)
 
 
-def test_a_killed_server_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_killed_server_continues_where_it_was(tmp_path: Path) -> None:
     with Federation(tmp_path, method="ditto", rounds=12) as fed:
         server = fed.serve()
         clients = [fed.join(name, paced=True) for name in fed.names]
@@ -256,7 +256,7 @@ def test_bad_updates_are_refused_and_cost_only_themselves(tmp_path: Path) -> Non
 
 
 def test_a_client_whose_disk_is_full_is_absent(tmp_path: Path) -> None:
-    """It says so and keeps its earlier state, the others go on; with space it takes part again."""
+    """It says so and keeps its earlier state, the others continue; with space it takes part again."""
     with Federation(tmp_path, method="ditto", rounds=30) as fed:
         server = fed.serve()
         for name in fed.names[:2]:
@@ -298,7 +298,7 @@ for folder, name in (word.split("=") for word in sys.argv[1:]):
 def test_strangers_do_not_get_in(tmp_path: Path) -> None:
     """A foreign authority, a certificate that has ended, a name that is not listed, another's name.
 
-    Those who do not even get a connection learn it on their own side; the server hears nothing.
+    Clients that get no connection learn it on their own side; the server hears nothing.
     """
     with Federation(tmp_path, clients=2) as fed:
         server = fed.serve()
@@ -346,8 +346,8 @@ def test_a_withdrawn_certificate_is_refused_while_the_server_runs(tmp_path: Path
         assert not (tmp_path / "thief").exists()
         keys.add_client(tmp_path / "keys", "site-2")
         again = fed.join("site-2")
-        fed.until(lambda: again.text.count("greeted by") == 2)
-        fed.until(lambda: "trained" in again.text.split("greeted by")[-1])
+        fed.until(lambda: again.text.count("registered with") == 2)
+        fed.until(lambda: "trained" in again.text.split("registered with")[-1])
         fed.hurry()
         result = fed.finish(server)
         assert {(e["client"], e["kind"]) for e in fed.events(result)} >= {("site-2", "door")}

@@ -113,7 +113,7 @@ def test_only_valid_certificates_open_a_connection(tmp_path: Path) -> None:
 
 
 def _speaks(port: int, root: Path, kit: keys.Kit | None) -> bool:
-    """Say whether the server goes on after a TLS handshake with this certificate."""
+    """Say whether the server continues after a TLS handshake with this certificate."""
     context = ssl.create_default_context(cafile=str(root))
     context.check_hostname = False
     context.set_alpn_protocols(["h2"])

@@ -174,7 +174,7 @@ def test_other_frozen_parts_are_refused() -> None:
     trained(sim)
     reported = [event for event in sim.dispatcher.events if "other weights" in str(event)]
     assert {event["client"] for event in reported} == {"c1"}
-    assert len(reported) == len({event["round"] for event in reported})  # not at every greeting
+    assert len(reported) == len({event["round"] for event in reported})  # not at every hello
     assert len(odd.seen) == 0
 
 
@@ -242,7 +242,7 @@ def replayed(case: Case, fed: Federation, attended: list[dict[str, Any]], **sett
     ],
 )
 def test_a_lost_answer_is_as_if_the_client_had_not_been_asked(name: str, tmp_path: Path) -> None:
-    """Clients whose answers are lost go on from the state of before; so does the server."""
+    """Clients whose answers are lost continue from the state of before; so does the server."""
     case, fed = Case(name), federation(sizes=SIZES)
     clients = clients_of(case, fed, tmp_path)
     sim = trained(

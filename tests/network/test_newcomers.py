@@ -148,7 +148,7 @@ class Asked(Loopback):
         return super().present() if self.looks > 1 else frozenset()
 
 
-def test_the_status_tells_of_newcomers(
+def test_the_status_reports_newcomers(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who waits for newcomers, serves them or has stopped does not show what training left."""

@@ -104,7 +104,7 @@ class Stops(Loopback):
         return super().exchange(messages, deadline)
 
 
-def test_a_server_that_was_stopped_goes_on(data: Path, tmp_path: Path) -> None:
+def test_a_server_that_was_stopped_continues(data: Path, tmp_path: Path) -> None:
     job = job_of(build(VALUES))
     straight = serve(job, answers(clients(data, tmp_path / "a")), NAMES, tmp_path / "straight")
     some = clients(data, tmp_path / "b")
@@ -186,14 +186,14 @@ def test_a_server_that_waits_again_says_so(
 
     some = {n: c.answer for n, c in clients(data, tmp_path / "home").items()}
     first = Stops(some)
-    first.left = 6  # facts, greeting, scores of the start, a round with its scores, and half a one
+    first.left = 6  # facts, hello, scores of the start, a round with its scores, and half a one
     with pytest.raises(KeyboardInterrupt):
         serve(job, first, NAMES, folder)
     ask()
     assert "fedper: stopped, round 1 of 4" in reported[-1]
     with pytest.raises(NetworkError, match="Only 0 of 3 clients came"):
         serve(job, Away(some, ask, lambda: True), NAMES, folder, patience=0.1)
-    assert "waiting for clients, to go on after round 1 of 4; 0 of 3 are there" in reported[1]
+    assert "waiting for clients, to resume after round 1 of 4; 0 of 3 are there" in reported[1]
     ask()
     assert "fedper: stopped, round 1 of 4" in reported[-1]
     reported.clear()
@@ -202,7 +202,7 @@ def test_a_server_that_waits_again_says_so(
         return len(reported) < 8 and read_json(folder / "status.json")["round"] == 3
 
     serve(job, Away(some, ask, gone), NAMES, folder)
-    assert "waiting for clients, to go on after round 3 of 4; 0 of 1 are there" in reported[-1]
+    assert "waiting for clients, to resume after round 3 of 4; 0 of 1 are there" in reported[-1]
     assert "missing: ash, birch, cedar" in reported[-1]
     ask()
     assert "fedper: done, round 4 of 4" in reported[-1]
@@ -221,7 +221,7 @@ def test_a_server_for_which_nobody_came_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_a_run_keeps_the_clients_that_it_was_begun_with(data: Path, tmp_path: Path) -> None:
-    """Whoever was withdrawn since keeps its place, and whoever was added since is told."""
+    """Whoever was withdrawn since keeps its place, and whoever was added since is reported."""
     reported: list[str] = []
     assert clients_of(tmp_path / "run", ["ash"], reported.append) == ["ash"]
     some = clients(data, tmp_path / "b")

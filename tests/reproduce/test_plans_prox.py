@@ -285,7 +285,7 @@ def small_figure() -> Plan:
     return Plan(**{**vars(plan), "columns": plan.columns[:2]})
 
 
-def test_an_interrupted_reproduction_goes_on_and_then_trains_nothing(
+def test_an_interrupted_reproduction_continues_and_then_trains_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = small_figure()

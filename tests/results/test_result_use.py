@@ -180,7 +180,7 @@ def test_newcomers_join_a_loaded_result(result, folder, table):
         result.onboard((raw, ["dead"] * 30))
 
 
-def test_a_loaded_server_goes_on_counting_rounds(federation, table, tmp_path):
+def test_a_loaded_server_continues_counting_rounds(federation, table, tmp_path):
     """A rate that falls from round to round has fallen for newcomers of a folder, too."""
     local = sartor.Local(lr=1.0, lr_decay=0.5)
     made = sartor.fit("local", federation, rounds=3, local=local)

@@ -201,7 +201,7 @@ def test_a_damaged_pointer_is_fixed_from_the_files_beside_it(folder, text):
 
 
 def test_a_checkpoint_of_a_later_release_is_an_error_and_not_a_fallback(folder, monkeypatch):
-    """Going on from an older one would lose work without a word."""
+    """Resuming from an older one would lose work without a word."""
     folder.write_checkpoint(10, tree_of(10))
     monkeypatch.setattr(storage, "FORMAT", 2)
     folder.write_checkpoint(20, tree_of(20))
@@ -330,7 +330,7 @@ def test_a_full_disk_at_any_step_keeps_the_old_checkpoint_and_says_what_to_do(fo
 # --- creating and opening -----------------------------------------------------------------------
 
 
-def test_a_new_folder_tells_settings_and_environment(folder):
+def test_a_new_folder_reports_settings_and_environment(folder):
     """config.json is the resolved configuration itself; the environment names the versions."""
     config = strict_json(folder.path / "config.json")
     assert config == {**CONFIG, "seeds": [0, 1]}
@@ -397,7 +397,7 @@ def test_a_read_only_folder_is_a_clear_error(tmp_path, monkeypatch):
         RunFolder.create(tmp_path / "run", CONFIG)
 
 
-def test_who_goes_on_removes_what_was_left_half_written(tmp_path):
+def test_a_resumed_run_removes_what_was_left_half_written(tmp_path):
     """Also where a killed writer of models left it; nothing of the user's is touched."""
     x = np.random.default_rng(0).normal(size=(40, 3))
     fed = sartor.Federation.from_arrays(x, x[:, 0] > 0, client=[i % 2 for i in range(40)])
@@ -483,7 +483,7 @@ def test_a_diverged_result_writes_strict_json_and_empty_cells(folder):
     assert "nan" not in (folder.path / "metrics.csv").read_text()
 
 
-def test_a_run_without_an_end_has_no_result_and_says_how_to_go_on(folder):
+def test_a_run_without_an_end_has_no_result_and_says_how_to_continue(folder):
     """The message holds the command."""
     assert not folder.has_result
     with pytest.raises(RunFolderError, match="sartor resume"):

@@ -177,8 +177,8 @@ def test_an_error_of_our_own_passes_as_it_is() -> None:
         fit("fedavg", FED, rounds=1, callbacks=[Wrong()], **SETTINGS)
 
 
-def test_a_resumed_run_tells_what_is_left(tmp_path) -> None:
-    """A run that broke off after round 2 tells of rounds 3 and 4, and ends as in one go."""
+def test_a_resumed_run_reports_what_is_left(tmp_path) -> None:
+    """A run that broke off after round 2 reports rounds 3 and 4, and ends as in one go."""
 
     class Break:
         def on_round(self, seen: Any) -> None:

@@ -279,7 +279,7 @@ def test_a_run_that_diverges_names_client_and_round() -> None:
     assert caught.value.round > 50
 
 
-def test_a_row_that_diverges_is_recorded_and_the_others_go_on() -> None:
+def test_a_row_that_diverges_is_recorded_and_the_others_continue() -> None:
     """In a sweep, NaN is the outcome of that row; the other rows are as if it were not there."""
     sweep = {"local_lr": [0.1, 1e30, 0.2]}
     result = _quadratic("fedavg", sweep=sweep, rounds=6)

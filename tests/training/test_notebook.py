@@ -75,7 +75,7 @@ def _in_kernel(monkeypatch: pytest.MonkeyPatch, shell: Any) -> list[Shown]:
 
 
 def test_progress_is_one_line_that_is_updated_in_place(monkeypatch) -> None:
-    """``progress=True`` in a kernel; the line tells round, accuracy and bytes."""
+    """``progress=True`` in a kernel; the line shows round, accuracy and bytes."""
     made = _in_kernel(monkeypatch, SimpleNamespace(kernel=object()))
     sartor.fit("fedavg", federation(), progress=True, **{**SETTINGS, "rounds": 3})
     (line,) = made

@@ -59,7 +59,7 @@ def test_every_method_takes_in_a_newcomer_and_leaves_the_others_alone(
 
 @pytest.mark.parametrize("name", list(METHODS))
 def test_a_method_with_own_messages_has_one_for_strangers(name: str) -> None:
-    """``greet`` writes the letter that ``address`` cannot, with the same leaves."""
+    """``Newcomer.message`` writes the message that ``address`` cannot, with the same leaves."""
     method = build(name, net_task(), SGD, {})
     assert not has_own_messages(method) or method.newcomer.message is not None
 

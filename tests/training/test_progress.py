@@ -26,7 +26,7 @@ def test_progress_goes_to_stderr_in_plain_lines(capsys: pytest.CaptureFixture[st
     assert "round 100/100  accuracy 50.0%  99.0 MB  0 s left" in shown[-1]
 
 
-def test_a_resumed_run_is_shown_from_where_it_goes_on(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_resumed_run_is_shown_from_where_it_continues(capsys: pytest.CaptureFixture[str]) -> None:
     """The first line of a resumed run is its first new round."""
     lines = PlainLines()
     lines.start(20, "fedavg")

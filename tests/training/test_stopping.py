@@ -137,7 +137,7 @@ class _Lines:
     def stop(self) -> None: ...
 
 
-def test_the_last_line_tells_the_bytes_of_the_ledger() -> None:
+def test_the_last_line_reports_the_bytes_of_the_ledger() -> None:
     """What runs would have sent after they stopped is in neither."""
     lines = _Lines()
     found = fit(
@@ -180,7 +180,7 @@ def test_every_run_of_a_sweep_has_its_own_verdict(
     assert len(set(ends)) == 3  # the case is a case: no two end together
 
 
-def test_it_goes_on_after_a_break_as_if_there_had_been_none(
+def test_it_continues_after_a_break_as_if_there_had_been_none(
     swept: dict[str, Result], tmp_path
 ) -> None:
     """The states that were put aside are in the checkpoint."""

@@ -195,7 +195,7 @@ def test_a_server_that_waits_again_says_so(
     assert "fedper: stopped, round 1 of 4" in reported[-1]
     with pytest.raises(NetworkError, match="Only 0 of 3 clients came"):
         serve(plan, Away(some, ask, lambda: True), NAMES, folder, patience=0.1)
-    assert "waiting for clients, to go on after round 1 of 4; 0 of 3 are there" in reported[1]
+    assert "waiting for clients, to resume after round 1 of 4; 0 of 3 are there" in reported[1]
     ask()
     assert "fedper: stopped, round 1 of 4" in reported[-1]
     reported.clear()
@@ -204,7 +204,7 @@ def test_a_server_that_waits_again_says_so(
         return len(reported) < 8 and read_json(folder / "status.json")["round"] == 3
 
     serve(plan, Away(some, ask, gone), NAMES, folder)
-    assert "waiting for clients, to go on after round 3 of 4; 0 of 1 are there" in reported[-1]
+    assert "waiting for clients, to resume after round 3 of 4; 0 of 1 are there" in reported[-1]
     assert "missing: ash, birch, cedar" in reported[-1]
     ask()
     assert "fedper: done, round 4 of 4" in reported[-1]

@@ -11,7 +11,7 @@ from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
 from bench.results import NAMES, Record, label, ratio
 from sartor.report.charts import Line, line_figure
-from sartor.report.drawing import INK, SERIES, STYLE, Figure, clip, legend_above, make_axes
+from sartor.report.drawing import INK, SERIES, STYLE, Figure, clip, legend_above, make_axes, plot
 
 COLOURS = {"sartor": SERIES[1], "reference": SERIES[6], "plain": SERIES[0], "fluke": SERIES[2]}
 """Contender -> its colour in every figure."""
@@ -120,16 +120,9 @@ def method_figure(rows: Sequence[Mapping[str, Any]]) -> Figure:
     _across(axes)
     times = [row["times FedAvg"] for row in rows]
     axes.barh(places, times, height=0.75, color=SERIES[1], alpha=0.85, lw=0, label="seconds")
-    axes.plot(
-        [row["gradients"] for row in rows],
-        places,
-        color=SERIES[2],
-        marker="D",
-        markersize=5,
-        markeredgewidth=0,
-        linestyle="none",
-        label="gradients",
-    )
+    gradients = [row["gradients"] for row in rows]
+    look = {"markersize": 5, "linestyle": "none", "label": "gradients"}
+    plot(axes, gradients, places, SERIES[2], "D", **look)
     axes.axvline(1.0, color=SERIES[0], lw=1.2, linestyle=(0, (1, 2)))
     axes.set_yticks(places, [clip(row["method"], 24) for row in rows])
     axes.set_ylim(-0.6, len(rows) - 0.4)

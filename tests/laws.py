@@ -636,7 +636,7 @@ def _watch(shared: Trials) -> Watched:
         series = dict(seen.series)
         for ending in endings(method):
             sim.server, _ = sim.rounds.train(sim.server, sim.store, 3, "epilogue", record=ending)
-        sim.rounds.evaluate(sim.server, sim.store, 3)
+        sim.clients.evaluate(sim.server, sim.store, 3)
     return seen._replace(series=series)
 
 
@@ -685,7 +685,7 @@ def dtype_survives(case: Case) -> None:
     """Every state has the precision that was asked for."""
     shared = trials(case)
     for dtype, sim in ((torch.float32, shared.narrow), (torch.float64, shared.single)):
-        trees = [sim.server, sim.store.gather(sim.rounds.everybody), sim.params(0)]
+        trees = [sim.server, sim.store.gather(sim.context.everybody), sim.params(0)]
         leaves = [leaf for t in trees for leaf in tree.leaves(t) if leaf.is_floating_point()]
         assert leaves
         assert {leaf.dtype for leaf in leaves} == {dtype}

@@ -27,8 +27,8 @@ ROOMS = {
     "training": "fit, compare, search: rounds until the end",
     "adviser": "whether to federate, before training",
     "analysis": "what happened, after training",
-    "report": "pages and figures",
     "reproduce": "the experiments of papers",
+    "report": "pages and figures",
     "trackers": "other programs that follow a run",
     "network": "a federation of real machines",
     "sartor": "the public names",
@@ -40,20 +40,6 @@ TOP = {"__init__": "sartor", "errors": "sartor", "__main__": "cli", "_version": 
 """The modules that may stand beside the rooms, and the room whose rank each has."""
 
 Edges = set[tuple[str, str]]
-
-KNOWN: Edges = {
-    ("sartor.report.page", "sartor.reproduce"),
-    ("sartor.report.page", "sartor.reproduce.outcome"),
-    ("sartor.report.page", "sartor.reproduce.runner"),
-    ("sartor.report.reproduction_figures", "sartor.reproduce.outcome"),
-    ("sartor.report.reproduction_figures", "sartor.reproduce.records"),
-    ("sartor.report.reproduction_page", "sartor.reproduce.outcome"),
-    ("sartor.report.reproduction_page", "sartor.reproduce.plan"),
-    ("sartor.training.onboarding", "sartor.training.simulation"),
-    ("sartor.training.readout", "sartor.training.simulation"),
-    ("sartor.training.stopping", "sartor.training.simulation"),
-}
-"""Imports that break a rule and are to be removed; never add to it."""
 
 
 # ---------------------------------------------------------------------- reading
@@ -151,25 +137,14 @@ def _listed(pairs: Edges) -> str:
 
 
 def test_no_room_imports_an_outer_one() -> None:
-    outward = {(one, other) for one, other in edges() if rank(other) > rank(one)} - KNOWN
+    outward = {(one, other) for one, other in edges() if rank(other) > rank(one)}
     assert not outward, f"These imports go outwards:{_listed(outward)}"
 
 
 def test_no_modules_import_one_another() -> None:
-    found = cycles(edges() - KNOWN)
-    inside = {(a, b) for group in found for a, b in edges() - KNOWN if {a, b} <= set(group)}
+    found = cycles(edges())
+    inside = {(a, b) for group in found for a, b in edges() if {a, b} <= set(group)}
     assert not found, f"{len(found)} cycles of imports, made of:{_listed(inside)}"
-
-
-def test_what_is_known_still_breaks_a_rule() -> None:
-    among = [set(group) for group in cycles(edges())]
-    harmless = {
-        (one, other)
-        for one, other in KNOWN
-        if rank(other) <= rank(one) and not any({one, other} <= group for group in among)
-    }
-    fixed = harmless | (KNOWN - edges())
-    assert not fixed, f"These imports are fixed; take them out of KNOWN:{_listed(fixed)}"
 
 
 def test_every_module_stands_in_a_room() -> None:

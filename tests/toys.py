@@ -19,6 +19,7 @@ from sartor.core.task import Task, given, never
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.data.synthetic import Quadratic, quadratics
+from sartor.engines import client_work
 from sartor.engines.sequential import Sequential
 from sartor.engines.shard.processes import Processes
 from sartor.engines.vectorised import Vectorised
@@ -157,7 +158,7 @@ def simulation(
         points=points,
         eval_start=eval_start,
         store_folder=folder,
-        processes=processes,
+        clients=client_work(processes),
     )
 
 
@@ -171,7 +172,7 @@ def run(sim: Simulation) -> Simulation:
 def states(sim: Simulation) -> dict[str, np.ndarray]:
     """Return everything that training leaves behind: server, all clients, trained models."""
     found = {f"server/{k}": v for k, v in tree.items(sim.server)}
-    everybody = sim.rounds.everybody
+    everybody = sim.context.everybody
     found |= {f"client/{k}": v for k, v in tree.items(sim.store.gather(everybody))}
     if sim.trained is not None:
         found |= {f"trained/{k}": v for k, v in tree.items(sim.trained.gather(everybody))}
@@ -246,7 +247,7 @@ def q3(
 
 def personal(sim: Simulation) -> np.ndarray:
     """Return the clients' kept scalars w_i of a run on quadratics."""
-    found: np.ndarray = sim.store.gather(sim.rounds.everybody)["params"]["w"][0, :, 0].numpy()
+    found: np.ndarray = sim.store.gather(sim.context.everybody)["params"]["w"][0, :, 0].numpy()
     return found
 
 
@@ -257,4 +258,4 @@ def centre(sim: Simulation) -> float:
 
 def used(sim: Simulation) -> np.ndarray:
     """Return the scalar that each client would use now."""
-    return np.array([float(sim.params(i)["w"][0]) for i in range(sim.rounds.arena.num_clients)])
+    return np.array([float(sim.params(i)["w"][0]) for i in range(sim.context.arena.num_clients)])

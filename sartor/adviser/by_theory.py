@@ -199,7 +199,7 @@ def _reason(strategy: Strategy, found: Estimates, mean: Tensor, best: int) -> st
 
 
 def _rules(found: Estimates, constants: dict[str, float]) -> dict[str, float]:
-    """λ by every rule; R̂ = 0 gives ∞."""
+    """Return λ by every rule; R̂ = 0 gives ∞."""
     radius = math.sqrt(max(float(found.heterogeneity.radius2), 0.0))
     n, total, m = constants["n"], constants["N"], int(constants["m"])
     big, small, rho = constants["L"], constants["mu"], constants["rho"]

@@ -23,7 +23,9 @@ from sartor.data.federation import Federation
 from sartor.engines import make_engine
 from sartor.results.result import Result
 from sartor.theory.exact_fits import fit_coupled, fit_each
+from sartor.training.driver import drive
 from sartor.training.fit import fit
+from sartor.training.onboarding import result_of
 from sartor.training.progress import Progress
 from sartor.training.settings import list_runs, make_task
 from sartor.training.simulation import Simulation
@@ -208,22 +210,15 @@ def _watched(
         points=(record.use.headline,),
     )
     distances = []
-    if progress is not None:
-        progress.start(rounds, method)
-    try:
-        while not simulation.finished:
-            info = simulation.step()
-            if centre is not None:
-                now = tree.map(lambda leaf: leaf[0], simulation.server["params"])
-                distances.append(float(tree.sqdist(now, centre)))
-            if progress is not None:
-                # Scored at the start and at the end alone: a stale value would mislead.
-                seen = info if simulation.finished else {**info, "accuracy": None, "value": None}
-                progress.update(simulation.round_index - 1, seen)
-    finally:
-        if progress is not None:
-            progress.stop()
-    return simulation.result({}, None), distances
+
+    def after_round() -> None:
+        if centre is not None:
+            now = tree.map(lambda leaf: leaf[0], simulation.server["params"])
+            distances.append(float(tree.sqdist(now, centre)))
+
+    # Scored at the start and at the end alone: a stale value would mislead.
+    drive(simulation, progress=progress, title=method, after_round=after_round, stale=False)
+    return result_of(simulation, {}), distances
 
 
 # ---------------------------------------------------------------------- on test data

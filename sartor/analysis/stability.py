@@ -23,6 +23,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -40,7 +41,9 @@ from sartor.data.federation import Federation
 from sartor.engines import make_engine
 from sartor.engines.arena import Arena, build_arena, with_replacements
 from sartor.results.tables import Table
+from sartor.training.driver import drive
 from sartor.training.progress import Progress
+from sartor.training.readout import progress_of
 from sartor.training.schema import DTYPES, parse_choice, parse_device, parse_seeds, parse_whole
 from sartor.training.settings import list_runs, make_task, with_static_parts
 from sartor.training.simulation import Simulation
@@ -208,6 +211,11 @@ def stability(
     order = np.argsort(chosen.client, kind="stable")  # a client's lanes stay together
     passes = np.array_split(order, -(-len(order) // most))
     distance, change = np.zeros(len(order)), np.zeros(len(order))
+
+    def shown(before: int, simulation: Simulation) -> None:
+        if progress is not None:
+            progress.update(before + simulation.round_index - 1, progress_of(simulation))
+
     if progress is not None:
         progress.start(rounds * len(passes), f"{record.name} ({len(order) + len(passes)} runs)")
     try:
@@ -216,10 +224,7 @@ def stability(
             place_of = np.concatenate([[0], chosen.record[part]])
             arena = with_replacements(base, client, place_of, np.concatenate([[0], row[part]]))
             simulation = simulate(arena)
-            while not simulation.finished:
-                info = simulation.step()
-                if progress is not None:
-                    progress.update(k * rounds + simulation.round_index - 1, info)
+            drive(simulation, after_round=partial(shown, k * rounds, simulation))
             for i in np.unique(chosen.client[part]).tolist():
                 lanes = np.nonzero(client == i)[0]
                 distance[part[lanes - 1]], change[part[lanes - 1]] = _compare(
@@ -276,9 +281,11 @@ def _compare(
 
 def _bytes_per_run(simulation: Simulation) -> int:
     """Estimate the memory of one run: states and models, then batches, activations and plans."""
-    stores = [simulation.store, *([simulation.trained] if simulation.trained else [])]
-    kept = sum(tree.num_bytes(part) for part in (simulation.server, *(s.table for s in stores)))
-    arena, module = simulation.rounds.arena, simulation.task.module
+    stores = (simulation.store, simulation.trained)
+    everybody = simulation.context.everybody
+    states = [store.gather(everybody) for store in stores if store is not None]
+    kept = sum(map(tree.num_bytes, (simulation.server, *states)))
+    arena, module = simulation.context.arena, simulation.task.module
     weights = simulation.task.num_trained * simulation.dtype.itemsize
     phases = simulation.method.phases
     capacity = arena.splits["train"].capacity

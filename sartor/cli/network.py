@@ -124,13 +124,13 @@ def serve(
     from sartor.network.admission import Admission
     from sartor.network.flare_server import FlareServer
     from sartor.network.keys import read_kit, read_project
-    from sartor.network.serve import roster_of
+    from sartor.network.newcomers import serve_newcomers
+    from sartor.network.serve import clients_of
     from sartor.network.serve import serve as run_server
-    from sartor.network.welcome import welcome
 
     experiment = read_experiment(target, {}, many=False)
     check_names(experiment)
-    plan = plan_of(experiment)
+    job = job_of(experiment)
     folder = out or experiment.out or Path("runs") / f"{experiment.method}-network"
     listed = read_project(keys)["clients"]
     late = [name.strip() for name in (newcomers or "").split(",") if name.strip()]
@@ -139,7 +139,7 @@ def serve(
         raise ConfigError(
             f"No kit was made for {', '.join(unlisted)}; make one with sartor keys client NAME."
         )
-    names = late or roster_of(folder, listed, show.note)
+    names = late or clients_of(folder, listed, show.note)
     transport = FlareServer(read_kit(keys / "server"), names, host, project=keys)
     word = "stopped"
     again = f"sartor serve {target} --keys {keys} --out {folder}"
@@ -152,11 +152,13 @@ def serve(
                 "say": show.note,
             }
             if late:
-                result = welcome(plan, transport, names, folder, rounds=newcomer_rounds, **common)
+                result = serve_newcomers(
+                    job, transport, names, folder, rounds=newcomer_rounds, **common
+                )
             else:
                 rule = Admission(max_norm=max_norm)
                 result = run_server(
-                    plan, transport, names, folder, quorum=quorum, admission=rule, **common
+                    job, transport, names, folder, quorum=quorum, admission=rule, **common
                 )
             word = "done"
     finally:
@@ -256,9 +258,9 @@ def _doing(found: Mapping[str, Any]) -> str:
     return f"{found['state']}, {how_far}"
 
 
-def plan_of(experiment: Experiment) -> Any:
+def job_of(experiment: Experiment) -> Any:
     """Return what a server trains, from a checked experiment."""
-    from sartor.network.serve import Plan
+    from sartor.network.serve import Job
 
     if not experiment.is_single:
         raise ConfigError(
@@ -278,7 +280,7 @@ def plan_of(experiment: Experiment) -> Any:
 
     known, kept = settings_on("fit"), settings_on("file", "server")
     stored = {k: v for k, v in experiment.stored().items() if k not in kept}
-    return Plan(
+    return Job(
         settings=stored,
         build=built,
         run_of=run_of,

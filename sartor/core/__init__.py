@@ -13,6 +13,7 @@
 | `cohort` | which clients participate in a round |
 | `wire` | what travels: bytes, sparse messages, private leaves |
 | `loops`, `attention` | recurrent layers and attention in a form that `vmap` can map |
+| `torch_private` | the only place for private names of PyTorch |
 | `errors` | the tree of exceptions |
 
 It imports torch, numpy and itself.

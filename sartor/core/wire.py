@@ -161,6 +161,15 @@ def num_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
         marks: from the name of a leaf to that of its marks.
         skip: how many leading axes are not part of the message.
     """
+    if not marks:
+        leaf = next(iter(tree.leaves(message)), None)
+        shape = () if leaf is None else leaf.shape[:skip]
+        return np.full(shape, tree.num_bytes(message, skip), dtype=np.int64)
+    return _sparse_bytes(message, marks, skip)
+
+
+def _sparse_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
+    """Count the payload of messages of which only some rows travel; see `num_bytes`."""
     leaves = _checked(message, marks)
     special = {*marks, *marks.values()}
     dense = tree.num_bytes({k: v for k, v in leaves.items() if k not in special}, skip)
@@ -171,9 +180,6 @@ def num_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
         each += 0 if leaf.dtype == torch.bool else leaf.element_size()
         dense += -(-leaf[(0,) * skip].numel() // 8)
         rows.append((leaf != 0).unsqueeze(-1).flatten(skip).sum(-1) * each)
-    if not rows:
-        shape = next(iter(leaves.values())).shape[:skip] if leaves else ()
-        return np.full(shape, dense, dtype=np.int64)
     counted: np.ndarray = torch.stack(rows).sum(0).cpu().numpy()
     return counted + dense
 
@@ -209,13 +215,7 @@ def sent(
         present: (runs, slots) true for the clients that report.
     """
     if isinstance(connected, dict):
-        down = up = np.zeros(len(trains), dtype=np.int64)
-        for slot in sorted({key for message in messages.values() for key in message}):
-            inner = {name: _slot(message, slot) for name, message in messages.items()}
-            marks = _inside(sparse, slot)
-            more = sent(inner, marks, connected.get(slot), trains, present)
-            down, up = down + more[0], up + more[1]
-        return down, up
+        return _sent_by_slot(messages, sparse, connected, trains, present)
     if connected is not None:
         who = connected.cpu().numpy()
         trains, present = (trains & who, present & who) if who.ndim == 2 else (who[:, 0], who[:, 1])
@@ -225,6 +225,22 @@ def sent(
     }
     messages = count["common"][..., None] + count["own"]
     return (trains * messages).sum(1), (present * count["upload"]).sum(1)
+
+
+def _sent_by_slot(
+    messages: Mapping[str, Tree],
+    sparse: Mapping[str, str],
+    connected: Mapping[str, Any],
+    trains: np.ndarray,
+    present: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count the bytes of the slots of a method that is made of methods; see `sent`."""
+    down = up = np.zeros(len(trains), dtype=np.int64)
+    for slot in sorted({key for message in messages.values() for key in message}):
+        inner = {name: _slot(message, slot) for name, message in messages.items()}
+        more = sent(inner, _inside(sparse, slot), connected.get(slot), trains, present)
+        down, up = down + more[0], up + more[1]
+    return down, up
 
 
 def _renamed(part: Tree, fn: Callable[[str, Tensor], Tensor], prefix: str = "") -> Tree:

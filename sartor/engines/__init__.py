@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.core.task import Task
 from sartor.engines.arena import Arena
+from sartor.engines.context import Context
 from sartor.engines.cuda.graphs import Graphed
 from sartor.engines.parts import Engine
 from sartor.engines.sequential import Sequential
+from sartor.engines.shard.processes import Processes
+from sartor.engines.shard.work import Sharded
 from sartor.engines.vectorised import Vectorised
+from sartor.engines.work import ClientWork, InProcess
 
 
 def make_engine(name: str, arena: Arena, chunk: int | None, task: Task) -> Engine:
@@ -22,3 +29,8 @@ def make_engine(name: str, arena: Arena, chunk: int | None, task: Task) -> Engin
         return Graphed(arena, chunk)
     convolves = any(parameter.dim() == 4 for parameter in task.module.parameters())
     return Vectorised(arena, chunk, single=convolves)
+
+
+def client_work(processes: Processes | None) -> Callable[[Context], ClientWork]:
+    """Return what makes the clients' work: here, or divided among processes if there are any."""
+    return InProcess if processes is None else partial(Sharded, processes=processes)

@@ -70,7 +70,19 @@ class Arena:
         return found if self.palette is None else self.palette[found.int()]
 
 
-def packed(arena: Arena) -> Arena:
+def on_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Return an array of the host as a tensor on a device.
+
+    A copy from ordinary memory to a GPU waits until all work in its queue is done. A copy from
+    pinned memory takes its place in the queue, and the host goes on.
+    """
+    held = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda" or held.device.type != "cpu":
+        return held.to(device)
+    return held.pin_memory().to(device, non_blocking=True)
+
+
+def with_palette(arena: Arena) -> Arena:
     """Hold features that have at most 256 different values, as images have, as one byte each.
 
     A batch reads a quarter of the memory, and looks the values up: they are the same to the bit
@@ -161,7 +173,7 @@ def with_replacements(
 
     Args:
         arena: of one run.
-        client: (runs,) whose list is changed; -1 changes nothing.
+        client: (runs,) the client whose list is changed; -1 changes nothing.
         record: (runs,) the position in that client's own list.
         row: (runs,) the position in the features of what takes its place.
     """

@@ -1,69 +1,104 @@
-"""Evaluation, written once for all engines: what every client would use now, on its own data."""
+"""Score models: what every client would use now, on its own data. Nothing is kept."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from sartor.core import tree
-from sartor.core.method import Batch, ClientContext, Method, Phase
+from sartor.core import tree, wire
+from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.tree import Tree
-from sartor.engines.arena import Split
-from sartor.engines.context import Base
-from sartor.engines.memory import halved_clients, joined_scores, sparing
-from sartor.engines.moving import on_device
-from sartor.engines.parts import Block, Costs, Receipt, Tally, cut_arena, cut_context, cut_runs
-from sartor.engines.plan import Plan, build_plan, num_steps
-from sartor.engines.store import Store
+from sartor.engines.arena import Split, on_device
+from sartor.engines.context import Context
+from sartor.engines.parts import (
+    Block,
+    Costs,
+    Receipt,
+    Tally,
+    cut_arena,
+    cut_context,
+    cut_runs,
+    halved_clients,
+    joined_scores,
+    sparing,
+)
+from sartor.engines.plan import BatchPlan, build_plan, num_steps
+from sartor.engines.store import Lanes
 
 GROUP = 32
-"""Clients, at most, whose letters are written together where lanes are worked on one at a time."""
+"""Clients, at most, whose messages are written together where lanes are worked one at a time."""
+
+Some = tuple[int, np.ndarray]
+"""A block of clients: its first run, and the ids (runs, n)."""
 
 _GROUP_BYTES = 1 << 25  # of their models
 _SHARES = 8  # groups a core at least, as clients differ in size
 _KEPT = 1 << 26  # bytes of plans that are kept from one evaluation to the next
 
 
-class Evaluation(Base):
-    """Scores models; nothing is kept."""
+class Evaluator:
+    """Score the models of clients in this process.
+
+    Args:
+        context: method, data and engine.
+
+    Attributes:
+        eval_batch: test samples a step.
+    """
+
+    def __init__(self, context: Context) -> None:
+        self.context = context
+        # On a CPU small batches waste less on padding; on a GPU few large steps are cheaper.
+        self.eval_batch = 64 if context.arena.device.type == "cpu" else 256
+        self._plain = changed(context.method, predict=None)  # scores a global model by its logits
+        self._phases: dict[tuple[int, str, bool], Phase] = {}
+        self._plans: dict[Any, BatchPlan] = {}
+        self._plan_bytes = 0
 
     def evaluate(
-        self, server: Tree, store: Store, round_index: int, splits: tuple[str, ...] = ("test",)
+        self,
+        server: Tree,
+        store: Lanes,
+        round_index: int,
+        splits: tuple[str, ...] = ("test",),
+        blocks: Sequence[Some] | None = None,
     ) -> tuple[dict[str, Tally], Receipt]:
-        """Score what every client would use now: letters, ``begin``, ``adapt``, ``model``.
+        """Score what every client would use now: messages, ``begin``, ``adapt``, ``model``.
 
-        Nothing is kept. The receipt says what letters and adaptation cost.
+        Args:
+            server: the server's state.
+            store: the clients' kept states.
+            round_index: the round.
+            splits: the samples.
+            blocks: which clients; all by default.
+
+        Returns:
+            the scores by split, and what messages and adaptation cost.
         """
-        tallies = {split: self._blank() for split in splits}
-        method = self.record(round_index)
+        context, method = self.context, self.context.record(round_index)
+        tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
 
-        def score(block: tuple[int, np.ndarray]) -> tuple[Costs, np.ndarray]:
+        def score(block: Some) -> tuple[Costs, np.ndarray]:
             run, ids = block
             ctx, keys = self.messages_to(cut_runs(server, run, len(ids)), round_index, ids, run)
             model, costs = self.use(method, store, ctx, keys, ids, run)
             self.score(method, model, ctx, ids, run, tallies)
-            return costs, (np.ones_like(ids) * self._message_bytes(method, ctx)).sum(1)
+            return costs, message_bytes(method, ctx)
 
-        zero = np.zeros(self.arena.num_runs, dtype=np.int64)
-        receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
-        blocks = self.client_blocks()
-        careful = sparing(self.engine, score, halved_clients, joined_scores)
-        found = self.engine.blocks(careful, blocks, list(tallies.values()))
-        for (run, ids), (costs, messages) in zip(blocks, found, strict=True):
+        receipt = Receipt.blank(context.arena.num_runs)
+        blocks = list(self.client_blocks() if blocks is None else blocks)
+        careful = sparing(context.engine, score, halved_clients, joined_scores)
+        found = context.engine.blocks(careful, blocks)
+        for (run, ids), (costs, sent) in zip(blocks, found, strict=True):
             runs = slice(run, run + len(ids))
-            receipt.bytes_down[runs] += messages
+            receipt.bytes_down[runs] += sent
             receipt.gradient_evaluations[runs] += costs.backward
             receipt.forward_evaluations[runs] += costs.forward
         return tallies, receipt
-
-    def evaluate_centre(
-        self, server: Tree, round_index: int, splits: tuple[str, ...] = ("test",)
-    ) -> dict[str, Tally]:
-        """Score the global model on every client's data."""
-        return self.evaluate_common(self.centre(server, round_index), round_index, splits)
 
     def evaluate_common(
         self,
@@ -71,25 +106,27 @@ class Evaluation(Base):
         round_index: int,
         splits: tuple[str, ...] = ("test",),
         clients: int | None = None,
+        blocks: Sequence[Some] | None = None,
     ) -> dict[str, Tally]:
         """Score one model per run, (runs, ...), on the data of the first clients, or of all."""
-        tallies = {split: self._blank() for split in splits}
+        context = self.context
+        tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
 
-        def score(block: tuple[int, np.ndarray]) -> None:
+        def score(block: Some) -> None:
             run, ids = block
             self.score_centre(cut_runs(models, run, len(ids)), round_index, ids, run, tallies)
 
         def joined(done: list[None], axis: int) -> None:
             return None
 
-        blocks = self.client_blocks()
+        blocks = list(self.client_blocks() if blocks is None else blocks)
         if clients is not None:
-            most = self.engine.chunk((self._phase_once(self._plain, splits[0]),))
+            most = context.engine.chunk((self.phase(self._plain, splits[0]),))
             width = max(1, most // clients)
-            runs = range(0, self.arena.num_runs, width)
-            blocks = [(run, self.everybody[run : run + width, :clients]) for run in runs]
-        careful = sparing(self.engine, score, halved_clients, joined)
-        self.engine.blocks(careful, blocks, list(tallies.values()))
+            runs = range(0, context.arena.num_runs, width)
+            blocks = [(run, context.everybody[run : run + width, :clients]) for run in runs]
+        careful = sparing(context.engine, score, halved_clients, joined)
+        context.engine.blocks(careful, blocks)
         return tallies
 
     def score_centre(
@@ -101,10 +138,10 @@ class Evaluation(Base):
         tallies: dict[str, Tally],
     ) -> None:
         """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
-        server_ctx = self.server_ctx(
-            "evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run
-        )
-        ctx = self.ctx(server_ctx, self.keys("evaluate", round_index, ids, run), {}, {})
+        context = self.context
+        server_ctx = context.server_ctx("evaluate", round_index, ids, run=run)
+        keys = context.keys("evaluate", round_index, ids, run)
+        ctx = context.client_ctx(server_ctx, keys, {}, {})
         model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
         self.score(self._plain, model, ctx, ids, run, tallies)
 
@@ -120,37 +157,30 @@ class Evaluation(Base):
         """Score the models (runs, n, ...) of the clients ``ids`` on their own data."""
         there = np.ones_like(ids, dtype=bool)
         for split, tally in tallies.items():
-            self._score(method, model, ctx, ids, there, run, split, tally)
+            self.score_lanes(method, model, ctx, ids, there, run, split, tally)
 
-    def centre(self, server: Tree, round_index: int) -> Tree:
-        """Return the parameters of the global model: (runs, ...)."""
-        there = np.ones_like(self.everybody, dtype=bool)
-        server_ctx = self.server_ctx("evaluate", round_index, self.everybody, there)
-        found: Tree = self.engine.runs(self.method.use.centre, server, server_ctx)
-        return found
-
-    def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
+    def show(
+        self, store: Lanes, round_index: int, blocks: Sequence[Some] | None = None
+    ) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
         found: dict[str, np.ndarray] = {}
-        if self.method.show.client is None:
-            return found
-        for run, ids in self.client_blocks():
-            for name, leaf in tree.items(self.inspect_some(store, round_index, ids, run)):
+        for run, ids in self.client_blocks() if blocks is None else blocks:
+            for name, leaf in tree.items(self.show_some(store, round_index, ids, run)):
                 rows = leaf.cpu().numpy()
-                shape = (*self.everybody.shape, *rows.shape[2:])
+                shape = (*self.context.everybody.shape, *rows.shape[2:])
                 table = found.setdefault(name, np.zeros(shape, dtype=np.float32))
                 table[run + np.arange(len(ids))[:, None], ids] = rows
         return found
 
-    def inspect_some(self, store: Store, round_index: int, ids: np.ndarray, run: int = 0) -> Tree:
+    def show_some(self, store: Lanes, round_index: int, ids: np.ndarray, run: int = 0) -> Tree:
         """Return what the method shows of the kept states of the clients ``ids`` (runs, n)."""
-        if self.method.show.client is None:
+        context = self.context
+        if context.method.show.client is None:
             return {}
-        server_ctx = self.server_ctx(
-            "inspect", round_index, ids, np.ones_like(ids, dtype=bool), run
-        )
-        ctx = self.ctx(server_ctx, self.keys("inspect", round_index, ids, run), {}, {})
-        found = self.engine.clients(self.method.show.client, store.gather(ids, run), ctx)
+        server_ctx = context.server_ctx("inspect", round_index, ids, run=run)
+        keys = context.keys("inspect", round_index, ids, run)
+        ctx = context.client_ctx(server_ctx, keys, {}, {})
+        found = context.engine.clients(context.method.show.client, store.gather(ids, run), ctx)
         return tree.map(lambda leaf: leaf.float(), found)
 
     def client_blocks(self) -> list[tuple[int, np.ndarray]]:
@@ -159,16 +189,13 @@ class Evaluation(Base):
         Returns:
             of every block the first run, and the ids (runs, n) of its clients.
         """
-        phases = self.method.use.adapt or (self._phase_once(self.method, "test"),)
-        size = self.arena.splits["test"].size
+        phases = self.context.method.use.adapt or (self.phase(self.context.method, "test"),)
+        size = self.context.arena.splits["test"].size
         order = np.argsort(-size, axis=1, kind="stable")
-        most = self.engine.chunk(phases)
+        most = self.context.engine.chunk(phases)
         if self._groups(most):
-            return [
-                (run, ids[None])
-                for run, (whole, sizes) in enumerate(zip(order, size, strict=True))
-                for ids in self._grouped(whole, sizes)
-            ]
+            runs = enumerate(zip(order, size, strict=True))
+            return [(run, ids[None]) for run, pair in runs for ids in self._grouped(*pair)]
         width = max(1, min(most // len(order), 4096))
         return [
             (run, order[run : run + most, slot : slot + width])
@@ -177,73 +204,75 @@ class Evaluation(Base):
         ]
 
     def _groups(self, lanes: int) -> bool:
-        """Say whether clients are tested in groups: what surrounds a small test costs more than it.
+        """Say whether clients are tested in groups: a small test costs less than what goes with it.
 
         Clients that train before their test are left to the blocks of training.
         """
-        warm = self.method.schedule.first
-        adapts = self.method.use.adapt or (warm is not None and warm.method.use.adapt)
-        return self.arena.device.type == "cpu" and lanes == 1 and not adapts
+        warm = self.context.method.schedule.first
+        adapts = self.context.method.use.adapt or (warm is not None and warm.method.use.adapt)
+        return self.context.arena.device.type == "cpu" and lanes == 1 and not adapts
 
     def _group_size(self) -> int:
         """Return how many models are held at a time beside those that clients keep."""
-        each = 4 * self.task.num_trained
+        each = 4 * self.context.task.num_trained
         return max(1, min(GROUP, _GROUP_BYTES // max(each, 1)))
 
     def _grouped(self, order: np.ndarray, size: np.ndarray) -> list[np.ndarray]:
         """Cut the clients of a run, in the given order, into groups of about equal work at most."""
         batches = np.cumsum(-(-size[order] // self.eval_batch))
-        share = max(1, -(-int(batches[-1]) // (_SHARES * self.engine.workers)))
+        share = max(1, -(-int(batches[-1]) // (_SHARES * self.context.engine.workers)))
         by_work = np.searchsorted(batches, np.arange(share, int(batches[-1]), share)) + 1
         most = self._group_size()
         by_number = np.arange(most, len(order), most)
         return [ids for ids in np.split(order, np.union1d(by_work, by_number)) if len(ids)]
 
     def models(
-        self, server: Tree, store: Store, round_index: int, ids: np.ndarray, run: int = 0
+        self, server: Tree, store: Lanes, round_index: int, ids: np.ndarray, run: int = 0
     ) -> tuple[ClientContext, Tree, Costs]:
-        """Return site and models of the clients ``ids`` (runs, n) before local training.
+        """Return contexts and models of the clients ``ids`` (runs, n) before local training.
 
         The runs are ``run`` and those after it, and the server is theirs. The costs are those of
         adaptation.
         """
         ctx, keys = self.messages_to(server, round_index, ids, run)
-        model, costs = self.use(self.record(round_index), store, ctx, keys, ids, run)
+        model, costs = self.use(self.context.record(round_index), store, ctx, keys, ids, run)
         return ctx, model, costs
 
     def messages_to(
         self, server: Tree, round_index: int, ids: np.ndarray, run: int = 0
     ) -> tuple[ClientContext, np.ndarray]:
-        """Write the letters of an evaluation to the clients ``ids`` (runs, n): sites and keys."""
-        server_ctx = self.server_ctx(
-            "evaluate", round_index, ids, np.ones_like(ids, dtype=bool), run
-        )
-        keys = self.keys("evaluate", round_index, ids, run)
-        messages = self.messages(self.record(round_index), server, server_ctx)
-        return self.ctx(server_ctx, keys, *messages), keys
+        """Write the messages of an evaluation to the clients ``ids``: contexts and keys."""
+        context = self.context
+        server_ctx = context.server_ctx("evaluate", round_index, ids, run=run)
+        keys = context.keys("evaluate", round_index, ids, run)
+        messages = context.messages(context.record(round_index), server, server_ctx)
+        return context.client_ctx(server_ctx, keys, *messages), keys
 
     def use(
         self,
         method: Method,
-        store: Store,
+        store: Lanes,
         ctx: ClientContext,
         keys: np.ndarray,
         ids: np.ndarray,
         run: int = 0,
     ) -> tuple[Tree, Costs]:
-        """Do what clients do with a letter at an evaluation: ``begin``, ``adapt``, ``model``."""
-        work = self.engine.clients(method.begin, store.gather(ids, run), ctx)
+        """Do what clients do with a message at an evaluation: ``begin``, ``adapt``, ``model``."""
+        work = self.context.engine.clients(method.begin, store.gather(ids, run), ctx)
         there = np.ones_like(ids, dtype=bool)
-        work, costs = self._phases(method.use.adapt, work, ctx, keys, ids, there, run)
-        return self.engine.clients(method.use.model, work, ctx), costs
+        work, costs = self.context.run_phases(method.use.adapt, work, ctx, keys, ids, there, run)
+        return self.context.engine.clients(method.use.model, work, ctx), costs
 
     def _score_phase(self, method: Method, split: str, pooled: bool) -> Phase:
-        predict = method.use.predict or self.task.logits
+        predict = method.use.predict or self.context.task.logits
 
         def scored(model: Tree, batch: Batch) -> Tree:
             scores = predict(model, batch.x)
-            loss = torch.where(batch.mask, self.task.criterion(scores, batch.y), 0.0)
-            return {"correct": self.task.is_correct(scores, batch.y) & batch.mask, "loss": loss}
+            loss = torch.where(batch.mask, self.context.task.criterion(scores, batch.y), 0.0)
+            return {
+                "correct": self.context.task.is_correct(scores, batch.y) & batch.mask,
+                "loss": loss,
+            }
 
         def step(sums: Tree, batch: Batch, ctx: ClientContext) -> Tree:
             found = scored(ctx.own, batch)
@@ -264,7 +293,7 @@ class Evaluation(Base):
             batch=self.eval_batch,
         )
 
-    def _score(
+    def score_lanes(
         self,
         method: Method,
         model: Tree,
@@ -277,12 +306,12 @@ class Evaluation(Base):
     ) -> None:
         """Add up correct answers and losses of one model per lane.
 
-        The model takes the place of a letter.
+        The model takes the place of a message.
         """
-        arena = cut_arena(self.arena, run, ids.shape[0])
+        arena = cut_arena(self.context.arena, run, ids.shape[0])
         size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
         order = np.argsort(-size, axis=1, kind="stable")
-        pick = on_device(order, self.arena.device)
+        pick = on_device(order, self.context.arena.device)
         lane = torch.arange(len(pick), device=pick.device)[:, None]
         ids, size = np.take_along_axis(ids, order, 1), np.take_along_axis(size, order, 1)
         # Models that are in order need no copies, nor does one that all lanes share.
@@ -291,45 +320,48 @@ class Evaluation(Base):
             lambda leaf: leaf if ordered or leaf.stride(1) == 0 else leaf[lane, pick], model
         )
         here = ctx._replace(own=sorted_model, common={}, index=ctx.index[lane, pick])
-        one_by_one = self._groups(self.engine.chunk(())) and len(ids) == 1 < ids.size
+        one_by_one = self._groups(self.context.engine.chunk(())) and len(ids) == 1 < ids.size
         if one_by_one and all(leaf.stride(1) == 0 for leaf in tree.leaves(model)):
             sums = self._pooled(method, here, ids, size, run, split)
         else:
-            sums = self._summed(method, here, ids, size, run, split, one_by_one)
+            phase = self.phase(method, split)
+            plan = self._plan(phase, ids, size, run)
+            zero = torch.zeros(ids.shape, device=self.context.arena.device, dtype=torch.float64)
+            start = {"correct": zero.long(), "loss": zero}
+            run_phase = self._one_by_one if one_by_one else self.context.engine.phase
+            sums = run_phase(phase, start, here, plan)[0]
         found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
         scored = np.take_along_axis(present, order, 1)
         tally.put(np.nonzero(scored)[0] + run, ids[scored], found[0][scored], found[1][scored])
 
-    def _summed(
-        self,
-        method: Method,
-        ctx: ClientContext,
-        ids: np.ndarray,
-        size: np.ndarray,
-        run: int,
-        split: str,
-        one_by_one: bool,
-    ) -> Tree:
-        """Score the model of each lane on its own samples: sums (runs, slots)."""
-        phase = self._phase_once(method, split)
+    def _plan(self, phase: Phase, ids: np.ndarray, size: np.ndarray, run: int) -> BatchPlan:
+        """Return the batches of a scoring phase: those of an earlier evaluation, or new ones."""
+        signature = (phase.data, run, ids.tobytes(), size.tobytes())
+        plan = self._plans.get(signature)
+        return self._new_plan(phase, ids, size, run, signature) if plan is None else plan
 
-        def draw() -> Plan:
-            keys = np.zeros((*ids.shape, 2), dtype=np.int64)
-            arena = cut_arena(self.arena, run, len(ids))
-            return build_plan(phase, arena, ids, keys, num_steps(phase, size))
+    def _new_plan(
+        self, phase: Phase, ids: np.ndarray, size: np.ndarray, run: int, signature: Hashable
+    ) -> BatchPlan:
+        keys = np.zeros((*ids.shape, 2), dtype=np.int64)
+        arena = cut_arena(self.context.arena, run, len(ids))
+        plan = build_plan(phase, arena, ids, keys, num_steps(phase, size))
+        self._plan_bytes += plan.table.nbytes
+        if self._plan_bytes > _KEPT:
+            self._plans, self._plan_bytes = {}, plan.table.nbytes
+        self._plans[signature] = plan
+        return plan
 
-        plan = self._kept_plan((split, run, ids.tobytes(), size.tobytes()), draw)
-        zero = torch.zeros(ids.shape, device=self.arena.device, dtype=torch.float64)
-        start = {"correct": zero.long(), "loss": zero}
-        if not one_by_one:
-            return self.engine.phase(phase, start, ctx, plan)[0]
+    def _one_by_one(
+        self, phase: Phase, start: Tree, ctx: ClientContext, plan: BatchPlan
+    ) -> tuple[Tree]:
+        """Run a phase on one lane after the other."""
         found = []
-        for slot in range(ids.shape[1]):
-            block = Block(0, 1, slot, 1)
-            lane, narrow = cut_context(ctx, block), plan.narrow(0, 1, slot, 1)
+        for slot in range(plan.steps.shape[1]):
+            lane, narrow = cut_context(ctx, Block(0, 1, slot, 1)), plan.narrow(0, 1, slot, 1)
             own = tree.narrow(start, 1, slot, 1)
-            found.append(self.engine.phase(phase, own, lane, narrow)[0])
-        return tree.cat(found, 1)
+            found.append(self.context.engine.phase(phase, own, lane, narrow)[0])
+        return (tree.cat(found, 1),)
 
     def _pooled(
         self,
@@ -344,18 +376,18 @@ class Evaluation(Base):
 
         Batches are full then, however few samples a client has.
         """
-        phase = self._phase_once(method, split, pooled=True)
-        mine = cut_arena(self.arena, run, 1)
+        phase = self.phase(method, split, pooled=True)
+        mine = cut_arena(self.context.arena, run, 1)
         lists, number = mine.splits[split], int(size.sum())
         # Few lengths for all groups, so that their steps have the same shapes.
         slots, capacity = max(GROUP, ids.shape[1]), 1 << max(number - 1, 0).bit_length()
-        zero = torch.zeros((1, 1, slots + 1), device=self.arena.device, dtype=torch.float64)
+        zero = torch.zeros((1, 1, slots + 1), device=self.context.arena.device, dtype=torch.float64)
         sums = {"correct": zero, "loss": zero}
         if not number:
             return tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)
-        where = on_device(np.repeat(lists.start[0][ids[0]], size[0]), self.arena.device)
+        where = on_device(np.repeat(lists.start[0][ids[0]], size[0]), self.context.arena.device)
         first = np.repeat(np.cumsum(size[0]) - size[0], size[0])
-        rows = lists.rows[where + on_device(np.arange(number) - first, self.arena.device)]
+        rows = lists.rows[where + on_device(np.arange(number) - first, self.context.arena.device)]
         whole = Split(rows, np.zeros((1, 1), np.int64), np.full((1, 1), number), capacity)
         arena = replace(mine, splits={split: whole}, num_clients=1)
         keys = np.zeros((1, 1, 2), dtype=np.int64)
@@ -364,24 +396,24 @@ class Evaluation(Base):
         slot = np.full((1, 1, capacity + 1), slots)  # where padding goes
         slot[0, 0, :number] = np.repeat(np.arange(ids.shape[1]), size[0])
         lane = cut_context(ctx, Block(0, 1, 0, 1))
-        lane = lane._replace(own={"model": lane.own, "slot": on_device(slot, self.arena.device)})
-        sums, _ = self.engine.phase(phase, sums, lane, plan)
+        lane = lane._replace(
+            own={"model": lane.own, "slot": on_device(slot, self.context.arena.device)}
+        )
+        sums, _ = self.context.engine.phase(phase, sums, lane, plan)
         found: Tree = tree.map(lambda leaf: leaf[:, 0, : ids.shape[1]], sums)
         return found
 
-    def _kept_plan(self, signature: Hashable, draw: Callable[[], Plan]) -> Plan:
-        """Return a plan of an earlier evaluation, or draw it."""
-        plan = self._score_plans.get(signature)
-        if plan is None:
-            plan = self._score_plans[signature] = draw()
-            self._plan_bytes += plan.table.nbytes
-            if self._plan_bytes > _KEPT:
-                self._score_plans, self._plan_bytes = {signature: plan}, plan.table.nbytes
-        return plan
-
-    def _phase_once(self, method: Method, split: str, pooled: bool = False) -> Phase:
+    def phase(self, method: Method, split: str, pooled: bool = False) -> Phase:
         """Make each scoring phase once, so that engines can recognise it."""
         key = (id(method), split, pooled)
-        if key not in self._score_phases:
-            self._score_phases[key] = self._score_phase(method, split, pooled)
-        return self._score_phases[key]
+        if key not in self._phases:
+            self._phases[key] = self._score_phase(method, split, pooled)
+        return self._phases[key]
+
+
+def message_bytes(method: Method, ctx: ClientContext) -> np.ndarray:
+    """Count the bytes of the messages to all clients of a context: (runs,)."""
+    common = wire.num_bytes(ctx.common, wire.marks_of(method.wire.sparse, "common"), 1)
+    own = wire.num_bytes(ctx.own, wire.marks_of(method.wire.sparse, "own"), 2)
+    each: np.ndarray = np.ones(ctx.index.shape, dtype=np.int64) * (common[..., None] + own)
+    return each.sum(1)

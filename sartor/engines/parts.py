@@ -1,20 +1,22 @@
-"""The words of a round: what an engine must do, who is asked for what, and what it costs."""
+"""The values of a round: what an engine does, what clients are asked to do, what it costs."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from functools import wraps
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from sartor.core import tree
+from sartor.core.errors import ConfigError
 from sartor.core.method import ClientContext, Method, Phase, ServerContext
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena
-from sartor.engines.moving import on_device
-from sartor.engines.plan import Plan
+from sartor.engines.arena import Arena, on_device
+from sartor.engines.plan import BatchPlan
 
 
 class Engine(Protocol):
@@ -28,9 +30,6 @@ class Engine(Protocol):
     def tune(self, trial: Any, lanes: int, signature: Any) -> None:
         """Choose the number of lanes a block by measuring, if there is a choice."""
 
-    def timed(self, run: Any) -> tuple[float, float]:
-        """Say how long some steps of a trial take: once, and each time."""
-
     def chunk(self, phases: tuple[Phase, ...]) -> int:
         """Say how many lanes to work on at once."""
 
@@ -41,18 +40,17 @@ class Engine(Protocol):
         """Apply a server function to each run."""
 
     def addresses(self, fn: Any, server: Tree, cohort: Tensor, server_ctx: ServerContext) -> Any:
-        """Write the letter to each client of the cohort."""
+        """Write the message to each client of the cohort."""
 
     def clients(self, fn: Any, *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the ctx."""
 
-    def blocks(self, work: Any, blocks: list[Any], into: Any = ()) -> list[Any]:
-        """Apply ``work`` to every block of lanes, in order or side by side.
+    def blocks(self, work: Any, blocks: list[Any]) -> list[Any]:
+        """Apply ``work`` to every block of lanes, in order or in parallel."""
 
-        What it writes to besides its results, by ``put`` alone, is named in ``into``.
-        """
-
-    def phase(self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan) -> tuple[Tree, Any]:
+    def phase(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
+    ) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps taken."""
 
 
@@ -78,16 +76,17 @@ class Block:
 
 @dataclass(frozen=True)
 class Order:
-    """What the clients of an exchange are asked to do; letters and keys come beside it.
+    """What the clients of an exchange are asked to do; messages and keys come beside it.
 
     Attributes:
         method: the record.
         stage: what the keys are folded with.
         round_index: the round.
-        cohort: (runs, slots) who is asked.
-        trains: (runs, slots) who of them trains.
-        present: (runs, slots) who of them reports.
-        connected: what ``Wire.connected`` returned, with the axis of runs first; None if all exchange messages.
+        cohort: (runs, slots) the clients.
+        trains: (runs, slots) which of them train.
+        present: (runs, slots) which of them report.
+        connected: what ``Wire.connected`` returned, with the axis of runs first; None if all
+            exchange messages.
     """
 
     method: Method
@@ -114,6 +113,11 @@ class Tally:
     correct: np.ndarray
     loss: np.ndarray
 
+    @classmethod
+    def blank(cls, shape: tuple[int, ...]) -> Tally:
+        """Return a tally in which no client was scored."""
+        return cls(np.full(shape, np.nan), np.full(shape, np.nan))
+
     def put(self, run: np.ndarray, client: np.ndarray, correct: Any, loss: Any) -> None:
         """Put the sums of single clients: number j is that of ``client[j]`` in ``run[j]``."""
         self.correct[run, client] = correct
@@ -131,6 +135,13 @@ class Receipt:
     forward_evaluations: np.ndarray
     seconds: dict[str, float] = field(default_factory=dict)
     tally: dict[str, Tally] = field(default_factory=dict)
+
+    @classmethod
+    def blank(cls, runs: int) -> Receipt:
+        """Return a receipt on which nothing is counted yet."""
+        receipt = cls(*np.zeros((5, runs), dtype=np.int64))
+        receipt.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
+        return receipt
 
 
 def cut_runs(value: Tree, run: int, runs: int) -> Tree:
@@ -156,7 +167,7 @@ def cut_context(ctx: ClientContext, block: Block) -> ClientContext:
 
 
 def planned(phase: Phase) -> tuple[bool, int]:
-    """Rank phases by what they are sure to cost: first those that nobody leaves out or ends."""
+    """Rank phases by what they surely cost: first those that no client leaves out or ends."""
     return phase.when is None and phase.stop is None, phase.epochs if phase.steps is None else 1
 
 
@@ -186,3 +197,111 @@ def cut_arena(arena: Arena, run: int, runs: int) -> Arena:
         for k, s in arena.splits.items()
     }
     return replace(arena, splits=splits, num_runs=runs)
+
+
+# ---- when memory runs out: work on a block in halves, and make later blocks smaller
+
+B = TypeVar("B")
+T = TypeVar("T")
+Halves = tuple[list[B], int, int]
+"""The halves of a block, the axis along which it was cut, and the lanes of the larger half."""
+
+
+def sparing(
+    engine: Engine,
+    work: Callable[[B], T],
+    halves: Callable[[B], Halves[B] | None],
+    joined: Callable[[list[T], int], T],
+) -> Callable[[B], T]:
+    """Return ``work``, made to do a block in halves if there is no memory for it at once.
+
+    A block writes to stores and tallies at its end, or in a way that can be repeated, so that half
+    of a block can start where the whole one failed.
+
+    Args:
+        engine: makes its blocks smaller from then on.
+        work: what is done to a block.
+        halves: cuts a block, or returns None if it is a single lane.
+        joined: puts what came of the halves together, along an axis.
+    """
+
+    @wraps(work)
+    def careful(block: B) -> T:
+        try:
+            return work(block)
+        except torch.OutOfMemoryError as error:
+            said = str(error).splitlines()[0]
+        # The error held on to the memory of the attempt; it is gone here.
+        split = halves(block)
+        if split is None:
+            raise ConfigError(
+                f"The work of a single client does not fit into memory ({said}); use a smaller "
+                "batch, a smaller network, or more memory."
+            )
+        parts, axis, lanes = split
+        engine.spare(lanes)
+        return joined([careful(part) for part in parts], axis)
+
+    return careful
+
+
+def halved_block(block: Block) -> Halves[Block] | None:
+    """Cut the slots of a block in two, or its runs if it has one slot."""
+    if block.slots > 1:
+        less = block.slots // 2
+        rest = block.slots - less
+        if block.only is not None:
+            sides = [block.only[:rest], block.only[rest:]]
+            parts = [Block(block.run, block.runs, block.slot, len(s), s) for s in sides]
+        else:
+            parts = [
+                Block(block.run, block.runs, block.slot, rest),
+                Block(block.run, block.runs, block.slot + rest, less),
+            ]
+        return parts, 1, block.runs * rest
+    if block.runs > 1:
+        rest = block.runs - block.runs // 2
+        parts = [
+            Block(block.run, rest, block.slot, 1, block.only),
+            Block(block.run + rest, block.runs - rest, block.slot, 1, block.only),
+        ]
+        return parts, 0, rest
+    return None
+
+
+def joined_work(done: list[Any], axis: int) -> Any:
+    """Put the uploads, costs and times of the halves of a block together."""
+    uploads, costs, seconds = zip(*done, strict=True)
+    times = seconds[0]
+    if seconds[1] is not times:  # on a GPU all blocks share one clock
+        times = {name: times[name] + seconds[1][name] for name in times}
+    return tree.cat(list(uploads), axis), joined_costs(list(costs), axis), times
+
+
+def joined_costs(costs: list[Costs], axis: int) -> Costs:
+    """Add the costs of other slots, or put those of other runs behind one another."""
+    put: Any = np.concatenate if axis == 0 else np.sum
+    settings = {} if axis == 0 else {"axis": 0}
+    return Costs(
+        put([c.backward for c in costs], **settings), put([c.forward for c in costs], **settings)
+    )
+
+
+def halved_clients(block: tuple[int, np.ndarray]) -> Halves[tuple[int, np.ndarray]] | None:
+    """Cut the ids (runs, n) of an evaluation in two."""
+    run, ids = block
+    runs, slots = ids.shape
+    if slots > 1:
+        rest = slots - slots // 2
+        return [(run, ids[:, :rest]), (run, ids[:, rest:])], 1, runs * rest
+    if runs > 1:
+        rest = runs - runs // 2
+        return [(run, ids[:rest]), (run + rest, ids[rest:])], 0, rest
+    return None
+
+
+def joined_scores(done: list[Any], axis: int) -> Any:
+    """Put the costs and the messages' bytes of the halves of an evaluation together."""
+    costs, messages = zip(*done, strict=True)
+    total = np.concatenate(messages) if axis == 0 else np.sum(messages, axis=0)
+    return joined_costs(list(costs), axis), total

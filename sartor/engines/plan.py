@@ -16,13 +16,12 @@ from torch import Tensor
 
 from sartor.core import rng
 from sartor.core.method import Batch, Phase
-from sartor.engines.arena import Arena
+from sartor.engines.arena import Arena, on_device
 from sartor.engines.lanes import draws
-from sartor.engines.moving import on_device
 
 
 @dataclass(frozen=True)
-class Plan:
+class BatchPlan:
     """Rows and keys of every lane and step of a phase.
 
     Attributes:
@@ -69,7 +68,7 @@ class Plan:
             found.append((width, not bool(active[:, :width].all())))
         return found
 
-    def narrow(self, run: int, runs: int, slot: int, slots: int) -> Plan:
+    def narrow(self, run: int, runs: int, slot: int, slots: int) -> BatchPlan:
         """View the plan of a block of lanes."""
         cut = (slice(run, run + runs), slice(slot, slot + slots))
         return replace(
@@ -81,7 +80,7 @@ class Plan:
             passes=self.passes[:, cut[0], cut[1]],
         )
 
-    def as_one_run(self, order: np.ndarray) -> Plan:
+    def as_one_run(self, order: np.ndarray) -> BatchPlan:
         """Return the plan of the lanes of all runs, in the given order, as that of one run."""
         pick = on_device(order, self.table.device)
         return replace(
@@ -153,7 +152,7 @@ def build_plan(
     keys: np.ndarray,
     steps: np.ndarray,
     part_keys: np.ndarray | None = None,
-) -> Plan:
+) -> BatchPlan:
     """Draw the rows of every step.
 
     Args:
@@ -177,7 +176,7 @@ def build_plan(
     if phase.data == "none":
         table = torch.zeros((runs, slots, 1, 1), dtype=torch.int64, device=device)
         none = np.zeros_like(steps)
-        return Plan(table, step_keys, steps, none, 0, 0, 0, np.stack([none, none]))
+        return BatchPlan(table, step_keys, steps, none, 0, 0, 0, np.stack([none, none]))
     split = arena.splits[phase.data]
     lane = (np.arange(runs)[:, None], cohort)
     start, full = split.start[lane].reshape(-1), split.size[lane].reshape(-1)
@@ -216,20 +215,16 @@ def build_plan(
             where = offset[number][:, :, None] + within
             rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
         if phase.share < 1.0:
-            once = np.ones_like(used)
             share_keys = rng.fold_host(flat_keys, "share", d)
-            chosen, offset, base = _permutations(share_keys, length, once, device)
-            rows = chosen[torch.where(real, offset[base][:, None, None] + rows, 0)]
+            rows = _subset(share_keys, length, np.zeros_like(first), rows, real)
         if part_keys is not None:
-            once = np.ones_like(used)
-            part, offset, base = _permutations(part_keys.reshape(-1, 2), full, once, device)
-            rows = part[torch.where(real, (offset[base] + t(first))[:, None, None] + rows, 0)]
+            rows = _subset(part_keys.reshape(-1, 2), full, first, rows, real)
         index = (lane_start + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
         columns += [split.rows[index], torch.where(real, rows, -1)]
     last = ((s + 1) % lane_epoch == 0)[:, :, None].to(torch.int64)
     table = torch.cat([*columns, last], dim=-1)
     table = table.reshape(runs, slots, period, table.shape[-1])
-    return Plan(
+    return BatchPlan(
         table=table,
         keys=step_keys,
         steps=steps,
@@ -239,6 +234,16 @@ def build_plan(
         capacity=split.capacity,
         passes=np.stack([per_epoch, used]).reshape(2, runs, slots),
     )
+
+
+def _subset(
+    keys: np.ndarray, sizes: np.ndarray, first: np.ndarray, rows: Tensor, real: Tensor
+) -> Tensor:
+    """Read rows as places in one permutation of every lane's samples, from ``first`` on."""
+    device = rows.device
+    order, offset, base = _permutations(keys, sizes, np.ones_like(sizes), device)
+    start = offset[base] + on_device(first, device)
+    return order[torch.where(real, start[:, None, None] + rows, 0)]
 
 
 def _samples(used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: int) -> np.ndarray:

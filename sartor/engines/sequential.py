@@ -12,7 +12,7 @@ from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 
 
 def _at(value: Any, *index: int) -> Any:
@@ -20,7 +20,7 @@ def _at(value: Any, *index: int) -> Any:
 
 
 def _context_at(ctx: ClientContext, r: int, k: int) -> ClientContext:
-    """Take the site of slot k of run r; the common letter and the round belong to the run."""
+    """Take the context of slot k of run r; the common message and the round belong to the run."""
     run = {"common": _at(ctx.common, r), "round": ctx.round[r]}
     return ClientContext(
         **{f: run[f] if f in run else _at(getattr(ctx, f), r, k) for f in ClientContext._fields}
@@ -46,14 +46,10 @@ class Sequential:
         self.limit = min(lanes, self.limit or lanes)
 
     def tune(self, trial: Callable[[int], float], lanes: int, signature: Hashable) -> None:
-        """Have nothing to choose."""
-
-    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """Have nothing to time."""
-        return 0.0, 0.0
+        """Do nothing: there is no choice."""
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
+        """Apply a server function to each run; its arguments have the runs on axis 0."""
         found = []
         for r in range(len(args[-1].round)):
             found.append(
@@ -71,7 +67,7 @@ class Sequential:
     def addresses(
         self, fn: Callable[..., Any], server: Tree, cohort: torch.Tensor, server_ctx: ServerContext
     ) -> Any:
-        """Write the letter to each client of the cohort: (runs, slots, ...)."""
+        """Write the message to each client of the cohort: (runs, slots, ...)."""
         found = []
         for r in range(cohort.shape[0]):
             one = ServerContext(*(_at(f, r) for f in server_ctx))
@@ -92,11 +88,13 @@ class Sequential:
             )
         return tree.stack(rows)
 
-    def blocks(self, work: Callable[[Any], Any], blocks: list[Any], into: Any = ()) -> list[Any]:
+    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Apply ``work`` to every block of lanes, one after the other."""
         return [work(block) for block in blocks]
 
-    def phase(self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan) -> tuple[Tree, Any]:
+    def phase(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
+    ) -> tuple[Tree, Any]:
         """Run a phase on each lane; returns the work and the number of steps each lane took."""
         rows, taken = [], torch.zeros(plan.steps.shape, dtype=torch.int64)
         for r in range(plan.steps.shape[0]):

@@ -1,8 +1,8 @@
-"""Where the clients' kept states rest between rounds: in memory, or in memory-mapped files.
+"""Where the clients' kept states are between rounds: in memory, or in memory-mapped files.
 
 Only the cohort's states are gathered to the device, so with mapped files memory grows with the
-cohort and not with the population. A mapped store starts empty: a client that never took part is
-made on the spot from its key.
+cohort and not with the population. A mapped store starts empty: the state of a client that never
+participated is made from its key when it is needed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -18,14 +19,37 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import RunFolderError
 from sartor.core.tree import Tree
-from sartor.engines.moving import on_device
+from sartor.engines.arena import on_device
 
 Make = Callable[[np.ndarray], Tree]
 """``(cohort (runs, slots)) -> states (runs, slots, ...)`` of clients that have not trained yet."""
 
 
+class Lanes(Protocol):
+    """Kept states that clients read when they work, and write when they are done."""
+
+    def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
+        """Return the states of a cohort of the runs ``run, run+1, ...``: (runs, slots, ...)."""
+
+    def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
+        """Put the states of the present members of a cohort back."""
+
+
+class States(Lanes, Protocol):
+    """The kept states of all clients, wherever they are: one tree per client and run."""
+
+    def fork(self) -> States:
+        """Return states that begin as these; writing to them changes only the copy."""
+
+    def dump(self) -> Tree:
+        """Return what a checkpoint must hold."""
+
+    def load(self, state: Tree) -> None:
+        """Restore a checkpoint."""
+
+
 class Store:
-    """One tree per client and run.
+    """Kept states on this machine.
 
     Args:
         make: makes the states of new clients.
@@ -72,8 +96,12 @@ class Store:
         if not tree.leaves(self.table):
             return self.table
         index = self._index(cohort, run)
-        if self.folder is None:
-            return tree.map(lambda leaf: leaf[index], self.table)
+        if self.folder is not None:
+            return self._gather_mapped(cohort, run, index)
+        return tree.map(lambda leaf: leaf[index], self.table)
+
+    def _gather_mapped(self, cohort: np.ndarray, run: int, index: tuple[Tensor, Tensor]) -> Tree:
+        """Read the states that were put from their files, and make the others."""
         block = slice(run, run + len(cohort))
         seen = self.touched[np.arange(run, block.stop)[:, None], cohort]
         full = np.zeros((self.shape[0], cohort.shape[1]), dtype=np.int64)
@@ -124,7 +152,7 @@ class Store:
 
     @property
     def _home(self) -> torch.device:
-        """Where the states rest."""
+        """Where the states are kept."""
         return torch.device("cpu") if self.folder is not None else self.device
 
     def dump(self) -> Tree:
@@ -140,7 +168,7 @@ class Store:
         return {"rows": rows, "touched": torch.from_numpy(self.touched.copy())}
 
     def load(self, state: Tree) -> None:
-        """Take a checkpoint back; whoever has not trained in it is new again."""
+        """Restore a checkpoint; a client that has not trained in it is new again."""
         if self.folder is None and self.touched.any():
             everybody = np.tile(np.arange(self.shape[1]), (self.shape[0], 1))
             self.table = tree.map(lambda leaf: leaf.contiguous().clone(), self.make(everybody))

@@ -6,7 +6,6 @@ active are computed; lanes inside that width that are done are masked.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -26,7 +25,7 @@ from sartor.engines.cpu.compiler import library
 from sartor.engines.cpu.traces import Traces, keep_freed_memory
 from sartor.engines.cpu.tuning import choose_chunk
 from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOperations
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 
 # The common message and the round belong to the run: they are not copied per client.
 PER_CLIENT = ClientContext._make((0, None, 0, 0, None, 0, 0, 0, 0))
@@ -76,7 +75,7 @@ class Vectorised:
             self.lanes = choose_chunk(trial, lanes, self.workers, (signature, means))
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
-        """Apply a server function to each run: trees and the hub, all with the runs on axis 0."""
+        """Apply a server function to each run: trees and the server context, runs on axis 0."""
         if self.arena.num_runs == 1:
             return _lift(fn(*(_drop(a) for a in args)))
         return vmap(fn)(*args)
@@ -84,7 +83,7 @@ class Vectorised:
     def addresses(
         self, fn: Callable[..., Any], server: Tree, cohort: Tensor, server_ctx: ServerContext
     ) -> Any:
-        """Write the letter to each client of the cohort: (runs, slots, ...)."""
+        """Make the message to each client of the cohort: (runs, slots, ...)."""
         return self.runs(vmap(fn, in_dims=(None, 0, None)), server, cohort, server_ctx)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -94,12 +93,7 @@ class Vectorised:
             return mapped(*args)
         return self.traces.call(fn, mapped, *args)
 
-    def blocks(
-        self,
-        work: Callable[[Any], Any],
-        blocks: list[Any],
-        into: Any = (),  # unused, until round.py follows
-    ) -> list[Any]:
+    def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Apply ``work`` to every block of lanes; on a CPU blocks run in parallel, one per core."""
         done: list[Any] = []
         wave = self.workers
@@ -122,14 +116,8 @@ class Vectorised:
                 self.traces.at_once = False
         return list(_pool(self.workers).map(work, blocks))
 
-    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """Return the seconds of some steps; the first number is 0, until round.py follows."""
-        began = time.perf_counter()
-        run()
-        return 0.0, time.perf_counter() - began
-
     def phase(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Run a phase on all lanes; returns the work and the number of steps each lane took."""
         work = self.clients(phase.enter, work, ctx)
@@ -137,7 +125,7 @@ class Vectorised:
         return self.clients(phase.leave, work, ctx), taken
 
     def steps(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of a phase, narrowing the lanes as the short ones finish."""
         if plan.steps.size == 1:
@@ -182,7 +170,7 @@ class Vectorised:
             self.calls[phase.name] = calls
 
     def _steps_alone(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of one lane without vmap, on plain autograd."""
         now, here = _drop(_drop(work)), _drop_context(_drop(ctx))
@@ -207,13 +195,13 @@ class Vectorised:
 
 
 def _drawing(phase: Phase) -> Callable[[], AbstractContextManager[Any]]:
-    """Return what is entered around the steps of a phase; most draw nothing, and need nothing."""
+    """Return the context for the steps of a phase: only phases that draw need one."""
     return DrawOperations if phase.random else nullcontext
 
 
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
-    """Return the threads that work on blocks, one core each; they stay, with their caches."""
+    """Return the threads for blocks, one core each; kept for the life of the process."""
     return ThreadPoolExecutor(
         workers, "sartor-block", initializer=torch.set_num_threads, initargs=(1,)
     )
@@ -231,7 +219,7 @@ def over_lanes(
         fn: the function of one client.
         num_trees: how many trees it takes.
         context: entered while the function runs.
-        dims: which fields of the site have an axis of clients.
+        dims: the fields of the client context that have an axis of clients.
     """
     inner = vmap(fn, in_dims=(*(0,) * num_trees, dims))
 
@@ -277,7 +265,7 @@ def _drop_context(value: Any, dims: ClientContext = PER_CLIENT) -> Any:
 
 
 def _lift(value: Any) -> Any:
-    """Put the only run's axis back."""
+    """Add the axis of the only run again."""
     if isinstance(value, tuple):
         return tuple(_lift(v) for v in value)
     return tree.map(lambda leaf: leaf[None], value)

@@ -32,6 +32,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sartor.compose.fields import moved_phase
 from sartor.core import tree
 from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
@@ -106,7 +107,7 @@ def ditto(
         name="ditto",
         hyper=hyper,
         init_client=init_client,
-        phases=(*(_inside("personal", phase) for phase in branch), *base.phases),
+        phases=(*(moved_phase(p, lambda ctx: ctx, "personal") for p in branch), *base.phases),
         model=lambda work, ctx: work["personal"]["params"],
         private=lambda leaf: leaf == "personal",
     )
@@ -133,16 +134,6 @@ def _personal_training(
         local,
         epochs=epochs or local.epochs,
         steps=steps or (None if epochs else local.steps),
-    )
-
-
-def _inside(entry: str, phase: Phase) -> Phase:
-    """Let a phase work on one entry of the work tree as if it were the whole."""
-    return replace(
-        phase,
-        step=lambda work, batch, ctx: {**work, entry: phase.step(work[entry], batch, ctx)},
-        enter=lambda work, ctx: {**work, entry: phase.enter(work[entry], ctx)},
-        leave=lambda work, ctx: {**work, entry: phase.leave(work[entry], ctx)},
     )
 
 

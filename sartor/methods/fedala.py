@@ -48,7 +48,7 @@ from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.mixing import clip
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.fedavg import fedavg
+from sartor.methods.fedavg import fedavg, with_kept
 
 
 def fedala(
@@ -76,9 +76,10 @@ def fedala(
     """
     _check(layers, share, calm, window, start_passes)
     top = _top_layers(task, layers)
-    base = replace(fedavg(task, local), name="fedala")
+    plain_fedavg = replace(fedavg(task, local), name="fedala")
     if not top:
-        return base
+        return plain_fedavg
+    base = with_kept(plain_fedavg, "mix", "started")
     (train,) = base.phases
 
     def own(params: Tree) -> Tree:
@@ -92,8 +93,7 @@ def fedala(
     def begin(client: Tree, ctx: ClientContext) -> Tree:
         given = own(ctx.common["params"])
         mine = tree.where(client["trained"], client["top"], given)
-        kept = {"mix": client["mix"], "started": client["started"]}
-        return {**base.begin(client, ctx), **kept, "top": mine}
+        return {**base.begin(client, ctx), "top": mine}
 
     def blend(work: Tree, ctx: ClientContext) -> Tree:
         """Return Θ̂_i; Θ itself to the bit where W is 1, Θ_i where it is 0."""
@@ -153,8 +153,8 @@ def fedala(
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         kept, upload = base.finish(client, work, ctx)
-        mine = {"top": own(work["params"]), "mix": work["mix"], "started": work["started"]}
-        return {**kept, **mine, "trained": torch.ones_like(client["trained"])}, upload
+        trained = torch.ones_like(client["trained"])
+        return {**kept, "top": own(work["params"]), "trained": trained}, upload
 
     mixing = (
         replace(learn("mix", 1), when=lambda work, ctx: work["started"] & differs(work, ctx)),

@@ -1,4 +1,4 @@
-"""FedAMP: each client is pulled to its own mixture of all models, in which the near weigh most.
+"""FedAMP: each client is pulled to its own mixture of all models, in which similar ones weigh most.
 
 Huang, Chu, Zhou, Wang, Liu, Pei, Zhang, "Personalized Cross-Silo Federated Learning on Non-IID
 Data", AAAI 2021 (arXiv 2007.03797). HeurFedAMP is its variant for deep networks. Competitors of Sun

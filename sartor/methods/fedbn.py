@@ -32,9 +32,10 @@ from sartor.core.errors import ConfigError
 from sartor.core.local import Local
 from sartor.core.method import Method
 from sartor.core.task import Task
+from sartor.core.torch_private import NormBase
 from sartor.methods.parts.partial import Average, layers, partly_shared
 
-NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, nn.modules.batchnorm._NormBase)
+NORMS = (nn.GroupNorm, nn.LayerNorm, nn.RMSNorm, NormBase)
 """The layers that stay at home; the last is the base of BatchNorm and InstanceNorm."""
 
 

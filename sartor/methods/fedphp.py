@@ -1,4 +1,4 @@
-"""FedPHP: FedAvg whose clients inherit: an average of their own past models teaches and is used.
+"""FedPHP: FedAvg whose clients keep an average of their past models, which teaches and is used.
 
 Li, Zhan, Shao, Li, Song, "FedPHP: Federated Personalization with Inherited Private Models",
 ECML-PKDD 2021. A competitor of Sun et al. 2025.

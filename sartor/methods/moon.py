@@ -1,4 +1,4 @@
-"""MOON: FedAvg that draws a client's features to the global model's and off its own last ones.
+"""MOON: FedAvg that pulls a client's features to the global model's, away from its own last ones.
 
 Li, He, Song, "Model-Contrastive Federated Learning", CVPR 2021 (arXiv 2103.16257), Algorithm 1.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from sartor.core.errors import ModelError, did_you_mean
 from sartor.core.loops import loop_fault
 from sartor.core.task import is_pretrained
+from sartor.core.torch_private import BatchNorm, ConvNd, DropoutNd, NormBase
 
 
 def check_module(module: nn.Module, head: str | None = None) -> None:
@@ -42,8 +44,8 @@ def _layer_faults(module: nn.Module) -> list[str]:
     faults = []
     for name, layer in module.named_modules():
         where = f"{type(layer).__name__} at {name!r}" if name else f"{type(layer).__name__}"
-        if isinstance(layer, nn.modules.batchnorm._NormBase) and _counts(layer):
-            kind = "BatchNorm" if isinstance(layer, nn.modules.batchnorm._BatchNorm) else "norms"
+        if isinstance(layer, NormBase) and _counts(layer):
+            kind = "BatchNorm" if isinstance(layer, BatchNorm) else "norms"
             faults.append(
                 f"Model has {kind} ({where}): running statistics of batches cannot be mapped over "
                 "clients; use nn.GroupNorm instead, or, to keep the statistics of a trained "
@@ -54,7 +56,7 @@ def _layer_faults(module: nn.Module) -> list[str]:
             if fault is not None:
                 faults.append(f"Model has {where}: {fault}")
         elif layer.training and (
-            (isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0)
+            (isinstance(layer, DropoutNd) and layer.p > 0)
             or (isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0)
             or isinstance(layer, nn.RReLU)
         ):
@@ -65,10 +67,10 @@ def _layer_faults(module: nn.Module) -> list[str]:
     return faults
 
 
-def _counts(layer: nn.modules.batchnorm._NormBase) -> bool:
+def _counts(layer: Any) -> bool:
     """Return whether a layer uses statistics of batches, or updates running ones."""
     if layer.running_mean is None:  # per sample, or per batch even in evaluation mode
-        return isinstance(layer, nn.modules.batchnorm._BatchNorm)
+        return isinstance(layer, BatchNorm)
     return layer.training
 
 
@@ -128,8 +130,8 @@ def unlike_a_draw(module: nn.Module) -> str | None:
     return None
 
 
-_BOUNDED = (nn.Linear.reset_parameters, nn.modules.conv._ConvNd.reset_parameters)
-_NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
+_BOUNDED = (nn.Linear.reset_parameters, ConvNd.reset_parameters)
+_NORMS = (NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
 def _alike(one: Tensor, other: Tensor | None) -> bool:

@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def sizes_of(
-    federation: Federation | None,
-    input_shape: tuple[int, ...] | None,
-    num_classes: int | None,
+    federation: Federation | None, input_shape: tuple[int, ...] | None, num_classes: int | None
 ) -> tuple[tuple[int, ...], int]:
     """Return the shape of a sample and the number of outputs, given or from the federation."""
     shape, outputs = input_shape, num_classes

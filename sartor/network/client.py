@@ -1,15 +1,15 @@
 """One client of a federation: its data, its private states, and what it does with a message.
 
-The work itself is `engines.round.Rounds` on an arena in which only this client has samples, and
-with one lane; so a client over a network does what its lane does in a simulation, in the same
-order and with the same keys. What leaves is an upload, counts of samples, and the sums of scores.
+The work itself is that of `engines.work.InProcess` on an arena in which only this client has
+samples, with one lane; so a client over a network does what its lane does in a simulation, in the
+same order and with the same keys. It sends an upload, counts of samples, and the sums of scores.
 
 | order | what the client does | what it answers |
 |---|---|---|
 | facts | reads its data | how many samples of what shape it has, and the names of its classes |
 | hello | builds the method from the settings | the same |
 | start | keeps the state that the server gives a newcomer | nothing |
-| work | letter, phases, upload; keeps its new state | upload, costs, scores if asked |
+| work | message, phases, upload; keeps its new state | upload, costs, scores if asked |
 | score | the model it would use, on its own held-out data | sums of correct answers and losses |
 | centre | the same for a model that it is sent | the same |
 | keep | the model it would use now, kept | nothing |
@@ -31,9 +31,9 @@ from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.data.split import SPLITS
+from sartor.network.client_state import ClientState
+from sartor.network.client_work import SingleClient
 from sartor.network.messages import pack, unpack
-from sartor.network.vault import Vault
-from sartor.network.workbench import Workbench
 from sartor.runs.storage import write_state
 from sartor.training.onboarding import as_newcomer
 
@@ -54,9 +54,9 @@ class Client:
         folder: where private states are kept, in a folder per federation; None keeps them in
             memory.
         device: where to compute.
-        say: told what goes on, in words.
+        say: prints what happens.
         seen: what the method shows of the kept state at evaluations; it stays here.
-        workbench: where it works, from the first greeting on.
+        work: what it does, from the first hello on.
         data: its own samples, once they are read.
     """
 
@@ -66,7 +66,7 @@ class Client:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     say: Callable[[str], None] = lambda text: None
     seen: list[dict[str, Any]] = field(default_factory=list)
-    workbench: Workbench | None = None
+    work: SingleClient | None = None
     data: Federation | None = None
 
     def answer(self, message: bytes) -> bytes:
@@ -79,7 +79,7 @@ class Client:
             return pack(body, {**name, **meta})
         except PFLError as error:
             self.say(f"could not do it: {error}")
-            return pack({}, {**name, "fault": str(error), "stranger": self.workbench is None})
+            return pack({}, {**name, "fault": str(error), "stranger": self.work is None})
 
     def _do(self, messages: Tree, head: dict[str, Any]) -> tuple[Tree, dict[str, Any]]:
         kind = head.get("kind")
@@ -97,33 +97,31 @@ class Client:
                 if "newcomer" in head:
                     num, past = (int(number) for number in head["newcomer"])
                     method = as_newcomer(method, num, past)
-                vault = Vault(self.folder and self.folder / str(head["federation"]))
-                self.workbench = Workbench(method, task, self.data, head, vault, self.device)
+                states = ClientState(self.folder and self.folder / str(head["federation"]))
+                self.work = SingleClient(method, task, self.data, head, states, self.device)
                 self.say(f"greeted by the server: {method.name}")
             return {}, facts
-        if self.workbench is None:
-            raise MessageError("the client was restarted and has not been greeted yet")
+        if self.work is None:
+            raise MessageError("the client was restarted and has had no hello yet")
         if kind == "start":
-            return {}, self.workbench.start(messages, head)
+            return {}, self.work.start(messages, head)
         if kind == "work":
-            found = self.workbench.work(messages, head)
+            found = self.work.work(messages, head)
             self.say(f"round {head['round'] + 1}: trained")
             return found
         if kind == "score":
-            scores, look = self.workbench.score(messages, head)
+            scores, look = self.work.score(messages, head)
             self.seen += [{"round": head["round"], **look}] if look else []
             return {}, scores
         if kind == "centre":
-            return {}, self.workbench.centre(messages, head)
+            return {}, self.work.centre(messages, head)
         if kind == "keep":
-            return {}, self.workbench.keep(messages, head)
+            return {}, self.work.keep(messages, head)
         if kind == "deploy":
-            model = self.workbench.model(messages, head)
+            model = self.work.model(messages, head)
             if self.folder is not None:
                 path = self.folder / str(head["federation"]) / "model.safetensors"
-                write_state(
-                    path, model, {"method": self.workbench.method.name, "seen": self.seen[-1:]}
-                )
+                write_state(path, model, {"method": self.work.method.name, "seen": self.seen[-1:]})
                 self.say(f"the model is in {path}")
             return {}, {}
         raise MessageError(f"the order {kind!r} is not known; the server is of another release")

@@ -21,7 +21,7 @@ class FlareClient:
     Args:
         kit: the client's kit.
         answer: what the client does with an order.
-        say: told what goes on, in words.
+        say: prints what happens.
         patience: seconds without a server after which the client gives up.
     """
 
@@ -63,7 +63,7 @@ class FlareClient:
             self._close()
 
     def _await_port(self) -> None:
-        """Wait until somebody listens at the server's address.
+        """Wait until a server listens at its address.
 
         A try in vain costs nothing here; to the layers below it is a reason to wait ever longer.
         """
@@ -127,7 +127,7 @@ class FlareClient:
                 return str(reply.get_header("text"))
             elif kind == "refused":
                 raise NetworkError(
-                    f"The server refuses: {reply.get_header('text')}. Ask whoever keeps the "
+                    f"The server refuses: {reply.get_header('text')}. Ask the keeper of the "
                     "project's keys for a kit that counts (sartor keys client NAME), or stop the "
                     "other process that has this one."
                 )

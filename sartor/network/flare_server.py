@@ -143,7 +143,7 @@ class FlareServer:
         return box, ""
 
     def _drop(self, identity: str) -> None:
-        """Take whoever came in with an identity that is refused now off the list of those here."""
+        """Drop the connection of an identity that is refused now."""
         for box in self.boxes.values():
             if box.identity == identity:
                 with box.waiting:
@@ -158,7 +158,7 @@ class FlareServer:
         return why
 
     def _gone(self, agent: Any) -> None:
-        """Note at once that a connection was lost; whoever comes back is heard from again."""
+        """Note at once that a connection was lost, until the client comes back."""
         identity, _, rest = str(agent.get_fqcn()).partition(".")
         session = rest.partition("-")[0]
         for box in self.boxes.values():

@@ -1,7 +1,7 @@
 """The server's work from the first client to the last round: facts, rounds, checkpoints, models.
 
-A server that was stopped or killed goes on from its last checkpoint when it is started again with
-the same folder; its clients follow, because every order says from which state to go on.
+A server that was stopped or killed resumes from its last checkpoint when it is started again with
+the same folder; its clients follow, because every order says from which state to resume.
 """
 
 from __future__ import annotations
@@ -22,15 +22,18 @@ from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
 from sartor.network.admission import Admission
-from sartor.network.board import Board
 from sartor.network.client import Build
-from sartor.network.coordinator import Coordinator, Waits
-from sartor.network.office import Message, Office
-from sartor.network.roster import read_facts
+from sartor.network.coordinator import Coordinator
+from sartor.network.dispatch import Dispatcher, Message
+from sartor.network.registration import Waits
+from sartor.network.remote_data import read_facts
+from sartor.network.status import StatusFile
 from sartor.network.transport import Transport
 from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.runs import RunFolder
+from sartor.training.driver import drive
+from sartor.training.onboarding import result_of
 from sartor.training.progress import Progress
 
 GRACE = 10.0
@@ -53,7 +56,7 @@ def shape_of(fixed: Mapping[str, Any]) -> Shape:
 
 
 @dataclass(frozen=True)
-class Plan:
+class Job:
     """What is trained; everything but the data, which is elsewhere.
 
     Attributes:
@@ -62,7 +65,7 @@ class Plan:
         run_of: ``(method) -> seed, hyper-parameters and options``.
         split: how clients hold samples out: seed, test, val.
         rounds: how many.
-        participation: who is asked in a round.
+        participation: which clients participate in a round.
         points: which models are scored.
         eval_every: rounds between evaluations.
         checkpoint_every: rounds between checkpoints.
@@ -89,7 +92,7 @@ class Plan:
 
 
 def serve(
-    plan: Plan,
+    job: Job,
     transport: Transport,
     names: Sequence[str],
     out: str | Path,
@@ -104,22 +107,22 @@ def serve(
     """Train over a network, and leave everything that may be known here in a run folder.
 
     Args:
-        plan: what is trained.
+        job: what is trained.
         transport: what carries messages.
         names: the clients, in the order of their indices.
-        out: the run folder; an interrupted run in it is gone on with.
+        out: the run folder; an interrupted run in it is resumed.
         quorum: how many clients must be there before the first round; all by default.
         deadline: seconds that a client has for an answer.
         patience: seconds to wait for clients before giving up.
         admission: what is accepted of clients.
-        progress: told after every round.
-        say: told what goes on, in words.
+        progress: shows how far it is.
+        say: prints what happens.
     """
     known = (Path(out) / "folder.json").exists()
     folder = RunFolder.open(out) if known else None
     if folder is not None and folder.has_result:
         return folder.read_result()
-    board = Board(Path(out), plan.rounds, plan.title, names)
+    status = StatusFile(Path(out), job.rounds, job.title, names)
     earlier: list[dict[str, Any]] = []
     came: list[str] = []
     wanted = len(names) if known else quorum or len(names)
@@ -127,106 +130,99 @@ def serve(
         say(f"waiting for {wanted} of {len(names)} clients")
         try:
             facts, earlier = ask_facts(
-                transport, names, plan.split, wanted, deadline, patience, board.wait
+                transport, names, job.split, wanted, deadline, patience, status.wait
             )
             agreed, came = _classes(facts), [names[i] for i in facts]
         except BaseException:
-            board.withdraw()  # what did not begin leaves nothing behind
+            status.withdraw()  # what did not begin leaves nothing behind
             raise
         fixed = {"federation": secrets.token_hex(8), "clients": list(names), **agreed}
-        folder = RunFolder.create(out, {"network": fixed, "experiment": dict(plan.settings)})
+        folder = RunFolder.create(out, {"network": fixed, "experiment": dict(job.settings)})
     fixed = folder.config["network"]
     if fixed["clients"] != list(names):
         raise ConfigError(
             f"{out} was begun with the clients {', '.join(fixed['clients'])}, not with "
-            f"{', '.join(names)}; go on with those, or begin a new run with another --out."
+            f"{', '.join(names)}; resume with those, or begin a new run with another --out."
         )
     shape = shape_of(fixed)
-    method, task = plan.build(plan.settings, cast(Federation, shape))
-    points = tuple(dict.fromkeys((*plan.points, method.use.headline)))
+    method, task = job.build(job.settings, cast(Federation, shape))
+    points = tuple(dict.fromkeys((*job.points, method.use.headline)))
     checkpoint = folder.read_checkpoint() if known else None
     done = 0
     if checkpoint is not None:
         done, earlier = checkpoint[0], list(checkpoint[3]["events"])
-    board.wait(wanted, came, earlier, done)
+    status.wait(wanted, came, earlier, done)
     try:
         coordinator = Coordinator(
             method,
             task,
             names,
-            plan.run_of(method),
+            job.run_of(method),
             lambda arena: Vectorised(arena, 256),
             transport,
             federation=fixed["federation"],
-            settings=plan.settings,
-            common={"split": dict(plan.split), **{k: fixed[k] for k in ("classes", "class_names")}},
+            settings=job.settings,
+            common={"split": dict(job.split), **{k: fixed[k] for k in ("classes", "class_names")}},
             deadline=deadline,
             quorum=wanted,
             grace=GRACE if known else None,
             patience=patience,
-            waits=lambda wanted, there, new: board.wait(wanted, there, [*earlier, *new], done),
+            waits=lambda wanted, there, new: status.wait(wanted, there, [*earlier, *new], done),
             admission=admission,
-            rounds=plan.rounds,
-            participation=plan.participation,
-            device=plan.device,
-            dtype=plan.dtype,
-            eval_every=plan.eval_every,
+            rounds=job.rounds,
+            participation=job.participation,
+            device=job.device,
+            dtype=job.dtype,
+            eval_every=job.eval_every,
             points=points,
         )
     except BaseException:
-        board.stop(earlier, done)
+        status.stop(earlier, done)
         raise
+    sent, simulation = coordinator.dispatcher, coordinator.simulation
     if checkpoint is None:
-        coordinator.office.events = [*earlier, *coordinator.office.events]
+        sent.events = [*earlier, *sent.events]
     else:
         coordinator.load(*checkpoint[1:])
-        say(f"going on after round {coordinator.round_index}")
-    coordinator.waits = lambda wanted, there, events: board.wait(
-        wanted, there, events, coordinator.round_index
-    )
-    board.show(coordinator, "training")
+        say(f"resuming after round {simulation.round_index}")
+    follow(coordinator, status)
+
+    def write_checkpoint() -> None:
+        folder.write_checkpoint(simulation.round_index, *coordinator.state())
+        coordinator.saved()
+
     try:
-        _rounds(coordinator, folder, plan, progress, board)
+        drive(
+            simulation,
+            progress=progress,
+            checkpoint=write_checkpoint,
+            checkpoint_every=job.checkpoint_every,
+            after_round=lambda: status.show(coordinator, "training"),
+        )
         coordinator.deploy()
-        network = {**fixed, "events": coordinator.office.events, "wire": _wire(coordinator)}
+        wire = {"bytes_down": sent.bytes_down, "bytes_up": sent.bytes_up}
+        network = {**fixed, "events": sent.events, "wire": wire}
         about = {"network": network, "method": method.name, "task": task.kind}
-        result = coordinator.result({**folder.config, **about})
+        result = result_of(simulation, {**folder.config, **about})
         folder.write_result(result)
     except BaseException:
-        board.show(coordinator, "stopped")
+        status.show(coordinator, "stopped")
         raise
-    board.show(coordinator, "done")
+    status.show(coordinator, "done")
     return result
 
 
-def _rounds(
-    coordinator: Coordinator,
-    folder: RunFolder,
-    plan: Plan,
-    progress: Progress | None,
-    board: Board,
-) -> None:
-    """Run the rounds that are left, with progress and checkpoints."""
-    if progress is not None:
-        progress.start(coordinator.num_rounds, coordinator.method.name)
-    try:
-        while not coordinator.finished:
-            if coordinator.gather_clients(1):  # nobody was there for a while
-                board.show(coordinator, "training")
-            info = coordinator.step()
-            if coordinator.round_index % plan.checkpoint_every == 0 or coordinator.finished:
-                trees, arrays, meta = coordinator.state()
-                folder.write_checkpoint(coordinator.round_index, trees, arrays, meta)
-                coordinator.settled()
-            board.show(coordinator, "training")
-            if progress is not None:
-                progress.update(coordinator.round_index - 1, info)
-    finally:
-        if progress is not None:
-            progress.stop()
+def follow(coordinator: Coordinator, status: StatusFile) -> None:
+    """Let the status file say how far a server is, also while it waits for clients."""
+    registration = coordinator.registration
+    registration.waits = lambda wanted, there, events: status.wait(
+        wanted, there, events, coordinator.simulation.round_index
+    )
+    registration.back = lambda: status.show(coordinator, "training")
+    status.show(coordinator, "training")
 
 
-def roster_of(
+def clients_of(
     out: str | Path, listed: Sequence[str], say: Callable[[str], None] = lambda text: None
 ) -> list[str]:
     """Return the clients of a run: those it was begun with, or those that the project lists.
@@ -263,15 +259,15 @@ def ask_facts(
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
     """Ask clients what their data looks like, until enough have answered.
 
-    ``waits`` is told again and again who has answered, and what went wrong.
+    ``waits`` is called while too few have answered.
 
     Returns:
-        what they told, by client; and what happened meanwhile.
+        what they report, by client; and what happened meanwhile.
 
     Raises:
         NetworkError: too few came in time, or what they say does not fit together.
     """
-    office = Office(transport, tuple(names), deadline)
+    dispatcher = Dispatcher(transport, tuple(names), deadline)
     facts: dict[int, dict[str, Any]] = {}
 
     def take(i: int, body: Tree, meta: dict[str, Any]) -> None:
@@ -285,18 +281,18 @@ def ask_facts(
             i: ({}, {"kind": "facts", "split": dict(split)}, lambda name: True) for i in new
         }
         if orders:
-            office.send(orders, 1 << 20, take, {"kind": "facts", "round": 0})
-        waits(quorum, [names[i] for i in facts], office.events)
+            dispatcher.send(orders, 1 << 20, take, {"kind": "facts", "round": 0})
+        waits(quorum, [names[i] for i in facts], dispatcher.events)
         if len(facts) < quorum and time.monotonic() - began > patience:
             missing = [name for i, name in enumerate(names) if i not in facts]
-            why = {event["client"]: event["why"] for event in office.events}
+            why = {event["client"]: event["why"] for event in dispatcher.events}
             reported = "; ".join(f"{name}: {text}" for name, text in why.items())
             raise NetworkError(
                 f"Only {len(facts)} of {quorum} clients came within {patience:g} s; missing: "
                 f"{', '.join(missing[:10])}. {reported or 'Start them with sartor join.'}"
             )
         time.sleep(0.05)
-    return facts, office.events
+    return facts, dispatcher.events
 
 
 def _classes(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
@@ -315,8 +311,3 @@ def _classes(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     classes = len(names) or max(f["classes"] for f in facts.values())
     fixed = {"shape": list(shapes.pop()), "classes": classes, "class_names": names}
     return {**fixed, "task": tasks.pop()}
-
-
-def _wire(coordinator: Coordinator) -> dict[str, int]:
-    office = coordinator.office
-    return {"bytes_down": office.bytes_down, "bytes_up": office.bytes_up}

@@ -1,7 +1,7 @@
-"""The seam between a federation and whatever carries its messages.
+"""What carries the messages of a federation.
 
 A transport sends each client its message, collects the answers until a deadline, and knows who is
-there. It sees bytes; what they mean is the business of `office.py` and `client.py`. `Loopback` is
+there. It sees bytes; `dispatch.py` and `client.py` know what they mean. `Loopback` is
 the plainest one: all clients in one process, as separate objects that exchange nothing but bytes.
 """
 
@@ -26,18 +26,18 @@ class Transport(Protocol):
 
         Args:
             messages: from the name of a client to its message.
-            deadline: seconds after which whoever has not answered is left out.
+            deadline: seconds after which a client that has not answered is left out.
 
         Returns:
             the answers that came in time; an answer to an earlier message may be among them, which
-            the server tells apart by its number.
+            the server recognises by its number.
         """
 
     def notices(self) -> list[tuple[str, str]]:
-        """Return what happened at the door since the last time: names, and what they wanted."""
+        """Return who was turned away since the last call: names and reasons."""
 
     def close(self) -> None:
-        """Tell the clients that nothing more will come, and let go of everything."""
+        """Say to the clients that nothing more will come, and release everything."""
 
 
 class Loopback:
@@ -61,7 +61,7 @@ class Loopback:
         return frozenset(self.clients)
 
     def exchange(self, messages: Mapping[str, bytes], deadline: float) -> dict[str, bytes]:
-        """Let one client after the other answer; whoever raises or is late has not answered."""
+        """Let one client after the other answer; one that raises or is late has not answered."""
         answers: dict[str, bytes] = {}
         began = time.monotonic()
         for name, message in messages.items():
@@ -82,8 +82,8 @@ class Loopback:
             self.watch(direction, name, data)
 
     def notices(self) -> list[tuple[str, str]]:
-        """Have no door."""
+        """Return nothing: every client is let in."""
         return []
 
     def close(self) -> None:
-        """Have nothing to let go of."""
+        """Do nothing: nothing is held."""

@@ -22,6 +22,7 @@ from sartor.report.drawing import (
     clip,
     legend_above,
     make_axes,
+    plot,
 )
 from sartor.results.metrics import Array
 
@@ -53,15 +54,8 @@ def error_by_pull(advice: Advice) -> Figure:
     what = "expected excess loss" if advice.basis == "theory" else "validation loss"
     if steep:
         axes.set_yscale("log")
-    axes.plot(
-        x[shown],
-        y[shown],
-        color=SERIES[1],
-        marker="o" if len(x) < 30 else None,
-        markersize=4,
-        markeredgewidth=0,
-    )
     xs, ys = x[shown], y[shown]
+    plot(axes, xs, ys, SERIES[1], "o" if len(x) < 30 else None, markersize=4)
     for place, error, near in ((left, errors[0], 0), (right, errors[-1], -1)):
         if len(xs):
             axes.plot([place, xs[near]], [error, ys[near]], color=SERIES[1], linestyle=":", lw=1.2)
@@ -73,17 +67,9 @@ def error_by_pull(advice: Advice) -> Figure:
         return float(np.clip(math.log10(pull), low, high))
 
     chosen = advice.error_at(advice.prox_strength)
-    axes.plot(
-        [place_of(advice.prox_strength)],
-        [chosen],
-        color=GOOD,
-        marker="o",
-        markersize=11,
-        markeredgewidth=0,
-        linestyle="none",
-        label=f"chosen: λ = {spell(advice.prox_strength)}",
-        zorder=5,
-    )
+    label = f"chosen: λ = {spell(advice.prox_strength)}"
+    dot = {"markersize": 11, "linestyle": "none", "zorder": 5, "label": label}
+    plot(axes, [place_of(advice.prox_strength)], [chosen], GOOD, "o", **dot)
     _mark_rules(axes, advice, place_of)
     decades = _decades(low, high)
     axes.set_xticks(
@@ -167,26 +153,12 @@ def distances(advice: Advice) -> Figure:
     noise = np.asarray([client.noise for client in people])
     axes, canvas = make_axes(7.4, 3.9)
     few = len(people) <= 120
-    axes.bar(
-        places,
-        apart,
-        width=0.8 if few else 1.0,
-        color=SERIES[1],
-        alpha=0.75,
-        linewidth=0,
-        label="distance of its best model",
-    )
-    axes.plot(
-        places,
-        noise,
-        color=SERIES[2],
-        marker="D" if few else None,
-        markersize=5 if len(people) <= 40 else 3,
-        markeredgewidth=0,
-        linestyle="none" if few else "solid",
-        linewidth=1.2,
-        label="noise of its own fit",
-    )
+    wide, label = 0.8 if few else 1.0, "distance of its best model"
+    axes.bar(places, apart, wide, color=SERIES[1], alpha=0.75, linewidth=0, label=label)
+    look = {"linestyle": "none" if few else "solid", "linewidth": 1.2}
+    size, label = 5 if len(people) <= 40 else 3, "noise of its own fit"
+    mark = "D" if few else None
+    plot(axes, places, noise, SERIES[2], mark, markersize=size, label=label, **look)
     found, edge = radius(advice)[0], wins_below(advice)
     axes.axhline(found, color=INK, linestyle=DASH, lw=1.3, label=f"R̂ = {found:.3g}")
     axes.axhline(edge, color=BAD, linestyle=":", lw=1.8, label=f"crossover, R = {edge:.3g}")
@@ -227,17 +199,8 @@ def losses(advice: Advice) -> Figure:
         (one, "D", SERIES[2], "one model for all"),
         (best, "o", GOOD, "as advised"),
     ):
-        axes.plot(
-            places,
-            values,
-            linestyle="none",
-            marker=mark,
-            color=colour,
-            markersize=size,
-            markeredgewidth=0,
-            label=label,
-            alpha=0.9,
-        )
+        look = {"linestyle": "none", "markersize": size, "alpha": 0.9, "label": label}
+        plot(axes, places, values, colour, mark, **look)
     _name(axes, [client.name for client in people])
     axes.set_ylabel("validation loss")
     legend_above(axes, 3)

@@ -50,8 +50,8 @@ def render_advice(
         Section(
             "Clients",
             [_client_table(advice)],
-            f"{'Expected loss above the best possible' if theory else 'Validation loss'} of each "
-            "client: alone, with one model for all, and as advised. The gain is what the "
+            f"{'Expected loss in excess of the best possible' if theory else 'Validation loss'} of "
+            "each client: alone, with one model for all, and as advised. The gain is what the "
             "recommendation saves compared with training alone; λ_i is the pull that would suit "
             "the client best.",
         ),

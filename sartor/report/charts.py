@@ -25,6 +25,7 @@ from sartor.report.drawing import (
     colour_and_mark,
     legend_above,
     make_axes,
+    plot,
     stroke,
 )
 from sartor.results.metrics import Array
@@ -140,17 +141,10 @@ def _calm(axes: Any) -> None:
 def _draw(axes: Any, line: Line, colour: str, mark: str, stroke: Any) -> None:
     x, y = np.asarray(line.x, dtype=float), np.asarray(line.y, dtype=float)
     error = None if line.error is None else np.asarray(line.error, dtype=float)
-    style = {
-        "color": colour,
-        "marker": mark,
-        "markersize": 5.0,
-        "markeredgewidth": 0,
-        "markevery": max(1, len(x) // 12),
-        "linestyle": stroke,
-        "label": clip(line.name, 40),
-    }
     bars = error is not None and not line.band
-    axes.plot(x, y, **{**style, **({"markevery": 1} if bars else {})})
+    every = 1 if bars else max(1, len(x) // 12)
+    look = {"markersize": 5.0, "markevery": every, "linestyle": stroke}
+    plot(axes, x, y, colour, mark, label=clip(line.name, 40), **look)
     if bars:
         axes.errorbar(
             x, y, yerr=error, fmt="none", ecolor=colour, capsize=2.5, elinewidth=1.1, capthick=1.1
@@ -158,17 +152,9 @@ def _draw(axes: Any, line: Line, colour: str, mark: str, stroke: Any) -> None:
     if error is not None and line.band:
         axes.fill_between(x, y - error, y + error, color=colour, alpha=0.16, linewidth=0)
     if line.published is not None:
-        axes.plot(
-            x,
-            np.asarray(line.published, dtype=float),
-            marker=mark,
-            markersize=8,
-            markerfacecolor="none",
-            markeredgecolor=colour,
-            markeredgewidth=1.4,
-            linestyle="none",
-            zorder=4,
-        )
+        hollow = {"markersize": 8, "mfc": "none", "mec": colour, "mew": 1.4, "zorder": 4}
+        published = np.asarray(line.published, dtype=float)
+        axes.plot(x, published, marker=mark, linestyle="none", **hollow)
 
 
 def _check(lines: Sequence[Line], x_scale: Scale, y_scale: Scale) -> None:

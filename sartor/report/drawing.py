@@ -132,6 +132,12 @@ def make_axes(width: float, height: float) -> tuple[Any, Canvas]:
     return axes, canvas
 
 
+def plot(axes: Any, x: Any, y: Any, colour: str, mark: str | None = None, **more: Any) -> None:
+    """Draw a curve in the style of the page; ``more`` goes to ``Axes.plot``."""
+    look = {"color": colour, "marker": mark, "markersize": 4.5, "markeredgewidth": 0}
+    axes.plot(x, y, **{**look, **more})
+
+
 def legend_above(
     axes: Any, entries: int, most: int = 5, *, left: float = -0.01, size: float | None = None
 ) -> Any:

@@ -23,6 +23,7 @@ from sartor.report.drawing import (
     colour_and_mark,
     legend_above,
     make_axes,
+    plot,
 )
 from sartor.report.heat import label_map, mixing_matrix
 from sartor.report.layout import listed
@@ -72,19 +73,12 @@ def measure_by_round(comparison: Comparison) -> Figure:
             main = point == result.headline
             x, mean, std, number = _mean_curve(result, point)
             several |= number > 1
-            axes.plot(
-                x,
-                mean,
-                color=colour,
-                linestyle="solid" if main else "dotted" if point == "global" else DASH,
-                linewidth=2.1 if main else 1.2,
-                alpha=1 if main else 0.75,
-                marker=mark if main else None,
-                markevery=max(1, len(x) // 8),
-                markersize=4.5,
-                markeredgewidth=0,
-                label=clip(name, 40) if main else None,
-            )
+            stroke = "solid" if main else "dotted" if point == "global" else DASH
+            style: dict[str, Any] = {"linestyle": stroke, "linewidth": 1.2, "alpha": 0.75}
+            if main:
+                style |= {"linewidth": 2.1, "alpha": 1, "label": clip(name, 40)}
+            every = max(1, len(x) // 8)
+            plot(axes, x, mean, colour, mark if main else None, markevery=every, **style)
             if main and number > 1:
                 axes.fill_between(x, mean - std, mean + std, color=colour, alpha=0.16, linewidth=0)
     axes.set_xlabel("round")
@@ -185,16 +179,8 @@ def bytes_against_measure(comparison: Comparison) -> Figure | None:
                 axes.axhline(known[-1], color=colour, linestyle=(0, (1, 2)), label=label)
                 silent.append(name)
             continue
-        axes.plot(
-            travelled,
-            mean,
-            color=colour,
-            marker=mark,
-            markevery=max(1, len(x) // 8),
-            markersize=4.5,
-            markeredgewidth=0,
-            label=clip(name, 40),
-        )
+        every = max(1, len(x) // 8)
+        plot(axes, travelled, mean, colour, mark, markevery=every, label=clip(name, 40))
         drawn.append(f"{name} sends {travelled[-1]:,.1f} MB")
     if not drawn:
         return None

@@ -36,6 +36,15 @@ DOTS = 300
 """Resolution of a PNG, in dots per inch."""
 
 
+PAINTED: dict[type, tuple[str, ...]] = {
+    Text: ("color",),
+    Line2D: ("color", "markerfacecolor", "markeredgecolor"),
+    Patch: ("facecolor", "edgecolor"),
+    Collection: ("facecolor", "edgecolor"),
+}
+"""Kind of artist -> its colours."""
+
+
 def page_colours() -> dict[str, str]:
     """Return placeholder -> light colour, read from the style sheet of the page."""
     style = Path(__file__).with_name("style.css").read_text(encoding="utf-8")
@@ -110,26 +119,19 @@ def for_paper(figure: Figure, width: float) -> Canvas:
 
 def _recolour(artist: Any, colours: dict[str, Any]) -> None:
     def printed(colour: Any) -> Any:
+        if isinstance(colour, str) and colour == "none":
+            return colour
         rgba = to_rgba(colour)
         found = colours.get(to_hex(rgba))
         return rgba if found is None else (*found[:3], rgba[3])
 
-    if isinstance(artist, Text):
-        artist.set_color(printed(artist.get_color()))
-    elif isinstance(artist, Line2D):
-        face, edge = artist.get_markerfacecolor(), artist.get_markeredgecolor()
-        artist.set_color(printed(artist.get_color()))
-        artist.set_markerfacecolor(face if _is_none(face) else printed(face))
-        artist.set_markeredgecolor(edge if _is_none(edge) else printed(edge))
-    elif isinstance(artist, Patch):
-        face, edge = artist.get_facecolor(), artist.get_edgecolor()
-        artist.set_facecolor(printed(face))
-        artist.set_edgecolor(printed(edge))
-    elif isinstance(artist, Collection):
-        faces, edges = artist.get_facecolor(), artist.get_edgecolor()
-        artist.set_facecolor([printed(face) for face in faces])
-        artist.set_edgecolor([printed(edge) for edge in edges])
+    def many(all_colours: Any) -> Any:
+        return [printed(colour) for colour in all_colours]
 
-
-def _is_none(colour: Any) -> bool:
-    return isinstance(colour, str) and colour == "none"
+    for kind, names in PAINTED.items():
+        if isinstance(artist, kind):
+            # All colours are read first: setting that of a line also sets those of its markers.
+            now = {name: getattr(artist, f"get_{name}")() for name in names}
+            for name, colour in now.items():
+                paint = printed if not isinstance(artist, Collection) else many
+                getattr(artist, f"set_{name}")(paint(colour))

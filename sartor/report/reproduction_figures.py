@@ -71,15 +71,6 @@ def _column(outcome: Outcome, spec: Mapping[str, Any]) -> str:
     return str(spec.get("column", outcome.plan.columns[0].name))
 
 
-def _table(outcome: Outcome, measure: str) -> dict[str, Any]:
-    return next((t for t in outcome.plan.tables if t["measure"] == measure), {})
-
-
-def _factor(outcome: Outcome, spec: Mapping[str, Any]) -> float:
-    table = _table(outcome, spec["measure"])
-    return scale_of(table)[0] if table else float(spec.get("factor", 1.0))
-
-
 def _line(
     name: str,
     x: Sequence[float],
@@ -96,43 +87,49 @@ def _line(
         x,
         [math.nan if c is None else factor * float(np.nanmean(c)) for c in cells],
         None if all(map(math.isnan, errors)) else errors,
-        None
-        if not any(k is not None for k in known)
-        else [math.nan if k is None else k for k in known],
+        [math.nan if k is None else k for k in known]
+        if any(k is not None for k in known)
+        else None,
     )
 
 
 def _by_column(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
     """Draw a measure against the columns' x, one line per row."""
-    table = _table(outcome, spec["measure"])
-    published = table.get("published", {})
-    values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
     named = spec.get("columns")
-    columns = [
-        c for c in outcome.plan.columns if c.x is not None and (named is None or c.name in named)
-    ]
-    places = [float(c.x or 0.0) for c in columns]
-    lines = []
-    for name in _rows(outcome, spec):
-        cells = [values.get(name, {}).get(column.name) for column in columns]
-        known = [published.get(name, {}).get(column.name) for column in columns]
-        lines.append(_line(name, places, cells, factor, known))
-    return _line_figure(key, {"beside": table.get("beside", "published"), **spec}, lines)
+    places = {
+        c.name: float(c.x)
+        for c in outcome.plan.columns
+        if c.x is not None and (named is None or c.name in named)
+    }
+    rows = _rows(outcome, spec)
+    return _against(outcome, key, spec, {row: [(row, c) for c in places] for row in rows}, places)
 
 
 def _by_row(outcome: Outcome, key: str, spec: Mapping[str, Any]) -> Figure | None:
     """Draw a measure against a number of every row, one line per column."""
-    table = _table(outcome, spec["measure"])
-    published = table.get("published", {})
-    values, factor = outcome.values(spec["measure"]), _factor(outcome, spec)
     kept = {row.name for row in outcome.plan.rows}
-    pairs = [(r, float(x)) for r, x in zip(spec["rows"], spec["x"], strict=True) if r in kept]
-    rows, places = [r for r, _ in pairs], [x for _, x in pairs]
+    pairs = zip(spec["rows"], spec["x"], strict=True)
+    places = {row: float(x) for row, x in pairs if row in kept}
+    columns = spec.get("columns", [column.name for column in outcome.plan.columns])
+    return _against(outcome, key, spec, {c: [(row, c) for row in places] for c in columns}, places)
+
+
+def _against(
+    outcome: Outcome,
+    key: str,
+    spec: Mapping[str, Any],
+    curves: Mapping[str, list[tuple[str, str]]],
+    places: Mapping[str, float],
+) -> Figure | None:
+    """Draw the cells (row, column) of every curve at their places, with published values."""
+    table = next((t for t in outcome.plan.tables if t["measure"] == spec["measure"]), {})
+    factor = scale_of(table)[0] if table else float(spec.get("factor", 1.0))
+    values, published = outcome.values(spec["measure"]), table.get("published", {})
     lines = []
-    for name in spec.get("columns", [column.name for column in outcome.plan.columns]):
-        cells = [values.get(row, {}).get(name) for row in rows]
-        known = [published.get(row, {}).get(name) for row in rows]
-        lines.append(_line(name, places, cells, factor, known))
+    for name, cells in curves.items():
+        ours = [values.get(row, {}).get(column) for row, column in cells]
+        known = [published.get(row, {}).get(column) for row, column in cells]
+        lines.append(_line(name, list(places.values()), ours, factor, known))
     return _line_figure(key, {"beside": table.get("beside", "published"), **spec}, lines)
 
 

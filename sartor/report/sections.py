@@ -125,7 +125,8 @@ def _part(part: Part, title: str) -> tuple[str, Any]:
             return _part(Exhibit(part), title)
         case Exhibit():
             heading = part.heading or part.table.title
-            texts = {"caption": part.caption or heading or title, "heading": heading}
+            texts = {"caption": part.caption or heading or title}
+            texts["heading"] = heading if heading != title else ""
             return "table", {
                 **shown(part.table, part.looks), **texts, "key": part.key, "bars": part.bars
             }  # fmt: skip

@@ -20,7 +20,7 @@ from sartor.core.errors import ConfigError, did_you_mean
 from sartor.core.local import Local
 from sartor.core.task import Task
 from sartor.data.federation import Federation
-from sartor.engines import make_engine
+from sartor.engines import client_work, make_engine
 from sartor.engines.arena import Arena
 from sartor.engines.shard import processes
 from sartor.reproduce.derived import derive, jittered
@@ -30,6 +30,7 @@ from sartor.reproduce.problems import Problem, make_arena, make_network, make_pr
 from sartor.reproduce.records import records_of
 from sartor.reproduce.solutions import SOLVERS
 from sartor.results.scores import Run
+from sartor.training.driver import drive
 from sartor.training.progress import Progress
 from sartor.training.schema import DTYPES
 from sartor.training.settings import with_static_parts
@@ -265,7 +266,7 @@ def _simulation(
         points=points,
         eval_start=settings["eval_every"] < settings["rounds"],
         arena=arena,
-        processes=processes.current(),
+        clients=client_work(processes.current()),
     )
 
 
@@ -295,22 +296,15 @@ def _loop(
             for name, value in probe().items():
                 seen.setdefault(name, []).append((simulation.round_index, np.asarray(value)))
 
-    if progress is not None:
-        progress.start(simulation.num_rounds, words)
-    try:
-        look()
+    def after_round() -> None:
         for follower in followers:
             follower.follow(simulation)
-        while not simulation.finished:
-            info = simulation.step()
-            for follower in followers:
-                follower.follow(simulation)
-            last = simulation.round_index == simulation.num_rounds
-            if probes and (last or simulation.round_index % simulation.eval_every == 0):
-                look()
-            if progress is not None:
-                progress.update(simulation.round_index - 1, info)
-    finally:
-        if progress is not None:
-            progress.stop()
+        last = simulation.round_index == simulation.num_rounds
+        if probes and (last or simulation.round_index % simulation.eval_every == 0):
+            look()
+
+    look()
+    for follower in followers:
+        follower.follow(simulation)
+    drive(simulation, progress=progress, title=words, after_round=after_round)
     return seen

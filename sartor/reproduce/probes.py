@@ -57,7 +57,7 @@ def errors(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
             "'logistic-theory', 'logistic-literal' or 'logistic-radius', or leave it out."
         )
     truth = torch.stack([p.truth for p in problems if p.truth is not None])
-    truth = truth.to(simulation.rounds.arena.device, simulation.dtype)
+    truth = truth.to(simulation.context.arena.device, simulation.dtype)
     centre = truth.mean(1)
 
     def look() -> dict[str, np.ndarray]:
@@ -96,7 +96,7 @@ def optimum(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
         fine = satisfies(steps, local_lr, server_lr, env)
         rates.append(rate(server_lr, env) if fine else np.nan)
         conditions.append(env.condition)
-    goal = torch.stack(goals).to(simulation.rounds.arena.device, simulation.dtype)
+    goal = torch.stack(goals).to(simulation.context.arena.device, simulation.dtype)
 
     def look() -> dict[str, np.ndarray]:
         gap = (_flat(_central(simulation), 1) - goal).square().sum(-1)
@@ -111,13 +111,13 @@ def optimum(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
 
 def training_loss(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     """Measure mean_i L_i(w_i) and mean_i L_i(w_g) on the training samples."""
-    rounds = simulation.rounds
-    sizes = rounds.arena.splits["train"].size
+    clients = simulation.clients
+    sizes = simulation.context.arena.splits["train"].size
 
     def look() -> dict[str, np.ndarray]:
         t, (server, store) = simulation.round_index, simulation.deployed()
-        own = rounds.evaluate(server, store, t, ("train",))[0]["train"]
-        common = rounds.evaluate_common(_central(simulation), t, ("train",))["train"]
+        own = clients.evaluate(server, store, t, ("train",))[0]["train"]
+        common = clients.evaluate_common(_central(simulation), t, ("train",))["train"]
         return {
             "training_loss": (own.loss / sizes).mean(1),
             "training_loss_global": (common.loss / sizes).mean(1),
@@ -128,15 +128,15 @@ def training_loss(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
 
 def common_test(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     """Measure what one model for all answers on the test samples of all clients."""
-    rounds = simulation.rounds
-    split = rounds.arena.splits["val"]
+    clients = simulation.clients
+    split = simulation.context.arena.splits["val"]
     if not split.size.any() or (split.start != split.start[:, :1]).any():
         raise ConfigError(
             "The probe 'common_test' needs samples of all clients; set everyone = 2000."
         )
 
     def accuracy(models: Tree) -> np.ndarray:
-        tally = rounds.evaluate_common(models, simulation.round_index, ("val",), clients=1)["val"]
+        tally = clients.evaluate_common(models, simulation.round_index, ("val",), clients=1)["val"]
         found: np.ndarray = tally.correct[:, 0] / split.size[:, 0]
         return found
 
@@ -165,7 +165,7 @@ def coherence(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
             )
         local = _flat(uploads["params"], 2)
         if not sent:
-            shape = (*simulation.rounds.everybody.shape, local.shape[-1])
+            shape = (*simulation.context.everybody.shape, local.shape[-1])
             sent["local"], sent["way"] = local.new_zeros(shape), local.new_zeros(shape)
         start = _flat(_central(simulation), 1)
         for run, (ids, there) in enumerate(zip(cohort, trains, strict=True)):
@@ -214,7 +214,7 @@ def _of_first(simulation: Simulation, models: Tree, run: int, problem: Problem) 
     for client in range(problem.federation.num_clients):
         params = tree.map(lambda leaf, k=client: leaf[run, k].clone(), models)
         network = task.with_params(params) if predict is None else Predictor(params, predict)
-        networks.append(network.to(simulation.rounds.arena.device))
+        networks.append(network.to(simulation.context.arena.device))
     found = loss_deviations(networks, problem.federation, criterion=task.criterion)
     has = found.counts[0] > 0
     numbers: dict[str, float] = {}
@@ -235,12 +235,12 @@ def _central(simulation: Simulation) -> Tree:
     """Return the global model, or the mean of the clients' where there is none, (runs, ...)."""
     if simulation.method.use.centre is None:
         return _average(simulation)
-    return simulation.rounds.centre(simulation.deployed()[0], simulation.round_index)
+    return simulation.context.centre(simulation.deployed()[0], simulation.round_index)
 
 
 def models_now(simulation: Simulation) -> Tree:
     """Return what all clients would use now, (runs, clients, ...)."""
-    return simulation.models(simulation.rounds.everybody, simulation.method.use.headline)
+    return simulation.models(simulation.context.everybody, simulation.method.use.headline)
 
 
 def _flat(models: Tree, axes: int) -> Tensor:

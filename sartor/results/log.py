@@ -1,6 +1,6 @@
-"""The books of a simulation: what was measured and spent so far, and how each run ended.
+"""The log of a simulation: what was measured and spent so far, and how each run ended.
 
-| book | entries | holds |
+| series | entries | holds |
 |---|---|---|
 | ``history["pre/test"]`` | one per evaluation | right answers and losses, (runs, clients) each |
 | ``when["pre"]`` | the same | round t for "post", after t rounds for "pre" and "global" |
@@ -9,7 +9,7 @@
 | ``once["setup_bytes"]`` | one | what is spent outside of rounds, (runs,) |
 | ``snapshots`` | one per evaluation | what the method shows of itself (``Method.inspect``) |
 | ``diverged``, ``stopped`` | one per run | where it broke, why it ended early; or None |
-| ``post["test"]`` | one | the last scores after local training; not everybody trains in a round |
+| ``post["test"]`` | one | the last scores after local training, also of clients that sat out |
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Log:
     # ---- scores
 
     def score(self, point: str, t: int, tallies: Mapping[str, Tally]) -> None:
-        """Enter the scores of an evaluation point, and the runs that diverged.
+        """Log the scores of an evaluation point, and the runs that diverged.
 
         Args:
             point: "pre", "post" or "global".
@@ -112,12 +112,12 @@ class Log:
     def means(
         self, name: str, answers: Callable[[str], tuple[np.ndarray, int]]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return shares of right answers and mean losses of a book's last entry: (runs,) each.
+        """Return shares of right answers and mean losses, (runs,) each, at the end of a series.
 
         They are asked for after every round, and computed when there is a new entry.
 
         Args:
-            name: the book, such as "pre/test".
+            name: the series, such as "pre/test".
             answers: see ``scores``.
         """
         series = self.history[name]
@@ -132,7 +132,7 @@ class Log:
     # ---- costs
 
     def spend_round(self, receipt: Receipt) -> None:
-        """Enter the counted costs of a round."""
+        """Log the counted costs of a round."""
         self.bytes += receipt.bytes_up + receipt.bytes_down
         for name in COUNTERS:
             self.costs[name].append(getattr(receipt, name))
@@ -144,13 +144,13 @@ class Log:
         self._means.clear()
 
     def spend_once(self, receipt: Receipt) -> None:
-        """Enter the counted costs of what happens once: prologue, epilogue, adaptation."""
+        """Log the counted costs of what happens once: prologue, epilogue, adaptation."""
         self.once["setup_bytes"] += receipt.bytes_down + receipt.bytes_up
         self.once["setup_gradients"] += receipt.gradient_evaluations
         self.once["setup_forward"] += receipt.forward_evaluations
 
     def time_round(self, own: dict[str, float], trained: dict[str, float]) -> None:
-        """Enter the times of a round.
+        """Log the times of a round.
 
         Args:
             own: of the whole round and of what is not in ``trained``.
@@ -166,10 +166,10 @@ class Log:
             self.seconds[name][-1] += value
 
     def take_clocks(self) -> None:
-        """Enter the times of the rounds since the last look at the device.
+        """Log the times of the rounds since the device was last read.
 
-        Between two looks a GPU works on while later rounds are prepared, so that only the time of
-        all of them together is known; each gets an equal share.
+        Between two readings a GPU works on while later rounds are prepared, so that only the time
+        of all of them together is known; each gets an equal share.
         """
         first = len(self.seconds["round"]) - len(self.unread)
         for at, (own, trained) in enumerate(self.unread, first):
@@ -189,6 +189,25 @@ class Log:
         }
         seconds = {name: list(values) for name, values in self.seconds.items()}
         return Ledger(**columns, seconds=seconds, **{k: v.copy() for k, v in self.once.items()})
+
+    def end_run(self, run: int, last: int, used: int) -> None:
+        """Let the records of a run end after round ``last``, with the models of round ``used``."""
+        for name, series in self.history.items():
+            point = name.split("/")[0]
+            times = [t + (point == "post") for t in self.when[point]]  # rounds before an entry
+            for values in series.values():
+                source = values[times.index(used)][run].copy()
+                for k, t in enumerate(times):
+                    if t >= last:
+                        values[k][run] = source
+        chosen = next((snap for snap in self.snapshots if snap["round"] == used), None)
+        for snap in self.snapshots if chosen is not None else ():
+            for key in snap.keys() - {"round"} if snap["round"] >= last else ():
+                snap[key][run] = chosen[key][run].copy()  # type: ignore[index]
+        for rows in self.costs.values():
+            for row in rows[last:]:
+                row[run] = 0
+        self.recount()
 
     # ---- checkpoints
 
@@ -217,7 +236,7 @@ class Log:
         return arrays, meta
 
     def load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
-        """Take a checkpoint back."""
+        """Restore a checkpoint."""
         self.history = {
             name: {k: list(v) for k, v in series.items()}
             for name, series in arrays["history"].items()

@@ -88,11 +88,7 @@ def round_bound(
 
 
 def local_lr_range(
-    gradient_sum: float,
-    mix_lr: float,
-    round_index: int,
-    problem: Problem,
-    form: Form = "printed",
+    gradient_sum: float, mix_lr: float, round_index: int, problem: Problem, form: Form = "printed"
 ) -> tuple[float, float]:
     """Return Corollary 1's open interval of α in which the loss is guaranteed to fall.
 

@@ -135,8 +135,10 @@ def drawings(
         [draw_labels(clients, at, rng.fold(key, "labels", k), prints) for k in range(draws)]
     )
     first = -(inverse @ _slopes(clients, at, labels)).movedim(-1, 0)
-    refits = _quick if bias_reduced and (middle or "model") == "model" else _one_by_one
-    fits, said = refits(clients, at, labels, first, middle, bias_reduced)
+    if bias_reduced and (middle or "model") == "model":
+        fits, said = _quick(clients, at + first, labels)
+    else:
+        fits, said = _one_by_one(clients, at, labels, middle, bias_reduced)
     apart = (fits - fits.mean(0)).square().sum(-1) - (first - first.mean(0)).square().sum(-1)
     spread = (known + apart.sum(0) / (draws - 1)).clamp(min=0.1 * known)
     return Drawings(
@@ -198,12 +200,7 @@ def fingerprints(clients: Clients) -> Tensor:
 
 
 def _one_by_one(
-    clients: Clients,
-    at: Tensor,
-    labels: Tensor,
-    first: Tensor,
-    middle: Middle | None,
-    bias_reduced: bool,
+    clients: Clients, at: Tensor, labels: Tensor, middle: Middle | None, bias_reduced: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the fits and their ``noise_of``, each with the sets of labels as first axis."""
     fits, said = [], []
@@ -215,31 +212,19 @@ def _one_by_one(
     return torch.stack(fits), torch.stack(said)
 
 
-def _quick(
-    clients: Clients,
-    at: Tensor,
-    labels: Tensor,
-    first: Tensor,
-    middle: Middle | None,
-    bias_reduced: bool,
-) -> tuple[Tensor, Tensor]:
+def _quick(clients: Clients, start: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
     """Do the same for Firth's fits at once; fit the few that do not converge one by one."""
-    lanes, draws, p = clients.mask.shape[:-1], len(labels), at.shape[-1]
+    lanes, draws, p = clients.mask.shape[:-1], len(labels), start.shape[-1]
     x = (clients.x * clients.mask[..., None]).expand(*clients.mask.shape, p)
     y = labels.movedim(0, -1).reshape(-1, clients.mask.shape[-1], draws)
-    start = (at + first).movedim(0, -2).reshape(-1, draws, p)
-    found = refit(x.reshape(-1, *x.shape[-2:]), y, start)
+    found = refit(x.reshape(-1, *x.shape[-2:]), y, start.movedim(0, -2).reshape(-1, draws, p))
     w = found.w.reshape(*lanes, draws, p).movedim(-2, 0)
     said = found.total.reshape(*lanes, draws).movedim(-1, 0)
     late = ~found.arrived.reshape(*lanes, draws).movedim(-1, 0)
     if bool(late.any()):
         which = late.nonzero(as_tuple=True)
-        other = Clients(
-            x[which[1:]][:, None],
-            labels[which][:, None],
-            clients.mask[which[1:]][:, None],
-            clients.family,
-        )
+        features, mask = (part[which[1:]][:, None] for part in (x, clients.mask))
+        other = Clients(features, labels[which][:, None], mask, clients.family)
         fit = fit_each(other, bias_reduced=True, tolerance=ENOUGH, max_steps=60).w
         w, said = w.clone(), said.clone()
         w[which] = fit[:, 0]

@@ -80,7 +80,7 @@ def lemma_1_local(
 
     Σ p_i (μ‖w̃_i − w_i*‖² + ⟨∇L_i(w_i*), w̃_i − w_i*⟩) <= (λ/2) R², in v1
     (λ/2)(R² − Σ p_i‖w̃_i − w̃_g‖²). The proof of v2 has μ/2; it holds with μ, since the objective
-    rises from its minimum by μ/2 Σ p_i‖w̃_i − w_i*‖² at least. Σ p_i‖w_i* − w_g*‖² may stand for R².
+    rises from its minimum by μ/2 Σ p_i‖w̃_i − w_i*‖² at least. Σ p_i‖w_i* − w_g*‖² may replace R².
 
     Args:
         models: (clients, d) w̃_i.
@@ -116,7 +116,7 @@ def lemma_5(
     """Compare both sides of Lemma 5, E‖w_GT − w_g*‖ <= (2/μ)(ρ√(Σ p_i²/n_i) + LR).
 
     Args:
-        pooled_models: (draws, d) w_GT of independent draws of the data; their mean stands for E.
+        pooled_models: (draws, d) w_GT of independent draws of the data; their mean estimates E.
         target: (d,) w_g*.
         weights: (clients,) p_i.
         sizes: (clients,) n_i.

@@ -16,8 +16,8 @@ one sample of client i by any other changes its loss at any z by γ_i at most.
 | H_k | hessians[k] | ∇²L_k at ŵ_k |
 
 Differs from the paper: the bound of LocalTrain is Theorem 6 with m = 1. Err_i of Proposition 21 is
-printed with (β+λ)/(μ+λ) beside ε_g and with the factor 8β²; Lemma 25 (ζ_i = (β+λ)ε_i, where the
-printed δ also lack their squares) puts it beside ε_i, and β E² of (58) has one β. Err_i here is
+printed with (β+λ)/(μ+λ) before ε_g and with the factor 8β²; Lemma 25 (ζ_i = (β+λ)ε_i, where the
+printed δ also lack their squares) puts it before ε_i, and β E² of (58) has one β. Err_i here is
 √(2β‖ℓ‖∞) E + β E² itself, without the last estimates of the proof. Lemma 24 prints 1 + β/(n_i(μ+λ))
 for 1 + 16β/(n_i(μ+λ)); its 160 is right. The approximations are ours: first order in 1/n_i, exact
 for losses whose Hessian is the same at every sample. The arguments of the bounds broadcast, so that
@@ -177,11 +177,7 @@ def _first(wrong: Tensor, *values: Tensor) -> list[float]:
 
 
 def local_shift(
-    hessian: Tensor,
-    old: Tensor,
-    new: Tensor,
-    num_samples: int,
-    prox_strength: float = 0.0,
+    hessian: Tensor, old: Tensor, new: Tensor, num_samples: int, prox_strength: float = 0.0
 ) -> Tensor:
     """Return ŵ_i(S′) − ŵ_i(S) ≈ (H_i + λI)^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i.
 
@@ -204,12 +200,7 @@ def local_shift(
 
 
 def fedavg_shift(
-    hessians: Tensor,
-    weights: Tensor,
-    client: int,
-    old: Tensor,
-    new: Tensor,
-    num_samples: int,
+    hessians: Tensor, weights: Tensor, client: int, old: Tensor, new: Tensor, num_samples: int
 ) -> Tensor:
     """Return the shift p_i H̄^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i of the minimiser of Σ p_k L_k.
 

@@ -164,11 +164,7 @@ class Work(NamedTuple):
 
 
 def work(
-    accuracy: float,
-    start: float,
-    prox_strength: float,
-    smoothness: float,
-    strong_convexity: float,
+    accuracy: float, start: float, prox_strength: float, smoothness: float, strong_convexity: float
 ) -> Work:
     """Return the rounds, local steps and gradients that bring a squared error from Δ_0 to ε.
 

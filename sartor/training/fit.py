@@ -25,13 +25,14 @@ from sartor.core.hyper import Value, stack_hypers
 from sartor.core.local import Local
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
-from sartor.engines import make_engine
+from sartor.engines import client_work, make_engine
 from sartor.engines.shard import processes
 from sartor.results.joined import join
 from sartor.results.result import Result
 from sartor.runs import RunFolder
 from sartor.training.callbacks import Listeners
-from sartor.training.onboarding import packed, trained
+from sartor.training.driver import drive
+from sartor.training.onboarding import result_of, stored_form, trained
 from sartor.training.progress import Progress
 from sartor.training.schema import documented, settings_on
 from sartor.training.settings import (
@@ -204,7 +205,7 @@ def _fit_lanes(
         eval_every=settings.eval_every,
         points=points,
         store_folder=where,
-        processes=processes.current(),
+        clients=client_work(processes.current()),
         stopping=settings.early_stopping,
     )
     if where is not None:  # mapped states live as long as models can be asked for
@@ -218,7 +219,7 @@ def _fit_lanes(
         if len(runs) == 1 and simulation.log.diverged[0] is not None:
             raise _diverged(simulation)
         baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
-        result = simulation.result(config, baseline)
+        result = result_of(simulation, config, baseline)
         if folder is not None and not (reopen and finished):
             # The result is written last: a folder that has one is not resumed.
             _save(lambda: _write_models(folder, simulation), folder.path)
@@ -255,31 +256,21 @@ def _loop(
     simulation: Simulation, settings: Settings, folder: RunFolder | None, listeners: Listeners
 ) -> None:
     """Run the rounds that are left, with progress, callbacks and checkpoints."""
-    if settings.progress is not None:
-        runs = len(simulation.runs)
-        name = simulation.method.name + (f" ({runs} runs)" if runs > 1 else "")
-        settings.progress.start(simulation.num_rounds, name)
-    try:
-        while not simulation.finished:
-            info = simulation.step()
-            asked = processes.first(lambda: listeners.round(simulation))
-            if asked is not None:
-                simulation.stop(asked)
-            if settings.progress is not None:
-                settings.progress.update(simulation.round_index - 1, info)
-            due = simulation.round_index % settings.checkpoint_every == 0
-            writes = folder is not None and processes.is_first()
-            if folder is not None and writes and (due or simulation.finished):
-                trees, arrays, meta = simulation.state()
-                _save(
-                    lambda t=trees, a=arrays, m=meta: folder.write_checkpoint(  # type: ignore[misc]
-                        simulation.round_index, t, a, m
-                    ),
-                    folder.path,
-                )
-    finally:
-        if settings.progress is not None:
-            settings.progress.stop()
+    runs = len(simulation.runs)
+
+    def checkpoint() -> None:
+        if folder is not None and processes.is_first():
+            state = (simulation.round_index, *simulation.state())
+            _save(lambda: folder.write_checkpoint(*state), folder.path)
+
+    drive(
+        simulation,
+        progress=settings.progress,
+        title=simulation.method.name + (f" ({runs} runs)" if runs > 1 else ""),
+        asks_to_stop=lambda: processes.first(lambda: listeners.round(simulation)),
+        checkpoint=checkpoint,
+        checkpoint_every=settings.checkpoint_every,
+    )
 
 
 def _save(write: Callable[[], object], path: Path) -> None:
@@ -305,8 +296,8 @@ def _write_models(folder: RunFolder, simulation: Simulation) -> None:
             trees = [simulation.params(client, run) for client in range(len(names))]
             if writes:
                 folder.write_models(names, trees, run)
-            if writes and simulation.processes is None:
-                folder.write_server(*packed(trained(simulation, run)), run)
+            if writes and processes.current() is None:
+                folder.write_server(*stored_form(trained(simulation, run)), run)
 
 
 def _lazily_local(

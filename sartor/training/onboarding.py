@@ -8,7 +8,7 @@ and no other model changes. Newcomers are numbered after the clients that traine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,6 +37,8 @@ from sartor.engines import make_engine
 from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.results.serving import record_of
+from sartor.runs import save_result
+from sartor.training.driver import drive
 from sartor.training.simulation import Simulation
 
 Data = Federation | tuple[Any, Any]
@@ -107,39 +109,77 @@ def onboard(
         dtype=known.dtype,
         points=tuple(dict.fromkeys(("pre", record.use.headline))),
     )
-    if not rounds:
-        again.score_start()
-    while not again.finished:
-        again.step()
+    drive(again)
     # Newcomers are prepared like the clients that trained.
     recipes = {} if known.recipe is None else {str(chosen.seed): known.recipe}
-    return again.result(
+    return result_of(
+        again,
         {
             "newcomers of": known.method.name,
             "rounds": rounds,
             "task": known.task.measured_as,
             "rebuild": known.facts | {"preprocessing": recipes},
-        }
+        },
+    )
+
+
+def result_of(
+    simulation: Simulation,
+    config: Mapping[str, Any],
+    baseline: Callable[[], Result] | None = None,
+) -> Result:
+    """Return everything that was measured, with the models and a way in for newcomers.
+
+    Args:
+        simulation: what was run.
+        config: the resolved settings.
+        baseline: trains LocalTrain on the same allocations, when asked.
+    """
+
+    def newcomers(data: Any, **settings: Any) -> Result:
+        return onboard(simulation, data, **settings)
+
+    def server(run: int) -> tuple[Tree, dict[str, Any]]:
+        return stored_form(trained(simulation, run))
+
+    method, log = simulation.method, simulation.log
+    chosen = any("choice" in snap for snap in log.snapshots)
+    return Result(
+        method=method.name,
+        headline=method.use.headline,
+        runs=simulation.runs,
+        clients=simulation.federations[0].names,
+        scores=simulation.scores(),
+        ledger=simulation.ledger(),
+        label_counts=simulation.label_counts(),
+        diverged=log.diverged,
+        stopped=log.stopped,
+        snapshots=log.snapshots,
+        choices=method.show.names if chosen else (),
+        config=config,
+        models=simulation.network,
+        baseline=baseline,
+        newcomers=newcomers,
+        server=server,
+        writer=save_result,
     )
 
 
 def trained(simulation: Simulation, run: int = 0) -> Trained:
     """Take from a simulation what newcomers meet."""
     server, _ = simulation.deployed()
-    everybody, past = simulation.rounds.everybody, simulation.round_index
-    server_ctx = simulation.rounds.server_ctx(
-        "evaluate", past, everybody, np.ones_like(everybody, dtype=bool)
-    )
+    everybody, past = simulation.context.everybody, simulation.round_index
+    server_ctx = simulation.context.server_ctx("evaluate", past, everybody)
     return Trained(
         simulation.method,
         simulation.task,
         tree.map(lambda leaf: leaf[run], server),
         ServerContext(*(tree.map(lambda leaf: leaf[run], part) for part in server_ctx)),
-        simulation.rounds.arena.num_clients,
+        simulation.context.arena.num_clients,
         past,
         simulation.runs[run],
         simulation.make_engine,
-        simulation.rounds.arena.device,
+        simulation.context.arena.device,
         simulation.dtype,
         *_data_facts(simulation.federations[run]),
     )
@@ -158,7 +198,7 @@ def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
     return facts, known.info.get("preprocessing")
 
 
-def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
+def stored_form(found: Trained) -> tuple[Tree, dict[str, Any]]:
     """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
     return (
         {"server": found.server, "hub": found.server_ctx._asdict()},
@@ -167,7 +207,7 @@ def packed(found: Trained) -> tuple[Tree, dict[str, Any]]:
 
 
 def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
-    """Return what newcomers meet from what :func:`packed` wrote and a result's settings."""
+    """Return what newcomers meet from what :func:`stored_form` wrote and a result's settings."""
     about = dict(result.config["rebuild"])
     return Trained(
         record_of(result, task, run),

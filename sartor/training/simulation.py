@@ -1,8 +1,9 @@
 """A simulation: all runs of one method, from round to round.
 
 Everything that a round reads is in the trees and counters here, and what was measured and spent is
-in the books (``sartor.results.log``), so a checkpoint is a dump of both and resuming is running straight
-on. What happens inside a round is in ``sartor.engines.round``.
+in the log (``sartor.results.log``): a checkpoint is a dump of both. What happens inside a round is
+in ``sartor.engines.round``, where the clients work in ``sartor.engines.work``, and the loop over
+rounds in ``sartor.training.driver``.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from sartor.core import tree
 from sartor.core.cohort import Participation
@@ -24,16 +25,15 @@ from sartor.core.method import Method, endings
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
-from sartor.engines.arena import Arena, build_arena, packed
+from sartor.engines.arena import Arena, build_arena, with_palette
+from sartor.engines.context import Context
 from sartor.engines.parts import Engine, Receipt, Tally
 from sartor.engines.round import Rounds
-from sartor.engines.shard.processes import Processes
-from sartor.engines.store import Store
+from sartor.engines.store import States
+from sartor.engines.work import ClientWork, InProcess
 from sartor.results.log import Log
-from sartor.results.result import Result
 from sartor.results.scores import PHASES, Ledger, Run, Scores
-from sartor.training.readout import progress_of, result_of
-from sartor.training.stopping import EarlyStopping, settle, watch_over
+from sartor.training.stopping import EarlyStopping, Watch, per_run, watch_over
 
 
 class Simulation:
@@ -46,7 +46,7 @@ class Simulation:
         runs: seed, hyper-parameters and options of every run.
         engine: makes the engine from the arena.
         rounds: how many rounds there will be.
-        participation: who takes part in a round.
+        participation: which clients participate in a round.
         device: where to compute.
         dtype: of parameters, features and hyper-parameters.
         eval_every: score the models before local training at every so many rounds, and after the
@@ -57,8 +57,19 @@ class Simulation:
             only the end is wanted. The point "post" needs them.
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
         arena: the data of all runs where they are not simply those of the federations.
-        processes: those that share the lanes; None works on all of them here.
+        clients: makes what does the clients' work; in this process by default.
         stopping: when to stop before the rounds are over; None never does.
+
+    Attributes:
+        context: what stays the same from round to round.
+        clients: what does the clients' work.
+        rounds: what runs a round.
+        store: the clients' kept states.
+        trained: the models after local training, where those are the ones to use; else None.
+        log: what was measured and spent.
+        receipt: what the last round cost.
+        closed: whether the epilogue is over.
+        leader: the simulation whose training is used, if not its own.
     """
 
     def __init__(
@@ -78,16 +89,15 @@ class Simulation:
         eval_start: bool = True,
         store_folder: Path | None = None,
         arena: Arena | None = None,
-        processes: Processes | None = None,
+        clients: Callable[[Context], ClientWork] = InProcess,
         stopping: EarlyStopping | None = None,
     ) -> None:
-        self.processes = processes
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
         if arena is None:
             arena = build_arena(federations, device, dtype)
-            arena = packed(arena) if device.type == "cuda" else arena  # a CPU gathers as fast
+            arena = with_palette(arena) if device.type == "cuda" else arena  # a CPU gathers as fast
         self.eval_start = bool(points) and (eval_start or "post" in points)
         _check_held_out(method, arena)
         hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
@@ -95,59 +105,26 @@ class Simulation:
         self.make_engine, self.dtype = engine, dtype
         self.engine: Engine = engine(arena)
         seeds = [run.seed for run in runs]
-        self.rounds = self._make_rounds(arena, seeds, hyper, participation)
+        parts = (method, task, arena, self.engine, seeds, hyper, participation)
+        self.context = Context(*parts)
+        self.clients = clients(self.context)
+        self.rounds = Rounds(self.context, self.clients)
         self.splits = tuple(s for s in ("test", "val") if arena.splits[s].size.any())
-        params, self.server = self.rounds.init(dtype)
-        self.store = self._make_store(params, store_folder)
-        self.trained = self._trained_models(self.store.shape, device, store_folder)
+        params, self.server = self.context.init(dtype)
+        self.store = self.clients.keep_states(params, store_folder)
+        self.trained: States | None = None
+        if method.use.headline == "post":
+            self.trained = self.clients.keep_models(self.server, self.store, store_folder)
         self.round_index = 0
-        self.closed = False  # whether the epilogue is over
+        self.closed = False
         self.log = Log([federation.names for federation in self.federations])
         self.watch = None
         if stopping is not None:
             self.watch = watch_over(stopping, len(self.runs), self.splits, task)
-        self._adaptation: Receipt | None = None  # that of the last evaluation
-        self.receipt: Receipt | None = None  # that of the last round
-        self.leader: Simulation | None = None  # whose training is used, if not its own
+        self._adaptation: Receipt | None = None  # what that of the last evaluation cost
+        self.receipt: Receipt | None = None
+        self.leader: Simulation | None = None
         self._begun = dict.fromkeys(PHASES, 0.0)  # seconds before the first round of a leader
-
-    def _make_rounds(
-        self,
-        arena: Arena,
-        seeds: list[int],
-        hyper: dict[str, Tensor],
-        participation: Participation,
-    ) -> Rounds:
-        """Make what runs a round."""
-        parts = (self.method, self.task, arena, self.engine, seeds, hyper, participation)
-        if self.processes is None:
-            return Rounds(*parts)
-        from sartor.engines.shard.rounds import ShardedRounds
-
-        return ShardedRounds(*parts, processes=self.processes)
-
-    def _make_store(self, params: Tree, folder: Path | None) -> Store:
-        """Make what holds the clients' kept states."""
-        arena = self.rounds.arena
-
-        def make(cohort: np.ndarray) -> Tree:
-            return self.rounds.new_clients(params, cohort)
-
-        shape = (arena.num_runs, arena.num_clients)
-        return Store(make, *shape, arena.device, folder and folder / "clients")
-
-    def _trained_models(
-        self, shape: tuple[int, int], device: torch.device, folder: Path | None
-    ) -> Store | None:
-        """Keep the models after local training, where those are the ones to use."""
-        if self.method.use.headline != "post":
-            return None
-        server = self.server
-
-        def make(cohort: np.ndarray) -> Tree:
-            return self.rounds.models(server, self.store, 0, cohort)[1]
-
-        return Store(make, *shape, device, folder and folder / "models")
 
     @property
     def finished(self) -> bool:
@@ -159,8 +136,9 @@ class Simulation:
         """Whether the models that would be used take an epilogue first; see `deployed`."""
         return self.method.schedule.after is not None and not self.closed
 
-    def step(self) -> dict[str, Any]:
-        """Run the next round and return what a progress bar shows."""
+    def step(self) -> None:
+        """Run the next round, and score what is due."""
+        self.clients.wait()
         began = time.perf_counter()
         seconds = dict.fromkeys(PHASES, 0.0)
         if self.round_index == 0:
@@ -170,11 +148,12 @@ class Simulation:
         self.server, self.receipt = self.rounds.train(
             self.server, self.store, t, score=post, keep=self.trained
         )
-        self.rounds.plan_ahead(None if t + 1 == self.num_rounds else t + 1)
-        return self._after(self.receipt, seconds, began)
+        if self.context.queued:
+            self.rounds.plan_ahead(None if t + 1 == self.num_rounds else t + 1)
+        self._after(self.receipt, seconds, began)
 
-    def _after(self, receipt: Receipt, seconds: dict[str, float], began: float) -> dict[str, Any]:
-        """Enter a round that was trained: costs, scores and times."""
+    def _after(self, receipt: Receipt, seconds: dict[str, float], began: float) -> None:
+        """Log a round that was trained: costs, scores and times."""
         t = self.round_index
         self.log.spend_round(receipt)
         self.round_index = t + 1
@@ -190,15 +169,14 @@ class Simulation:
         if over and not last:
             self._close(seconds)
         if self.finished:
-            settle(self)
-        looks = due or t == 0 or self.finished or not self.rounds.queued
+            self._settle()
+        looks = due or t == 0 or self.finished or not self.context.queued
         if looks:
-            self.rounds.read_clocks()
+            self.context.read_clocks()
         seconds["round"] = time.perf_counter() - began
         self.log.time_round(seconds, receipt.seconds)
         if looks:
             self.log.take_clocks()
-        return progress_of(self)
 
     def follow(self, leader: Simulation) -> None:
         """Use in another way what a simulation trains.
@@ -226,9 +204,9 @@ class Simulation:
         self._after(leader.receipt, seconds, began)
 
     def _read_clocks(self) -> None:
-        """Wait for the device and enter the times of the rounds since the last look at it."""
+        """Wait for the device and log the times of the rounds since it was last read."""
         if self.log.unread:
-            self.rounds.read_clocks()
+            self.context.read_clocks()
             self.log.take_clocks()
 
     def stop(self, why: str) -> None:
@@ -241,13 +219,13 @@ class Simulation:
             seconds = dict.fromkeys(PHASES, 0.0)
             began = time.perf_counter()
             self._close(seconds)
-            self.rounds.read_clocks()
+            self.context.read_clocks()
             seconds["round"] = time.perf_counter() - began
             self._read_clocks()
             self.log.time_once(seconds)
             mine = {"round": self.round_index, "why": why}
             self.log.stopped = [old or dict(mine) for old in self.log.stopped]
-            settle(self)
+            self._settle()
 
     def _score(self, seconds: dict[str, float]) -> bool:
         """Score the models after this round; return whether every run has stopped."""
@@ -258,23 +236,26 @@ class Simulation:
             server, store = self.deployed(seconds)
             if "pre" in self.points:
                 self._evaluate(server, store, seconds)
-            self._evaluate_centre(server, seconds)
+            if "global" in self.points:
+                self._evaluate_centre(server, seconds)
             self._snapshot(server, store)
-        if self.watch is None:
-            return False
+        return self.watch is not None and self._asks_to_stop(self.watch)
+
+    def _asks_to_stop(self, watch: Watch) -> bool:
+        """Let early stopping see the scores of this round; return whether every run stops."""
         series, (count, weight) = (
             self.log.history[f"{self.method.use.headline}/val"],
             self.answers("val"),
         )
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
-            if self.watch.rule.measure == "loss":
+            if watch.rule.measure == "loss":
                 sums = weight * series["loss"][-1].sum(1)
             else:
                 sums = series["correct"][-1].sum(1)
         values = sums / np.maximum(count.sum(1), 1)
         lost = np.array([d is not None for d in self.log.diverged])
-        over = self.watch.look(t, values, lost, self._to_keep)
-        self.log.stopped = self.watch.verdicts()
+        over = watch.look(self.round_index, values, lost, self._to_keep)
+        self.log.stopped = watch.verdicts()
         return over
 
     def _close(self, seconds: dict[str, float]) -> None:
@@ -293,11 +274,36 @@ class Simulation:
     def _to_keep(self) -> Tree:
         """Return the states that would be used now, (runs, ...) each."""
         server, store = self.deployed()
-        everybody = self.rounds.everybody
+        everybody = self.context.everybody
         found = {"server": server, "clients": store.gather(everybody)}
         if self.trained is not None:
             found["trained"] = self.trained.gather(everybody)
         return found
+
+    def _settle(self) -> None:
+        """Put back the states that early stopping kept, and end the log of each run; once."""
+        watch = self.watch
+        if watch is None or watch.settled:
+            return
+        watch.settled = True
+        kept, everybody = watch.kept or {}, self.context.everybody
+        back = watch.kept_round >= 0
+        back &= np.array([lost is None for lost in self.log.diverged])
+        if back.any():
+            mask = torch.from_numpy(back)
+            self.server = tree.map(
+                lambda old, now: torch.where(per_run(mask, now), old, now),
+                kept["server"],
+                self.server,
+            )
+            present = np.broadcast_to(back[:, None], everybody.shape)
+            for store, name in ((self.store, "clients"), (self.trained, "trained")):
+                if store is not None and tree.leaves(kept[name]):
+                    store.scatter(everybody, kept[name], present)
+        for run, (last, used) in enumerate(watch.ends(self.round_index)):
+            if self.log.diverged[run] is None:
+                self.log.end_run(run, last, used)
+        watch.kept = None
 
     def _used_round(self, run: int) -> int:
         """Return the round of the models that a run ends with."""
@@ -307,6 +313,7 @@ class Simulation:
 
     def _start(self, seconds: dict[str, float]) -> None:
         """Before round 0: the method's prologue, and the scores of the initial models."""
+        self.clients.start(self.server, self.store, self.trained is not None)
         if self.method.schedule.before is not None:
             self._one_off("prologue", self.method.schedule.before, seconds)
         if not self.eval_start:
@@ -314,7 +321,8 @@ class Simulation:
         server, store = self.deployed(seconds)
         tallies = self._evaluate(server, store, seconds, record="pre" in self.points)
         self.log.start_post(tallies)
-        self._evaluate_centre(server, seconds)
+        if "global" in self.points:
+            self._evaluate_centre(server, seconds)
         self._snapshot(server, store)
 
     def _one_off(self, stage: str, record: Method, seconds: dict[str, float]) -> None:
@@ -322,18 +330,18 @@ class Simulation:
             self.server, self.store, self.round_index, stage, record=record
         )
         self.log.spend_once(receipt)
-        self.rounds.read_clocks()
+        self.context.read_clocks()
         for name, value in receipt.seconds.items():
             seconds[name] += value
 
-    def deployed(self, seconds: dict[str, float] | None = None) -> tuple[Tree, Store]:
+    def deployed(self, seconds: dict[str, float] | None = None) -> tuple[Tree, States]:
         """Return the states that would be used if training stopped now.
 
         Before the end that takes the epilogue, on copies.
         """
         if not self.pending:
             return self.server, self.store
-        clock = self.rounds.clock({"evaluate": 0.0} if seconds is None else seconds)
+        clock = self.context.clock({"evaluate": 0.0} if seconds is None else seconds)
         store, server = self.store.fork(), self.server
         for ending in endings(self.method):
             server, _ = self.rounds.train(
@@ -343,10 +351,10 @@ class Simulation:
         return server, store
 
     def _evaluate(
-        self, server: Tree, store: Store, seconds: dict[str, float], record: bool = True
+        self, server: Tree, store: States, seconds: dict[str, float], record: bool = True
     ) -> dict[str, Tally]:
-        clock, t = self.rounds.clock(seconds), self.round_index
-        tallies, receipt = self.rounds.evaluate(server, store, t, self.splits)
+        clock, t = self.context.clock(seconds), self.round_index
+        tallies, receipt = self.clients.evaluate(server, store, t, self.splits)
         if record:
             self.log.score("pre", t, tallies)
         seen = any(ending.schedule.stage == "evaluate" for ending in endings(self.method))
@@ -357,24 +365,24 @@ class Simulation:
         return tallies
 
     def _evaluate_centre(self, server: Tree, seconds: dict[str, float]) -> None:
-        if "global" not in self.points or self.method.use.centre is None:
+        if self.method.use.centre is None:
             return
-        clock, t = self.rounds.clock(seconds), self.round_index
-        self.log.score("global", t, self.rounds.evaluate_centre(server, t, self.splits))
+        clock, t = self.context.clock(seconds), self.round_index
+        centre = self.context.centre(server, t)
+        self.log.score("global", t, self.clients.evaluate_common(centre, t, self.splits))
         clock("evaluate")
 
-    def _snapshot(self, server: Tree, store: Store) -> None:
+    def _snapshot(self, server: Tree, store: States) -> None:
         if self.method.show.server is None and self.method.show.client is None:
             return
-        everybody, t = self.rounds.everybody, self.round_index
+        t = self.round_index
         small: dict[str, np.ndarray] = {}
         if self.method.show.server is not None:
-            server_ctx = self.rounds.server_ctx(
-                "inspect", t, everybody, np.ones_like(everybody, dtype=bool)
-            )
+            server_ctx = self.context.server_ctx("inspect", t, self.context.everybody)
             seen = self.engine.runs(self.method.show.server, server, server_ctx)
             small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
-        small |= self.rounds.inspect_clients(store, t)
+        if self.method.show.client is not None:
+            small |= self.clients.show(store, t)
         self.log.snapshots.append({"round": t, **small})
 
     def score_start(self) -> None:
@@ -394,7 +402,7 @@ class Simulation:
         A text of a next-token task has one for every token, and its loss is a mean over all steps.
         """
         if self.task.kind != "next-token":
-            return self.rounds.arena.splits[split].size.copy(), 1
+            return self.context.arena.splits[split].size.copy(), 1
         counts = np.stack([fed.num_answers(split).numpy() for fed in self.federations])
         return counts, int(self.federations[0].y.shape[1])
 
@@ -417,7 +425,7 @@ class Simulation:
                 raise ConfigError(
                     f"{self.method.name} has no global model; ask for the point 'pre' or 'post'."
                 )
-            centre = self.rounds.centre(self.deployed()[0], self._used_round(run))
+            centre = self.context.centre(self.deployed()[0], self._used_round(run))
             return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
         model = self.models(ids, point, self._used_round(run))
         found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
@@ -436,7 +444,7 @@ class Simulation:
         if (point or self.method.use.headline) == "post" and self.trained is not None:
             return self.trained.gather(ids)
         at = self.round_index if round_index is None else round_index
-        return self.rounds.models(*self.deployed(), at, ids)[1]
+        return self.clients.models(*self.deployed(), at, ids)
 
     def network(self, client: int, run: int = 0, point: str | None = None) -> nn.Module:
         """Return a client's model as an ordinary module."""
@@ -445,22 +453,11 @@ class Simulation:
             return self.task.with_params(params)
         return Predictor(params, predict, self.task.fixed)
 
-    def result(
-        self, config: Mapping[str, Any], baseline: Callable[[], Result] | None = None
-    ) -> Result:
-        """Return everything that was measured, with the models and a way in for newcomers.
-
-        Args:
-            config: the resolved settings.
-            baseline: trains LocalTrain on the same allocations, when asked.
-        """
-        return result_of(self, self._label_counts(), config, baseline)
-
-    def _label_counts(self) -> np.ndarray | None:
+    def label_counts(self) -> np.ndarray | None:
         """Count the labels of every client: (runs, clients, classes), where there are classes."""
-        if any(fed.task in ("regression", "next-token") for fed in self.federations):
-            return None
-        return np.stack([fed.label_counts("train").numpy() for fed in self.federations])
+        known = all(fed.task not in ("regression", "next-token", "") for fed in self.federations)
+        counts = [fed.label_counts("train").numpy() for fed in self.federations if known]
+        return np.stack(counts) if known else None
 
     # ---- checkpoints
     # ------------------------------------------------------------------------------------
@@ -485,8 +482,8 @@ class Simulation:
         return trees, arrays, meta
 
     def load(self, trees: dict[str, Tree], arrays: dict[str, Any], meta: dict[str, Any]) -> None:
-        """Take a checkpoint back; the next ``step`` goes on as if nothing had happened."""
-        device = self.rounds.arena.device
+        """Restore a checkpoint; the next ``step`` continues from there."""
+        device = self.context.arena.device
         self.server = tree.map(
             lambda old, new: new.to(device, old.dtype), self.server, trees["server"]
         )

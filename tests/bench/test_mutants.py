@@ -22,7 +22,7 @@ def g(θ):
 
 
 def test_one_expression_is_changed_at_a_time(tmp_path: Path) -> None:
-    """Every kind of fault, on the line where it stands; errors and annotations stay."""
+    """Every kind of fault is made on its line; errors and annotations are not changed."""
     path = tmp_path / "small.py"
     path.write_text(SOURCE, encoding="utf-8")
     assert [(m.line, m.after) for m in mutants(path)] == [

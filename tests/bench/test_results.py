@@ -66,7 +66,7 @@ def record(commit="abc1234", day=15, run=16, workloads=(), **changes):
 
 
 def test_what_is_written_is_read_again_oldest_commit_first(tmp_path):
-    """Commits are in order, whatever the order of the runs; a folder's files name themselves."""
+    """Commits are in order for any order of the runs; files in a folder get their own names."""
     new, old = record("bbbbbbb", day=15, run=16), record("aaaaaaa", day=13, run=20)
     names = [results.write(r, tmp_path / "kept").name for r in (new, old)]
     assert names[0] == "2026-11-16T100000-rounds-bbbbbbb.json"

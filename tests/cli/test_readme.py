@@ -62,7 +62,7 @@ def test_the_table_names_every_method() -> None:
 
 def test_the_way_of_a_round_goes_by_files_that_exist() -> None:
     """Every path of the map is a file or a folder, and every folder of the package is named."""
-    text = README.read_text(encoding="utf-8").split("## The way of one round")[1]
+    text = README.read_text(encoding="utf-8").split("## One round, file by file")[1]
     text = text.split("\n## ")[0]
     package = Path(sartor.__file__).parent
     files = re.findall(r"[\w/]+\.py\b", text.replace("NAME", "fedavg"))

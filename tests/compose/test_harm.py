@@ -359,7 +359,7 @@ def test_the_ledger_is_the_sum_of_the_parts_and_the_scoring(name: str, participa
     held_out = int(fed.val.sizes.sum())
     forward = sum(s.setup_forward for s in alone) + 3 * held_out
     assert found.setup_forward.tolist() == forward.tolist()
-    ctx = sim.rounds.models(sim.server, sim.store, 3, sim.rounds.everybody)[0]
+    ctx = sim.clients.evaluator.models(sim.server, sim.store, 3, sim.context.everybody)[0]
     message = tree.num_bytes(ctx.common, 1) + tree.num_bytes(ctx.own, 2)
     counted = 0 if parts[2].method.use.adapt else sum(s.setup_bytes for s in alone)[0]
     assert found.setup_bytes.tolist() == [5 * message + counted]

@@ -358,7 +358,7 @@ def test_traced_and_mapped_steps_give_the_same_bits(
     for worth_it in (2, 10**6):
         monkeypatch.setattr(traced.Traces, "worth_it", worth_it)
         one = run(simulation(method, task, clients, engine="vectorised", rounds=3, points=()))
-        assert bool(one.rounds.engine.traces.made) == (worth_it == 2)
+        assert bool(one.context.engine.traces.made) == (worth_it == 2)
         assert ({"dense", "entropy", "outer"} <= set(called)) == served
         assert ("update" in called) == (served and name == "fedavg")
         called.clear()

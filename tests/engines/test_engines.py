@@ -33,8 +33,8 @@ from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines import arena as arenas
 from sartor.engines import make_engine
-from sartor.engines.arena import build_arena, packed
-from sartor.engines.plan import Plan
+from sartor.engines.arena import build_arena, with_palette
+from sartor.engines.plan import BatchPlan
 from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
 from sartor.methods import build
@@ -282,8 +282,8 @@ def test_without_the_lane_mask_the_numbers_are_wrong(monkeypatch) -> None:
     task = net_task()
     method = build("fedavg", task, LOCAL, {})
     right = outcome(_run(method, task))
-    widths = Plan.widths
-    monkeypatch.setattr(Plan, "widths", lambda self: [(w, False) for w, _ in widths(self)])
+    widths = BatchPlan.widths
+    monkeypatch.setattr(BatchPlan, "widths", lambda self: [(w, False) for w, _ in widths(self)])
     assert differ(outcome(_run(method, task)), right, 1e-3)
 
 
@@ -292,14 +292,14 @@ def test_without_the_batch_mask_the_numbers_are_wrong(monkeypatch) -> None:
     task = net_task()
     method = build("fedavg", task, LOCAL, {})
     right = outcome(_run(method, task))
-    batches = Plan.batches
+    batches = BatchPlan.batches
 
-    def unmasked(self: Plan, arena: Any, entry: Tensor) -> Any:
+    def unmasked(self: BatchPlan, arena: Any, entry: Tensor) -> Any:
         batch = batches(self, arena, entry)
         assert isinstance(batch, Batch)
         return batch._replace(mask=torch.ones_like(batch.mask))
 
-    monkeypatch.setattr(Plan, "batches", unmasked)
+    monkeypatch.setattr(BatchPlan, "batches", unmasked)
     assert differ(outcome(_run(method, task)), right, 1e-3)
 
 
@@ -484,7 +484,7 @@ def test_more_runs_than_lanes_at_once_are_evaluated_in_blocks_of_runs(name: str)
     whole = _run(method, task, feds, chunk=1000, points=points, rounds=2)
     for chunk in (1, 2):
         cut = _run(method, task, feds, chunk=chunk, points=points, rounds=2)
-        widest = max(len(ids) for _, ids in cut.rounds.client_blocks())
+        widest = max(len(ids) for _, ids in cut.clients.evaluator.client_blocks())
         assert widest == chunk
         assert_same(outcome(cut), outcome(whole), atol=1e-11)
 
@@ -590,17 +590,17 @@ def test_batches_drawn_ahead_are_those_of_the_round(
     method = everything(task) if name == "everything" else build(name, task, LOCAL, {})
     wanted = outcome(_run(method, task, chunk=4))
     sim = simulation(method, task, two_allocations(), chunk=4)
-    sim.rounds.queued = True
+    sim.context.queued = True
     taken: list[bool] = []
-    plan = type(sim.rounds)._plan
+    plan = sim.context.plan
 
-    def watched(rounds: Any, *args: Any) -> Plan:
-        before = len(rounds._ahead)
-        found = plan(rounds, *args)
-        taken.append(len(rounds._ahead) < before)
+    def watched(*args: Any) -> BatchPlan:
+        before = len(sim.context.ahead)
+        found = plan(*args)
+        taken.append(len(sim.context.ahead) < before)
         return found
 
-    monkeypatch.setattr(type(sim.rounds), "_plan", watched)
+    monkeypatch.setattr(sim.context, "plan", watched)
     assert_same(outcome(run(sim)), wanted)
     assert any(taken) == (name != "pfedhn"), "pFedHN serves one client after the other"
 
@@ -612,7 +612,7 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     """
     task = net_task()
     sim = simulation(build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=3)
-    sim.rounds.queued = True
+    sim.context.queued = True
     looked = []
     for _ in range(5):
         sim.step()
@@ -629,7 +629,7 @@ def test_the_times_of_rounds_that_nobody_waited_for_are_shared() -> None:
     again = simulation(
         build("fedavg", task, LOCAL, {}), task, [federation()], rounds=5, eval_every=5
     )
-    again.rounds.queued = True
+    again.context.queued = True
     again.step()
     again.step()
     assert again.log.unread
@@ -645,7 +645,7 @@ def tight(most: int) -> type[Vectorised]:
 
     class Tight(Vectorised):
         def phase(
-            self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+            self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
         ) -> tuple[Tree, Tensor]:
             if plan.steps.size > most:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9 GiB.\nMore")
@@ -683,18 +683,18 @@ def test_without_memory_to_plan_ahead_a_round_is_planned_in_its_turn(
     method = build("fedavg", task, LOCAL, {})
     wanted = outcome(_run(method, task, [federation()]))
     sim = simulation(method, task, [federation()])
-    sim.rounds.queued = True
+    sim.context.queued = True
     tried: list[int] = []
 
-    def draw(method: Method, round_index: int) -> None:
+    def draw(method: Method, stage: str, round_index: int, *cohort: np.ndarray) -> None:
         tried.append(round_index)
-        sim.rounds._ahead["half"] = None  # type: ignore[assignment]
+        sim.context.ahead["half"] = None  # type: ignore[assignment]
         raise torch.OutOfMemoryError("no room")
 
-    monkeypatch.setattr(sim.rounds, "_draw_ahead", draw)
+    monkeypatch.setattr(sim.clients, "plan_ahead", draw)
     assert_same(outcome(run(sim)), wanted)
     assert tried == [1, 2]
-    assert not sim.rounds._ahead
+    assert not sim.context.ahead
 
 
 def test_a_state_that_cannot_be_put_stays_as_it_was() -> None:
@@ -723,18 +723,18 @@ def test_features_of_few_values_are_packed_into_bytes(monkeypatch: pytest.Monkey
     images = torch.randint(0, 256, (300, 2, 3), generator=rng)
     fed = Federation.from_arrays((images / 255 - 0.3) / 0.7, images[:, 0, 0] % 3, client=[0] * 300)
     arena = build_arena([fed], CPU, torch.float32)
-    small = packed(arena)
+    small = with_palette(arena)
     assert small.x.dtype == torch.uint8
     rows = torch.tensor([5, 0, 299, 5])
     assert torch.equal(small.features(rows), arena.x[rows])
     assert torch.equal(small.features(torch.arange(300)), arena.x)
-    assert packed(small) is small
+    assert with_palette(small) is small
     more = replace(arena, x=torch.arange(600.0).reshape(300, 2))
-    assert packed(more) is more
+    assert with_palette(more) is more
     broken = replace(arena, x=torch.full((300, 2), torch.nan))
-    assert packed(broken) is broken
+    assert with_palette(broken) is broken
     whole = replace(arena, x=images)
-    assert packed(whole) is whole
+    assert with_palette(whole) is whole
 
 
 def test_a_simulation_of_packed_features_is_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -745,6 +745,6 @@ def test_a_simulation_of_packed_features_is_the_same(monkeypatch: pytest.MonkeyP
     method = build("fedprox", task, Local(epochs=2, batch=3, lr=0.1), {})
     plain = simulation(method, task, [fed])
     other = simulation(method, task, [fed])
-    other.rounds.arena = other.engine.arena = packed(other.rounds.arena)
-    assert other.rounds.arena.palette is not None
+    other.context.arena = other.engine.arena = with_palette(other.context.arena)
+    assert other.context.arena.palette is not None
     assert_same(outcome(run(other)), outcome(run(plain)))

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from sartor.core import tree
 from sartor.core.local import Local
-from sartor.core.method import Phase, Warmup, changed
+from sartor.core.method import FirstRounds, Phase, changed
 from sartor.core.task import (
     Task,
     all_labels,
@@ -29,7 +29,7 @@ from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.engines import evaluate as evaluation
 from sartor.engines.parts import Tally
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 from sartor.methods import build
 from sartor.training.simulation import Simulation
 from tests.toys import federation, net_task, run, simulation
@@ -57,7 +57,9 @@ def trained() -> Simulation:
 
 def _plain(sim: Simulation, r: int, i: int) -> tuple[int, float]:
     """Count what client i of run r gets right, and add up its losses, sample by sample."""
-    params = {k: leaf[r, i] for k, leaf in sim.store.gather(sim.rounds.everybody)["params"].items()}
+    params = {
+        k: leaf[r, i] for k, leaf in sim.store.gather(sim.context.everybody)["params"].items()
+    }
     fed = _federations()[r]
     rows = fed.test.of(i)
     scores = net_task().logits(params, fed.x[rows])
@@ -70,12 +72,12 @@ def test_scores_are_sums_over_the_real_samples(
     trained: Simulation, batch: int, chunk: int | None
 ) -> None:
     """Whatever the batch and the block of lanes: a plain loop over samples finds the same."""
-    rounds = trained.rounds
-    rounds._score_phases.clear()
-    rounds._score_plans.clear()
-    rounds.eval_batch, rounds.engine.lanes = batch, chunk or 1 << 20
+    scorer = trained.clients.evaluator
+    scorer._phases.clear()
+    scorer._plans.clear()
+    scorer.eval_batch, scorer.context.engine.lanes = batch, chunk or 1 << 20
     for _ in range(2):  # the second time with the plans of the first
-        tally = rounds.evaluate(trained.server, trained.store, 1)[0]["test"]
+        tally = scorer.evaluate(trained.server, trained.store, 1)[0]["test"]
         for r, sizes in enumerate(SIZES):
             for i, size in enumerate(sizes):
                 right, loss = _plain(trained, r, i) if size else (0, 0.0)
@@ -86,43 +88,43 @@ def test_scores_are_sums_over_the_real_samples(
 
 def test_who_is_not_there_is_not_scored(trained: Simulation) -> None:
     """Absent lanes keep what the tally had; the others are written under their own number."""
-    rounds, ids = trained.rounds, np.array([[3, 0, 4]])
-    whole = rounds.evaluate(trained.server, trained.store, 1)[0]["test"]
-    method = rounds.record(1)
-    ctx, keys = rounds.messages_to({}, 1, ids, 1)
-    model, _ = rounds.use(method, trained.store, ctx, keys, ids, 1)
+    scorer, ids = trained.clients.evaluator, np.array([[3, 0, 4]])
+    whole = scorer.evaluate(trained.server, trained.store, 1)[0]["test"]
+    method = scorer.context.record(1)
+    ctx, keys = scorer.messages_to({}, 1, ids, 1)
+    model, _ = scorer.use(method, trained.store, ctx, keys, ids, 1)
     tally = Tally(np.full((2, 5), -1.0), np.full((2, 5), -2.0))
     present = np.array([[True, False, True]])
-    rounds._score_plans.clear()
-    rounds._score(method, model, ctx, ids, present, 1, "test", tally)
+    scorer._plans.clear()
+    scorer.score_lanes(method, model, ctx, ids, present, 1, "test", tally)
     wanted = np.full((2, 5), -1.0)
     wanted[1, [3, 4]] = whole.correct[1, [3, 4]]
     np.testing.assert_array_equal(tally.correct, wanted)
     wanted = np.full((2, 5), -2.0)
     wanted[1, [3, 4]] = whole.loss[1, [3, 4]]
     np.testing.assert_allclose(tally.loss, wanted, rtol=1e-12)
-    (plan,) = rounds._score_plans.values()
+    (plan,) = scorer._plans.values()
     assert plan.samples.tolist() == [[3, 0, 0]]  # the most first, so that lanes can be left out
-    assert not rounds._phase_once(method, "test").shuffle  # a sum needs no order
+    assert not scorer.phase(method, "test").shuffle  # a sum needs no order
 
 
 def test_plans_are_made_once_and_not_kept_without_end(
     trained: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same clients again take the plan that is there; where they grow too large all are new."""
-    rounds, ids = trained.rounds, trained.rounds.everybody
-    rounds.engine.lanes = 1
-    rounds._score_plans.clear()
-    rounds.evaluate(trained.server, trained.store, 1)
-    made = dict(rounds._score_plans)
+    scorer, ids = trained.clients.evaluator, trained.context.everybody
+    scorer.context.engine.lanes = 1
+    scorer._plans.clear()
+    scorer.evaluate(trained.server, trained.store, 1)
+    made = dict(scorer._plans)
     assert len(made) > 2
-    rounds.evaluate(trained.server, trained.store, 1)
-    assert {k: id(v) for k, v in rounds._score_plans.items()} == {k: id(v) for k, v in made.items()}
+    scorer.evaluate(trained.server, trained.store, 1)
+    assert {k: id(v) for k, v in scorer._plans.items()} == {k: id(v) for k, v in made.items()}
     assert ids.shape == (2, 5)
     monkeypatch.setattr(evaluation, "_KEPT", 1)
-    rounds._score_plans.clear()
-    rounds.evaluate(trained.server, trained.store, 1)
-    assert len(rounds._score_plans) == 1
+    scorer._plans.clear()
+    scorer.evaluate(trained.server, trained.store, 1)
+    assert len(scorer._plans) == 1
 
 
 @pytest.mark.parametrize("group", [1, 2, 32])
@@ -131,13 +133,15 @@ def test_a_shared_model_is_scored_on_all_samples_of_a_group_at_once(
     trained: Simulation, monkeypatch: pytest.MonkeyPatch, group: int, batch: int
 ) -> None:
     """One lane at a time, samples of many clients fill the batches; sums are still each one's."""
-    rounds = trained.rounds
-    rounds._score_phases.clear()
-    rounds._score_plans.clear()
+    scorer = trained.clients.evaluator
+    scorer._phases.clear()
+    scorer._plans.clear()
     monkeypatch.setattr(evaluation, "GROUP", group)
-    rounds.eval_batch, rounds.engine.lanes = batch, 1
-    models = tree.map(lambda leaf: leaf[:, 2], trained.store.gather(rounds.everybody)["params"])
-    tally = rounds.evaluate_common(models, 1)["test"]
+    scorer.eval_batch, scorer.context.engine.lanes = batch, 1
+    models = tree.map(
+        lambda leaf: leaf[:, 2], trained.store.gather(scorer.context.everybody)["params"]
+    )
+    tally = scorer.evaluate_common(models, 1)["test"]
     for r, (sizes, fed) in enumerate(zip(SIZES, _federations(), strict=True)):
         params = {name: leaf[r] for name, leaf in models.items()}
         for i, size in enumerate(sizes):
@@ -151,29 +155,31 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
     trained: Simulation,
 ) -> None:
     """What the pooled phase is for: few steps."""
-    rounds = trained.rounds
-    rounds.eval_batch, rounds.engine.lanes = 64, 1
+    scorer = trained.clients.evaluator
+    scorer.eval_batch, scorer.context.engine.lanes = 64, 1
     seen: list[tuple[int, int]] = []
-    phase = rounds.engine.phase
+    phase = scorer.context.engine.phase
 
-    def watched(what: Phase, work: Any, ctx: Any, plan: Plan) -> Any:
+    def watched(what: Phase, work: Any, ctx: Any, plan: BatchPlan) -> Any:
         seen.append((plan.num_steps, int(plan.samples.sum())))
         return phase(what, work, ctx, plan)
 
-    rounds.engine.phase = watched  # type: ignore[method-assign]
+    scorer.context.engine.phase = watched  # type: ignore[method-assign]
     try:
-        models = tree.map(lambda leaf: leaf[:, 2], trained.store.gather(rounds.everybody)["params"])
+        models = tree.map(
+            lambda leaf: leaf[:, 2], trained.store.gather(scorer.context.everybody)["params"]
+        )
         ids = np.arange(5)[None]
         tallies = {"test": Tally(np.zeros((2, 5)), np.zeros((2, 5)))}
-        rounds.score_centre(tree.map(lambda leaf: leaf[:1], models), 1, ids, 0, tallies)
+        scorer.score_centre(tree.map(lambda leaf: leaf[:1], models), 1, ids, 0, tallies)
         assert seen == [(1, sum(SIZES[0]))]
         seen.clear()
-        ctx, keys = rounds.messages_to({}, 1, ids, 0)
-        model, _ = rounds.use(rounds.record(1), trained.store, ctx, keys, ids, 0)
-        rounds.score(rounds.record(1), model, ctx, ids, 0, tallies)
+        ctx, keys = scorer.messages_to({}, 1, ids, 0)
+        model, _ = scorer.use(scorer.context.record(1), trained.store, ctx, keys, ids, 0)
+        scorer.score(scorer.context.record(1), model, ctx, ids, 0, tallies)
         assert [samples for _, samples in seen] == sorted(SIZES[0], reverse=True)
     finally:
-        del rounds.engine.phase
+        del scorer.context.engine.phase
 
 
 @settings(max_examples=60, deadline=None)
@@ -182,14 +188,14 @@ def test_groups_have_everybody_once_and_about_equal_work(
     trained: Simulation, sizes: list[int]
 ) -> None:
     """No group is longer than allowed, or has more than a share of the work beyond one client."""
-    rounds = trained.rounds
+    scorer = trained.clients.evaluator
     size = np.array(sizes)
     order = np.argsort(-size, kind="stable")
-    rounds.eval_batch = 64
-    groups = rounds._grouped(order, size)
+    scorer.eval_batch = 64
+    groups = scorer._grouped(order, size)
     np.testing.assert_array_equal(np.concatenate(groups), order)
     batches = -(-size // 64)
-    share = -(-int(batches.sum()) // (evaluation._SHARES * rounds.engine.workers))
+    share = -(-int(batches.sum()) // (evaluation._SHARES * scorer.context.engine.workers))
     for ids in groups:
         assert 0 < len(ids) <= evaluation.GROUP
         assert batches[ids].sum() <= max(share, 1) + batches[ids].max()
@@ -228,9 +234,9 @@ def test_a_shared_model_is_scored_alike_whatever_the_task(
     plain = federation(sizes=(3,) * 40, data=(x, torch.zeros(400).long()))
     fed = replace(plain, y=y, task=task.kind, num_classes=classes)
     pooled: list[int] = []
-    whole = evaluation.Evaluation._pooled
+    whole = evaluation.Evaluator._pooled
     monkeypatch.setattr(
-        evaluation.Evaluation,
+        evaluation.Evaluator,
         "_pooled",
         lambda self, method, ctx, ids, *rest: (
             pooled.append(ids.size) or whole(self, method, ctx, ids, *rest)
@@ -241,7 +247,7 @@ def test_a_shared_model_is_scored_alike_whatever_the_task(
         method = build("fedavg", task, Local(lr=0.1, batch=3), {})
         sim = run(simulation(method, task, [fed], engine=engine, chunk=chunk, rounds=1))
         pooled.clear()
-        found.append(sim.rounds.evaluate(sim.server, sim.store, 1)[0]["test"])
+        found.append(sim.clients.evaluate(sim.server, sim.store, 1)[0]["test"])
         assert (sum(pooled) == 40) == (chunk == 1)
     np.testing.assert_allclose(found[1].correct, found[0].correct)
     np.testing.assert_allclose(found[1].loss, found[0].loss, rtol=1e-11)
@@ -251,23 +257,23 @@ def test_groups_of_large_models_are_small(
     trained: Simulation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a group holds beside the clients' own models is bounded."""
-    rounds = trained.rounds
-    each = sum(p.nbytes for p in rounds.task.module.parameters())
+    scorer = trained.clients.evaluator
+    each = sum(p.nbytes for p in scorer.context.task.module.parameters())
     for room, most in ((3 * each, 3), (0, 1), (1 << 40, evaluation.GROUP)):
         monkeypatch.setattr(evaluation, "_GROUP_BYTES", room)
-        groups = rounds._grouped(np.arange(200), np.zeros(200, dtype=np.int64))
+        groups = scorer._grouped(np.arange(200), np.zeros(200, dtype=np.int64))
         assert max(len(ids) for ids in groups) == most
 
 
 def test_clients_that_adapt_are_not_grouped(trained: Simulation) -> None:
     """Also those that do so while the method warms up."""
-    rounds, method = trained.rounds, trained.rounds.method
+    scorer, method = trained.clients.evaluator, trained.method
     adapts = changed(method, adapt=method.phases)
     try:
-        assert rounds._groups(1)
-        for other in (adapts, changed(method, first=Warmup(3, adapts, adapts))):
-            rounds.method = other
-            assert not rounds._groups(1)
+        assert scorer._groups(1)
+        for other in (adapts, changed(method, first=FirstRounds(3, adapts, adapts))):
+            scorer.context.method = other
+            assert not scorer._groups(1)
     finally:
-        rounds.method = method
-    assert not rounds._groups(2)
+        scorer.context.method = method
+    assert not scorer._groups(2)

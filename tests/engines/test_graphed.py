@@ -17,7 +17,7 @@ from sartor.core.method import ClientContext, Phase
 from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.cuda.graphs import Graphed, few_widths
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 from sartor.engines.vectorised import Vectorised, over_lanes
 from sartor.methods import build
 from tests.toys import assert_same, net_task, outcome, run, simulation, two_allocations
@@ -61,7 +61,7 @@ class _OneRun(Graphed):
     clients = Vectorised.clients
 
     def _steps(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan, dims: ClientContext
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan, dims: ClientContext
     ) -> Any:
         self.shapes.append(plan.steps.shape)
         assert (np.diff(plan.steps[0]) <= 0).all()

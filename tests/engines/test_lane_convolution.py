@@ -1,4 +1,4 @@
-"""Lane convolutions: patches and Triton give the numbers of ``F.conv2d``, with their gradients."""
+"""Lane convolutions give the numbers of ``F.conv2d``, with their gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from sartor.engines.cuda import conv_launches, triton_conv
 from sartor.engines.cuda.triton_conv import available, convolve
-from sartor.engines.lanes.convolution import lane_conv2d
+from sartor.engines.lanes import convolution
 from sartor.engines.lanes.operations import LaneOperations
 
 Pair = tuple[int, int]
@@ -109,19 +109,6 @@ def _assert_close(found: Sequence[Tensor], wanted: Sequence[Tensor], rtol: float
         assert a.shape == b.shape
         scale = float(b.abs().max().clamp_min(1.0))
         torch.testing.assert_close(a.to(b.dtype), b, rtol=rtol, atol=rtol * scale)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "rtol"), [(torch.float64, 1e-11), (torch.float32, 1e-4)], ids=["float64", "float32"]
-)
-@pytest.mark.parametrize("maps", [0, 1, 2])
-@given(case=cases())
-def test_patches(case: dict[str, Any], maps: int, dtype: torch.dtype, rtol: float) -> None:
-    inputs = _tensors(case, (2, 3)[:maps], dtype)
-    exact = [None if t is None else t.double() for t in inputs]
-    _assert_close(
-        _slopes(lane_conv2d, case, inputs, maps), _slopes(_plain, case, exact, maps), rtol
-    )
 
 
 @pytest.mark.parametrize("maps", [0, 1, 2])
@@ -234,11 +221,17 @@ def test_operators_keep_their_promises(launched: list[tuple[str, int]]) -> None:
         assert found == dict.fromkeys(tests, "SUCCESS")
 
 
-def test_the_mode_catches_what_it_can() -> None:
+def test_the_mode_catches_what_it_can(
+    launched: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolution, "available", lambda x, weight: True)
     x, weight, bias = _tensors({**CASE, "kernel": (3, 3)})
-    for settings in ({}, {"padding": 1}, {"dilation": 2}, {"padding": "same"}):
+    caught: list[dict[str, Any]] = [{}, {"padding": 1}, {"stride": [2]}]
+    for settings in (*caught, {"dilation": 2}, {"padding": "same"}):
+        launched.clear()
         with LaneOperations():
             found = F.conv2d(x, weight, bias, **settings)
+        assert bool(launched) == (settings in caught)
         _assert_close([found], [F.conv2d(x, weight, bias, **settings)], 1e-11)
 
 

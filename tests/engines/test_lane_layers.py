@@ -16,13 +16,14 @@ from torch.nn import functional as F
 from sartor.core import tree
 from sartor.core.method import weighted_sum
 from sartor.core.task import masked_mean
+from sartor.core.torch_private import differentiating
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
 from sartor.engines.lanes import dense, leaves, losses, pooling
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
 from sartor.engines.lanes.shapes import kernels
-from sartor.engines.plan import Plan
+from sartor.engines.plan import BatchPlan
 
 
 @pytest.fixture
@@ -77,7 +78,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     for room in (dense, losses, pooling):
         monkeypatch.setattr(room, "usable", lambda *tensors: True)
     monkeypatch.setattr(losses, "takes_mean", lambda values, mask: values.dim() == 1)
-    monkeypatch.setattr(leaves, "takes_update", lambda lists, f: not leaves.differentiating())
+    monkeypatch.setattr(leaves, "takes_update", lambda lists, f: not differentiating())
     monkeypatch.setattr(dense, "_launch_product", product)
     monkeypatch.setattr(losses, "_launch_losses", entropy)
     monkeypatch.setattr(pooling, "_launch_pool", pool)
@@ -436,7 +437,7 @@ def test_a_batch_is_the_gathered_one(shared: bool, coded: bool) -> None:
     parts += (torch.randint(0, 2, (1, 5, 3, 1), generator=rng),)
     table = torch.cat(parts, -1).to(DEVICE)
     none = np.zeros((1, 5), dtype=np.int64)
-    plan = Plan(table, table, none, none, 4, 1, 6, np.stack([none, none]))
+    plan = BatchPlan(table, table, none, none, 4, 1, 6, np.stack([none, none]))
     x = torch.randint(0, 256, (50, 5, 7), generator=rng, dtype=torch.uint8).to(DEVICE)
     palette = torch.randn(256, generator=rng).to(DEVICE)
     arena = Arena(

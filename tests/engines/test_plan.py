@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sartor.core import rng
 from sartor.core.method import Batch, Phase
 from sartor.engines.arena import Arena, Split
-from sartor.engines.plan import Plan, _different, _permutations, _used, build_plan, num_steps
+from sartor.engines.plan import BatchPlan, _different, _permutations, _used, build_plan, num_steps
 
 KINDS = st.fixed_dictionaries(
     {
@@ -49,7 +49,7 @@ def _plan(
     kind: dict[str, Any],
     cohort: list[int] | None = None,
     steps: int | None = None,
-) -> Plan:
+) -> BatchPlan:
     arena, phase = _arena(sizes), _phase(**kind)
     ids = np.asarray(cohort if cohort is not None else range(len(sizes)))[None]
     keys = rng.fold_host(rng.key(3).numpy()[None, None, :], ids, "train")
@@ -59,7 +59,7 @@ def _plan(
     return build_plan(phase, arena, ids, keys, wanted)
 
 
-def _rows(plan: Plan, lane: int, draw: int) -> list[list[int]]:
+def _rows(plan: BatchPlan, lane: int, draw: int) -> list[list[int]]:
     """List the real rows of every step of a lane."""
     found = []
     for s in range(int(plan.steps[0, lane])):
@@ -382,7 +382,7 @@ def test_runs_that_differ_in_labels_share_the_features() -> None:
     assert torch.equal(batch.y, labels[numbers])
 
 
-def _three_runs() -> Plan:
+def _three_runs() -> BatchPlan:
     """Make a plan of three runs and four slots, all different."""
     sizes = [[9, 7, 5, 2], [8, 6, 3, 1], [4, 9, 2, 6]]
     flat = [n for row in sizes for n in row]

@@ -159,14 +159,14 @@ def test_a_phase_may_ask_the_work_and_is_taken_by_those_alone(
     )
     sim = simulation(method, task, [fed, fed], engine=engine, rounds=3, participation="all")
     widths: list[Any] = []
-    before = sim.rounds.engine.phase
+    before = sim.context.engine.phase
 
     def watched(phase: Any, work: Any, ctx: Any, plan: Any) -> Any:
         if phase.name == "odd":
             widths.append(plan.widths())
         return before(phase, work, ctx, plan)
 
-    monkeypatch.setattr(sim.rounds.engine, "phase", watched)
+    monkeypatch.setattr(sim.context.engine, "phase", watched)
     run(sim)
     assert widths == [[(2, False)], [(2, False)]]  # two lanes a run; the third round plans nothing
     sizes, capacity = fed.train.sizes, int(fed.train.sizes.max())
@@ -174,7 +174,7 @@ def test_a_phase_may_ask_the_work_and_is_taken_by_those_alone(
     for i in (1, 4):
         n = int(sizes[i])
         wanted[i] = 2 * (n * (n - 1) // 2 + (capacity - n) * capacity + 100 * i)
-    assert sim.store.gather(sim.rounds.everybody)["sum"].tolist() == [wanted, wanted]
+    assert sim.store.gather(sim.context.everybody)["sum"].tolist() == [wanted, wanted]
 
 
 def test_who_takes_a_phase_in_a_group_sees_the_message_of_the_group() -> None:
@@ -230,7 +230,7 @@ def test_all_train_while_the_cohort_reports() -> None:
     method = changed(counting(), who="everyone_trains")
     sim = run(simulation(method, task, [fed], participation=2, rounds=6))
     sampled = run(simulation(counting(), task, [fed], participation=2, rounds=6))
-    assert sim.store.gather(sim.rounds.everybody)["rounds"].tolist() == [[6] * 5]
+    assert sim.store.gather(sim.context.everybody)["rounds"].tolist() == [[6] * 5]
     assert sim.server["reports"].tolist() == sampled.server["reports"].tolist()
     assert int(sim.server["reports"].sum()) == 12
     size = sum(leaf.numel() for leaf in task.init(0).values()) * 8
@@ -306,7 +306,7 @@ def test_evaluations_run_the_epilogue_on_copies() -> None:
         np.testing.assert_array_equal(
             long.scores()["pre", "test"].loss[:, rounds], short.scores()["pre", "test"].loss[:, -1]
         )
-    assert bool(long.store.gather(long.rounds.everybody)["over"].all())
+    assert bool(long.store.gather(long.context.everybody)["over"].all())
 
 
 def test_a_run_that_is_resumed_after_its_end_does_not_end_twice() -> None:

@@ -129,7 +129,7 @@ def test_recorded_steps_give_the_same_numbers(
     fed = federation(0, shape=(1, 6, 6))
     plain = run(simulation(method, task, [fed], engine=Vectorised, rounds=4))
     other = simulation(method, task, [fed], engine=_Recorded, rounds=4)
-    other.rounds.queued = True
+    other.context.queued = True
     assert_same(outcome(run(other)), outcome(plain), 1e-9)
     assert fused
     assert all(fused) if joined else not any(fused)
@@ -140,11 +140,11 @@ def test_widths_do_not_depend_on_who_was_drawn() -> None:
     task = Task(_Net(), head="fc")
     method = build("fedavg", task, Local(epochs=2, batch=3, lr=0.1), {})
     sim = simulation(method, task, [federation(0, sizes=(4, 9, 30, 2, 17, 8), shape=(1, 6, 6))])
-    arena, phase = sim.rounds.arena, method.phases[0]
+    arena, phase = sim.context.arena, method.phases[0]
     found = set()
     for cohort in ([0, 1, 2], [3, 4, 5], [2, 4, 1]):
         ids = np.array([cohort])
-        steps = sim.rounds._known_steps(phase, ids, np.ones_like(ids, dtype=bool), 0)
+        steps = sim.context.known_steps(phase, ids, np.ones_like(ids, dtype=bool), 0)
         keys = np.zeros((*ids.shape, 2), dtype=np.int64)
         found.add(tuple(_schedule(phase, arena, build_plan(phase, arena, ids, keys, steps))))
     assert len(found) == 1
@@ -186,12 +186,12 @@ def test_a_model_that_all_clients_share_is_scored_as_one(
     plain = run(simulation(method, task, feds, engine=Vectorised, rounds=2))
     other = run(simulation(method, task, feds, engine=_Recorded, rounds=2))
     assert_same(outcome(other), outcome(plain), 1e-9)
-    steps = other.rounds.engine._captured.values()  # type: ignore[attr-defined]
+    steps = other.context.engine._captured.values()  # type: ignore[attr-defined]
     found = [step for step in steps if step.phase.name == "score test"]
     assert found
     as_one = [step for step in found if step.dims.own is None]  # before local training
     assert bool(as_one) == shared
-    assert all(step.site.own["fc.weight"].shape == (seeds, 3, 6) for step in as_one)
+    assert all(step.ctx.own["fc.weight"].shape == (seeds, 3, 6) for step in as_one)
 
 
 def _called(fn: Any, *args: Any) -> tuple[set[int], _Function, list[Any]]:

@@ -18,7 +18,7 @@ import torch
 from sartor.core.errors import ConfigError
 from sartor.engines.shard import processes as group
 from sartor.engines.shard.processes import Processes, digest
-from sartor.engines.shard.rounds import deal, share
+from sartor.engines.shard.work import deal, share
 from tests.engines.shards import ALL, FAST, resumed, straight
 from tests.toys import assert_same, differ, outcome, run
 

@@ -42,7 +42,7 @@ def _net(name: str, local: Local = SGD, options: dict | None = None, **settings)
 
 def _kept(sim) -> tuple[np.ndarray, np.ndarray]:
     """Return v_i and α_i of a run on quadratics."""
-    state = sim.store.gather(sim.rounds.everybody)
+    state = sim.store.gather(sim.context.everybody)
     return state["personal"]["w"][0, :, 0].numpy(), state["mix"]["share"][0].numpy()
 
 
@@ -86,7 +86,7 @@ def test_a_share_of_zero_is_fedavg(local: Local) -> None:
         if name.startswith(("pre/", "post/")):
             assert_array_equal(found[name], leaf, err_msg=name)
     start = net_task().init(0)
-    for name, leaf in sim.store.gather(sim.rounds.everybody)["personal"].items():
+    for name, leaf in sim.store.gather(sim.context.everybody)["personal"].items():
         assert_array_equal(leaf[0], start[name].double().expand_as(leaf[0]))
 
 

@@ -325,7 +325,7 @@ def test_copies_are_renewed_by_downloads_alone_and_unseen_cores_come_first() -> 
             asked[i].append(int(wish[i, 0]))
             mine[i, asked[i][-1]] = cores[asked[i][-1]]
         sim.server, _ = sim.rounds.train(sim.server, sim.store, t)
-        kept = sim.store.gather(sim.rounds.everybody)
+        kept = sim.store.gather(sim.context.everybody)
         for i in range(5):
             others = [j for j in range(5) if j != i]
             for j in others:

@@ -85,9 +85,9 @@ def _objective(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     module = import_module("sartor.methods.dbe")
     plain = module.descend
 
-    def watch(objective: Any, local: Local, **settings: Any) -> Any:
+    def watch(task: Task, local: Local, objective: Any, **settings: Any) -> Any:
         caught[settings.get("name", "train")] = objective
-        return plain(objective, local, **settings)
+        return plain(task, local, objective, **settings)
 
     monkeypatch.setattr(module, "descend", watch)
     build("dbe", TASK, SGD, {})

@@ -134,7 +134,7 @@ def test_selection_on_all_samples_deploys_a_candidate_to_the_bit() -> None:
     options = {"select_on": "validation", "scope": "client", "score": "loss"}
     found = fitted(options, fed, task, participation="all")
     candidates = [alone(name, fed, task, participation="all") for name in ("fedavg", "local")]
-    choice = found.store.gather(found.rounds.everybody)["choice"][0]
+    choice = found.store.gather(found.context.everybody)["choice"][0]
     assert 0 < int(choice.sum()) < 5  # both occur
     for client in range(5):
         wanted = candidates[int(choice[client])].params(client)
@@ -319,7 +319,7 @@ def test_evaluations_before_the_end_show_what_would_be_deployed() -> None:
     short = fitted(options, fed, task, rounds=2)
     sim.step()
     sim.step()
-    assert (sim.store.gather(sim.rounds.everybody)["choice"] == 0).all()
+    assert (sim.store.gather(sim.context.everybody)["choice"] == 0).all()
     np.testing.assert_array_equal(
         sim.scores()["pre", "test"].loss[0, -1], short.scores()["pre", "test"].loss[0, -1]
     )

@@ -248,7 +248,7 @@ def test_only_the_first_learning_is_planned_at_length(engine: str) -> None:
     task, fed = net_task(), federation()
     sim = simulation(build("fedala", task, SGD, {}), task, [fed], engine=engine, participation=3)
     plans: list[tuple[str, list[int]]] = []
-    before = sim.rounds.engine.phase
+    before = sim.context.engine.phase
 
     def watched(phase: Any, work: Any, ctx: Any, plan: Any) -> Any:
         if phase.name.startswith("mix"):
@@ -256,7 +256,7 @@ def test_only_the_first_learning_is_planned_at_length(engine: str) -> None:
             plans.append((phase.name, sorted(int(k) for k in passes.ravel() if k)))
         return before(phase, work, ctx, plan)
 
-    sim.rounds.engine.phase = watched
+    sim.context.engine.phase = watched
     planned = []
     for t in range(6):
         plans.clear()
@@ -384,7 +384,7 @@ def test_a_run_is_a_plain_loop() -> None:
     np.testing.assert_allclose(used(sim), hat, atol=1e-6)
     assert float(sim.server["params"]["w"][0, 0]) == pytest.approx(common, abs=1e-6)
     sim = run(simulation(method, task, [fed], rounds=4, **settings))  # now W is kept
-    found = sim.store.gather(sim.rounds.everybody)["mix"]["w"][0, :, 0]
+    found = sim.store.gather(sim.context.everybody)["mix"]["w"][0, :, 0]
     np.testing.assert_allclose(found, mix, atol=1e-6)
     assert ((mix > 0.01) & (mix < 0.99)).any()
 
@@ -472,7 +472,7 @@ def test_a_newcomer_uses_the_global_model() -> None:
     method = build("fedala", task, SGD, SHORT)
     sim = run(simulation(method, task, [federation()], rounds=3, participation=1))
     centre = sim.params(0, point="global")
-    fresh = ~sim.store.gather(sim.rounds.everybody)["trained"][0]
+    fresh = ~sim.store.gather(sim.context.everybody)["trained"][0]
     assert fresh.any()
     for i in range(5):
         if fresh[i]:

@@ -314,7 +314,7 @@ def test_where_nobody_comes_nothing_moves(preset: str) -> None:
     sim = run(simulation(method, task, [federation()], hyper={"mix_lr": 0.5}))
     server = tree.map(lambda leaf: leaf[0], sim.server)
     ctx = ServerContext(
-        hyper={k: leaf[0] for k, leaf in sim.rounds.hyper.items()},
+        hyper={k: leaf[0] for k, leaf in sim.context.hyper.items()},
         key=None,
         round=None,
         sizes=torch.ones(5, dtype=torch.int64),

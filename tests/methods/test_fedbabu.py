@@ -36,7 +36,7 @@ def test_the_head_never_moves_on_server_or_clients(local: Local) -> None:
     sim = simulation(build("fedbabu", task, local, {}), task, [federation()])
     for _ in range(3):
         sim.step()
-        clients = sim.store.gather(sim.rounds.everybody)["private"]
+        clients = sim.store.gather(sim.context.everybody)["private"]
         centre = sim.params(0, point="global")
         assert sorted(clients) == ["fc.bias", "fc.weight"]
         for leaf, rows in clients.items():

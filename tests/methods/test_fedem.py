@@ -37,7 +37,7 @@ def _sim(
 
 
 def _mixtures(sim) -> torch.Tensor:
-    found: torch.Tensor = sim.store.gather(sim.rounds.everybody)["mixture"][0]
+    found: torch.Tensor = sim.store.gather(sim.context.everybody)["mixture"][0]
     return found
 
 
@@ -161,10 +161,10 @@ def test_equal_components_leave_the_weights_and_move_in_proportion_to_them() -> 
     sim = _sim(Local(steps=1, batch=None, lr=0.2), options, participation="all", rounds=1)
     sim.server = tree.map(lambda leaf: leaf[:, :1].expand_as(leaf).clone(), sim.server)
     before = {k: v[0].clone() for k, v in sim.server["params"].items()}
-    state = sim.store.gather(sim.rounds.everybody)
+    state = sim.store.gather(sim.context.everybody)
     uneven = torch.tensor([0.2, 0.8], dtype=torch.float64).expand(1, 5, 2)
     there = np.ones((1, 5), dtype=bool)
-    sim.store.scatter(sim.rounds.everybody, {**state, "mixture": uneven.clone()}, there, 0)
+    sim.store.scatter(sim.context.everybody, {**state, "mixture": uneven.clone()}, there, 0)
     run(sim)
     assert_allclose(_mixtures(sim), uneven[0], atol=1e-15)
     for name, leaf in sim.server["params"].items():

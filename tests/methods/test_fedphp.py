@@ -70,7 +70,7 @@ def test_one_client_without_transfer_is_plain_sgd() -> None:
     php = run(simulation(build("fedphp", task, SGD, {}), task, feds, hyper=hyper, rounds=4))
     alone = run(simulation(build("local", task, SGD, {}), task, feds, rounds=4))
     for name, leaf in php.server["params"].items():
-        mine = alone.store.gather(alone.rounds.everybody)["params"][name][:, 0]
+        mine = alone.store.gather(alone.context.everybody)["params"][name][:, 0]
         assert torch.equal(leaf, mine), name
 
 
@@ -139,9 +139,9 @@ def test_absent_clients_keep_what_they_inherited() -> None:
     )
     changed = set()
     for _ in range(5):
-        before = sim.store.gather(sim.rounds.everybody)
+        before = sim.store.gather(sim.context.everybody)
         sim.step()
-        after = sim.store.gather(sim.rounds.everybody)
+        after = sim.store.gather(sim.context.everybody)
         came = after["times"][0] - before["times"][0]
         assert sorted(came.tolist()) == [0, 0, 0, 1, 1]
         old, new = (s["inherited"]["fc.weight"][0] for s in (before, after))
@@ -155,7 +155,7 @@ def test_the_inherited_model_is_used_and_never_leaves() -> None:
     task = net_task()
     method = build("fedphp", task, SGD, {})
     sim = run(simulation(method, task, [federation()], participation="all"))
-    kept = sim.store.gather(sim.rounds.everybody)["inherited"]
+    kept = sim.store.gather(sim.context.everybody)["inherited"]
     for i in range(5):
         for name, leaf in sim.params(i).items():
             assert torch.equal(leaf, kept[name][0, i])
@@ -189,7 +189,7 @@ def test_a_newcomer_uses_the_global_model_until_it_has_trained() -> None:
     method = build("fedphp", task, SGD, {})
     sim = run(simulation(method, task, [federation()], rounds=2, participation=2))
     centre = sim.params(0, point="global")
-    fresh = (sim.store.gather(sim.rounds.everybody)["times"][0] == 0).tolist()
+    fresh = (sim.store.gather(sim.context.everybody)["times"][0] == 0).tolist()
     assert any(fresh)
     for i, new in enumerate(fresh):
         assert all(torch.equal(sim.params(i)[k], centre[k]) for k in centre) == new

@@ -309,7 +309,7 @@ def test_a_row_with_one_heterogeneity_keeps_it_beside_rows_with_many() -> None:
     rows = [{"heterogeneity": 1.5}, {"heterogeneity": [0.9, 1.0, 3.0]}]
     both = run(simulation(method, task, [fed] * 2, hyper=rows, rounds=4, participation="all"))
     for k, row in enumerate(rows):
-        found = both.store.gather(both.rounds.everybody)["params"]["w"][k, :, 0].numpy()
+        found = both.store.gather(both.context.everybody)["params"]["w"][k, :, 0].numpy()
         np.testing.assert_array_equal(found, personal(ruled("v1", row)))
 
 

@@ -118,7 +118,7 @@ def test_without_body_training_only_heads_are_fitted() -> None:
     start = net_task().init(0)
     for leaf, value in sim.server["params"].items():
         torch.testing.assert_close(value[0], start[leaf].double(), rtol=0, atol=1e-15)
-    heads = sim.store.gather(sim.rounds.everybody)["private"]["fc.weight"][0]
+    heads = sim.store.gather(sim.context.everybody)["private"]["fc.weight"][0]
     assert all(not torch.equal(h, start["fc.weight"].double()) for h in heads)
 
 
@@ -181,7 +181,7 @@ def test_the_last_heads_are_fitted_once_by_everybody() -> None:
     for leaf, value in plain.server["params"].items():
         assert torch.equal(ended.server["params"][leaf], value)
     before, after = (
-        s.store.gather(s.rounds.everybody)["private"]["fc.weight"][0] for s in (plain, ended)
+        s.store.gather(s.context.everybody)["private"]["fc.weight"][0] for s in (plain, ended)
     )
     assert all(not torch.equal(a, b) for a, b in zip(before, after, strict=True))
     series = ended.ledger().setup_gradients - plain.ledger().setup_gradients

@@ -121,7 +121,7 @@ def test_two_steps_by_hand(start: str) -> None:
             )(theta)
             own = tree.map(lambda p, s: p - lr * s, own, slope_p)
             theta = tree.map(lambda p, s: p - lr * s, theta, slope)
-        kept = sim.store.gather(sim.rounds.everybody)["personal"]
+        kept = sim.store.gather(sim.context.everybody)["personal"]
         for leaf, value in own.items():
             torch.testing.assert_close(kept[leaf][0, i], value, rtol=0, atol=1e-12)
 
@@ -130,7 +130,7 @@ def test_a_client_uses_the_sum_of_both_heads() -> None:
     """The model is one network with scores g + p_i; a zero personal head gives the generic one."""
     task, fed = net_task(), federation()
     sim = _net(points=POINTS)
-    kept = sim.store.gather(sim.rounds.everybody)["personal"]
+    kept = sim.store.gather(sim.context.everybody)["personal"]
     for i in range(5):
         generic = sim.params(i, point="global")
         personal = {k: v[0, i] for k, v in kept.items()}
@@ -169,7 +169,7 @@ def test_the_personal_head_never_leaves() -> None:
     with pytest.raises(ContractError, match="personal"):
         simulation(leaky, task, [federation()]).step()
     sim = _net(participation=2, rounds=1)
-    rows = sim.store.gather(sim.rounds.everybody)["personal"]["fc.weight"][0]
+    rows = sim.store.gather(sim.context.everybody)["personal"]["fc.weight"][0]
     still = [torch.equal(row, task.init(0)["fc.weight"].double()) for row in rows]
     assert sorted(still) == [False, False, True, True, True]
 

@@ -82,7 +82,7 @@ def test_a_client_not_drawn_keeps_its_private_part(name: str) -> None:
     """Its private leaves stay at the common start, bit by bit; those of the drawn move."""
     sim = _net(name, participation=2, rounds=1)
     start = net_task().init(0)
-    drawn = sim.store.gather(sim.rounds.everybody)["private"]
+    drawn = sim.store.gather(sim.context.everybody)["private"]
     assert drawn
     for leaf, values in drawn.items():
         still = [torch.equal(row, start[leaf].double()) for row in values[0]]
@@ -220,7 +220,7 @@ def test_after_the_warm_up_everybody_goes_on_from_fedavgs_model() -> None:
     common = _net("fedavg", KEPT, rounds=2, **settings).server["params"]
     for rounds in (2, 3):
         sim = _net("lg-fedavg", KEPT, {"warmup_rounds": 2}, rounds=rounds, **settings)
-        private = sim.store.gather(sim.rounds.everybody)["private"]
+        private = sim.store.gather(sim.context.everybody)["private"]
         for leaf, rows in private.items():
             same = [torch.equal(row, common[leaf][0]) for row in rows[0]]
             assert sum(same) == (5 if rounds == 2 else 3), leaf

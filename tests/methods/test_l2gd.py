@@ -80,7 +80,7 @@ def lanes(num: int, rounds: int, options: dict, hyper: Any, participation: Any =
 
 def models(sim: Simulation) -> np.ndarray:
     """Return x_i of all runs: (runs, clients)."""
-    found: np.ndarray = sim.store.gather(sim.rounds.everybody)["params"]["w"][..., 0].numpy()
+    found: np.ndarray = sim.store.gather(sim.context.everybody)["params"]["w"][..., 0].numpy()
     return found
 
 

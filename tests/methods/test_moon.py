@@ -159,10 +159,10 @@ def test_a_client_not_drawn_keeps_its_last_model() -> None:
         build("moon", net_task(), SGD, {}), net_task(), [federation()], participation=2
     )
     sim.step()
-    before = sim.store.gather(sim.rounds.everybody)
+    before = sim.store.gather(sim.context.everybody)
     assert sorted(before["has_previous"][0].tolist()) == [0.0, 0.0, 0.0, 1.0, 1.0]
     sim.step()
-    after = sim.store.gather(sim.rounds.everybody)
+    after = sim.store.gather(sim.context.everybody)
     drawn = sim.ledger().participants
     assert drawn.tolist() == [[2, 2]]
     same = [

@@ -24,7 +24,7 @@ def task() -> Task:
 
 
 @pytest.mark.parametrize(
-    ("method", "options", "told"),
+    ("method", "options", "reported"),
     [
         ("ditto", {"choices": ("a",)}, "Option choices must be a list of numbers, got ('a',)"),
         ("fedper", {"private": 3}, "Option private must be a list of names or nothing, got 3"),

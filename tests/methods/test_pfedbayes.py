@@ -113,7 +113,7 @@ def test_without_noise_and_pull_it_is_local_training(local: Local) -> None:
             assert_allclose(found[name.replace("params", "own/mu")], leaf, **tight)
         if name.startswith(("pre/", "post/")):
             assert_allclose(found[name], leaf, rtol=0.0, atol=1e-11)
-    for leaf in sim.store.gather(sim.rounds.everybody)["own"]["rho"].values():
+    for leaf in sim.store.gather(sim.context.everybody)["own"]["rho"].values():
         assert bool((leaf == -2.5).all())
 
 
@@ -292,7 +292,7 @@ def test_the_own_distribution_is_kept_and_the_copy_is_not() -> None:
         rounds=2,
     )
     sim.step()
-    kept = sim.store.gather(sim.rounds.everybody)
+    kept = sim.store.gather(sim.context.everybody)
     sim.step()
     second = [(i, work, common) for t, i, work, common in starts if t == 1]
     assert len(second) == 5
@@ -372,7 +372,7 @@ def test_the_mean_network_is_used_or_an_average_over_drawn_ones() -> None:
     """By default μ; with draws, the mean of the probabilities of networks from q_i."""
     task = net_task()
     sim = run(_sim(rounds=2))
-    kept = sim.store.gather(sim.rounds.everybody)["own"]
+    kept = sim.store.gather(sim.context.everybody)["own"]
     assert_array_equal(sim.params(1)["fc.weight"], kept["mu"]["fc.weight"][0, 1])
     assert_array_equal(
         sim.params(0, point="global")["fc.weight"], sim.server["params"]["mu"]["fc.weight"][0]
@@ -400,7 +400,7 @@ def test_everybody_starts_at_one_distribution() -> None:
     """μ is the network's start and ρ = ρ_0, on the server and on every client."""
     sim = _sim(hyper={"rho_start": -3.0})
     start = net_task().init(0)
-    kept = sim.store.gather(sim.rounds.everybody)["own"]
+    kept = sim.store.gather(sim.context.everybody)["own"]
     for name, leaf in start.items():
         assert torch.equal(sim.server["params"]["mu"][name][0], leaf.double())
         assert torch.equal(kept["mu"][name][0, 4], leaf.double())

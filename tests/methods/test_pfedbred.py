@@ -196,7 +196,7 @@ def test_the_memory_is_the_clients_own_last_local_model(train_all: bool) -> None
     options = {"strategy": "meg", "prox_steps": 1, "train_all": train_all}
     hyper = {"prox_strength": 2.0, "personal_lr": 0.1, "memory_lr": 0.5}
     sim = q3("pfedbred", ONE, options=options, hyper=hyper, participation=1, start=1.0)
-    memory = sim.store.gather(sim.rounds.everybody)["memory"]["w"][0, :, 0].numpy()
+    memory = sim.store.gather(sim.context.everybody)["memory"]["w"][0, :, 0].numpy()
     theta = personal(sim)
     trained = theta != 1.0
     assert trained.sum() == (3 if train_all else 1)
@@ -477,7 +477,7 @@ def test_every_weight_stays_in_the_domain(family: str, mode: str) -> None:
     hyper = {**wild, "prior_width": 0.3, "local_lr": 2.0, "prox_strength": 1.0}
     sim = _net({"family": family, "mode": mode}, hyper, rounds=1)
     prior = Separable(KINDS[family], _t(0.3))
-    client = sim.store.gather(sim.rounds.everybody)
+    client = sim.store.gather(sim.context.everybody)
     moved = 0.0
     for part in ("params", "memory"):
         inside = prior.project(client[part])
@@ -540,7 +540,7 @@ def test_weights_as_means_need_a_network_that_starts_inside() -> None:
     method = build("pfedbred", task, Local(epochs=1, batch=4), options)
     assert "prior_width" not in method.hyper
     sim = run(simulation(method, task, [federation()]))
-    w = sim.store.gather(sim.rounds.everybody)["params"]["w"]
+    w = sim.store.gather(sim.context.everybody)["params"]["w"]
     assert 0 < float(w.min()) < float(w.max()) < 1
     assert float(w.max()) > 0.41
 

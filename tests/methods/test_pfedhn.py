@@ -295,7 +295,7 @@ def test_a_private_head_is_out_of_the_servers_reach() -> None:
     method = build("pfedhn", task, SGD, {"share": "body"})
     sim = run(simulation(method, task, [federation()], rounds=1, participation=2))
     assert not any("fc" in name for name, _ in tree.items(sim.server))
-    heads = sim.store.gather(sim.rounds.everybody)["head"]["fc.weight"][0]
+    heads = sim.store.gather(sim.context.everybody)["head"]["fc.weight"][0]
     start = task.init(0)["fc.weight"].double()
     assert sum(not torch.equal(head, start) for head in heads) == 2
     assert method.wire.private("fc.weight")

@@ -25,7 +25,7 @@ UNEQUAL = {"curvatures": [1.0, 4.0], "centres": [0.0, 2.0], "start": 5.0}
 
 def _controls(sim) -> np.ndarray:
     """Return c_1 … c_m and c of a run on quadratics."""
-    own = sim.store.gather(sim.rounds.everybody)["control"]["w"][0, :, 0].numpy()
+    own = sim.store.gather(sim.context.everybody)["control"]["w"][0, :, 0].numpy()
     return np.append(own, float(sim.server["control"]["w"][0, 0]))
 
 
@@ -55,7 +55,7 @@ def test_both_local_models_agree_in_the_second_round() -> None:
         seen.append(float(work["params"]["w"][0]))
         return method.finish(client, work, ctx)
 
-    sim.rounds.method = changed(method, finish=finish)
+    sim.context.method = changed(method, finish=finish)
     sim.rounds.train(sim.server, sim.store, 1)
     assert_allclose(seen, [4.24, 4.24], atol=1e-12)
 
@@ -104,7 +104,7 @@ def test_a_control_is_the_mean_gradient_of_the_local_steps(local: Local) -> None
     for _ in range(3):
         seen.clear()
         sim.step()
-        kept = sim.store.gather(sim.rounds.everybody)["control"]
+        kept = sim.store.gather(sim.context.everybody)["control"]
         for i in {i for i, _ in seen}:
             for leaf in task.leaf_names:
                 mean = torch.stack([g[leaf] for j, g in seen if i == j]).mean(0)
@@ -119,9 +119,9 @@ def test_with_everybody_the_servers_control_is_the_mean(control: str, weights: s
     """C = Σ p_i c_i after every round of full participation."""
     options = {"control": control, "weights": weights}
     sim = _net("scaffold", SGD, options, participation="all")
-    sizes = sim.rounds.sizes[0].double()
+    sizes = sim.context.sizes[0].double()
     p = sizes / sizes.sum() if weights == "samples" else torch.ones(5).double() / 5
-    for name, leaf in sim.store.gather(sim.rounds.everybody)["control"].items():
+    for name, leaf in sim.store.gather(sim.context.everybody)["control"].items():
         mean = torch.einsum("i,i...->...", p, leaf[0])
         assert_allclose(sim.server["control"][name][0], mean, atol=1e-14)
         assert float(mean.abs().max()) > 1e-3
@@ -208,7 +208,7 @@ def test_a_control_by_gradient_is_that_of_all_samples() -> None:
             lambda p, x=x, y=y: torch.nn.functional.cross_entropy(task.logits(p, x), y)
         )(start)
         for name, leaf in slope.items():
-            kept = sim.store.gather(sim.rounds.everybody)["control"][name][0, i]
+            kept = sim.store.gather(sim.context.everybody)["control"][name][0, i]
             assert_allclose(kept, leaf, atol=1e-14)
 
 

@@ -163,7 +163,7 @@ def test_weights_that_would_be_lost_are_reported_of() -> None:
 
 
 def test_the_start_is_the_given_network() -> None:
-    """With a step of 0 everybody ends with the network that was given, and it is scored as such."""
+    """With a step of 0 all clients end with the given network, and are scored with it."""
     net, fed = pretrained(Trained()), images()
     still = sartor.Local(batch=8, epochs=1, lr=0.0)
     result = sartor.fit("fedavg", fed, model=net, rounds=1, seeds=(0, 4), local=still)
@@ -224,7 +224,7 @@ def test_a_run_is_resumed_from_the_same_weights_only(tmp_path) -> None:
 
 
 def test_a_head_on_frozen_features_is_a_linear_model() -> None:
-    """Training it in the network is training softmax regression on the features, for everybody."""
+    """Training the head in the network is softmax regression on the features, for all clients."""
     net, fed = pretrained(Trained(), train=["fc"]), images()
     heads = sartor.models.features(net, fed)
     assert heads.input_shape == (6,)
@@ -453,11 +453,11 @@ def test_a_network_that_writes_to_its_buffers_is_refused(anew: bool) -> None:
         sartor.fit("fedavg", federation(), model=net, rounds=1)
     assert torch.equal(net.seen, torch.zeros(3))
     check_buffers(Frozen(), torch.zeros(2, 4))
-    check_buffers(Counting(anew), torch.zeros(2, 9))  # it cannot take them, so it is not judged
+    check_buffers(Counting(anew), torch.zeros(2, 9))  # it cannot take them, so it is not checked
 
 
 def test_what_a_network_leaves_open_is_asked() -> None:
-    """Frozen parts without a word where the others start; nothing to train; unknown parts."""
+    """Frozen parts without a start for the others; nothing to train; unknown parts."""
     net = Net()
     net.body.requires_grad_(False)
     with pytest.raises(

@@ -91,11 +91,13 @@ def test_a_bad_answer_is_refused_and_costs_only_itself(
         participation=everybody,
         admission=Admission(max_norm=1e6),
     )
-    run(sim)
-    assert [event["client"] for event in sim.office.events] == ["c1"] * 3
-    assert all(why in event["why"] for event in sim.office.events), sim.office.events[0]["why"]
-    assert [event["round"] for event in sim.office.events] == [0, 1, 2]
-    assert [note["there"] for note in sim.office.attended] == [[0, 2, 3]] * 3
+    run(sim.simulation)
+    assert [event["client"] for event in sim.dispatcher.events] == ["c1"] * 3
+    assert all(why in event["why"] for event in sim.dispatcher.events), sim.dispatcher.events[0][
+        "why"
+    ]
+    assert [event["round"] for event in sim.dispatcher.events] == [0, 1, 2]
+    assert [note["there"] for note in sim.dispatcher.attended] == [[0, 2, 3]] * 3
     assert_same(found(sim, clients), without_c1, atol=1e-10)
 
 

@@ -20,7 +20,7 @@ if importlib.util.find_spec("nvflare") is None:
 import sartor
 from sartor.cli import main
 from sartor.cli.config import build
-from sartor.cli.network import built, plan_of
+from sartor.cli.network import built, job_of
 from sartor.core import tree
 from sartor.network import keys
 from sartor.training.simulation import Simulation
@@ -36,27 +36,27 @@ def replay(fed: Federation) -> Simulation:
 
     values = {k: v for k, v in fed.settings.items() if k != "method"}
     experiment = build({"methods": fed.settings["method"], **values})
-    plan = plan_of(experiment)
+    job = job_of(experiment)
     data = Data.from_folder(fed.folder / "all", seed=experiment.seed, test=experiment.test)
-    method, task = built(plan.settings, data)
+    method, task = built(job.settings, data)
     sim = Simulation(
         method,
         task,
         [data],
-        [plan.run_of(method)],
+        [job.run_of(method)],
         lambda arena: Vectorised(arena, 1),
-        rounds=plan.rounds,
-        participation=plan.participation,
-        device=plan.device,
-        dtype=plan.dtype,
-        points=plan.points,
+        rounds=job.rounds,
+        participation=job.participation,
+        device=job.device,
+        dtype=job.dtype,
+        points=job.points,
     )
     record = iter(fed.checkpoint()[3]["attended"])
 
     def attendance(order: Any) -> np.ndarray:
         return np.isin(order.cohort, next(record)["there"]) | ~order.trains
 
-    sim.rounds.attendance = attendance  # type: ignore[method-assign]
+    sim.clients.attendance = attendance  # type: ignore[attr-defined]
     while not sim.finished:
         sim.step()
     return sim

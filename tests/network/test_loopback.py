@@ -94,24 +94,30 @@ def coordinator(
     )
 
 
-def found(sim: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]:
+def trained(server: Coordinator) -> Coordinator:
+    """Run all rounds that are left."""
+    run(server.simulation)
+    return server
+
+
+def found(server: Coordinator, clients: dict[str, Client]) -> dict[str, np.ndarray]:
     """Return what a run over a network left behind, on the server and at its clients."""
+    sim = server.simulation
     leaves = {f"server/{k}": v for k, v in tree.items(sim.server)}
     states = []
     for i, client in enumerate(clients.values()):
-        base = int(sim.store.base[i])
-        bench = client.workbench
+        base, work = int(server.numbers.base[i]), client.work
         kept = (
-            bench.vault.read(base)
+            work.states.read(base)
             if base
-            else {"client": bench.rounds.new_clients(bench.params, bench.ids)}
+            else {"client": work.context.new_clients(work.params, work.ids)}
         )
         states.append(kept)
     kept = tree.cat([s["client"] for s in states], 1)
     leaves |= {f"client/{k}": v for k, v in tree.items(kept)}
     if sim.trained is not None:
-        trained = tree.cat([s["trained"] for s in states], 1)
-        leaves |= {f"trained/{k}": v for k, v in tree.items(trained)}
+        models = tree.cat([s["trained"] for s in states], 1)
+        leaves |= {f"trained/{k}": v for k, v in tree.items(models)}
     out = {k: v.detach().numpy().copy() for k, v in leaves.items()}
     for (point, split), scores in sim.scores().items():
         out |= {f"{point}/{split}/correct": scores.correct, f"{point}/{split}/loss": scores.loss}
@@ -138,8 +144,8 @@ def check_same(
     clients = clients_of(case, fed, folder, make)
     loop = Loopback({name: client.answer for name, client in clients.items()})
     sim = coordinator(case, fed, loop, make=make, **settings)
-    run(sim)
-    assert sim.office.events == []
+    trained(sim)
+    assert sim.dispatcher.events == []
     task = make()
     settings = {"points": ("pre", "post", "global"), **settings}
     if "participation" not in settings:
@@ -165,8 +171,8 @@ def test_other_frozen_parts_are_refused() -> None:
     odd = clients_of(case, fed, make=lambda: Task(wrong, head="fc"))["c1"]
     loop = Loopback({name: client.answer for name, client in (clients | {"c1": odd}).items()})
     sim = coordinator(case, fed, loop, make=lambda: Task(right, head="fc"), rounds=1, quorum=3)
-    run(sim)
-    reported = [event for event in sim.office.events if "other weights" in str(event)]
+    trained(sim)
+    reported = [event for event in sim.dispatcher.events if "other weights" in str(event)]
     assert {event["client"] for event in reported} == {"c1"}
     assert len(reported) == len({event["round"] for event in reported})  # not at every greeting
     assert len(odd.seen) == 0
@@ -185,7 +191,7 @@ def test_single_precision_gives_the_numbers_of_the_simulation() -> None:
     case, fed = Case("fedapa", hyper={"mix_lr": 0.5}), federation(sizes=SIZES)
     clients = clients_of(case, fed)
     loop = Loopback({name: client.answer for name, client in clients.items()})
-    sim = run(coordinator(case, fed, loop, dtype=torch.float32))
+    sim = trained(coordinator(case, fed, loop, dtype=torch.float32))
     task = net_task()
     points = ("pre", "post", "global")
     wanted = run(
@@ -224,7 +230,7 @@ def replayed(case: Case, fed: Federation, attended: list[dict[str, Any]], **sett
         there = next(record)["there"]
         return np.isin(order.cohort, there) | ~order.trains
 
-    sim.rounds.attendance = attendance  # type: ignore[method-assign]
+    sim.clients.attendance = attendance  # type: ignore[attr-defined]
     return run(sim)
 
 
@@ -239,11 +245,11 @@ def test_a_lost_answer_is_as_if_the_client_had_not_been_asked(name: str, tmp_pat
     """Clients whose answers are lost go on from the state of before; so does the server."""
     case, fed = Case(name), federation(sizes=SIZES)
     clients = clients_of(case, fed, tmp_path)
-    sim = run(
+    sim = trained(
         coordinator(case, fed, Lossy({name: c.answer for name, c in clients.items()}), rounds=4)
     )
-    assert {event["why"] for event in sim.office.events} == {"no answer in time"}
-    wanted = replayed(case, fed, sim.office.attended, rounds=4)
+    assert {event["why"] for event in sim.dispatcher.events} == {"no answer in time"}
+    wanted = replayed(case, fed, sim.dispatcher.attended, rounds=4)
     assert_same(found(sim, clients), outcome(wanted), atol=1e-10)
 
 
@@ -257,37 +263,37 @@ def test_restarts_of_server_and_clients_change_nothing(name: str, tmp_path: Path
     straight = coordinator(
         case, fed, Loopback({n: c.answer for n, c in straight_clients.items()}), rounds=6
     )
-    wanted = found(run(straight), straight_clients)
+    wanted = found(trained(straight), straight_clients)
 
     clients = clients_of(case, fed, tmp_path / "b")
     loop = Loopback({n: c.answer for n, c in clients.items()})
     first = coordinator(case, fed, loop, rounds=6)
     for _ in range(2):
-        first.step()
+        first.simulation.step()
         state = first.state()
-        first.settled()
+        first.saved()
     write_state(tmp_path / "state", {"trees": state[0], "arrays": state[1]}, state[2])
-    first.step()  # lost with the server
+    first.simulation.step()  # lost with the server
     clients = clients_of(case, fed, tmp_path / "b")  # the clients' processes begin anew
     loop = Loopback({n: c.answer for n, c in clients.items()})
     second = coordinator(case, fed, loop, rounds=6)
     read, meta = read_state(tmp_path / "state")
     second.load(read["trees"], to_numpy(read["arrays"]), meta)
-    second.step()
+    second.simulation.step()
     name = fed.names[1]
     clients[name] = clients_of(case, fed, tmp_path / "b")[name]  # and one of them once more
     loop.clients[name] = clients[name].answer
-    while not second.finished:
-        second.step()
-        second.settled()
+    while not second.simulation.finished:
+        second.simulation.step()
+        second.saved()
     got = found(second, clients)
-    assert second.office.events == []
+    assert second.dispatcher.events == []
     assert_same(
         {k: v for k, v in got.items() if "snap" not in k},
         {k: v for k, v in wanted.items() if "snap" not in k},
     )
     states = list((tmp_path / "b" / name / "toy").iterdir())
-    assert 0 < len(states) <= 3, "old generations are dropped"
+    assert 0 < len(states) <= 3, "old states are dropped"
 
 
 def test_only_what_a_method_uploads_reaches_the_server(tmp_path: Path) -> None:
@@ -300,8 +306,8 @@ def test_only_what_a_method_uploads_reaches_the_server(tmp_path: Path) -> None:
         got.extend([data] if direction == "up" else [])
 
     loop = Loopback({n: c.answer for n, c in clients.items()}, watch)
-    sim = run(coordinator(case, fed, loop))
-    method = sim.method
+    sim = trained(coordinator(case, fed, loop))
+    method = sim.simulation.method
     uploads = [unpack(data) for data in got]
     names = {leaf for body, _ in uploads for leaf, _ in tree.items(body)}
     assert names
@@ -309,8 +315,8 @@ def test_only_what_a_method_uploads_reaches_the_server(tmp_path: Path) -> None:
     private = [
         leaf.flatten().numpy().tobytes()
         for client in clients.values()
-        for number in client.workbench.vault.numbers()
-        for key, leaf in tree.items(client.workbench.vault.read(number)["client"])
+        for number in client.work.states.numbers()
+        for key, leaf in tree.items(client.work.states.read(number)["client"])
         if any(method.wire.private(part) for part in key.split("/"))
     ]
     assert private
@@ -341,6 +347,6 @@ def test_a_client_that_leaks_is_stopped_on_its_own_machine() -> None:
     clients = clients_of(case, fed)
     clients["c1"] = Client(lambda split: alone(fed, 1), build)
     loop = Loopback({n: c.answer for n, c in clients.items()})
-    sim = run(coordinator(case, fed, loop, participation=Participation.parse("all")))
-    assert {event["client"] for event in sim.office.events} == {"c1"}
-    assert "private leaf" in sim.office.events[0]["why"]
+    sim = trained(coordinator(case, fed, loop, participation=Participation.parse("all")))
+    assert {event["client"] for event in sim.dispatcher.events} == {"c1"}
+    assert "private leaf" in sim.dispatcher.events[0]["why"]

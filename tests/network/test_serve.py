@@ -12,12 +12,12 @@ import torch
 import sartor
 from sartor.cli import main
 from sartor.cli.config import build
-from sartor.cli.network import built, own_data, plan_of
+from sartor.cli.network import built, job_of, own_data
 from sartor.core.errors import ConfigError, NetworkError
 from sartor.data.federation import Federation
-from sartor.network.board import Board
 from sartor.network.client import Client
-from sartor.network.serve import roster_of, serve
+from sartor.network.serve import clients_of, serve
+from sartor.network.status import StatusFile
 from sartor.network.transport import Loopback
 from sartor.report import write_report
 from sartor.runs import RunFolder
@@ -64,7 +64,7 @@ def answers(some: dict[str, Client]) -> Loopback:
 def test_a_run_folder_and_the_models_of_a_federation(data: Path, tmp_path: Path) -> None:
     """The scores are those of `sartor.fit` on the same files, and so are the clients' models."""
     result = serve(
-        plan_of(build(VALUES)), answers(clients(data, tmp_path / "home")), NAMES, tmp_path / "run"
+        job_of(build(VALUES)), answers(clients(data, tmp_path / "home")), NAMES, tmp_path / "run"
     )
     fed = Federation.from_folder(data)
     wanted = sartor.fit(
@@ -107,20 +107,20 @@ class Stops(Loopback):
 
 
 def test_a_server_that_was_stopped_goes_on(data: Path, tmp_path: Path) -> None:
-    plan = plan_of(build(VALUES))
-    straight = serve(plan, answers(clients(data, tmp_path / "a")), NAMES, tmp_path / "straight")
+    job = job_of(build(VALUES))
+    straight = serve(job, answers(clients(data, tmp_path / "a")), NAMES, tmp_path / "straight")
     some = clients(data, tmp_path / "b")
     with pytest.raises(KeyboardInterrupt):
-        serve(plan, Stops({n: c.answer for n, c in some.items()}), NAMES, tmp_path / "run")
+        serve(job, Stops({n: c.answer for n, c in some.items()}), NAMES, tmp_path / "run")
     assert not RunFolder.open(tmp_path / "run").has_result
-    result = serve(plan, answers(clients(data, tmp_path / "b")), NAMES, tmp_path / "run")
+    result = serve(job, answers(clients(data, tmp_path / "b")), NAMES, tmp_path / "run")
     for key, scores in straight.scores.items():
         np.testing.assert_array_equal(result.scores[key].loss, scores.loss)
     unfinished = tmp_path / "other"
     with pytest.raises(KeyboardInterrupt):
-        serve(plan, Stops({n: c.answer for n, c in some.items()}), NAMES, unfinished)
+        serve(job, Stops({n: c.answer for n, c in some.items()}), NAMES, unfinished)
     with pytest.raises(ConfigError, match="was begun with the clients"):
-        serve(plan, answers(some), (*NAMES, "dogwood"), unfinished)
+        serve(job, answers(some), (*NAMES, "dogwood"), unfinished)
 
 
 class OneByOne(Loopback):
@@ -151,7 +151,7 @@ def test_a_server_that_waits_says_so(
         reported.append(capsys.readouterr().out)
 
     some = {n: c.answer for n, c in clients(data, tmp_path / "home").items()}
-    serve(plan_of(build(VALUES)), OneByOne(some, ask), NAMES, folder, say=lambda text: None)
+    serve(job_of(build(VALUES)), OneByOne(some, ask), NAMES, folder, say=lambda text: None)
     first, second = reported[0], reported[1]
     assert "fedper: waiting for its first clients; 0 of 3 are there" in first
     assert "there: nobody" in first
@@ -180,7 +180,7 @@ def test_a_server_that_waits_again_says_so(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Restarted, or left alone between rounds, it waits; it does not show what it did before."""
-    plan, folder, reported = plan_of(build(VALUES)), tmp_path / "run", []
+    job, folder, reported = job_of(build(VALUES)), tmp_path / "run", []
 
     def ask() -> None:
         assert main(["status", str(folder)]) == 0
@@ -190,11 +190,11 @@ def test_a_server_that_waits_again_says_so(
     first = Stops(some)
     first.left = 6  # facts, greeting, scores of the start, a round with its scores, and half a one
     with pytest.raises(KeyboardInterrupt):
-        serve(plan, first, NAMES, folder)
+        serve(job, first, NAMES, folder)
     ask()
     assert "fedper: stopped, round 1 of 4" in reported[-1]
     with pytest.raises(NetworkError, match="Only 0 of 3 clients came"):
-        serve(plan, Away(some, ask, lambda: True), NAMES, folder, patience=0.1)
+        serve(job, Away(some, ask, lambda: True), NAMES, folder, patience=0.1)
     assert "waiting for clients, to resume after round 1 of 4; 0 of 3 are there" in reported[1]
     ask()
     assert "fedper: stopped, round 1 of 4" in reported[-1]
@@ -203,7 +203,7 @@ def test_a_server_that_waits_again_says_so(
     def gone() -> bool:
         return len(reported) < 8 and read_json(folder / "status.json")["round"] == 3
 
-    serve(plan, Away(some, ask, gone), NAMES, folder)
+    serve(job, Away(some, ask, gone), NAMES, folder)
     assert "waiting for clients, to resume after round 3 of 4; 0 of 1 are there" in reported[-1]
     assert "missing: ash, birch, cedar" in reported[-1]
     ask()
@@ -212,12 +212,12 @@ def test_a_server_that_waits_again_says_so(
 
 def test_a_server_for_which_nobody_came_leaves_nothing(tmp_path: Path) -> None:
     """Its folder is gone again; one that was there before stays, with what is in it."""
-    plan = plan_of(build(VALUES))
+    job = job_of(build(VALUES))
     for place in ("new", "old"):
         (tmp_path / "old").mkdir(exist_ok=True)
         (tmp_path / "old" / "notes.txt").write_text("mine")
         with pytest.raises(NetworkError, match="Only 0 of 3 clients came"):
-            serve(plan, Loopback({}), NAMES, tmp_path / place, patience=0.1)
+            serve(job, Loopback({}), NAMES, tmp_path / place, patience=0.1)
     assert not (tmp_path / "new").exists()
     assert [path.name for path in (tmp_path / "old").iterdir()] == ["notes.txt"]
 
@@ -225,14 +225,14 @@ def test_a_server_for_which_nobody_came_leaves_nothing(tmp_path: Path) -> None:
 def test_a_run_keeps_the_clients_that_it_was_begun_with(data: Path, tmp_path: Path) -> None:
     """Whoever was withdrawn since keeps its place, and whoever was added since is told."""
     reported: list[str] = []
-    assert roster_of(tmp_path / "run", ["ash"], reported.append) == ["ash"]
+    assert clients_of(tmp_path / "run", ["ash"], reported.append) == ["ash"]
     some = clients(data, tmp_path / "b")
     loop = Stops({n: c.answer for n, c in some.items()})
     with pytest.raises(KeyboardInterrupt):
-        serve(plan_of(build(VALUES)), loop, NAMES, tmp_path / "run")
-    assert roster_of(tmp_path / "run", ["cedar", "ash"], reported.append) == list(NAMES)
+        serve(job_of(build(VALUES)), loop, NAMES, tmp_path / "run")
+    assert clients_of(tmp_path / "run", ["cedar", "ash"], reported.append) == list(NAMES)
     assert reported == []
-    assert roster_of(tmp_path / "run", [*NAMES, "dogwood"], reported.append) == list(NAMES)
+    assert clients_of(tmp_path / "run", [*NAMES, "dogwood"], reported.append) == list(NAMES)
     assert "dogwood came to the project after" in reported[0]
 
 
@@ -245,8 +245,8 @@ def test_the_report_names_what_happened(data: Path, tmp_path: Path) -> None:
         return some["birch"].answer(message)
 
     loop = Loopback({**{n: c.answer for n, c in some.items()}, "birch": late})
-    plan = plan_of(build({**VALUES, "participation": 1.0}))
-    result = serve(plan, loop, NAMES, tmp_path / "run")
+    job = job_of(build({**VALUES, "participation": 1.0}))
+    result = serve(job, loop, NAMES, tmp_path / "run")
     events = result.config["network"]["events"]
     assert [e["client"] for e in events] == ["birch"] * 4
     page = write_report(tmp_path / "run").read_text()
@@ -267,25 +267,25 @@ def test_clients_that_do_not_fit_are_reported(data: Path, tmp_path: Path) -> Non
         for name in NAMES
     }
     with pytest.raises(NetworkError, match="samples differ"):
-        serve(plan_of(build(VALUES)), answers(some), NAMES, tmp_path / "run")
+        serve(job_of(build(VALUES)), answers(some), NAMES, tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
 def test_experiments_that_cannot_be_served() -> None:
     with pytest.raises(ConfigError, match="one method"):
-        plan_of(build({**VALUES, "methods": "fedavg,fedper"}))
+        job_of(build({**VALUES, "methods": "fedavg,fedper"}))
     with pytest.raises(ConfigError, match="harm_on"):
-        plan_of(build({**VALUES, "do_no_harm": True}))
+        job_of(build({**VALUES, "do_no_harm": True}))
 
 
 def test_taking_the_notice_away_leaves_what_others_put_there(tmp_path: Path) -> None:
     """A folder made for the notice goes with it, unless something else lies in it by then."""
     for name, more in (("empty", False), ("used", True)):
         out = tmp_path / name
-        board = Board(out, 3, "fedavg", NAMES)
-        board.wait(wanted=3, there=["ash"])
+        status = StatusFile(out, 3, "fedavg", NAMES)
+        status.wait(wanted=3, there=["ash"])
         if more:
             (out / "mine.txt").write_text("stay")
-        board.withdraw()
+        status.withdraw()
         assert out.exists() == more
         assert not (out / "status.json").exists()

@@ -1,4 +1,4 @@
-"""A headless Chromium for tests, driven by its DevTools protocol over a pair of pipes."""
+"""Drive a headless Chromium for tests by its DevTools protocol over a pair of pipes."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ class Browser:
         return path
 
     def complaints(self) -> list[str]:
-        """Return what the console said, and requests that left the file."""
+        """Return the messages of the console, and requests other than the file."""
         said = []
         for event in self.events:
             name, values = event.get("method"), event.get("params", {})

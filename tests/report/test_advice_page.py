@@ -137,7 +137,7 @@ def test_the_answer_comes_first_and_nothing_is_left_out(page):
 
 
 def test_the_curve_shows_both_ends_the_choice_and_every_rule():
-    """Their words are texts of the picture; a rule beyond the range stands at its edge."""
+    """Their labels are texts of the picture; a rule outside the range is drawn at its edge."""
     svg = error_by_pull(make_advice()).svg
     for words in ("alone", "λ = 0", "one model", "λ = ∞", "chosen: λ = 0.1", "v1 (ρ = 2): 0.07"):
         assert words in svg
@@ -148,7 +148,7 @@ def test_the_curve_shows_both_ends_the_choice_and_every_rule():
 
 @pytest.mark.parametrize("strategy", ["local", "global"])
 def test_an_advised_end_is_drawn_at_its_end(strategy):
-    """The picture and its words name the end; the rule of the curve is then marked beside it."""
+    """Picture and description name the end; the rule of the curve is then marked, too."""
     figure = error_by_pull(make_advice(strategy=strategy))
     end = {"local": "0", "global": "∞"}[strategy]
     assert f"chosen: λ = {end}" in figure.svg
@@ -245,7 +245,7 @@ def test_the_page_is_drawn_again_from_its_folder(tmp_path):
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
 @pytest.mark.parametrize("dark", [False, True])
 def test_a_browser_draws_the_figures(tmp_path, dark):
-    """Chromium paints the page without a word on its console; curve and bars have their colour."""
+    """Chromium draws the page without a console message; curve and bars have their colour."""
     path = write_report(make_advice(), tmp_path / "report.html")
     picture = tmp_path / "page.png"
     command = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run"]

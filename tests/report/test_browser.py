@@ -61,7 +61,7 @@ def browser(tmp_path_factory):
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", [375, 1200])
 @pytest.mark.parametrize("name", FIGURES)
-def test_a_page_is_drawn_without_a_word_and_without_scrolling_sideways(
+def test_a_page_is_drawn_without_messages_and_without_scrolling_sideways(
     browser, pages, name, width, dark
 ):
     """Every figure has a box with something in it; the console is silent; nothing is loaded."""
@@ -137,7 +137,7 @@ def test_on_paper_everything_is_open_and_nothing_is_cut(browser, pages):
 
 
 def test_the_browser_would_notice(browser, tmp_path):
-    """A page that speaks on the console, loads a picture and is too wide is seen to do so."""
+    """Console messages, loaded pictures and a page that is too wide are noticed."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<meta name=viewport content='width=device-width'><script>console.log(1)</script>"

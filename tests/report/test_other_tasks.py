@@ -1,4 +1,4 @@
-"""The page and the tables speak of what the task is measured by, with the right sign."""
+"""The page and the tables use the metric of the task, with the right sign."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_nothing_of_a_regression_has_an_accuracy(houses: Comparison) -> None:
 
 
 def test_the_words_of_a_regression(houses: Comparison, page: str) -> None:
-    """No word about accuracy; the error, its unit and its direction are said."""
+    """Accuracy is not mentioned; the error, its unit and its direction are."""
     best = min(houses, key=lambda name: houses[name].pooled_measure())
     words = summarise(houses)
     assert f"root mean squared error of {houses[best].pooled_measure():.4g}" in words.headline

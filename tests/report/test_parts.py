@@ -28,7 +28,7 @@ def make_figure(**changes):
 
 
 def test_a_line_figure_holds_the_numbers_it_was_given():
-    """Curve, bars of one standard error, and hollow markers stand where the data say."""
+    """Curve, bars of one standard error, and hollow markers are where the data are."""
     (axes,) = make_figure().canvas.axes
     (container,) = axes.containers
     _, _, (bars,) = container

@@ -149,7 +149,7 @@ def test_printing_leaves_the_drawing_as_it_was(tmp_path, figures):
     figure = figures["label-map"]
 
     def plain() -> str:
-        return re.sub(r"-p[0-9a-f]{10}", "", figure.svg)  # names of clip paths are drawn anew
+        return re.sub(r"-p[0-9a-f]{10}", "", figure.svg)  # names of clip paths are random
 
     before = plain()
     save(figure, tmp_path / "a.pdf")

@@ -101,7 +101,7 @@ def test_the_page_loads_nothing_and_runs_nothing(text, page):
 
 
 def test_every_inner_link_has_its_target(text, page):
-    """Navigation, clip paths, labels: whatever is referred to exists."""
+    """Navigation, clip paths, labels: every target exists."""
     wanted = {link[1:] for link in page.links if link.startswith("#")}
     wanted |= set(re.findall(r"url\(#([^)]*)\)", text))
     wanted |= {v for name, v in page.attributes if name in ("aria-labelledby", "aria-describedby")}
@@ -167,7 +167,7 @@ def test_the_summary_names_the_best_the_hurt_and_the_cost():
 
 
 def test_one_allocation_is_never_presented_as_certain():
-    """The caveat stands with one seed, changes with three, and is gone with five."""
+    """There is a caveat with one seed, another with three, and none with five."""
     assert "One allocation" in " ".join(summarise(make_comparison()).caveats)
     assert "3 allocations" in " ".join(summarise(make_comparison(seeds=(0, 1, 2))).caveats)
     assert "allocation" not in " ".join(summarise(make_comparison(seeds=(0, 1, 2, 3, 4))).caveats)
@@ -189,7 +189,7 @@ def test_when_training_alone_is_best_the_page_says_so():
 
 
 def test_a_mixture_of_points_is_pointed_out():
-    """A pre number beside a post number needs a word."""
+    """A caveat says that one method is evaluated pre and another post."""
     assert any("after aggregation" in caveat for caveat in summarise(make_comparison()).caveats)
 
 
@@ -216,7 +216,7 @@ def test_a_single_result_is_reported_alone_or_beside_its_baseline():
 
 
 def test_settings_of_a_sweep_are_drawn_apart_and_the_choice_is_cautioned():
-    """Each has its own line, colour and panel; picking the best on test data is said to flatter."""
+    """Each has its own line, colour and panel; a caveat warns of choosing on test data."""
     sweep = make_result("fedprox", seeds=(0, 1), hyper=[{"l": 0.1}, {"l": 0.5}])
     local = make_result("local", seeds=(0, 1))
     page = Page(render(Comparison({"local": local, "fedprox": sweep})))
@@ -246,7 +246,7 @@ def test_the_ledger_on_the_page_is_the_ledger_of_the_result():
 
 
 def test_a_method_keeps_its_colour_and_the_reference_is_the_quiet_one():
-    """Colour 1 is the reference's alone, wherever it stands."""
+    """Colour 1 is used for the reference only, at any position."""
     results = dict(make_comparison())
     found = looks(Comparison({name: results[name] for name in ("fedapa", "local", "fedavg")}))
     numbers = {name: number for name, (number, _) in found.items()}
@@ -306,7 +306,7 @@ def test_the_mixing_matrix_is_drawn_over_rounds():
 
 
 def test_many_clients_make_a_page_of_bounded_size():
-    """A thousand clients: rows are capped and said to be, figures are images beyond a limit."""
+    """A thousand clients: rows are capped with a note, and large matrices are images."""
     comparison = Comparison(
         {m: make_result(m, clients=1000, rounds=3, seeds=(0, 1, 2)) for m in ("local", "fedapa")}
     )
@@ -340,7 +340,7 @@ def test_a_report_is_written_from_folders_too(tmp_path):
 
 
 def test_a_lead_that_was_bought_with_work_is_pointed_out() -> None:
-    """A method with many times the gradient evaluations of another is said to have them."""
+    """A caveat says that a method has many times the gradient evaluations of another."""
     local, other = make_result("local"), make_result("fedapa")
     fair = summarise(Comparison({"local": local, "fedapa": other}))
     assert not any("gradient evaluations of" in text for text in fair.caveats)

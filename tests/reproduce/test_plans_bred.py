@@ -154,7 +154,7 @@ def test_coherence_of_mh_is_that_of_its_memory_and_personal_model() -> None:
     sim.step()
     start = torch.cat([leaf for _, leaf in tree.items(sim.params(0, point="global"))])
     sim.step()
-    state = sim.store.gather(sim.rounds.everybody)
+    state = sim.store.gather(sim.context.everybody)
     memory, personal = (
         torch.cat([leaf[0] for _, leaf in tree.items(state[key])], -1)
         for key in ("memory", "params")

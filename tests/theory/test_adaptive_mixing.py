@@ -195,7 +195,7 @@ def test_theorem_1_holds_with_the_factor_m(sign: str, alpha: float, eta: float, 
 
 @pytest.mark.parametrize("eta", [0.01, 0.5, 5.0])
 def test_theorem_1_holds_on_the_simplex(eta: float) -> None:
-    """With all steps on A the drift is at most 2 L_2 Max, whatever η."""
+    """With all steps on A the drift is at most 2 L_2 Max, for any η."""
     for s in _toy(2, 0.3, eta, 2):
         args = (s.loss, s.gradient_sum, 0.3, eta, s.round, s.problem)
         assert s.later <= round_bound(*args, "simplex") + 1e-9

@@ -1,4 +1,4 @@
-"""The noise of fits by drawn labels: by a loop, by Monte Carlo, and what must not matter."""
+"""The noise of fits by simulated labels: against a loop and Monte Carlo, and its invariances."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ APART = torch.tensor([[1.0, 0.0, 0.5], [-0.5, 1.0, 0.0]], dtype=F64)
 
 
 def draw_logistic(lanes: int, n: int = 100, seed: int = 0, w: Tensor = APART) -> Clients:
-    """Draw lanes of clients with features of their own."""
+    """Draw lanes of clients, each with its own features."""
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(lanes, len(w), n, w.shape[-1], dtype=F64, generator=draw)
     chance = torch.rand(lanes, len(w), n, dtype=F64, generator=draw)
@@ -141,7 +141,11 @@ def test_quick_fits_are_those_of_fit_each(monkeypatch: pytest.MonkeyPatch) -> No
     clients = replace(clients, mask=keep.expand(3, 2, 60))
     at = fit_each(clients, bias_reduced=True).w
     quick = drawings(clients, at, bias_reduced=True, draws=4)
-    monkeypatch.setattr(calibration, "_quick", calibration._one_by_one)
+
+    def one_by_one(clients: Clients, start: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        return calibration._one_by_one(clients, at, labels, None, True)
+
+    monkeypatch.setattr(calibration, "_quick", one_by_one)
     slow = drawings(clients, at, bias_reduced=True, draws=4)
     for one, other in zip(quick, slow, strict=True):
         torch.testing.assert_close(one, other, rtol=5e-3, atol=1e-4)
@@ -189,7 +193,7 @@ def test_ridge_is_calibrated_too() -> None:
 
 
 def test_calibration_knows_neither_lanes_nor_padding() -> None:
-    """A federation alone, beside others, and with more padding: the same."""
+    """A federation gives the same alone, in a batch with others, and with more padding."""
     clients = draw_logistic(3)
     wider = replace(
         clients,
@@ -235,7 +239,7 @@ def test_linear_models_need_no_calibration() -> None:
 
 
 def test_labels_are_drawn_with_the_chances_of_the_model() -> None:
-    """Logistic and softmax: frequencies over 20 000 samples; clients have numbers of their own."""
+    """Logistic and softmax: frequencies over 20,000 samples; each client has its own numbers."""
     x, mask = torch.ones(2, 20_000, 1, dtype=F64), torch.ones(2, 20_000, dtype=torch.bool)
     x[1, :1000] = 1.0 + 1e-9  # numbers are drawn by what a client has
     two = Clients(x, torch.zeros(2, 20_000, dtype=F64), mask, "logistic")

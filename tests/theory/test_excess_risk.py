@@ -55,7 +55,7 @@ def test_the_closed_form_is_the_mean_of_a_fresh_sample() -> None:
 
 
 def test_the_closed_form_for_means() -> None:
-    """Loss ½‖w − z‖²: ½‖ŵ − w*‖², whatever the records, and by a sample."""
+    """Loss ½‖w − z‖²: the excess risk is ½‖ŵ − w*‖² for any data, and so is its estimate."""
     draw, _, models, targets = problem()
     exact = er.excess_risk(models, targets)
     torch.testing.assert_close(exact, 0.5 * (models - targets).square().sum(1))

@@ -26,7 +26,7 @@ def draw_linear(lanes: int, n: int = 40, d: int = 3, uneven: bool = False, seed:
 
 
 def draw_logistic(lanes: int, n: int = 100, seed: int = 0) -> Clients:
-    """Draw lanes of two clients with 3 features of their own."""
+    """Draw lanes of two clients, each with its own 3 features."""
     draw = torch.Generator().manual_seed(seed)
     w = torch.tensor([[1.0, 0.0, 0.5], [-0.5, 1.0, 0.0]], dtype=F64)
     x = torch.randn(lanes, 2, n, 3, dtype=F64, generator=draw)

@@ -245,7 +245,7 @@ def test_every_round_contracts_at_theorem_2s_rate() -> None:
     for _ in range(rounds):
         shared.append(sim.server["params"]["w"].clone())
         sim.step()
-        own.append(sim.store.gather(sim.rounds.everybody)["params"]["w"].clone())
+        own.append(sim.store.gather(sim.context.everybody)["params"]["w"].clone())
     for k, lam in enumerate(PULLS):
         numbers, env = corollary1(lam, SMOOTHNESS, RIDGE), envelope(lam, SMOOTHNESS, RIDGE)
         steps = (int(numbers["num_local_steps"]), numbers["local_lr"], numbers["server_lr"])
@@ -288,7 +288,7 @@ def test_weight_decay_is_a_ridge_in_the_loss() -> None:
         task = Task(module, None, with_ridge if ridged else cross_entropy, never)
         method = build("fedprox", task, local, {})
         sim = run(simulation(method, task, [FED], hyper={"prox_strength": 0.5}, rounds=4))
-        found.append((sim.server["params"]["w"], sim.store.gather(sim.rounds.everybody)))
+        found.append((sim.server["params"]["w"], sim.store.gather(sim.context.everybody)))
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=1e-14)
     assert math.isfinite(float(found[0][0].sum()))
     assert float(found[0][0].norm()) > 0.1

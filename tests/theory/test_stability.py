@@ -190,7 +190,7 @@ def test_the_slopes_of_the_bounds() -> None:
 
 
 def test_a_bound_names_the_client_at_fault() -> None:
-    """Numbers broadcast; the message speaks of the first that is not covered."""
+    """Numbers broadcast; the message reports the first that is not covered."""
     with pytest.raises(ConfigError, match=r"= 16 samples, got 7"):
         local_bound(torch.tensor([20.0, 7.0, 3.0]), **LOSS)
     with pytest.raises(ConfigError, match=r"got 0.5 · 0.1"):

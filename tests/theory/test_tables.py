@@ -93,7 +93,7 @@ def test_table_2_in_numbers() -> None:
 
 
 def test_the_work_is_free_of_the_pull() -> None:
-    """Gradients K · rounds are O(κ ln(1/ε)) whatever λ, while the rounds follow κ_g."""
+    """Gradients K · rounds are O(κ ln(1/ε)) for any λ, while the rounds follow κ_g."""
     found = [work(1e-8, 1.0, lam, 40.0, 1.0) for lam in (0.1, 1.0, 10.0, 100.0)]
     for row in found:
         assert row.num_gradients == row.num_rounds * row.num_local_steps

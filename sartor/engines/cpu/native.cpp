@@ -413,11 +413,3 @@ Shape shape_of(const int64_t* s) { return {s[0], s[1], s[2], s[3], s[4], s[5], s
 
 FORMS(float, float)
 FORMS(double, double)
-
-// The words of one counter (4), for known answers.
-extern "C" void philox_words(const int64_t* key, const int64_t* counter, int64_t* out) {
-    words c[4] = {};
-    for (int j = 0; j < 4; j++) c[j][0] = uint32_t(counter[j]);
-    philox(uint32_t(key[0]), uint32_t(key[1]), c);
-    for (int j = 0; j < 4; j++) out[j] = int64_t(c[j][0]);
-}

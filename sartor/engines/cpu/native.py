@@ -9,7 +9,7 @@ layer with few outputs, cross-entropy over few classes and the update of a netwo
 ``recurrence.cpp`` the loop of an LSTM layer; where the compiler has OpenMP, its threads share that
 work (with GCC they are those of PyTorch).
 
-``cpp`` makes them; where it cannot, the plain operations of PyTorch do the work.
+``compiler`` compiles them; where it cannot, PyTorch's own operations are used.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.nn import functional as F
 
+from sartor.core.torch_private import differentiating_forwards
 from sartor.engines.cpu.compiler import NAMES, address, function, library, numbers
 
 LANES = 8
 """Samples of a vector, as in the source."""
-_MOST_PAIRS = 256  # input channels × output channels: beyond, libraries are as fast
+_MOST_PAIRS = 100  # input channels × output channels: with more, PyTorch's own are faster
 _MOST_OUTPUTS = 128  # of a dense layer
 _LEAST_INPUTS = 16  # of a dense layer: a vector of float32 at its widest
 _SHORT = 64  # samples of a batch: with more, libraries are as fast
@@ -94,7 +94,7 @@ def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def takes_product(a: Tensor, b: Tensor) -> bool:
-    """Say whether a (L, M, K) · b (L, K, N) is that of such a layer: rows and columns lie whole."""
+    """Say whether a (L, M, K) · b (L, K, N) is such a layer's: rows and columns contiguous."""
     return (
         a.dtype in NAMES
         and a.stride(2) == b.stride(1) == 1
@@ -131,7 +131,7 @@ def _derived_backwards(x: Tensor) -> bool:
         and x.dtype in NAMES
         and x.numel() > 0
         and not torch.is_autocast_enabled("cpu")
-        and forward_ad._current_level < 0
+        and not differentiating_forwards()
         and library() is not None
     )
 
@@ -312,7 +312,7 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
         classes = scores.shape[-1]
         raise IndexError(
             f"A label is not one of the {classes} classes that the network has outputs for, 0 to "
-            f"{classes - 1}; give the network an output for every class, or mend the labels."
+            f"{classes - 1}; give the network an output for every class, or fix the labels."
         )
     return out
 

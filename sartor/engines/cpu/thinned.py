@@ -1,7 +1,7 @@
 """A trace with fewer operations and the same numbers, to the bit.
 
-Each operation of a trace costs some microseconds before it computes anything, as long as a small
-operation itself takes. What is taken out:
+Each operation of a trace costs some microseconds before it computes anything, as much as a small
+operation itself. What is removed:
 
 | what | why it changes nothing |
 |---|---|
@@ -9,7 +9,7 @@ operation itself takes. What is taken out:
 | multiplications by one, copies to the same type | the same numbers |
 | the same operation on the same values again | the first has the answer |
 | tensors filled with one number | they are made once and kept |
-| what nobody reads | such as the loss itself, once its gradient is all that is asked for |
+| unused results | such as the loss itself, where only its gradient is used |
 | gradients of layers that only a step reads | gradient and step are one operation, same sums |
 
 All but the first two are left alone in a trace that changes tensors in place.
@@ -25,10 +25,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from sartor.core.torch_private import RESHAPE_ALIAS, TO_COPY, UNSAFE_VIEW, is_mutating
 from sartor.engines.lanes.dense import moved_on_core
 from sartor.engines.lanes.operations import DIRECT
 
 _aten = torch.ops.aten
+_Operation = type(_aten.add.Tensor)
 _STEP = torch.ops.sartor.lane_addcmul.default
 _GRADIENT = torch.ops.sartor.lane_product_and_sums.default
 _FILLS = {
@@ -42,8 +44,8 @@ _FILLS = {
 }
 _VIEWS = {
     _aten.view.default,
-    _aten._unsafe_view.default,
-    _aten._reshape_alias.default,
+    UNSAFE_VIEW,
+    RESHAPE_ALIAS,
     _aten.expand.default,
     _aten.transpose.int,
     _aten.t.default,
@@ -62,7 +64,7 @@ _MOST_KEPT = 1 << 20  # numbers of a tensor that is kept with a trace
 
 
 def thin(traced: GraphModule) -> GraphModule:
-    """Take out what changes nothing and what nobody reads, and call operators of ours directly."""
+    """Remove operations without effect and unused results, and call our own operators directly."""
     graph = traced.graph
     _skip_views(graph)
     if not any(_changes(node) for node in graph.nodes):
@@ -98,7 +100,7 @@ def _skip_copies(graph: Graph) -> None:
     for node in graph.nodes:
         product = node.target in (_aten.mul.Scalar, _aten.mul.Tensor)
         once = product and node.args[1] == 1
-        if not once and node.target not in (_aten._to_copy.default, _aten.clone.default):
+        if not once and node.target not in (TO_COPY, _aten.clone.default):
             continue
         source = node.args[0]
         if _layout(node) == _layout(source) and not _is_returned(node):
@@ -106,7 +108,7 @@ def _skip_copies(graph: Graph) -> None:
 
 
 def _keep_fills(traced: GraphModule) -> None:
-    """Make tensors that are filled with one number once, unless somebody could see whose it is."""
+    """Make constant tensors once, unless a result could share memory with them."""
     for node in traced.graph.nodes:
         if node.target not in _FILLS or not all(_reads(user) for user in node.users):
             continue
@@ -172,7 +174,7 @@ def _lists(step: Node) -> tuple[list[Node], list[Node]]:
 
 
 def _gradient(slope: Node) -> Node | None:
-    """Return the operation whose first outcome this is, if it is a layer's gradient, read once."""
+    """Return the operation that has this as first result, if it is a gradient of a layer."""
     source = slope.args[0] if slope.target is getitem and slope.args[1] == 0 else None
     if not isinstance(source, Node) or source.target is not _GRADIENT or source.args[2] is not None:
         return None
@@ -202,12 +204,11 @@ def _viewed(node: Node) -> Node | None:
 
 
 def _is_operation(node: Node) -> bool:
-    return node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload)
+    return node.op == "call_function" and isinstance(node.target, _Operation)
 
 
 def _changes(node: Node) -> bool:
-    target: Any = node.target
-    return _is_operation(node) and bool(target._schema.is_mutable)
+    return _is_operation(node) and is_mutating(node.target)
 
 
 def _is_random(node: Node) -> bool:
@@ -220,7 +221,7 @@ def _is_returned(node: Node) -> bool:
 
 
 def _reads(user: Node) -> bool:
-    """Say whether an operation reads a value and gives it, or views of it, to nobody."""
+    """Say whether an operation reads a value without returning it or a view of it."""
     if not _is_operation(user) or user.target in _VIEWS:
         return False
     target: Any = user.target

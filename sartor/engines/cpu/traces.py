@@ -1,8 +1,7 @@
-"""Steps without machinery: a mapped function used often is traced once into plain operations.
+"""Trace mapped functions that are used often into plain operations.
 
-``vmap`` and ``grad`` cost from half a millisecond of Python a call to some fifty, far more than the
-arithmetic of a small network. The trace is the same list of operations on stacked tensors, so the
-numbers are the same to the bit.
+``vmap`` and ``grad`` cost 0.5 to 50 ms of Python per call, more than the arithmetic of a small
+network. A trace is the same list of operations on stacked tensors, with the same bits.
 """
 
 from __future__ import annotations
@@ -14,12 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
-from torch._guards import TracingContext, tracing
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.graph import CodeGen
 
 from sartor.core.task import unmetered
+from sartor.core.torch_private import make_fx, one_fake_mode
 from sartor.engines.cpu.acceleration import is_on, log_once
 from sartor.engines.cpu.thinned import thin
 
@@ -32,10 +29,10 @@ class Traces:
     """The traced steps of an engine.
 
     Tracing patches modules of PyTorch while it runs, so it must not happen while other threads
-    compute: a worker only says what it would like, and ``prepare``, called between blocks, does it.
+    compute: a worker only asks for a trace, and ``prepare``, called between blocks, makes it.
 
     Attributes:
-        at_once: whether nobody else computes, so that a trace is made as soon as it pays.
+        at_once: whether no other thread computes: then a trace is made as soon as it pays.
         worth_it: calls after which a trace is made, in place of when it pays.
     """
 
@@ -55,7 +52,7 @@ class Traces:
         Args:
             owner: what the function belongs to; kept alive, so that its identity stays its own.
             step: the mapped function, such as a step.
-            args: trees, batches and the site.
+            args: trees, batches and the client context.
         """
         leaves: list[Tensor] = []
         form: list[Any] = []
@@ -105,7 +102,7 @@ class Traces:
             key, wanted = self._wanted.popitem()
             try:
                 self._ready[key] = _Trace(*wanted)
-            except RuntimeError:  # an operation that cannot be traced: the step goes on as it is
+            except RuntimeError:  # an operation that cannot be traced: the step stays as it is
                 continue
 
 
@@ -125,11 +122,9 @@ class _Trace:
             return found
 
         # A trace knows its arguments by identity, and one tensor may stand in two places now (a
-        # model that is still the letter it came in) that differ at another call.
+        # model that is still the message it came in) that differ at another call.
         apart = [leaf.detach() for leaf in leaves]
-        # One mode for the shapes of all operations: a trace that must make one for each of them
-        # takes twice as long.
-        with tracing(TracingContext(FakeTensorMode())):
+        with one_fake_mode():
             traced = make_fx(flat_step)(*apart)
         traced.graph.set_codegen(CodeGen())  # plain arguments
         self.run = thin(traced).forward
@@ -139,7 +134,7 @@ class _Trace:
 
 
 def _flat(value: Any, leaves: list[Tensor], form: list[Any]) -> None:
-    """List the leaves of trees, batches and sites, and what stands between them."""
+    """List the leaves of trees, batches and contexts, and the form around them."""
     if isinstance(value, Tensor):
         leaves.append(value)
         form.append(None)
@@ -167,10 +162,9 @@ def _built(form: Iterator[Any], leaves: Iterator[Tensor]) -> Any:
 
 
 def keep_freed_memory() -> None:
-    """Ask the C library to keep freed memory: every step frees and asks for the same large blocks.
+    """Ask glibc to keep freed memory: every step frees and allocates the same large blocks.
 
-    By default glibc returns them to the system and pays page faults for each new one, a third of
-    the time of a dense step. Elsewhere than on Linux this does nothing.
+    By default glibc returns them to the system, and each new one costs page faults.
     """
     if not is_on("allocator") or not sys.platform.startswith("linux"):
         return

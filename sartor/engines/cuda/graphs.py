@@ -3,7 +3,7 @@
 Each step is captured once per lane width in a CUDA graph, and replayed.
 
 A step has static shapes, no branch on data, and takes its randomness from keys that are inputs, so
-one capture serves all rounds. The step counter lives on the device; tables, letters and work trees
+one capture serves all rounds. The step counter lives on the device; tables, messages and work trees
 are copied into fixed buffers. Runs and clients become one axis of lanes, sorted by their number of
 steps, so that few lanes are idle at any step.
 """
@@ -24,7 +24,7 @@ from sartor.core import tree
 from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena
+from sartor.engines.arena import Arena, on_device
 from sartor.engines.cuda.recording import (
     Function,
     copy,
@@ -36,8 +36,7 @@ from sartor.engines.cuda.recording import (
 from sartor.engines.lanes import leaves
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
-from sartor.engines.moving import on_device
-from sartor.engines.plan import Plan, num_steps
+from sartor.engines.plan import BatchPlan, num_steps
 from sartor.engines.vectorised import (
     PER_CLIENT,
     STOP_EVERY,
@@ -48,7 +47,7 @@ from sartor.engines.vectorised import (
 
 _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured
-_MOST_COMMON = 1 << 30  # bytes that common letters may take when every lane gets its own copy
+_MOST_COMMON = 1 << 30  # bytes that common messages may take when every lane gets its own copy
 _PROOF = 8  # lanes on which it is tried whether ReLUs can be joined to their neighbours
 _EVERY_LANE = ClientContext._make((0,) * len(ClientContext._fields))
 
@@ -73,7 +72,7 @@ class Graphed(Vectorised):
         self._pool = torch.cuda.graph_pool_handle()
 
     def steps(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of a phase by replaying graphs."""
         if plan.num_steps == 0:
@@ -86,7 +85,7 @@ class Graphed(Vectorised):
         return self._steps(phase, work, ctx, plan, PER_CLIENT)
 
     def _steps_of_all(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
     ) -> tuple[Tree, Tensor]:
         """Take the steps of all runs as those of one run with all their clients."""
         shape = plan.steps.shape
@@ -112,7 +111,7 @@ class Graphed(Vectorised):
         )
 
     def _steps(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: Plan, dims: ClientContext
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan, dims: ClientContext
     ) -> tuple[Tree, Tensor]:
         fields = tuple(signature(field) for field in ctx)
         key = (id(phase), signature(work), fields, dims, plan.batch)
@@ -130,7 +129,7 @@ class Graphed(Vectorised):
     def addresses(
         self, fn: Callable[..., Any], server: Tree, cohort: Tensor, server_ctx: ServerContext
     ) -> Any:
-        """Write the letter to each client of the cohort: (runs, slots, ...)."""
+        """Make the message to each client of the cohort: (runs, slots, ...)."""
         return self._often(fn, self._addresses, fn, server, cohort, server_ctx)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
@@ -177,7 +176,7 @@ class _Captured:
         phase: Phase,
         work: Tree,
         ctx: ClientContext,
-        plan: Plan,
+        plan: BatchPlan,
         dims: ClientContext,
     ) -> None:
         self.engine, self.phase, self.dims = engine, phase, dims
@@ -202,13 +201,13 @@ class _Captured:
         self.proven = False
         self.stop = None if phase.stop is None else over_lanes(phase.stop, 1, dims=dims)
 
-    def holds(self, plan: Plan) -> bool:
+    def holds(self, plan: BatchPlan) -> bool:
         """Say whether the buffers are long enough for a plan."""
         return (
             plan.table.shape[2] <= self.table.shape[2] and plan.keys.shape[2] <= self.keys.shape[2]
         )
 
-    def run(self, work: Tree, ctx: ClientContext, plan: Plan, steps: Tensor) -> Tree:
+    def run(self, work: Tree, ctx: ClientContext, plan: BatchPlan, steps: Tensor) -> Tree:
         """Copy the inputs in, replay one graph per step, and return a copy of the outcome."""
         at = np.searchsorted(self.widths, [width for width, _ in plan.widths()])
         schedule = [self.widths[k] for k in at]
@@ -231,7 +230,7 @@ class _Captured:
         found: Tree = tree.map(torch.clone, self.work)
         return found
 
-    def _fill(self, work: Tree, ctx: ClientContext, plan: Plan, steps: Tensor) -> None:
+    def _fill(self, work: Tree, ctx: ClientContext, plan: BatchPlan, steps: Tensor) -> None:
         """Copy the inputs into the buffers."""
         copy(tree.leaves(self.work), tree.leaves(work))
         for mine, given in zip(self.ctx, ctx, strict=True):
@@ -291,14 +290,14 @@ class _Captured:
 
 
 def _shared_once(ctx: ClientContext) -> tuple[ClientContext, ClientContext]:
-    """Take an own letter that all clients of a run share as one of the run.
+    """Treat an own message that all clients of a run share as one of the run.
 
-    Layers then work on all samples of a run as on one batch. The letter of an evaluation is the
+    Layers then work on all samples of a run as on one batch. The message of an evaluation is the
     model, and many methods give all clients the same. (On a CPU a model is scored alike whether it
     is shared or not, to the bit.)
 
     Returns:
-        the site, and which of its fields have an axis of clients.
+        the client context, and which of its fields have an axis of clients.
     """
     leaves = tree.leaves(ctx.own)
     if not leaves or any(leaf.shape[1] == 1 or leaf.stride(1) for leaf in leaves):
@@ -307,7 +306,7 @@ def _shared_once(ctx: ClientContext) -> tuple[ClientContext, ClientContext]:
     return ctx._replace(own=own), PER_CLIENT._replace(own=cast(Any, None))
 
 
-def _schedule(phase: Phase, arena: Arena, plan: Plan) -> list[int]:
+def _schedule(phase: Phase, arena: Arena, plan: BatchPlan) -> list[int]:
     """Return the width of every step of a typical cohort.
 
     It must not depend on who happened to be drawn first: sums of a step may be rounded otherwise
@@ -393,5 +392,5 @@ def _settle(now: list[Tensor], new: list[Tensor], limit: Tensor, counter: Tensor
 
 
 def _copied_common(ctx: ClientContext, lanes: int) -> int:
-    """Count the bytes of the common letters when every lane has its own."""
+    """Count the bytes of the common messages when every lane has its own."""
     return tree.num_bytes(ctx.common, 1) * lanes

@@ -14,10 +14,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from sartor.core import tree
+from sartor.core.torch_private import TorchDispatchMode, changed_arguments, foreach_copy_
+from sartor.engines.lanes.shapes import nested
 
 _MOST_COPIED = 1 << 30  # bytes of arguments of a recorded function
 
@@ -59,7 +59,7 @@ class Function:
     def of(
         cls, call: Callable[..., Any], form: Any, given: list[Any], pool: Any
     ) -> Function | None:
-        """Record a function, or say by None that it must go on as it is."""
+        """Record a function; None if it cannot be recorded."""
         try:
             reads = read_by(call, form, given)
             if sum(given[k].nbytes for k in reads) > _MOST_COPIED:
@@ -92,11 +92,11 @@ class Function:
         return clone(leaf) if isinstance(leaf, Tensor) else leaf
 
 
-class _Reader(TorchDispatchMode):
+class _Reader(TorchDispatchMode):  # type: ignore[misc]
     """Notes which storages are read: given to an operation that does more than look at them.
 
     Args:
-        given: the tensors of the caller, which nobody may change.
+        given: the tensors of the caller, which must not be changed.
     """
 
     def __init__(self, given: list[Tensor]) -> None:
@@ -109,12 +109,11 @@ class _Reader(TorchDispatchMode):
     ) -> Any:
         """Note the tensors of a call, and make it."""
         if not func.is_view:
-            tensors = (x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor))
+            tensors = (x for x in nested((args, kwargs)) if isinstance(x, Tensor))
             self.storages.update(_storage(x) for x in tensors)
-        for k, known in enumerate(func._schema.arguments):
-            value = args[k] if k < len(args) else (kwargs or {}).get(known.name)
-            written = known.alias_info is not None and known.alias_info.is_write
-            if written and isinstance(value, Tensor) and _storage(value) in self.fixed:
+        for position, name in changed_arguments(func):
+            value = args[position] if position < len(args) else (kwargs or {}).get(name)
+            if isinstance(value, Tensor) and _storage(value) in self.fixed:
                 raise RuntimeError(f"{func} changes an argument of a function, which must be pure.")
         return func(*args, **(kwargs or {}))
 
@@ -143,7 +142,7 @@ def _storage(leaf: Tensor) -> int:
 
 
 def _place(leaf: Tensor) -> tuple[Any, ...]:
-    """Return what two tensors that are one have in common: where they lie, and how."""
+    """Identify a tensor by its memory, shape, strides and type."""
     return leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype
 
 
@@ -191,7 +190,7 @@ def once(leaf: Tensor) -> Tensor:
 
 
 def clone(leaf: Tensor) -> Tensor:
-    """Copy a tensor; what it repeats it goes on repeating."""
+    """Copy a tensor; repeated axes stay repeated."""
     return once(leaf).clone().expand(leaf.shape)
 
 
@@ -203,7 +202,7 @@ def repeats(leaf: Tensor) -> tuple[bool, ...]:
 def copy(into: list[Tensor], values: list[Tensor]) -> None:
     """Copy values into buffers, in one launch where that is possible."""
     if into:
-        torch._foreach_copy_(into, values)
+        foreach_copy_(into, values)
 
 
 # ---- recording

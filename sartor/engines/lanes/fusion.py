@@ -16,7 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils import _pytree as pytree
+
+from sartor.engines.lanes.shapes import nested
 
 _POOLINGS = (F.max_pool2d, torch.max_pool2d)
 _LAYERS = (F.linear, *_POOLINGS)
@@ -69,7 +70,7 @@ class Fusion:
         """
         self._keep({}, {})
         self._learners = []
-        plain = pytree.tree_leaves(step())
+        plain = list(nested(step()))
         learners, self._learners = self._learners, None
         if len(learners) == 1:
             self._keep(*learners[0].found())
@@ -77,7 +78,7 @@ class Fusion:
             return
         self._poisons = True
         try:
-            trio = zip(pytree.tree_leaves(before), plain, pytree.tree_leaves(step()), strict=True)
+            trio = zip(nested(before), plain, nested(step()), strict=True)
             proven = all(_agree(*leaves) for leaves in trio)
         except FormChangedError:
             proven = False
@@ -167,7 +168,7 @@ class Pass:
         return pairs, self.kinds
 
     def _note(self, user: int | None, args: Any, kwargs: Any) -> None:
-        for value in pytree.tree_leaves((args, kwargs)):
+        for value in nested((args, kwargs)):
             number = getattr(value, _TAG, None) if isinstance(value, Tensor) else None
             if number is not None:
                 self.uses.setdefault(number, []).append(user)

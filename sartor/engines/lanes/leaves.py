@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from sartor.core.method import Batch
+from sartor.core.torch_private import differentiating
 from sartor.engines.arena import Arena
 from sartor.engines.cpu import native
 from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, kernels, merge, part
 
 if TYPE_CHECKING:
-    from sartor.engines.plan import Plan
+    from sartor.engines.plan import BatchPlan
 
 _BLOCK = 1024
 _MOST_LEAVES = 24  # a launch; more arguments are slower to pass than another launch
@@ -39,13 +40,6 @@ def takes_update(lists: list[list[Tensor]], factors: list[Tensor]) -> bool:
         and installed()
         and not differentiating()
     )
-
-
-def differentiating() -> bool:
-    """Say whether a gradient is being taken through what is computed now."""
-    stack = torch._C._functorch.get_interpreter_stack() or ()
-    maps = torch._C._functorch.TransformType.Vmap
-    return any(level.key() != maps for level in stack)
 
 
 def update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
@@ -255,7 +249,7 @@ def _first_blocks(sizes: tuple[int, ...]) -> tuple[int, ...]:
 # ---- a batch ------------------------------------------------------------------------------------
 
 
-def takes_fetch(plan: Plan, arena: Arena) -> bool:
+def takes_fetch(plan: BatchPlan, arena: Arena) -> bool:
     """Say whether the kernel can gather the batches of a plan: one draw, one label a sample."""
     return (
         plan.draws == 1
@@ -269,7 +263,7 @@ def takes_fetch(plan: Plan, arena: Arena) -> bool:
     )
 
 
-def fetch(plan: Plan, arena: Arena, counter: Tensor, period: Tensor, width: int) -> Batch:
+def fetch(plan: BatchPlan, arena: Arena, counter: Tensor, period: Tensor, width: int) -> Batch:
     """Gather the batch of step ``counter`` of the leading lanes: leaves (1, width, batch, ...)."""
     size, device = plan.batch, arena.device
     lead = (1, width, size)

@@ -7,7 +7,7 @@ is not changed. What they do not know goes its plain way.
 
 | call | on a GPU, all lanes | on a CPU |
 |---|---|---|
-| ``conv2d`` | ``convolution``: Triton kernels, or patches and one product | ``native``, one lane |
+| ``conv2d`` | ``convolution``: Triton kernels | ``native``, one lane |
 | ``max_pool2d`` | ``pooling`` | ``native``, one lane |
 | ``linear`` | ``dense`` | ``dense`` by ``native``, both ways, many lanes with few outputs |
 | ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
@@ -34,6 +34,7 @@ from sartor.core import rng, tree
 from sartor.core.loops import lstm_loop
 from sartor.core.method import weighted_leaves
 from sartor.core.task import masked_mean
+from sartor.core.torch_private import differentiating
 from sartor.engines.cpu import native
 from sartor.engines.lanes import (
     convolution,
@@ -68,11 +69,6 @@ class _Operations(TorchFunctionMode):
             if found is not None:
                 return found
         return func(*args, **kwargs)
-
-
-def _conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
-    fixed = convolution.arguments(*args, **kwargs)
-    return None if fixed is None else convolution.lane_conv2d(*fixed)
 
 
 def _linear_on_cores(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
@@ -122,7 +118,7 @@ def _windows(
     ceil_mode: bool = False,
     return_indices: bool = False,
 ) -> tuple[Tensor, tuple[int, int] | None]:
-    """Return the images and the size of windows that lie side by side; None for other windows."""
+    """Return the images and the size of windows without overlap; None for other windows."""
     kernel = convolution.pair(kernel_size)
     step = kernel if stride is None or stride == [] else convolution.pair(stride)
     plain = (
@@ -157,7 +153,7 @@ def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
 
 
 def _addcmul_on_cores(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor] | None:
-    fits = native.takes_update(a, b, factor) and not leaves.differentiating()
+    fits = native.takes_update(a, b, factor) and not differentiating()
     return leaves.update("addcmul", [a, b], [factor]) if fits else None
 
 
@@ -173,11 +169,6 @@ def _weighted(uploads: list[Tensor], weights: Tensor) -> list[Tensor] | None:
     return leaves.weighted(uploads, weights) if fits else None
 
 
-def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
-    fixed = convolution.arguments(*args, **kwargs)
-    return None if fixed is None else convolution.native_conv2d(*fixed)
-
-
 def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
     return pooling.max_pool2d(x, kernel) if kernel and native.takes_pool(x, kernel) else None
@@ -187,7 +178,7 @@ class LaneOperations(_Operations):
     """All lanes at once on a GPU."""
 
     forms: ClassVar = {
-        torch.conv2d: _conv2d,
+        torch.conv2d: convolution.lane_conv2d,
         F.linear: _linear,
         F.cross_entropy: _cross_entropy,
         F.max_pool2d: _max_pool2d,
@@ -234,7 +225,7 @@ class CoreOperations(_Operations):
     """One lane on one core of a CPU, without vmap."""
 
     forms: ClassVar = {
-        torch.conv2d: _conv2d_alone,
+        torch.conv2d: convolution.native_conv2d,
         F.max_pool2d: _max_pool2d_alone,
         torch.max_pool2d: _max_pool2d_alone,
         lstm_loop: _lstm_loop,

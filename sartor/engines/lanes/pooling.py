@@ -1,4 +1,4 @@
-"""Max pooling over windows that lie side by side: one kernel for all lanes, and one backwards.
+"""Max pooling over windows that do not overlap: one kernel for all lanes, and one backwards.
 
 On a CPU the same operators are those of ``native``.
 """
@@ -23,7 +23,7 @@ from sartor.engines.lanes.shapes import (
 
 
 def takes_pool(x: Tensor, kernel: tuple[int, int]) -> bool:
-    """Say whether the kernel serves windows that lie side by side on images (batch, C, H, W)."""
+    """Say whether the kernel serves windows without overlap on images (batch, C, H, W)."""
     fits = x.dim() == 4 and kernel[0] * kernel[1] <= 16
     return fits and x.shape[2] >= kernel[0] and x.shape[3] >= kernel[1] and usable(x)
 

@@ -15,10 +15,9 @@ from warnings import warn
 
 import torch
 from torch import Tensor
-from torch._guards import active_fake_mode
-from torch.autograd import forward_ad
 
 from sartor.core.loops import lstm_loop as plain
+from sartor.core.torch_private import differentiating_forwards
 from sartor.engines.cpu import native
 from sartor.engines.lanes.dense import product
 from sartor.engines.lanes.shapes import (
@@ -53,7 +52,7 @@ def takes(
         weight.shape[0] == given.shape[2] == 4 * size
         and is_token.shape == given.shape[:2]
         and all(t.shape == first and t.dtype == given.dtype for t in start or ())
-        and forward_ad._current_level < 0  # forwards there is no rule
+        and not differentiating_forwards()  # there is no such rule
     ):
         return False
     if given.is_cuda:
@@ -77,7 +76,7 @@ def lstm_loop(
 
 
 class _Recurrence(torch.autograd.Function):
-    """Outputs and last memory of one client; gates and memories, which nobody differentiates."""
+    """Outputs and last memory of one client; gates and memories, which are not differentiated."""
 
     generate_vmap_rule = True
 
@@ -239,7 +238,7 @@ def lane_recurrence_grad(
 def _launch(
     kernel: str, given: list[Tensor], mask: int, out: tuple[Tensor, ...], backward: bool
 ) -> None:
-    """Launch a kernel on tensors, whose lanes are whole: a program for some texts.
+    """Launch a kernel on tensors with contiguous lanes: a program for some texts.
 
     Args:
         kernel: its name.
@@ -280,7 +279,7 @@ def _proven(like: Tensor, hidden: int) -> bool:
     key = (like.device, like.dtype, hidden)
     if key not in _PROOFS:
         capturing = like.is_cuda and torch.cuda.is_current_stream_capturing()
-        if capturing or active_fake_mode() is not None:
+        if capturing or torch.compiler.is_compiling():
             return False  # nothing can be looked at now
         try:
             _PROOFS[key] = _agree(*key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
@@ -23,6 +23,17 @@ MOST_ELEMENTS = 2**31 - 1
 """Offsets inside a lane are 32-bit."""
 
 
+def nested(value: Any) -> Iterator[Any]:
+    """Go over what nested dicts, tuples and lists hold."""
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        yield value
+        return
+    for inner in value:
+        yield from nested(inner)
+
+
 @cache
 def installed() -> bool:
     """Say whether Triton is there."""
@@ -31,7 +42,7 @@ def installed() -> bool:
 
 @cache
 def kernels(module: str) -> Any:
-    """Import kernels at first use: without a GPU nobody has to wait for Triton."""
+    """Import kernels at first use, so that only a GPU waits for Triton."""
     return importlib.import_module(f"sartor.engines.cuda.{module}")
 
 

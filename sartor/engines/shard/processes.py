@@ -1,13 +1,13 @@
-"""The processes of one sharded program: who they are, and what they say to each other.
+"""The processes of one sharded program: their ranks, and what they exchange.
 
-``torchrun --nproc-per-node k program`` starts k copies of a program and tells each its place in
-the environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR). Everything that reads those is here.
+``torchrun --nproc-per-node k program`` starts k copies of a program and sets the place of each in
+its environment (RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR). Everything that reads those is here.
 All copies run the same program on the same input; the first (rank 0) alone writes and prints.
 Without torchrun `current` is None and nothing here does anything.
 
-Two ways to talk: tensors go through collective calls (gloo on CPUs, NCCL on GPUs), as flat bytes
-whose lengths all sides know beforehand, so nothing is pickled; small decisions and the question who
-prints an error go through the key-value store that torchrun holds.
+Two channels: tensors go through collective calls (gloo on CPUs, NCCL on GPUs), as flat bytes
+whose lengths all sides know beforehand, so nothing is pickled; small decisions, and which process
+prints an error, go through the key-value store that torchrun holds.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ class Processes:
             raise ProcessError(
                 f"Process {self.rank} of {self.size} lost the others, or waited longer than "
                 f"{timeout().total_seconds():g} s ({TIMEOUT}) for them: {text[0][:200]}. If one "
-                "was killed, often for memory, start fewer a machine; a run folder goes on from "
+                "was killed, often for memory, start fewer a machine; a run folder resumes from "
                 "its last checkpoint with resume."
             ) from error
 
@@ -261,9 +261,9 @@ def should_report() -> bool:
     try:
         short = timedelta(seconds=5)
         together = _JOINED[0] if _JOINED else Processes(rank, size, _store(short))
-        # Whoever fails asks before it ends, and so before the others can notice.
+        # A process that fails asks before it ends, and so before the others can notice.
         return together.claim()
-    except Exception:  # nobody to ask: better twice than never
+    except Exception:  # the store is gone: better printed twice than never
         return True
 
 

@@ -1,4 +1,4 @@
-"""The server's office: numbered orders out, answers in, and a note of what went wrong."""
+"""Send numbered orders to clients, collect their answers, and log what went wrong."""
 
 from __future__ import annotations
 
@@ -8,40 +8,36 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-import torch
-
 from sartor.core.errors import MessageError
 from sartor.core.tree import Tree
-from sartor.engines.store import Store
+from sartor.network.client_state import FIRST
 from sartor.network.messages import pack, unpack
 from sartor.network.transport import Transport
-from sartor.network.vault import FIRST
 
 Message = tuple[Tree, dict[str, Any], Callable[[str], bool]]
-"""Letters, the head of the order, and which leaves travel."""
+"""Trees, the head of the order, and which leaves travel."""
 
 Take = Callable[[int, Tree, dict[str, Any]], None]
 """``(client, tree, values)``: takes an answer, or raises MessageError to refuse it."""
 
 
 @dataclass
-class Office:
-    """The office that all messages go through.
+class Dispatcher:
+    """Sends all orders of a server.
 
     Attributes:
         transport: what carries them.
         names: the clients, by index.
         deadline: seconds that a client has for an answer.
         serial: the number of the last order.
-        known: which clients have been greeted by this server.
-        events: who was refused, late or lost, and why, in order.
-        attended: of every order its record, round, whether it lasts, and who took part.
+        known: the clients that this server has said hello to.
+        events: the clients that were refused, late or lost, and why, in order.
+        attended: of every order its record, round, whether it lasts, and who participated.
         bytes_down: what was sent so far, headers included.
         bytes_up: what was received.
-        server: tells this server from one before a restart.
-        greet: greets those who are there and not known.
-        away: those of whom it was already told that they are not there.
+        server: distinguishes this server from one before a restart.
+        hello: says hello to the clients that are there and not known.
+        away: the clients whose absence is already logged.
     """
 
     transport: Transport
@@ -58,7 +54,7 @@ class Office:
     away: set[int] = field(default_factory=set)
 
     def there(self) -> set[int]:
-        """Return the clients that can be written to and have been greeted."""
+        """Return the clients that can be written to and are known."""
         here = self.transport.present()
         return {i for i in self.known if self.names[i] in here}
 
@@ -72,7 +68,7 @@ class Office:
         """Send orders and take the answers.
 
         Args:
-            orders: of every client its letters, the head of its order, and which leaves travel.
+            orders: of every client its trees, the head of its order, and which leaves travel.
             limit: the most bytes of an answer.
             take: takes an answer or refuses it.
             note: what to write beside an event: the kind of order and the round.
@@ -94,7 +90,7 @@ class Office:
 
         def judge(i: int, data: bytes | None) -> None:
             if i not in messages:
-                if i not in self.away:  # told once, until it is back
+                if i not in self.away:  # logged once, until it is back
                     self._note(note, i, "not there")
                 self.away.add(i)
                 return
@@ -124,7 +120,7 @@ class Office:
         answers = self._exchange(messages, self.deadline)
         for i in orders:
             judge(i, answers.get(i))
-        if strangers:  # restarted in between: they are greeted, and asked once more
+        if strangers:  # restarted in between: they get a hello, and are asked once more
             self.known -= strangers
             self.hello()
             left = max(self.deadline - (time.monotonic() - began), 0.1)
@@ -139,7 +135,7 @@ class Office:
         reported = {**note, "client": name, "why": why}
         before = ({key: event.get(key) for key in reported} for event in self.events[-20:])
         if reported["kind"] == "hello" and reported in before:
-            return  # it is greeted again and again while the server waits
+            return  # hello is repeated while the server waits
         self.events.append({**reported, "time": time.time()})
 
     def _exchange(self, messages: Mapping[int, bytes], deadline: float) -> dict[int, bytes]:
@@ -147,30 +143,3 @@ class Office:
         named = {self.names[i]: data for i, data in messages.items()}
         answers = self.transport.exchange(named, deadline)
         return {i: answers[self.names[i]] for i in messages if self.names[i] in answers}
-
-
-class Generations(Store):
-    """In place of the clients' states: from which generation each client goes on.
-
-    Args:
-        clients: how many there are.
-        lasting: whether what comes of it is kept (False for copies).
-    """
-
-    def __init__(self, clients: int, lasting: bool = True) -> None:
-        self.shape, self.lasting = (1, clients), lasting
-        self.base = np.full(clients, FIRST, dtype=np.int64)
-
-    def fork(self) -> Generations:
-        """Return a copy to go on from; the clients keep what comes of it in memory."""
-        other = Generations(self.shape[1], lasting=False)
-        other.base = self.base.copy()
-        return other
-
-    def dump(self) -> Tree:
-        """Return what a checkpoint must hold."""
-        return {"base": torch.from_numpy(self.base.copy())}
-
-    def load(self, state: Tree) -> None:
-        """Go back to a checkpoint."""
-        self.base = state["base"].numpy().astype(np.int64).copy()

@@ -1,8 +1,8 @@
-"""Where one client works: rounds of a simulation with one lane, and its own data alone."""
+"""What one client does on its own machine: the work of a simulation with one lane."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,22 +18,22 @@ from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.arena import build_arena
-from sartor.engines.parts import Engine, Order, Receipt, Tally
-from sartor.engines.round import Rounds
-from sartor.engines.store import Store
+from sartor.engines.context import Context
+from sartor.engines.parts import Order, Receipt, Tally
 from sartor.engines.vectorised import Vectorised
-from sartor.network.vault import FIRST, Vault
+from sartor.engines.work import InProcess
+from sartor.network.client_state import FIRST, ClientState
 
 
-class Workbench:
-    """Where one client works: rounds with one lane.
+class SingleClient:
+    """One client at work, on its own data alone.
 
     Args:
         method: the record.
         task: the network and its loss.
         data: the client's own samples.
-        head: of the greeting: seed, hyper-parameters, number of clients, index.
-        vault: the client's private states.
+        head: of the hello: seed, hyper-parameters, number of clients, index.
+        states: the client's private states.
         device: where to compute.
     """
 
@@ -43,10 +43,10 @@ class Workbench:
         task: Task,
         data: Federation,
         head: Mapping[str, Any],
-        vault: Vault,
+        states: ClientState,
         device: torch.device,
     ) -> None:
-        self.method, self.vault, self.index = method, vault, int(head["index"])
+        self.method, self.states, self.index = method, states, int(head["index"])
         self.ids = np.array([[self.index]])
         self.dtype: torch.dtype = getattr(torch, head["dtype"])
         clients = int(head["clients"])
@@ -60,9 +60,11 @@ class Workbench:
         arena = replace(arena, splits=splits, num_clients=clients)
         hyper: list[Mapping[str, Value]] = [head["hyper"]]
         stacked = stack_hypers(method.hyper, hyper, clients, self.dtype)
-        engine: Engine = Vectorised(arena, 1)
         seed = int(head["seed"])
-        self.rounds = Rounds(method, task, arena, engine, [seed], stacked, Participation())
+        parts = (method, task, arena, Vectorised(arena, 1), [seed], stacked, Participation())
+        self.context = Context(*parts)
+        self.work_here = InProcess(self.context)
+        self.evaluator = self.work_here.evaluator
         task.settle(device, self.dtype)
         start = tree.stack([task.init(seed)])
         self.params = tree.map(lambda leaf: leaf.to(device, self.dtype), start)
@@ -71,60 +73,59 @@ class Workbench:
     def _client_context(
         self, messages: Tree, head: Mapping[str, Any], stage: str
     ) -> tuple[ClientContext, np.ndarray]:
-        """Put the letters where the functions of a client read them."""
+        """Put the messages where the functions of a client read them."""
         reports = np.array([[bool(head.get("reports", True))]])
-        server_ctx = self.rounds.server_ctx(stage, int(head["round"]), self.ids, reports)
-        keys = self.rounds.keys(stage, int(head["round"]), self.ids)
+        server_ctx = self.context.server_ctx(stage, int(head["round"]), self.ids, reports)
+        keys = self.context.keys(stage, int(head["round"]), self.ids)
         sparse = self._record(head).wire.sparse
 
         def here(message: str, axes: int) -> Tree:
             whole = wire.unpacked(messages[message], wire.marks_of(sparse, message))
-            device = self.rounds.arena.device
+            device = self.context.arena.device
             return tree.map(lambda leaf: leaf.to(device)[(None,) * axes], whole)
 
-        return self.rounds.ctx(server_ctx, keys, here("common", 1), here("own", 2)), keys
+        return self.context.client_ctx(server_ctx, keys, here("common", 1), here("own", 2)), keys
 
     def _record(self, head: Mapping[str, Any]) -> Method:
         return self.records[head["record"]]
 
-    def _states(self, head: Mapping[str, Any]) -> tuple[Store, Tree]:
-        """Return the kept state from which an order goes on, and the model after training."""
+    def _states(self, head: Mapping[str, Any]) -> tuple[_Lane, Tree]:
+        """Return the kept state that an order resumes from, and the model after training."""
         base = int(head["base"])
-        kept = {} if base == FIRST else self.vault.read(base)
-        self.vault.prune(base, int(head["floor"]))
+        kept = {} if base == FIRST else self.states.read(base)
+        self.states.prune(base, int(head["floor"]))
 
-        def make(cohort: np.ndarray) -> Tree:
-            if base == FIRST:
-                return self.rounds.new_clients(self.params, self.ids)
-            device = self.rounds.arena.device
-            return tree.map(lambda leaf: leaf.to(device), kept["client"])
-
-        return _Lane(make, self.rounds.arena.device), kept.get("trained", {})
+        if base == FIRST:
+            return _Lane(self.context.new_clients(self.params, self.ids)), {}
+        device = self.context.arena.device
+        state = tree.map(lambda leaf: leaf.to(device), kept["client"])
+        return _Lane(state), kept.get("trained", {})
 
     def start(self, messages: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the state that the server gives to a newcomer."""
         state = tree.map(lambda leaf: leaf[None, None], messages["client"])
-        generation = {"client": state, "trained": {}}
-        self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
+        kept = {"client": state, "trained": {}}
+        self.states.write(int(head["serial"]), kept, lasting=bool(head["lasting"]))
         return {}
 
     def work(self, messages: Tree, head: Mapping[str, Any]) -> tuple[Tree, dict[str, Any]]:
-        """Train on a letter; return the upload and what it cost."""
+        """Train on a message; return the upload and what it cost."""
         method = self._record(head)
         store, model = self._states(head)
         ctx, keys = self._client_context(messages, head, head["stage"])
         yes = np.ones((1, 1), dtype=bool)
         reports = np.array([[bool(head["reports"])]])
         order = Order(method, head["stage"], int(head["round"]), self.ids, yes, reports)
-        receipt = _receipt(self._tallies(head["score"]))
-        keep = _Lane(lambda cohort: {}, store.device) if head["keep"] else None
-        upload, _ = self.rounds.local_work(order, ctx, keys, store, receipt, keep)
+        receipt = Receipt.blank(1)
+        receipt.tally = self._tallies(head["score"])
+        keep = _Lane({}) if head["keep"] else None
+        upload, _ = self.work_here.train(order, ctx, keys, store, receipt, keep)
         if keep is not None:
             model = keep.table
-        generation = {"client": store.table, "trained": model}
-        self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
+        kept = {"client": store.table, "trained": model}
+        self.states.write(int(head["serial"]), kept, lasting=bool(head["lasting"]))
         upload = tree.map(lambda leaf: leaf[0, 0], upload) if head["reports"] else {}
-        check_private(method, upload)  # the seam: whatever leaves this machine passes here
+        check_private(method, upload)  # whatever leaves this machine passes here
         upload = wire.packed(upload, wire.marks_of(method.wire.sparse, "upload") if upload else {})
         sent = {k: v for k, v in tree.items(upload) if k not in head["silent"]}
         return {"upload": sent}, {"costs": _costs(receipt), "scores": self._scores(receipt.tally)}
@@ -136,20 +137,20 @@ class Workbench:
         method = self._record(head)
         store, _ = self._states(head)
         ctx, keys = self._client_context(messages, head, "evaluate")
-        model, costs = self.rounds.use(method, store, ctx, keys, self.ids)
+        model, costs = self.evaluator.use(method, store, ctx, keys, self.ids)
         tallies = self._tallies(head["score"])
-        self.rounds.score(method, model, ctx, self.ids, 0, tallies)
-        look = self.rounds.inspect_some(store, int(head["round"]), self.ids)
+        self.evaluator.score(method, model, ctx, self.ids, 0, tallies)
+        look = self.evaluator.show_some(store, int(head["round"]), self.ids)
         seen = {name: leaf[0, 0].tolist() for name, leaf in tree.items(look)}
         found = {"costs": [int(costs.backward[0]), int(costs.forward[0])]}
         return {**found, "scores": self._scores(tallies)}, seen
 
     def centre(self, messages: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Score a model that the server sent."""
-        device = self.rounds.arena.device
+        device = self.context.arena.device
         model = tree.map(lambda leaf: leaf.to(device)[None], messages["common"])
         tallies = self._tallies(head["score"])
-        self.rounds.score_centre(model, int(head["round"]), self.ids, 0, tallies)
+        self.evaluator.score_centre(model, int(head["round"]), self.ids, 0, tallies)
         return {"scores": self._scores(tallies)}
 
     def model(self, messages: Tree, head: Mapping[str, Any]) -> Tree:
@@ -158,33 +159,31 @@ class Workbench:
         model = trained
         if self.method.use.headline != "post" or not trained:
             ctx, keys = self._client_context(messages, head, "evaluate")
-            model, _ = self.rounds.use(self._record(head), store, ctx, keys, self.ids)
+            model, _ = self.evaluator.use(self._record(head), store, ctx, keys, self.ids)
         return tree.map(lambda leaf: leaf[0, 0].cpu(), model)
 
     def keep(self, messages: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the model that the client would use now, as if it came from training."""
         store, _ = self._states(head)
         ctx, keys = self._client_context(messages, head, "evaluate")
-        model, _ = self.rounds.use(self._record(head), store, ctx, keys, self.ids)
-        generation = {"client": store.gather(self.ids), "trained": model}
-        self.vault.write(int(head["serial"]), generation, lasting=bool(head["lasting"]))
+        model, _ = self.evaluator.use(self._record(head), store, ctx, keys, self.ids)
+        kept = {"client": store.gather(self.ids), "trained": model}
+        self.states.write(int(head["serial"]), kept, lasting=bool(head["lasting"]))
         return {}
 
     def _tallies(self, splits: list[str]) -> dict[str, Tally]:
-        shape = (1, self.rounds.arena.num_clients)
-        return {split: Tally(np.full(shape, np.nan), np.full(shape, np.nan)) for split in splits}
+        return {split: Tally.blank((1, self.context.arena.num_clients)) for split in splits}
 
     def _scores(self, tallies: Mapping[str, Tally]) -> dict[str, list[float]]:
         where = (0, self.index)
         return {s: [float(t.correct[where]), float(t.loss[where])] for s, t in tallies.items()}
 
 
-class _Lane(Store):
-    """The state of one client, with the interface of a store of all clients."""
+class _Lane:
+    """The kept state of one client; see `engines.store.Lanes`."""
 
-    def __init__(self, make: Callable[[np.ndarray], Tree], device: torch.device) -> None:
-        self.device, self.folder = device, None
-        self.table: Tree = make(np.zeros((1, 1), dtype=np.int64))
+    def __init__(self, table: Tree) -> None:
+        self.table = table
 
     def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
         """Return the state: (1, 1, ...)."""
@@ -200,13 +199,6 @@ class _Lane(Store):
 
 def _own(leaf: Tensor) -> Tensor:
     return leaf.detach().contiguous().clone()
-
-
-def _receipt(tallies: dict[str, Tally]) -> Receipt:
-    zero = np.zeros(1, dtype=np.int64)
-    receipt = Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
-    receipt.seconds, receipt.tally = {"train": 0.0, "evaluate": 0.0}, tallies
-    return receipt
 
 
 def _costs(receipt: Receipt) -> list[int]:

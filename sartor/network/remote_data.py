@@ -1,9 +1,9 @@
-"""Arenas without samples: what the server knows of its clients' data, and one sample of zeros."""
+"""What the server knows of data that it does not have: sizes, shapes, and one sample of zeros."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,22 @@ from sartor.engines.arena import Arena, Split
 
 
 @dataclass(frozen=True)
-class Roster:
+class RemoteFederation:
     """The clients of a federation whose data is elsewhere.
 
     Attributes:
         names: of all clients, in the order of their indices.
+        task: unknown: labels are not counted.
+        info: nothing.
     """
 
     names: tuple[str, ...]
+    task: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
 
 
 def read_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
-    """Read what a client tells of its data.
+    """Read what a client reports of its data.
 
     Raises:
         MessageError: it cannot be right.
@@ -44,7 +48,7 @@ def read_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
             "task": str(meta["task"]),
         }
     except (KeyError, TypeError, ValueError, IndexError) as error:
-        raise MessageError(f"a greeting that cannot be read: {error!r}") from error
+        raise MessageError(f"a report of its data that cannot be read: {error!r}") from error
     if sizes["train"] < 1 or min(sizes.values()) < 0 or max(sizes.values()) > 1 << 40:
         raise MessageError(f"sizes that cannot be right: {sizes}")
     return facts
@@ -53,7 +57,7 @@ def read_facts(meta: Mapping[str, Any]) -> dict[str, Any]:
 def empty_arena(
     clients: int, hellos: Mapping[int, Mapping[str, Any]], device: torch.device
 ) -> Arena:
-    """Make the arena of a server: the sizes that clients told, and no samples."""
+    """Make the arena of a server: the sizes that clients report, and no samples."""
     splits = {}
     for name in SPLITS:
         size = np.zeros((1, clients), dtype=np.int64)

@@ -22,7 +22,7 @@ SIGN = 5.0
 
 
 @dataclass
-class Board:
+class StatusFile:
     """Writes the file.
 
     Attributes:
@@ -43,10 +43,10 @@ class Board:
     _made: bool = field(default=False, init=False)
 
     def show(self, coordinator: Coordinator, state: str) -> None:
-        """Tell that the server is training (or serving newcomers), done, or stopped."""
-        office = coordinator.office
-        there = [office.names[i] for i in office.there()]
-        self._write(state, coordinator.round_index, there, office.events)
+        """Say that the server is training (or serving newcomers), done, or stopped."""
+        dispatcher = coordinator.dispatcher
+        there = [dispatcher.names[i] for i in dispatcher.there()]
+        self._write(state, coordinator.simulation.round_index, there, dispatcher.events)
 
     def wait(
         self,
@@ -55,11 +55,11 @@ class Board:
         events: Sequence[dict[str, Any]] = (),
         done: int = 0,
     ) -> None:
-        """Tell who is there while too few are; written on change, or as a sign of life.
+        """Say which clients are there while too few are; written on change, or as a sign of life.
 
         Args:
             wanted: how many must come.
-            there: who has come.
+            there: the clients that have come.
             events: what went wrong so far.
             done: rounds that are over; 0 before the first one.
         """
@@ -73,14 +73,14 @@ class Board:
         self._reported, self._time = reported, time.monotonic()
 
     def stop(self, events: Sequence[dict[str, Any]], done: int) -> None:
-        """Tell that the server stopped while it waited; see `wait`."""
+        """Say that the server stopped while it waited; see `wait`."""
         self._write("stopped", done, (), events)
 
     def withdraw(self) -> None:
-        """Take the file away, and the folder if it was made for it: nothing has begun."""
+        """Remove the file, and the folder if it was made for it: nothing has begun."""
         (self.out / FILE).unlink(missing_ok=True)
         if self._made:
-            with contextlib.suppress(OSError):  # somebody else has put something there
+            with contextlib.suppress(OSError):  # something else is in it
                 self.out.rmdir()
 
     def _write(
@@ -91,7 +91,7 @@ class Board:
         events: Sequence[dict[str, Any]],
         **more: Any,
     ) -> None:
-        self._reported = {}  # whoever waits next says so at once
+        self._reported = {}  # the next wait is written at once
         content = {
             "state": state,
             "round": round_index,

@@ -1,11 +1,11 @@
-"""Where a client keeps its private states: one generation per upload that the server took.
+"""Where a client keeps its private states: one for every upload that the server took.
 
 A client cannot know whether its upload arrived in time. So it keeps the state from before and the
 state from after, each under the number of the order that made it, and every order says which one
-to go on from. A server that goes back to a checkpoint finds the clients' states of that time, and
-a client whose answer was lost is in the state of one that was never asked.
+to resume from. A server that goes back to a checkpoint finds the clients' states of that time, and
+a client whose answer was lost resumes as if it had never been asked.
 
-On a disk a generation is one safetensors file, written under another name, flushed and renamed.
+On a disk a state is one safetensors file, written under another name, flushed and renamed.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from sartor.core.tree import Tree
 from sartor.runs.storage import naming, read_state, write_state
 
 FIRST = 0
-"""The generation of a client that has not been asked yet; it is made, never stored."""
+"""The number of a client that has not been asked yet; its state is made, never stored."""
 
 
-class Vault:
-    """The generations of one client.
+class ClientState:
+    """The numbered states of one client.
 
     Args:
         folder: where they are kept; None keeps them in memory.
@@ -37,7 +37,7 @@ class Vault:
                 folder.mkdir(parents=True, exist_ok=True)
 
     def numbers(self) -> set[int]:
-        """Return the numbers of all generations that there are."""
+        """Return the numbers of all states that there are."""
         found = set(self.memory)
         if self.folder is not None:
             for path in self.folder.glob("state-*.safetensors"):
@@ -46,7 +46,7 @@ class Vault:
         return found
 
     def read(self, number: int) -> Tree:
-        """Return a generation.
+        """Return a state.
 
         Raises:
             MessageError: it is not there, or its file is damaged.
@@ -64,7 +64,7 @@ class Vault:
         )
 
     def write(self, number: int, state: Tree, lasting: bool = True) -> None:
-        """Keep a generation, on the disk if it is lasting.
+        """Keep a state, on the disk if it is lasting.
 
         Raises:
             MessageError: it cannot be written; the earlier ones are untouched.
@@ -78,7 +78,7 @@ class Vault:
             raise MessageError(f"the client cannot keep its state: {error}") from error
 
     def prune(self, base: int, floor: int) -> None:
-        """Drop what nobody will come back to: before ``floor``, and what came after ``base``."""
+        """Drop what is not needed again: what is before ``floor``, and what came after ``base``."""
         for number in self.numbers():
             if number < floor or number > base:
                 self.memory.pop(number, None)

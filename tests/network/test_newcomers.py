@@ -12,7 +12,7 @@ import torch
 import sartor
 from sartor.cli import main
 from sartor.cli.config import build
-from sartor.cli.network import built, own_data, plan_of
+from sartor.cli.network import built, job_of, own_data
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError, NetworkError
 from sartor.core.method import Method, changed
@@ -21,13 +21,15 @@ from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
 from sartor.methods import METHODS
 from sartor.network.client import Client
+from sartor.network.coordinator import Coordinator
 from sartor.network.messages import unpack
+from sartor.network.newcomers import serve_newcomers
 from sartor.network.serve import serve
 from sartor.network.transport import Loopback
-from sartor.network.welcome import Reception, welcome
 from sartor.results.scores import Run
 from sartor.runs import RunFolder
 from sartor.runs.storage import read_state
+from sartor.training.driver import drive
 from sartor.training.onboarding import newcomer_record, onboard
 from tests.laws import Case
 from tests.network.test_loopback import alone
@@ -38,7 +40,7 @@ CASES = [Case(name) for name in METHODS]
 CASES += [Case("ditto", {"do_no_harm": True, "harm_on": "holdout"})]
 
 
-def receive(sim: Any, case: Case, late: Federation, rounds: int) -> Reception:
+def receive(sim: Any, case: Case, late: Federation, rounds: int) -> Coordinator:
     """Take newcomers in by messages: each is a client of its own, which builds its own method."""
 
     def build_method(settings: Any, data: Federation) -> tuple[Method, Task]:
@@ -52,7 +54,7 @@ def receive(sim: Any, case: Case, late: Federation, rounds: int) -> Reception:
     record = newcomer_record(sim)
     record = record if rounds else changed(record, headline="pre")
     like = {"shape": list(late.input_shape), "labels": ["int64", []], "tokens": False}
-    found = Reception(
+    found = Coordinator(
         record,
         net_task(),
         late.names,
@@ -62,16 +64,14 @@ def receive(sim: Any, case: Case, late: Federation, rounds: int) -> Reception:
         like=like,
         federation="toy",
         settings={},
-        common={"newcomer": [sim.rounds.arena.num_clients, sim.round_index]},
+        common={"newcomer": [sim.context.arena.num_clients, sim.round_index]},
         rounds=rounds,
         participation=Participation(),
         device=CPU,
         dtype=torch.float64,
         points=tuple(dict.fromkeys(("pre", record.use.headline))),
     )
-    if not rounds:
-        found.score_start()
-    run(found)
+    drive(found.simulation)
     return found
 
 
@@ -90,13 +90,13 @@ def test_newcomers_over_messages_get_what_onboard_gives(case: Case) -> None:
     for rounds in (0, 2):
         wanted = onboard(sim, late, rounds=rounds)
         found = receive(sim, case, late, rounds)
-        assert found.office.events == []
-        assert found.scores().keys() == wanted.scores.keys()
-        for key, scores in found.scores().items():
+        assert found.dispatcher.events == []
+        assert found.simulation.scores().keys() == wanted.scores.keys()
+        for key, scores in found.simulation.scores().items():
             np.testing.assert_allclose(scores.loss, wanted.scores[key].loss, atol=1e-10)
             np.testing.assert_array_equal(scores.correct, wanted.scores[key].correct)
-        assert found.ledger().bytes_up.sum() == 0
-        assert found.ledger().bytes_down.tolist() == wanted.ledger.bytes_down.tolist()
+        assert found.simulation.ledger().bytes_up.sum() == 0
+        assert found.simulation.ledger().bytes_down.tolist() == wanted.ledger.bytes_down.tolist()
 
 
 NAMES = ("ash", "birch", "cedar")
@@ -152,17 +152,17 @@ def test_the_status_tells_of_newcomers(
     data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who waits for newcomers, serves them or has stopped does not show what training left."""
-    plan, out, reported = plan_of(build(VALUES)), tmp_path / "run", []
+    job, out, reported = job_of(build(VALUES)), tmp_path / "run", []
 
     def ask() -> None:
         assert main(["status", str(out)]) == 0
         reported.append(capsys.readouterr().out)
 
-    serve(plan, loop(data, tmp_path / "home", NAMES[:2], []), NAMES[:2], out)
+    serve(job, loop(data, tmp_path / "home", NAMES[:2], []), NAMES[:2], out)
     ask()
     assert "ditto: done, round 3 of 3" in reported.pop()
     late = loop(data, tmp_path / "home", NAMES[2:], [])
-    welcome(plan, Asked(late.clients, ask), NAMES[2:], out, rounds=2)
+    serve_newcomers(job, Asked(late.clients, ask), NAMES[2:], out, rounds=2)
     assert any(
         "ditto: training is done; waiting for newcomers, 0 of 1 are there" in text
         and "missing: cedar" in text
@@ -176,7 +176,7 @@ def test_the_status_tells_of_newcomers(
     ask()
     assert "ditto: training is done; newcomers served, round 2 of 2" in reported[-1]
     with pytest.raises(NetworkError, match="Only 0 of 1 clients came"):
-        welcome(plan, Loopback({}), NAMES[2:], out, patience=0.1)
+        serve_newcomers(job, Loopback({}), NAMES[2:], out, patience=0.1)
     ask()
     assert (
         "ditto: training is done; stopped while it served newcomers, round 0 of 5" in reported[-1]
@@ -185,14 +185,14 @@ def test_the_status_tells_of_newcomers(
 
 def test_a_newcomer_of_a_run_folder(data: Path, tmp_path: Path) -> None:
     """The whole way: a federation of two trains, and a third client comes when it is over."""
-    plan, out = plan_of(build(VALUES)), tmp_path / "run"
+    job, out = job_of(build(VALUES)), tmp_path / "run"
     with pytest.raises(Exception, match="run"):
-        welcome(plan, loop(data, tmp_path, NAMES[2:], []), NAMES[2:], out)
-    serve(plan, loop(data, tmp_path / "home", NAMES[:2], []), NAMES[:2], out)
+        serve_newcomers(job, loop(data, tmp_path, NAMES[2:], []), NAMES[2:], out)
+    serve(job, loop(data, tmp_path / "home", NAMES[:2], []), NAMES[:2], out)
     before = RunFolder.open(out).read_checkpoint()
     sent: list[bytes] = []
     late = loop(data, tmp_path / "home", NAMES[2:], sent)
-    result = welcome(plan, late, NAMES[2:], out, rounds=2)
+    result = serve_newcomers(job, late, NAMES[2:], out, rounds=2)
     fed = Federation.from_folder(data)
     wanted = sartor.fit(
         "ditto",
@@ -218,10 +218,10 @@ def test_a_newcomer_of_a_run_folder(data: Path, tmp_path: Path) -> None:
     again = RunFolder.open(out / "newcomers").read_result()
     assert again.clients == ("cedar",)
     with pytest.raises(ConfigError, match="ash cannot be a newcomer"):
-        welcome(plan, late, ("ash",), out)
+        serve_newcomers(job, late, ("ash",), out)
     np.savez(data / "cedar.npz", x=np.zeros((20, 7), dtype=np.float32), y=np.arange(20) % 3)
     strange = tmp_path / "strange"
     strange.mkdir()
     (strange / "cedar.npz").write_bytes((data / "cedar.npz").read_bytes())
     with pytest.raises(NetworkError, match="Only 0 of 1 clients came"):
-        welcome(plan, loop(strange, tmp_path, NAMES[2:], []), NAMES[2:], out, patience=0.2)
+        serve_newcomers(job, loop(strange, tmp_path, NAMES[2:], []), NAMES[2:], out, patience=0.2)

@@ -1,14 +1,14 @@
-"""Lanes shared among processes: each works on its own, then all know what all found.
+"""The work of clients divided among processes: each trains some lanes, then all exchange.
 
 Every process holds the data, the server's state and the kept states of all clients, and takes the
 server's steps itself: same inputs, same numbers. What is divided is the work of the lanes, in
-training and in evaluation. Who works on which lane follows from sizes that all processes know, so
-nobody has to be told, and since all randomness is keyed it cannot change a draw. After the local
-work of an exchange uploads travel, and with them the kept states (and kept models) of those who
-trained, scores and costs; see `docs/scaling.md` for the bytes.
+training and in evaluation. The division follows from sizes that all processes know, so it needs no
+message; and since all randomness is keyed, it cannot change a draw. After the local work of an
+exchange uploads travel, with the kept states (and kept models) of the clients that trained, their
+scores and costs; see `docs/scaling.md` for the bytes.
 
-Lanes that do not train are not worked on, and the uploads of those that do not report are zeros, as
-they are in a federation over a network: `aggregate` does not look at them.
+Lanes that do not train are skipped, and the uploads of clients that do not report are zeros, as in
+a federation over a network: `aggregate` does not read them.
 
 Numbers: a lane's own arithmetic is the same, but lanes worked on together share matrix products,
 whose rounding may depend on how many they are. With one lane at a time (``chunk=1``, or the
@@ -23,7 +23,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -32,11 +31,13 @@ from sartor.core import tree
 from sartor.core.errors import FederationError
 from sartor.core.method import ClientContext, Method, Phase
 from sartor.core.tree import Tree
+from sartor.engines.context import Context
 from sartor.engines.parts import Block, Order, Receipt, Tally, cut_context
 from sartor.engines.plan import num_steps
-from sartor.engines.round import Rounds
 from sartor.engines.shard.processes import Processes, digest
-from sartor.engines.store import Store
+from sartor.engines.store import Lanes, Store
+from sartor.engines.trial import tune_lanes
+from sartor.engines.work import InProcess, train_blocks
 
 FINE = 4
 """Pieces of work a process at least, where there are so many lanes."""
@@ -66,11 +67,11 @@ def deal(work: np.ndarray, size: int) -> np.ndarray:
     [1, 1, 0, 0, 1]
 
     Args:
-        work: (pieces,) how long each takes; 0 is nobody's.
+        work: (pieces,) how long each takes; 0 is given to no process.
         size: the number of processes.
 
     Returns:
-        (pieces,) whose each is; −1 for nobody's.
+        (pieces,) the rank that each goes to; −1 for none.
     """
     owner = np.full(len(work), -1, dtype=np.int64)
     busy = [(0, rank) for rank in range(size)]
@@ -108,25 +109,36 @@ def share(work: np.ndarray, size: int) -> list[list[Tile]]:
     return found
 
 
-class ShardedRounds(Rounds):
-    """Rounds whose lanes are worked on by several processes; see `Rounds` for other arguments.
+class Sharded:
+    """Clients whose lanes are divided among processes; see `engines.work.ClientWork`.
 
     Args:
+        context: method, data and engine.
         processes: all of them.
+
+    Attributes:
+        attendance: which clients of an order are there; see `engines.work.InProcess`.
     """
 
-    def __init__(self, *args: Any, processes: Processes) -> None:
-        super().__init__(*args)
-        self.processes = processes
+    plan_ahead = None  # blocks are known only in the round
+
+    def __init__(self, context: Context, processes: Processes) -> None:
+        self.context, self.processes = context, processes
+        # Every process holds all states, and makes single models by itself.
+        alone = InProcess(context)
+        self.keep_states, self.keep_models = alone.keep_states, alone.keep_models
+        self.wait, self.start, self.models = alone.wait, alone.start, alone.models
+        self.evaluator, self.attendance = alone.evaluator, alone.attendance
         self._shares: dict[bytes, list[list[Tile]]] = {}
         self._tuned = False
         self._check_same()
 
     def _check_same(self) -> None:
         """Refuse processes that were given different problems."""
-        arena = self.arena
-        words = np.frombuffer(f"{self.method.name} {self.seeds}".encode(), dtype=np.uint8)
-        reported: Tree = {"x": arena.x, "y": arena.y, "hyper": self.hyper}
+        arena = self.context.arena
+        text = f"{self.context.method.name} {self.context.seeds}"
+        words = np.frombuffer(text.encode(), dtype=np.uint8)
+        reported: Tree = {"x": arena.x, "y": arena.y, "hyper": self.context.hyper}
         if arena.palette is not None:
             reported["palette"] = arena.palette
         reported["words"] = torch.from_numpy(words.copy()).to(arena.device)
@@ -162,28 +174,27 @@ class ShardedRounds(Rounds):
         """
         total = np.ones(ids.shape, dtype=np.int64)
         for phase in phases:
-            split = self.arena.splits["train" if phase.data == "none" else phase.data]
+            split = self.context.arena.splits["train" if phase.data == "none" else phase.data]
             known = replace(phase, steps=None, epochs=1) if callable(phase.steps) else phase
             steps = num_steps(known, np.take_along_axis(split.size, ids, 1))
             batch = split.capacity if phase.batch is None else min(phase.batch, split.capacity)
             total += steps * max(1, batch) * (1 if phase.data == "none" else phase.draws)
         return total
 
+    def agree(self, server: Tree) -> Tree:
+        """Return rank 0's state where processes differ."""
+        return self.processes.agreed(server)
+
     # ---- training
 
-    def train(self, server: Tree, *args: Any, **settings: Any) -> tuple[Tree, Receipt]:
-        """Run one round; see `Rounds.train`."""
-        server, receipt = super().train(server, *args, **settings)
-        return self.processes.agreed(server), receipt
-
-    def local_work(
+    def train(
         self,
         order: Order,
         ctx: ClientContext,
         keys: np.ndarray,
-        store: Store,
+        store: Lanes,
         receipt: Receipt,
-        keep: Store | None,
+        keep: Lanes | None,
     ) -> tuple[Tree, np.ndarray]:
         """Work on the lanes of this process, and take the rest from the others."""
         method, cohort = order.method, order.cohort
@@ -198,12 +209,12 @@ class ShardedRounds(Rounds):
             trains_here, blocks = np.zeros_like(trains), [Block(0, 1, 0, 1)]
         else:
             trains_here = trains
-        own = _blank_like(receipt)
+        own = Receipt.blank(len(cohort))
         own.tally, own.seconds = receipt.tally, receipt.seconds
-        done = self.work_blocks(
-            replace(order, trains=trains_here), blocks, ctx, keys, store, own, keep
+        done = train_blocks(
+            self.evaluator, replace(order, trains=trains_here), blocks, ctx, keys, store, own, keep
         )
-        clock = self.clock(receipt.seconds)
+        clock = self.context.clock(receipt.seconds)
         shape = cohort.shape
         uploads: Tree = tree.map(lambda leaf: leaf.new_zeros((*shape, *leaf.shape[2:])), done[0])
         for block, upload in zip(blocks, done, strict=True):
@@ -224,15 +235,16 @@ class ShardedRounds(Rounds):
         reports: np.ndarray,
         cohort: np.ndarray,
         uploads: Tree,
-        store: Store,
-        keep: Store | None,
+        store: Lanes,
+        keep: Lanes | None,
         own: Receipt,
     ) -> None:
         """Fill in what other processes found; ``own`` becomes the costs of all."""
         worked = [_lanes(tiles, trains) for tiles in shares]
         heard = [_lanes(tiles, reports) for tiles in shares]
-        stores = {"state": store} if keep is None else {"state": store, "trained": keep}
-        me, device = self.processes.rank, self.arena.device
+        both = (("state", store), ("trained", keep))
+        stores = {name: one for name, one in both if isinstance(one, Store)}
+        me, device = self.processes.rank, self.context.arena.device
         run, slot = worked[me]
         mine: dict[str, Tree] = {"upload": _pick(uploads, *heard[me])}
         mine |= {name: one.rows(run, cohort[run, slot]) for name, one in stores.items()}
@@ -259,20 +271,25 @@ class ShardedRounds(Rounds):
             _add(own, theirs["costs"][""].cpu().numpy())
 
     def _tune_first(
-        self, method: Method, ctx: ClientContext, store: Store, keys: np.ndarray, cohort: np.ndarray
+        self,
+        method: Method,
+        ctx: ClientContext,
+        store: Lanes,
+        keys: np.ndarray,
+        cohort: np.ndarray,
     ) -> None:
         """Let rank 0 choose the number of lanes a block for all, on a share of the usual size."""
-        if self.engine.lanes is not None or self._tuned or not method.phases:
+        if self.context.engine.lanes is not None or self._tuned or not method.phases:
             return
         self._tuned = True
 
         def measure() -> int:
             some = np.arange(0, cohort.shape[1], self.processes.size)
             here = cut_context(ctx, Block(0, len(cohort), 0, 0, some))
-            self._tune(method, here, store, keys[:, some], cohort[:, some])
-            return self.engine.lanes or 0
+            tune_lanes(self.context, method, here, store, keys[:, some], cohort[:, some])
+            return self.context.engine.lanes or 0
 
-        self.engine.lanes = self.processes.first(measure) or None
+        self.context.engine.lanes = self.processes.first(measure) or None
 
     def _tile_blocks(self, phases: tuple[Phase, ...], tiles: list[Tile]) -> list[Block]:
         """Cut tiles into blocks of as many lanes as the engine likes."""
@@ -285,30 +302,36 @@ class ShardedRounds(Rounds):
                 tile.slots[block.slot : block.slot + block.slots],
             )
             for tile in tiles
-            for block in self._blocks(phases, (tile.runs, len(tile.slots)))
+            for block in self.context.blocks(phases, (tile.runs, len(tile.slots)))
         ]
 
     # ---- evaluation
 
     def _evaluation(self) -> tuple[np.ndarray, list[list[Tile]]]:
         """Divide all clients by their test samples: their ids in order of size, and the shares."""
-        size = self.arena.splits["test"].size
+        size = self.context.arena.splits["test"].size
         order = np.argsort(-size, axis=1, kind="stable")
-        work = self._steps(self.method.use.adapt, order) + np.take_along_axis(size, order, 1)
+        work = self._steps(self.context.method.use.adapt, order) + np.take_along_axis(
+            size, order, 1
+        )
         return order, self._share(work)
 
     def client_blocks(self) -> list[tuple[int, np.ndarray]]:
-        """Cut the clients of this process into blocks; see `Rounds.client_blocks`."""
+        """Cut the clients of this process into blocks; see `Evaluator.client_blocks`."""
         order, shares = self._evaluation()
-        phases = self.method.use.adapt or (self._phase_once(self.method, "test"),)
+        phases = self.context.method.use.adapt or (
+            self.evaluator.phase(self.context.method, "test"),
+        )
         blocks = self._tile_blocks(phases, shares[self.processes.rank])
         return [(block.run, order[block.cut]) for block in blocks]
 
     def evaluate(
-        self, server: Tree, store: Store, round_index: int, splits: tuple[str, ...] = ("test",)
+        self, server: Tree, store: Lanes, round_index: int, splits: tuple[str, ...] = ("test",)
     ) -> tuple[dict[str, Tally], Receipt]:
-        """Score what every client would use now; see `Rounds.evaluate`."""
-        tallies, receipt = super().evaluate(server, store, round_index, splits)
+        """Score what every client would use now; also return what that costs."""
+        tallies, receipt = self.evaluator.evaluate(
+            server, store, round_index, splits, self.client_blocks()
+        )
         self._exchange_scores(tallies, receipt)
         return tallies, receipt
 
@@ -320,7 +343,9 @@ class ShardedRounds(Rounds):
         clients: int | None = None,
     ) -> dict[str, Tally]:
         """Score one model per run; on the data of a few first clients every process does it all."""
-        tallies = super().evaluate_common(models, round_index, splits, clients)
+        tallies = self.evaluator.evaluate_common(
+            models, round_index, splits, clients, self.client_blocks()
+        )
         if clients is None:
             self._exchange_scores(tallies, None)
         return tallies
@@ -330,7 +355,7 @@ class ShardedRounds(Rounds):
         everyone = np.ones_like(order, dtype=bool)
         lanes = [_lanes(tiles, everyone) for tiles in shares]
         ids = [(run, order[run, slot]) for run, slot in lanes]
-        me, device = self.processes.rank, self.arena.device
+        me, device = self.processes.rank, self.context.arena.device
         mine: dict[str, Tree] = {
             "tally": {
                 split: torch.from_numpy(_read(tally, *ids[me])).to(device)
@@ -348,24 +373,22 @@ class ShardedRounds(Rounds):
             if receipt is not None:
                 _add(receipt, theirs["costs"][""].cpu().numpy())
 
-    def inspect_clients(self, store: Store, round_index: int) -> dict[str, np.ndarray]:
-        """Return what the method shows of every client's kept state; see `Rounds`."""
-        if self.method.show.client is None:
-            return {}
+    def show(self, store: Lanes, round_index: int) -> dict[str, np.ndarray]:
+        """Return what the method shows of every client's kept state: (runs, clients, ...)."""
         order, shares = self._evaluation()
         everyone = np.ones_like(order, dtype=bool)
         ids = [
             (run, order[run, slot]) for run, slot in (_lanes(tiles, everyone) for tiles in shares)
         ]
-        me, device = self.processes.rank, self.arena.device
-        looks = super().inspect_clients(store, round_index)
-        if not looks:  # nobody is mine: what it looks like
-            one = self.inspect_some(store, round_index, order[:1, :1])
-            looks = {k: leaf.cpu().numpy()[:0, :0] for k, leaf in tree.items(one)}
-        mine = {k: {"": torch.from_numpy(v[ids[me]]).to(device)} for k, v in looks.items()}
+        me, device = self.processes.rank, self.context.arena.device
+        shown = self.evaluator.show(store, round_index, self.client_blocks())
+        if not shown:  # no client is this process's: take names and shapes from one
+            one = self.evaluator.show_some(store, round_index, order[:1, :1])
+            shown = {k: leaf.cpu().numpy()[:0, :0] for k, leaf in tree.items(one)}
+        mine = {k: {"": torch.from_numpy(v[ids[me]]).to(device)} for k, v in shown.items()}
         rows = [dict.fromkeys(mine, len(run)) for run, _ in ids]
         found = {
-            k: np.zeros((*order.shape, *v.shape[2:]), dtype=np.float32) for k, v in looks.items()
+            k: np.zeros((*order.shape, *v.shape[2:]), dtype=np.float32) for k, v in shown.items()
         }
         for where, theirs in zip(ids, self.processes.swap(mine, rows), strict=True):
             for name, table in found.items():
@@ -405,11 +428,6 @@ def _write(tally: Tally, run: np.ndarray, client: np.ndarray, rows: np.ndarray) 
 
 
 _COUNTS = ("bytes_down", "gradient_evaluations", "forward_evaluations")
-
-
-def _blank_like(receipt: Receipt) -> Receipt:
-    zero = np.zeros_like(receipt.participants)
-    return Receipt(zero, zero.copy(), zero.copy(), zero.copy(), zero.copy())
 
 
 def _counts(receipt: Receipt) -> np.ndarray:

@@ -8,21 +8,20 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+from sartor import adviser
+from sartor.adviser import Advice, words
+from sartor.adviser.verification import Verification
 from sartor.cli import show, work
 from sartor.cli.config import Experiment, build
 from sartor.cli.flags import Json, Overwrite, option, with_flags
 from sartor.cli.interruption import stoppable
 from sartor.cli.settings import federation_code, federation_of, given_flags, local_of, model_of
 from sartor.core.errors import ConfigError, FederationError
+from sartor.core.local import Local
 from sartor.training.progress import reporter
 from sartor.training.schema import settings_on
-
-if TYPE_CHECKING:
-    from sartor.adviser import Advice
-    from sartor.adviser.verification import Verification
-    from sartor.core.local import Local
 
 MOST_CLIENTS = 20
 """Rows of the client table on a screen."""
@@ -47,8 +46,6 @@ def advise(
     **flags: Any,
 ) -> None:
     """Say whether to federate, with which pull λ, and at what cost."""
-    from sartor import adviser
-
     flags = {key: value for key, value in flags.items() if value is not None}
     experiment = build({"method": "fedprox"}, flags=flags)
     if experiment.model is not None and (features is not None or ridge):
@@ -134,8 +131,6 @@ def _local(experiment: Experiment, flags: dict[str, Any], ridge: float) -> Local
 
 def print_advice(advice: Advice, *, quiet: bool) -> None:
     """Print the answer, then the tables behind it."""
-    from sartor.adviser import words
-
     show.say(as_flags(advice.summary()), quiet=quiet)
     tables = [
         words.constants_table(advice),

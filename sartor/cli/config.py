@@ -24,6 +24,7 @@ from pydantic import (
 )
 
 from sartor.core.errors import ConfigError, did_you_mean
+from sartor.data.layouts import DATASETS
 from sartor.training.schema import Setting, flag, settings_on
 
 Value = bool | int | float | str | list[float]
@@ -172,9 +173,7 @@ def is_folder(data: str) -> bool:
         return True
     if not Path(data).is_dir():
         return False
-    from sartor.data.layouts import DATASETS  # a data set is not hidden by a folder of its name
-
-    return data not in DATASETS
+    return data not in DATASETS  # a folder does not hide a data set of its name
 
 
 def keys() -> list[str]:

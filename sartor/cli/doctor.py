@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sartor._version import __version__
+from sartor.data.datasets import ENVIRONMENT, available, data_folder
+from sartor.engines.cpu import compiler as cpp
 from sartor.results.tables import Table
 
 State = Literal["ok", "missing", "wrong"]
@@ -158,8 +160,6 @@ def _extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
 def _device() -> Iterator[Finding]:
     import torch
 
-    from sartor.engines.cpu import compiler as cpp
-
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(index)
@@ -179,8 +179,6 @@ def _device() -> Iterator[Finding]:
 
 
 def _folders(data_dir: Path | None) -> Iterator[Finding]:
-    from sartor.data.datasets import ENVIRONMENT, data_folder
-
     runs = Path("runs")
     where = runs if runs.is_dir() else Path()
     yield _writable("run folders", where, f"{runs.resolve()}", "--out FOLDER, where you may write")
@@ -207,8 +205,6 @@ def _writable(what: str, folder: Path, shown: str, fix: str) -> Finding:
 
 
 def _data(data_dir: Path | None) -> Iterator[Finding]:
-    from sartor.data.datasets import available
-
     for entry in available(data_dir):
         if entry.found is not None:
             yield Finding("data", entry.name, "ok", entry.found)

@@ -12,6 +12,8 @@ from typing import Any, Literal, get_args, get_origin
 from sartor.cli.config import Experiment, is_folder
 from sartor.cli.settings import federation_of
 from sartor.core.errors import ConfigError, did_you_mean
+from sartor.data.datasets import available
+from sartor.methods import METHODS, PAPERS
 from sartor.results.tables import Table
 
 Answer = tuple[Any, list[Table]]
@@ -20,7 +22,6 @@ Answer = tuple[Any, list[Table]]
 
 def _method(name: str) -> dict[str, Any]:
     from sartor.analysis.traffic import known
-    from sartor.methods import METHODS, PAPERS
 
     entry, sent = METHODS[name], known(name)
     return {
@@ -63,8 +64,6 @@ def _allowed(hint: Any) -> list[Any]:
 
 def list_methods() -> Answer:
     """List every method."""
-    from sartor.methods import METHODS
-
     found = [_method(name) for name in METHODS]
     tables = []
     columns = ["what it does", "travels a round", "once", "from", "studied in"]
@@ -107,8 +106,6 @@ def describe_method(name: str) -> Answer:
     Raises:
         ConfigError: there is no such method.
     """
-    from sartor.methods import METHODS
-
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
     entry = _method(name)
@@ -149,8 +146,6 @@ def _word(value: Any) -> str:
 
 def list_data(data_dir: Path | None) -> Answer:
     """List every data set, whether it is on this machine, and the partitions."""
-    from sartor.data.datasets import available
-
     found = available(data_dir)
     rows = [
         [
@@ -175,8 +170,6 @@ def list_data(data_dir: Path | None) -> Answer:
 
 def describe_data(experiment: Experiment) -> tuple[Any, str]:
     """Describe how data would be divided among clients, or how to get what is not here."""
-    from sartor.data.datasets import available
-
     if not is_folder(experiment.data):
         for entry in available(experiment.data_dir):
             if entry.name == experiment.data and entry.found is None:

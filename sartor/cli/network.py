@@ -10,14 +10,20 @@ from typing import Annotated, Any, cast
 
 import typer
 
+from sartor import methods
 from sartor.cli import show
 from sartor.cli.config import Experiment, build
 from sartor.cli.flags import argument, option, read_experiment
 from sartor.cli.interruption import Interrupted, stoppable
 from sartor.cli.settings import check_names, local_of, model_of, settings_of
+from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError
+from sartor.data.federation import Federation
+from sartor.results.scores import Run
+from sartor.runs.storage import read_json
 from sartor.training.progress import reporter
 from sartor.training.schema import parse_device, settings_on
+from sartor.training.settings import list_runs, make_task, with_static_parts
 
 keys_app = typer.Typer(
     help="Make, renew and withdraw the keys of a federation.", no_args_is_help=True
@@ -213,8 +219,6 @@ def status(
     json: Annotated[bool, option("Machine-readable.", None, "--json")] = False,
 ) -> None:
     """Show the progress of a server, its clients, and what went wrong."""
-    from sartor.runs.storage import read_json
-
     if not (folder / "status.json").is_file():
         raise ConfigError(
             f"{folder} has no status.json, which a server writes as soon as it runs; give the "
@@ -256,10 +260,7 @@ def _doing(found: Mapping[str, Any]) -> str:
 
 def job_of(experiment: Experiment) -> Any:
     """Return what a server trains, from a checked experiment."""
-    from sartor.core.cohort import Participation
     from sartor.network.serve import Job
-    from sartor.results.scores import Run
-    from sartor.training.settings import list_runs
 
     if not experiment.is_single:
         raise ConfigError(
@@ -296,9 +297,6 @@ def job_of(experiment: Experiment) -> Any:
 
 def built(settings: Mapping[str, Any], data: Any) -> Any:
     """Build method and task from the settings of an experiment; the same on both sides."""
-    from sartor import methods
-    from sartor.training.settings import make_task, with_static_parts
-
     experiment = build(dict(settings))
     chosen = settings_of(experiment, experiment.method)
     local = with_static_parts(local_of(experiment).over(experiment.rounds), chosen["hyper"], {})
@@ -309,8 +307,6 @@ def built(settings: Mapping[str, Any], data: Any) -> Any:
 
 def own_data(folder: Path, name: str, label: str | None, split: Mapping[str, Any]) -> Any:
     """Read the file of one client: the one of its name, or the only one in the folder."""
-    from sartor.data.federation import Federation
-
     words = {k: v for k, v in split.items() if k in ("seed", "test", "val")}
     found = Federation.from_folder(folder, label=label, **words)
     if name in found.names:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from sartor.cli import show, work
 from sartor.cli.config import Experiment
 from sartor.cli.flags import Folder, Json, Overwrite, argument, option
 from sartor.cli.settings import federation_of, label_of
 from sartor.core.errors import ConfigError, RunFolderError, did_you_mean
+from sartor.data import from_file
+from sartor.data.federation import Federation
+from sartor.data.tables import is_table
+from sartor.results.result import Result
+from sartor.results.serving import tree_of
+from sartor.runs import RunFolder
 from sartor.training.progress import reporter
-
-if TYPE_CHECKING:
-    from sartor.data.federation import Federation
-    from sartor.results.result import Result
 
 
 def onboard(
@@ -32,11 +34,6 @@ def onboard(
     json: Json = False,
 ) -> None:
     """Give clients that join after training their models."""
-    from sartor.data.federation import Federation
-    from sartor.data.tables import is_table
-    from sartor.results.serving import tree_of
-    from sartor.runs import RunFolder
-
     experiment = work.stored_experiment(folder)
     names = experiment.methods
     if method is None and len(names) > 1:
@@ -78,8 +75,6 @@ def _from_table(
     experiment: Experiment, data: Path, label: str | None, val: float, trained: Result, run: int
 ) -> Federation:
     """Read newcomers from one table, prepared like the clients that trained."""
-    from sartor.data import from_file
-
     like = _known(trained, run)
     if experiment.client is None or like is None:
         raise ConfigError(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
+import sartor
 from sartor.cli import show
 from sartor.cli.config import parse_pairs, parse_value
 from sartor.cli.flags import Json, argument, option, read_experiment, with_flags
 from sartor.cli.settings import check_names, federation_of, names_of, training_of
 from sartor.core.errors import ConfigError, did_you_mean
+from sartor.runs.storage import naming
 from sartor.training.progress import reporter
 
 
@@ -38,9 +40,6 @@ def search(
     **flags: Any,
 ) -> None:
     """Search good hyper-parameters on validation data, many trials at once."""
-    import sartor
-    from sartor.runs.storage import naming
-
     experiment = read_experiment(target, flags, many=False)
     chosen = parse_space(space)
     check_names(experiment)

@@ -6,16 +6,20 @@ import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from sartor import models
 from sartor.cli.config import LOCAL_HYPER, Experiment, is_folder, refuse
 from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.local import Local
+from sartor.core.task import Task
+from sartor.data.federation import Federation
+from sartor.data.tables import is_table, read_table
+from sartor.methods import METHODS
+from sartor.methods import build as build_method
+from sartor.methods.options import OF_NETWORK
 from sartor.training.schema import flag, settings_on
-
-if TYPE_CHECKING:
-    from sartor.core.local import Local
-    from sartor.data.federation import Federation
-    from sartor.training.stopping import EarlyStopping
+from sartor.training.stopping import EarlyStopping
 
 _KINDS = {
     "a data set": ("dataset", "is divided by its partition"),
@@ -31,8 +35,6 @@ def check_names(experiment: Experiment) -> None:
     Raises:
         ConfigError: with the nearest name for each.
     """
-    from sartor.methods import METHODS
-
     faults = [
         f"unknown method {name!r}{did_you_mean(name, METHODS)}"
         for name in experiment.methods
@@ -68,12 +70,6 @@ def names_of(experiment: Experiment, method: str) -> set[str]:
     """
     from torch import nn
 
-    from sartor.core.local import Local
-    from sartor.core.task import Task
-    from sartor.methods import METHODS
-    from sartor.methods import build as build_method
-    from sartor.methods.options import OF_NETWORK
-
     options = METHODS[method].options
     here = options.keys() - OF_NETWORK  # the network below replaces one that is not made yet
     fixed = {k: v for k, v in _chosen(experiment, method).items() if k in here}
@@ -105,8 +101,6 @@ def settings_of(experiment: Experiment, method: str) -> dict[str, dict[str, Any]
 
     A plain name goes to every method that has it; ``METHOD.NAME`` to that one only.
     """
-    from sartor.methods import METHODS
-
     known, options = names_of(experiment, method), METHODS[method].options
     values = {k: v for k, v in _chosen(experiment, method).items() if k in known}
     return {
@@ -134,8 +128,6 @@ def training_of(experiment: Experiment, method: str, federations: Any) -> dict[s
 
 def local_of(experiment: Experiment) -> Local:
     """Return how a client trains in a round; what is not given keeps the library's default."""
-    from sartor.core.local import Local
-
     return Local(**_given(experiment, "local"))
 
 
@@ -145,8 +137,6 @@ def stopping_of(experiment: Experiment) -> EarlyStopping | None:
     Raises:
         ConfigError: something of it is given without ``patience``.
     """
-    from sartor.training.stopping import EarlyStopping
-
     if experiment.patience is None:
         if given := _given(experiment, "stopping"):
             words = " and ".join(map(flag, given))
@@ -157,9 +147,6 @@ def stopping_of(experiment: Experiment) -> EarlyStopping | None:
 
 def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
     """Return the maker of federations: the seed of a run is the seed of its allocation."""
-    from sartor.data.federation import Federation
-    from sartor.data.tables import read_table
-
     kind = kind_of(experiment)
     word, rule = _KINDS[kind]
     others = {key for other, _ in _KINDS.values() for key in _given(experiment, other)}
@@ -211,8 +198,6 @@ def given_flags(experiment: Experiment, *left_out: str) -> list[str]:
 
 def kind_of(experiment: Experiment) -> str:
     """Return "a data set", "a folder" (a file per client) or "a table" (one file for all)."""
-    from sartor.data.tables import is_table
-
     if not is_folder(experiment.data):
         return "a data set"
     return "a table" if is_table(experiment.data) else "a folder"
@@ -236,8 +221,6 @@ def model_of(experiment: Experiment, federation: Federation) -> Any:
     Raises:
         ConfigError: the name is not known.
     """
-    from sartor import models
-
     if experiment.model is None:
         return None
     if experiment.model not in models.MODELS:

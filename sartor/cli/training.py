@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from sartor.cli import show, work
 from sartor.cli.config import Experiment, build
 from sartor.cli.flags import Folder, Json, Overwrite, argument, option, read_experiment, with_flags
 from sartor.cli.settings import kind_of
 from sartor.engines.shard.processes import is_first
+from sartor.methods import expand
+from sartor.results.comparison import Comparison
 from sartor.results.tables import Table
+from sartor.training.compare import BASELINES
 from sartor.training.progress import reporter
-
-if TYPE_CHECKING:
-    from sartor.results.comparison import Comparison
 
 MOST_CLIENTS = 40
 """Rows of a table of clients on the screen; the report has them all."""
@@ -69,9 +69,6 @@ def compare(
 ) -> None:
     """Train several methods on one federation, and compare them."""
     experiment = read_experiment(target, flags, many=True)
-    from sartor.methods import expand
-    from sartor.training.compare import BASELINES
-
     named = expand((*(BASELINES if baselines else ()), *experiment.methods))
     experiment = experiment.model_copy(update={"methods": tuple(named)})
     _train(experiment, "compare", overwrite=overwrite, json=json)

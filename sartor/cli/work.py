@@ -5,22 +5,21 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+import sartor
 from sartor.cli import show
 from sartor.cli.config import Experiment, build
 from sartor.cli.interruption import stoppable
 from sartor.cli.settings import check_names, federation_of, model_of, settings_of, training_of
 from sartor.core.errors import DivergedError, PFLError, RunFolderError
+from sartor.data.federation import Federation
 from sartor.engines.shard import processes
-
-if TYPE_CHECKING:
-    from sartor.data.federation import Federation
-    from sartor.results.comparison import Comparison
-    from sartor.results.result import Result
-    from sartor.training.progress import Progress
+from sartor.results.comparison import Comparison
+from sartor.results.result import Result
+from sartor.runs import ComparisonFolder, RunFolder, slug
+from sartor.runs.storage import read_json, write_json
+from sartor.training.progress import Progress
 
 EXPERIMENT_FILE = "experiment.json"
 """The experiment of a run folder, from which ``sartor resume`` starts."""
@@ -37,7 +36,6 @@ def fit_one(
     reopen: bool = False,
 ) -> Result:
     """Train one method of the experiment in one call: all seeds and all values of the sweep."""
-    import sartor
     from sartor.trackers import track
 
     return sartor.fit(
@@ -103,9 +101,6 @@ def train(
     Raises:
         Interrupted: on Ctrl-C; what was checkpointed stays.
     """
-    from sartor.results.comparison import Comparison
-    from sartor.runs import ComparisonFolder
-
     several = None
     if len(experiment.methods) > 1:
         stored = experiment.stored()
@@ -118,7 +113,10 @@ def train(
         several = ComparisonFolder.open(out)
     results: dict[str, Result] = {}
     lost: DivergedError | None = None
-    with interruptible(out, experiment):
+    with stoppable(
+        f"Stopped. The last checkpoint (one every {experiment.checkpoint_every} rounds) is "
+        f"kept in {out}; resume with: sartor resume {out}"
+    ):
         for method in experiment.methods:
             inner = folder_of(experiment, method, out)
             try:
@@ -141,29 +139,40 @@ def train(
 
 def folder_of(experiment: Experiment, method: str, out: Path) -> Path:
     """Return the folder of one method: ``out`` itself, or one inside if there are several."""
-    from sartor.runs import slug
-
     return out if len(experiment.methods) == 1 else out / slug(method)
 
 
-def interruptible(out: Path, experiment: Experiment) -> AbstractContextManager[None]:
-    """Turn Ctrl-C into a message that says what is kept and how to resume."""
-    return stoppable(
-        f"Stopped. The last checkpoint (one every {experiment.checkpoint_every} rounds) is "
-        f"kept in {out}; resume with: sartor resume {out}"
-    )
+def free_folder(
+    experiment: Experiment, name: str, *, overwrite: bool, resumable: bool = False
+) -> Path:
+    """Return --out, or the first of runs/TIME-NAME, TIME-NAME-2, ... that does not exist yet.
 
-
-def free_folder(experiment: Experiment, name: str, *, overwrite: bool) -> Path:
-    """Return where a command that cannot be resumed may write; nothing is made yet.
+    Nothing is made yet.
 
     Raises:
-        RunFolderError: it exists and is not empty.
+        RunFolderError: it exists and is not empty, and may not be replaced or is no run folder.
     """
-    out = _place(experiment, name)
-    if _is_taken(out):
-        _check_overwrite(out, overwrite, "use another --out, or --overwrite to replace it.")
+    path = experiment.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
+    out, number = path, 2
+    while experiment.out is None and out.exists():
+        out, number = path.with_name(f"{path.name}-{number}"), number + 1
+    if not _is_taken(out):
+        return out
+    if not overwrite:
+        ways = ["use another --out", "--overwrite to replace it"]
+        ways += [f"resume it with: sartor resume {out}"] * resumable
+        fix = f"{', '.join(ways[:-1])}, or {ways[-1]}"
+        raise RunFolderError(f"{out} exists and is not empty; {fix}")
+    if not any((out / name).is_file() for name in (EXPERIMENT_FILE, "folder.json")):
+        raise RunFolderError(
+            f"{out} is not empty and is no run folder, so --overwrite does not touch it; use "
+            "another --out."
+        )
     return out
+
+
+def _is_taken(out: Path) -> bool:
+    return out.exists() and (not out.is_dir() or any(out.iterdir()))
 
 
 def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) -> Path:
@@ -172,12 +181,12 @@ def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) ->
     Raises:
         RunFolderError: it exists and is not empty, or cannot be made.
     """
-    from sartor.runs.storage import write_json
-
-    out = _place(experiment, name)
+    out = free_folder(experiment, name, overwrite=overwrite, resumable=True)
     try:
-        if _is_taken(out):
-            _clear(out, overwrite)
+        if _is_taken(out):  # creating it again removes what earlier runs left there, no more
+            RunFolder.create(out, {}, overwrite=True)
+            for file in ("folder.json", "config.json", "environment.json"):
+                (out / file).unlink()
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunFolderError(
@@ -186,43 +195,6 @@ def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) ->
         ) from error
     write_json(out / EXPERIMENT_FILE, experiment.model_copy(update={"out": out}).stored())
     return out
-
-
-def _place(experiment: Experiment, name: str) -> Path:
-    """Return --out, or the first of runs/TIME-NAME, TIME-NAME-2, ... that does not exist yet."""
-    if experiment.out is not None:
-        return experiment.out
-    path = Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-    found, number = path, 2
-    while found.exists():
-        found, number = path.with_name(f"{path.name}-{number}"), number + 1
-    return found
-
-
-def _is_taken(out: Path) -> bool:
-    return out.exists() and (not out.is_dir() or any(out.iterdir()))
-
-
-def _check_overwrite(out: Path, overwrite: bool, fix: str) -> None:
-    """Refuse to write over what is there, unless that was asked for and is a run folder."""
-    if not overwrite:
-        raise RunFolderError(f"{out} exists and is not empty; {fix}")
-    if not any((out / name).is_file() for name in (EXPERIMENT_FILE, "folder.json")):
-        raise RunFolderError(
-            f"{out} is not empty and is no run folder, so --overwrite does not touch it; use "
-            "another --out."
-        )
-
-
-def _clear(out: Path, overwrite: bool) -> None:
-    fix = f"use another --out, --overwrite to replace it, or resume it with: sartor resume {out}"
-    _check_overwrite(out, overwrite, fix)
-    from sartor.runs import RunFolder
-
-    # Making it anew removes what earlier runs left there, and nothing else.
-    RunFolder.create(out, {}, overwrite=True)
-    for name in ("folder.json", "config.json", "environment.json"):
-        (out / name).unlink()
 
 
 def write_page(out: Path) -> list[tuple[str, Path]]:
@@ -249,8 +221,6 @@ def stored_experiment(out: Path) -> Experiment:
     Raises:
         RunFolderError: there is no experiment, or it cannot be read.
     """
-    from sartor.runs.storage import read_json
-
     path = out / EXPERIMENT_FILE
     if not path.is_file():
         what = "is not the folder of a command" if out.is_dir() else "does not exist"

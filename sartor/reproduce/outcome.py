@@ -16,6 +16,7 @@ from sartor.reproduce.records import Record, measure
 from sartor.reproduce.rules import Verdict, View, judge
 from sartor.results import metrics
 from sartor.results.tables import MISSING, Table, jsonable
+from sartor.runs.storage import write_text
 
 SCALES = {"percent": (100.0, 1, "%"), "number": (1.0, 4, ""), "kib": (1.0, 1, "KiB")}
 SCALES |= {"seconds": (1.0, 4, "s"), "count": (1.0, 1, "")}
@@ -184,8 +185,6 @@ class Outcome:
 
     def write(self, path: Path) -> None:
         """Write :meth:`as_dict` to a file."""
-        from sartor.runs.storage import write_text
-
         write_text(path, json.dumps(self.as_dict(), indent=1, ensure_ascii=False))
 
 

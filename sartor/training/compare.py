@@ -12,6 +12,7 @@ from sartor.core.errors import ConfigError, DivergedError
 from sartor.core.hyper import Value
 from sartor.engines.shard import processes
 from sartor.results.comparison import Comparison
+from sartor.runs import ComparisonFolder
 from sartor.training.fit import _save, fit
 from sartor.training.settings import Federations, remembered
 
@@ -55,8 +56,6 @@ def compare(
     federations = remembered(federation)
     folder = None
     if out is not None:
-        from sartor.runs import ComparisonFolder
-
         config = {"methods": wanted, "rounds": settings.get("rounds", 20)}
 
         def prepare() -> None:

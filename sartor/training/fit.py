@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -29,6 +29,7 @@ from sartor.engines import client_work, make_engine
 from sartor.engines.shard import processes
 from sartor.results.joined import join
 from sartor.results.result import Result
+from sartor.runs import RunFolder
 from sartor.training.callbacks import Listeners
 from sartor.training.driver import drive
 from sartor.training.onboarding import result_of, stored_form, trained
@@ -49,9 +50,6 @@ from sartor.training.settings import (
 )
 from sartor.training.simulation import Simulation
 from sartor.training.stopping import EarlyStopping
-
-if TYPE_CHECKING:
-    from sartor.runs import RunFolder
 
 
 @documented
@@ -149,7 +147,6 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
         return results[0]
     merged = join(results)
     if out and processes.is_first():
-        from sartor.runs import RunFolder
 
         def write() -> None:
             RunFolder.create(out, merged.config, overwrite=resume).write_result(merged)
@@ -337,7 +334,6 @@ def _open(
         if resume:
             raise ConfigError("resume=True needs out=..., the run folder to resume from.")
         return None, None
-    from sartor.runs import RunFolder
 
     def prepare() -> bool:
         there = resume and (Path(out) / "folder.json").exists()

@@ -140,7 +140,7 @@ def test_values_follow_from_each_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         ({"a": "K + 1"}, "'K'"),
         ({"a": "b", "b": "a"}, "follows from itself"),

@@ -75,7 +75,7 @@ def test_who_shares_a_folder_leaves_what_others_have_begun(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "reported"),
     [
         ({"probes": ["error"]}, "probes of a plan: there is no 'error'; did you mean 'errors'"),
         ({"solve": "exactly"}, "solve of a plan: there is no 'exactly'; did you mean 'exact'"),

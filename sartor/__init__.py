@@ -13,7 +13,8 @@ from sartor.results.comparison import Comparison
 from sartor.results.result import Result
 from sartor.results.serving import Prediction
 from sartor.training.callbacks import STOP
-from sartor.training.fit import compare, fit
+from sartor.training.compare import compare
+from sartor.training.fit import fit
 from sartor.training.loading import load
 from sartor.training.search import Search, search
 from sartor.training.stopping import EarlyStopping

@@ -41,15 +41,6 @@ TOP = {"__init__": "sartor", "errors": "sartor", "__main__": "cli", "_version": 
 
 Edges = set[tuple[str, str]]
 
-KNOWN: Edges = {
-    ("sartor.reproduce.solutions", "sartor.reproduce.passes"),
-    ("sartor.training.onboarding", "sartor.training.simulation"),
-    ("sartor.training.readout", "sartor.training.simulation"),
-    ("sartor.training.settings", "sartor.cli.progress"),
-    ("sartor.training.stopping", "sartor.training.simulation"),
-}
-"""Imports that break a rule and are to be removed; never add to it."""
-
 
 # ---------------------------------------------------------------------- reading
 
@@ -146,25 +137,14 @@ def _listed(pairs: Edges) -> str:
 
 
 def test_no_room_imports_an_outer_one() -> None:
-    outward = {(one, other) for one, other in edges() if rank(other) > rank(one)} - KNOWN
+    outward = {(one, other) for one, other in edges() if rank(other) > rank(one)}
     assert not outward, f"These imports go outwards:{_listed(outward)}"
 
 
 def test_no_modules_import_one_another() -> None:
-    found = cycles(edges() - KNOWN)
-    inside = {(a, b) for group in found for a, b in edges() - KNOWN if {a, b} <= set(group)}
+    found = cycles(edges())
+    inside = {(a, b) for group in found for a, b in edges() if {a, b} <= set(group)}
     assert not found, f"{len(found)} cycles of imports, made of:{_listed(inside)}"
-
-
-def test_what_is_known_still_breaks_a_rule() -> None:
-    among = [set(group) for group in cycles(edges())]
-    harmless = {
-        (one, other)
-        for one, other in KNOWN
-        if rank(other) <= rank(one) and not any({one, other} <= group for group in among)
-    }
-    fixed = harmless | (KNOWN - edges())
-    assert not fixed, f"These imports are fixed; take them out of KNOWN:{_listed(fixed)}"
 
 
 def test_every_module_stands_in_a_room() -> None:

@@ -19,7 +19,7 @@ from sartor.core.local import Local
 from sartor.data.federation import Federation
 from sartor.results.tables import Table, jsonable
 from sartor.theory import linear_models
-from sartor.training.settings import Progress
+from sartor.training.progress import Progress
 
 Basis = Literal["theory", "trial"]
 Verifier = Callable[["Advice", Progress | None], Verification]

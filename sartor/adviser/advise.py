@@ -20,7 +20,7 @@ from sartor.adviser.verification import Verification
 from sartor.core.errors import ConfigError, FederationError, PFLError
 from sartor.core.local import Local
 from sartor.data.federation import Federation
-from sartor.training.settings import Progress
+from sartor.training.progress import Progress
 
 SCALED = "scaled"
 """How features are seen if nothing is said."""

@@ -23,7 +23,7 @@ from sartor.data.split import Ragged
 from sartor.results.result import Result
 from sartor.results.scores import Scores
 from sartor.training.fit import fit
-from sartor.training.settings import Progress
+from sartor.training.progress import Progress
 
 CLEAR = 2.0
 """Standard errors by which a λ between the ends must be better than the better end."""

@@ -25,7 +25,9 @@ from sartor.results.result import Result
 from sartor.theory.exact_fits import fit_coupled, fit_each
 from sartor.training.driver import drive
 from sartor.training.fit import fit
-from sartor.training.settings import Progress, list_runs, make_task
+from sartor.training.onboarding import result_of
+from sartor.training.progress import Progress
+from sartor.training.settings import list_runs, make_task
 from sartor.training.simulation import Simulation
 
 WORK = 2e8
@@ -216,7 +218,7 @@ def _watched(
 
     # Scored at the start and at the end alone: a stale value would mislead.
     drive(simulation, progress=progress, title=method, after_round=after_round, stale=False)
-    return simulation.result({}, None), distances
+    return result_of(simulation, {}), distances
 
 
 # ---------------------------------------------------------------------- on test data

@@ -4,13 +4,14 @@
 
     program.py       one command from its words to its exit code
     app.py           every command by its name
-    training.py      the commands that train; work.py does it, outcome.py prints what came out
-    looking.py       the commands that only look: listing.py, doctor.py
+    training.py      demo, run, compare and resume; work.py calls the library
+    advice.py, search.py, newcomers.py, reproduction.py   the larger commands, each by itself
+    looking.py       the commands that do not train: listing.py, doctor.py
     network.py       keys, serve, join and status
-    advice.py, search.py, reproduction.py   the larger commands, each by itself
-    flags.py         a flag for every key of an experiment; help_pages.py shows the everyday ones
+    config.py        an experiment, checked by the schema of the settings
+    flags.py         a flag for every key of an experiment, and the pages of help
     settings.py      from an experiment to the arguments of the library
-    show.py, progress.py, interruption.py   what a person sees, meanwhile, and Ctrl-C
+    show.py, interruption.py   what is printed, and Ctrl-C
 """
 
 from sartor.cli.program import entry, main

@@ -8,81 +8,48 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from sartor.cli import show, work
 from sartor.cli.config import Experiment, build
+from sartor.cli.flags import Json, Overwrite, option, with_flags
 from sartor.cli.interruption import stoppable
-from sartor.cli.progress import reporter
-from sartor.cli.settings import (
-    federation_code,
-    federation_of,
-    given_flags,
-    local_of,
-    model_of,
-)
+from sartor.cli.settings import federation_code, federation_of, given_flags, local_of, model_of
 from sartor.core.errors import ConfigError, FederationError
+from sartor.training.progress import reporter
+from sartor.training.schema import settings_on
 
 if TYPE_CHECKING:
     from sartor.adviser import Advice
     from sartor.adviser.verification import Verification
     from sartor.core.local import Local
 
-DATA = (
-    "data",
-    "clients",
-    "partition",
-    "protocol",
-    "samples",
-    "min_train",
-    "scale",
-    "val",
-    "test",
-    "client",
-    "label",
-    "task",
-    "drop",
-    "missing",
-    "standardise",
-    "image_size",
-    "data_dir",
-    "seed",
-)
-TRAINING = ("model", "rounds", "lr", "epochs", "steps", "batch", "momentum", "weight_decay")
-FLAGS = (*DATA, *TRAINING, "device", "out")
-"""The keys of an experiment that concern an advice."""
-
 MOST_CLIENTS = 20
 """Rows of the client table on a screen."""
 
 
-def take_advice(
-    flags: dict[str, Any],
-    *,
-    features: str | None,
-    ridge: float,
-    basis: str,
-    budget_mb: float | None,
-    budget_rounds: int | None,
-    verified: bool,
-    json: bool,
-    overwrite: bool,
+@with_flags("advise")
+def advise(
+    features: Annotated[
+        str | None, option("raw, scaled, pca:K; of the convex model. (scaled)", "KIND")
+    ] = None,
+    ridge: Annotated[float, option("ν of (ν/2)|w|² in every client's loss.", "X")] = 0.0,
+    basis: Annotated[str, option("theory, trial, or auto: theory where it holds.", "HOW")] = "auto",
+    budget_mb: Annotated[
+        float | None, option("Megabytes that may be sent, both ways.", "MB")
+    ] = None,
+    budget_rounds: Annotated[int | None, option("Communication rounds at most.", "T")] = None,
+    verify: Annotated[
+        bool, option("Train it and both ends, and compare.", None, "--verify")
+    ] = False,
+    json: Json = False,
+    overwrite: Overwrite = False,
+    **flags: Any,
 ) -> None:
-    """Run the command.
+    """Say whether to federate, with which pull λ, and at what cost."""
+    from sartor import adviser
 
-    Args:
-        flags: those of the experiment's keys that were given.
-        features: of the convex model; None is "scaled".
-        ridge: ν.
-        basis: "auto", "theory" or "trial".
-        budget_mb: megabytes at most.
-        budget_rounds: rounds at most.
-        verified: whether to train the recommendation and both ends afterwards.
-        json: whether stdout ends with a line of JSON.
-        overwrite: whether a folder that is there already may be replaced.
-    """
-    from sartor.adviser import AdviceFolder, advise
-
+    flags = {key: value for key, value in flags.items() if value is not None}
     experiment = build({"method": "fedprox"}, flags=flags)
     if experiment.model is not None and (features is not None or ridge):
         raise ConfigError(
@@ -91,7 +58,7 @@ def take_advice(
             "--weight-decay."
         )
     federation = federation_of(experiment)(experiment.seed)
-    if verified and not len(federation.test.rows):
+    if verify and not len(federation.test.rows):
         raise ConfigError(
             "--verify compares on test samples, and there are none; leave out --verify, or hold "
             "some out."
@@ -101,7 +68,7 @@ def take_advice(
     if experiment.model is None and basis != "trial" and federation.num_clients > 1:
         show.note(f"Fitting {federation.num_clients} clients, each alone.")
     with stoppable("Stopped; nothing was kept."), _in_flags():
-        advice = advise(
+        advice = adviser.advise(
             federation,
             model=model_of(experiment, federation),
             features=features or "scaled",
@@ -116,8 +83,9 @@ def take_advice(
             progress=progress,
         )
     carry_out = how_to(advice, experiment, features or "scaled", ridge)
+    stored = experiment.stored()
     config = {
-        **{key: experiment.stored()[key] for key in FLAGS if key != "out"},
+        **{key: stored[key] for key in settings_on("file", "advise") if key != "out"},
         "features": (features or "scaled") if experiment.model is None else None,
         "ridge": ridge,
         "basis": basis,
@@ -125,11 +93,11 @@ def take_advice(
         "budget_rounds": budget_rounds,
         "carry_out": carry_out,
     }
-    folder = AdviceFolder.create(out, config, overwrite=overwrite)
+    folder = adviser.AdviceFolder.create(out, config, overwrite=overwrite)
     folder.write_advice(advice)
     print_advice(advice, quiet=json)
     found = None
-    if verified:
+    if verify:
         with stoppable(f"Stopped. The advice is kept in {out}, without verification."):
             found = advice.verify(progress=progress)
         folder.write_verification(found)
@@ -158,14 +126,14 @@ def _in_flags() -> Iterator[None]:
 
 def _local(experiment: Experiment, flags: dict[str, Any], ridge: float) -> Local | None:
     """Return local training as the flags describe it, with the ridge; None if they do not."""
-    if not set(flags) & {"lr", "epochs", "steps", "batch", "momentum", "weight_decay"}:
+    if not set(flags) & settings_on("advise", "local").keys():
         return None
     local = local_of(experiment)
     return replace(local, weight_decay=ridge) if ridge and not local.weight_decay else local
 
 
 def print_advice(advice: Advice, *, quiet: bool) -> None:
-    """Print the answer, then what it rests on."""
+    """Print the answer, then the tables behind it."""
     from sartor.adviser import words
 
     show.say(as_flags(advice.summary()), quiet=quiet)
@@ -210,14 +178,14 @@ def how_to(advice: Advice, experiment: Experiment, features: str, ridge: float) 
     pull = {"prox_strength": advice.prox_strength} if advice.strategy == "personalised" else {}
     if experiment.model is not None:
         words = ["sartor", "run", advice.method, "--data", experiment.data]
-        words += given_flags(experiment, *DATA[1:], *TRAINING)
+        words += given_flags(experiment, "data", "device", "out")
         words += [word for k, v in pull.items() for word in ("--set", f"{k}={v:.6g}")]
         return shlex.join(words)
     settings = advice.settings
     local = advice.subject.local
     given = settings.get("local") or {
         key: getattr(local, key)
-        for key in ("epochs", "steps", "batch", "lr", "momentum", "weight_decay")
+        for key in settings_on("advise", "local")
         if getattr(local, key) not in (None, 0.0)
     }
     arguments = {"rounds": settings.get("rounds", advice.plan.rounds if advice.plan else 20)}

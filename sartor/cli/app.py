@@ -8,8 +8,8 @@ import typer
 from typer.core import TyperGroup
 
 from sartor._version import __version__
-from sartor.cli import looking, network, training
-from sartor.cli.help_pages import ShortHelp
+from sartor.cli import advice, looking, network, newcomers, reproduction, search, training
+from sartor.cli.flags import ShortHelp, option
 
 
 class _Commands(TyperGroup):
@@ -46,20 +46,20 @@ def options(
         bool,
         typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version."),
     ] = False,
-    debug: Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")] = False,
+    debug: Annotated[bool, option("Show the traceback of an error.", None, "--debug")] = False,
 ) -> None:
-    """A model of its own for every client of a federation. Start with sartor demo."""
+    """Read the flags of the program itself."""
 
 
 # In the order in which ``sartor --help`` lists them.
 app.command()(training.demo)
 app.command(cls=ShortHelp)(training.run)
 app.command(cls=ShortHelp)(training.compare)
-app.command(cls=ShortHelp)(training.search)
-app.command(cls=ShortHelp)(training.advise)
+app.command(cls=ShortHelp)(search.search)
+app.command(cls=ShortHelp)(advice.advise)
 app.command()(training.resume)
-app.command()(training.onboard)
-app.command()(training.reproduce)
+app.command()(newcomers.onboard)
+app.command()(reproduction.reproduce)
 app.command()(looking.report)
 app.command()(looking.methods)
 app.command()(looking.data)

@@ -1,7 +1,7 @@
-"""What an experiment is, as one checked schema for files, flags and run folders.
+"""An experiment: the keys of a file and the flags of a command, checked by one set of rules.
 
 A key of the file and a flag of the command line are the same thing: ``eval_every = 5`` is
-``--eval-every 5``. Both end in :class:`Experiment`, so they are checked by the same rules, and
+``--eval-every 5``. Both are declared in ``sartor.training.schema`` and end in :class:`Experiment`;
 flags win over the file. Every fault is listed at once; an unknown key names the nearest one.
 """
 
@@ -14,15 +14,30 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    create_model,
+)
 
 from sartor.core.errors import ConfigError, did_you_mean
+from sartor.training.schema import Setting, flag, settings_on
 
 Value = bool | int | float | str | list[float]
 """A hyper-parameter (a number, or one number per client) or an option (a word, true, false)."""
 
 Values = Annotated[list[bool | int | float | str], Field(min_length=1)]
 """What a sweep tries of one hyper-parameter or option."""
+
+LOCAL_HYPER = {
+    key: "local_lr" if key == "lr" else key
+    for key, setting in settings_on("file", "local").items()
+    if setting.kind == "number"
+}
+"""Keys of local training that give the default of a hyper-parameter, which every method has."""
 
 SUFFIXES = (".toml", ".yaml", ".yml")
 """The endings by which a file of an experiment is known."""
@@ -74,165 +89,54 @@ def _parse_names(value: Any) -> Any:
     return value
 
 
-def _key(
-    default: Any, text: str, group: str, show: str, *, everyday: bool = False, **checks: Any
-) -> Any:
-    """A field with what the command line shows of it.
-
-    Args:
-        default: its value where it is not given.
-        text: its help.
-        group: under which heading of the help it stands.
-        show: the placeholder of its value.
-        everyday: whether ``--help`` shows its flag; ``--help-all`` shows them all.
-        checks: what the value must satisfy.
-    """
-    extra: dict[str, Any] = {"group": group, "show": show, "everyday": everyday}
-    return Field(default, description=text, json_schema_extra=extra, **checks)
+_TYPES: dict[str, Any] = {
+    "whole": int,
+    "number": float,
+    "word": str,
+    "switch": bool,
+    "path": Path,
+    "names": Annotated[tuple[str, ...], BeforeValidator(_parse_names)],
+    "share": Annotated[int | float | str, BeforeValidator(parse_value)],
+    "values": Annotated[dict[str, Value], BeforeValidator(_parse_values)],
+    "lists": Annotated[dict[str, Values], BeforeValidator(_parse_lists)],
+}
+"""The type of a key, by the kind of its setting."""
 
 
-_DATA, _TRAINING, _SWITCHES, _ENGINE, _OUTPUT = ("Data", "Training", "Switches", "Engine", "Output")
-_FIRST = "Options"
-"""The heading of what belongs to the command itself, such as ``--json``."""
+def _field(setting: Setting) -> tuple[Any, Any]:
+    """Return the type and the checks of a key."""
+    kind = _TYPES[setting.kind]
+    if setting.pattern is not None:
+        kind = Annotated[kind, AfterValidator(lambda word: _matched(word, *setting.pattern))]
+    if setting.name == "methods":
+        return kind, Field(min_length=1)
+    bounds = {"ge": setting.low, "gt": setting.above, "le": setting.high, "lt": setting.below}
+    given: dict[str, Any] = {sign: bound for sign, bound in bounds.items() if bound is not None}
+    return (kind | None if setting.allows_none else kind), Field(setting.default, **given)
 
 
-def _device(name: str) -> str:
-    if not re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name):
-        raise ValueError("should be auto, cpu, mps, cuda or cuda:N")
-    return name
+def _matched(word: str, pattern: str, wanted: str) -> str:
+    if not re.fullmatch(pattern, word):
+        raise ValueError(f"should be {wanted}")
+    return word
 
 
-class Experiment(BaseModel):
-    """One experiment, checked: what to train, on which federation, how, and where to leave it.
+_CONFIG = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+_FIELDS: dict[str, Any] = {name: _field(one) for name, one in settings_on("file").items()}
+_Keys: Any = create_model("_Keys", __config__=_CONFIG, **_FIELDS)
+
+
+class Experiment(_Keys):  # type: ignore[misc]
+    """One experiment, checked: what to train, on which federation, how, and where to keep it.
 
     Attributes are the keys of a file and, with dashes, the flags of ``sartor run`` and
     ``sartor compare``. ``methods`` may be written ``method`` when there is only one.
     """
 
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-    methods: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = Field(min_length=1)
-
-    data: str = _key("digits", "A data set, a folder, or a CSV file.", _DATA, "X", everyday=True)
-    client: str | None = _key(
-        None, "CSV: the column that names the client.", _DATA, "NAME", everyday=True
-    )
-    clients: int | None = _key(
-        None, "Number of clients of a data set.", _DATA, "N", ge=1, everyday=True
-    )
-    partition: str | None = _key(
-        None, "dirichlet:0.1, pathological:2, classes:2, iid, ...", _DATA, "KIND", everyday=True
-    )
-    protocol: str | None = _key(None, "Rules of the partition: authors, pfllib.", _DATA, "NAME")
-    samples: int | None = _key(None, "Training samples of a data set, in all.", _DATA, "N", ge=1)
-    min_train: int | None = _key(None, "Least samples of a client; see data.", _DATA, "N", ge=1)
-    scale: str | None = _key(None, "Of images: symmetric, unit, standard, pixel.", _DATA, "NAME")
-    val: float = _key(0.0, "Share held out for validation.", _DATA, "P", ge=0, lt=1, everyday=True)
-    test: float = _key(0.25, "Folders: share held out for testing.", _DATA, "P", gt=0, lt=1)
-    label: str | None = _key(
-        None, "Own data: the column of the label; A,B: several.", _DATA, "NAME", everyday=True
-    )
-    task: str | None = _key(
-        None, "CSV: classification, multilabel, regression.", _DATA, "KIND", everyday=True
-    )
-    drop: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
-        (), "CSV: columns to leave out.", _DATA, "A,B"
-    )
-    missing: str = _key("error", "CSV: empty cells: error, or mean.", _DATA, "HOW")
-    standardise: bool = _key(
-        False, "Folders: features of mean 0 and deviation 1; texts are categories.", _SWITCHES, ""
-    )
-    image_size: int | None = _key(
-        None, "Folders of images: height and width.", _DATA, "PIXELS", ge=1
-    )
-    data_dir: Path | None = _key(None, "Where data sets lie (else SARTOR_DATA).", _DATA, "FOLDER")
-
-    model: str | None = _key(
-        None,
-        "mclr, dnn, cnn2, lenet5, lstm, ...; else one that fits.",
-        _TRAINING,
-        "NAME",
-        everyday=True,
-    )
-    rounds: int = _key(20, "Communication rounds.", _TRAINING, "T", ge=1, everyday=True)
-    seed: int = _key(
-        0, "First seed: allocation, start, batches.", _TRAINING, "S", ge=0, everyday=True
-    )
-    seeds: int = _key(
-        1, "Repeat with seeds S, S+1, ..., S+K-1.", _TRAINING, "K", ge=1, everyday=True
-    )
-    set: Annotated[dict[str, Value], BeforeValidator(_parse_values)] = _key(
-        {}, "Hyper-parameter or option; repeatable.", _TRAINING, "NAME=VALUE", everyday=True
-    )
-    sweep: Annotated[dict[str, Values], BeforeValidator(_parse_lists)] = _key(
-        {}, "All values in one pass; repeatable.", _TRAINING, "NAME=V1,V2", everyday=True
-    )
-    lr: float | None = _key(
-        None, "Local learning rate (local_lr).", _TRAINING, "X", gt=0, everyday=True
-    )
-    epochs: int = _key(1, "Local epochs a round.", _TRAINING, "E", ge=1, everyday=True)
-    steps: int | None = _key(None, "Local steps a round, in place of epochs.", _TRAINING, "K", ge=1)
-    batch: int | None = _key(32, "Local batch size.", _TRAINING, "B", ge=1, everyday=True)
-    momentum: float | None = _key(None, "Momentum of local SGD.", _TRAINING, "X", ge=0, lt=1)
-    weight_decay: float | None = _key(None, "Weight decay of local SGD.", _TRAINING, "X", ge=0)
-    clip_norm: float | None = _key(None, "Longest gradient of local SGD.", _TRAINING, "X", ge=0)
-    lr_decay: float | None = _key(
-        None, "What is left of lr after a round.", _TRAINING, "X", gt=0, le=1
-    )
-    lr_schedule: str | None = _key(
-        None, "Of lr: cosine, step:30:0.1, warmup:5+cosine.", _TRAINING, "KIND"
-    )
-    keep_optimiser: bool = _key(False, "Keep momentum between rounds.", _SWITCHES, "")
-    drop_last: bool = _key(False, "Leave out a last, smaller batch.", _SWITCHES, "")
-    finetune_steps: int | None = _key(
-        None, "Steps of fine-tuning before use; not for local.", _TRAINING, "K", ge=0
-    )
-    participation: Annotated[int | float | str, BeforeValidator(parse_value)] = _key(
-        1.0, "Per round: 0.5, 10, at_least:0.6.", _TRAINING, "P", everyday=True
-    )
-    do_no_harm: bool = _key(
-        False,
-        "Each client's best of alone, global, own; not for local.",
-        _SWITCHES,
-        "",
-        everyday=True,
-    )
-
-    patience: int | None = _key(
-        None, "Evaluations without a better validation loss; then stop.", _TRAINING, "N", ge=1
-    )
-    min_delta: float = _key(0.0, "What counts as better, with patience.", _TRAINING, "X", ge=0)
-    restore_best: bool = _key(
-        False, "End with the round best on validation data; with patience.", _SWITCHES, ""
-    )
-
-    engine: str = _key("auto", "auto, vectorised, sequential.", _ENGINE, "NAME")
-    device: Annotated[str, AfterValidator(_device)] = _key(
-        "auto", "auto, cpu, cuda, cuda:1.", _ENGINE, "NAME"
-    )
-    dtype: str = _key("float32", "float32, float64.", _ENGINE, "NAME")
-    compute: str | None = _key(None, "Precision inside a step: bfloat16.", _ENGINE, "NAME")
-    chunk: int | None = _key(None, "Clients at once; else measured.", _ENGINE, "N", ge=1)
-    store: str = _key("memory", "Where resting clients live: memory, mapped.", _ENGINE, "KIND")
-
-    points: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
-        ("pre", "post"), "Models to score: pre, post, global.", _OUTPUT, "A,B"
-    )
-    eval_every: int = _key(1, "Rounds between evaluations.", _OUTPUT, "N", ge=1)
-    checkpoint_every: int = _key(10, "Rounds between checkpoints.", _OUTPUT, "N", ge=1)
-    track: Annotated[tuple[str, ...], BeforeValidator(_parse_names)] = _key(
-        (), "tensorboard:FOLDER, mlflow:FILE, wandb:NAME, trackio:NAME.", _OUTPUT, "WHERE"
-    )
-    out: Path | None = _key(
-        None, "Run folder; else runs/TIME-NAME.", _FIRST, "FOLDER", everyday=True
-    )
-
     @property
     def method(self) -> str:
         """The method, when there is only one."""
-        return self.methods[0]
+        return str(self.methods[0])
 
     @property
     def all_seeds(self) -> tuple[int, ...]:
@@ -249,7 +153,7 @@ class Experiment(BaseModel):
 
         Paths become absolute, so that a run can be resumed from another working folder.
         """
-        values = self.model_dump(mode="json")
+        values: dict[str, Any] = self.model_dump(mode="json")
         for key in ("data_dir", "out"):
             if values[key] is not None:
                 values[key] = str(Path(values[key]).absolute())
@@ -259,7 +163,7 @@ class Experiment(BaseModel):
 
 
 def is_folder(data: str) -> bool:
-    """Whether ``data`` means a folder and not the name of a data set.
+    """Say whether ``data`` means a folder and not the name of a data set.
 
     >>> is_folder("./hospitals"), is_folder("digits")
     (True, False)
@@ -275,7 +179,7 @@ def is_folder(data: str) -> bool:
 
 def keys() -> list[str]:
     """Return every key that a file may hold, in the order of the help text."""
-    return ["method", *Experiment.model_fields]
+    return ["method", *settings_on("file")]
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -367,25 +271,28 @@ def build(
         experiment = Experiment.model_validate(merged)
     except ValidationError as error:
         faults += dict.fromkeys(_sentence(e, values) for e in error.errors(include_url=False))
-    if faults:
-        where = f"{source}: " if source else ""
-        if len(faults) == 1:
-            raise ConfigError(f"{where}{faults[0]}")
-        listed = "".join(f"\n  - {fault}" for fault in faults)
-        raise ConfigError(f"{where}{len(faults)} things to mend:{listed}")
+    refuse(faults, f"{source}: " if source else "")
     return experiment
 
 
+def refuse(faults: Sequence[str], where: str = "") -> None:
+    """Raise an error that lists all faults, if there are any."""
+    if len(faults) == 1:
+        raise ConfigError(f"{where}{faults[0]}")
+    if faults:
+        listed = "".join(f"\n  - {fault}" for fault in faults)
+        raise ConfigError(f"{where}{len(faults)} things to fix:{listed}")
+
+
 def _double(values: Mapping[str, Any]) -> list[str]:
-    """Faults that no single field can see: one quantity given in two places."""
+    """Find the faults that no single field shows: one quantity given in two places."""
     tables = {t: values[t] for t in ("set", "sweep") if isinstance(values.get(t), Mapping)}
     faults = [
         f"{name} is both set and swept; keep one of them"
         for name in tables.get("set", {})
         if name in tables.get("sweep", {})
     ]
-    same = ("momentum", "weight_decay", "clip_norm", "lr_decay")
-    for key, name in (("lr", "local_lr"), *zip(same, same, strict=True)):
+    for key, name in LOCAL_HYPER.items():
         faults += [
             f"{key} and {table} {name} say the same thing; keep one of them"
             for table, entries in tables.items()
@@ -395,11 +302,11 @@ def _double(values: Mapping[str, Any]) -> list[str]:
 
 
 def _sentence(error: Any, values: Mapping[str, Any]) -> str:
-    """One fault, in words: the key (or flag), what was expected, what was given."""
+    """Describe one fault: the key (or flag), what was expected, what was given."""
     first, *rest = (str(part) for part in error["loc"])
     if error["type"] == "extra_forbidden":
         return f"unknown key {first!r}{did_you_mean(first, keys())}"
-    name = first if first in values else f"--{first.replace('_', '-')}"
+    name = first if first in values else flag(first)
     kinds = ("bool", "int", "float", "str", "list[float]")
     place = ".".join([name, *(part for part in rest if part not in kinds)])
     wanted = str(error["msg"]).removeprefix("Input ").removeprefix("Value error, ")

@@ -1,7 +1,7 @@
 """``sartor doctor``: what this machine has, what is missing, and how to get it.
 
 Each finding is ``ok``, ``missing`` (something optional, with the way to get it) or ``wrong``
-(something that will fail, with the way to mend it). Only the last makes the exit code 1.
+(something that will fail, with the way to fix it). Only the last makes the exit code 1.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Finding:
         what: what was looked at.
         state: "ok", "missing" or "wrong".
         found: what is there.
-        mend: how to get or mend it; empty where nothing is to be done.
+        fix: how to get or fix it; empty where nothing is to be done.
     """
 
     area: str
@@ -44,7 +44,7 @@ class Finding:
 
 
 def examine(data_dir: Path | None = None) -> list[Finding]:
-    """Look at the packages, the device, the folders, the data sets and the extras."""
+    """Examine the packages, the device, the folders, the data sets and the extras."""
     needs = requirements()
     return [
         *_packages(needs.get("", {})),
@@ -71,7 +71,7 @@ def tables(findings: list[Finding]) -> list[Table]:
         [[one.area, one.what, one.state, one.found] for one in findings],
     )
     todo = [[one.what, one.fix] for one in findings if one.fix]
-    return [looked, Table(["to get or to mend", "how"], todo)] if todo else [looked]
+    return [looked, Table(["to get or to fix", "how"], todo)] if todo else [looked]
 
 
 # ---------------------------------------------------------------------- packages
@@ -103,7 +103,7 @@ def version_of(package: str) -> str | None:
 
 
 def is_older(version: str, oldest: str) -> bool:
-    """Say whether a version lies before the oldest that is meant to work.
+    """Say whether a version is older than the oldest that is meant to work.
 
     >>> is_older("2.9.1", "2.11"), is_older("2.13.0+cpu", "2.11")
     (True, False)

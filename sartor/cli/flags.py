@@ -1,90 +1,140 @@
-"""One flag for every key of an experiment, made from the schema, so the two cannot drift apart.
+"""One flag for every key of an experiment, from the schema; and two pages of help for them.
 
-And the words that several commands share.
+A page of help should fit a screen; we count a screen as 40 lines of 100 columns, since the flags
+that nearly every call needs do not fit the 24 lines of the oldest terminals. ``--help`` leaves out
+the flags that are needed rarely, and ``--help-all`` shows them all. They work in the same way, are
+completed by the shell, and are keys of an experiment file.
 """
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from copy import copy
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand
 
 from sartor.cli.config import SUFFIXES, Experiment, build, parse_pairs, read_file
-from sartor.cli.help_pages import help_all
 from sartor.core.errors import ConfigError
+from sartor.training.schema import flag, help_text, settings_on
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable last line on stdout.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace an existing run folder.")]
-Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="A run folder.")]
+
+def option(text: str, show: str | None = None, *names: str, **checks: Any) -> Any:
+    """Return what typer needs of an option: its help, the placeholder of its value, its names."""
+    return typer.Option(*names, help=text, metavar=show, **checks)
+
+
+def argument(text: str, show: str) -> Any:
+    """Return what typer needs of an argument: its help and its placeholder."""
+    return typer.Argument(help=text, metavar=show)
+
+
+Json = Annotated[bool, option("Machine-readable last line on stdout.", None, "--json")]
+Overwrite = Annotated[bool, option("Replace an existing run folder.", None, "--overwrite")]
+Folder = Annotated[Path, argument("A run folder.", "FOLDER")]
+
+LINES, COLUMNS = 40, 100
+"""What we call a screen."""
 
 TABLES = ("set", "sweep")
 """Keys whose flags take NAME=VALUE and may be repeated."""
 
-
-def flag(key: str) -> str:
-    """Return the flag of a key.
-
-    >>> flag("eval_every")
-    '--eval-every'
-    """
-    return f"--{key.replace('_', '-')}"
+_ALL = "sartor.help_all"
 
 
-def with_experiment_flags(command: F) -> F:
-    """Give a command that takes ``**flags`` one flag for every key of :class:`Experiment`.
+def rare_flags() -> frozenset[str]:
+    """Return the keys of an experiment whose flags ``--help`` leaves out."""
+    return frozenset(settings_on("file").keys() - settings_on("file", "everyday") - {"methods"})
+
+
+def with_flags(*surface: str, pages: bool = True) -> Callable[[F], F]:
+    """Give a command that takes ``**flags`` one flag for every setting on a surface.
 
     A flag that is not given arrives as None. Values stay words: the schema reads them, as it reads
-    a file, so a fault is told in the same way wherever it comes from.
+    a file, so a fault is reported in the same way wherever it comes from.
+
+    Args:
+        surface: words of the schema, such as "advise"; every flag has "file" as well.
+        pages: whether there is a second page of help.
     """
-    return _with_flags(command, tuple(Experiment.model_fields))
+    keys = [key for key in settings_on("file", *surface) if key != "methods"]
+    only = inspect.Parameter.KEYWORD_ONLY
+    made = [inspect.Parameter(key, only, default=None, annotation=_annotation(key)) for key in keys]
+    made += [_help_all(keys)] if pages else []
 
+    def wrap(command: F) -> F:
+        signature = inspect.signature(command, eval_str=True)
+        own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        own = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
 
-def with_flags(*keys: str) -> Callable[[F], F]:
-    """Give a command that takes ``**flags`` the flags of some keys of :class:`Experiment`."""
-    return lambda command: _with_flags(command, keys)
+        @functools.wraps(command)
+        def wrapped(help_all: bool = False, **words: Any) -> Any:
+            return command(**words)
 
+        wrapped.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
+        wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *made]}
+        return wrapped  # type: ignore[return-value]
 
-def _with_flags(command: F, keys: tuple[str, ...]) -> F:
-    signature = inspect.signature(command, eval_str=True)
-    own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    own = [p.replace(kind=p.KEYWORD_ONLY) for p in own]
-    made = [
-        inspect.Parameter(
-            key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=_annotation(key)
-        )
-        for key in keys
-        if key != "methods"
-    ]
-    made.append(help_all(keys))
-
-    @functools.wraps(command)
-    def wrapped(help_all: bool, **words: Any) -> Any:
-        return command(**words)
-
-    wrapped.__signature__ = signature.replace(parameters=[*own, *made])  # type: ignore[attr-defined]
-    wrapped.__annotations__ = {p.name: p.annotation for p in [*own, *made]}
-    return wrapped  # type: ignore[return-value]
+    return wrap
 
 
 def _annotation(key: str) -> Any:
-    field = Experiment.model_fields[key]
-    extra: Any = field.json_schema_extra
-    text = field.description or ""
-    if field.default not in (None, {}, False, ()):
-        many = isinstance(field.default, tuple)
-        text = f"{text} ({','.join(field.default) if many else field.default})"
-    if field.annotation is bool:
-        return Annotated[bool | None, typer.Option(help=text, rich_help_panel=extra["group"])]
-    option = typer.Option(
-        flag(key), help=text, metavar=extra["show"], rich_help_panel=extra["group"]
-    )
+    setting = settings_on("file")[key]
+    text, group = help_text(setting), setting.group
+    if setting.kind == "switch":
+        return Annotated[bool | None, typer.Option(help=text, rich_help_panel=group)]
+    option = typer.Option(flag(key), help=text, metavar=setting.show, rich_help_panel=group)
     return Annotated[list[str] | None if key in TABLES else str | None, option]
+
+
+def _help_all(keys: Collection[str]) -> inspect.Parameter:
+    """Return the flag ``--help-all`` of a command with the flags of these keys."""
+    left_out = len(rare_flags().intersection(keys))
+
+    def show(ctx: typer.Context, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            ctx.meta[_ALL] = True
+            typer.echo(ctx.get_help(), color=ctx.color)
+            raise typer.Exit
+
+    option = typer.Option(
+        "--help-all",
+        help=f"Show all flags, also the {left_out} that are needed rarely.",
+        callback=show,
+        is_eager=True,
+    )
+    only = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter("help_all", only, default=False, annotation=Annotated[bool, option])
+
+
+class ShortHelp(TyperCommand):
+    """A command whose ``--help`` shows the everyday flags alone."""
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Write the page; after ``--help-all``, with every flag.
+
+        The flags are hidden for the time of writing only: one that is always hidden would not be
+        completed by the shell. Switches are listed under training, without their ``--no-`` forms.
+        """
+        if ctx.meta.get(_ALL):
+            super().format_help(ctx, formatter)
+            return
+        kept, rare, known = self.params, rare_flags(), settings_on("file")
+        self.params = [copy(param) for param in kept if param.name not in rare]
+        for param in self.params:
+            if param.name in known and known[param.name].kind == "switch":
+                param.secondary_opts = []
+                param.rich_help_panel = "Training"  # type: ignore[attr-defined]
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.params = kept
 
 
 def read_experiment(target: str, flags: dict[str, Any], *, many: bool) -> Experiment:
@@ -92,7 +142,7 @@ def read_experiment(target: str, flags: dict[str, Any], *, many: bool) -> Experi
 
     Args:
         target: a method (with ``many``: several, with commas), or the path of an experiment file.
-        flags: what :func:`with_experiment_flags` collected.
+        flags: what :func:`with_flags` collected.
         many: whether the command takes several methods.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Ctrl-C: noticed wherever it falls, told in one message, and always the same exit code."""
+"""Ctrl-C: noticed anywhere, reported in one message, with one exit code."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from types import FrameType
 
 
 class Interrupted(Exception):
-    """Ctrl-C during work; the message says what is kept and how to go on."""
+    """Ctrl-C during work; the message says what is kept and how to resume."""
 
 
 _asked = threading.Event()
 
 
 def is_asked() -> bool:
-    """Tell whether Ctrl-C was pressed since :func:`watched` began."""
+    """Say whether Ctrl-C was pressed since :func:`watched` began."""
     return _asked.is_set()
 
 
@@ -25,8 +25,8 @@ def is_asked() -> bool:
 def watched() -> Iterator[None]:
     """Remember Ctrl-C while a command runs.
 
-    A KeyboardInterrupt that falls into native code, or into an import that is half done, can come
-    back as another error; the memory tells such an error from a bug.
+    A KeyboardInterrupt in native code, or in an unfinished import, can come back as another error;
+    what is remembered distinguishes such an error from a bug.
     """
     earlier = signal.getsignal(signal.SIGINT)
     # Only the main thread may set a handler; a handler that a host program set is left alone.

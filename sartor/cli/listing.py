@@ -46,7 +46,7 @@ def _method(name: str) -> dict[str, Any]:
 
 
 def _allowed(hint: Any) -> list[Any]:
-    """What an option may be: values, or names of kinds."""
+    """Return what an option may be: values, or names of kinds."""
     if get_origin(hint) is Literal:
         return list(get_args(hint))
     if get_origin(hint) in (types.UnionType, typing.Union):
@@ -95,7 +95,7 @@ def list_methods() -> Answer:
 
 
 def _short(citation: str) -> str:
-    """The first author and the year of a citation."""
+    """Return the first author and the year of a citation."""
     first = citation.split(";")[0]
     year = re.search(r"\b(19|20)\d\d\b", first)
     return f"{first.split(',')[0]} {year.group()}" if year else first.split(",")[0]
@@ -143,7 +143,7 @@ def describe_method(name: str) -> Answer:
 
 
 def _word(value: Any) -> str:
-    """A value as it is written on the command line."""
+    """Return a value as it is written on the command line."""
     return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 

@@ -1,4 +1,4 @@
-"""The commands that look and do not train: report, methods, data and doctor."""
+"""The commands that do not train: report, methods, data and doctor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from sartor.cli import show
 from sartor.cli.config import build
-from sartor.cli.flags import Folder, Json
+from sartor.cli.flags import Folder, Json, argument, option, with_flags
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.results.tables import Table
 
@@ -17,12 +17,9 @@ from sartor.results.tables import Table
 def report(
     folder: Folder,
     kind: Annotated[
-        str,
-        typer.Option("--format", help="html: one page; pdf or png: figures.", metavar="KIND"),
+        str, option("html: one page; pdf or png: figures.", "KIND", "--format")
     ] = "html",
-    out: Annotated[
-        Path | None, typer.Option(help="Where to write; else in FOLDER.", metavar="DIR")
-    ] = None,
+    out: Annotated[Path | None, option("Where to write; else in FOLDER.", "DIR")] = None,
     json: Json = False,
 ) -> None:
     """Write the page of a run folder, or its figures for a paper."""
@@ -44,54 +41,30 @@ def report(
 
 
 def methods(
-    name: Annotated[str | None, typer.Argument(metavar="[METHOD]", help="One, in full.")] = None,
-    json: Json = False,
+    name: Annotated[str | None, argument("One, in full.", "[METHOD]")] = None, json: Json = False
 ) -> None:
-    """What methods there are, what travels, and their options."""
+    """List the methods, or show one in full with its options."""
     from sartor.cli.listing import describe_method, list_methods
 
     answer, tables = describe_method(name) if name else list_methods()
     _print(tables, answer, json=json)
 
 
+@with_flags("look", pages=False)
 def data(
-    name: Annotated[
-        str | None, typer.Argument(metavar="[NAME|FOLDER]", help="One, in full.")
-    ] = None,
-    clients: Annotated[str | None, typer.Option(help="Number of clients.", metavar="N")] = None,
-    partition: Annotated[
-        str | None, typer.Option(help="dirichlet:0.1, classes:2, iid, ...", metavar="KIND")
-    ] = None,
-    samples: Annotated[
-        str | None, typer.Option(help="Training samples, in all.", metavar="N")
-    ] = None,
-    min_train: Annotated[
-        str | None, typer.Option(help="Least samples of a client.", metavar="N")
-    ] = None,
-    seed: Annotated[str | None, typer.Option(help="Seed of the division.", metavar="S")] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Folders: the column of the label.", metavar="NAME")
-    ] = None,
-    client: Annotated[
-        str | None, typer.Option(help="CSV: the column of the client.", metavar="NAME")
-    ] = None,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="Where data sets lie (else SARTOR_DATA).", metavar="FOLDER")
-    ] = None,
+    name: Annotated[str | None, argument("One, in full.", "[NAME|FOLDER]")] = None,
     json: Json = False,
+    **flags: Any,
 ) -> None:
-    """What data sets there are; one in full, divided among clients."""
+    """List the data sets, or show one divided among clients."""
     from sartor.cli.listing import describe_data, list_data
 
     if name is None:
-        answer, tables = list_data(data_dir)
+        answer, tables = list_data(None if flags["data_dir"] is None else Path(flags["data_dir"]))
         _print(tables, answer, json=json)
         return
-    words: dict[str, Any] = {"data": name, "clients": clients, "partition": partition}
-    words |= {"samples": samples, "min_train": min_train}
-    words |= {"seed": seed, "label": label, "client": client, "data_dir": data_dir}
-    flags = {key: value for key, value in words.items() if value is not None}
-    answer, text = describe_data(build({"method": "local"}, flags=flags))
+    given = {key: value for key, value in flags.items() if value is not None}
+    answer, text = describe_data(build({"method": "local"}, flags={"data": name, **given}))
     if json:
         show.json_line(answer)
     else:
@@ -100,11 +73,11 @@ def data(
 
 def doctor(
     data_dir: Annotated[
-        Path | None, typer.Option(help="Where data sets lie (else SARTOR_DATA).", metavar="FOLDER")
+        Path | None, option("Folder of data sets (else SARTOR_DATA).", "FOLDER")
     ] = None,
     json: Json = False,
 ) -> None:
-    """What this machine has, what is missing, and how to get it."""
+    """Check what this machine has, what is missing, and how to get it."""
     from sartor.cli.doctor import answer, examine, tables
 
     findings = examine(data_dir)

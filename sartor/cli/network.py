@@ -12,30 +12,26 @@ import typer
 
 from sartor.cli import show
 from sartor.cli.config import Experiment, build
-from sartor.cli.flags import read_experiment
+from sartor.cli.flags import argument, option, read_experiment
 from sartor.cli.interruption import Interrupted, stoppable
-from sartor.cli.progress import reporter
 from sartor.cli.settings import check_names, local_of, model_of, settings_of
 from sartor.core.errors import ConfigError
+from sartor.training.progress import reporter
+from sartor.training.schema import parse_device, settings_on
 
 keys_app = typer.Typer(
-    help="Who may take part: init, client, request, revoke, show.", no_args_is_help=True
+    help="Make, renew and withdraw the keys of a federation.", no_args_is_help=True
 )
 
-Keys = Annotated[Path, typer.Option("--keys", help="The project's keys.", metavar="FOLDER")]
-_SERVER_ONLY = (
-    *("data", "clients", "partition", "protocol", "data_dir", "label", "out"),
-    *("client", "task", "drop", "missing", "standardise", "image_size"),
-    *("engine", "device", "chunk", "store", "rounds", "participation"),
-)
+Keys = Annotated[Path, option("The project's keys.", "FOLDER", "--keys")]
 
 
 @keys_app.command("init")
 def keys_init(
-    address: Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server will be.")],
-    clients: Annotated[str, typer.Argument(metavar="NAMES", help="Clients, with commas.")],
+    address: Annotated[str, argument("Address of the server.", "HOST:PORT")],
+    clients: Annotated[str, argument("Clients, with commas.", "NAMES")],
     keys: Keys = Path("keys"),
-    days: Annotated[int, typer.Option(help="How long they are valid.", metavar="D", min=1)] = 365,
+    days: Annotated[int, option("How long they are valid.", "D", min=1)] = 365,
 ) -> None:
     """Make the keys of a project: an authority, a server, and a kit for every client."""
     from sartor.network.keys import init_project
@@ -50,15 +46,12 @@ def keys_init(
 
 @keys_app.command("client")
 def keys_client(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The client.")],
+    name: Annotated[str, argument("The client.", "NAME")],
     request: Annotated[
-        Path | None,
-        typer.Option(help="Its request, if it keeps its private key.", metavar="FILE"),
+        Path | None, option("Its request, if it keeps its private key.", "FILE")
     ] = None,
     keys: Keys = Path("keys"),
-    days: Annotated[
-        int | None, typer.Option(help="How long it is valid.", metavar="D", min=1)
-    ] = None,
+    days: Annotated[int | None, option("How long it is valid.", "D", min=1)] = None,
 ) -> None:
     """Make the kit of one more client, or renew one."""
     from sartor.network.keys import add_client
@@ -68,8 +61,8 @@ def keys_client(
 
 @keys_app.command("request")
 def keys_request(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The client: you.")],
-    folder: Annotated[Path, typer.Option(help="Where the key stays.", metavar="FOLDER")],
+    name: Annotated[str, argument("The client: you.", "NAME")],
+    folder: Annotated[Path, option("Where the key stays.", "FOLDER")],
 ) -> None:
     """Make a private key that stays here, and a request to have it certified."""
     from sartor.network.keys import make_request
@@ -81,8 +74,7 @@ def keys_request(
 
 @keys_app.command("revoke")
 def keys_revoke(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The client.")],
-    keys: Keys = Path("keys"),
+    name: Annotated[str, argument("The client.", "NAME")], keys: Keys = Path("keys")
 ) -> None:
     """Withdraw the certificate of a client; a running server refuses it at its next call."""
     from sartor.network.revocation import revoke_client
@@ -108,34 +100,21 @@ def keys_show(keys: Keys = Path("keys")) -> None:
 
 
 def serve(
-    target: Annotated[
-        str, typer.Argument(metavar="FILE|METHOD", help="An experiment file, or a method.")
-    ],
+    target: Annotated[str, argument("An experiment file, or a method.", "FILE|METHOD")],
     keys: Keys = Path("keys"),
-    out: Annotated[Path | None, typer.Option(help="Run folder.", metavar="FOLDER")] = None,
-    quorum: Annotated[
-        int | None, typer.Option(help="Clients for the first round; all.", metavar="N", min=1)
-    ] = None,
-    deadline: Annotated[
-        float, typer.Option(help="Seconds a client has for a round.", metavar="S", min=0.1)
-    ] = 60.0,
-    patience: Annotated[
-        float, typer.Option(help="Seconds to wait for clients.", metavar="S", min=1.0)
-    ] = 3600.0,
-    max_norm: Annotated[
-        float | None, typer.Option(help="Largest norm of an upload.", metavar="X")
-    ] = None,
+    out: Annotated[Path | None, option("Run folder.", "FOLDER")] = None,
+    quorum: Annotated[int | None, option("Clients for the first round; all.", "N", min=1)] = None,
+    deadline: Annotated[float, option("Seconds a client has for a round.", "S", min=0.1)] = 60.0,
+    patience: Annotated[float, option("Seconds to wait for clients.", "S", min=1.0)] = 3600.0,
+    max_norm: Annotated[float | None, option("Largest norm of an upload.", "X")] = None,
     newcomers: Annotated[
-        str | None,
-        typer.Option(help="After training: give these clients models.", metavar="NAMES"),
+        str | None, option("After training: give these clients models.", "NAMES")
     ] = None,
-    newcomer_rounds: Annotated[
-        int, typer.Option(help="Rounds of the newcomers' local work.", metavar="T", min=0)
-    ] = 5,
-    host: Annotated[str, typer.Option(help="Address to listen on.", metavar="HOST")] = "0.0.0.0",
-    json: Annotated[bool, typer.Option("--json", help="Machine-readable last line.")] = False,
+    newcomer_rounds: Annotated[int, option("Rounds of the newcomers' local work.", "T", min=0)] = 5,
+    host: Annotated[str, option("Address to listen on.", "HOST")] = "0.0.0.0",
+    json: Annotated[bool, option("Machine-readable last line.", None, "--json")] = False,
 ) -> None:
-    """Be the server of a federation over a network."""
+    """Run the server of a federation over a network."""
     from sartor.network.admission import Admission
     from sartor.network.flare_server import FlareServer
     from sartor.network.keys import read_kit, read_project
@@ -159,7 +138,7 @@ def serve(
     word = "stopped"
     again = f"sartor serve {target} --keys {keys} --out {folder}"
     try:
-        with stoppable(f"Stopped; go on with: {again}"):
+        with stoppable(f"Stopped; resume with: {again}"):
             common: dict[str, Any] = {
                 "deadline": deadline,
                 "patience": patience,
@@ -192,24 +171,17 @@ def serve(
 
 
 def join(
-    kit: Annotated[Path, typer.Argument(metavar="KIT", help="The kit that you were given.")],
-    data: Annotated[Path, typer.Option(help="Folder with your file.", metavar="FOLDER")],
-    state: Annotated[
-        Path | None, typer.Option(help="Where private states and models go.", metavar="FOLDER")
-    ] = None,
-    label: Annotated[
-        str | None, typer.Option(help="The column that holds the label.", metavar="NAME")
-    ] = None,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda.", metavar="NAME")] = "auto",
-    patience: Annotated[
-        float, typer.Option(help="Seconds to wait for the server.", metavar="S", min=1.0)
-    ] = 3600.0,
+    kit: Annotated[Path, argument("The kit that you were given.", "KIT")],
+    data: Annotated[Path, option("Folder with your file.", "FOLDER")],
+    state: Annotated[Path | None, option("Where private states and models go.", "FOLDER")] = None,
+    label: Annotated[str | None, option("The column that holds the label.", "NAME")] = None,
+    device: Annotated[str, option("auto, cpu, cuda.", "NAME")] = "auto",
+    patience: Annotated[float, option("Seconds to wait for the server.", "S", min=1.0)] = 3600.0,
 ) -> None:
-    """Be a client of such a federation; your data stays with you."""
+    """Join such a federation as a client; your data stays with you."""
     from sartor.network.client import Client
     from sartor.network.flare_client import FlareClient
     from sartor.network.keys import read_kit
-    from sartor.training.settings import parse_device
 
     own = read_kit(kit)
 
@@ -219,7 +191,7 @@ def join(
     def say(text: str) -> None:
         show.note(f"{time.strftime('%H:%M:%S')} {own.name}: {text}")
 
-    load({})  # what cannot be read is told at once
+    load({})  # what cannot be read is reported at once
     folder = state or Path(f"sartor-{own.name}")
     client = Client(load, built, folder, parse_device(device), say)
     end = FlareClient(own, client.answer, say, patience)
@@ -237,10 +209,10 @@ def join(
 
 
 def status(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The server's run folder.")],
-    json: Annotated[bool, typer.Option("--json", help="Machine-readable.")] = False,
+    folder: Annotated[Path, argument("The server's run folder.", "FOLDER")],
+    json: Annotated[bool, option("Machine-readable.", None, "--json")] = False,
 ) -> None:
-    """How far a server is, who is there, and what went wrong."""
+    """Show the progress of a server, its clients, and what went wrong."""
     from sartor.runs.storage import read_json
 
     if not (folder / "status.json").is_file():
@@ -277,7 +249,7 @@ def _doing(found: Mapping[str, Any]) -> str:
         rest = count if found["state"] == "waiting" else how_far
         return f"training is done; {words[found['state']]}, {rest}"
     if found["state"] == "waiting":
-        whom = f"clients, to go on after {how_far}" if found["round"] else "its first clients"
+        whom = f"clients, to resume after {how_far}" if found["round"] else "its first clients"
         return f"waiting for {whom}; {count}"
     return f"{found['state']}, {how_far}"
 
@@ -287,7 +259,7 @@ def job_of(experiment: Experiment) -> Any:
     from sartor.core.cohort import Participation
     from sartor.network.serve import Job
     from sartor.results.scores import Run
-    from sartor.training.settings import DTYPES, list_runs, parse_choice, parse_device, parse_points
+    from sartor.training.settings import list_runs
 
     if not experiment.is_single:
         raise ConfigError(
@@ -305,7 +277,8 @@ def job_of(experiment: Experiment) -> Any:
         found = list_runs(method, chosen["options"], chosen["hyper"], {}, (experiment.seed,))
         return found[0]
 
-    stored = {k: v for k, v in experiment.stored().items() if k not in _SERVER_ONLY}
+    known, kept = settings_on("fit"), settings_on("file", "server")
+    stored = {k: v for k, v in experiment.stored().items() if k not in kept}
     return Job(
         settings=stored,
         build=built,
@@ -313,10 +286,10 @@ def job_of(experiment: Experiment) -> Any:
         split={"seed": experiment.seed, "test": experiment.test, "val": experiment.val},
         rounds=experiment.rounds,
         participation=Participation.parse(experiment.participation),
-        points=parse_points(experiment.points),
+        points=known["points"].read(experiment.points),
         eval_every=experiment.eval_every,
         checkpoint_every=experiment.checkpoint_every,
-        dtype=parse_choice("dtype", experiment.dtype, DTYPES),
+        dtype=known["dtype"].read(experiment.dtype),
         device=parse_device(experiment.device),
     )
 
@@ -324,12 +297,12 @@ def job_of(experiment: Experiment) -> Any:
 def built(settings: Mapping[str, Any], data: Any) -> Any:
     """Build method and task from the settings of an experiment; the same on both sides."""
     from sartor import methods
-    from sartor.training.settings import COMPUTE, make_task, with_static_parts
+    from sartor.training.settings import make_task, with_static_parts
 
     experiment = build(dict(settings))
     chosen = settings_of(experiment, experiment.method)
     local = with_static_parts(local_of(experiment).over(experiment.rounds), chosen["hyper"], {})
-    compute = None if experiment.compute is None else COMPUTE[experiment.compute]
+    compute = settings_on("fit")["compute"].read(experiment.compute)
     task = make_task(model_of(experiment, data), data, compute)
     return methods.build(experiment.method, task, local, cast(Any, chosen["options"])), task
 

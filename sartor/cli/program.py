@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if processes.is_first():
             code, message, error = _run(words)
-        else:  # all processes do the same; one speaks
+        else:  # all processes do the same; one prints
             with open(os.devnull, "w") as no, redirect_stdout(no), redirect_stderr(no):
                 code, message, error = _run(words)
         if error is not None and processes.should_report():
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(words: list[str]) -> tuple[int, str, BaseException | None]:
-    """Run one command: its exit code, and, if it failed, what to tell and why."""
+    """Run one command: its exit code, and, if it failed, the message and the error."""
     from sartor.cli import show
     from sartor.cli.app import app
 

@@ -8,14 +8,15 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from sartor.cli import show
+from sartor.cli.flags import Json, argument, option
 from sartor.cli.interruption import stoppable
-from sartor.cli.progress import reporter
 from sartor.core.errors import ConfigError, RunFolderError
 from sartor.engines.shard import processes
 from sartor.results.tables import Table
+from sartor.training.progress import reporter
 
 
 def list_plans(*, json: bool) -> None:
@@ -32,72 +33,59 @@ def list_plans(*, json: bool) -> None:
     show.table(Table(["name", "item", "shows", "paper"], rows))
 
 
-def reproduce_one(
-    name: str,
-    *,
-    quick: bool,
-    repeats: int | None,
-    device: str,
-    out: Path | None,
-    resume: bool,
-    jobs: int,
-    rows: list[str] | None,
-    columns: list[str] | None,
-    json: bool,
+def reproduce(
+    name: Annotated[str | None, argument("A table or figure; see --list.", "[NAME]")] = None,
+    list_: Annotated[bool, option("What there is.", None, "--list")] = False,
+    quick: Annotated[
+        bool, option("The short form: minutes on two cores.", None, "--quick")
+    ] = False,
+    repeats: Annotated[int | None, option("Allocations or repeats of a cell.", "K", min=1)] = None,
+    device: Annotated[str, option("auto, cpu, cuda.", "NAME")] = "auto",
+    out: Annotated[Path | None, option("Folder; else runs/reproduce-NAME.", "FOLDER")] = None,
+    resume: Annotated[
+        bool, option("Resume; finished passes are not repeated.", None, "--resume")
+    ] = False,
+    jobs: Annotated[int, option("Processes that share the passes.", "N", min=1)] = 1,
+    row: Annotated[list[str] | None, option("Run this row only; may be repeated.", "NAME")] = None,
+    column: Annotated[
+        list[str] | None, option("This column only; may be repeated.", "NAME")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """Run a reproduction, or go on with it.
-
-    Args:
-        name: of ``sartor reproduce --list``.
-        quick: take the short form.
-        repeats: seeds in place of the plan's.
-        device: "auto", "cpu" or "cuda".
-        out: the folder; else ``runs/reproduce-NAME``, with ``-quick``.
-        resume: go on with what is in the folder.
-        jobs: processes that share the passes.
-        rows: the rows to run; all if None.
-        columns: the columns to run; all if None.
-        json: whether stdout ends with a line of JSON.
-    """
-    from sartor import reproduce
+    """Repeat a table or figure of a paper, next to its numbers."""
+    from sartor import reproduce as library
     from sartor.report import write_report
 
+    if list_ or name is None:
+        list_plans(json=json)
+        return
+    given: dict[str, Any] = {"name": name, "quick": quick, "repeats": repeats, "device": device}
+    some: dict[str, Any] = {"rows": row or None, "columns": column or None}
     folder = out or Path("runs") / f"reproduce-{name}{'-quick' * quick}"
 
     def check() -> None:
         if not resume and folder.is_dir() and any(folder.iterdir()):
             raise RunFolderError(
-                f"{folder} is there already; go on with --resume, or choose another --out."
+                f"{folder} is there already; resume it with --resume, or choose another --out."
             )
 
     processes.first(check)
     if jobs > 1 and processes.current() is not None:
         raise ConfigError("torchrun shares every pass among its processes; leave --jobs out.")
-    plan = reproduce.load(name, quick=quick, repeats=repeats)
-    reproduce.chosen(plan, rows, columns)  # wrong names are told before any work
+    plan = library.load(name, quick=quick, repeats=repeats)
+    library.chosen(plan, **some)  # wrong names are reported before any work
     with stoppable(
-        f"Stopped. Finished passes are kept in {folder}; go on with the same command and --resume."
+        f"Stopped. Finished passes are kept in {folder}; resume with the same command and --resume."
     ):
         if jobs > 1:
-            _share(name, quick, repeats, device, folder, jobs, rows, columns)
-        outcome = reproduce.run(
-            name,
-            quick=quick,
-            repeats=repeats,
-            device=device,
-            out=folder,
-            rows=rows,
-            columns=columns,
-            progress=reporter(plain=json),
-            reported=show.note,
-        )
+            _share(given, some, folder, jobs)
+        progress = reporter(plain=json)
+        outcome = library.run(**given, **some, out=folder, progress=progress, reported=show.note)
     if not processes.is_first():
         return
     outcome.write(folder / "outcome.json")
-    for number in range(len(outcome.plan.tables)):
-        show.table(outcome.table(number), quiet=json)
-        show.say(quiet=json)
-    for table in outcome.paired():
+    tables = [outcome.table(number) for number in range(len(outcome.plan.tables))]
+    for table in (*tables, *outcome.paired()):
         show.table(table, quiet=json)
         show.say(quiet=json)
     for verdict in outcome.verdicts():
@@ -109,33 +97,21 @@ def reproduce_one(
         show.json_line({**outcome.as_dict(), "out": str(folder)})
 
 
-def _share(
-    name: str,
-    quick: bool,
-    repeats: int | None,
-    device: str,
-    folder: Path,
-    jobs: int,
-    rows: list[str] | None,
-    columns: list[str] | None,
-) -> None:
+def _share(given: dict[str, Any], some: dict[str, Any], folder: Path, jobs: int) -> None:
     """Run every pass in one of several processes; the caller then puts everything together."""
     from sartor import reproduce
 
-    given: dict[str, Any] = {"name": name, "quick": quick, "repeats": repeats, "device": device}
     # Without rows: this makes the folder, and looks for the data, before they share.
-    reproduce.run(**given, out=folder, rows=(), columns=columns)
+    reproduce.run(**given, out=folder, rows=(), columns=some["columns"])
     reproduce.unclaim(folder)
     call = (
         "import sys, json; from sartor import reproduce; reproduce.run(**json.loads(sys.argv[1]))"
     )
-    some = {"rows": rows, "columns": columns, "shared": True}
-    order = json_module.dumps({**given, **some, "out": str(folder)})
+    order = json_module.dumps({**given, **some, "shared": True, "out": str(folder)})
     threads = max(1, (os.cpu_count() or 1) // jobs)
     children = [
         subprocess.Popen(
-            [sys.executable, "-c", call, order],
-            env={**os.environ, "OMP_NUM_THREADS": str(threads)},
+            [sys.executable, "-c", call, order], env={**os.environ, "OMP_NUM_THREADS": str(threads)}
         )
         for _ in range(jobs)
     ]
@@ -157,5 +133,5 @@ def _share(
     if any(codes):
         raise RunFolderError(
             f"{sum(map(bool, codes))} of {jobs} processes ended with an error (see above); "
-            "finished passes are kept, go on with --resume."
+            "finished passes are kept; resume with --resume."
         )

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 from sartor.cli import show
-from sartor.cli.config import Experiment, parse_pairs, parse_value
-from sartor.cli.settings import (
-    check_names,
-    federation_of,
-    names_of,
-    training_of,
-)
+from sartor.cli.config import parse_pairs, parse_value
+from sartor.cli.flags import Json, argument, option, read_experiment, with_flags
+from sartor.cli.settings import check_names, federation_of, names_of, training_of
 from sartor.core.errors import ConfigError, did_you_mean
-
-if TYPE_CHECKING:
-    from sartor.training.settings import Progress
+from sartor.training.progress import reporter
 
 
 def parse_space(words: list[str]) -> dict[str, Any]:
@@ -33,43 +27,45 @@ def parse_space(words: list[str]) -> dict[str, Any]:
     return found
 
 
-def search_one(
-    experiment: Experiment,
-    space: dict[str, Any],
-    progress: Progress,
-    *,
-    trials: int,
-    lanes: int,
-    measure: str,
-    json: bool,
+@with_flags()
+def search(
+    target: Annotated[str, argument("A method, or a .toml or .yaml file.", "METHOD|FILE")],
+    space: Annotated[list[str], option("NAME=LOW:HIGH[:log], NAME=A,B; repeatable.", "WHAT")],
+    trials: Annotated[int, option("How many values to try.", "N", min=1)] = 40,
+    lanes: Annotated[int, option("Trials in one pass.", "N", min=1)] = 10,
+    measure: Annotated[str, option("loss or accuracy, on validation data.", "NAME")] = "loss",
+    json: Json = False,
+    **flags: Any,
 ) -> None:
-    """Search, and print the trials, the best values and the command that trains them."""
+    """Search good hyper-parameters on validation data, many trials at once."""
     import sartor
     from sartor.runs.storage import naming
 
+    experiment = read_experiment(target, flags, many=False)
+    chosen = parse_space(space)
     check_names(experiment)
     if experiment.sweep:
         raise ConfigError(
             "sartor search chooses the values itself; leave --sweep out, or use sartor run."
         )
     known = names_of(experiment, experiment.method)
-    for name in space:
+    for name in chosen:
         if name not in known:
             raise ConfigError(f"{experiment.method}: no {name!r}{did_you_mean(name, known)}")
     federations = federation_of(experiment)
     found = sartor.search(
         experiment.method,
         federations,
-        space,
+        chosen,
         trials=trials,
         lanes=lanes,
         measure=measure,
-        progress=progress,
+        progress=reporter(plain=json),
         **training_of(experiment, experiment.method, federations),
     )
     show.table(found.table, quiet=json)
-    chosen = " ".join(f"--set {name}={value}" for name, value in found.best.items())
-    show.say(f"Best on validation data: {chosen}", quiet=json)
+    words = " ".join(f"--set {name}={value}" for name, value in found.best.items())
+    show.say(f"Best on validation data: {words}", quiet=json)
     answer = {"method": found.method, "best": found.best, f"validation_{measure}": found.value}
     if experiment.out is not None:
         with naming(experiment.out, "create"):

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sartor.cli.config import Experiment, is_folder
+from sartor.cli.config import LOCAL_HYPER, Experiment, is_folder, refuse
 from sartor.core.errors import ConfigError, did_you_mean
+from sartor.training.schema import flag, settings_on
 
 if TYPE_CHECKING:
     from sartor.core.local import Local
     from sartor.data.federation import Federation
     from sartor.training.stopping import EarlyStopping
 
-LOCAL_HYPER = ("local_lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
-"""Hyper-parameters of local training: every method has them."""
-
-
-_DATASET_KEYS = (
-    "partition",
-    "clients",
-    "protocol",
-    "samples",
-    "min_train",
-    "scale",
-    "val",
-    "data_dir",
-)
-_FOLDER_KEYS = ("label", "test", "val", "standardise", "image_size")
-_TABLE_KEYS = ("client", "label", "task", "drop", "missing", "test", "val")
+_KINDS = {
+    "a data set": ("dataset", "is divided by its partition"),
+    "a folder": ("folder", "has its own clients"),
+    "a table": ("table", "has its own clients"),
+}
+"""What data may be: its word in the schema, and why keys of the others do not go with it."""
 
 
 def check_names(experiment: Experiment) -> None:
@@ -61,16 +53,11 @@ def check_names(experiment: Experiment) -> None:
                 continue
             chosen = [owner] if dot else [*experiment.methods]
             if not all(method in known for method in chosen):
-                continue  # already told: the method, or its options, cannot be right
+                continue  # already reported: the method, or its options, cannot be right
             names = set().union(*(known[method] for method in chosen))
             if short not in names:
                 faults.append(f"{' and '.join(chosen)}: no {short!r}{did_you_mean(short, names)}")
-    if len(faults) > 1:
-        raise ConfigError(
-            "".join([f"{len(faults)} things to mend:", *(f"\n  - {f}" for f in faults)])
-        )
-    if faults:
-        raise ConfigError(faults[0])
+    refuse(faults)
 
 
 def names_of(experiment: Experiment, method: str) -> set[str]:
@@ -88,10 +75,10 @@ def names_of(experiment: Experiment, method: str) -> set[str]:
     from sartor.methods.options import OF_NETWORK
 
     options = METHODS[method].options
-    here = options.keys() - OF_NETWORK  # the network below stands in for one that is not made yet
+    here = options.keys() - OF_NETWORK  # the network below replaces one that is not made yet
     fixed = {k: v for k, v in _chosen(experiment, method).items() if k in here}
     swept = {k: v for k, v in _mine(experiment.sweep, method).items() if k in here}
-    names = {*options, *LOCAL_HYPER}
+    names = {*options, *LOCAL_HYPER.values()}
     for values in itertools.product(*swept.values()):
         chosen = fixed | dict(zip(swept, values, strict=True))
         names |= {*build_method(method, Task(nn.Linear(1, 1)), Local(), chosen).hyper}
@@ -99,7 +86,7 @@ def names_of(experiment: Experiment, method: str) -> set[str]:
 
 
 def _chosen(experiment: Experiment, method: str) -> dict[str, Any]:
-    """What ``set`` and the flags for it hold for one method."""
+    """Return what ``set`` and the flags for it hold for one method."""
     steps = experiment.finetune_steps
     flags: dict[str, Any] = {} if steps is None else {"finetune_steps": steps}
     flags |= {"do_no_harm": True} if experiment.do_no_harm else {}
@@ -107,7 +94,7 @@ def _chosen(experiment: Experiment, method: str) -> dict[str, Any]:
 
 
 def _mine(table: dict[str, Any], method: str) -> dict[str, Any]:
-    """What a table holds for one method: plain names, and ``METHOD.NAME``, which wins."""
+    """Return the part of a table for one method; ``METHOD.NAME`` wins over a plain name."""
     plain = {name: value for name, value in table.items() if "." not in name}
     prefix = f"{method}."
     return plain | {k.removeprefix(prefix): v for k, v in table.items() if k.startswith(prefix)}
@@ -132,22 +119,16 @@ def settings_of(experiment: Experiment, method: str) -> dict[str, dict[str, Any]
 def training_of(experiment: Experiment, method: str, federations: Any) -> dict[str, Any]:
     """Return what ``fit`` and ``search`` take alike: network, seeds, local training, engine."""
     settings = settings_of(experiment, method)
+    # do_no_harm is among the options, where names_of sees the hyper-parameters that it brings.
+    same = settings_on("fit", "file").keys() - {"do_no_harm"}
     return {
+        **{name: getattr(experiment, name) for name in same},
         "model": model_of(experiment, federations(experiment.seed)),
-        "rounds": experiment.rounds,
         "seeds": experiment.all_seeds,
         "hyper": settings["hyper"],
         "options": settings["options"],
         "local": local_of(experiment),
-        "participation": experiment.participation,
         "early_stopping": stopping_of(experiment),
-        "engine": experiment.engine,
-        "chunk": experiment.chunk,
-        "device": experiment.device,
-        "dtype": experiment.dtype,
-        "compute": experiment.compute,
-        "eval_every": experiment.eval_every,
-        "points": experiment.points,
     }
 
 
@@ -155,8 +136,7 @@ def local_of(experiment: Experiment) -> Local:
     """Return how a client trains in a round; what is not given keeps the library's default."""
     from sartor.core.local import Local
 
-    keys = ("epochs", "steps", "batch", "lr", "momentum", "weight_decay", "clip_norm", "lr_decay")
-    return Local(**_given(experiment, *keys, "lr_schedule", "keep_optimiser", "drop_last"))
+    return Local(**_given(experiment, "local"))
 
 
 def stopping_of(experiment: Experiment) -> EarlyStopping | None:
@@ -168,8 +148,8 @@ def stopping_of(experiment: Experiment) -> EarlyStopping | None:
     from sartor.training.stopping import EarlyStopping
 
     if experiment.patience is None:
-        if given := _given(experiment, "min_delta", "restore_best"):
-            words = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+        if given := _given(experiment, "stopping"):
+            words = " and ".join(map(flag, given))
             raise ConfigError(f"{words} needs --patience, the evaluations to wait; add it.")
         return None
     return EarlyStopping(experiment.patience, experiment.min_delta, restore=experiment.restore_best)
@@ -178,27 +158,29 @@ def stopping_of(experiment: Experiment) -> EarlyStopping | None:
 def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
     """Return the maker of federations: the seed of a run is the seed of its allocation."""
     from sartor.data.federation import Federation
+    from sartor.data.tables import read_table
 
     kind = kind_of(experiment)
-    keys, rule = _KINDS[kind]
-    wrong = {*_DATASET_KEYS, *_FOLDER_KEYS, *_TABLE_KEYS} - set(keys)
-    if given := _given(experiment, *sorted(wrong)):
+    word, rule = _KINDS[kind]
+    others = {key for other, _ in _KINDS.values() for key in _given(experiment, other)}
+    if given := sorted(others - settings_on("file", word).keys()):
         raise ConfigError(
             f"{experiment.data} is {kind}, which {rule}; leave out {' and '.join(given)}."
         )
-    made: dict[int, Federation] = {}
 
+    @functools.cache
     def make(seed: int) -> Federation:
-        if seed not in made:
-            if kind == "a table":
-                made[seed] = _from_table(experiment, seed)
-            elif kind == "a folder":
-                made[seed] = _from_folder(experiment, seed)
-            else:
-                made[seed] = Federation.from_dataset(
-                    experiment.data, seed=seed, **_given(experiment, *_DATASET_KEYS)
-                )
-        return made[seed]
+        given = _given(experiment, word)
+        if kind == "a data set":
+            return Federation.from_dataset(experiment.data, seed=seed, **given)
+        path = Path(experiment.data).expanduser()
+        if kind == "a folder":
+            return Federation.from_folder(path, seed=seed, **given)
+        if lost := [key for key in ("client", "label") if key not in given]:
+            columns, flags = ", ".join(read_table(path)), " and ".join(map(flag, lost))
+            raise ConfigError(f"{path} is a table; name a column with {flags} (it has: {columns}).")
+        label = label_of(given.pop("label"))
+        return Federation.from_file(path, label=label, seed=seed, **given)
 
     return make
 
@@ -208,7 +190,7 @@ def federation_code(experiment: Experiment) -> str:
     kind = kind_of(experiment)
     own = kind != "a data set"
     data = str(Path(experiment.data).expanduser()) if own else experiment.data
-    given = {**_given(experiment, *_KINDS[kind][0]), "seed": experiment.seed}
+    given = {**_given(experiment, _KINDS[kind][0]), "seed": experiment.seed}
     if kind == "a table" and "label" in given:
         given["label"] = label_of(given["label"])
     values = {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
@@ -217,21 +199,14 @@ def federation_code(experiment: Experiment) -> str:
     return f"sartor.Federation.from_{maker}({words})"
 
 
-def given_flags(experiment: Experiment, *keys: str) -> list[str]:
-    """Return the words of the command line that give the named keys their values."""
+def given_flags(experiment: Experiment, *left_out: str) -> list[str]:
+    """Return the words of the command line that give the settings of an advice their values."""
     found = []
-    for key, value in _given(experiment, *keys).items():
-        word = ",".join(value) if isinstance(value, tuple) else str(value)
-        found += [f"--{key.replace('_', '-')}", *([] if value is True else [word])]
+    for key, value in _given(experiment, "advise").items():
+        if key not in left_out:
+            word = ",".join(value) if isinstance(value, tuple) else str(value)
+            found += [flag(key), *([] if value is True else [word])]
     return found
-
-
-_KINDS: dict[str, tuple[tuple[str, ...], str]] = {
-    "a data set": (_DATASET_KEYS, "is divided by its partition"),
-    "a folder": (_FOLDER_KEYS, "has its own clients"),
-    "a table": (_TABLE_KEYS, "has its own clients"),
-}
-"""What data may be: the keys that go with it, and why the others do not."""
 
 
 def kind_of(experiment: Experiment) -> str:
@@ -243,37 +218,16 @@ def kind_of(experiment: Experiment) -> str:
     return "a table" if is_table(experiment.data) else "a folder"
 
 
-def _from_table(experiment: Experiment, seed: int) -> Federation:
-    from sartor.data.federation import Federation
-    from sartor.data.tables import read_table
-
-    given = _given(experiment, *_TABLE_KEYS)
-    file = Path(experiment.data).expanduser()
-    if lost := [key for key in ("client", "label") if key not in given]:
-        columns = ", ".join(read_table(file))
-        flags = " and ".join(f"--{key}" for key in lost)
-        raise ConfigError(f"{file} is a table; name a column with {flags} (it has: {columns}).")
-    label = label_of(given.pop("label"))
-    return Federation.from_file(file, label=label, seed=seed, **given)
-
-
 def label_of(words: str) -> str | list[str]:
     """Read the column of the label, or several with commas."""
     names = [name.strip() for name in words.split(",")]
     return names[0] if len(names) == 1 else names
 
 
-def _from_folder(experiment: Experiment, seed: int) -> Federation:
-    from sartor.data.federation import Federation
-
-    folder = Path(experiment.data).expanduser()
-    return Federation.from_folder(folder, seed=seed, **_given(experiment, *_FOLDER_KEYS))
-
-
-def _given(experiment: Experiment, *names: str) -> dict[str, Any]:
-    """The named keys that differ from their defaults, so that the library's defaults hold."""
-    fields = Experiment.model_fields
-    return {n: v for n in names if (v := getattr(experiment, n)) != fields[n].default}
+def _given(experiment: Experiment, surface: str) -> dict[str, Any]:
+    """Return the settings on a surface that differ from their defaults."""
+    known = settings_on("file", surface)
+    return {k: v for k, s in known.items() if (v := getattr(experiment, k)) != s.default}
 
 
 def model_of(experiment: Experiment, federation: Federation) -> Any:

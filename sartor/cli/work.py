@@ -7,27 +7,20 @@ import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from sartor.cli import show
 from sartor.cli.config import Experiment, build
 from sartor.cli.interruption import stoppable
-from sartor.cli.settings import (
-    check_names,
-    federation_of,
-    label_of,
-    model_of,
-    settings_of,
-    training_of,
-)
-from sartor.core.errors import ConfigError, DivergedError, PFLError, RunFolderError, did_you_mean
+from sartor.cli.settings import check_names, federation_of, model_of, settings_of, training_of
+from sartor.core.errors import DivergedError, PFLError, RunFolderError
 from sartor.engines.shard import processes
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
     from sartor.results.comparison import Comparison
     from sartor.results.result import Result
-    from sartor.training.settings import Progress
+    from sartor.training.progress import Progress
 
 EXPERIMENT_FILE = "experiment.json"
 """The experiment of a run folder, from which ``sartor resume`` starts."""
@@ -50,8 +43,6 @@ def fit_one(
     return sartor.fit(
         method,
         federations,
-        store=experiment.store,
-        checkpoint_every=experiment.checkpoint_every,
         out=out,
         resume=resume,
         reopen=reopen,
@@ -67,12 +58,12 @@ def start(
 ) -> tuple[Comparison, Path]:
     """Check everything that can be checked, make the run folder, and train.
 
-    A fault that is found before the first round leaves no folder behind.
+    A fault that is found before the first round leaves no folder.
 
     Args:
         experiment: what to train.
         name: the last part of the folder's name, if the experiment names none.
-        progress: told after every round.
+        progress: is called after every round.
         overwrite: whether a run folder that is there already may be replaced.
 
     Returns:
@@ -91,97 +82,12 @@ def start(
         raise
 
 
-def go_on(out: Path, progress: Progress) -> tuple[Experiment, Comparison]:
+def resume(out: Path, progress: Progress) -> tuple[Experiment, Comparison]:
     """Resume the experiment of a run folder from its last checkpoint."""
     experiment = stored_experiment(out)
     check_names(experiment)
     federations = federation_of(experiment)
     return experiment, train(experiment, out, progress, federations, resume=True)
-
-
-def take_in(
-    folder: Path,
-    data: Path,
-    progress: Progress,
-    *,
-    method: str | None,
-    run: int,
-    rounds: int,
-    finetune_epochs: int,
-    label: str | None,
-    out: Path | None,
-    overwrite: bool,
-) -> tuple[Result, Path]:
-    """Give newcomers their models by a trained run, and write them down.
-
-    Returns:
-        The newcomers' result, and the folder with their models.
-    """
-    from sartor.data.federation import Federation
-    from sartor.data.tables import is_table
-    from sartor.results.serving import tree_of
-    from sartor.runs import RunFolder
-
-    experiment = stored_experiment(folder)
-    names = experiment.methods
-    if method is None and len(names) > 1:
-        raise ConfigError(f"{folder} holds {', '.join(names)}; choose one with --method.")
-    if method is not None and method not in names:
-        raise ConfigError(f"{folder} does not hold {method!r}{did_you_mean(method, names)}")
-    chosen = method or experiment.method
-    inner = folder_of(experiment, chosen, folder)
-    place = out or inner / "newcomers"
-    if (place / "folder.json").exists() and not overwrite:
-        raise RunFolderError(f"{place} exists; use another --out, or --overwrite to replace it.")
-    federations = federation_of(experiment)
-    trained = fit_one(experiment, chosen, federations, inner, progress, resume=True, reopen=True)
-    # Who decides by validation data must have some, as the known clients did.
-    val = experiment.val if experiment.do_no_harm else 0.0
-    if is_table(data):
-        newcomers = _from_table(experiment, data, label, val, trained, run)
-    else:
-        newcomers = Federation.from_folder(
-            data,
-            label=label or experiment.label,
-            val=val,
-            image_size=experiment.image_size,
-            like=_known(trained, run),
-        )
-    found = trained.onboard(newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=run)
-    saved = RunFolder.create(place, found.config, overwrite=overwrite)
-    trees = [tree_of(found.model(name)) for name in found.clients]
-    saved.write_models(found.clients, trees, 0)
-    saved.write_result(found)
-    return found, place
-
-
-def _from_table(
-    experiment: Experiment, data: Path, label: str | None, val: float, trained: Result, run: int
-) -> Federation:
-    """Read newcomers from one table, prepared as those who trained were."""
-    from sartor.data import from_file
-
-    like = _known(trained, run)
-    if experiment.client is None or like is None:
-        raise ConfigError(
-            f"{data} is a table, but the run was trained on a folder or a data set; give a folder "
-            "with a file for each newcomer."
-        )
-    return from_file(
-        data,
-        client=experiment.client,
-        label=label_of(label or str(experiment.label)),
-        task=str(trained.config["task"]),
-        val=val,
-        like=like,
-    )
-
-
-def _known(trained: Result, run: int) -> dict[str, Any] | None:
-    """Return how samples of those who trained were prepared, or None if they were not."""
-    recipe = trained.recipe(run) if "rebuild" in trained.config else None
-    classes = trained.config.get("rebuild", {}).get("class_names", [])
-    return None if recipe is None else {"preprocessing": recipe, "class_names": classes}
 
 
 def train(
@@ -241,10 +147,10 @@ def folder_of(experiment: Experiment, method: str, out: Path) -> Path:
 
 
 def interruptible(out: Path, experiment: Experiment) -> AbstractContextManager[None]:
-    """Turn Ctrl-C into a message that says what is kept and how to go on."""
+    """Turn Ctrl-C into a message that says what is kept and how to resume."""
     return stoppable(
         f"Stopped. The last checkpoint (one every {experiment.checkpoint_every} rounds) is "
-        f"kept in {out}; go on with: sartor resume {out}"
+        f"kept in {out}; resume with: sartor resume {out}"
     )
 
 
@@ -309,7 +215,7 @@ def _check_overwrite(out: Path, overwrite: bool, fix: str) -> None:
 
 
 def _clear(out: Path, overwrite: bool) -> None:
-    fix = f"use another --out, --overwrite to replace it, or go on with: sartor resume {out}"
+    fix = f"use another --out, --overwrite to replace it, or resume it with: sartor resume {out}"
     _check_overwrite(out, overwrite, fix)
     from sartor.runs import RunFolder
 
@@ -350,12 +256,12 @@ def stored_experiment(out: Path) -> Experiment:
         what = "is not the folder of a command" if out.is_dir() else "does not exist"
         if (out / "advice.json").is_file():
             raise RunFolderError(
-                f"{out} holds an advice, which trains nothing to go on with; the folder has how to "
-                "carry it out (sartor report shows it)."
+                f"{out} holds an advice, so there is nothing to resume; sartor report shows how "
+                "to carry it out."
             )
         raise RunFolderError(
             f"{out} {what}: there is no {path}. Give the folder that sartor run, compare or demo "
-            "printed; a run of fit(..., out=...) goes on with fit(..., resume=True)."
+            "printed; resume a run of fit(..., out=...) with fit(..., resume=True)."
         )
     values = read_json(path)
     if not isinstance(values, dict):

@@ -32,8 +32,8 @@ from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.runs import RunFolder
 from sartor.training.driver import drive
-from sartor.training.onboarding import newcomer_record
-from sartor.training.settings import Progress
+from sartor.training.onboarding import newcomer_record, result_of
+from sartor.training.progress import Progress
 
 
 def trained_server(job: Job, out: str | Path) -> Coordinator:
@@ -158,7 +158,7 @@ def serve_newcomers(
             "events": again.dispatcher.events,
         }
         config = {"network": network, "experiment": dict(job.settings), "method": record.name}
-        result = again.simulation.result(config)
+        result = result_of(again.simulation, config)
         RunFolder.create(place, config).write_result(result)
     except BaseException:
         status.show(again, "stopped")

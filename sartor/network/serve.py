@@ -33,7 +33,8 @@ from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.runs import RunFolder
 from sartor.training.driver import drive
-from sartor.training.settings import Progress
+from sartor.training.onboarding import result_of
+from sartor.training.progress import Progress
 
 GRACE = 10.0
 """Seconds that clients have to come back to a server that was restarted."""
@@ -202,7 +203,7 @@ def serve(
         wire = {"bytes_down": sent.bytes_down, "bytes_up": sent.bytes_up}
         network = {**fixed, "events": sent.events, "wire": wire}
         about = {"network": network, "method": method.name, "task": task.kind}
-        result = simulation.result({**folder.config, **about})
+        result = result_of(simulation, {**folder.config, **about})
         folder.write_result(result)
     except BaseException:
         status.show(coordinator, "stopped")

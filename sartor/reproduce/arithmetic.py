@@ -15,12 +15,7 @@ _BINARY: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Mult: operator.mul,
     ast.Div: operator.truediv,
 }
-_CALLS: dict[str, Callable[..., float]] = {
-    "abs": abs,
-    "max": max,
-    "min": min,
-    "sqrt": math.sqrt,
-}
+_CALLS: dict[str, Callable[..., float]] = {"abs": abs, "max": max, "min": min, "sqrt": math.sqrt}
 
 
 def parse(text: str) -> ast.expr:

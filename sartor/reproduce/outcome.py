@@ -58,7 +58,7 @@ class Outcome:
         return [judge(rule, self._view(rule)) for rule in self.plan.rules]
 
     def _view(self, rule: Mapping[str, Any]) -> View:
-        columns = [c.name for c in self.plan.columns if c.name not in self.skipped]
+        columns = self._columns()
         table = self.plan.tables[rule.get("table", 0)]
         words = rule.get("measure", table["measure"])
         return View(
@@ -71,6 +71,10 @@ class Outcome:
             frozenset(cell for cell in self.records if self._is_lost(*cell)),
         )
 
+    def _columns(self) -> list[str]:
+        """Return the names of the columns that could be run."""
+        return [c.name for c in self.plan.columns if c.name not in self.skipped]
+
     def _is_lost(self, row: str, column: str) -> bool:
         """Say whether every run of a cell diverged."""
         runs = self.records.get((row, column), {}).values()
@@ -82,7 +86,7 @@ class Outcome:
         if "labels" in spec:
             return self._label_table(spec)
         values = self.values(spec["measure"])
-        columns = [c.name for c in self.plan.columns if c.name not in self.skipped]
+        columns = self._columns()
         rows = []
         for name in spec.get("rows", [row.name for row in self.plan.rows]):
             cells = []
@@ -143,57 +147,40 @@ class Outcome:
         """Return, for each reference row, every row minus it on the same allocations."""
         spec = self.plan.tables[number]
         values, (factor, _, _) = self.values(spec["measure"]), scale_of(spec)
+        columns = self._columns()
+
+        def text(mine: np.ndarray | None, base: np.ndarray | None) -> str:
+            if mine is None or base is None or len(mine) != len(base):
+                return MISSING
+            return _interval(mine, base, factor)
+
         found = []
-        for reference in self.plan.references:
-            if reference not in values:
-                continue
-            rows = []
-            for name, cells in values.items():
-                if name == reference:
-                    continue
-                texts = []
-                for column in (c.name for c in self.plan.columns if c.name not in self.skipped):
-                    mine, base = cells.get(column), values[reference].get(column)
-                    if mine is None or base is None or len(mine) != len(base):
-                        texts.append(MISSING)
-                    else:
-                        texts.append(_interval(mine, base, factor))
-                rows.append([name, *texts])
-            columns = [c.name for c in self.plan.columns if c.name not in self.skipped]
+        for reference in (name for name in self.plan.references if name in values):
+            base = values[reference]
+            rows = [
+                [name, *(text(cells.get(column), base.get(column)) for column in columns)]
+                for name, cells in values.items()
+                if name != reference
+            ]
             title = f"{spec['title']}: difference to {reference} on the same allocations [95 %]"
             found.append(Table(["", *columns], rows, title=title))
         return found
 
     def as_dict(self) -> dict[str, Any]:
         """Return everything that was read off the records, as JSON values."""
-        return jsonable(
-            {
-                "name": self.plan.name,
-                "title": self.plan.title,
-                "paper": self.plan.paper,
-                "item": self.plan.item,
-                "quick": self.plan.quick,
-                "seconds": self.seconds,
-                "skipped": self.skipped,
-                "tables": [
-                    {
-                        "title": spec["title"],
-                        "measure": spec["measure"],
-                        "values": self.values(spec["measure"]),
-                        "published": self.against_published(k),
-                    }
-                    if "labels" not in spec
-                    else {
-                        "title": spec["title"],
-                        "labels": (self.label_counts(spec["labels"]) or (None, None))[1],
-                    }
-                    for k, spec in enumerate(self.plan.tables)
-                ],
-                "rules": [
-                    {"claim": v.claim, "verdict": v.word, "found": v.found} for v in self.verdicts()
-                ],
-            }
-        )
+        tables = []
+        for number, spec in enumerate(self.plan.tables):
+            if "labels" in spec:
+                counts = (self.label_counts(spec["labels"]) or (None, None))[1]
+                tables.append({"title": spec["title"], "labels": counts})
+                continue
+            entry = {"title": spec["title"], "measure": spec["measure"]}
+            published = self.against_published(number)
+            tables.append({**entry, "values": self.values(spec["measure"]), "published": published})
+        rules = [{"claim": v.claim, "verdict": v.word, "found": v.found} for v in self.verdicts()]
+        about = {k: getattr(self.plan, k) for k in ("name", "title", "paper", "item", "quick")}
+        measured = {"seconds": self.seconds, "skipped": self.skipped}
+        return jsonable({**about, **measured, "tables": tables, "rules": rules})
 
     def write(self, path: Path) -> None:
         """Write :meth:`as_dict` to a file."""

@@ -28,9 +28,12 @@ from sartor.reproduce.plan import DATA, LOCAL, SETTINGS, Plan
 from sartor.reproduce.probes import PROBES
 from sartor.reproduce.problems import Problem, make_arena, make_network, make_problems
 from sartor.reproduce.records import records_of
+from sartor.reproduce.solutions import SOLVERS
 from sartor.results.scores import Run
 from sartor.training.driver import drive
-from sartor.training.settings import DTYPES, Progress, with_static_parts
+from sartor.training.progress import Progress
+from sartor.training.schema import DTYPES
+from sartor.training.settings import with_static_parts
 from sartor.training.simulation import Simulation
 
 T = TypeVar("T")
@@ -38,7 +41,7 @@ T = TypeVar("T")
 MEMORY = 6e9
 """Bytes that the states of one pass may take; more runs train one pass after the other."""
 
-COPIES = 8  # of a client's parameters: state, work, gradient, momentum, letters, uploads
+COPIES = 8  # of a client's parameters: state, work, gradient, momentum, messages, uploads
 
 
 @dataclass(frozen=True)
@@ -68,7 +71,7 @@ class Lane:
 
     @property
     def all_rows(self) -> tuple[str, ...]:
-        """All rows that look at this run."""
+        """All rows that use this run."""
         return (*self.rows, *(row for row, _ in self.later))
 
 
@@ -146,12 +149,12 @@ def passes_of(plan: Plan) -> list[Pass]:
 
 
 def _word(value: Any, words: Mapping[str, Any]) -> Any:
-    """Return what a column lets a word stand for."""
+    """Return the value that a column gives a word."""
     return words.get(value, value) if isinstance(value, str) else value
 
 
 def _shared(lanes: list[Lane]) -> list[Lane]:
-    """Train once what several rows look at."""
+    """Train once what several rows use."""
     found: dict[str, Lane] = {}
     for lane in lanes:
         key = json.dumps([lane.column, lane.seed, lane.hyper, lane.data], sort_keys=True)
@@ -168,10 +171,8 @@ def run_pass(
     """Train a pass; return the record of every lane with its rows, column and seed."""
     problems = make_problems([(lane.data, lane.seed) for lane in one.lanes])
     if one.settings["solve"] != "train":
-        from sartor.reproduce.solutions import SOLVERS
-
         solve = _known(one.settings["solve"], SOLVERS, "solve")
-        found = solve(one.lanes, problems, one.settings)
+        found = solve([lane.hyper for lane in one.lanes], problems)
         pairs = zip(one.lanes, found, strict=True)
         return [{**lane.place, "record": record} for lane, record in pairs]
     lanes = [
@@ -187,7 +188,7 @@ def run_pass(
 
 
 def _at_once(settings: dict[str, Any], problem: Problem) -> int:
-    """How many runs fit into :data:`MEMORY`."""
+    """Return how many runs fit into :data:`MEMORY`."""
     params = make_network(settings, problem.federation).num_trained
     return max(1, int(MEMORY / (4 * params * problem.federation.num_clients * COPIES)))
 

@@ -7,7 +7,7 @@ A plan is a TOML file in ``plans/``; no plan is code. Its parts::
     differs = ["..."]              how ours differs from the paper
     references = ["LocalTrain"]    rows that every row is paired with, allocation by allocation
 
-    [settings]                     shared by all cells; the keys are those of SETTINGS
+    [settings]                     shared by all cells; sartor/training/schema.py has the keys
     [quick]                        settings of the short form; rows = [...] and columns = [...]
                                    there keep only some
     [[rows]]                       name, method, set = {...}, and settings of its own; a sweep makes
@@ -41,60 +41,16 @@ from importlib import resources
 from typing import Any
 
 from sartor.core.errors import ConfigError, did_you_mean
+from sartor.training.schema import settings_on
 
-LOCAL = {
-    "epochs": 1,
-    "steps": None,
-    "batch": 32,
-    "lr": 0.05,
-    "momentum": 0.0,
-    "weight_decay": 0.0,
-    "keep_optimiser": False,
-    "drop_last": False,
-    "clip_norm": 0.0,
-    "lr_decay": 1.0,
-}
-"""Local training, as in ``sartor.Local``; ``batch = 0`` takes all samples at once."""
+SETTINGS: dict[str, Any] = {k: s.default_on("plan") for k, s in settings_on("plan").items()}
+"""The settings of a plan, with their defaults; ``sartor.training.schema`` declares them."""
 
-DATA = {
-    "data": "digits",
-    "partition": None,
-    "clients": None,
-    "protocol": None,
-    "val": None,
-    "samples": None,
-    "samples_per_client": None,
-    "scale": None,
-    "min_train": None,
-    "min_test": None,
-    "everyone": 0,
-    "spread": None,
-    "radius": None,
-    "dim": None,
-    "test_samples": None,
-}
-"""The federation; ``everyone = 2000`` also scores models on that many test samples of all."""
+LOCAL = tuple(settings_on("plan", "local"))
+"""Those of local training, as in ``sartor.Local``; ``batch = 0`` takes all samples at once."""
 
-TRAINING = {
-    "solve": "train",
-    "model": None,
-    "rounds": 20,
-    "participation": 1.0,
-    "points": ["pre", "post"],
-    "eval_every": 1,
-    "dtype": "float32",
-    "seeds": 1,
-    "first_seed": 0,
-    "probes": [],
-    "chunk": None,
-    "runs_at_once": None,
-    "jitter": 0.0,
-}
-"""What is trained and measured; ``solve = "exact"`` takes minimisers instead of rounds,
-``solve = "labels"`` counts labels only. ``jitter = 0.1`` multiplies every hyper-parameter that a
-row sets by 1 + 0.1 z, with z ~ N(0, 1) drawn anew for every seed."""
-
-SETTINGS: dict[str, Any] = {**DATA, **LOCAL, **TRAINING}
+DATA = tuple(key for key, setting in settings_on("plan").items() if setting.group == "Data")
+"""Those of the federation."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +64,7 @@ class Row:
         then: those of what clients do to their models before use; training does not see them.
         point: at which its models are scored where a measure does not say.
         settings: what differs from the plan's settings.
-        quick: settings that differ besides in the short form.
+        quick: settings that differ as well in the short form.
     """
 
     name: str
@@ -177,19 +133,12 @@ class Plan:
     def overridden(self, changes: Mapping[str, Any]) -> Plan:
         """Return the plan with some settings replaced in every cell."""
 
-        def over(settings: dict[str, Any]) -> dict[str, Any]:
-            return {**settings, **changes}
+        def over(part: Any) -> Any:
+            own = {name: {**getattr(part, name), **changes} for name in ("settings", "quick")}
+            return replace(part, **own)
 
-        return replace(
-            self,
-            settings=over(self.settings),
-            rows=tuple(
-                replace(r, settings=over(r.settings), quick=over(r.quick)) for r in self.rows
-            ),
-            columns=tuple(
-                replace(c, settings=over(c.settings), quick=over(c.quick)) for c in self.columns
-            ),
-        )
+        rows, columns = tuple(map(over, self.rows)), tuple(map(over, self.columns))
+        return replace(self, settings={**self.settings, **changes}, rows=rows, columns=columns)
 
 
 def names() -> list[str]:
@@ -225,7 +174,7 @@ def _content(name: str) -> dict[str, Any]:
 
 
 def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
-    """Make a plan of the content of its file; every fault is told at once."""
+    """Make a plan of the content of its file; every fault is reported at once."""
     known = {"title", "paper", "item", "about", "differs", "references", "settings", "quick"}
     known |= {"rows", "columns", "tables", "figures", "rules"}
     faults = [f"unknown part {k!r}{did_you_mean(k, known)}" for k in content if k not in known]
@@ -235,7 +184,7 @@ def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
     rows = [row for entry in content.get("rows", ()) for row in _rows(entry, quick, faults)]
     columns = [c for entry in content.get("columns", ({},)) for c in _columns(entry, faults)]
     settings = {**content.get("settings", {}), **short}
-    _check_keys(settings, "settings", faults)
+    _check(settings, "settings", faults)
     for found, what in ((rows, "row"), (columns, "column")):
         repeated = sorted(
             {one.name for one in found if [o.name for o in found].count(one.name) > 1}
@@ -266,7 +215,8 @@ def _rows(entry: Mapping[str, Any], is_short: bool, faults: list[str]) -> Iterat
     own = {k: v for k, v in entry.items() if k not in named}
     quick, then = dict(own.pop("quick", {})), dict(entry.get("then", {}))
     other = quick.pop("set", {})  # hyper-parameters and options of the short form
-    _check_keys({k: v for k, v in {**own, **quick}.items() if k != "columns"}, "row", faults)
+    for some in (own, quick):
+        _check({k: v for k, v in some.items() if k != "columns"}, "row", faults)
     for values in _grid(entry.get("sweep", {})):
         name = str(entry.get("name", entry.get("method", "?"))).format(**values)
         chosen = {**entry.get("set", {}), **values, **(other if is_short else {})}
@@ -276,8 +226,10 @@ def _rows(entry: Mapping[str, Any], is_short: bool, faults: list[str]) -> Iterat
 def _columns(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Column]:
     own = {k: v for k, v in entry.items() if k not in ("name", "x", "sweep", "quick", "values")}
     quick, words = entry.get("quick", {}), entry.get("values", {})
-    _check_keys({**own, **quick, **entry.get("sweep", {})}, "column", faults)
+    for some in (own, quick):
+        _check(some, "column", faults)
     for values in _grid(entry.get("sweep", {})):
+        _check(values, "column", faults)
         x = entry.get("x")
         place = values.get(x) if isinstance(x, str) else x
         name = str(entry.get("name", "all")).format(**values)
@@ -289,10 +241,13 @@ def _grid(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
         yield dict(zip(sweep, values, strict=True))
 
 
-def _check_keys(given: Mapping[str, Any], where: str, faults: list[str]) -> None:
-    faults += [
-        f"unknown {where} key {k!r}{did_you_mean(k, SETTINGS)}" for k in given if k not in SETTINGS
-    ]
+def _check(given: Mapping[str, Any], where: str, faults: list[str]) -> None:
+    known = settings_on("plan")
+    for key, value in given.items():
+        if key not in known:
+            faults.append(f"unknown {where} key {key!r}{did_you_mean(key, known)}")
+        elif fault := known[key].fault(value):
+            faults.append(f"{where}: {fault.rstrip('.')}")
 
 
 def _with_columns(table: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What is looked at between the rounds, beyond accuracy and loss.
+"""What is measured between the rounds, beyond accuracy and loss.
 
 A probe is made for a simulation and its problems, and then called before the first round and after
 every evaluated one; it returns one number per run for each of its names, or nothing when there is
@@ -12,7 +12,7 @@ nothing to see yet.
 | | guaranteed_rate | r of Theorem 2, what a round leaves at most; NaN if the steps break (12) |
 | | envelope_condition | κ_g = κ(λ+μ)/(λ+L); the rounds are κ_g times a logarithm |
 | coherence | coherence | GCE = 1 − det Ĝ of w_i − θ_i: what a client sent minus the model it uses |
-| | coherence_log | log det Ĝ per client, which tells where GCE is 1 to all digits |
+| | coherence_log | log det Ĝ per client, which still differs where GCE is 1 to all digits |
 | | update_coherence, update_coherence_log | the same of w_g − w_i: the way of a round |
 | deviations | global_deviation_c | ΔG_1c of the first client, class c, at the end of training |
 | | local_deviation_c | ΔL_1c; see `sartor.analysis.deviations` |
@@ -20,7 +20,7 @@ nothing to see yet.
 | | local_own, local_missing | mean of ΔL_1c likewise |
 | training_loss | training_loss | mean loss on the clients' own training samples, their models |
 | | training_loss_global | the same of the global model, else the mean of the clients' |
-| common_test | central_accuracy | on the samples of everybody: the global model, else the mean |
+| common_test | central_accuracy | on the samples of all clients: the global model, else the mean |
 | | average_accuracy | the mean of the models that the clients would use |
 """
 
@@ -127,12 +127,12 @@ def training_loss(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
 
 
 def common_test(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
-    """Measure what one model for all answers on the test samples of everybody."""
+    """Measure what one model for all answers on the test samples of all clients."""
     clients = simulation.clients
     split = simulation.context.arena.splits["val"]
     if not split.size.any() or (split.start != split.start[:, :1]).any():
         raise ConfigError(
-            "The probe 'common_test' needs samples of everybody; set everyone = 2000."
+            "The probe 'common_test' needs samples of all clients; set everyone = 2000."
         )
 
     def accuracy(models: Tree) -> np.ndarray:
@@ -160,7 +160,7 @@ def coherence(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     def watch(uploads: Tree, cohort: np.ndarray, trains: np.ndarray) -> None:
         if "params" not in uploads:
             raise ConfigError(
-                f"The probe 'coherence' looks at uploaded models, and {simulation.method.name} "
+                f"The probe 'coherence' needs uploaded models, and {simulation.method.name} "
                 "sends none; leave it out."
             )
         local = _flat(uploads["params"], 2)
@@ -248,10 +248,6 @@ def _flat(models: Tree, axes: int) -> Tensor:
 
 
 PROBES: dict[str, Callable[[Simulation, Sequence[Problem]], Probe]] = {
-    "errors": errors,
-    "optimum": optimum,
-    "training_loss": training_loss,
-    "common_test": common_test,
-    "coherence": coherence,
-    "deviations": deviations,
+    probe.__name__: probe
+    for probe in (errors, optimum, training_loss, common_test, coherence, deviations)
 }

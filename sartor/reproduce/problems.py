@@ -17,27 +17,11 @@ from sartor.core.errors import ConfigError, did_you_mean
 from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.data.synthetic import (
-    Logistic,
-    logistic,
-    logistic_loss,
-    logistic_radii,
-    logistic_radius,
-)
+from sartor.data.synthetic import Logistic, logistic, logistic_loss, logistic_radii, logistic_radius
 from sartor.engines.arena import Arena, Split, build_arena
+from sartor.training.schema import settings_on
 from sartor.training.settings import make_task
 
-FROM_DATASET = (
-    "partition",
-    "clients",
-    "protocol",
-    "val",
-    "samples",
-    "samples_per_client",
-    "scale",
-    "min_train",
-    "min_test",
-)
 SYNTHETIC = ("logistic-theory", "logistic-literal", "logistic-radius")
 """Problems with known true models, made by ``sartor.data.synthetic``."""
 
@@ -54,12 +38,12 @@ def make_problem(settings: Mapping[str, Any], seed: int) -> Problem:
     """Make the federation that the settings name for one seed."""
     name = settings["data"]
     if name not in SYNTHETIC:
-        given = {key: settings[key] for key in FROM_DATASET if settings[key] is not None}
+        given = _given(settings, "dataset")
         federation = Federation.from_dataset(name, seed=seed, **given)
         if settings["test_samples"] is not None:
             federation = _fewer_tests(federation, settings["test_samples"], seed)
         return Problem(federation)
-    given = _sizes(settings)
+    given = _given(settings, "synthetic")
     if name == "logistic-radius":
         federation, truth = logistic_radius(settings["radius"], seed=seed, **given)
     else:
@@ -86,7 +70,7 @@ def make_problems(wanted: Sequence[tuple[Mapping[str, Any], int]]) -> list[Probl
         if len(group) < 2:
             made[_same(settings, seed)] = make_problem(settings, seed)
             continue
-        found = logistic_radii(group, seed=seed, **_sizes(settings))
+        found = logistic_radii(group, seed=seed, **_given(settings, "synthetic"))
         for radius, (federation, truth) in zip(group, found, strict=True):
             made[_same({**settings, "radius": radius}, seed)] = Problem(federation, truth.w)
     return [made[_same(settings, seed)] for settings, seed in wanted]
@@ -96,8 +80,8 @@ def _same(settings: Mapping[str, Any], seed: int) -> str:
     return json.dumps([seed, dict(settings)], sort_keys=True)
 
 
-def _sizes(settings: Mapping[str, Any]) -> dict[str, int]:
-    names = ("clients", "samples", "dim", "test_samples")
+def _given(settings: Mapping[str, Any], surface: str) -> dict[str, Any]:
+    names = settings_on("plan", surface)
     return {name: settings[name] for name in names if settings[name] is not None}
 
 

@@ -10,7 +10,7 @@ what probes saw. A measure is a few words that name one number of it:
 | at 10 | pooled accuracy at round 10 |
 | loss | pooled loss, last evaluation |
 | ... pre, post, global | at that point; else the row's, else the method's own |
-| ... everyone | on the test samples of everybody |
+| ... everyone | on the test samples of all clients |
 | kib | KiB up and down per participant and round |
 | gradients | gradient evaluations per participant and round |
 | seconds | of a round, shared equally by the runs that trained together |
@@ -35,6 +35,7 @@ import numpy as np
 
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.results.tables import jsonable
+from sartor.training.onboarding import result_of
 from sartor.training.simulation import Simulation
 
 Record = dict[str, Any]
@@ -52,7 +53,7 @@ def records_of(
     simulation: Simulation, seen: Mapping[str, Sequence[tuple[int, np.ndarray]]]
 ) -> list[Record]:
     """Return the record of every run of a finished simulation."""
-    result = simulation.result({})
+    result = result_of(simulation, {})
     ledger = result.ledger
     few = len(result.clients) <= MOST_CLIENTS
     median = float(np.median(ledger.seconds["round"][1:] or ledger.seconds["round"]))

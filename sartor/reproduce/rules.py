@@ -1,7 +1,7 @@
 r"""Shapes that a reproduction must show, as data: a claim in words and a check on the means.
 
 Every rule has ``claim`` and ``check``, and may name a ``measure`` (else the first table's), the
-``columns`` it looks at (else all) and a ``slack`` that it forgives. With V[row] the means over
+``columns`` it applies to (else all) and a ``slack`` that it tolerates. With V[row] the means over
 seeds along the columns:
 
 | check | needs | holds if |
@@ -65,12 +65,12 @@ class Verdict:
 
 
 class Missing(Exception):
-    """A rule looks at something that has no number."""
+    """A rule needs a number that is not there."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The numbers that a rule looks at."""
+    """The numbers that a rule reads."""
 
     values: Means
     rows: tuple[str, ...]
@@ -84,12 +84,9 @@ class View:
         """Return the values of a cell, one per seed."""
         cell = self.values.get(row, {}).get(column)
         if cell is None or not len(cell) or not np.isfinite(cell).any():
-            lost = (row, column) in self.lost
-            raise Missing(
-                f"every run of {row}, {column} diverged"
-                if lost
-                else f"no result for {row}, {column}"
-            )
+            if (row, column) in self.lost:
+                raise Missing(f"every run of {row}, {column} diverged")
+            raise Missing(f"no result for {row}, {column}")
         return cell
 
     def mean(self, row: str) -> np.ndarray:
@@ -103,6 +100,10 @@ class View:
             return [named] if isinstance(named, str) else list(named)
         spared = rule.get("except", ())
         return [r for r in self.rows if r != row and r not in spared]
+
+
+Check = Callable[[Mapping[str, Any], View], tuple[bool, str]]
+"""From a rule and the numbers to whether it holds, and the number that decides it."""
 
 
 def judge(rule: Mapping[str, Any], view: View) -> Verdict:
@@ -142,18 +143,15 @@ def _order(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     return worst >= -rule.get("slack", 0.0), f"smallest step {worst:+.4g}"
 
 
-def _above(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
-    mine = view.mean(rule["row"])
-    leads = [mine - view.mean(other) for other in view.others(rule["row"], rule)]
-    lead = np.min([gap.mean() if rule.get("means") else gap.min() for gap in leads])
-    return lead >= rule.get("by", 0.0) - rule.get("slack", 0.0), f"least lead {lead:+.4g}"
+def _apart(sign: int, word: str) -> Check:
+    def check(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
+        mine, others = view.mean(rule["row"]), view.others(rule["row"], rule)
+        gaps = [sign * (mine - view.mean(other)) for other in others]
+        least = np.min([gap.mean() if rule.get("means") else gap.min() for gap in gaps])
+        wanted = rule.get("by", 0.0) - rule.get("slack", 0.0)
+        return least >= wanted, f"least {word} {least:+.4g}"
 
-
-def _below(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
-    mine = view.mean(rule["row"])
-    gaps = [view.mean(other) - mine for other in view.others(rule["row"], rule)]
-    gap = np.min([g.mean() if rule.get("means") else g.min() for g in gaps])
-    return gap >= rule.get("by", 0.0) - rule.get("slack", 0.0), f"least gap {gap:+.4g}"
+    return check
 
 
 def _every_seed(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
@@ -185,7 +183,7 @@ def _envelope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     return short <= rule["by"], f"short of the better by at most {short:.4g}"
 
 
-def _moves(sign: int) -> Callable[[Mapping[str, Any], View], tuple[bool, str]]:
+def _moves(sign: int) -> Check:
     def check(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
         rows = rule.get("rows") or [rule["row"]]
         curves = sign * np.stack([view.mean(row) for row in rows])
@@ -293,23 +291,12 @@ def _expression(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     return _COMPARE[type(body.ops[0])](left, right), f"{left:.4g} against {right:.4g}"
 
 
-CHECKS: dict[str, Callable[[Mapping[str, Any], View], tuple[bool, str]]] = {
-    "order": _order,
-    "above": _above,
-    "below": _below,
-    "every_seed": _every_seed,
-    "between": _between,
-    "within": _within,
-    "envelope": _envelope,
-    "rises": _moves(1),
-    "falls": _moves(-1),
-    "flat": _flat,
-    "crosses": _crosses,
-    "slope": _slope,
-    "interior": _interior,
-    "best_in": _best_in,
-    "expression": _expression,
-    "published": _published,
+CHECKS: dict[str, Check] = {
+    **{"above": _apart(1, "lead"), "below": _apart(-1, "gap"), "order": _order},
+    **{"every_seed": _every_seed, "between": _between, "within": _within, "envelope": _envelope},
+    **{"rises": _moves(1), "falls": _moves(-1), "flat": _flat, "crosses": _crosses},
+    **{"slope": _slope, "interior": _interior, "best_in": _best_in},
+    **{"expression": _expression, "published": _published},
 }
 
 EVERY_COLUMN = ("order", "above", "below", "every_seed", "between", "within", "envelope")

@@ -18,10 +18,11 @@ from sartor.reproduce.plan import Plan, load
 from sartor.reproduce.problems import make_problem
 from sartor.runs import environment
 from sartor.runs.storage import naming, read_json, write_json, write_text
-from sartor.training.settings import Progress, parse_device
+from sartor.training.progress import Progress
+from sartor.training.schema import parse_device
 
 FOLDER = "passes"
-"""Where finished passes lie in the folder of a reproduction."""
+"""Where finished passes are kept in the folder of a reproduction."""
 
 ABOUT = "reproduction.json"
 """What is reproduced in a folder."""
@@ -40,7 +41,7 @@ def run(
     progress: Progress | None = None,
     reported: Callable[[str], None] | None = None,
 ) -> Outcome:
-    """Run a reproduction, or go on with one.
+    """Run a reproduction, or resume one.
 
     Args:
         name: see ``sartor.reproduce.names()``; or a plan of your own.
@@ -63,7 +64,7 @@ def run(
         ConfigError: the plan has no such row or column.
     """
     plan = name if isinstance(name, Plan) else load(name, quick=quick, repeats=repeats)
-    target = parse_device(device)  # wrong names are told before there is a folder
+    target = parse_device(device)  # wrong names are reported before there is a folder
     where = None if out is None else Path(out) / FOLDER
     say = reported or (lambda line: None)
     wanted = chosen(plan, rows, columns)

@@ -10,7 +10,7 @@ or ``{rule = "v1"}`` (λ by a rule of the theory, from the true heterogeneity).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,31 +22,27 @@ from sartor.theory import coupling
 from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
 from sartor.theory.linear_models import Clients
 
-if TYPE_CHECKING:
-    from sartor.reproduce.passes import Lane
-
 
 def statistical_errors(
-    lanes: Sequence[Lane], problems: Sequence[Problem], settings: dict[str, Any]
+    hypers: Sequence[dict[str, Any]], problems: Sequence[Problem]
 ) -> list[Record]:
     """Return mean_i ‖w_i − w_i*‖² and ‖w_g − w_g*‖² of every lane, and its R.
 
     LocalTrain's global model is the mean of the local ones; GlobalTrain's local models are all the
     global one.
     """
-    found: list[Record] = []
     by_kind: dict[str, list[int]] = {}
-    for k, lane in enumerate(lanes):
-        fed = problems[k].federation
+    for k, (hyper, problem) in enumerate(zip(hypers, problems, strict=True)):
+        fed = problem.federation
         shape = (fed.num_clients, len(fed.train.rows))
-        by_kind.setdefault(repr((sorted(lane.hyper.items()), shape)), []).append(k)
+        by_kind.setdefault(repr((sorted(hyper.items()), shape)), []).append(k)
     records: dict[int, Record] = {}
     for places in by_kind.values():
         chosen = [problems[k] for k in places]
         truth = torch.stack([p.truth for p in chosen if p.truth is not None])
         clients = stacked(chosen)
         weights = torch.full(truth.shape[:2], 1.0 / truth.shape[1], dtype=truth.dtype)
-        own, common = _solve(lanes[places[0]].hyper, clients, weights, truth)
+        own, common = _solve(hypers[places[0]], clients, weights, truth)
         centre = truth.mean(1)
         radius = (truth - centre[:, None]).square().sum(-1).mean(1).sqrt()
         local = (own - truth).square().sum(-1).mean(1)
@@ -55,8 +51,7 @@ def statistical_errors(
             names = ("local_error", "global_error", "radius")
             values = {n: float(v) for n, v in zip(names, numbers, strict=True)}
             records[k] = {"values": values, "probes": {}, "points": {}, "headline": "pre"}
-    found.extend(records[k] for k in range(len(lanes)))
-    return found
+    return [records[k] for k in range(len(hypers))]
 
 
 def _solve(
@@ -83,7 +78,7 @@ def _solve(
 
 
 def _by_rule(chosen: dict[str, Any], clients: Clients, truth: Tensor) -> Tensor:
-    """λ by a rule, from the true R of the federation: (runs, clients)."""
+    """Return λ by a rule, from the true R of the federation: (runs, clients)."""
     spread = (truth - truth.mean(1, keepdim=True)).square().sum(-1).mean(1).sqrt()
     moments = clients.x.mT @ clients.x / clients.sizes[..., None, None]
     curvature = torch.linalg.eigvalsh(moments) / 4
@@ -107,9 +102,7 @@ def stacked(problems: Sequence[Problem]) -> Clients:
     return Clients(x, y, torch.ones(shape, dtype=torch.bool), "logistic")
 
 
-def label_maps(
-    lanes: Sequence[Lane], problems: Sequence[Problem], settings: dict[str, Any]
-) -> list[Record]:
+def label_maps(hypers: Sequence[dict[str, Any]], problems: Sequence[Problem]) -> list[Record]:
     """Count the samples of every client and class, for training and test together.
 
     The effective number of classes of a client with shares p is exp(−Σ p ln p): 1 for one class, C
@@ -138,7 +131,8 @@ def label_maps(
     return records
 
 
-SOLVERS: dict[str, Callable[[Sequence[Lane], Sequence[Problem], dict[str, Any]], list[Record]]] = {
+SOLVERS: dict[str, Callable[[Sequence[dict[str, Any]], Sequence[Problem]], list[Record]]] = {
     "exact": statistical_errors,
     "labels": label_maps,
 }
+"""How a pass is solved: from the hyper-parameters and the problem of every lane to its record."""

@@ -190,6 +190,25 @@ class Log:
         seconds = {name: list(values) for name, values in self.seconds.items()}
         return Ledger(**columns, seconds=seconds, **{k: v.copy() for k, v in self.once.items()})
 
+    def end_run(self, run: int, last: int, used: int) -> None:
+        """Let the records of a run end after round ``last``, with the models of round ``used``."""
+        for name, series in self.history.items():
+            point = name.split("/")[0]
+            times = [t + (point == "post") for t in self.when[point]]  # rounds before an entry
+            for values in series.values():
+                source = values[times.index(used)][run].copy()
+                for k, t in enumerate(times):
+                    if t >= last:
+                        values[k][run] = source
+        chosen = next((snap for snap in self.snapshots if snap["round"] == used), None)
+        for snap in self.snapshots if chosen is not None else ():
+            for key in snap.keys() - {"round"} if snap["round"] >= last else ():
+                snap[key][run] = chosen[key][run].copy()  # type: ignore[index]
+        for rows in self.costs.values():
+            for row in rows[last:]:
+                row[run] = 0
+        self.recount()
+
     # ---- checkpoints
 
     def dump(self) -> tuple[dict[str, Any], dict[str, Any]]:

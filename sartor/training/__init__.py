@@ -2,11 +2,12 @@
 
 | module | what it holds |
 |---|---|
-| `fit` | `fit` and `compare`, the two calls that most users need |
+| `fit`, `compare` | train one method; train several on equal footing |
 | `search` | hyper-parameter search whose trials train as lanes |
-| `settings` | the settings of a training, checked |
+| `schema` | every setting, declared once: names, defaults, checks, help |
+| `settings` | the settings of one call, and what follows from them |
 | `simulation` | all runs of one method, from round to round |
 | `stopping`, `callbacks` | early stopping, and objects that follow a training |
-| `readout` | progress and the result of a simulation |
+| `progress`, `readout` | progress bars, and the result of a simulation |
 | `onboarding` | clients that join after training |
 """

@@ -1,4 +1,4 @@
-"""Callbacks: what is told while a method trains, and how to ask it to stop.
+"""Callbacks: follow a training, and ask it to stop.
 
 A callback is any object with some of these methods; each takes one argument and none is required:
 
@@ -10,12 +10,12 @@ A callback is any object with some of these methods; each takes one argument and
 | ``on_end`` | ``Result`` | when the run folder is written; with None if training broke off |
 
 ``on_round`` and ``on_evaluation`` may return :data:`STOP`: training then ends as if no more rounds
-had been planned, and the result says so. A sweep is told of in arrays with one value per run;
+had been planned, and the result says so. Values of a sweep are arrays with one entry per run;
 several methods, or several values of a static option, each have a start and an end.
 
-A fault in ``on_start`` ends the training before its first round. A later one is told as a warning
-with the callback's name, that callback is not called again, and training goes on: the run folder is
-as it would have been without it.
+A fault in ``on_start`` ends the training before its first round. A later one is reported as a
+warning with the callback's name, that callback is not called again, and training continues: the run
+folder is as it would have been without it.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Start:
         clients: names of the clients.
         rounds: how many rounds are planned.
         done: how many of them are done already, in a run that is resumed.
-        config: the resolved settings, as they stand in a run folder.
+        config: the resolved settings, as a run folder has them.
     """
 
     method: str
@@ -125,7 +125,7 @@ class Listeners:
         self.callbacks = list(callbacks)
 
     def start(self, simulation: Simulation, config: Mapping[str, Any]) -> None:
-        """Tell that training begins.
+        """Report that training begins.
 
         Raises:
             CallbackError: a callback failed; an error of Sartor's own passes as it is.
@@ -148,11 +148,11 @@ class Listeners:
             except Exception as error:
                 raise CallbackError(
                     f"{name_of(callback)} failed in on_start, before the first round: "
-                    f"{type(error).__name__}: {error}. Mend it, or leave it out of callbacks."
+                    f"{type(error).__name__}: {error}. Fix it, or leave it out of callbacks."
                 ) from error
 
     def round(self, simulation: Simulation) -> str | None:
-        """Tell that a round is over; return who asked to stop, in words, or None."""
+        """Report that a round is over; return which callback asked to stop, or None."""
         if not self.callbacks:
             return None
         asked = None
@@ -169,7 +169,7 @@ class Listeners:
         return asked or later
 
     def end(self, result: Any) -> None:
-        """Tell that training is over."""
+        """Report that training is over."""
         self._report("on_end", result)
 
     def _report(self, event: str, what: Any) -> str | None:
@@ -181,7 +181,7 @@ class Listeners:
                 self.callbacks = [one for one in self.callbacks if one is not callback]
                 warnings.warn(
                     f"{name_of(callback)} failed in {event}: {type(error).__name__}: {error}. It "
-                    "is left out from here on, and training goes on without it.",
+                    "is not called again, and training continues without it.",
                     stacklevel=2,
                 )
                 continue

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from sartor.training.progress import Progress
 from sartor.training.readout import progress_of
-from sartor.training.settings import Progress
 from sartor.training.simulation import Simulation
 
 
@@ -22,8 +22,8 @@ def drive(
 ) -> None:
     """Run the rounds that are left.
 
-    After each round, in this order: it may be the last one, the checkpoint is written if one is
-    due, ``after_round`` is called, and the progress is shown.
+    After each round, in this order: it may become the last one, the progress is shown, a checkpoint
+    is written if one is due, and ``after_round`` is called.
 
     Args:
         simulation: what is trained; without rounds, its initial models are scored.
@@ -45,16 +45,16 @@ def drive(
             why = asks_to_stop() if asks_to_stop is not None else None
             if why is not None:
                 simulation.stop(why)
-            due = simulation.round_index % checkpoint_every == 0 or simulation.finished
-            if checkpoint is not None and due:
-                checkpoint()
-            if after_round is not None:
-                after_round()
             if progress is not None:
                 info = progress_of(simulation)
                 if not stale and not simulation.finished:
                     info |= {"accuracy": None, "value": None}
                 progress.update(simulation.round_index - 1, info)
+            due = simulation.round_index % checkpoint_every == 0 or simulation.finished
+            if checkpoint is not None and due:
+                checkpoint()
+            if after_round is not None:
+                after_round()
     finally:
         if progress is not None:
             progress.stop()

@@ -1,7 +1,6 @@
-"""From a method's name and a federation to a result: the two calls that most users need.
+"""Train one method: from its name and a federation to a result.
 
-``fit`` trains one method, ``compare`` several on equal footing. A grid of hyper-parameters × seeds
-trains as lanes of one pass; static options make separate passes.
+A grid of hyper-parameters × seeds trains as lanes of one pass; static options make separate passes.
 """
 
 from __future__ import annotations
@@ -28,31 +27,22 @@ from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines import client_work, make_engine
 from sartor.engines.shard import processes
-from sartor.results.comparison import Comparison
 from sartor.results.joined import join
 from sartor.results.result import Result
 from sartor.training.callbacks import Listeners
 from sartor.training.driver import drive
-from sartor.training.onboarding import stored_form, trained
+from sartor.training.onboarding import result_of, stored_form, trained
+from sartor.training.progress import Progress
+from sartor.training.schema import documented, settings_on
 from sartor.training.settings import (
-    COMPUTE,
-    DTYPES,
     Federations,
-    Progress,
     Settings,
     Sweep,
     checked_rows,
     federation_of,
     list_runs,
     make_task,
-    parse_choice,
-    parse_device,
-    parse_points,
-    parse_seeds,
-    parse_whole,
-    remembered,
     resolved,
-    shown,
     warn_of_lost_weights,
     with_held_out,
     with_static_parts,
@@ -63,11 +53,9 @@ from sartor.training.stopping import EarlyStopping
 if TYPE_CHECKING:
     from sartor.runs import RunFolder
 
-BASELINES = ("local", "fedavg", "fedavg-ft")
-_SHARED = ("data", "rounds", "seeds", "local", "participation", "model", "device", "dtype")
 
-
-def fit(
+@documented
+def fit(  # noqa: D417  (the decorator adds the other arguments)
     method: str | methods.Factory,
     federation: Federations,
     *,
@@ -118,25 +106,7 @@ def fit(
             option of that name; see ``sartor.compose.harm`` for what it costs.
 
     Other Args:
-        engine: "auto", "vectorised" or "sequential" (the reference: one client at a time, slow).
-        chunk: lanes at once; measured or chosen if None.
-        device: "auto", "cpu", "cuda".
-        dtype: "float32" or "float64".
-        compute: dtype of forward and backward passes, such as "bfloat16", if not ``dtype``.
-        store: "memory", or "mapped" for client states in memory-mapped files.
-        eval_every: score the models every so many rounds, and after the last.
-        points: "pre" (after aggregation), "post" (after local training), "global" (the global model
-            of methods that have one, on every client's data), or several.
-        out: a run folder for checkpoints, metrics, models and the result.
-        checkpoint_every: rounds between checkpoints, with ``out``.
-        resume: go on from the last checkpoint in ``out``.
-        reopen: with ``resume``, load a finished run with its server instead of its tables alone, so
-            that newcomers can join.
-        progress: shows how far it is; True takes what suits a terminal, a notebook or a file.
-        callbacks: objects that are told of rounds, evaluations and the end, and may ask to stop;
-            see ``sartor.training.callbacks``.
-        early_stopping: when to stop before the rounds are over, judged on validation data; a number
-            is the patience. See ``sartor.EarlyStopping``.
+        engine: and more, for rare needs; ``help(sartor.fit)`` lists them all.
 
     Returns:
         a Result: accuracy, gain over LocalTrain, costs and models.
@@ -151,25 +121,7 @@ def fit(
     >>> len(result.per_client().rows)
     5
     """
-    settings = Settings(
-        model=model,
-        rounds=parse_whole("rounds", rounds),
-        seeds=parse_seeds(seeds),
-        local=(local or Local()).over(parse_whole("rounds", rounds)),
-        participation=Participation.parse(participation),
-        engine=engine,
-        chunk=None if chunk is None else parse_whole("chunk", chunk),
-        device=parse_device(device),
-        dtype=parse_choice("dtype", dtype, DTYPES),
-        compute=None if compute is None else parse_choice("compute", compute, COMPUTE),
-        store=parse_choice("store", store, {"memory": "memory", "mapped": "mapped"}),
-        eval_every=parse_whole("eval_every", eval_every),
-        points=parse_points(points),
-        checkpoint_every=parse_whole("checkpoint_every", checkpoint_every),
-        progress=shown(progress) if processes.is_first() else None,
-        callbacks=tuple(callbacks) if processes.is_first() else (),
-        stopping=EarlyStopping.parse(early_stopping),
-    )
+    settings = Settings.read(locals())
     factory = methods.find(method)
     static = methods.static_options(factory)
     if do_no_harm:
@@ -204,76 +156,6 @@ def fit(
 
         _save(write, Path(out))
     return merged
-
-
-def compare(
-    names: str | Sequence[str],
-    federation: Federations,
-    *,
-    baselines: bool = True,
-    hyper: Mapping[str, Mapping[str, Value]] | None = None,
-    options: Mapping[str, Mapping[str, Any]] | None = None,
-    do_no_harm: bool = False,
-    out: str | Path | None = None,
-    resume: bool = False,
-    **settings: Any,
-) -> Comparison:
-    """Train several methods on the same allocations, seeds and settings.
-
-    Args:
-        names: methods, in a list or with commas; "all", or "all-regularised" and the like, stand
-            for a family.
-        federation: see ``fit``.
-        baselines: put LocalTrain, FedAvg and FedAvg + fine-tuning beside them.
-        hyper: per method, values of hyper-parameters.
-        options: per method, static options.
-        do_no_harm: see ``fit``; for all methods but LocalTrain, which they are measured from.
-        out: a folder with one run folder per method.
-        resume: go on where an earlier call with the same ``out`` stopped.
-        settings: everything else that ``fit`` takes.
-
-    Returns:
-        a Comparison: a table, and paired differences with their intervals.
-    """
-    listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
-    wanted = methods.expand([*(BASELINES if baselines else ()), *listed])
-    for name in wanted:
-        methods.find(name)
-    federations = remembered(federation)
-    folder = None
-    if out is not None:
-        from sartor.runs import ComparisonFolder
-
-        config = {"methods": wanted, "rounds": settings.get("rounds", 20)}
-
-        def prepare() -> None:
-            there = resume and (Path(out) / "folder.json").exists()
-            _ = ComparisonFolder.open(out) if there else ComparisonFolder.create(out, config)
-
-        processes.first(prepare)
-        folder = ComparisonFolder.open(out)
-    results = {}
-    for name in wanted:
-        try:
-            results[name] = fit(
-                name,
-                federations,
-                hyper=(hyper or {}).get(name),
-                options=(options or {}).get(name),
-                do_no_harm=do_no_harm and name != "local",
-                out=None if folder is None else folder.run_path(name),
-                resume=resume,
-                **settings,
-            )
-        except DivergedError as error:
-            warnings.warn(f"{name} is left out of the comparison: {error}", stacklevel=2)
-    if not results:
-        raise ConfigError("Every method diverged; try a smaller local_lr.")
-    shared = {k: v for k, v in next(iter(results.values())).config.items() if k in _SHARED}
-    comparison = Comparison(results, config={**shared, "methods": wanted})
-    if folder is not None and processes.is_first():
-        _save(lambda: folder.write_comparison(comparison), folder.path)
-    return comparison
 
 
 def _fit_lanes(
@@ -327,7 +209,7 @@ def _fit_lanes(
         points=points,
         store_folder=where,
         clients=client_work(processes.current()),
-        stopping=settings.stopping,
+        stopping=settings.early_stopping,
     )
     if where is not None:  # mapped states live as long as models can be asked for
         weakref.finalize(simulation, shutil.rmtree, where, ignore_errors=True)
@@ -340,9 +222,9 @@ def _fit_lanes(
         if len(runs) == 1 and simulation.log.diverged[0] is not None:
             raise _diverged(simulation)
         baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
-        result = simulation.result(config, baseline)
+        result = result_of(simulation, config, baseline)
         if folder is not None and not (reopen and finished):
-            # The result is written last: a folder that has one is not gone on with.
+            # The result is written last: a folder that has one is not resumed.
             _save(lambda: _write_models(folder, simulation), folder.path)
             if processes.is_first():
                 _save(lambda: folder.write_result(result), folder.path)
@@ -395,7 +277,7 @@ def _loop(
 
 
 def _save(write: Callable[[], object], path: Path) -> None:
-    """Write to the run folder; if the disk is full or gone, warn and go on.
+    """Write to the run folder; if the disk is full or gone, warn and continue.
 
     The result is still in memory.
     """
@@ -403,7 +285,7 @@ def _save(write: Callable[[], object], path: Path) -> None:
         write()
     except RunFolderError as error:
         warnings.warn(
-            f"{error} Training goes on and the result stays in memory, but {path} is not "
+            f"{error} Training continues and the result stays in memory, but {path} is not "
             "up to date.",
             stacklevel=4,
         )
@@ -424,7 +306,7 @@ def _write_models(folder: RunFolder, simulation: Simulation) -> None:
 def _lazily_local(
     federations: dict[int, Federation], settings: Settings, local: Local, hyper: Mapping[str, Value]
 ) -> Callable[[], Result]:
-    """Train LocalTrain on the same allocations when somebody asks for the gain."""
+    """Train LocalTrain on the same allocations when the gain is asked for."""
     same = {name: value for name, value in hyper.items() if name in local.hyper}
 
     def train() -> Result:
@@ -453,7 +335,7 @@ def _open(
 ) -> tuple[RunFolder | None, tuple[int, dict[str, Tree], dict[str, Any], dict[str, Any]] | None]:
     if out is None:
         if resume:
-            raise ConfigError("resume=True needs out=..., the run folder to go on from.")
+            raise ConfigError("resume=True needs out=..., the run folder to resume from.")
         return None, None
     from sartor.runs import RunFolder
 
@@ -469,6 +351,5 @@ def _open(
     folder = RunFolder.open(out)
     if not there:
         return folder, None
-    free = ("engine", "chunk", "device", "checkpoint_every", "data", "task", "rebuild")
-    folder.check_config(config, ignore=free)
+    folder.check_config(config, ignore=(*settings_on("fit", "free"), "data", "task", "rebuild"))
     return folder, folder.read_checkpoint()

@@ -19,7 +19,7 @@ from sartor.core.tree import Tree
 from sartor.results.result import Result
 from sartor.results.serving import record_of
 from sartor.runs import RunFolder, save_result
-from sartor.training.onboarding import onboard_by, restored
+from sartor.training.onboarding import onboard, restored
 from sartor.training.settings import LOSSES
 
 
@@ -73,7 +73,7 @@ def attach(
 
     def newcomers(data: Any, run: int = 0, **settings: Any) -> Result:
         trained = restored(result, task_of(result, model), run, *read_server(run))
-        return onboard_by(trained, data, **settings)
+        return onboard(trained, data, **settings)
 
     result.give_models(network, newcomers, read_server, save_result)
 

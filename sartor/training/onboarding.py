@@ -1,14 +1,14 @@
 """Clients that join after training: the server stays as it is, and they get models by its rule.
 
-A newcomer receives the letters that the trained server would send (its own one by the method's
-``greet``), starts its kept state from the global model where there is one (else from the common
-initial model), and takes some rounds of the method's own local work. Nothing is uploaded, and
-nobody else's model changes. It is numbered after the clients that were there.
+A newcomer receives the messages that the trained server would send (its own one is the method's
+newcomer message), starts its kept state from the global model where there is one (else from the
+common initial model), and takes some rounds of the method's own local work. Nothing is uploaded,
+and no other model changes. Newcomers are numbered after the clients that trained.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,9 +33,11 @@ from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.encoding import prepare
 from sartor.data.federation import Federation
+from sartor.engines import make_engine
 from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.results.serving import record_of
+from sartor.runs import save_result
 from sartor.training.driver import drive
 from sartor.training.simulation import Simulation
 
@@ -45,39 +47,24 @@ VAL = 0.2
 
 
 class Trained(NamedTuple):
-    """What newcomers meet: one run of a trained federation, without anybody's data.
-
-    Attributes:
-        method: the record.
-        task: the network and its loss.
-        server: its state.
-        server_ctx: what the server reads, at the end of training.
-        num_clients: how many there were.
-        past: the rounds behind them.
-        run: seed, hyper-parameters and options.
-        make_engine: arena -> engine.
-        device: where to compute.
-        dtype: of parameters.
-        facts: ``input_shape``, ``num_classes``, ``tokens`` and ``class_names`` of the data.
-        recipe: how samples become features, or None.
-    """
+    """What newcomers meet: one run of a trained federation, without the data of its clients."""
 
     method: Method
     task: Task
     server: Tree
-    server_ctx: ServerContext
+    server_ctx: ServerContext  # at the end of training
     num_clients: int
-    past: int
+    past: int  # rounds that were trained
     run: Run
     make_engine: Callable[..., Any]
     device: torch.device
     dtype: torch.dtype
-    facts: dict[str, Any]
-    recipe: Any
+    facts: dict[str, Any]  # input_shape, num_classes, tokens and class_names of the data
+    recipe: Any  # how samples become features, or None
 
 
 def onboard(
-    simulation: Simulation,
+    source: Simulation | Trained,
     newcomers: Data,
     *,
     rounds: int = 5,
@@ -88,7 +75,7 @@ def onboard(
     """Give newcomers their models.
 
     Args:
-        simulation: a trained federation.
+        source: a trained federation, or what one left for newcomers.
         newcomers: their data: a federation, or the pair (x, y) of one client.
         rounds: rounds of the method's local work on the newcomers; 0 takes what the server sends.
         finetune_epochs: passes of plain fine-tuning after that; the way for methods that would give
@@ -99,12 +86,82 @@ def onboard(
     Returns:
         a Result whose clients are the newcomers: models, and scores on their test samples.
     """
-    return onboard_by(
-        trained(simulation, run),
-        newcomers,
+    known = source if isinstance(source, Trained) else trained(source, run)
+    record = record_for(known)
+    federation = _federation(newcomers, test, known, _needs_validation(record))
+    if finetune_epochs:
+        record = fine_tuned(record, known.task, Local(), epochs=finetune_epochs)
+    if not rounds:
+        record = changed(record, headline="pre")
+    chosen = known.run
+    hyper: dict[str, float | list[float]] = {k: float(np.mean(v)) for k, v in chosen.hyper.items()}
+    if finetune_epochs:
+        hyper.setdefault("ft_lr", hyper.get("local_lr", record.hyper["ft_lr"].default))
+    again = Simulation(
+        record,
+        known.task,
+        [federation],
+        [Run(seed=chosen.seed, hyper=hyper, options=chosen.options)],
+        known.make_engine,
         rounds=rounds,
-        finetune_epochs=finetune_epochs,
-        test=test,
+        participation=Participation(),
+        device=known.device,
+        dtype=known.dtype,
+        points=tuple(dict.fromkeys(("pre", record.use.headline))),
+    )
+    drive(again)
+    # Newcomers are prepared like the clients that trained.
+    recipes = {} if known.recipe is None else {str(chosen.seed): known.recipe}
+    return result_of(
+        again,
+        {
+            "newcomers of": known.method.name,
+            "rounds": rounds,
+            "task": known.task.measured_as,
+            "rebuild": known.facts | {"preprocessing": recipes},
+        },
+    )
+
+
+def result_of(
+    simulation: Simulation,
+    config: Mapping[str, Any],
+    baseline: Callable[[], Result] | None = None,
+) -> Result:
+    """Return everything that was measured, with the models and a way in for newcomers.
+
+    Args:
+        simulation: what was run.
+        config: the resolved settings.
+        baseline: trains LocalTrain on the same allocations, when asked.
+    """
+
+    def newcomers(data: Any, **settings: Any) -> Result:
+        return onboard(simulation, data, **settings)
+
+    def server(run: int) -> tuple[Tree, dict[str, Any]]:
+        return stored_form(trained(simulation, run))
+
+    method, log = simulation.method, simulation.log
+    chosen = any("choice" in snap for snap in log.snapshots)
+    return Result(
+        method=method.name,
+        headline=method.use.headline,
+        runs=simulation.runs,
+        clients=simulation.federations[0].names,
+        scores=simulation.scores(),
+        ledger=simulation.ledger(),
+        label_counts=simulation.label_counts(),
+        diverged=log.diverged,
+        stopped=log.stopped,
+        snapshots=log.snapshots,
+        choices=method.show.names if chosen else (),
+        config=config,
+        models=simulation.network,
+        baseline=baseline,
+        newcomers=newcomers,
+        server=server,
+        writer=save_result,
     )
 
 
@@ -113,7 +170,6 @@ def trained(simulation: Simulation, run: int = 0) -> Trained:
     server, _ = simulation.deployed()
     everybody, past = simulation.context.everybody, simulation.round_index
     server_ctx = simulation.context.server_ctx("evaluate", past, everybody)
-    known = simulation.federations[run]
     return Trained(
         simulation.method,
         simulation.task,
@@ -125,7 +181,7 @@ def trained(simulation: Simulation, run: int = 0) -> Trained:
         simulation.make_engine,
         simulation.context.arena.device,
         simulation.dtype,
-        *_data_facts(known),
+        *_data_facts(simulation.federations[run]),
     )
 
 
@@ -152,8 +208,6 @@ def stored_form(found: Trained) -> tuple[Tree, dict[str, Any]]:
 
 def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
     """Return what newcomers meet from what :func:`stored_form` wrote and a result's settings."""
-    from sartor.engines import make_engine
-
     about = dict(result.config["rebuild"])
     return Trained(
         record_of(result, task, run),
@@ -169,52 +223,6 @@ def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str,
         about | {"input_shape": tuple(about["input_shape"])},
         result.recipe(run),
     )
-
-
-def onboard_by(
-    known: Trained,
-    newcomers: Data,
-    *,
-    rounds: int = 5,
-    finetune_epochs: int = 0,
-    test: float = 0.25,
-) -> Result:
-    """Give newcomers their models by what a trained federation left; see :func:`onboard`."""
-    record = record_for(known)
-    federation = _federation(newcomers, test, known, _needs_validation(record))
-    if finetune_epochs:
-        record = fine_tuned(record, known.task, Local(), epochs=finetune_epochs)
-    if not rounds:
-        record = changed(record, headline="pre")
-    chosen = known.run
-    hyper: dict[str, float | list[float]] = {k: float(np.mean(v)) for k, v in chosen.hyper.items()}
-    if finetune_epochs:
-        hyper.setdefault("ft_lr", hyper.get("local_lr", record.hyper["ft_lr"].default))
-    again = Simulation(
-        record,
-        known.task,
-        [federation],
-        [Run(seed=chosen.seed, hyper=hyper, options=chosen.options)],
-        known.make_engine,
-        rounds=rounds,
-        participation=Participation(),
-        device=known.device,
-        dtype=known.dtype,
-        points=tuple(dict.fromkeys(("pre", record.use.headline))),
-    )
-    drive(again)
-    about: dict[str, Any] = {"newcomers of": known.method.name, "rounds": rounds}
-    about |= {
-        "task": known.task.measured_as,
-        "rebuild": known.facts | _for_newcomers(known, chosen.seed),
-    }
-    return again.result(about)
-
-
-def _for_newcomers(known: Trained, seed: int) -> dict[str, Any]:
-    """Return what differs in the facts of newcomers: they are prepared like everybody else."""
-    recipes = {} if known.recipe is None else {str(seed): known.recipe}
-    return {"preprocessing": recipes}
 
 
 def _needs_validation(record: Method) -> bool:
@@ -345,5 +353,5 @@ def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
 
 
 def _later(ctx: ClientContext, num: int, past: int) -> ClientContext:
-    """Number a newcomer after the known clients, and go on counting rounds."""
+    """Number a newcomer after the known clients, and count rounds after theirs."""
     return ctx._replace(index=ctx.index + num, round=ctx.round + past)

@@ -1,19 +1,13 @@
-"""What a simulation tells: a line of progress after a round, and the result at the end."""
+"""What a simulation reports after a round."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from sartor.core.tree import Tree
 from sartor.results.headline import HEADLINE_METRICS, unit_of
-from sartor.results.result import Result
-from sartor.runs import save_result
-
-if TYPE_CHECKING:
-    from sartor.training.simulation import Simulation
+from sartor.training.simulation import Simulation
 
 
 def units_of(simulation: Simulation) -> np.ndarray:
@@ -45,51 +39,3 @@ def progress_of(simulation: Simulation) -> dict[str, Any]:
         "seconds": log.seconds["round"][-1],
         "runs": len(simulation.runs),
     }
-
-
-def result_of(
-    simulation: Simulation,
-    label_counts: np.ndarray | None,
-    config: Mapping[str, Any],
-    baseline: Callable[[], Result] | None,
-) -> Result:
-    """Return everything that was measured, with the models and a way in for newcomers.
-
-    Args:
-        simulation: what was run.
-        label_counts: (runs, clients, classes) training samples, where they are known.
-        config: the resolved settings.
-        baseline: trains LocalTrain on the same allocations, when asked.
-    """
-
-    def newcomers(data: Any, **settings: Any) -> Result:
-        from sartor.training.onboarding import onboard
-
-        return onboard(simulation, data, **settings)
-
-    def server(run: int) -> tuple[Tree, dict[str, Any]]:
-        from sartor.training.onboarding import stored_form, trained
-
-        return stored_form(trained(simulation, run))
-
-    method, log = simulation.method, simulation.log
-    chosen = any("choice" in snap for snap in log.snapshots)
-    return Result(
-        method=method.name,
-        headline=method.use.headline,
-        runs=simulation.runs,
-        clients=simulation.federations[0].names,
-        scores=simulation.scores(),
-        ledger=simulation.ledger(),
-        label_counts=label_counts,
-        diverged=log.diverged,
-        stopped=log.stopped,
-        snapshots=log.snapshots,
-        choices=method.show.names if chosen else (),
-        config=config,
-        models=simulation.network,
-        baseline=baseline,
-        newcomers=newcomers,
-        server=server,
-        writer=save_result,
-    )

@@ -1,8 +1,8 @@
 """Hyper-parameter search in which trials train as lanes of one pass.
 
-Optuna is asked for a batch of trials, they train together as the rows of one sweep, and it is told
+Optuna proposes a batch of trials, they train together as the rows of one sweep, and it receives
 what each reached on the validation data; then comes the next batch. The test data take no part in
-the choice: they are scored, as in every run, and stand in the result of the best trial alone.
+the choice: they are scored, as in every run, and only the result of the best trial shows them.
 
 A row of the search is the run that ``fit`` would make with its values. Values of static options are
 searched too; the trials of a batch that share them train together.
@@ -26,13 +26,8 @@ from sartor.core.errors import ConfigError, DivergedError, MissingExtraError
 from sartor.results.result import Result
 from sartor.results.tables import Table, format_cell
 from sartor.training.fit import fit
-from sartor.training.settings import (
-    Federations,
-    federation_of,
-    parse_seeds,
-    parse_whole,
-    remembered,
-)
+from sartor.training.schema import parse_seeds, parse_whole
+from sartor.training.settings import Federations, federation_of, remembered
 from sartor.training.stopping import MEASURES
 
 Space = Mapping[str, Sequence[Any]]
@@ -88,7 +83,7 @@ def search(
     sampler_seed: int = 0,
     **settings: Any,
 ) -> Search:
-    """Look for the hyper-parameters that do best on validation data.
+    """Search the hyper-parameters that do best on validation data.
 
     Args:
         method: a name, or a factory; see ``fit``.
@@ -101,7 +96,7 @@ def search(
         seeds: every trial trains with each; its value is the mean.
         hyper: values that are not searched.
         options: static options that are not searched.
-        study: an Optuna study to go on with, or any object with ``ask`` and ``tell``; a new one
+        study: an Optuna study to continue, or any object with ``ask`` and ``tell``; a new one
             with a TPE sampler if None. Its direction must fit the measure.
         sampler_seed: the seed of the new study's sampler.
         settings: everything else that ``fit`` takes, such as rounds, local or early_stopping.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from torch import nn
 
 from sartor import methods, models
 from sartor.core.cohort import Participation
-from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError
 from sartor.core.hyper import Value
 from sartor.core.local import Local
 from sartor.core.method import Method, endings
@@ -37,6 +38,8 @@ from sartor.core.task import (
 from sartor.data.federation import Federation
 from sartor.results.scores import Run
 from sartor.results.serving import facts_of
+from sartor.training.progress import Progress
+from sartor.training.schema import settings_on
 from sartor.training.stopping import EarlyStopping
 
 Sweep = Mapping[str, Sequence[Value]] | Sequence[Mapping[str, Value]]
@@ -53,38 +56,10 @@ LOSSES: dict[str, tuple[Criterion, Criterion]] = {
 }
 """The loss of every task, and what counts as a correct answer."""
 
-DTYPES = {"float32": torch.float32, "float64": torch.float64}
-"""Of parameters, features and hyper-parameters."""
-
-COMPUTE = {**DTYPES, "bfloat16": torch.bfloat16}
-"""Of forward and backward passes."""
-
-
-class Progress(Protocol):
-    """What shows how far a long training is."""
-
-    def start(self, total_rounds: int, description: str) -> None:
-        """Begin; ``total_rounds`` rounds will follow."""
-
-    def update(self, round_index: int, info: dict[str, Any]) -> None:
-        """Show a round: accuracy, measure and its value, bytes, seconds, number of runs."""
-
-    def stop(self) -> None:
-        """End, also after an error."""
-
-
-def shown(progress: Progress | bool | None) -> Progress | None:
-    """Return what shows progress; True is a bar on a terminal, and what suits other places."""
-    if progress is True:
-        from sartor.cli.progress import reporter
-
-        return reporter(plain=False)
-    return progress or None
-
 
 @dataclass(frozen=True)
 class Settings:
-    """Everything that ``fit`` and ``compare`` share; see ``fit`` for the meaning of each."""
+    """What all passes of one call of ``fit`` share; see ``fit`` for the meaning of each."""
 
     model: nn.Module | None
     rounds: int
@@ -101,8 +76,33 @@ class Settings:
     points: tuple[str, ...]
     checkpoint_every: int
     progress: Progress | None
-    callbacks: tuple[Any, ...] = ()
-    stopping: EarlyStopping | None = None
+    callbacks: tuple[Any, ...]
+    early_stopping: EarlyStopping | None
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Settings:
+        """Check the keywords of ``fit`` by the schema.
+
+        Raises:
+            ConfigError: a value cannot be right.
+        """
+        known = settings_on("fit")
+        names = [field.name for field in fields(cls)]
+        found = cls(**{name: known[name].read(given[name]) for name in names})
+        return replace(found, local=found.local.over(found.rounds))
+
+    def plain(self) -> dict[str, Any]:
+        """Return all settings but objects of the caller as JSON-able values."""
+        named = ("model", "progress", "callbacks")
+        return {k: _plain(v) for k, v in vars(self).items() if k not in named}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, torch.dtype | torch.device):
+        return str(value).removeprefix("torch.")
+    if isinstance(value, Local | Participation | EarlyStopping):
+        return dict(vars(value))
+    return list(value) if isinstance(value, tuple) else value
 
 
 def list_runs(
@@ -291,14 +291,7 @@ def remembered(federation: Federations) -> Federations:
     """Make each seed's federation once, so that all methods of a comparison share it."""
     if isinstance(federation, Federation) or not callable(federation):
         return federation
-    made: dict[int, Federation] = {}
-
-    def make(seed: int) -> Federation:
-        if seed not in made:
-            made[seed] = federation(seed)
-        return made[seed]
-
-    return make
+    return functools.cache(federation)
 
 
 def resolved(
@@ -322,75 +315,16 @@ def resolved(
         "sweep": {k: list(v) for k, v in sweep.items()}
         if isinstance(sweep, Mapping)
         else rows_of(sweep),
-        "rounds": settings.rounds,
-        "seeds": list(settings.seeds),
+        **settings.plain(),
         "local": dict(vars(local)),
-        "participation": dict(vars(settings.participation)),
         "model": {
             "class": type(task.module).__name__,
             "head": task.head,
             "parameters": sum(p.numel() for p in task.module.parameters()),
         }
         | task.given_weights(),
-        "engine": settings.engine,
-        "chunk": settings.chunk,
-        "device": str(settings.device),
-        "dtype": str(settings.dtype).removeprefix("torch."),
-        "compute": None
-        if settings.compute is None
-        else str(settings.compute).removeprefix("torch."),
-        "store": settings.store,
-        "eval_every": settings.eval_every,
-        "points": list(settings.points),
-        "checkpoint_every": settings.checkpoint_every,
         "task": task.measured_as,
         "rebuild": facts_of(method, task, record.use.predict is not None, federations),
-        "early_stopping": None if settings.stopping is None else dict(vars(settings.stopping)),
         "data": first.describe(),
         "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
     }
-
-
-def parse_device(name: str | torch.device) -> torch.device:
-    """Read "auto", "cpu" or "cuda"."""
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise ConfigError(f"Unknown device {name!r}; use 'auto', 'cpu' or 'cuda'.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "device='cuda', but PyTorch sees no GPU here; use device='cpu' or 'auto'."
-        )
-    return device
-
-
-def parse_seeds(seeds: Sequence[int] | int) -> tuple[int, ...]:
-    """Read one seed or several different ones."""
-    found = (seeds,) if isinstance(seeds, (int, np.integer)) else tuple(seeds)
-    whole = all(isinstance(s, (int, np.integer)) and not isinstance(s, bool) for s in found)
-    if not found or not whole or len(set(found)) < len(found):
-        raise ConfigError(f"seeds must be one or several different whole numbers, got {seeds!r}.")
-    return tuple(int(s) for s in found)
-
-
-def parse_whole(name: str, value: int) -> int:
-    """Refuse what is not a whole number of at least 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ConfigError(f"{name} must be a whole number >= 1, got {value!r}.")
-    return value
-
-
-def parse_choice(name: str, value: str, known: Mapping[str, Any]) -> Any:
-    """Return what a known word stands for."""
-    if value not in known:
-        raise ConfigError(f"Unknown {name} {value!r}{did_you_mean(str(value), known)}")
-    return known[value]
-
-
-def parse_points(points: Sequence[str]) -> tuple[str, ...]:
-    """Read the evaluation points."""
-    for point in points:
-        parse_choice("point", point, {"pre": 0, "post": 0, "global": 0})
-    return tuple(points)

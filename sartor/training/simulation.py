@@ -32,10 +32,8 @@ from sartor.engines.round import Rounds
 from sartor.engines.store import States
 from sartor.engines.work import ClientWork, InProcess
 from sartor.results.log import Log
-from sartor.results.result import Result
 from sartor.results.scores import PHASES, Ledger, Run, Scores
-from sartor.training.readout import result_of
-from sartor.training.stopping import EarlyStopping, Watch, settle, watch_over
+from sartor.training.stopping import EarlyStopping, Watch, per_run, watch_over
 
 
 class Simulation:
@@ -171,7 +169,7 @@ class Simulation:
         if over and not last:
             self._close(seconds)
         if self.finished:
-            settle(self)
+            self._settle()
         looks = due or t == 0 or self.finished or not self.context.queued
         if looks:
             self.context.read_clocks()
@@ -227,7 +225,7 @@ class Simulation:
             self.log.time_once(seconds)
             mine = {"round": self.round_index, "why": why}
             self.log.stopped = [old or dict(mine) for old in self.log.stopped]
-            settle(self)
+            self._settle()
 
     def _score(self, seconds: dict[str, float]) -> bool:
         """Score the models after this round; return whether every run has stopped."""
@@ -281,6 +279,31 @@ class Simulation:
         if self.trained is not None:
             found["trained"] = self.trained.gather(everybody)
         return found
+
+    def _settle(self) -> None:
+        """Put back the states that early stopping kept, and end the log of each run; once."""
+        watch = self.watch
+        if watch is None or watch.settled:
+            return
+        watch.settled = True
+        kept, everybody = watch.kept or {}, self.context.everybody
+        back = watch.kept_round >= 0
+        back &= np.array([lost is None for lost in self.log.diverged])
+        if back.any():
+            mask = torch.from_numpy(back)
+            self.server = tree.map(
+                lambda old, now: torch.where(per_run(mask, now), old, now),
+                kept["server"],
+                self.server,
+            )
+            present = np.broadcast_to(back[:, None], everybody.shape)
+            for store, name in ((self.store, "clients"), (self.trained, "trained")):
+                if store is not None and tree.leaves(kept[name]):
+                    store.scatter(everybody, kept[name], present)
+        for run, (last, used) in enumerate(watch.ends(self.round_index)):
+            if self.log.diverged[run] is None:
+                self.log.end_run(run, last, used)
+        watch.kept = None
 
     def _used_round(self, run: int) -> int:
         """Return the round of the models that a run ends with."""
@@ -430,18 +453,7 @@ class Simulation:
             return self.task.with_params(params)
         return Predictor(params, predict, self.task.fixed)
 
-    def result(
-        self, config: Mapping[str, Any], baseline: Callable[[], Result] | None = None
-    ) -> Result:
-        """Return everything that was measured, with the models and a way in for newcomers.
-
-        Args:
-            config: the resolved settings.
-            baseline: trains LocalTrain on the same allocations, when asked.
-        """
-        return result_of(self, self._label_counts(), config, baseline)
-
-    def _label_counts(self) -> np.ndarray | None:
+    def label_counts(self) -> np.ndarray | None:
         """Count the labels of every client: (runs, clients, classes), where there are classes."""
         known = all(fed.task not in ("regression", "next-token", "") for fed in self.federations)
         counts = [fed.label_counts("train").numpy() for fed in self.federations if known]

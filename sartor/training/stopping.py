@@ -2,9 +2,9 @@
 
 A run stops when its measure on the validation samples of all clients, at the method's headline
 point, has not improved by more than ``min_delta`` for ``patience`` evaluations in a row. Every run
-of a sweep has its own verdict. All runs train in one pass, so the pass goes on until the last has
-stopped, but what a stopped run left behind is put aside in the round of its verdict and put back at
-the end: its row is the one that it would have alone.
+of a sweep has its own verdict. All runs train in one pass, which lasts until the last has stopped;
+the state of a run that stopped is put aside in the round of its verdict and put back at the end, so
+that its row is the one that it would have alone.
 
 | what | of a run that stopped after s rounds |
 |---|---|
@@ -19,7 +19,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -28,9 +28,6 @@ from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.task import Task, never
 from sartor.core.tree import Tree
-
-if TYPE_CHECKING:
-    from sartor.training.simulation import Simulation
 
 MEASURES = ("loss", "accuracy")
 
@@ -81,7 +78,7 @@ class Watch:
 
     Attributes:
         best: (runs,) the best value, as a loss.
-        best_round: (runs,) after how many rounds it was seen; −1 before the first evaluation.
+        best_round: (runs,) after how many rounds it was reached; −1 before the first evaluation.
         waited: (runs,) evaluations since then.
         stopped: (runs,) the rounds after which the run stopped, or −1.
         kept: the states that were put aside, (runs, ...) each, or None.
@@ -127,7 +124,7 @@ class Watch:
             self.kept = tree.map(torch.clone, now)
             return
         self.kept = tree.map(
-            lambda new, old: torch.where(_over(mask, new), new, old), now, self.kept
+            lambda new, old: torch.where(per_run(mask, new), new, old), now, self.kept
         )
 
     def verdicts(self) -> list[dict[str, Any] | None]:
@@ -169,67 +166,21 @@ def watch_over(rule: EarlyStopping, runs: int, splits: Sequence[str], task: Task
         task: what is learned.
 
     Raises:
-        ConfigError: there is nothing to look at.
+        ConfigError: there is nothing to judge by.
     """
     if "val" not in splits:
         raise ConfigError(
-            "Early stopping looks at validation data, but no client has any; hold some out, "
+            "Early stopping needs validation data, but no client has any; hold some out, "
             "for example with val=0.2 when the federation is made."
         )
     if rule.measure == "accuracy" and task.is_correct is never:
         raise ConfigError(
-            "There is no right or wrong in this task, so early stopping cannot look at its "
+            "There is no right or wrong in this task, so early stopping cannot judge by its "
             "accuracy; use EarlyStopping(measure='loss')."
         )
     return Watch(rule, runs)
 
 
-def settle(simulation: Simulation) -> None:
-    """Put back what was put aside, and end the books of each run where it ended; only once."""
-    watch = simulation.watch
-    if watch is None or watch.settled:
-        return
-    watch.settled = True
-    kept, everybody = watch.kept or {}, simulation.context.everybody
-    back = watch.kept_round >= 0
-    back &= np.array([lost is None for lost in simulation.log.diverged])
-    if back.any():
-        mask = torch.from_numpy(back)
-        simulation.server = tree.map(
-            lambda old, now: torch.where(_over(mask, now), old, now),
-            kept["server"],
-            simulation.server,
-        )
-        present = np.broadcast_to(back[:, None], everybody.shape)
-        for store, name in ((simulation.store, "clients"), (simulation.trained, "trained")):
-            if store is not None and tree.leaves(kept[name]):
-                store.scatter(everybody, kept[name], present)
-    for run, (last, used) in enumerate(watch.ends(simulation.round_index)):
-        if simulation.log.diverged[run] is None:
-            _end_log(simulation, run, last, used)
-    watch.kept = None
-
-
-def _end_log(simulation: Simulation, run: int, last: int, used: int) -> None:
-    """Let the records of a run end after round ``last``, with the models of round ``used``."""
-    log = simulation.log
-    for name, series in log.history.items():
-        point = name.split("/")[0]
-        times = [t + (point == "post") for t in log.when[point]]  # rounds behind an entry
-        for values in series.values():
-            source = values[times.index(used)][run].copy()
-            for k, t in enumerate(times):
-                if t >= last:
-                    values[k][run] = source
-    chosen = next((snap for snap in log.snapshots if snap["round"] == used), None)
-    for snap in log.snapshots if chosen is not None else ():
-        for key in snap.keys() - {"round"} if snap["round"] >= last else ():
-            snap[key][run] = chosen[key][run].copy()  # type: ignore[index]
-    for rows in log.costs.values():
-        for row in rows[last:]:
-            row[run] = 0
-    log.recount()
-
-
-def _over(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+def per_run(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:
+    """Return one value per run in the shape of a leaf, (runs, ...)."""
     return mask.to(leaf.device).reshape(-1, *(1,) * (leaf.dim() - 1))

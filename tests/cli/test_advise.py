@@ -223,7 +223,7 @@ def test_a_folder_that_is_taken_is_refused_before_any_work(advise: Any) -> None:
 
 
 def test_an_advice_cannot_be_resumed(advise: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """The message says that there is nothing to go on with."""
+    """The message says that there is nothing to resume."""
     assert advise(sites(), "--out", "a").code == 0
     assert main(["resume", "a"]) == 2
     assert "holds an advice" in capsys.readouterr().err

@@ -17,8 +17,8 @@ import pytest
 import sartor
 from sartor.cli import main
 from sartor.cli.config import Experiment, build
-from sartor.cli.flags import flag
 from sartor.core.errors import RunFolderError
+from sartor.training.schema import flag
 
 TINY = (
     "--data",
@@ -203,7 +203,7 @@ FAULTS = [
     ("run fedavg --set rule=best", "rule"),
     ("run local --rounds none", "--rounds"),
     ("run local --rounds 0", "--rounds"),
-    ("run local --clients 0 --val 2", "2 things to mend"),
+    ("run local --clients 0 --val 2", "2 things to fix"),
     ("run local --data digit", "did you mean 'digits'"),
     ("run local --data mnist", "Sartor downloads nothing"),
     ("run local --data ./nowhere", "nowhere"),
@@ -326,7 +326,7 @@ class Stop:
 def test_ctrl_c_then_resume_is_running_straight(
     command: Any, monkeypatch: pytest.MonkeyPatch, line: str
 ) -> None:
-    """Ctrl-C ends with 130 and says how to go on; resumed, the numbers are those of a whole run.
+    """Ctrl-C ends with 130 and says how to resume; resumed, the numbers are those of a whole run.
 
     It falls before the first checkpoint, and between the first and the last.
     """
@@ -357,7 +357,7 @@ def test_a_finished_run_can_be_resumed(command: Any) -> None:
 
 
 def test_a_diverged_method_does_not_spoil_a_comparison(command: Any) -> None:
-    """If one method diverges the others are still compared, and the loss is told."""
+    """If one method diverges the others are still compared, and the loss is reported."""
     words = (
         "compare",
         "local,fedavg",
@@ -622,7 +622,7 @@ def test_sigint_ends_the_process_with_130() -> None:
 def test_an_error_that_ctrl_c_became_is_an_interruption(
     command: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Native code may answer a KeyboardInterrupt with an error of its own; no bug is told."""
+    """Native code may answer a KeyboardInterrupt with an error of its own; no bug is reported."""
 
     def fit(*arguments: Any, **settings: Any) -> None:
         try:

@@ -138,7 +138,7 @@ def test_all_faults_are_listed_at_once() -> None:
         )
     message = str(caught.value)
     for part in (
-        "x.yaml: 6 things to mend",
+        "x.yaml: 6 things to fix",
         "did you mean 'rounds'",
         "clients should be greater than or equal to 1, got 0",
         "val should be a valid number",
@@ -165,11 +165,11 @@ def test_all_faults_are_listed_at_once() -> None:
     ],
 )
 def test_what_cannot_be_right_is_refused(values: dict[str, Any], part: str) -> None:
-    """A fault is told once, with the key at fault, and never passes silently."""
+    """A fault is reported once, with the key at fault, and never passes silently."""
     with pytest.raises(ConfigError) as caught:
         build(values)
     assert part in str(caught.value)
-    assert "things to mend" not in str(caught.value)
+    assert "things to fix" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -235,7 +235,7 @@ def label_plan() -> Plan:
 
 
 def test_labels_are_counted_over_training_and_test() -> None:
-    (record,) = SOLVERS["labels"]([], [Problem(labelled())], {})
+    (record,) = SOLVERS["labels"]([], [Problem(labelled())])
     assert record["labels"] == [[2, 2, 0], [0, 0, 4]]
     assert record["values"] == {
         "samples": 8.0,
@@ -250,7 +250,7 @@ def test_labels_are_counted_over_training_and_test() -> None:
 
 def test_count_matrices_are_tables_and_heat_maps() -> None:
     outcome = Outcome(label_plan())
-    (record,) = SOLVERS["labels"]([], [Problem(labelled())], {})
+    (record,) = SOLVERS["labels"]([], [Problem(labelled())])
     outcome.add("clients", "here", 0, record)
     table = outcome.table(1)
     assert list(table.columns) == ["client", "0", "1", "2", "all"]

@@ -65,7 +65,7 @@ def test_plan_has_rules_differences_and_five_seeds(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLANS)
 def test_rules_look_at_what_is_measured(name: str) -> None:
-    """A rule on a probe needs the probe; one on the common test needs samples of everybody."""
+    """A rule on a probe needs the probe; one on the common test needs samples of all clients."""
     gives = {"local_error": "errors", "global_error": "errors"}
     gives |= dict.fromkeys(("optimum_gap", "guaranteed_rate", "envelope_condition"), "optimum")
     gives |= {"training_loss": "training_loss", "training_loss_global": "training_loss"}

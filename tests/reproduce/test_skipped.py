@@ -38,7 +38,7 @@ def test_a_folder_remembers_what_was_left_out(
 
 
 def test_a_part_of_a_plan_is_run_and_the_rest_later(tmp_path: Path) -> None:
-    """Rows and columns by name; what was run is not run again, and wrong names are told."""
+    """Rows and columns by name; what was run is not run again, and wrong names are reported."""
     content = {**CONTENT, "columns": [{"name": "here"}, {"name": "there", "rounds": 2}]}
     plan, place = read("tiny", content), {"out": tmp_path / "run", "device": "cpu"}
     assert not runner.run(plan, rows=(), **place).records

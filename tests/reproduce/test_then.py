@@ -92,7 +92,7 @@ def test_a_row_trained_by_another_is_the_row_trained_alone() -> None:
 
 
 def test_a_row_may_stand_without_the_one_that_trains_it() -> None:
-    """Nothing is stored of a training that no row looks at."""
+    """Nothing is stored of a training that no row uses."""
     plan = read("toy", PLAN)
     alone = replace(plan, rows=tuple(r for r in plan.rows if r.name == "tuned"))
     both = found(plan)

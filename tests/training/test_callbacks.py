@@ -1,4 +1,4 @@
-"""Callbacks: what they are told, how they stop a run, and what their faults may not do."""
+"""Callbacks: what they receive, how they stop a run, and what their faults may not do."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SETTINGS: dict[str, Any] = {
 
 
 class Recorder:
-    """Writes down everything that it is told."""
+    """Record everything that it receives."""
 
     def __init__(self) -> None:
         self.reported: list[tuple[str, Any]] = []
@@ -90,7 +90,7 @@ def same(found: sartor.Result, wanted: sartor.Result) -> None:
 
 
 def test_everything_is_reported_in_order_and_is_what_the_result_says() -> None:
-    """A sweep of two seeds, scored every second round, told with one number per run."""
+    """A sweep of two seeds, scored every second round, with one number per run."""
     seen = Recorder()
     result = fit(
         "fedavg", FED, rounds=3, seeds=(0, 1), eval_every=2, callbacks=[seen, object()], **SETTINGS
@@ -157,7 +157,7 @@ def test_a_fault_is_a_warning_with_the_name_and_changes_nothing(tmp_path) -> Non
 
 
 def test_a_fault_before_the_first_round_ends_the_training(tmp_path) -> None:
-    """It names the callback; others are told of the end, and the folder can be used again."""
+    """It names the callback; others learn of the end, and the folder can be used again."""
     seen, out = Recorder(), tmp_path / "run"
     with pytest.raises(CallbackError, match="Faulty failed in on_start, before the first round"):
         fit("fedavg", FED, rounds=2, callbacks=[seen, Faulty("on_start")], out=out, **SETTINGS)
@@ -167,7 +167,7 @@ def test_a_fault_before_the_first_round_ends_the_training(tmp_path) -> None:
 
 
 def test_an_error_of_our_own_passes_as_it_is() -> None:
-    """A tracker's missing package is told in its own words."""
+    """A tracker's missing package is reported in its own words."""
 
     class Wrong:
         def on_start(self, start: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sartor
-from sartor.cli.progress import NotebookBar, PlainLines, reporter
+from sartor.training.progress import NotebookBar, PlainLines, reporter
 from tests.report.test_advice_page import make_advice
 from tests.toys import Net, federation
 

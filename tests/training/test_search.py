@@ -31,7 +31,7 @@ SPACE: dict[str, Any] = {
 
 
 class Dice:
-    """A study that draws at random and writes down what it is told."""
+    """A study that draws at random and records what it receives."""
 
     def __init__(self, seed: int = 0) -> None:
         self.draw, self.reported = random.Random(seed), []  # type: ignore[var-annotated]
@@ -84,7 +84,7 @@ def test_a_row_of_the_search_is_the_single_run(found: sartor.Search) -> None:
 
 
 def test_the_best_trial_is_the_best_row_and_comes_with_its_result(found: sartor.Search) -> None:
-    """Values, result and what the study was told agree."""
+    """Values, result and what the study received agree."""
     values = found.table.column("validation loss")
     assert found.value == min(values)
     row = found.table.rows[values.index(found.value)]
@@ -93,7 +93,7 @@ def test_the_best_trial_is_the_best_row_and_comes_with_its_result(found: sartor.
     assert found.result.runs[0].hyper["local_lr"] == found.best["local_lr"]
     assert found.result.runs[0].options["weights"] == found.best["weights"]
     assert [value for value, _ in found.study.reported] == values
-    # Four are asked before the first is told, then three.
+    # Four are asked before the first is reported, then three.
     assert found.study.waiting == [1, 2, 3, 4, 1, 2, 3]
     assert "7 trials" in repr(found)
     assert found._repr_html_().count("<tr>") == 8

@@ -255,8 +255,8 @@ def test_faults_are_named(values: dict, words: str) -> None:
 
 
 def test_without_validation_data_it_is_refused() -> None:
-    """It never looks at test data."""
-    with pytest.raises(ConfigError, match="looks at validation data, but no client has any"):
+    """It never uses test data."""
+    with pytest.raises(ConfigError, match="needs validation data, but no client has any"):
         fit("fedavg", federation(val=0), early_stopping=3, **SETTINGS)
 
 

@@ -8,7 +8,7 @@ import math
 import pytest
 from rich.console import Console
 
-from sartor.cli.progress import LiveBar, PlainLines, in_words, reporter
+from sartor.training.progress import LiveBar, PlainLines, in_words, reporter
 
 
 def test_progress_goes_to_stderr_in_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:

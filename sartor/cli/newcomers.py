@@ -1,0 +1,103 @@
+"""``sartor onboard``: give clients that join after training their models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from sartor.cli import show, work
+from sartor.cli.config import Experiment
+from sartor.cli.flags import Folder, Json, Overwrite, argument, option
+from sartor.cli.settings import federation_of, label_of
+from sartor.core.errors import ConfigError, RunFolderError, did_you_mean
+from sartor.training.progress import reporter
+
+if TYPE_CHECKING:
+    from sartor.data.federation import Federation
+    from sartor.results.result import Result
+
+
+def onboard(
+    folder: Folder,
+    data: Annotated[Path, argument("Newcomers: a folder with a file for each.", "DATA")],
+    method: Annotated[str | None, option("Which method, of several.", "NAME")] = None,
+    rounds: Annotated[int, option("Rounds of the method's local work.", "T", min=0)] = 5,
+    finetune_epochs: Annotated[
+        int, option("Passes of plain fine-tuning after that.", "E", min=0)
+    ] = 0,
+    run: Annotated[int, option("Which run of a sweep.", "R", min=0)] = 0,
+    label: Annotated[str | None, option("The column that holds the label.", "NAME")] = None,
+    out: Annotated[Path | None, option("Where to write; else FOLDER/newcomers.", "FOLDER")] = None,
+    overwrite: Overwrite = False,
+    json: Json = False,
+) -> None:
+    """Give clients that join after training their models."""
+    from sartor.data.federation import Federation
+    from sartor.data.tables import is_table
+    from sartor.results.serving import tree_of
+    from sartor.runs import RunFolder
+
+    experiment = work.stored_experiment(folder)
+    names = experiment.methods
+    if method is None and len(names) > 1:
+        raise ConfigError(f"{folder} holds {', '.join(names)}; choose one with --method.")
+    if method is not None and method not in names:
+        raise ConfigError(f"{folder} does not hold {method!r}{did_you_mean(method, names)}")
+    chosen = method or experiment.method
+    inner = work.folder_of(experiment, chosen, folder)
+    place = out or inner / "newcomers"
+    if (place / "folder.json").exists() and not overwrite:
+        raise RunFolderError(f"{place} exists; use another --out, or --overwrite to replace it.")
+    federations = federation_of(experiment)
+    bar = reporter(plain=json)
+    trained = work.fit_one(experiment, chosen, federations, inner, bar, resume=True, reopen=True)
+    # A method that decides by validation data needs some of every newcomer.
+    val = experiment.val if experiment.do_no_harm else 0.0
+    if is_table(data):
+        newcomers = _from_table(experiment, data, label, val, trained, run)
+    else:
+        newcomers = Federation.from_folder(
+            data,
+            label=label or experiment.label,
+            val=val,
+            image_size=experiment.image_size,
+            like=_known(trained, run),
+        )
+    found = trained.onboard(newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=run)
+    saved = RunFolder.create(place, found.config, overwrite=overwrite)
+    trees = [tree_of(found.model(name)) for name in found.clients]
+    saved.write_models(found.clients, trees, 0)
+    saved.write_result(found)
+    show.table(found.per_client(run=0), quiet=json)
+    show.places(("Models", place), quiet=json)
+    if json:
+        show.json_line({**found.summary(), "out": str(place)})
+
+
+def _from_table(
+    experiment: Experiment, data: Path, label: str | None, val: float, trained: Result, run: int
+) -> Federation:
+    """Read newcomers from one table, prepared like the clients that trained."""
+    from sartor.data import from_file
+
+    like = _known(trained, run)
+    if experiment.client is None or like is None:
+        raise ConfigError(
+            f"{data} is a table, but the run was trained on a folder or a data set; give a folder "
+            "with a file for each newcomer."
+        )
+    return from_file(
+        data,
+        client=experiment.client,
+        label=label_of(label or str(experiment.label)),
+        task=str(trained.config["task"]),
+        val=val,
+        like=like,
+    )
+
+
+def _known(trained: Result, run: int) -> dict[str, Any] | None:
+    """Return how samples of the clients that trained were prepared, or None."""
+    recipe = trained.recipe(run) if "rebuild" in trained.config else None
+    classes = trained.config.get("rebuild", {}).get("class_names", [])
+    return None if recipe is None else {"preprocessing": recipe, "class_names": classes}

@@ -1,0 +1,89 @@
+"""Train several methods on equal footing."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sartor import methods
+from sartor.core.errors import ConfigError, DivergedError
+from sartor.core.hyper import Value
+from sartor.engines.shard import processes
+from sartor.results.comparison import Comparison
+from sartor.training.fit import _save, fit
+from sartor.training.settings import Federations, remembered
+
+BASELINES = ("local", "fedavg", "fedavg-ft")
+_SHARED = ("data", "rounds", "seeds", "local", "participation", "model", "device", "dtype")
+
+
+def compare(
+    names: str | Sequence[str],
+    federation: Federations,
+    *,
+    baselines: bool = True,
+    hyper: Mapping[str, Mapping[str, Value]] | None = None,
+    options: Mapping[str, Mapping[str, Any]] | None = None,
+    do_no_harm: bool = False,
+    out: str | Path | None = None,
+    resume: bool = False,
+    **settings: Any,
+) -> Comparison:
+    """Train several methods on the same allocations, seeds and settings.
+
+    Args:
+        names: methods, in a list or with commas; "all", or "all-regularised" and the like, stand
+            for a family.
+        federation: see ``fit``.
+        baselines: put LocalTrain, FedAvg and FedAvg + fine-tuning beside them.
+        hyper: per method, values of hyper-parameters.
+        options: per method, static options.
+        do_no_harm: see ``fit``; for all methods but LocalTrain, which they are measured from.
+        out: a folder with one run folder per method.
+        resume: continue where an earlier call with the same ``out`` stopped.
+        settings: everything else that ``fit`` takes.
+
+    Returns:
+        a Comparison: a table, and paired differences with their intervals.
+    """
+    listed = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
+    wanted = methods.expand([*(BASELINES if baselines else ()), *listed])
+    for name in wanted:
+        methods.find(name)
+    federations = remembered(federation)
+    folder = None
+    if out is not None:
+        from sartor.runs import ComparisonFolder
+
+        config = {"methods": wanted, "rounds": settings.get("rounds", 20)}
+
+        def prepare() -> None:
+            there = resume and (Path(out) / "folder.json").exists()
+            _ = ComparisonFolder.open(out) if there else ComparisonFolder.create(out, config)
+
+        processes.first(prepare)
+        folder = ComparisonFolder.open(out)
+    results = {}
+    for name in wanted:
+        try:
+            results[name] = fit(
+                name,
+                federations,
+                hyper=(hyper or {}).get(name),
+                options=(options or {}).get(name),
+                do_no_harm=do_no_harm and name != "local",
+                out=None if folder is None else folder.run_path(name),
+                resume=resume,
+                **settings,
+            )
+        except DivergedError as error:
+            warnings.warn(f"{name} is left out of the comparison: {error}", stacklevel=2)
+    if not results:
+        raise ConfigError("Every method diverged; try a smaller local_lr.")
+    shared = {k: v for k, v in next(iter(results.values())).config.items() if k in _SHARED}
+    comparison = Comparison(results, config={**shared, "methods": wanted})
+    if folder is not None and processes.is_first():
+        _save(lambda: folder.write_comparison(comparison), folder.path)
+    return comparison

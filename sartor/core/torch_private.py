@@ -32,7 +32,9 @@ USED = {
         "updates of all leaves in one call: they have no derivative, so a gradient that is being "
         "taken must be noticed, also inside vmap"
     ),
-    "torch._C._functorch.TransformType": "updates of all leaves in one call: vmap is not a gradient",
+    "torch._C._functorch.TransformType": (
+        "updates of all leaves in one call: vmap is not a gradient"
+    ),
     "torch.autograd.forward_ad._current_level": (
         "compiled layers and LSTM loops: they have no forward-mode rule, so it must be noticed"
     ),

@@ -217,7 +217,8 @@ def test_compare_puts_the_baselines_beside() -> None:
     )
     assert list(both) == ["local", "fedavg", "fedavg-ft", "fedprox"]
     counts = [result.label_counts for result in both.values()]
-    assert all(np.array_equal(c, counts[0]) for c in counts)
+    assert counts[0] is not None
+    assert all(c is not None and np.array_equal(c, counts[0]) for c in counts)
 
 
 # ---- errors --------------------------------------------------------------------------------------

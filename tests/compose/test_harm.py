@@ -196,7 +196,7 @@ def test_every_part_trains_as_if_it_were_alone_to_the_bit(name: str) -> None:
 
 
 def test_clients_outside_the_cohort_keep_their_states() -> None:
-    """A client that is not drawn trains alone; its other states and kept models stay as they are."""
+    """A client that is not drawn trains alone; its other states and kept models do not change."""
     task, fed = net_task(), federation(sizes=SIZES)
     found = states(protected("fedapa", points=("pre",)))
     record = kept_after_training(build("fedapa", task, SGD, {}))

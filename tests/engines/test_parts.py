@@ -24,7 +24,7 @@ BY_RUN = ("common", "round")
 
 
 def _client_context() -> ClientContext:
-    """Make a client context whose every field shows from which lane, or from which run, it comes."""
+    """Make a client context whose every field shows from which lane or run it comes."""
     fields = {
         name: {"a": LANES[..., None].expand(RUNS, SLOTS, 2)} for name in ClientContext._fields
     }

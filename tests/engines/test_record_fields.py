@@ -178,7 +178,7 @@ def test_a_phase_may_ask_the_work_and_is_taken_by_those_alone(
 
 
 def test_who_takes_a_phase_in_a_group_sees_the_message_of_the_group() -> None:
-    """``within_groups`` hands ``when``, ``steps`` and ``stop`` the message that the method wrote."""
+    """``within_groups`` gives ``when``, ``steps`` and ``stop`` the message of the method."""
     task, fed = net_task(), federation()
     plain = build("fedavg", task, SGD, {})
 

@@ -215,7 +215,7 @@ def test_who_never_reported_receives_the_mean_of_those_who_did(name: str) -> Non
 
 @pytest.mark.parametrize("name", BOTH)
 def test_a_newcomer_receives_the_mean_of_the_known(name: str) -> None:
-    """The message of ``Newcomer.message`` has the form of ``address`` and is what the unknown receive."""
+    """``Newcomer.message`` has the form of ``address``; unknown clients receive it."""
     method = build(name, quadratic_task(3), SGD, {})
     models = np.random.default_rng(2).normal(size=(4, 3))
     ctx = _server_context({k: spec.default for k, spec in method.hyper.items()}, 4)

@@ -193,7 +193,7 @@ def test_equal_clients_end_where_each_would_alone() -> None:
 
 
 def test_a_client_starts_from_its_own_last_model() -> None:
-    """The warm start: an absent client keeps w_i, and training continues from it and not from w_g."""
+    """The warm start: an absent client keeps w_i; training continues from it, not from w_g."""
     sim = q3("fedprox", GD, hyper={"prox_strength": 2.0}, rounds=2)
     first = q3("fedprox", GD, hyper={"prox_strength": 2.0}, rounds=1)
     w, w_g = personal(first), centre(first)

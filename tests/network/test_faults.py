@@ -256,7 +256,7 @@ def test_bad_updates_are_refused_and_cost_only_themselves(tmp_path: Path) -> Non
 
 
 def test_a_client_whose_disk_is_full_is_absent(tmp_path: Path) -> None:
-    """It says so and keeps its earlier state, the others continue; with space it takes part again."""
+    """It says so and keeps its state, the others continue; with space it takes part again."""
     with Federation(tmp_path, method="ditto", rounds=30) as fed:
         server = fed.serve()
         for name in fed.names[:2]:

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from sartor.adviser.features import View
-from sartor.adviser.plan import Plan, Strategy
+from sartor.adviser.plan import CostPlan, Strategy
 from sartor.adviser.verification import Verification
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
@@ -56,7 +56,7 @@ class Subject:
     rounds: int
     seed: int
     device: str
-    plans: dict[str, Plan] = field(default_factory=dict)
+    plans: dict[str, CostPlan] = field(default_factory=dict)
     centres: dict[str, Tensor] = field(default_factory=dict)
 
 
@@ -134,7 +134,7 @@ class Advice:
     errors: list[float]
     rules: dict[str, float]
     constants: dict[str, float]
-    plan: Plan | None
+    plan: CostPlan | None
     model: str
     doubts: list[str] = field(default_factory=list)
     ways_out: list[str] = field(default_factory=list)
@@ -298,7 +298,7 @@ class Advice:
         plan = known["plan"]
         changed = {
             "clients": [Client(**_numbers(client)) for client in clients],
-            "plan": None if plan is None else Plan(**_numbers(plan)),
+            "plan": None if plan is None else CostPlan(**_numbers(plan)),
             "errors": [math.nan if error is None else error for error in known["errors"]],
         }
         return cls(**{**known, **changed})

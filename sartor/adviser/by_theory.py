@@ -12,7 +12,7 @@ from sartor.adviser.advice import METHODS, Advice, Client, Subject
 from sartor.adviser.crosscheck import FOLDS, cross_check
 from sartor.adviser.estimates import Estimates, Target
 from sartor.adviser.features import View
-from sartor.adviser.plan import Plan, Strategy, make_plan, round_bytes
+from sartor.adviser.plan import CostPlan, Strategy, make_plan, round_bytes
 from sartor.data.federation import Federation
 from sartor.theory import coupling
 from sartor.theory.constants import constants_of
@@ -55,7 +55,7 @@ def by_theory(
     smoothness = float(constants_of(clients, found.noise).largest_smoothness)
     start = float((found.weights[:, None] * found.fits.w).sum(0).square().sum())
 
-    def plan(position: int) -> Plan:
+    def plan(position: int) -> CostPlan:
         goal = accuracy or max(0.01 * float(squared[position]), 1e-12)
         return make_plan(
             float(found.pulls[position]),
@@ -233,7 +233,7 @@ def _constants(clients: Clients, found: Estimates, smoothness: float) -> dict[st
     }
 
 
-def _run_settings(plan: Plan, constants: dict[str, float], ridge: float) -> dict[str, Any]:
+def _run_settings(plan: CostPlan, constants: dict[str, float], ridge: float) -> dict[str, Any]:
     """Return arguments of ``fit`` that carry the plan out, with full gradients."""
     local = {
         "steps": plan.num_local_steps,
@@ -261,7 +261,7 @@ def _affordable(each: int, budget_mb: float | None, budget_rounds: int | None) -
     return min(limits)
 
 
-def _asked(clients: Clients, found: Estimates, plans: list[Plan]) -> dict[str, int]:
+def _asked(clients: Clients, found: Estimates, plans: list[CostPlan]) -> dict[str, int]:
     """Return the bytes of the estimates and of the held-out check, all clients, at 4 a number.
 
     A client sends its fit, variances, curvatures and five numbers, receives w̄ and sends two numbers

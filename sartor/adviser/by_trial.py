@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from sartor.adviser.advice import METHODS, Advice, Client, Subject
-from sartor.adviser.plan import Plan, Strategy
+from sartor.adviser.plan import CostPlan, Strategy
 from sartor.adviser.trial import Trial
 from sartor.core.errors import ModelError
 from sartor.data.federation import Federation
@@ -78,7 +78,7 @@ def by_trial(
     if budget_mb is not None and sent > budget_mb * 1e6:
         allowed = max(1, int(rounds * budget_mb * 1e6 / sent))
         notes.append(f"the budget of {budget_mb:g} MB allows {allowed} of about {rounds} rounds.")
-    plan = Plan(
+    plan = CostPlan(
         strategy=strategy,
         prox_strength=pull,
         local_lr=trial.local.lr,

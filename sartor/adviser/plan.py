@@ -20,7 +20,7 @@ Strategy = Literal["local", "global", "personalised"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CostPlan:
     """The steps of a strategy and its predicted cost.
 
     Attributes:
@@ -58,7 +58,7 @@ class Plan:
         """Return the squared distance to the solution that is predicted after some rounds."""
         return self.start * self.rate**rounds
 
-    def within(self, rounds: int) -> Plan:
+    def within(self, rounds: int) -> CostPlan:
         """Return the plan with at most some rounds, and the accuracy that is predicted then."""
         if self.rounds <= rounds:
             return self
@@ -83,7 +83,7 @@ def make_plan(
     start: float,
     accuracy: float,
     bytes_per_number: int = 4,
-) -> Plan:
+) -> CostPlan:
     """Choose the steps for one λ and predict their cost.
 
     Args:
@@ -107,7 +107,7 @@ def make_plan(
         mean = small if alone else min(float((weights * curvatures).sum()), big)
         rate, worst = (1.0 - mean / big) ** 2, (1.0 - small / big) ** 2
         rounds = _rounds(need, rate)
-        return Plan(
+        return CostPlan(
             strategy="local" if alone else "global",
             prox_strength=lam,
             local_lr=1.0 / big,
@@ -127,7 +127,7 @@ def make_plan(
     envelope = float((weights * lam * curvatures / (lam + curvatures)).sum())
     rate = (1.0 - gamma * envelope) ** 2
     rounds = _rounds(need, rate)
-    return Plan(
+    return CostPlan(
         strategy="personalised",
         prox_strength=lam,
         local_lr=steps["local_lr"],

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sartor.adviser.plan import Plan, make_plan
+from sartor.adviser.plan import CostPlan, make_plan
 from sartor.data.synthetic import logistic
 from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
 from sartor.theory.linear_models import Clients, hessians, look
@@ -24,7 +24,7 @@ def problem(ridge: float, spread: float = 0.3) -> Clients:
     return Clients(x, y, torch.ones(6, 80, dtype=torch.bool), "logistic", ridge=ridge)
 
 
-def plan_of(clients: Clients, pull: float, start: float, accuracy: float) -> Plan:
+def plan_of(clients: Clients, pull: float, start: float, accuracy: float) -> CostPlan:
     fits = fit_each(clients)
     curve = torch.linalg.eigvalsh(hessians(clients, look(clients, fits.w)))
     gram = clients.x.mT @ clients.x / clients.sizes[:, None, None]

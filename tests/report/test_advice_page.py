@@ -14,7 +14,7 @@ from matplotlib.image import imread
 
 from sartor.adviser import AdviceFolder
 from sartor.adviser.advice import Advice, Client
-from sartor.adviser.plan import Plan
+from sartor.adviser.plan import CostPlan
 from sartor.adviser.verification import Row, Verification
 from sartor.report import write_report
 from sartor.report.advice_figures import draw_advice, error_by_pull
@@ -47,7 +47,7 @@ def make_advice(names=("a", "b", "c", "d"), *, strategy="personalised", basis="t
     counts = {"n": 101.5, "N": 406.0, "m": float(len(names))}
     estimates = {"p": 3.0, "L": 0.3, "mu": 0.05, "rho": 0.7, "R2": 0.3, "R2_standard_error": 0.1}
     estimates |= {"R2_jackknife": 0.2, "tau2": 0.1, "crossover": 0.05}
-    plan = Plan(
+    plan = CostPlan(
         strategy=strategy,
         prox_strength=pull,
         local_lr=2.0,

@@ -74,7 +74,7 @@ test-newest:
 	$(NEWEST)/bin/python -m pytest -q -W default tests/core tests/engines tests/compose
 
 same-numbers: $(STAMP)
-	$(BIN)/python -m bench.same_numbers --against bench/same_numbers-0.1.0.json --jobs 2
+	SARTOR_ACCELERATE=all $(BIN)/python -m bench.same_numbers --against bench/same_numbers-0.1.0.json --jobs 2
 
 gpu-laws:
 	$(PYTHON) -m bench.gpu_laws --page docs/gpu-laws.md

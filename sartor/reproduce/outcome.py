@@ -225,11 +225,8 @@ def cell_text(values: np.ndarray | None, known: float | None, spec: Mapping[str,
 
 
 def _interval(mine: np.ndarray, base: np.ndarray, factor: float) -> str:
-    both = np.isfinite(mine) & np.isfinite(base)
-    mine, base = mine[both], base[both]
-    if not len(mine):
-        return MISSING
-    if len(mine) < 2:
-        return f"{factor * float((mine - base).mean()):+.2f}"
     pair = metrics.paired(mine, base, 0.95)
-    return f"{factor * pair.mean:+.2f} [{factor * pair.low:+.2f}, {factor * pair.high:+.2f}]"
+    if not pair.number:
+        return MISSING
+    ends = f" [{factor * pair.low:+.2f}, {factor * pair.high:+.2f}]" if pair.number > 1 else ""
+    return f"{factor * pair.mean:+.2f}{ends}"

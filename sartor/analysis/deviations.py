@@ -122,16 +122,15 @@ def loss_deviations(
 
 def _networks(
     models: Result | Sequence[nn.Module], federation: Federation, run: int, point: str | None
-) -> list[nn.Module]:
+) -> Sequence[nn.Module]:
     if federation.num_classes == 0:
         raise ConfigError(
             "Losses per class need classes, and this federation has real targets; give one whose "
             "num_classes is at least 2."
         )
-    if isinstance(models, Sequence):
-        found = list(models)
-    else:
-        found = [models.model(client, run, point) for client in range(len(models.clients))]
+    found = models
+    if not isinstance(found, Sequence):
+        found = [found.model(client, run, point) for client in range(len(found.clients))]
     if len(found) != federation.num_clients:
         raise ConfigError(
             f"{len(found)} models for {federation.num_clients} clients; give one model per client, "

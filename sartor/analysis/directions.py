@@ -57,10 +57,7 @@ class Coherence(NamedTuple):
 
 
 def generalized_coherence(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) -> float:
-    """Return GCE = 1 − det Ĝ of the rows; NaN if all of them are zero.
-
-    Args:
-        vectors: (K, ...) one vector per row; further axes are flattened.
+    """Return GCE = 1 − det Ĝ of vectors (K, ...), as ``coherence`` does; NaN if all are zero.
 
     >>> round(generalized_coherence([[1.0, 0.0], [1.0, 1.0]]), 12)
     0.5

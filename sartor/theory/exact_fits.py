@@ -6,8 +6,11 @@ Every fit is a Newton iteration in float64 to a stated gradient norm, for all cl
 | symbol | here | meaning |
 |---|---|---|
 | L_i, H_i | ``look``, ``hessians`` | mean loss of client i and its Hessian, ridge included |
-| p_i | weights | a client's weight, of sum 1 |
-| λ, λ_i | pull | of the coupled problem Σ p_i [L_i(w_i) + (λ_i/2)‖w_g − w_i‖²] |
+| p_i | weights | (..., clients), of sum 1 |
+| λ, λ_i | pull > 0 | of the coupled problem Σ p_i [L_i(w_i) + (λ_i/2)‖w_g − w_i‖²]; broadcast |
+| | start | (..., clients, p) first models; zeros if None |
+| | tolerance | the gradient norm at which a fit counts as converged |
+| | max_steps | Newton steps at most |
 """
 
 from __future__ import annotations
@@ -57,13 +60,8 @@ def fit_each(
 ) -> Fits:
     """Fit every client alone: argmin L_i.
 
-    Args:
-        clients: the samples.
-        bias_reduced: for logistic regression, add Firth's penalty −log det(n_i H_i)/(2n_i), which
-            removes the first-order bias of the fit and has a minimiser for separable data too.
-        start: (..., clients, p) first models; zeros if None.
-        tolerance: the gradient norm at which a fit counts as converged.
-        max_steps: Newton steps at most.
+    ``bias_reduced`` adds Firth's penalty −log det(n_i H_i)/(2n_i) to logistic regression, which
+    removes the first-order bias of the fit and has a minimiser for separable data too.
     """
     if bias_reduced and (clients.family != "logistic" or clients.ridge):
         raise ConfigError(
@@ -121,14 +119,7 @@ def _each(clients: Clients, w: Tensor, bias_reduced: bool) -> tuple[Tensor, Tens
 def fit_pooled(
     clients: Clients, weights: Tensor, *, tolerance: float = 1e-9, max_steps: int = 60
 ) -> Fits:
-    """Fit one model for all: argmin Σ p_i L_i, the limit λ → ∞ of ``fit_coupled``.
-
-    Args:
-        clients: the samples.
-        weights: (..., clients) p_i, of sum 1.
-        tolerance: the gradient norm at which the fit counts as converged.
-        max_steps: Newton steps at most.
-    """
+    """Fit one model for all: argmin Σ p_i L_i, the limit λ → ∞ of ``fit_coupled``."""
     lanes = clients.mask.shape[:-1]
     w = clients.x.new_zeros((*lanes[:-1], clients.num_params))
 
@@ -179,15 +170,8 @@ def fit_coupled(
     """Solve one-stage FedProx' objective exactly, by Newton steps on all its models at once.
 
     A step solves for w_g first: Σ p_i λ_i A_i⁻¹ H_i w_g = Σ p_i λ_i A_i⁻¹ (H_i w_i − ∇L_i), with
-    A_i = H_i + λ_i, and then w_i = A_i⁻¹ (H_i w_i − ∇L_i + λ_i w_g).
-
-    Args:
-        clients: the samples.
-        weights: (..., clients) p_i, of sum 1.
-        pull: λ > 0, broadcast to (..., clients).
-        start: (..., clients, p) first models; zeros if None.
-        tolerance: the gradient norm at which the fit counts as converged, times 1 + 1e-6 λ_i.
-        max_steps: Newton steps at most.
+    A_i = H_i + λ_i, and then w_i = A_i⁻¹ (H_i w_i − ∇L_i + λ_i w_g). ``tolerance`` is for gradient
+    norms, times 1 + 1e-6 λ_i.
     """
     lanes = clients.mask.shape[:-1]
     lam = pull.to(clients.x.dtype).expand(lanes)[..., None]

@@ -47,12 +47,9 @@ class Refits(NamedTuple):
 
 
 def refit(x: Tensor, y: Tensor, start: Tensor) -> Refits:
-    """Fit every set of labels of every client.
+    """Fit every set of labels y, (clients, samples, sets), of every client.
 
-    Args:
-        x: (clients, samples, d) features, 0 for padding.
-        y: (clients, samples, sets) labels 0/1.
-        start: (clients, sets, d) first models.
+    Features x are (clients, samples, d), 0 for padding; first models are (clients, sets, d).
     """
     block = max(1, CACHE // (y.shape[1] * (y.shape[2] + x.shape[2] ** 2)))
     parts = [

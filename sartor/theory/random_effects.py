@@ -18,7 +18,7 @@ size. The method is ours; the papers leave the estimation of R open.
 | τ² | tau2 | variance of the clients' best models, in each coordinate |
 | R² | p τ² (1 − 1/m) | the resulting heterogeneity, for equal weights |
 | v_ij | variance | of the fits; (..., clients, p) |
-| h_ij | curvature | 1/(H_i⁻¹)_jj; v_ij = φ_i/(n_i h_ij) if the model is true |
+| h_ij | curvature | likewise, 1/(H_i⁻¹)_jj; v_ij = φ_i/(n_i h_ij) if the model is true |
 """
 
 from __future__ import annotations
@@ -99,11 +99,9 @@ class Risks(NamedTuple):
     apart: Tensor
 
     def total(self, tau2: Tensor, by: Tensor | None = None) -> Tensor:
-        """Return expected squared errors (..., pulls, clients).
+        """Return expected squared errors (..., pulls, clients), for τ² or for τ_i² (..., clients).
 
-        Args:
-            tau2: (...) or, with a value per client, (..., clients).
-            by: (..., clients, p) weights of the coordinates; h/2 gives excess losses.
+        Weights of the coordinates, (..., clients, p), may be given; h/2 gives excess losses.
         """
         per_client = tau2.ndim == self.noise.ndim - 2
         wide = tau2[..., None, :, None] if per_client else tau2[..., None, None, None]
@@ -112,13 +110,9 @@ class Risks(NamedTuple):
 
 
 def risks(pulls: Tensor, variance: Tensor, curvature: Tensor, weights: Tensor) -> Risks:
-    """Return the expected errors of all clients at every λ.
+    """Return the expected errors of all clients at every λ, for weights p_i (..., clients).
 
-    Args:
-        pulls: (pulls,) values of λ from 0 to ∞, or (..., pulls, clients) values of λ_i.
-        variance: (..., clients, p) v_ij.
-        curvature: (..., clients, p) h_ij.
-        weights: (..., clients) p_i, of sum 1.
+    ``pulls`` are (pulls,) values of λ from 0 to ∞, or (..., pulls, clients) values of λ_i.
     """
     lam = pulls[:, None, None] if pulls.ndim == 1 else pulls[..., None]
     v, h = variance[..., None, :, :], curvature[..., None, :, :]

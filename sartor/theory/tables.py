@@ -53,16 +53,8 @@ def statistical_rate(
 
     The paper prints the second column as two, with a switch at R = 1/(m√n). That is right for v1
     only: Chen's rate and R² meet 1/(√m n) and 1/(mn) at R = 1/√(mn). `printed` is the table of v2:
-    R² ∧ 1/(mn) between the switches, and 1/√(mn) for Chen below.
-
-    Args:
-        source: "chen", "v1", "v2" or "lower" (the lower bound of Chen et al.).
-        heterogeneity: R.
-        num_samples: n, of every client.
-        num_clients: m.
-        diameter: D, of the domain; for chen.
-        loss_bound: B, the largest loss; for chen.
-        form: which table.
+    R² ∧ 1/(mn) between the switches, and 1/√(mn) for Chen below. The ``source`` "lower" is the
+    lower bound of Chen et al.; D and B are for "chen".
 
     >>> float(statistical_rate("v2", 0.01, 100, 4)), float(statistical_rate("v1", 0.01, 100, 4))
     (0.0025, 0.0025)
@@ -118,17 +110,11 @@ def table_2(
     inexactness: float = 1.0,
     gap: float = 1.0,
 ) -> dict[str, Cost]:
-    """Return Table 2 as numbers, by method.
+    """Return Table 2 as numbers, by method, for λ > 0.
 
-    Args:
-        accuracy: ε.
-        prox_strength: λ > 0.
-        smoothness: L.
-        strong_convexity: μ.
-        num_clients: m, for pFedMe.
-        num_local_steps: R of pFedMe.
-        inexactness: ρ of the FedProx of Li et al., how precisely its clients solve their problems.
-        gap: Δ of the same, the objective at the start minus its minimum.
+    m and ``num_local_steps`` (R) are for pFedMe. For the FedProx of Li et al. are ``inexactness``
+    (ρ), how precisely its clients solve their problems, and ``gap`` (Δ), the objective at the start
+    minus its minimum.
 
     >>> table_2(math.exp(-1), 0.5, 1.0, 0.1)["fedprox"].exchanges
     4.0

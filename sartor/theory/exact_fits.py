@@ -137,9 +137,8 @@ def fit_pooled(
         active = slope.norm(dim=-1) > tolerance
         if not bool(active.any()):
             break
-        w, (value, slope, curve) = _descend(
-            whole, w, _solve(curve, slope) * active[..., None], value
-        )
+        step = _solve(curve, slope) * active[..., None]
+        w, (value, slope, curve) = _descend(whole, w, step, value)
     norm = slope.norm(dim=-1)
     return Fits(w, norm, norm <= tolerance, torch.zeros_like(norm, dtype=torch.bool))
 
@@ -209,9 +208,7 @@ def fit_coupled(
 
 
 def _separates(clients: Clients, w: Tensor) -> Tensor:
-    """Return for every client whether its model classifies every sample correctly."""
-    if clients.family == "linear":
-        return torch.zeros(w.shape[:-1], dtype=torch.bool)
+    """Return for every client whether its model gives every sample its class."""
     scores = predict(clients, w)
     if clients.family == "logistic":
         right = (scores[..., 0] * (2.0 * clients.y - 1.0)) > 0.0
@@ -247,16 +244,13 @@ def _solve(curve: Tensor, slope: Tensor) -> Tensor:
 def _descend(
     whole: Callable[[Tensor], tuple[Tensor, Tensor, State]], w: Tensor, step: Tensor, value: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor, State]]:
-    """Move by −step, or by a half, a quarter, … of it where the value would rise otherwise.
-
-    A rise within rounding errors is ignored.
-    """
+    """Move by −step, or by a half, a quarter, … of it where the value would rise otherwise."""
     share = torch.ones_like(value)
     axes = (1,) * (w.ndim - value.ndim)
     for _ in range(30):
         new = w - share.reshape(*share.shape, *axes) * step
         found = whole(new)
-        worse = ~(found[0] <= value + 1e-10 * (1.0 + value.abs()))
+        worse = ~(found[0] <= value + 1e-10 * (1.0 + value.abs()))  # by more than rounding
         if not bool(worse.any()):
             break
         share = torch.where(worse, share / 2.0, share)

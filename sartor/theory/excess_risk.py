@@ -47,12 +47,7 @@ def excess_risk(models: Tensor, targets: Tensor, covariance: Tensor | None = Non
 
 
 class Sampled(NamedTuple):
-    """An excess risk from a fresh sample.
-
-    Attributes:
-        value: the estimate; may be slightly negative.
-        error: its standard error.
-    """
+    """An excess risk from a fresh sample, possibly slightly negative, and its standard error."""
 
     value: Tensor
     error: Tensor

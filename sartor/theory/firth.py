@@ -81,10 +81,7 @@ def _refit(x: Tensor, y: Tensor, w: Tensor) -> Refits:
 
 
 def _inverse(upper: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the inverses of symmetric matrices given by their upper triangles, and which failed.
-
-    For a matrix that is not positive definite, I is returned instead.
-    """
+    """Invert symmetric matrices given by their upper triangles; return I for those that fail."""
     d = int(rows[-1]) + 1
     whole = upper.new_empty((*upper.shape[:-1], d, d))
     whole[..., rows, columns] = upper

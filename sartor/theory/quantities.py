@@ -23,11 +23,7 @@ def tensors(*values: Number) -> list[Tensor]:
 
 
 class Inequality(NamedTuple):
-    """A claim left <= right about solved instances, element by element.
-
-    Attributes:
-        left: the smaller side.
-        right: the larger side, of the same shape or one that broadcasts.
+    """A claim left <= right about solved instances, element by element; the shapes broadcast.
 
     >>> Inequality(torch.tensor(1.0), torch.tensor([1.0, 2.0])).holds
     True
@@ -81,12 +77,8 @@ def sums(weights: Tensor | Sequence[float], sizes: Tensor | Sequence[int]) -> Su
 
 def check_clients(weights: Sequence[float], sizes: Sequence[float]) -> None:
     """Refuse weights that are not positive with sum 1, and clients without samples."""
-    if (
-        len(weights) != len(sizes)
-        or abs(sum(weights) - 1.0) > 1e-6
-        or min(weights) <= 0
-        or min(sizes) < 1
-    ):
+    unlike = len(weights) != len(sizes) or abs(sum(weights) - 1.0) > 1e-6
+    if unlike or min(weights) <= 0 or min(sizes) < 1:
         raise ConfigError(
             "weights must be one positive number per client with sum 1, and sizes >= 1; got "
             f"{len(weights)} weights with sum {sum(weights):g} for {len(sizes)} clients. Divide "

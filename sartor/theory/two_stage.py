@@ -19,12 +19,7 @@ from sartor.theory.quantities import check_clients
 
 
 class Schedule(NamedTuple):
-    """A sufficient number of rounds and of final local steps.
-
-    Attributes:
-        num_rounds: T, rounds of stage I.
-        num_final_steps: K_T, local steps of stage II.
-    """
+    """Sufficient numbers of rounds of stage I, T, and of local steps of stage II, K_T."""
 
     num_rounds: int
     num_final_steps: int

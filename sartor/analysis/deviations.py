@@ -68,12 +68,9 @@ def class_means(losses: npt.ArrayLike, labels: npt.ArrayLike, classes: int) -> t
 
 
 def deviate(local_loss: npt.ArrayLike, pooled_loss: npt.ArrayLike, counts: npt.ArrayLike) -> Array:
-    """Return (2, clients, classes): ΔL and ΔG from L, G and m.
+    """Return (2, clients, classes): ΔL and ΔG from L, G and m, each (clients, classes).
 
-    Args:
-        local_loss: (clients, classes) L; what stands where a client has no sample counts as 0.
-        pooled_loss: (clients, classes) G.
-        counts: (clients, classes) m.
+    What stands in L where a client has no sample counts as 0.
     """
     counts = np.asarray(counts, dtype=np.float64)
     local = np.where(counts > 0, np.asarray(local_loss, dtype=np.float64), 0.0)

@@ -148,18 +148,11 @@ class Outcome:
         """Return, for each reference row, every row minus it on the same allocations."""
         spec = self.plan.tables[number]
         values, (factor, _, _) = self.values(spec["measure"]), scale_of(spec)
-        columns = self._columns()
-
-        def text(mine: np.ndarray | None, base: np.ndarray | None) -> str:
-            if mine is None or base is None or len(mine) != len(base):
-                return MISSING
-            return _interval(mine, base, factor)
-
-        found = []
+        columns, found = self._columns(), []
         for reference in (name for name in self.plan.references if name in values):
             base = values[reference]
             rows = [
-                [name, *(text(cells.get(column), base.get(column)) for column in columns)]
+                [name, *(_interval(cells.get(c), base.get(c), factor) for c in columns)]
                 for name, cells in values.items()
                 if name != reference
             ]
@@ -224,7 +217,9 @@ def cell_text(values: np.ndarray | None, known: float | None, spec: Mapping[str,
     return text if known is None else f"{text} ({known:g})"
 
 
-def _interval(mine: np.ndarray, base: np.ndarray, factor: float) -> str:
+def _interval(mine: np.ndarray | None, base: np.ndarray | None, factor: float) -> str:
+    if mine is None or base is None or len(mine) != len(base):
+        return MISSING
     pair = metrics.paired(mine, base, 0.95)
     if not pair.number:
         return MISSING

@@ -101,10 +101,7 @@ def records_of(
 def measure(record: Record, words: str, point: str | None = None) -> float:
     """Return the number that a measure names; NaN where the run has none.
 
-    Args:
-        record: of one run.
-        words: see the module.
-        point: the row's own point, where the words name none.
+    ``point`` is the row's own, where the words name none.
     """
     given = words.split()
     kind = given[0]

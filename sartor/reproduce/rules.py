@@ -47,16 +47,10 @@ Means = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a rule.
-
-    Attributes:
-        claim: in words.
-        holds: whether it holds; None if it was not run.
-        found: the number that decides it.
-    """
+    """What came of a rule: whether its claim holds, and the number that decides it."""
 
     claim: str
-    holds: bool | None
+    holds: bool | None  # None if it was not run
     found: str
 
     @property

@@ -160,11 +160,7 @@ def _take(outcome: Outcome, stored: dict[str, Any]) -> None:
 
 
 def _describe(folder: Path, plan: Plan, repeats: int | None) -> None:
-    """Write down what the folder reproduces.
-
-    Raises:
-        RunFolderError: it holds something else.
-    """
+    """Write down what the folder reproduces; refuse one that holds something else."""
     path = folder / ABOUT
     about = {"name": plan.name, "quick": plan.quick, "repeats": repeats}
     if path.is_file():
@@ -188,11 +184,7 @@ def _make(folder: Path) -> None:
 
 
 def _without_data(plan: Plan, say: Callable[[str], None]) -> dict[str, str]:
-    """Find the columns whose data are not on this machine.
-
-    Raises:
-        MissingDataError: there is no other column.
-    """
+    """Find the columns whose data are not on this machine; refuse if there is no other column."""
     skipped: dict[str, str] = {}
     seen: dict[str, MissingDataError | None] = {}
     for column in plan.columns:

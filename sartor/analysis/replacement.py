@@ -41,17 +41,11 @@ class Replacements(NamedTuple):
 
 @dataclass(frozen=True)
 class Pool:
-    """Where replacements come from.
-
-    Attributes:
-        name: in words.
-        rows: of every client.
-        features: the federation whose features the rows are of; None for the trained one.
-    """
+    """Where replacements come from, in words, and the rows of every client."""
 
     name: str
     rows: Ragged
-    features: Federation | None = None
+    features: Federation | None = None  # that the rows are of; None for the trained one
 
 
 def find_pool(federation: Federation, pool: str | Federation | None, method: Method) -> Pool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -200,10 +200,19 @@ def _train(
     simulation = simulate({})
     variants = {json.dumps(then, sort_keys=True): then for lane in lanes for _, then in lane.later}
     later = {name: simulate(then) for name, then in variants.items()}
-    probes = {
-        name: _known(name, PROBES, "probes")(simulation, problems) for name in settings["probes"]
-    }
-    seen = _loop(simulation, list(later.values()), probes, one.words, progress)
+    probes = [_known(name, PROBES, "probes")(simulation, problems) for name in settings["probes"]]
+    seen: dict[str, list[tuple[int, np.ndarray]]] = {}  # by name: (round, one value per run)
+
+    def after_round() -> None:
+        for follower in later.values():
+            follower.follow(simulation)
+        t = simulation.round_index
+        if t == simulation.num_rounds or t % simulation.eval_every == 0:
+            for name, value in (pair for probe in probes for pair in probe().items()):
+                seen.setdefault(name, []).append((t, np.asarray(value)))
+
+    after_round()  # what there is before the first round
+    drive(simulation, progress=progress, title=one.words, after_round=after_round)
     records = records_of(simulation, seen)
     entries = [
         {**lane.place, "record": record} for lane, record in zip(lanes, records, strict=True)
@@ -264,26 +273,3 @@ def _known(name: str, among: Mapping[str, T], key: str) -> T:
     if name not in among:
         raise ConfigError(f"{key} of a plan: there is no {name!r}{did_you_mean(name, among)}")
     return among[name]
-
-
-def _loop(
-    simulation: Simulation,
-    followers: Sequence[Simulation],
-    probes: dict[str, Callable[[], dict[str, np.ndarray]]],
-    words: str,
-    progress: Progress | None,
-) -> dict[str, list[tuple[int, np.ndarray]]]:
-    """Run all rounds; what the probes saw, by name: (round, one value per run)."""
-    seen: dict[str, list[tuple[int, np.ndarray]]] = {}
-
-    def after_round() -> None:
-        for follower in followers:
-            follower.follow(simulation)
-        t = simulation.round_index
-        if t == simulation.num_rounds or t % simulation.eval_every == 0:
-            for name, value in (pair for probe in probes.values() for pair in probe().items()):
-                seen.setdefault(name, []).append((t, np.asarray(value)))
-
-    after_round()  # what there is before the first round
-    drive(simulation, progress=progress, title=words, after_round=after_round)
-    return seen

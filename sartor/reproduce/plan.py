@@ -152,12 +152,7 @@ def names() -> list[str]:
 
 
 def load(name: str, *, quick: bool = False, repeats: int | None = None) -> Plan:
-    """Read a plan by its name.
-
-    Args:
-        name: see :func:`names`.
-        quick: take the short form.
-        repeats: the number of seeds, in place of the plan's.
+    """Read a plan by its name, or its short form; ``repeats`` seeds in place of the plan's.
 
     Raises:
         ConfigError: there is no such plan, or it is not well formed.
@@ -227,7 +222,7 @@ def _columns(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Column]:
     for values in rows_of(entry.get("sweep", {})):
         _check(values, "column", faults)
         x = entry.get("x")
-        place = values.get(x) if isinstance(x, str) else x
+        place: Any = values.get(x) if isinstance(x, str) else x
         name = str(entry.get("name", "all")).format(**values)
         yield Column(name, place, own | values, quick, words)
 

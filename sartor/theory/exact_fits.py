@@ -144,17 +144,11 @@ def fit_pooled(
 
 
 class Coupled(NamedTuple):
-    """The minimiser of Σ p_i [L_i(w_i) + (λ_i/2)‖w_g − w_i‖²].
+    """The minimiser of Σ p_i [L_i(w_i) + (λ_i/2)‖w_g − w_i‖²]."""
 
-    Attributes:
-        own: (..., clients, p) the clients' models w̃_i.
-        centre: (..., p) the global model w̃_g.
-        converged: (...) the largest gradient norm is at most the tolerance.
-    """
-
-    own: Tensor
-    centre: Tensor
-    converged: Tensor
+    own: Tensor  # (..., clients, p) the clients' models w̃_i
+    centre: Tensor  # (..., p) the global model w̃_g
+    converged: Tensor  # (...) the largest gradient norm is at most the tolerance
 
 
 def fit_coupled(

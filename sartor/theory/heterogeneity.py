@@ -31,15 +31,10 @@ from sartor.theory.sampling_error import block_products, form2, leave_one_out, t
 
 
 class SplitHalf(NamedTuple):
-    """The heterogeneity of groups of clients, from two fits per client.
+    """The heterogeneity of groups of clients, from two fits per client; (clients,) each."""
 
-    Attributes:
-        radius2: (clients,) R̂² of every client's group; may be negative.
-        noise: (clients,) t̂_i, the estimated E‖ŵ_i − w_i*‖² of a fit on all samples of client i.
-    """
-
-    radius2: Tensor
-    noise: Tensor
+    radius2: Tensor  # R̂² of every client's group; may be negative
+    noise: Tensor  # t̂_i, the estimated E‖ŵ_i − w_i*‖² of a fit on all samples of client i
 
 
 class Heterogeneity(NamedTuple):

@@ -53,13 +53,9 @@ def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.
 
     Coordinates with little noise have more weight, which makes the estimate much less noisy than R̂²
     if the clients are alike; correlations between coordinates are not used. The prior is flat in
-    log τ² on a grid from 1e-4 of the noise to the largest squared distance, plus 0.
-
-    Args:
-        w: (..., clients, p) fits.
-        variance: (..., clients, p) v_ij > 0.
-        values: the number of points of the grid.
-        spread: prior standard deviation of log τ_i² around log τ².
+    log τ² on a grid of ``values`` from 1e-4 of the noise to the largest squared distance, plus 0;
+    ``spread`` is the prior standard deviation of log τ_i² around it. Fits and their variances v_ij,
+    which are positive, are (..., clients, p).
     """
     noise = variance.flatten(-2).median(-1).values
     gaps2 = (w - w.mean(-2, keepdim=True)).square()

@@ -114,8 +114,7 @@ def fedavg_average_risk(
 
     It is smallest for p_i = n_i/N, where the sum is 1/N: (11).
     """
-    r, beta, mu = tensors(heterogeneity, smoothness, strong_convexity)
-    (top,) = tensors(loss_bound)
+    r, beta, mu, top = tensors(heterogeneity, smoothness, strong_convexity, loss_bound)
     pooled = sums(weights, sizes).pooled
     return constants[0] * beta * top / mu * pooled + constants[1] * beta * r.square()
 
@@ -158,8 +157,7 @@ def dichotomous_average_risk(
     loss_bound: Number,
 ) -> Tensor:
     """Return (18), β (B m/(μN) ∧ R²) + (β B/μ) Σ p_i²/n_i, for AER_p of the better of the two."""
-    r, beta, mu = tensors(heterogeneity, smoothness, strong_convexity)
-    (top,) = tensors(loss_bound)
+    r, beta, mu, top = tensors(heterogeneity, smoothness, strong_convexity, loss_bound)
     limit = oracle_threshold(len(sizes), torch.as_tensor(sizes).sum(), mu, top)
     return beta * torch.minimum(limit, r.square()) + beta * top / mu * sums(weights, sizes).pooled
 

@@ -61,8 +61,7 @@ def statistical_rate(
     """
     if source not in SOURCES:
         raise ConfigError(f"Table 1 has no row {source!r}{did_you_mean(source, SOURCES)}")
-    r, n, m = tensors(heterogeneity, num_samples, num_clients)
-    wide, top = tensors(diameter, loss_bound)
+    r, n, m, wide, top = tensors(heterogeneity, num_samples, num_clients, diameter, loss_bound)
     pooled, apart, scale = 1.0 / (m * n), 1.0 / n, torch.ones_like(top)
     middle = r.square() if source in ("v2", "lower") else r / n.sqrt()
     if source == "chen":

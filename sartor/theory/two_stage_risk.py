@@ -109,8 +109,7 @@ def individual_risk(
     [(μ + 1/μ)(βB + (σ²β² + β² + σ²)/μ²) + μD²] (R/√n_i ∧ 1/n_i + √m/N).
     """
     r, n, m, total = tensors(heterogeneity, num_samples, num_clients, total_samples)
-    beta, mu, top = tensors(smoothness, strong_convexity, loss_bound)
-    sigma, wide = tensors(noise, diameter)
+    beta, mu, top, sigma, wide = tensors(smoothness, strong_convexity, loss_bound, noise, diameter)
     mixed = (sigma * beta).square() + beta.square() + sigma.square()
     factor = (mu + 1.0 / mu) * (beta * top + mixed / mu.square()) + mu * wide.square()
     return factor * (torch.minimum(r / n.sqrt(), 1.0 / n) + m.sqrt() / total)

@@ -26,17 +26,11 @@ Judge = Callable[[int], tuple[Tensor, Tensor]]
 
 
 class Replacements(NamedTuple):
-    """Which records are replaced by which samples, one entry each.
+    """Which records are replaced by which samples, one entry each."""
 
-    Attributes:
-        client: positions of clients.
-        record: positions in the client's own training list.
-        row: rows of the features (of the pool's, if it is a federation) that take their place.
-    """
-
-    client: np.ndarray
-    record: np.ndarray
-    row: np.ndarray
+    client: np.ndarray  # positions of clients
+    record: np.ndarray  # positions in the client's own training list
+    row: np.ndarray  # rows of the features, or of the pool's, that take their place
 
 
 @dataclass(frozen=True)

@@ -59,25 +59,15 @@ DATA = tuple(key for key, setting in settings_on("plan").items() if setting.grou
 
 @dataclass(frozen=True)
 class Row:
-    """One method with its options: a row of a table, a curve of a figure.
+    """One method with its options: a row of a table, a curve of a figure."""
 
-    Attributes:
-        name: as shown.
-        method: a name of ``sartor.methods.METHODS``.
-        set: hyper-parameters and options.
-        then: those of what clients do to their models before use; training does not see them.
-        point: at which its models are scored where a measure does not say.
-        settings: what differs from the plan's settings.
-        quick: settings that differ as well in the short form.
-    """
-
-    name: str
-    method: str
-    set: dict[str, Any] = field(default_factory=dict)
-    point: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    quick: dict[str, Any] = field(default_factory=dict)
-    then: dict[str, Any] = field(default_factory=dict)
+    name: str  # as shown
+    method: str  # a name of ``sartor.methods.METHODS``
+    set: dict[str, Any] = field(default_factory=dict)  # hyper-parameters and options
+    point: str | None = None  # at which its models are scored where a measure does not say
+    settings: dict[str, Any] = field(default_factory=dict)  # that differ from the plan's
+    quick: dict[str, Any] = field(default_factory=dict)  # those that differ in the short form
+    then: dict[str, Any] = field(default_factory=dict)  # options that training does not see
 
 
 @dataclass(frozen=True)

@@ -33,17 +33,11 @@ CACHE = 400_000
 
 
 class Refits(NamedTuple):
-    """Fits to many sets of labels.
+    """Fits to many sets of labels."""
 
-    Attributes:
-        w: (clients, sets, d) the fits.
-        total: (clients, sets) tr H⁻¹, their variance according to the model.
-        arrived: (clients, sets) whether the last step was short enough.
-    """
-
-    w: Tensor
-    total: Tensor
-    arrived: Tensor
+    w: Tensor  # (clients, sets, d) the fits
+    total: Tensor  # (clients, sets) tr H⁻¹, their variance according to the model
+    arrived: Tensor  # (clients, sets) whether the last step was short enough
 
 
 def refit(x: Tensor, y: Tensor, start: Tensor) -> Refits:

@@ -38,26 +38,15 @@ class SplitHalf(NamedTuple):
 
 
 class Heterogeneity(NamedTuple):
-    """An estimate of R² = Σ p_i ‖w_i* − w̄*‖².
+    """An estimate of R² = Σ p_i ‖w_i* − w̄*‖²."""
 
-    Attributes:
-        radius2: (...) R̂², unbiased, so it may be negative by chance if R is small.
-        floor: (...) Var(R̂²) for these clients if their best models were the same.
-        growth: (...) what each unit of R² adds to that variance.
-        jackknife: (...) standard error of R̂² for clients like these, by leaving out one at a time.
-        distances2: (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest of them is biased
-            upwards.
-        noise: (..., clients) t̂_i.
-        subtracted: (...) Σ p_i(1 − p_i) t̂_i, what noise adds to the spread of the fits.
-    """
-
-    radius2: Tensor
-    floor: Tensor
-    growth: Tensor
-    jackknife: Tensor
-    distances2: Tensor
-    noise: Tensor
-    subtracted: Tensor
+    radius2: Tensor  # (...) R̂², unbiased, so it may be negative by chance if R is small
+    floor: Tensor  # (...) Var(R̂²) for these clients if their best models were the same
+    growth: Tensor  # (...) what each unit of R² adds to that variance
+    jackknife: Tensor  # (...) standard error of R̂² for clients like these, leaving each out once
+    distances2: Tensor  # (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest is too large
+    noise: Tensor  # (..., clients) t̂_i
+    subtracted: Tensor  # (...) Σ p_i(1 − p_i) t̂_i, what noise adds to the spread of the fits
 
     @property
     def standard_error(self) -> Tensor:

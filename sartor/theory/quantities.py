@@ -45,17 +45,11 @@ class Inequality(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over clients that the bounds use.
+    """Sums over clients that the bounds use."""
 
-    Attributes:
-        local: s_1 = Σ p_i/n_i, the mean of 1/n_i; 1/n for equal clients.
-        pooled: s_2 = Σ p_i²/n_i; 1/N for p_i = n_i/N.
-        largest: the largest p_i.
-    """
-
-    local: Tensor
-    pooled: Tensor
-    largest: Tensor
+    local: Tensor  # s_1 = Σ p_i/n_i, the mean of 1/n_i; 1/n for equal clients
+    pooled: Tensor  # s_2 = Σ p_i²/n_i; 1/N for p_i = n_i/N
+    largest: Tensor  # the largest p_i
 
     @property
     def imbalance(self) -> Tensor:

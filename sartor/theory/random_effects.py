@@ -31,21 +31,13 @@ from torch import Tensor
 
 
 class Effects(NamedTuple):
-    """An estimate of τ².
+    """An estimate of τ²."""
 
-    Attributes:
-        tau2: (...) the posterior mean, which an expected error that is linear in τ² needs.
-        likeliest: (...) the value of largest restricted likelihood; may be 0.
-        own: (..., clients) τ_i², which lets the distance of a client differ from the others'.
-        grid: (..., values) the values of τ² that were tried; the first is 0.
-        weight: (..., values) their posterior weights, of sum 1.
-    """
-
-    tau2: Tensor
-    likeliest: Tensor
-    own: Tensor
-    grid: Tensor
-    weight: Tensor
+    tau2: Tensor  # (...) the posterior mean, which an expected error that is linear in τ² needs
+    likeliest: Tensor  # (...) the value of largest restricted likelihood; may be 0
+    own: Tensor  # (..., clients) τ_i², which lets the distance of a client differ from the others'
+    grid: Tensor  # (..., values) the values of τ² that were tried; the first is 0
+    weight: Tensor  # (..., values) their posterior weights, of sum 1
 
 
 def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.0) -> Effects:
@@ -84,15 +76,10 @@ def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.
 
 
 class Risks(NamedTuple):
-    """The parts of the clients' expected squared errors, noise + τ² · apart.
+    """The parts of the clients' expected squared errors, noise + τ² · apart."""
 
-    Attributes:
-        noise: (..., pulls, clients, p) due to the samples.
-        apart: (..., pulls, clients, p) due to the clients' differences, per unit of τ².
-    """
-
-    noise: Tensor
-    apart: Tensor
+    noise: Tensor  # (..., pulls, clients, p) due to the samples
+    apart: Tensor  # (..., pulls, clients, p) due to the clients' differences, per unit of τ²
 
     def total(self, tau2: Tensor, by: Tensor | None = None) -> Tensor:
         """Return expected squared errors (..., pulls, clients), for τ² or for τ_i² (..., clients).

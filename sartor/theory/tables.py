@@ -80,22 +80,13 @@ def statistical_rate(
 
 
 class Cost(NamedTuple):
-    """A row of Table 2, without constants and, in the gradients, without logarithms.
+    """A row of Table 2, without constants and, in the gradients, without logarithms."""
 
-    Attributes:
-        method: the method's name here.
-        convexity: "convex" or "strongly convex", what its theorem assumes of the losses.
-        bounded_domain: whether its theorem needs one.
-        gradients: a client's gradients in one round; nan if they depend on the precision of an
-            inexact solution.
-        exchanges: rounds until the squared error is ε.
-    """
-
-    method: str
-    convexity: str
-    bounded_domain: bool
-    gradients: float
-    exchanges: float
+    method: str  # the method's name here
+    convexity: str  # "convex" or "strongly convex", what its theorem assumes of the losses
+    bounded_domain: bool  # whether its theorem needs one
+    gradients: float  # of a client in a round; nan if they depend on how inexactly it solves
+    exchanges: float  # rounds until the squared error is ε
 
 
 def table_2(
@@ -135,17 +126,11 @@ def table_2(
 
 
 class Work(NamedTuple):
-    """What one-stage FedProx needs for an accuracy, at Corollary 1's steps.
+    """What one-stage FedProx needs for an accuracy, at Corollary 1's steps."""
 
-    Attributes:
-        num_rounds: rounds of communication, O(κ_g ln(1/ε)).
-        num_local_steps: K, gradients of a client in a round.
-        num_gradients: K times the rounds, Õ(κ ln(1/ε)), independent of λ up to logarithms.
-    """
-
-    num_rounds: int
-    num_local_steps: int
-    num_gradients: int
+    num_rounds: int  # rounds of communication, O(κ_g ln(1/ε))
+    num_local_steps: int  # K, gradients of a client in a round
+    num_gradients: int  # K times the rounds, Õ(κ ln(1/ε)), independent of λ up to logarithms
 
 
 def work(

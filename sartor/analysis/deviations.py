@@ -36,21 +36,13 @@ BATCH = 4096
 
 
 class Deviations(NamedTuple):
-    """Losses per client and class and their deviations from the mean.
+    """Losses per client and class and their deviations from the mean."""
 
-    Attributes:
-        local: (clients, classes) ΔL.
-        pooled: (clients, classes) ΔG; NaN for a class that nobody has.
-        local_loss: (clients, classes) L.
-        pooled_loss: (clients, classes) G.
-        counts: (clients, classes) m.
-    """
-
-    local: Array
-    pooled: Array
-    local_loss: Array
-    pooled_loss: Array
-    counts: Array
+    local: Array  # (clients, classes) ΔL
+    pooled: Array  # (clients, classes) ΔG; NaN for a class that nobody has
+    local_loss: Array  # (clients, classes) L
+    pooled_loss: Array  # (clients, classes) G
+    counts: Array  # (clients, classes) m
 
 
 def class_means(losses: npt.ArrayLike, labels: npt.ArrayLike, classes: int) -> tuple[Array, Array]:
@@ -112,9 +104,9 @@ def loss_deviations(
         own.append(np.nan_to_num(loss, nan=0.0))
         counts.append(number)
         pooled.append(class_means(losses, labels, classes)[0])
-    local_loss, pooled_loss, count = np.stack(own), np.stack(pooled), np.stack(counts)
-    local, deviation = deviate(local_loss, pooled_loss, count)
-    return Deviations(local, deviation, local_loss, pooled_loss, count)
+    found = np.stack(own), np.stack(pooled), np.stack(counts)
+    local, deviation = deviate(*found)
+    return Deviations(local, deviation, *found)
 
 
 def _networks(

@@ -59,13 +59,12 @@ class Outcome:
         return [judge(rule, self._view(rule)) for rule in self.plan.rules]
 
     def _view(self, rule: Mapping[str, Any]) -> View:
-        columns = self._columns()
         table = self.plan.tables[rule.get("table", 0)]
         words = rule.get("measure", table["measure"])
         return View(
             self.values(words),
             tuple(row.name for row in self.plan.rows),
-            tuple(rule.get("columns", columns)),
+            tuple(rule.get("columns", self._columns())),
             {c.name: c.x for c in self.plan.columns},
             table["published"] if words == table["measure"] else {},
             self.values,
@@ -86,9 +85,7 @@ class Outcome:
         spec = self.plan.tables[number]
         if "labels" in spec:
             return self._label_table(spec)
-        values = self.values(spec["measure"])
-        columns = self._columns()
-        rows = []
+        values, columns, rows = self.values(spec["measure"]), self._columns(), []
         for name in spec.get("rows", [row.name for row in self.plan.rows]):
             cells = []
             for column in columns:

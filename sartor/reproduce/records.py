@@ -111,9 +111,7 @@ def measure(record: Record, words: str, point: str | None = None) -> float:
         return _number(record.get("values", {}).get(given[1]))
     if kind in ("probe", "rounds_to", "rounds_below", "contraction"):
         return _of_probe(record, given)
-    if record.get("diverged"):
-        return math.nan
-    curve = _curve(record, given, point)
+    curve = None if record.get("diverged") else _curve(record, given, point)
     if curve is None:
         return math.nan
     if kind in ("macro", "worst"):

@@ -36,17 +36,13 @@ FAR = 1e6
 class Fits(NamedTuple):
     """Models and how well they are converged.
 
-    Attributes:
-        w: (..., clients, p) models; for ``fit_pooled`` (..., p).
-        gradient: the largest gradient norm that is left, (..., clients) or (...).
-        converged: the gradient norm is at most the tolerance, and a minimiser exists.
-        separable: (..., clients) the classes of a client are perfectly separable, so that no
-            minimiser exists; False with ridge or Firth's penalty, where one always exists.
+    A client is separable if its classes are, perfectly, so that no minimiser exists; never with
+    ridge or Firth's penalty, where one always exists.
     """
 
-    w: Tensor
-    gradient: Tensor
-    converged: Tensor
+    w: Tensor  # (..., clients, p) models; for ``fit_pooled`` (..., p)
+    gradient: Tensor  # the largest gradient norm that is left, (..., clients) or (...)
+    converged: Tensor  # the gradient norm is at most the tolerance, and a minimiser exists
     separable: Tensor
 
 

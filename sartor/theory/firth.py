@@ -45,11 +45,9 @@ def refit(x: Tensor, y: Tensor, start: Tensor) -> Refits:
 
     Features x are (clients, samples, d), 0 for padding; first models are (clients, sets, d).
     """
-    block = max(1, CACHE // (y.shape[1] * (y.shape[2] + x.shape[2] ** 2)))
-    parts = [
-        _refit(x[at : at + block], y[at : at + block], start[at : at + block])
-        for at in range(0, len(x), block)
-    ]
+    size = max(1, CACHE // (y.shape[1] * (y.shape[2] + x.shape[2] ** 2)))
+    blocks = zip(x.split(size), y.split(size), start.split(size), strict=True)
+    parts = [_refit(*block) for block in blocks]
     return Refits(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 

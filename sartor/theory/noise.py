@@ -25,31 +25,20 @@ Middle = Literal["model", "sandwich"]
 class Noise(NamedTuple):
     """The sampling error of every client's fit.
 
-    Attributes:
-        covariance: (..., clients, p, p) V̂_i; t̂_i = tr V̂_i is the mean squared error of the fit.
-        doubt: (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models. For labels, only what
-            the random labels of ``calibration`` add: the rest is a function of ŵ_i that rises with
-            its distance from the others, from which t̂_i is subtracted, so it widens no error.
-        complexity: (..., clients) tr(H_i⁻¹ G_i): p if the model is true and there is no ridge.
-        gradient2: (..., clients) ρ̂_i² = tr G_i, the mean squared gradient of one sample.
-        used: (..., clients) p_i, the parameters that the samples determine: tr H_i⁻¹(H_i − ν), p
-            without ridge.
-        curvature: (..., clients, p) 1/(H_i⁻¹)_jj, how strongly a coordinate resists a pull.
-        smallest: (..., clients) μ_i, the smallest eigenvalue of H_i.
-        largest: (..., clients) Λ_max(H_i) at the fit.
-        stretch: (..., clients) what the bias of the fits adds to ‖ŵ_i − w̄‖², from
-            ``calibration``; else 0.
+    For labels ``doubt`` is only what the random labels of ``calibration`` add: the rest is a
+    function of ŵ_i that rises with its distance from the others, from which t̂_i is subtracted, so
+    it widens no error.
     """
 
-    covariance: Tensor
-    doubt: Tensor
-    complexity: Tensor
-    gradient2: Tensor
-    used: Tensor
-    curvature: Tensor
-    smallest: Tensor
-    largest: Tensor
-    stretch: Tensor
+    covariance: Tensor  # (..., clients, p, p) V̂_i
+    doubt: Tensor  # (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models
+    complexity: Tensor  # (..., clients) tr(H_i⁻¹ G_i): p if the model is true and there is no ridge
+    gradient2: Tensor  # (..., clients) ρ̂_i² = tr G_i, the mean squared gradient of one sample
+    used: Tensor  # (..., clients) p_i = tr H_i⁻¹(H_i − ν), parameters that the samples determine
+    curvature: Tensor  # (..., clients, p) 1/(H_i⁻¹)_jj, how strongly a coordinate resists a pull
+    smallest: Tensor  # (..., clients) μ_i, the smallest eigenvalue of H_i
+    largest: Tensor  # (..., clients) Λ_max(H_i) at the fit
+    stretch: Tensor  # (..., clients) what the bias of fits adds to ‖ŵ_i − w̄‖², by ``calibration``
 
     @property
     def each(self) -> Tensor:
@@ -58,7 +47,7 @@ class Noise(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """(..., clients) t̂_i = tr V̂_i."""
+        """(..., clients) t̂_i = tr V̂_i, the mean squared error of a fit."""
         return self.each.sum(-1)
 
     def scaled(self, factor: Tensor) -> Noise:

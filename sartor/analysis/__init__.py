@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 from sartor.analysis.deviations import Deviations, class_means, deviate, loss_deviations
-from sartor.analysis.directions import (
-    Coherence,
-    chance_coherence,
-    coherence,
-    generalized_coherence,
-)
+from sartor.analysis.directions import Coherence, chance_coherence, coherence, generalized_coherence
 from sartor.analysis.smoothing import savitzky_golay
 from sartor.results.costs import Reached, pareto_front, to_reach
 from sartor.results.evenness import Fairness, entropy, fairness, gini

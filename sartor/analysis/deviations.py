@@ -36,21 +36,13 @@ BATCH = 4096
 
 
 class Deviations(NamedTuple):
-    """Losses per client and class and their deviations from the mean.
+    """Losses per client and class and their deviations from the mean."""
 
-    Attributes:
-        local: (clients, classes) ΔL.
-        pooled: (clients, classes) ΔG; NaN for a class that nobody has.
-        local_loss: (clients, classes) L.
-        pooled_loss: (clients, classes) G.
-        counts: (clients, classes) m.
-    """
-
-    local: Array
-    pooled: Array
-    local_loss: Array
-    pooled_loss: Array
-    counts: Array
+    local: Array  # (clients, classes) ΔL
+    pooled: Array  # (clients, classes) ΔG; NaN for a class that nobody has
+    local_loss: Array  # (clients, classes) L
+    pooled_loss: Array  # (clients, classes) G
+    counts: Array  # (clients, classes) m
 
 
 def class_means(losses: npt.ArrayLike, labels: npt.ArrayLike, classes: int) -> tuple[Array, Array]:
@@ -68,12 +60,9 @@ def class_means(losses: npt.ArrayLike, labels: npt.ArrayLike, classes: int) -> t
 
 
 def deviate(local_loss: npt.ArrayLike, pooled_loss: npt.ArrayLike, counts: npt.ArrayLike) -> Array:
-    """Return (2, clients, classes): ΔL and ΔG from L, G and m.
+    """Return (2, clients, classes): ΔL and ΔG from L, G and m, each (clients, classes).
 
-    Args:
-        local_loss: (clients, classes) L; what stands where a client has no sample counts as 0.
-        pooled_loss: (clients, classes) G.
-        counts: (clients, classes) m.
+    What stands in L where a client has no sample counts as 0.
     """
     counts = np.asarray(counts, dtype=np.float64)
     local = np.where(counts > 0, np.asarray(local_loss, dtype=np.float64), 0.0)
@@ -115,23 +104,22 @@ def loss_deviations(
         own.append(np.nan_to_num(loss, nan=0.0))
         counts.append(number)
         pooled.append(class_means(losses, labels, classes)[0])
-    local_loss, pooled_loss, count = np.stack(own), np.stack(pooled), np.stack(counts)
-    local, deviation = deviate(local_loss, pooled_loss, count)
-    return Deviations(local, deviation, local_loss, pooled_loss, count)
+    found = np.stack(own), np.stack(pooled), np.stack(counts)
+    local, deviation = deviate(*found)
+    return Deviations(local, deviation, *found)
 
 
 def _networks(
     models: Result | Sequence[nn.Module], federation: Federation, run: int, point: str | None
-) -> list[nn.Module]:
+) -> Sequence[nn.Module]:
     if federation.num_classes == 0:
         raise ConfigError(
             "Losses per class need classes, and this federation has real targets; give one whose "
             "num_classes is at least 2."
         )
-    if isinstance(models, Sequence):
-        found = list(models)
-    else:
-        found = [models.model(client, run, point) for client in range(len(models.clients))]
+    found = models
+    if not isinstance(found, Sequence):
+        found = [found.model(client, run, point) for client in range(len(found.clients))]
     if len(found) != federation.num_clients:
         raise ConfigError(
             f"{len(found)} models for {federation.num_clients} clients; give one model per client, "

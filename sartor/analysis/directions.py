@@ -36,19 +36,12 @@ _CLEAR = 1e-4  # the least eigenvalue of the cosines from which their own digits
 
 
 class Coherence(NamedTuple):
-    """The generalised coherence of some vectors.
+    """The generalised coherence of some vectors."""
 
-    Attributes:
-        value: GCE; it saturates at 1 for many vectors, where the logarithm still distinguishes.
-        log_determinant: log det Ĝ, at most 0, −∞ for dependent vectors.
-        number: K, how many vectors were taken.
-        dropped: zero vectors that were left out (a client that did not move).
-    """
-
-    value: float
-    log_determinant: float
-    number: int
-    dropped: int
+    value: float  # GCE; it saturates at 1 for many vectors, where the logarithm still distinguishes
+    log_determinant: float  # log det Ĝ, at most 0, −∞ for dependent vectors
+    number: int  # K, how many vectors were taken
+    dropped: int  # zero vectors that were left out (a client that did not move)
 
     @property
     def log_determinant_per_vector(self) -> float:
@@ -57,10 +50,7 @@ class Coherence(NamedTuple):
 
 
 def generalized_coherence(vectors: npt.ArrayLike | Tensor | Sequence[Tensor]) -> float:
-    """Return GCE = 1 − det Ĝ of the rows; NaN if all of them are zero.
-
-    Args:
-        vectors: (K, ...) one vector per row; further axes are flattened.
+    """Return GCE = 1 − det Ĝ of vectors (K, ...), as ``coherence`` does; NaN if all are zero.
 
     >>> round(generalized_coherence([[1.0, 0.0], [1.0, 1.0]]), 12)
     0.5

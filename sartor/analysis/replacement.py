@@ -26,32 +26,20 @@ Judge = Callable[[int], tuple[Tensor, Tensor]]
 
 
 class Replacements(NamedTuple):
-    """Which records are replaced by which samples, one entry each.
+    """Which records are replaced by which samples, one entry each."""
 
-    Attributes:
-        client: positions of clients.
-        record: positions in the client's own training list.
-        row: rows of the features (of the pool's, if it is a federation) that take their place.
-    """
-
-    client: np.ndarray
-    record: np.ndarray
-    row: np.ndarray
+    client: np.ndarray  # positions of clients
+    record: np.ndarray  # positions in the client's own training list
+    row: np.ndarray  # rows of the features, or of the pool's, that take their place
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Where replacements come from.
-
-    Attributes:
-        name: in words.
-        rows: of every client.
-        features: the federation whose features the rows are of; None for the trained one.
-    """
+    """Where replacements come from, in words, and the rows of every client."""
 
     name: str
     rows: Ragged
-    features: Federation | None = None
+    features: Federation | None = None  # that the rows are of; None for the trained one
 
 
 def find_pool(federation: Federation, pool: str | Federation | None, method: Method) -> Pool:
@@ -60,14 +48,10 @@ def find_pool(federation: Federation, pool: str | Federation | None, method: Met
     Data fit if every client has some and the method does not read them in training.
     """
     if isinstance(pool, Federation):
+        same = {"clients": "names", "samples of shape": "input_shape", "classes": "num_classes"}
+        pairs = [(what, getattr(pool, k), getattr(federation, k)) for what, k in same.items()]
         faults = [
-            f"{what} {theirs} instead of {ours}"
-            for what, theirs, ours in (
-                ("clients", pool.names, federation.names),
-                ("samples of shape", pool.input_shape, federation.input_shape),
-                ("classes", pool.num_classes, federation.num_classes),
-            )
-            if theirs != ours
+            f"{what} {theirs} instead of {own}" for what, theirs, own in pairs if theirs != own
         ]
         if faults:
             raise FederationError(
@@ -148,10 +132,8 @@ def place(arena: Arena, pool: Pool | None, chosen: Replacements) -> tuple[Arena,
         return arena, chosen.row
     rows = torch.from_numpy(chosen.row)
     known = arena.features(torch.arange(len(arena.x), device=arena.device))
-    x, y = (
-        torch.cat([old, new[rows].to(old.device, old.dtype)])
-        for old, new in ((known, pool.features.x), (arena.y, pool.features.y))
-    )
+    pairs = ((known, pool.features.x), (arena.y, pool.features.y))
+    x, y = (torch.cat([old, new[rows].to(old.device, old.dtype)]) for old, new in pairs)
     return replace(arena, x=x, y=y, palette=None), len(arena.x) + np.arange(len(rows))
 
 

@@ -53,31 +53,18 @@ _BATCH = 4096  # evaluation samples at once
 
 @dataclass(frozen=True)
 class StabilityReport:
-    """What was measured.
+    """What was measured."""
 
-    Attributes:
-        method: the name of the method.
-        names: the clients of the federation.
-        sizes: (clients,) n_i.
-        replacements: the K records that were replaced, and by what.
-        distance: (K,) s.
-        change: (K,) Δ.
-        pool: where z′ came from.
-        eval_set: over which samples Δ is a maximum.
-        passes: how many passes the lanes took.
-        seconds: how long it took.
-    """
-
-    method: str
-    names: tuple[str, ...]
-    sizes: np.ndarray
-    replacements: Replacements
-    distance: np.ndarray
-    change: np.ndarray
-    pool: str
-    eval_set: str
-    passes: int
-    seconds: float
+    method: str  # the name of the method
+    names: tuple[str, ...]  # the clients of the federation
+    sizes: np.ndarray  # (clients,) n_i
+    replacements: Replacements  # the K records that were replaced, and by what
+    distance: np.ndarray  # (K,) s
+    change: np.ndarray  # (K,) Δ
+    pool: str  # where z′ came from
+    eval_set: str  # over which samples Δ is a maximum
+    passes: int  # how many passes the lanes took
+    seconds: float  # how long it took
 
     @property
     def gamma(self) -> np.ndarray:

@@ -8,8 +8,8 @@ file to the measurement.
 from __future__ import annotations
 
 import json
-from dataclasses import astuple, dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -91,38 +91,21 @@ def known(name: str) -> Traffic:
     return Traffic(**stored[name]) if name in stored else traffic(name)
 
 
-@lru_cache(maxsize=1)
+@cache
 def _stored() -> dict[str, dict[str, float]]:
     return json.loads(MEASURED.read_text(encoding="utf-8")) if MEASURED.exists() else {}
 
 
 def measure_all() -> str:
     """Measure every listed method; return the text of :data:`MEASURED`."""
-    names = list(Traffic.__dataclass_fields__)
-    found = {
-        name: {key: round(v, 4) for key, v in zip(names, astuple(traffic(name)), strict=True)}
-        for name in METHODS
-    }
+    found = {name: {k: round(v, 4) for k, v in asdict(traffic(name)).items()} for name in METHODS}
     return "{\n" + ",\n".join(f'  "{k}": {json.dumps(v)}' for k, v in found.items()) + "\n}\n"
 
 
 def one_round(
-    method: str | Factory,
-    task: Task,
-    federation: Federation,
-    *,
-    before: int = 0,
-    **options: Any,
+    method: str | Factory, task: Task, federation: Federation, *, before: int = 0, **options: Any
 ) -> Receipt:
-    """Run one round of all clients, without scoring, and return what it cost.
-
-    Args:
-        method: a name or a factory.
-        task: the network and its loss.
-        federation: the clients.
-        before: rounds before the one whose cost is returned.
-        options: of the method.
-    """
+    """Run ``before`` rounds of all clients and one more, and return what that one cost."""
     simulation = _simulation(method, task, federation, rounds=before + 1, **options)
     server = simulation.server
     for t in range(before + 1):

@@ -19,11 +19,7 @@ _CALLS: dict[str, Callable[..., float]] = {"abs": abs, "max": max, "min": min, "
 
 
 def parse(text: str) -> ast.expr:
-    """Read an expression.
-
-    Raises:
-        ConfigError: it is not one.
-    """
+    """Read an expression; refuse what is none."""
     try:
         return ast.parse(text, mode="eval").body
     except SyntaxError as error:
@@ -38,16 +34,10 @@ def evaluate(
     name: Callable[[str], float] | None = None,
     words: Callable[[str, list[str]], float | None] | None = None,
 ) -> float:
-    """Return the value of an expression of + - * /, abs, min, max and sqrt.
+    """Return the value of an expression of + - * /, abs, min, max and sqrt; refuse anything else.
 
-    Args:
-        node: the expression; see :func:`parse`.
-        name: returns the number behind a name.
-        words: returns the value of a function of words, such as ``v("row", "column")``, or None
-            if it knows no such function.
-
-    Raises:
-        ConfigError: there is anything else in it.
+    ``name`` returns the number behind a name; ``words`` the value of a function of words, such as
+    ``v("row", "column")``, or None if it knows no such function.
 
     >>> evaluate(parse("max(1, x) / 2 - 3"), name=lambda word: 8.0)
     1.0

@@ -76,12 +76,8 @@ def jittered(hyper: Mapping[str, Any], spread: float, seed: int) -> dict[str, An
 def smoothness(problem: Problem) -> float:
     """Return L = max_i Λ_max(X_iᵀX_i/n_i)/4 over the clients' training samples."""
     fed = problem.federation
-    found = []
-    for client in range(fed.num_clients):
-        rows = fed.train.rows[fed.train.offsets[client] : fed.train.offsets[client + 1]]
-        x = fed.x[rows].double().flatten(1)
-        found.append(float(torch.linalg.matrix_norm(x, 2)) ** 2 / len(x) / 4)
-    return max(found)
+    features = (fed.x[fed.train.of(i)].double().flatten(1) for i in range(fed.num_clients))
+    return max(float(torch.linalg.matrix_norm(x, 2)) ** 2 / len(x) / 4 for x in features)
 
 
 def heterogeneity(problem: Problem) -> float:

@@ -59,13 +59,12 @@ class Outcome:
         return [judge(rule, self._view(rule)) for rule in self.plan.rules]
 
     def _view(self, rule: Mapping[str, Any]) -> View:
-        columns = self._columns()
         table = self.plan.tables[rule.get("table", 0)]
         words = rule.get("measure", table["measure"])
         return View(
             self.values(words),
             tuple(row.name for row in self.plan.rows),
-            tuple(rule.get("columns", columns)),
+            tuple(rule.get("columns", self._columns())),
             {c.name: c.x for c in self.plan.columns},
             table["published"] if words == table["measure"] else {},
             self.values,
@@ -86,9 +85,7 @@ class Outcome:
         spec = self.plan.tables[number]
         if "labels" in spec:
             return self._label_table(spec)
-        values = self.values(spec["measure"])
-        columns = self._columns()
-        rows = []
+        values, columns, rows = self.values(spec["measure"]), self._columns(), []
         for name in spec.get("rows", [row.name for row in self.plan.rows]):
             cells = []
             for column in columns:
@@ -148,18 +145,11 @@ class Outcome:
         """Return, for each reference row, every row minus it on the same allocations."""
         spec = self.plan.tables[number]
         values, (factor, _, _) = self.values(spec["measure"]), scale_of(spec)
-        columns = self._columns()
-
-        def text(mine: np.ndarray | None, base: np.ndarray | None) -> str:
-            if mine is None or base is None or len(mine) != len(base):
-                return MISSING
-            return _interval(mine, base, factor)
-
-        found = []
+        columns, found = self._columns(), []
         for reference in (name for name in self.plan.references if name in values):
             base = values[reference]
             rows = [
-                [name, *(text(cells.get(column), base.get(column)) for column in columns)]
+                [name, *(_interval(cells.get(c), base.get(c), factor) for c in columns)]
                 for name, cells in values.items()
                 if name != reference
             ]
@@ -224,12 +214,11 @@ def cell_text(values: np.ndarray | None, known: float | None, spec: Mapping[str,
     return text if known is None else f"{text} ({known:g})"
 
 
-def _interval(mine: np.ndarray, base: np.ndarray, factor: float) -> str:
-    both = np.isfinite(mine) & np.isfinite(base)
-    mine, base = mine[both], base[both]
-    if not len(mine):
+def _interval(mine: np.ndarray | None, base: np.ndarray | None, factor: float) -> str:
+    if mine is None or base is None or len(mine) != len(base):
         return MISSING
-    if len(mine) < 2:
-        return f"{factor * float((mine - base).mean()):+.2f}"
     pair = metrics.paired(mine, base, 0.95)
-    return f"{factor * pair.mean:+.2f} [{factor * pair.low:+.2f}, {factor * pair.high:+.2f}]"
+    if not pair.number:
+        return MISSING
+    ends = f" [{factor * pair.low:+.2f}, {factor * pair.high:+.2f}]" if pair.number > 1 else ""
+    return f"{factor * pair.mean:+.2f}{ends}"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -120,41 +120,32 @@ def _given(settings: dict[str, Any]) -> dict[str, Any]:
 def passes_of(plan: Plan) -> list[Pass]:
     """Group the cells of a plan; lanes that see the same batches are neighbours."""
     groups: dict[str, tuple[str, dict[str, Any], dict[str, Any], list[Lane]]] = {}
+    shape = ("data", "clients", "dim", "everyone", "samples_per_client")
     for row, column, settings in plan.cells():
         exact = settings["solve"] != "train"
         static = {} if exact else methods.static_options(methods.find(row.method))
         options = {k: v for k, v in row.set.items() if k in static}
-        hyper = {k: _word(v, column.values) for k, v in row.set.items() if k not in static}
+        hyper = {k: v for k, v in row.set.items() if k not in static}
+        hyper |= {k: column.values.get(v, v) for k, v in hyper.items() if isinstance(v, str)}
         data = {k: settings[k] for k in DATA}
-        shape = ("data", "clients", "dim", "everyone", "samples_per_client")
         apart = {k: v for k, v in settings.items() if k not in DATA or k in shape}
         method = "exact" if exact else row.method
-        named = sorted(hyper) if exact is False else []
+        named = [] if exact else sorted(hyper)
         key = json.dumps([method, options, apart, named], sort_keys=True, default=str)
         lanes = groups.setdefault(key, (method, options, settings, []))[3]
+        rows, later = ((), ((row.name, row.then),)) if row.then else ((row.name,), ())
         first = settings["first_seed"]
         for seed in range(first, first + settings["seeds"]):
             own = jittered(hyper, settings["jitter"], seed)
-            if row.then:
-                later = ((row.name, row.then),)
-                lanes.append(Lane((), column.name, seed, own, data, later))
-            else:
-                lanes.append(Lane((row.name,), column.name, seed, own, data))
-    found = []
-    for method, options, settings, repeated in groups.values():
-        lanes = _shared(repeated)
-        lanes.sort(key=lambda lane: lane.seed)  # stable: columns and rows stay in order
-        found.append(Pass(method, options, settings, tuple(lanes)))
-    return found
+            lanes.append(Lane(rows, column.name, seed, own, data, later))
+    return [
+        Pass(method, options, settings, _shared(lanes))
+        for method, options, settings, lanes in groups.values()
+    ]
 
 
-def _word(value: Any, words: Mapping[str, Any]) -> Any:
-    """Return the value that a column gives a word."""
-    return words.get(value, value) if isinstance(value, str) else value
-
-
-def _shared(lanes: list[Lane]) -> list[Lane]:
-    """Train once what several rows use."""
+def _shared(lanes: list[Lane]) -> tuple[Lane, ...]:
+    """Train once what several rows use; lanes of one seed stay in order."""
     found: dict[str, Lane] = {}
     for lane in lanes:
         key = json.dumps([lane.column, lane.seed, lane.hyper, lane.data], sort_keys=True)
@@ -162,7 +153,7 @@ def _shared(lanes: list[Lane]) -> list[Lane]:
         if known is not None:
             lane = replace(known, rows=known.rows + lane.rows, later=known.later + lane.later)
         found[key] = lane
-    return list(found.values())
+    return tuple(sorted(found.values(), key=lambda lane: lane.seed))
 
 
 def run_pass(
@@ -175,10 +166,8 @@ def run_pass(
         found = solve([lane.hyper for lane in one.lanes], problems)
         pairs = zip(one.lanes, found, strict=True)
         return [{**lane.place, "record": record} for lane, record in pairs]
-    lanes = [
-        replace(lane, hyper=derive(lane.hyper, p))
-        for lane, p in zip(one.lanes, problems, strict=True)
-    ]
+    both = zip(one.lanes, problems, strict=True)
+    lanes = [replace(lane, hyper=derive(lane.hyper, problem)) for lane, problem in both]
     most = one.settings["runs_at_once"] or _at_once(one.settings, problems[0])
     entries = []
     for start in range(0, len(lanes), most):
@@ -211,10 +200,19 @@ def _train(
     simulation = simulate({})
     variants = {json.dumps(then, sort_keys=True): then for lane in lanes for _, then in lane.later}
     later = {name: simulate(then) for name, then in variants.items()}
-    probes = {
-        name: _known(name, PROBES, "probes")(simulation, problems) for name in settings["probes"]
-    }
-    seen = _loop(simulation, list(later.values()), probes, one.words, progress)
+    probes = [_known(name, PROBES, "probes")(simulation, problems) for name in settings["probes"]]
+    seen: dict[str, list[tuple[int, np.ndarray]]] = {}  # by name: (round, one value per run)
+
+    def after_round() -> None:
+        for follower in later.values():
+            follower.follow(simulation)
+        t = simulation.round_index
+        if t == simulation.num_rounds or t % simulation.eval_every == 0:
+            for name, value in (pair for probe in probes for pair in probe().items()):
+                seen.setdefault(name, []).append((t, np.asarray(value)))
+
+    after_round()  # what there is before the first round
+    drive(simulation, progress=progress, title=one.words, after_round=after_round)
     records = records_of(simulation, seen)
     entries = [
         {**lane.place, "record": record} for lane, record in zip(lanes, records, strict=True)
@@ -242,15 +240,15 @@ def _simulation(
     extra = {k: v for k, v in then.items() if k not in static}
     values = {key: settings[key] for key in LOCAL}
     values["batch"] = values["batch"] or None
-    shared = {k: [lane.hyper[k] for lane in lanes if k in lane.hyper] for k in _names(lanes)}
+    shared: dict[str, list[Any]] = {}
+    for name, value in (pair for lane in lanes for pair in lane.hyper.items()):
+        shared.setdefault(name, []).append(value)
     local = with_static_parts(Local(**values), {}, shared)
     record = methods.build(one.method, task, local, options)
     defaults = {name: spec.default for name, spec in record.hyper.items()}
     runs = [Run(lane.seed, {**defaults, **lane.hyper, **extra}, options) for lane in lanes]
     points = tuple(dict.fromkeys((*settings["points"], record.use.headline)))
-    if record.use.centre is None:
-        points = tuple(point for point in points if point != "global")
-    if then:  # the global model is that of the training itself
+    if record.use.centre is None or then:  # with ``then``, it is that of the training itself
         points = tuple(point for point in points if point != "global")
     return Simulation(
         record,
@@ -275,36 +273,3 @@ def _known(name: str, among: Mapping[str, T], key: str) -> T:
     if name not in among:
         raise ConfigError(f"{key} of a plan: there is no {name!r}{did_you_mean(name, among)}")
     return among[name]
-
-
-def _names(lanes: Sequence[Lane]) -> list[str]:
-    return list(dict.fromkeys(name for lane in lanes for name in lane.hyper))
-
-
-def _loop(
-    simulation: Simulation,
-    followers: Sequence[Simulation],
-    probes: dict[str, Callable[[], dict[str, np.ndarray]]],
-    words: str,
-    progress: Progress | None,
-) -> dict[str, list[tuple[int, np.ndarray]]]:
-    """Run all rounds; what the probes saw, by name: (round, one value per run)."""
-    seen: dict[str, list[tuple[int, np.ndarray]]] = {}
-
-    def look() -> None:
-        for probe in probes.values():
-            for name, value in probe().items():
-                seen.setdefault(name, []).append((simulation.round_index, np.asarray(value)))
-
-    def after_round() -> None:
-        for follower in followers:
-            follower.follow(simulation)
-        last = simulation.round_index == simulation.num_rounds
-        if probes and (last or simulation.round_index % simulation.eval_every == 0):
-            look()
-
-    look()
-    for follower in followers:
-        follower.follow(simulation)
-    drive(simulation, progress=progress, title=words, after_round=after_round)
-    return seen

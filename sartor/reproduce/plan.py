@@ -35,6 +35,7 @@ from __future__ import annotations
 import itertools
 import math
 import tomllib
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -42,6 +43,9 @@ from typing import Any
 
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.training.schema import settings_on
+from sartor.training.settings import rows_of
+
+PLANS = resources.files("sartor.reproduce") / "plans"
 
 SETTINGS: dict[str, Any] = {k: s.default_on("plan") for k, s in settings_on("plan").items()}
 """The settings of a plan, with their defaults; ``sartor.training.schema`` declares them."""
@@ -55,25 +59,15 @@ DATA = tuple(key for key, setting in settings_on("plan").items() if setting.grou
 
 @dataclass(frozen=True)
 class Row:
-    """One method with its options: a row of a table, a curve of a figure.
+    """One method with its options: a row of a table, a curve of a figure."""
 
-    Attributes:
-        name: as shown.
-        method: a name of ``sartor.methods.METHODS``.
-        set: hyper-parameters and options.
-        then: those of what clients do to their models before use; training does not see them.
-        point: at which its models are scored where a measure does not say.
-        settings: what differs from the plan's settings.
-        quick: settings that differ as well in the short form.
-    """
-
-    name: str
-    method: str
-    set: dict[str, Any] = field(default_factory=dict)
-    point: str | None = None
-    settings: dict[str, Any] = field(default_factory=dict)
-    quick: dict[str, Any] = field(default_factory=dict)
-    then: dict[str, Any] = field(default_factory=dict)
+    name: str  # as shown
+    method: str  # a name of ``sartor.methods.METHODS``
+    set: dict[str, Any] = field(default_factory=dict)  # hyper-parameters and options
+    point: str | None = None  # at which its models are scored where a measure does not say
+    settings: dict[str, Any] = field(default_factory=dict)  # that differ from the plan's
+    quick: dict[str, Any] = field(default_factory=dict)  # those that differ in the short form
+    then: dict[str, Any] = field(default_factory=dict)  # options that training does not see
 
 
 @dataclass(frozen=True)
@@ -143,19 +137,12 @@ class Plan:
 
 def names() -> list[str]:
     """Return the names of all plans, in order."""
-    folder = resources.files("sartor.reproduce") / "plans"
-    return sorted(
-        p.name.removesuffix(".toml") for p in folder.iterdir() if p.name.endswith(".toml")
-    )
+    files = (file.name for file in PLANS.iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
 
 
 def load(name: str, *, quick: bool = False, repeats: int | None = None) -> Plan:
-    """Read a plan by its name.
-
-    Args:
-        name: see :func:`names`.
-        quick: take the short form.
-        repeats: the number of seeds, in place of the plan's.
+    """Read a plan by its name, or its short form; ``repeats`` seeds in place of the plan's.
 
     Raises:
         ConfigError: there is no such plan, or it is not well formed.
@@ -167,8 +154,7 @@ def load(name: str, *, quick: bool = False, repeats: int | None = None) -> Plan:
 
 
 def _content(name: str) -> dict[str, Any]:
-    text = (resources.files("sartor.reproduce") / "plans" / f"{name}.toml").read_text("utf-8")
-    own = tomllib.loads(text)
+    own = tomllib.loads((PLANS / f"{name}.toml").read_text("utf-8"))
     base = own.pop("base", None)
     return own if base is None else {**_content(base), **own}
 
@@ -186,10 +172,8 @@ def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
     settings = {**content.get("settings", {}), **short}
     _check(settings, "settings", faults)
     for found, what in ((rows, "row"), (columns, "column")):
-        repeated = sorted(
-            {one.name for one in found if [o.name for o in found].count(one.name) > 1}
-        )
-        faults += [f"{what} {one!r} is there twice" for one in repeated]
+        counted = sorted(Counter(one.name for one in found).items())
+        faults += [f"{what} {name!r} is there twice" for name, k in counted if k > 1]
     if faults:
         raise ConfigError(f"Reproduction {name}: " + "; ".join(faults) + ".")
     return Plan(
@@ -202,10 +186,7 @@ def read(name: str, content: Mapping[str, Any], *, quick: bool = False) -> Plan:
         columns=tuple(c for c in columns if keep_columns is None or c.name in keep_columns),
         settings=settings,
         tables=tuple(_with_columns(t, columns) for t in content["tables"]),
-        figures=tuple(content.get("figures", ())),
-        rules=tuple(content.get("rules", ())),
-        differs=tuple(content.get("differs", ())),
-        references=tuple(content.get("references", ())),
+        **{k: tuple(content.get(k, ())) for k in ("figures", "rules", "differs", "references")},
         quick=quick,
     )
 
@@ -217,7 +198,7 @@ def _rows(entry: Mapping[str, Any], is_short: bool, faults: list[str]) -> Iterat
     other = quick.pop("set", {})  # hyper-parameters and options of the short form
     for some in (own, quick):
         _check({k: v for k, v in some.items() if k != "columns"}, "row", faults)
-    for values in _grid(entry.get("sweep", {})):
+    for values in rows_of(entry.get("sweep", {})):
         name = str(entry.get("name", entry.get("method", "?"))).format(**values)
         chosen = {**entry.get("set", {}), **values, **(other if is_short else {})}
         yield Row(name, entry.get("method", "?"), chosen, entry.get("point"), own, quick, then)
@@ -228,17 +209,12 @@ def _columns(entry: Mapping[str, Any], faults: list[str]) -> Iterator[Column]:
     quick, words = entry.get("quick", {}), entry.get("values", {})
     for some in (own, quick):
         _check(some, "column", faults)
-    for values in _grid(entry.get("sweep", {})):
+    for values in rows_of(entry.get("sweep", {})):
         _check(values, "column", faults)
         x = entry.get("x")
-        place = values.get(x) if isinstance(x, str) else x
+        place: Any = values.get(x) if isinstance(x, str) else x
         name = str(entry.get("name", "all")).format(**values)
         yield Column(name, place, own | values, quick, words)
-
-
-def _grid(sweep: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any]]:
-    for values in itertools.product(*sweep.values()):
-        yield dict(zip(sweep, values, strict=True))
 
 
 def _check(given: Mapping[str, Any], where: str, faults: list[str]) -> None:
@@ -253,10 +229,7 @@ def _check(given: Mapping[str, Any], where: str, faults: list[str]) -> None:
 def _with_columns(table: Mapping[str, Any], columns: Sequence[Column]) -> dict[str, Any]:
     """Give every published number the name of its column, so that some can be left out."""
     published = {
-        row: {
-            column.name: None if math.isnan(value) else value
-            for column, value in zip(columns, values, strict=True)
-        }
+        row: {c.name: None if math.isnan(v) else v for c, v in zip(columns, values, strict=True)}
         for row, values in table.get("published", {}).items()
     }
     plain = {"measure": "value samples"} if "labels" in table else {}

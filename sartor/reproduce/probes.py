@@ -61,10 +61,9 @@ def errors(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     centre = truth.mean(1)
 
     def look() -> dict[str, np.ndarray]:
-        own = _flat(models_now(simulation), 2)
+        own = tree.flat(models_now(simulation), 2)
         local = (own - truth).square().sum(-1).mean(1)
-        common = _flat(_central(simulation), 1)
-        error = (common - centre).square().sum(-1)
+        error = (tree.flat(_central(simulation), 1) - centre).square().sum(-1)
         return {"local_error": local.cpu().numpy(), "global_error": error.cpu().numpy()}
 
     return look
@@ -99,7 +98,7 @@ def optimum(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     goal = torch.stack(goals).to(simulation.context.arena.device, simulation.dtype)
 
     def look() -> dict[str, np.ndarray]:
-        gap = (_flat(_central(simulation), 1) - goal).square().sum(-1)
+        gap = (tree.flat(_central(simulation), 1) - goal).square().sum(-1)
         return {
             "optimum_gap": gap.cpu().numpy(),
             "guaranteed_rate": np.array(rates),
@@ -137,8 +136,7 @@ def common_test(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
 
     def accuracy(models: Tree) -> np.ndarray:
         tally = clients.evaluate_common(models, simulation.round_index, ("val",), clients=1)["val"]
-        found: np.ndarray = tally.correct[:, 0] / split.size[:, 0]
-        return found
+        return tally.correct[:, 0] / split.size[:, 0]
 
     def look() -> dict[str, np.ndarray]:
         average = _average(simulation)
@@ -163,11 +161,11 @@ def coherence(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
                 f"The probe 'coherence' needs uploaded models, and {simulation.method.name} "
                 "sends none; leave it out."
             )
-        local = _flat(uploads["params"], 2)
+        local = tree.flat(uploads["params"], 2)
         if not sent:
             shape = (*simulation.context.everybody.shape, local.shape[-1])
             sent["local"], sent["way"] = local.new_zeros(shape), local.new_zeros(shape)
-        start = _flat(_central(simulation), 1)
+        start = tree.flat(_central(simulation), 1)
         for run, (ids, there) in enumerate(zip(cohort, trains, strict=True)):
             rows = torch.from_numpy(ids[there]).to(local.device)
             fresh = local[run, torch.from_numpy(there).to(local.device)]
@@ -178,7 +176,7 @@ def coherence(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
     def look() -> dict[str, np.ndarray]:
         if not sent:
             return {}
-        gaps = sent["local"] - _flat(models_now(simulation), 2)
+        gaps = sent["local"] - tree.flat(models_now(simulation), 2)
         return {**_alike("coherence", gaps), **_alike("update_coherence", sent["way"])}
 
     return look
@@ -227,8 +225,7 @@ def _of_first(simulation: Simulation, models: Tree, run: int, problem: Problem) 
 
 def _average(simulation: Simulation) -> Tree:
     """Return the mean of the clients' models, (runs, ...)."""
-    found: Tree = tree.map(lambda leaf: leaf.mean(1), models_now(simulation))
-    return found
+    return tree.map(lambda leaf: leaf.mean(1), models_now(simulation))
 
 
 def _central(simulation: Simulation) -> Tree:
@@ -241,10 +238,6 @@ def _central(simulation: Simulation) -> Tree:
 def models_now(simulation: Simulation) -> Tree:
     """Return what all clients would use now, (runs, clients, ...)."""
     return simulation.models(simulation.context.everybody, simulation.method.use.headline)
-
-
-def _flat(models: Tree, axes: int) -> Tensor:
-    return torch.cat([leaf.flatten(axes) for _, leaf in tree.items(models)], -1)
 
 
 PROBES: dict[str, Callable[[Simulation, Sequence[Problem]], Probe]] = {

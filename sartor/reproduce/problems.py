@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -88,10 +87,9 @@ def _given(settings: Mapping[str, Any], surface: str) -> dict[str, Any]:
 def _fewer_tests(federation: Federation, most: int, seed: int) -> Federation:
     """Keep at most so many test samples of every client, drawn by the seed."""
     lists = []
-    for client, (start, stop) in enumerate(itertools.pairwise(federation.test.offsets.tolist())):
-        own = federation.test.rows[start:stop].numpy()
-        rng = np.random.default_rng([seed, client])
-        lists.append(np.sort(rng.permutation(own)[:most]))
+    for client in range(federation.num_clients):
+        own = federation.test.of(client).numpy()
+        lists.append(np.sort(np.random.default_rng([seed, client]).permutation(own)[:most]))
     return replace(federation, test=Ragged.from_lists(lists))
 
 

@@ -101,10 +101,7 @@ def records_of(
 def measure(record: Record, words: str, point: str | None = None) -> float:
     """Return the number that a measure names; NaN where the run has none.
 
-    Args:
-        record: of one run.
-        words: see the module.
-        point: the row's own point, where the words name none.
+    ``point`` is the row's own, where the words name none.
     """
     given = words.split()
     kind = given[0]
@@ -114,9 +111,7 @@ def measure(record: Record, words: str, point: str | None = None) -> float:
         return _number(record.get("values", {}).get(given[1]))
     if kind in ("probe", "rounds_to", "rounds_below", "contraction"):
         return _of_probe(record, given)
-    if record.get("diverged"):
-        return math.nan
-    curve = _curve(record, given, point)
+    curve = None if record.get("diverged") else _curve(record, given, point)
     if curve is None:
         return math.nan
     if kind in ("macro", "worst"):

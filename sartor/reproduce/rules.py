@@ -30,6 +30,7 @@ already by those that were run, if it fails in one of them.
 from __future__ import annotations
 
 import ast
+import itertools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -46,16 +47,10 @@ Means = Mapping[str, Mapping[str, np.ndarray]]
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of a rule.
-
-    Attributes:
-        claim: in words.
-        holds: whether it holds; None if it was not run.
-        found: the number that decides it.
-    """
+    """What came of a rule: whether its claim holds, and the number that decides it."""
 
     claim: str
-    holds: bool | None
+    holds: bool | None  # None if it was not run
     found: str
 
     @property
@@ -155,15 +150,10 @@ def _apart(sign: int, word: str) -> Check:
 
 
 def _every_seed(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
-    leads = [
-        view.runs(rule["row"], column) - view.runs(other, column)
-        for other in view.others(rule["row"], rule)
-        for column in view.columns
-    ]
-    flat = np.concatenate(leads)
-    return bool(flat.min() > -rule.get("slack", 0.0)), (
-        f"{int((flat > 0).sum())} of {len(flat)} runs above, least lead {flat.min():+.4g}"
-    )
+    pairs = itertools.product(view.others(rule["row"], rule), view.columns)
+    flat = np.concatenate([view.runs(rule["row"], c) - view.runs(other, c) for other, c in pairs])
+    found = f"{int((flat > 0).sum())} of {len(flat)} runs above, least lead {flat.min():+.4g}"
+    return flat.min() > -rule.get("slack", 0.0), found
 
 
 def _between(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
@@ -185,8 +175,7 @@ def _envelope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
 
 def _moves(sign: int) -> Check:
     def check(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
-        rows = rule.get("rows") or [rule["row"]]
-        curves = sign * np.stack([view.mean(row) for row in rows])
+        curves = sign * np.stack([view.mean(r) for r in rule.get("rows") or [rule["row"]]])
         step = float(np.diff(curves).min())
         total = float((curves[:, -1] - curves[:, 0]).min())
         fine = step >= -rule.get("slack", 0.0) and total >= rule.get("total", 0.0)
@@ -202,10 +191,10 @@ def _flat(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
 
 def _crosses(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     gap = view.mean(rule["row"]) - view.mean(rule["than"])
-    x = [view.places[column] for column in view.columns]
-    if any(place is None for place in x):
+    x = [place for column in view.columns if (place := view.places[column]) is not None]
+    if len(x) < len(view.columns):
         raise ConfigError(f"{rule['claim']!r} needs columns with an x; give each its x = NUMBER.")
-    found = crossings([float(place) for place in x if place is not None], gap)
+    found = crossings(x, gap)
     where = ", ".join(f"{place:.3g}" for place in found) or "nowhere"
     near = rule.get("near")
     close = near is None or any(abs(place - near) <= rule["by"] for place in found)
@@ -223,8 +212,8 @@ def crossings(x: Sequence[float], gap: np.ndarray) -> list[float]:
 
 def _slope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     """Fit log V[row] = a + b log x by least squares, and compare b."""
-    x = [view.places[column] for column in view.columns]
-    if len(x) < 2 or any(place is None or place <= 0 for place in x):
+    x = [place for column in view.columns if (place := view.places[column] or 0.0) > 0.0]
+    if len(x) < max(2, len(view.columns)):
         raise ConfigError(
             f"{rule['claim']!r} needs two columns or more with an x above 0; give each its "
             "x = NUMBER."
@@ -232,8 +221,7 @@ def _slope(rule: Mapping[str, Any], view: View) -> tuple[bool, str]:
     heights = view.mean(rule["row"])
     if (heights <= 0).any():
         return False, f"no logarithm of {heights.min():.4g}"
-    across = np.log([float(place) for place in x if place is not None])
-    found = float(np.polyfit(across, np.log(heights), 1)[0])
+    found = float(np.polyfit(np.log(x), np.log(heights), 1)[0])
     return abs(found - rule["near"]) <= rule["by"], f"slope {found:+.3f}"
 
 

@@ -88,7 +88,8 @@ def run(
             lanes = run_pass(one, target, progress)
             stored = {"words": one.words, "seconds": time.perf_counter() - began, "lanes": lanes}
             if kept is not None and processes.is_first():
-                _keep(kept, stored)
+                _make(kept.parent)
+                write_text(kept, json.dumps(stored, ensure_ascii=False))
         _take(outcome, stored)
     return outcome
 
@@ -118,8 +119,7 @@ def unclaim(out: str | Path) -> None:
 
 def _claim(kept: Path) -> bool:
     """Say that a pass is begun here; False if it was begun elsewhere."""
-    with naming(kept.parent, "create"):
-        kept.parent.mkdir(parents=True, exist_ok=True)
+    _make(kept.parent)
     try:
         kept.with_suffix(".begun").touch(exist_ok=False)
     except FileExistsError:
@@ -160,11 +160,7 @@ def _take(outcome: Outcome, stored: dict[str, Any]) -> None:
 
 
 def _describe(folder: Path, plan: Plan, repeats: int | None) -> None:
-    """Write down what the folder reproduces.
-
-    Raises:
-        RunFolderError: it holds something else.
-    """
+    """Write down what the folder reproduces; refuse one that holds something else."""
     path = folder / ABOUT
     about = {"name": plan.name, "quick": plan.quick, "repeats": repeats}
     if path.is_file():
@@ -177,24 +173,18 @@ def _describe(folder: Path, plan: Plan, repeats: int | None) -> None:
         return
     if folder.is_dir() and any(folder.iterdir()):
         raise RunFolderError(f"{folder} is not empty and no reproduction; use another folder.")
-    with naming(folder, "create"):
-        folder.mkdir(parents=True, exist_ok=True)
+    _make(folder)
     write_json(folder / "environment.json", environment())
     write_json(path, about)
 
 
-def _keep(path: Path, stored: dict[str, Any]) -> None:
-    with naming(path.parent, "create"):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(stored, ensure_ascii=False))
+def _make(folder: Path) -> None:
+    with naming(folder, "create"):
+        folder.mkdir(parents=True, exist_ok=True)
 
 
 def _without_data(plan: Plan, say: Callable[[str], None]) -> dict[str, str]:
-    """Find the columns whose data are not on this machine.
-
-    Raises:
-        MissingDataError: there is no other column.
-    """
+    """Find the columns whose data are not on this machine; refuse if there is no other column."""
     skipped: dict[str, str] = {}
     seen: dict[str, MissingDataError | None] = {}
     for column in plan.columns:

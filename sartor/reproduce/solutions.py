@@ -42,9 +42,9 @@ def statistical_errors(
         truth = torch.stack([p.truth for p in chosen if p.truth is not None])
         clients = stacked(chosen)
         weights = torch.full(truth.shape[:2], 1.0 / truth.shape[1], dtype=truth.dtype)
-        own, common = _solve(hypers[places[0]], clients, weights, truth)
         centre = truth.mean(1)
         radius = (truth - centre[:, None]).square().sum(-1).mean(1).sqrt()
+        own, common = _solve(hypers[places[0]], clients, weights, radius)
         local = (own - truth).square().sum(-1).mean(1)
         error = (common - centre).square().sum(-1)
         for k, *numbers in zip(places, local, error, radius, strict=True):
@@ -55,7 +55,7 @@ def statistical_errors(
 
 
 def _solve(
-    chosen: dict[str, Any], clients: Clients, weights: Tensor, truth: Tensor
+    chosen: dict[str, Any], clients: Clients, weights: Tensor, radius: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return the clients' models and the global one."""
     if chosen.get("end") == "local":
@@ -63,34 +63,31 @@ def _solve(
         return own, own.mean(1)
     if chosen.get("end") == "global":
         common = fit_pooled(clients, weights).w
-        return common[:, None].expand_as(truth), common
+        return common[:, None].expand(*weights.shape, -1), common
     if not {"pull", "rule"} & set(chosen):
         raise ConfigError(
             f"A row that is solved exactly is set to {chosen}; give it end = 'local', "
             "end = 'global', pull = NUMBER or rule = NAME."
         )
     if "pull" in chosen:
-        pull = torch.full(weights.shape, float(chosen["pull"]), dtype=truth.dtype)
+        pull = torch.full_like(weights, float(chosen["pull"]))
     else:
-        pull = _by_rule(chosen, clients, truth)
+        pull = _by_rule(chosen, clients, radius)
     coupled = fit_coupled(clients, weights, pull, tolerance=1e-8)
     return coupled.own, coupled.centre
 
 
-def _by_rule(chosen: dict[str, Any], clients: Clients, truth: Tensor) -> Tensor:
+def _by_rule(chosen: dict[str, Any], clients: Clients, radius: Tensor) -> Tensor:
     """Return λ by a rule, from the true R of the federation: (runs, clients)."""
-    spread = (truth - truth.mean(1, keepdim=True)).square().sum(-1).mean(1).sqrt()
     moments = clients.x.mT @ clients.x / clients.sizes[..., None, None]
     curvature = torch.linalg.eigvalsh(moments) / 4
     smooth, convex = curvature[..., -1].amax(-1), curvature[..., 0].amin(-1)
-    rule, noise = chosen["rule"], float(chosen.get("noise", 2.0))
+    noise = torch.tensor(float(chosen.get("noise", 2.0)), dtype=radius.dtype)
     pulls = [
-        coupling.by_rule(rule, r, torch.tensor(noise, dtype=truth.dtype), n, big, small)
-        for r, n, big, small in zip(spread, clients.sizes, smooth, convex, strict=True)
+        coupling.by_rule(chosen["rule"], r, noise, n, big, small).expand(len(n))
+        for r, n, big, small in zip(radius, clients.sizes, smooth, convex, strict=True)
     ]
-    floor, ceiling = 1e-9, 1e6
-    stacked = torch.stack([p.expand(truth.shape[1]) for p in pulls])
-    return stacked.clamp(floor, ceiling)
+    return torch.stack(pulls).clamp(1e-9, 1e6)
 
 
 def stacked(problems: Sequence[Problem]) -> Clients:

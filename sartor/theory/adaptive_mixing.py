@@ -8,7 +8,7 @@ IJCAI 2025 (arXiv 2502.07456), Theorem 1 and Corollary 1: one client, plain SGD,
 | F_{tE+½} | loss | the loss of θ̄_i, just after the download of round t = 0, 1, ... |
 | S | gradient_sum | Σ of the E squared gradient norms of the round's local steps |
 | α, E | local_lr, num_steps | the local step, and how many |
-| L_1, L_2 | smoothness, lipschitz | of the gradient, and of the loss |
+| L_1, L_2 | smoothness > 0, lipschitz | of the gradient, and of the loss |
 | σ² | noise | the variance of the gradients |
 | η | mix_lr | the step on the mixing matrix A |
 | Max | radius | the largest ‖θ_j‖ (and ‖θ̄_j‖) seen so far |
@@ -31,16 +31,7 @@ Form = Literal["printed", "safe", "simplex"]
 
 @dataclass(frozen=True)
 class Problem:
-    """The constants of a client's loss and its round; the symbols are those of the module.
-
-    Attributes:
-        smoothness: L_1 > 0.
-        lipschitz: L_2.
-        radius: Max.
-        num_steps: E.
-        noise: σ².
-        num_clients: M.
-    """
+    """The constants of a client's loss and its round; the symbols are those of the module."""
 
     smoothness: float
     lipschitz: float

@@ -7,7 +7,8 @@ t̂_i = F_i(ŵ_i) T_i/F̄_i.
 
 | symbol | here | meaning |
 |---|---|---|
-| ŵ_i, w̄ | w, (inside) | fits, and Σ p_i ŵ_i |
+| ŵ_i, w̄ | w, (inside) | fits (..., clients, p), and Σ p_i ŵ_i |
+| p_i | weights | (..., clients), of sum 1 |
 | w̃_i | ``drawn_in`` | w̄ + k(ŵ_i − w̄), the models that labels are drawn from |
 | T_i | ``Drawings.spread`` | variance of the fits to labels drawn from w̃_i |
 | F_i | noise.total | ``noise_of`` at the fit |
@@ -42,19 +43,12 @@ ENOUGH = 1e-5
 
 
 class Drawings(NamedTuple):
-    """What fits to simulated labels show.
-
-    Attributes:
-        spread: (..., clients) T_i.
-        said: (..., clients) F̄_i.
-        drift: (..., clients, p) b_i.
-        doubt: (..., clients) Var(T_i)/T_i² due to the random labels.
-    """
+    """What fits to simulated labels show, (..., clients); for ``drift`` (..., clients, p)."""
 
     spread: Tensor
     said: Tensor
     drift: Tensor
-    doubt: Tensor
+    doubt: Tensor  # Var(T_i)/T_i² due to the random labels
 
 
 def calibrated(
@@ -70,17 +64,9 @@ def calibrated(
 ) -> Noise:
     """Multiply V̂_i by T_i/F̄_i, and add what the bias of the fits adds to their distances.
 
-    This assumes that the labels follow the model; linear models need no calibration.
-
-    Args:
-        clients: the samples that were fitted.
-        w: (..., clients, p) the fits.
-        noise: of these fits, from ``noise_of``.
-        weights: (..., clients) p_i, of sum 1; equal if None.
-        middle: the same as for ``noise``.
-        bias_reduced: whether the fits are bias-reduced; the fits to simulated labels are, too.
-        draws: how many sets of labels to draw.
-        seed: of the labels.
+    This assumes that the labels follow the model; linear models need no calibration. The fits to
+    ``draws`` sets of simulated labels are made like w, with ``bias_reduced`` and ``middle`` as for
+    ``fit_each`` and ``noise_of``. p_i are equal if None.
     """
     if clients.family == "linear" or draws < 2:
         return noise
@@ -95,13 +81,7 @@ def calibrated(
 
 
 def drawn_in(w: Tensor, noise: Tensor, weights: Tensor) -> Tensor:
-    """Return w̄ + k(ŵ_i − w̄) with the spread R̂² = Σ p_i‖ŵ_i − w̄‖² − Σ p_i(1 − p_i)t̂_i, or 0.
-
-    Args:
-        w: (..., clients, p) fits.
-        noise: (..., clients) t̂_i.
-        weights: (..., clients) p_i, of sum 1.
-    """
+    """Return w̄ + k(ŵ_i − w̄) with the spread R̂² = Σ p_i‖ŵ_i − w̄‖² − Σ p_i(1 − p_i)t̂_i, or 0."""
     centre = (weights[..., None] * w).sum(-2, keepdim=True)
     spread = (weights * (w - centre).square().sum(-1)).sum(-1)
     radius2 = (spread - (weights * (1.0 - weights) * noise).sum(-1)).clamp(min=0.0)
@@ -118,16 +98,7 @@ def drawings(
     draws: int,
     seed: int = 0,
 ) -> Drawings:
-    """Draw labels from known models, ``draws`` times, and fit them again.
-
-    Args:
-        clients: the features.
-        at: (..., clients, p) the models w̃_i.
-        middle: the argument of ``noise_of``.
-        bias_reduced: whether the fits have Firth's penalty.
-        draws: how many sets of labels to draw.
-        seed: of the labels.
-    """
+    """Draw labels from known models w̃_i (..., clients, p), ``draws`` times, and fit them again."""
     inverse = torch.cholesky_inverse(factor(hessians(clients, look(clients, at))))
     known = noise_of(clients, at, "model").total
     prints, key = fingerprints(clients), rng.key(seed)
@@ -163,12 +134,6 @@ def draw_labels(clients: Clients, w: Tensor, key: Tensor, prints: Tensor | None 
 
     The random number of a sample depends on the key, the client's fingerprint and the sample's
     index only: padding, the order of clients and other federations in the batch do not matter.
-
-    Args:
-        clients: the samples.
-        w: (..., clients, p) the models.
-        key: of the random numbers.
-        prints: (..., clients) fingerprints, if they are known already.
     """
     scores = predict(clients, w)
     num_samples = clients.y.shape[-1]

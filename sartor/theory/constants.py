@@ -35,15 +35,9 @@ _BEND: dict[Family, float] = {"linear": 1.0, "logistic": 0.25, "softmax": 0.5}
 
 @dataclass(frozen=True)
 class Constants:
-    """The constants of each client; the properties are for all clients together.
+    """The constants of each client, (..., clients); the properties are for all clients together.
 
-    Attributes:
-        smoothness: (..., clients) L_i of the clients' mean losses.
-        sample_smoothness: (..., clients) the largest of a client's single losses.
-        strong_convexity: (..., clients) μ_i.
-        noise2: (..., clients) ρ̂_i².
-        loss_bound: (..., clients) the largest loss on the ball ‖w‖ ≤ B; infinite without a ball.
-        diameter: D = 2B; infinite without a ball.
+    ``loss_bound`` and ``diameter`` are infinite without a ball ‖w‖ ≤ B.
     """
 
     smoothness: Tensor
@@ -100,11 +94,8 @@ def bend(family: Family) -> float:
 def constants_of(clients: Clients, noise: Noise, *, radius: float | None = None) -> Constants:
     """Compute all constants from the clients' samples and the noise of their fits.
 
-    Args:
-        clients: the samples.
-        noise: of the fits of these samples, from ``noise_of``.
-        radius: B of the ball ‖w‖ ≤ B on which μ, D and ‖ℓ‖∞ hold. Without it μ_i is the value at
-            the fit, and D and ‖ℓ‖∞ are infinite.
+    ``radius`` is B of the ball ‖w‖ ≤ B on which μ, D and ‖ℓ‖∞ hold. Without it μ_i is the value at
+    the fit, and D and ‖ℓ‖∞ are infinite.
     """
     if radius is not None and not 0.0 < radius < math.inf:
         raise ConfigError(f"radius must be > 0 and finite, got {radius}; or leave it out.")

@@ -110,18 +110,10 @@ def by_rule(
     smoothness: float,
     strong_convexity: float,
 ) -> Tensor:
-    """Return λ for every client of a federation, (clients,).
+    """Return λ by one of ``RULES`` for every client of a federation, (clients,).
 
-    Args:
-        rule: "v1", "v2" or "shrinkage".
-        heterogeneity: R, 0-d or (clients,).
-        noise: ρ, 0-d or (clients,).
-        sizes: (clients,) numbers of training samples.
-        smoothness: L.
-        strong_convexity: μ.
-
-    Returns:
-        λ with n = N/m, the same for all clients; λ_i with n_i if R or ρ differs between them.
+    R and ρ are 0-d or (clients,), and ``sizes`` (clients,) are the n_i. λ is that of n = N/m, the
+    same for all clients; λ_i with n_i if R or ρ differs between them.
 
     Raises:
         ConfigError: there is no such rule.

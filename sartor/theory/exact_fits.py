@@ -6,8 +6,11 @@ Every fit is a Newton iteration in float64 to a stated gradient norm, for all cl
 | symbol | here | meaning |
 |---|---|---|
 | L_i, H_i | ``look``, ``hessians`` | mean loss of client i and its Hessian, ridge included |
-| p_i | weights | a client's weight, of sum 1 |
-| λ, λ_i | pull | of the coupled problem Σ p_i [L_i(w_i) + (λ_i/2)‖w_g − w_i‖²] |
+| p_i | weights | (..., clients), of sum 1 |
+| λ, λ_i | pull > 0 | of the coupled problem Σ p_i [L_i(w_i) + (λ_i/2)‖w_g − w_i‖²]; broadcast |
+| | start | (..., clients, p) first models; zeros if None |
+| | tolerance | the gradient norm at which a fit counts as converged |
+| | max_steps | Newton steps at most |
 """
 
 from __future__ import annotations
@@ -33,17 +36,13 @@ FAR = 1e6
 class Fits(NamedTuple):
     """Models and how well they are converged.
 
-    Attributes:
-        w: (..., clients, p) models; for ``fit_pooled`` (..., p).
-        gradient: the largest gradient norm that is left, (..., clients) or (...).
-        converged: the gradient norm is at most the tolerance, and a minimiser exists.
-        separable: (..., clients) the classes of a client are perfectly separable, so that no
-            minimiser exists; False with ridge or Firth's penalty, where one always exists.
+    A client is separable if its classes are, perfectly, so that no minimiser exists; never with
+    ridge or Firth's penalty, where one always exists.
     """
 
-    w: Tensor
-    gradient: Tensor
-    converged: Tensor
+    w: Tensor  # (..., clients, p) models; for ``fit_pooled`` (..., p)
+    gradient: Tensor  # the largest gradient norm that is left, (..., clients) or (...)
+    converged: Tensor  # the gradient norm is at most the tolerance, and a minimiser exists
     separable: Tensor
 
 
@@ -57,13 +56,8 @@ def fit_each(
 ) -> Fits:
     """Fit every client alone: argmin L_i.
 
-    Args:
-        clients: the samples.
-        bias_reduced: for logistic regression, add Firth's penalty −log det(n_i H_i)/(2n_i), which
-            removes the first-order bias of the fit and has a minimiser for separable data too.
-        start: (..., clients, p) first models; zeros if None.
-        tolerance: the gradient norm at which a fit counts as converged.
-        max_steps: Newton steps at most.
+    ``bias_reduced`` adds Firth's penalty −log det(n_i H_i)/(2n_i) to logistic regression, which
+    removes the first-order bias of the fit and has a minimiser for separable data too.
     """
     if bias_reduced and (clients.family != "logistic" or clients.ridge):
         raise ConfigError(
@@ -121,14 +115,7 @@ def _each(clients: Clients, w: Tensor, bias_reduced: bool) -> tuple[Tensor, Tens
 def fit_pooled(
     clients: Clients, weights: Tensor, *, tolerance: float = 1e-9, max_steps: int = 60
 ) -> Fits:
-    """Fit one model for all: argmin Σ p_i L_i, the limit λ → ∞ of ``fit_coupled``.
-
-    Args:
-        clients: the samples.
-        weights: (..., clients) p_i, of sum 1.
-        tolerance: the gradient norm at which the fit counts as converged.
-        max_steps: Newton steps at most.
-    """
+    """Fit one model for all: argmin Σ p_i L_i, the limit λ → ∞ of ``fit_coupled``."""
     lanes = clients.mask.shape[:-1]
     w = clients.x.new_zeros((*lanes[:-1], clients.num_params))
 
@@ -146,25 +133,18 @@ def fit_pooled(
         active = slope.norm(dim=-1) > tolerance
         if not bool(active.any()):
             break
-        w, (value, slope, curve) = _descend(
-            whole, w, _solve(curve, slope) * active[..., None], value
-        )
+        step = _solve(curve, slope) * active[..., None]
+        w, (value, slope, curve) = _descend(whole, w, step, value)
     norm = slope.norm(dim=-1)
     return Fits(w, norm, norm <= tolerance, torch.zeros_like(norm, dtype=torch.bool))
 
 
 class Coupled(NamedTuple):
-    """The minimiser of Σ p_i [L_i(w_i) + (λ_i/2)‖w_g − w_i‖²].
+    """The minimiser of Σ p_i [L_i(w_i) + (λ_i/2)‖w_g − w_i‖²]."""
 
-    Attributes:
-        own: (..., clients, p) the clients' models w̃_i.
-        centre: (..., p) the global model w̃_g.
-        converged: (...) the largest gradient norm is at most the tolerance.
-    """
-
-    own: Tensor
-    centre: Tensor
-    converged: Tensor
+    own: Tensor  # (..., clients, p) the clients' models w̃_i
+    centre: Tensor  # (..., p) the global model w̃_g
+    converged: Tensor  # (...) the largest gradient norm is at most the tolerance
 
 
 def fit_coupled(
@@ -179,15 +159,8 @@ def fit_coupled(
     """Solve one-stage FedProx' objective exactly, by Newton steps on all its models at once.
 
     A step solves for w_g first: Σ p_i λ_i A_i⁻¹ H_i w_g = Σ p_i λ_i A_i⁻¹ (H_i w_i − ∇L_i), with
-    A_i = H_i + λ_i, and then w_i = A_i⁻¹ (H_i w_i − ∇L_i + λ_i w_g).
-
-    Args:
-        clients: the samples.
-        weights: (..., clients) p_i, of sum 1.
-        pull: λ > 0, broadcast to (..., clients).
-        start: (..., clients, p) first models; zeros if None.
-        tolerance: the gradient norm at which the fit counts as converged, times 1 + 1e-6 λ_i.
-        max_steps: Newton steps at most.
+    A_i = H_i + λ_i, and then w_i = A_i⁻¹ (H_i w_i − ∇L_i + λ_i w_g). ``tolerance`` is for gradient
+    norms, times 1 + 1e-6 λ_i.
     """
     lanes = clients.mask.shape[:-1]
     lam = pull.to(clients.x.dtype).expand(lanes)[..., None]
@@ -225,9 +198,7 @@ def fit_coupled(
 
 
 def _separates(clients: Clients, w: Tensor) -> Tensor:
-    """Return for every client whether its model classifies every sample correctly."""
-    if clients.family == "linear":
-        return torch.zeros(w.shape[:-1], dtype=torch.bool)
+    """Return for every client whether its model gives every sample its class."""
     scores = predict(clients, w)
     if clients.family == "logistic":
         right = (scores[..., 0] * (2.0 * clients.y - 1.0)) > 0.0
@@ -263,16 +234,13 @@ def _solve(curve: Tensor, slope: Tensor) -> Tensor:
 def _descend(
     whole: Callable[[Tensor], tuple[Tensor, Tensor, State]], w: Tensor, step: Tensor, value: Tensor
 ) -> tuple[Tensor, tuple[Tensor, Tensor, State]]:
-    """Move by −step, or by a half, a quarter, … of it where the value would rise otherwise.
-
-    A rise within rounding errors is ignored.
-    """
+    """Move by −step, or by a half, a quarter, … of it where the value would rise otherwise."""
     share = torch.ones_like(value)
     axes = (1,) * (w.ndim - value.ndim)
     for _ in range(30):
         new = w - share.reshape(*share.shape, *axes) * step
         found = whole(new)
-        worse = ~(found[0] <= value + 1e-10 * (1.0 + value.abs()))
+        worse = ~(found[0] <= value + 1e-10 * (1.0 + value.abs()))  # by more than rounding
         if not bool(worse.any()):
             break
         share = torch.where(worse, share / 2.0, share)

@@ -6,12 +6,14 @@ are in ``two_stage_risk``.
 
 | symbol | here | meaning |
 |---|---|---|
+| ŵ_i, w_i* | models, targets | (..., d) the models, and the best ones |
 | IER_i, AER_p | excess_risk, average_excess_risk | E[ℓ(ŵ_i, Z) − ℓ(w_i*, Z)], and Σ p_i IER_i |
 | β, μ | smoothness, strong_convexity | of the losses |
 | B = ‖ℓ‖∞ | loss_bound | the largest loss |
 | σ² | noise, squared | the largest mean squared gradient of one sample at w_i* |
 | R | heterogeneity | R² bounds Σ p_i‖w_i* − w_g*‖² (average) or every ‖w_i* − w_g*‖² (individual) |
-| p_i, n_i, N, m | weights, sizes, Σ n_i, their number | |
+| p_i, n_i, N, m | weights, sizes (clients,), Σ n_i, their number | |
+| E_OPT | objective_error | the objective at the output minus its minimum |
 
 The paper states orders. The constants that its proofs give are used here: 32 for Theorem 4, 32 and
 4 for (9), 8βσ²/μ² and 8β³/μ² + β for (10). The other bounds are orders: their shape is meaningful,
@@ -33,13 +35,8 @@ from sartor.theory.quantities import Number, sums, tensors
 def excess_risk(models: Tensor, targets: Tensor, covariance: Tensor | None = None) -> Tensor:
     """Return IER_i in closed form, ½ (ŵ − w*)ᵀ Σ (ŵ − w*).
 
-    Linear regression with loss ½(y − xᵀw)², y = xᵀw* + noise and Σ = E[xxᵀ]; without Σ, mean
-    estimation with loss ½‖w − z‖².
-
-    Args:
-        models: (..., d) ŵ_i.
-        targets: (..., d) w_i*.
-        covariance: (..., d, d) Σ_i.
+    Linear regression with loss ½(y − xᵀw)², y = xᵀw* + noise and Σ = E[xxᵀ], (..., d, d); without
+    Σ, mean estimation with loss ½‖w − z‖².
 
     >>> float(excess_risk(torch.tensor([3.0, 0.0]), torch.tensor([0.0, 4.0])))
     12.5
@@ -50,12 +47,7 @@ def excess_risk(models: Tensor, targets: Tensor, covariance: Tensor | None = Non
 
 
 class Sampled(NamedTuple):
-    """An excess risk from a fresh sample.
-
-    Attributes:
-        value: the estimate; may be slightly negative.
-        error: its standard error.
-    """
+    """An excess risk from a fresh sample, possibly slightly negative, and its standard error."""
 
     value: Tensor
     error: Tensor
@@ -64,12 +56,8 @@ class Sampled(NamedTuple):
 def sampled_excess_risk(losses: Tensor, target_losses: Tensor) -> Sampled:
     """Estimate IER_i from the losses of ŵ_i and of w_i* on the same fresh samples.
 
-    On real data, where the best known model stands in for w_i*, this is an empirical gap, not an
-    excess risk.
-
-    Args:
-        losses: (..., samples) ℓ(ŵ_i, z).
-        target_losses: (..., samples) ℓ(w_i*, z).
+    Both are (..., samples). On real data, where the best known model stands in for w_i*, this is an
+    empirical gap, not an excess risk.
 
     >>> sampled_excess_risk(torch.tensor([1.0, 3.0]), torch.tensor([1.0, 1.0])).value
     tensor(1., dtype=torch.float64)
@@ -81,9 +69,8 @@ def sampled_excess_risk(losses: Tensor, target_losses: Tensor) -> Sampled:
 def average_excess_risk(risks: Tensor | Sampled, weights: Tensor) -> Sampled:
     """Return AER_p = Σ p_i IER_i, with the standard error √(Σ p_i² e_i²).
 
-    Args:
-        risks: (..., clients) IER_i, exact (then the error is 0) or sampled independently.
-        weights: (clients,) p_i; 1/m weights clients equally, n_i/N samples.
+    The risks (..., clients) are exact (then the error is 0) or sampled independently. p_i = 1/m
+    weights clients equally, n_i/N samples.
     """
     p = weights.double()
     value, error = risks if isinstance(risks, Sampled) else (risks, torch.zeros_like(risks))
@@ -127,8 +114,7 @@ def fedavg_average_risk(
 
     It is smallest for p_i = n_i/N, where the sum is 1/N: (11).
     """
-    r, beta, mu = tensors(heterogeneity, smoothness, strong_convexity)
-    (top,) = tensors(loss_bound)
+    r, beta, mu, top = tensors(heterogeneity, smoothness, strong_convexity, loss_bound)
     pooled = sums(weights, sizes).pooled
     return constants[0] * beta * top / mu * pooled + constants[1] * beta * r.square()
 
@@ -171,8 +157,7 @@ def dichotomous_average_risk(
     loss_bound: Number,
 ) -> Tensor:
     """Return (18), β (B m/(μN) ∧ R²) + (β B/μ) Σ p_i²/n_i, for AER_p of the better of the two."""
-    r, beta, mu = tensors(heterogeneity, smoothness, strong_convexity)
-    (top,) = tensors(loss_bound)
+    r, beta, mu, top = tensors(heterogeneity, smoothness, strong_convexity, loss_bound)
     limit = oracle_threshold(len(sizes), torch.as_tensor(sizes).sum(), mu, top)
     return beta * torch.minimum(limit, r.square()) + beta * top / mu * sums(weights, sizes).pooled
 
@@ -228,14 +213,9 @@ def average_risk_by_stability(
 ) -> Tensor:
     """Return (21) of Proposition 10, E AER_p <= E_OPT + 2 Σ p_i γ_i + (λ/2) Σ p_i‖w_g* − w_i*‖².
 
-    Eq. (24) omits p_s before the penalty; the proposition is right.
-
-    Args:
-        weights: (clients,) p_i.
-        stability: (..., clients) γ_i, ``stability.fedprox_bound``.
-        prox_strength: λ.
-        spread2: Σ p_i‖w_g* − w_i*‖², at most R².
-        objective_error: E_OPT, ``two_stage.objective_error``.
+    γ_i (..., clients) is ``stability.fedprox_bound``, E_OPT ``two_stage.objective_error``, and the
+    sum over squared distances ``spread2``, at most R². Eq. (24) omits p_s before the penalty; the
+    proposition is right.
     """
     lam, spread, gap = tensors(prox_strength, spread2, objective_error)
     return gap + 2.0 * (stability * weights).sum(-1) + lam / 2.0 * spread

@@ -33,32 +33,21 @@ CACHE = 400_000
 
 
 class Refits(NamedTuple):
-    """Fits to many sets of labels.
+    """Fits to many sets of labels."""
 
-    Attributes:
-        w: (clients, sets, d) the fits.
-        total: (clients, sets) tr H⁻¹, their variance according to the model.
-        arrived: (clients, sets) whether the last step was short enough.
-    """
-
-    w: Tensor
-    total: Tensor
-    arrived: Tensor
+    w: Tensor  # (clients, sets, d) the fits
+    total: Tensor  # (clients, sets) tr H⁻¹, their variance according to the model
+    arrived: Tensor  # (clients, sets) whether the last step was short enough
 
 
 def refit(x: Tensor, y: Tensor, start: Tensor) -> Refits:
-    """Fit every set of labels of every client.
+    """Fit every set of labels y, (clients, samples, sets), of every client.
 
-    Args:
-        x: (clients, samples, d) features, 0 for padding.
-        y: (clients, samples, sets) labels 0/1.
-        start: (clients, sets, d) first models.
+    Features x are (clients, samples, d), 0 for padding; first models are (clients, sets, d).
     """
-    block = max(1, CACHE // (y.shape[1] * (y.shape[2] + x.shape[2] ** 2)))
-    parts = [
-        _refit(x[at : at + block], y[at : at + block], start[at : at + block])
-        for at in range(0, len(x), block)
-    ]
+    size = max(1, CACHE // (y.shape[1] * (y.shape[2] + x.shape[2] ** 2)))
+    blocks = zip(x.split(size), y.split(size), start.split(size), strict=True)
+    parts = [_refit(*block) for block in blocks]
     return Refits(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -84,10 +73,7 @@ def _refit(x: Tensor, y: Tensor, w: Tensor) -> Refits:
 
 
 def _inverse(upper: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the inverses of symmetric matrices given by their upper triangles, and which failed.
-
-    For a matrix that is not positive definite, I is returned instead.
-    """
+    """Invert symmetric matrices given by their upper triangles; return I for those that fail."""
     d = int(rows[-1]) + 1
     whole = upper.new_empty((*upper.shape[:-1], d, d))
     whole[..., rows, columns] = upper

@@ -7,9 +7,10 @@ estimators are ours; the papers leave the estimation of R open.
 
 | symbol | here | meaning |
 |---|---|---|
-| ŵ_i; a_i, b_i | w; first, second | fits on all samples of client i; on its two halves |
-| V_i, t_i | covariance, noise | Cov(ŵ_i), and its trace E‖ŵ_i − w_i*‖² |
-| p_i | weights | of sum 1 |
+| ŵ_i; a_i, b_i | w; first, second | (..., clients, p) fits on all samples of i; on its two halves |
+| V_i, t_i | covariance, noise | (..., clients, p, p) Cov(ŵ_i), and its trace E‖ŵ_i − w_i*‖² |
+| p_i | weights | (..., clients), of sum 1 |
+| w_GT, H_i | pooled, curvature | (..., p) the global fit; (..., clients, p, p) ∇²L_i at ŵ_i |
 | s_ik | share | the weights that client i sees: p_k/Σp inside its group, 0 outside |
 
 They hold for converged fits of identified, strongly convex models with n_i clearly above d. They do
@@ -19,55 +20,33 @@ estimate the heterogeneity of the ridge targets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from sartor.theory.sampling_error import (
-    block_products,
-    form2,
-    leave_one_out,
-    round_slope,
-    student,
-    trace,
-    variance,
-)
+from sartor.theory import sampling_error
+from sartor.theory.sampling_error import block_products, form2, leave_one_out, trace, variance
 
 
 class SplitHalf(NamedTuple):
-    """The heterogeneity of groups of clients, from two fits per client.
+    """The heterogeneity of groups of clients, from two fits per client; (clients,) each."""
 
-    Attributes:
-        radius2: (clients,) R̂² of every client's group; may be negative.
-        noise: (clients,) t̂_i, the estimated E‖ŵ_i − w_i*‖² of a fit on all samples of client i.
-    """
-
-    radius2: Tensor
-    noise: Tensor
+    radius2: Tensor  # R̂² of every client's group; may be negative
+    noise: Tensor  # t̂_i, the estimated E‖ŵ_i − w_i*‖² of a fit on all samples of client i
 
 
 class Heterogeneity(NamedTuple):
-    """An estimate of R² = Σ p_i ‖w_i* − w̄*‖².
+    """An estimate of R² = Σ p_i ‖w_i* − w̄*‖²."""
 
-    Attributes:
-        radius2: (...) R̂², unbiased, so it may be negative by chance if R is small.
-        floor: (...) Var(R̂²) for these clients if their best models were the same.
-        growth: (...) what each unit of R² adds to that variance.
-        jackknife: (...) standard error of R̂² for clients like these, by leaving out one at a time.
-        distances2: (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest of them is biased
-            upwards.
-        noise: (..., clients) t̂_i.
-        subtracted: (...) Σ p_i(1 − p_i) t̂_i, what noise adds to the spread of the fits.
-    """
-
-    radius2: Tensor
-    floor: Tensor
-    growth: Tensor
-    jackknife: Tensor
-    distances2: Tensor
-    noise: Tensor
-    subtracted: Tensor
+    radius2: Tensor  # (...) R̂², unbiased, so it may be negative by chance if R is small
+    floor: Tensor  # (...) Var(R̂²) for these clients if their best models were the same
+    growth: Tensor  # (...) what each unit of R² adds to that variance
+    jackknife: Tensor  # (...) standard error of R̂² for clients like these, leaving each out once
+    distances2: Tensor  # (..., clients) d̂_i², unbiased for ‖w_i* − w̄*‖²; the largest is too large
+    noise: Tensor  # (..., clients) t̂_i
+    subtracted: Tensor  # (...) Σ p_i(1 − p_i) t̂_i, what noise adds to the spread of the fits
 
     @property
     def standard_error(self) -> Tensor:
@@ -94,7 +73,9 @@ class Heterogeneity(NamedTuple):
         of freedom.
         """
         spread = torch.maximum(self.radius2 + self.subtracted, 0.5 * self.subtracted)
-        far = (student(level, self.noise.shape[-1] - 1) * self.jackknife / spread).exp()
+        far = (
+            sampling_error.student(level, self.noise.shape[-1] - 1) * self.jackknife / spread
+        ).exp()
         return spread / far - self.subtracted, spread * far - self.subtracted
 
 
@@ -107,12 +88,8 @@ def shares(weights: Tensor, group: Tensor) -> Tensor:
 def split_half(first: Tensor, second: Tensor, share: Tensor) -> SplitHalf:
     """Estimate the heterogeneity of every client's group, and the noise (R2).
 
-    R̂_i² = Σ_k s_ik ⟨a_k − ā_k, b_k − b̄_k⟩ and t̂_i = ‖a_i − b_i‖²/4, with the means of the groups.
-
-    Args:
-        first: (clients, d) the fits a_i.
-        second: (clients, d) the fits b_i.
-        share: (clients, clients) from ``shares``.
+    R̂_i² = Σ_k s_ik ⟨a_k − ā_k, b_k − b̄_k⟩ and t̂_i = ‖a_i − b_i‖²/4, with the means of the groups
+    and s from ``shares``.
     """
     return SplitHalf(share @ _products(first, second, share), _half_noise(first, second))
 
@@ -122,11 +99,8 @@ def crossover(found: SplitHalf | Heterogeneity, weights: Tensor) -> Tensor:
 
     Their mean squared errors Σ p_i E‖· − w_i*‖² are R² + Σ p_i² t_i and Σ p_i t_i, so the sign is
     the exact crossover, for any weights and noise. For equal weights it is at R² =
-    (1 − 1/m) · mean t̂_i. The value is 0 for a client that is alone in its group.
-
-    Args:
-        found: from any of the estimators here.
-        weights: (..., clients) p_i, or the ``shares`` of groups.
+    (1 − 1/m) · mean t̂_i. With the ``shares`` of groups as weights, the value is 0 for a client
+    that is alone in its group.
     """
     return found.radius2 - (weights * (1.0 - weights) * found.noise).sum(-1)
 
@@ -144,14 +118,8 @@ def from_fits(
     d̂_i² = ‖ŵ_i − w̄‖² − (1 − 2p_i) t̂_i − Σ p_j² t̂_j, with w̄ = Σ p_i ŵ_i and t̂_i = tr V̂_i. What
     the bias of the fits adds to a client's squared distance is subtracted as well.
 
-    A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; the standard error also needs V̂_i.
-
-    Args:
-        w: (..., clients, p) converged fits ŵ_i.
-        weights: (..., clients) p_i, of sum 1.
-        covariance: (..., clients, p, p) V̂_i.
-        doubt: (..., clients) Var(t̂_i)/t_i², ``Noise.doubt``; 0 if None.
-        stretch: (..., clients) ``Noise.stretch``; 0 if None.
+    A client sends ŵ_i and t̂_i, |θ| + 1 numbers, once; the standard error also needs V̂_i. ``doubt``
+    and ``stretch``, (..., clients), are those of ``Noise``; 0 if None.
     """
     noise = trace(covariance)
     gaps = w - _mean(weights, w)
@@ -167,11 +135,8 @@ def from_fits(
     pulled = weights[..., None] * gaps
     linear = (pulled[..., None, :] @ covariance @ pulled[..., None])[..., 0, 0]
     more = 0.0 if doubt is None else (form.square() * noise.square() * doubt).sum(-1)
-    radius2, noise2 = radius(weights), form2(weights) * products
-    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, w), more)
     distances2 = gaps.square().sum(-1) - longer - (1.0 - 2.0 * weights) * noise - shared
-    jackknife, subtracted = leave_one_out(radius, weights), (form * noise).sum(-1)
-    return Heterogeneity(radius2, floor, growth, jackknife, distances2, noise, subtracted)
+    return _estimate(w, weights, radius, distances2, noise, linear, form2(weights) * products, more)
 
 
 def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity:
@@ -181,15 +146,13 @@ def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity
     sends 2|θ| numbers, once. For the standard error, δ_i = (a_i − b_i)/2 is a draw from N(0, V_i),
     independent of (a_i + b_i)/2, so that (δ_iᵀδ_j)² estimates tr(V_iV_j), and ‖δ_i‖⁴/(d + 2)
     estimates tr(V_i²), exactly if V_i is a multiple of I.
-
-    Args:
-        first: (..., clients, p) the fits a_i.
-        second: (..., clients, p) the fits b_i.
-        weights: (..., clients) p_i, of sum 1.
     """
 
     def parts(p: Tensor) -> Tensor:
         return _products(first, second, p[..., None, :])
+
+    def radius(p: Tensor) -> Tensor:
+        return (p * parts(p)).sum(-1)
 
     middle, apart = (first + second) / 2.0, (first - second) / 2.0
     pulled = weights[..., None] * (middle - _mean(weights, middle))
@@ -198,12 +161,8 @@ def from_halves(first: Tensor, second: Tensor, weights: Tensor) -> Heterogeneity
     products = products * torch.where(rounder > 0, rounder, 1.0)
     noise2 = form2(weights) * products
     linear = (pulled * apart).sum(-1).square()
-    distances2, noise = parts(weights), _half_noise(first, second)
-    radius2, more = (weights * distances2).sum(-1), 2.0 * noise2.sum((-1, -2))
-    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, first), more)
-    jackknife = leave_one_out(lambda p: (p * parts(p)).sum(-1), weights)
-    subtracted = (weights * (1.0 - weights) * noise).sum(-1)
-    return Heterogeneity(radius2, floor, growth, jackknife, distances2, noise, subtracted)
+    noise, more = _half_noise(first, second), 2.0 * noise2.sum((-1, -2))
+    return _estimate(first, weights, radius, parts(weights), noise, linear, noise2, more)
 
 
 def from_global(
@@ -214,13 +173,6 @@ def from_global(
     R̂² = Σ p_i ‖ŵ_i − w_GT‖² − Σ p_i [t̂_i − 2 tr(A_i V̂_i)] − Σ tr(A_i V̂_i A_iᵀ), with
     A_i = p_i H̄⁻¹ H_i and H̄ = Σ p_j H_j. It is at least R², and equal if all H_i agree. The
     quadratic form of the fits has the blocks M_jk = p_j δ_jk − p_j A_k − p_k A_jᵀ + A_jᵀA_k.
-
-    Args:
-        w: (..., clients, p) converged fits ŵ_i.
-        pooled: (..., p) the global fit w_GT.
-        weights: (..., clients) p_i, of sum 1.
-        covariance: (..., clients, p, p) V̂_i.
-        curvature: (..., clients, p, p) H_i.
     """
     noise = trace(covariance)
 
@@ -248,14 +200,30 @@ def from_global(
     pulled = p * gaps - (a.mT @ (p * gaps).sum(-2)[..., None, :, None])[..., 0]
     linear = (pulled[..., None, :] @ covariance @ pulled[..., None])[..., 0, 0]
     own, shared = parts(weights)
-    radius2, noise2 = radius(weights), block_products(a, weights, covariance)
-    floor, growth = variance(radius2, linear, noise2, round_slope(weights, noise, w))
-    jackknife, distances2 = leave_one_out(radius, weights), own - shared[..., None]
-    subtracted = (weights * (1.0 - weights) * noise).sum(-1)
-    return Heterogeneity(radius2, floor, growth, jackknife, distances2, noise, subtracted)
+    noise2 = block_products(a, weights, covariance)
+    return _estimate(w, weights, radius, own - shared[..., None], noise, linear, noise2)
 
 
 # ---- helpers -------------------------------------------------------------------------------------
+
+
+def _estimate(
+    w: Tensor,
+    weights: Tensor,
+    radius: Callable[[Tensor], Tensor],
+    distances2: Tensor,
+    noise: Tensor,
+    linear: Tensor,
+    noise2: Tensor,
+    more: Tensor | float = 0.0,
+) -> Heterogeneity:
+    """Return ``radius(weights)``, its errors by ``variance`` and by the jackknife, and the rest."""
+    radius2 = radius(weights)
+    slope = sampling_error.round_slope(weights, noise, w)
+    floor, growth = variance(radius2, linear, noise2, slope, more)
+    jackknife = leave_one_out(radius, weights)
+    subtracted = (weights * (1.0 - weights) * noise).sum(-1)
+    return Heterogeneity(radius2, floor, growth, jackknife, distances2, noise, subtracted)
 
 
 def _mean(weights: Tensor, w: Tensor) -> Tensor:

@@ -8,9 +8,11 @@ models and gradients and returns an ``Inequality``.
 
 | symbol | here | meaning |
 |---|---|---|
-| w̃_g, w̃_i | global_model, models | the exact minimiser; w̃_g = Σ p_i w̃_i |
-| w_i*, w_g* | targets, target | the true models and their mean Σ p_i w_i* |
-| w_GT | pooled_model | the one model that minimises Σ p_i L_i |
+| w̃_g, w̃_i | global_model (d,), models (clients, d) | the exact minimiser; w̃_g = Σ p_i w̃_i |
+| w_i*, w_g* | targets (clients, d), target (d,) | the true models and their mean Σ p_i w_i* |
+| w_GT | pooled_model (d,) | the one model that minimises Σ p_i L_i |
+| ∇L_i(·) | gradients (clients, d) | of the averaged losses, at the model that the claim names |
+| p_i, n_i | weights, sizes (clients,) | of sum 1; samples |
 | R, ρ | heterogeneity, noise | the largest ‖w_i* − w_g*‖; size of one sample's gradient at w_i* |
 | L, μ, κ | smoothness, strong_convexity, L/μ | of the clients' averaged losses L_i |
 | λ | prox_strength | the pull |
@@ -35,16 +37,7 @@ def lemma_4(
     strong_convexity: float,
     sharp: bool = False,
 ) -> Inequality:
-    """Compare both sides of (20), ‖w̃_g − w̃_i‖ <= 2‖∇L_i(w̃_g)‖/(μ+λ), for every client.
-
-    Args:
-        global_model: (d,) w̃_g.
-        models: (clients, d) w̃_i.
-        gradients: (clients, d) ∇L_i(w̃_g).
-        prox_strength: λ.
-        strong_convexity: μ.
-        sharp: without the factor 2, which strong monotonicity of ∇L_i gives.
-    """
+    """Compare both sides of (20), ‖w̃_g − w̃_i‖ <= 2‖∇L_i(w̃_g)‖/(μ+λ), for every client."""
     factor = 1.0 if sharp else 2.0
     right = factor * gradients.norm(dim=-1) / (strong_convexity + prox_strength)
     return Inequality((global_model - models).norm(dim=-1), right)
@@ -81,21 +74,10 @@ def lemma_1_local(
     Σ p_i (μ‖w̃_i − w_i*‖² + ⟨∇L_i(w_i*), w̃_i − w_i*⟩) <= (λ/2) R², in v1
     (λ/2)(R² − Σ p_i‖w̃_i − w̃_g‖²). The proof of v2 has μ/2; it holds with μ, since the objective
     rises from its minimum by μ/2 Σ p_i‖w̃_i − w_i*‖² at least. Σ p_i‖w_i* − w_g*‖² may replace R².
-
-    Args:
-        models: (clients, d) w̃_i.
-        targets: (clients, d) w_i*.
-        gradients: (clients, d) ∇L_i(w_i*), of the averaged loss.
-        weights: (clients,) p_i.
-        heterogeneity: R.
-        prox_strength: λ.
-        strong_convexity: μ.
-        version: which right side.
     """
     step = models - targets
     inside = strong_convexity * step.square().sum(-1) + (gradients * step).sum(-1)
-    (radius,) = tensors(heterogeneity)
-    room = radius.square()
+    room = tensors(heterogeneity)[0].square()
     if version == "v1":
         centre = weights @ models
         room = room - (weights * (models - centre).square().sum(-1)).sum()
@@ -115,16 +97,7 @@ def lemma_5(
 ) -> Inequality:
     """Compare both sides of Lemma 5, E‖w_GT − w_g*‖ <= (2/μ)(ρ√(Σ p_i²/n_i) + LR).
 
-    Args:
-        pooled_models: (draws, d) w_GT of independent draws of the data; their mean estimates E.
-        target: (d,) w_g*.
-        weights: (clients,) p_i.
-        sizes: (clients,) n_i.
-        heterogeneity: R.
-        smoothness: L.
-        strong_convexity: μ.
-        noise: ρ.
-        sharp: with 1/μ, which strong monotonicity gives.
+    ``pooled_models`` (draws, d) are w_GT of independent draws of the data; their mean estimates E.
     """
     left = (pooled_models - target).norm(dim=-1).mean()
     spread = noise * sums(weights, sizes).pooled.sqrt() + smoothness * heterogeneity

@@ -28,23 +28,14 @@ Family = Literal["linear", "logistic", "softmax"]
 
 @dataclass(frozen=True)
 class Clients:
-    """The samples of all clients, padded, with the family of models for them.
+    """The samples of all clients, padded, with the family of models for them."""
 
-    Attributes:
-        x: (..., clients, samples, d) features, float64.
-        y: (..., clients, samples) targets, 0/1, or class numbers.
-        mask: (..., clients, samples) which samples are real.
-        family: "linear" (½(y − xᵀw)²), "logistic" or "softmax".
-        num_classes: for softmax.
-        ridge: ν of (ν/2)‖w‖², part of every client's loss.
-    """
-
-    x: Tensor
-    y: Tensor
-    mask: Tensor
-    family: Family
-    num_classes: int = 2
-    ridge: float = 0.0
+    x: Tensor  # (..., clients, samples, d) features, float64
+    y: Tensor  # (..., clients, samples) targets, 0/1, or class numbers
+    mask: Tensor  # (..., clients, samples) which samples are real
+    family: Family  # "linear" (½(y − xᵀw)²), "logistic" or "softmax"
+    num_classes: int = 2  # for softmax
+    ridge: float = 0.0  # ν of (ν/2)‖w‖², part of every client's loss
 
     @property
     def sizes(self) -> Tensor:
@@ -71,19 +62,12 @@ class Clients:
 
 
 class Point(NamedTuple):
-    """Losses and derivatives at given models, per client.
+    """Losses and derivatives at given models, per client."""
 
-    Attributes:
-        loss: (..., clients) mean losses, ridge included.
-        slope: (..., clients, p) their gradients.
-        scores: (..., clients, samples, outputs) gradients by the scores, 0 for padding.
-        curvature: (..., clients, samples, outputs, outputs) second derivatives, 0 for padding.
-    """
-
-    loss: Tensor
-    slope: Tensor
-    scores: Tensor
-    curvature: Tensor
+    loss: Tensor  # (..., clients) mean losses, ridge included
+    slope: Tensor  # (..., clients, p) their gradients
+    scores: Tensor  # (..., clients, samples, outputs) gradients by the scores, 0 for padding
+    curvature: Tensor  # (..., clients, samples, outputs, outputs) second derivatives, 0 for padding
 
 
 def basis(num_classes: int) -> Tensor:

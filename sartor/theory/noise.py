@@ -1,14 +1,7 @@
 """Estimate the sampling error of a client's fit, V_i = Cov(ŵ_i), from its own samples.
 
-| symbol | here | meaning |
-|---|---|---|
-| H_i | ``hessians`` | ∇²L_i(ŵ_i), ridge included |
-| G_i | (inside) | Cov of one sample's gradient: Σ_j g_ij g_ijᵀ/(n_i − p_i), or from the model |
-| V_i | covariance | H_i⁻¹ G_i H_i⁻¹ / n_i |
-| t_i | ``total`` | tr V_i, the mean squared error of the fit |
-| Var(t̂_i)/t_i² | doubt | the uncertainty of t̂_i |
-| ρ_i² | gradient2 | tr G_i, the mean squared gradient of one sample |
-| p_i | used | parameters that the samples determine: tr H_i⁻¹(H_i − ν), which is p without ridge |
+V_i = H_i⁻¹ G_i H_i⁻¹ / n_i, with H_i = ∇²L_i(ŵ_i), ridge included, and G_i the covariance of one
+sample's gradient: Σ_j g_ij g_ijᵀ/(n_i − p_i), or from the model.
 
 A client computes all of this from its own data. For linear models V_i = σ̂² (X_iᵀX_i)⁻¹ is unbiased;
 for the others V_i is right to first order in 1/n_i, and ``calibration`` corrects the next order by
@@ -32,30 +25,20 @@ Middle = Literal["model", "sandwich"]
 class Noise(NamedTuple):
     """The sampling error of every client's fit.
 
-    Attributes:
-        covariance: (..., clients, p, p) V̂_i.
-        doubt: (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models. For labels, only what
-            the random labels of ``calibration`` add: the rest is a function of ŵ_i that rises with
-            its distance from the others, from which t̂_i is subtracted, so it widens no error.
-        complexity: (..., clients) tr(H_i⁻¹ G_i): p if the model is true and there is no ridge.
-        gradient2: (..., clients) ρ̂_i².
-        used: (..., clients) the effective number of parameters.
-        curvature: (..., clients, p) 1/(H_i⁻¹)_jj, how strongly a coordinate resists a pull.
-        smallest: (..., clients) μ_i, the smallest eigenvalue of H_i.
-        largest: (..., clients) Λ_max(H_i) at the fit.
-        stretch: (..., clients) what the bias of the fits adds to ‖ŵ_i − w̄‖², from
-            ``calibration``; else 0.
+    For labels ``doubt`` is only what the random labels of ``calibration`` add: the rest is a
+    function of ŵ_i that rises with its distance from the others, from which t̂_i is subtracted, so
+    it widens no error.
     """
 
-    covariance: Tensor
-    doubt: Tensor
-    complexity: Tensor
-    gradient2: Tensor
-    used: Tensor
-    curvature: Tensor
-    smallest: Tensor
-    largest: Tensor
-    stretch: Tensor
+    covariance: Tensor  # (..., clients, p, p) V̂_i
+    doubt: Tensor  # (..., clients) Var(t̂_i)/t_i²: 2/(n_i − p_i) for linear models
+    complexity: Tensor  # (..., clients) tr(H_i⁻¹ G_i): p if the model is true and there is no ridge
+    gradient2: Tensor  # (..., clients) ρ̂_i² = tr G_i, the mean squared gradient of one sample
+    used: Tensor  # (..., clients) p_i = tr H_i⁻¹(H_i − ν), parameters that the samples determine
+    curvature: Tensor  # (..., clients, p) 1/(H_i⁻¹)_jj, how strongly a coordinate resists a pull
+    smallest: Tensor  # (..., clients) μ_i, the smallest eigenvalue of H_i
+    largest: Tensor  # (..., clients) Λ_max(H_i) at the fit
+    stretch: Tensor  # (..., clients) what the bias of fits adds to ‖ŵ_i − w̄‖², by ``calibration``
 
     @property
     def each(self) -> Tensor:
@@ -64,27 +47,22 @@ class Noise(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """(..., clients) t̂_i = tr V̂_i."""
+        """(..., clients) t̂_i = tr V̂_i, the mean squared error of a fit."""
         return self.each.sum(-1)
 
     def scaled(self, factor: Tensor) -> Noise:
         """Return the same with every V̂_i multiplied by a factor of its client."""
-        return self._replace(
-            covariance=self.covariance * factor[..., None, None],
-            complexity=self.complexity * factor,
-        )
+        covariance = self.covariance * factor[..., None, None]
+        return self._replace(covariance=covariance, complexity=self.complexity * factor)
 
 
 def noise_of(clients: Clients, w: Tensor, middle: Middle | None = None) -> Noise:
-    """Estimate the covariance of converged fits.
+    """Estimate the covariance of converged fits w, (..., clients, p).
 
-    Args:
-        clients: the samples that were fitted.
-        w: (..., clients, p) the fits.
-        middle: the source of G_i. "model" is G_i = φ_i (H_i − ν) with φ_i the residual variance of
-            a linear model and 1 for labels. "sandwich" uses the gradients of the samples, and also
-            holds for labels that do not follow the model. The default is the model without ridge
-            and the sandwich with ridge.
+    ``middle`` is the source of G_i. "model" is G_i = φ_i (H_i − ν) with φ_i the residual variance
+    of a linear model and 1 for labels. "sandwich" uses the gradients of the samples, and also holds
+    for labels that do not follow the model. The default is the model without ridge and the sandwich
+    with ridge.
     """
     point = look(clients, w)
     curve = hessians(clients, point)

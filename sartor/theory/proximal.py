@@ -33,25 +33,15 @@ Number = TypeVar("Number", float, Tensor)
 
 @dataclass(frozen=True)
 class Envelope:
-    """Lemma 2: the constants of the Moreau envelope F and of the clients' objectives h_i.
+    """Lemma 2: the constants of the Moreau envelope F and of the clients' objectives h_i."""
 
-    Attributes:
-        pull: λ/μ; also L_w λ/μ_g, as (12) has it.
-        smoothness: L_g = λL/(λ+L), of F.
-        strong_convexity: μ_g = λμ/(λ+μ), of F.
-        condition: κ_g = L_g/μ_g = κ(λ+μ)/(λ+L), 1 at λ = 0; rounds are κ_g times a logarithm.
-        local_smoothness: L_l = L + λ, of h_i.
-        local_strong_convexity: μ_l = μ + λ, of h_i.
-        follow: L_w = λ/(λ+μ), the most that a client's minimiser moves when w_g moves by one.
-    """
-
-    pull: float
-    smoothness: float
-    strong_convexity: float
-    condition: float
-    local_smoothness: float
-    local_strong_convexity: float
-    follow: float
+    pull: float  # λ/μ; also L_w λ/μ_g, as (12) has it
+    smoothness: float  # L_g = λL/(λ+L), of F
+    strong_convexity: float  # μ_g = λμ/(λ+μ), of F
+    condition: float  # κ_g = L_g/μ_g = κ(λ+μ)/(λ+L), 1 at λ = 0; rounds are κ_g times a logarithm
+    local_smoothness: float  # L_l = L + λ, of h_i
+    local_strong_convexity: float  # μ_l = μ + λ, of h_i
+    follow: float  # L_w = λ/(λ+μ), the most that a client's minimiser moves when w_g moves by one
 
     def inner(self, num_local_steps: int, local_lr: float) -> float:
         """Return (1 − ημ_l)^K, the most that K local steps leave of a client's squared error."""

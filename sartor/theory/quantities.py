@@ -23,11 +23,7 @@ def tensors(*values: Number) -> list[Tensor]:
 
 
 class Inequality(NamedTuple):
-    """A claim left <= right about solved instances, element by element.
-
-    Attributes:
-        left: the smaller side.
-        right: the larger side, of the same shape or one that broadcasts.
+    """A claim left <= right about solved instances, element by element; the shapes broadcast.
 
     >>> Inequality(torch.tensor(1.0), torch.tensor([1.0, 2.0])).holds
     True
@@ -49,17 +45,11 @@ class Inequality(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Sums over clients that the bounds use.
+    """Sums over clients that the bounds use."""
 
-    Attributes:
-        local: s_1 = Σ p_i/n_i, the mean of 1/n_i; 1/n for equal clients.
-        pooled: s_2 = Σ p_i²/n_i; 1/N for p_i = n_i/N.
-        largest: the largest p_i.
-    """
-
-    local: Tensor
-    pooled: Tensor
-    largest: Tensor
+    local: Tensor  # s_1 = Σ p_i/n_i, the mean of 1/n_i; 1/n for equal clients
+    pooled: Tensor  # s_2 = Σ p_i²/n_i; 1/N for p_i = n_i/N
+    largest: Tensor  # the largest p_i
 
     @property
     def imbalance(self) -> Tensor:
@@ -81,12 +71,8 @@ def sums(weights: Tensor | Sequence[float], sizes: Tensor | Sequence[int]) -> Su
 
 def check_clients(weights: Sequence[float], sizes: Sequence[float]) -> None:
     """Refuse weights that are not positive with sum 1, and clients without samples."""
-    if (
-        len(weights) != len(sizes)
-        or abs(sum(weights) - 1.0) > 1e-6
-        or min(weights) <= 0
-        or min(sizes) < 1
-    ):
+    unlike = len(weights) != len(sizes) or abs(sum(weights) - 1.0) > 1e-6
+    if unlike or min(weights) <= 0 or min(sizes) < 1:
         raise ConfigError(
             "weights must be one positive number per client with sum 1, and sizes >= 1; got "
             f"{len(weights)} weights with sum {sum(weights):g} for {len(sizes)} clients. Divide "

@@ -18,7 +18,7 @@ size. The method is ours; the papers leave the estimation of R open.
 | τ² | tau2 | variance of the clients' best models, in each coordinate |
 | R² | p τ² (1 − 1/m) | the resulting heterogeneity, for equal weights |
 | v_ij | variance | of the fits; (..., clients, p) |
-| h_ij | curvature | 1/(H_i⁻¹)_jj; v_ij = φ_i/(n_i h_ij) if the model is true |
+| h_ij | curvature | likewise, 1/(H_i⁻¹)_jj; v_ij = φ_i/(n_i h_ij) if the model is true |
 """
 
 from __future__ import annotations
@@ -31,21 +31,13 @@ from torch import Tensor
 
 
 class Effects(NamedTuple):
-    """An estimate of τ².
+    """An estimate of τ²."""
 
-    Attributes:
-        tau2: (...) the posterior mean, which an expected error that is linear in τ² needs.
-        likeliest: (...) the value of largest restricted likelihood; may be 0.
-        own: (..., clients) τ_i², which lets the distance of a client differ from the others'.
-        grid: (..., values) the values of τ² that were tried; the first is 0.
-        weight: (..., values) their posterior weights, of sum 1.
-    """
-
-    tau2: Tensor
-    likeliest: Tensor
-    own: Tensor
-    grid: Tensor
-    weight: Tensor
+    tau2: Tensor  # (...) the posterior mean, which an expected error that is linear in τ² needs
+    likeliest: Tensor  # (...) the value of largest restricted likelihood; may be 0
+    own: Tensor  # (..., clients) τ_i², which lets the distance of a client differ from the others'
+    grid: Tensor  # (..., values) the values of τ² that were tried; the first is 0
+    weight: Tensor  # (..., values) their posterior weights, of sum 1
 
 
 def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.0) -> Effects:
@@ -53,13 +45,9 @@ def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.
 
     Coordinates with little noise have more weight, which makes the estimate much less noisy than R̂²
     if the clients are alike; correlations between coordinates are not used. The prior is flat in
-    log τ² on a grid from 1e-4 of the noise to the largest squared distance, plus 0.
-
-    Args:
-        w: (..., clients, p) fits.
-        variance: (..., clients, p) v_ij > 0.
-        values: the number of points of the grid.
-        spread: prior standard deviation of log τ_i² around log τ².
+    log τ² on a grid of ``values`` from 1e-4 of the noise to the largest squared distance, plus 0;
+    ``spread`` is the prior standard deviation of log τ_i² around it. Fits and their variances v_ij,
+    which are positive, are (..., clients, p).
     """
     noise = variance.flatten(-2).median(-1).values
     gaps2 = (w - w.mean(-2, keepdim=True)).square()
@@ -88,22 +76,15 @@ def effects(w: Tensor, variance: Tensor, *, values: int = 81, spread: float = 1.
 
 
 class Risks(NamedTuple):
-    """The parts of the clients' expected squared errors, noise + τ² · apart.
+    """The parts of the clients' expected squared errors, noise + τ² · apart."""
 
-    Attributes:
-        noise: (..., pulls, clients, p) due to the samples.
-        apart: (..., pulls, clients, p) due to the clients' differences, per unit of τ².
-    """
-
-    noise: Tensor
-    apart: Tensor
+    noise: Tensor  # (..., pulls, clients, p) due to the samples
+    apart: Tensor  # (..., pulls, clients, p) due to the clients' differences, per unit of τ²
 
     def total(self, tau2: Tensor, by: Tensor | None = None) -> Tensor:
-        """Return expected squared errors (..., pulls, clients).
+        """Return expected squared errors (..., pulls, clients), for τ² or for τ_i² (..., clients).
 
-        Args:
-            tau2: (...) or, with a value per client, (..., clients).
-            by: (..., clients, p) weights of the coordinates; h/2 gives excess losses.
+        Weights of the coordinates, (..., clients, p), may be given; h/2 gives excess losses.
         """
         per_client = tau2.ndim == self.noise.ndim - 2
         wide = tau2[..., None, :, None] if per_client else tau2[..., None, None, None]
@@ -112,13 +93,9 @@ class Risks(NamedTuple):
 
 
 def risks(pulls: Tensor, variance: Tensor, curvature: Tensor, weights: Tensor) -> Risks:
-    """Return the expected errors of all clients at every λ.
+    """Return the expected errors of all clients at every λ, for weights p_i (..., clients).
 
-    Args:
-        pulls: (pulls,) values of λ from 0 to ∞, or (..., pulls, clients) values of λ_i.
-        variance: (..., clients, p) v_ij.
-        curvature: (..., clients, p) h_ij.
-        weights: (..., clients) p_i, of sum 1.
+    ``pulls`` are (pulls,) values of λ from 0 to ∞, or (..., pulls, clients) values of λ_i.
     """
     lam = pulls[:, None, None] if pulls.ndim == 1 else pulls[..., None]
     v, h = variance[..., None, :, :], curvature[..., None, :, :]

@@ -6,8 +6,9 @@ diag(p) − ppᵀ, times I.
 | symbol | here | meaning |
 |---|---|---|
 | V_k, t_k | covariance, noise | Cov(ŵ_k) and its trace |
-| g_k | (inside ``linear``) | Σ_j M_kj w_j*, half the gradient by ŵ_k; for R1 p_k(w_k* − w̄*) |
-| D_jk | noise2 | tr(V_j M_jk V_k M_kj) |
+| g_k | (inside) | Σ_j M_kj w_j*, half the gradient by ŵ_k; for R1 p_k(w_k* − w̄*) |
+| ĝ_kᵀV̂_kĝ_k | linear | (..., clients), g at the fits |
+| D_jk | noise2 | (..., clients, clients) tr(V_j M_jk V_k M_kj) |
 """
 
 from __future__ import annotations
@@ -27,14 +28,8 @@ def variance(
     It is 2Σ D_jk + 4Σ g_kᵀV_kg_k, with g_k = Σ_j M_kj w_j* and D_jk = tr(V_jM_jkV_kM_kj). The
     second part is 0 at R = 0 and proportional to R² in any given direction. At the fits g_k has the
     covariance Σ_j M_kjV_jM_jk, which adds Σ D_jk to Σ g_kᵀV_kg_k. If R̂² is small compared with its
-    noise, the direction is unknown too, and ``slope`` replaces the estimate from the fits.
-
-    Args:
-        radius2: (...) R̂².
-        linear: (..., clients) ĝ_kᵀV̂_kĝ_k.
-        noise2: (..., clients, clients) D_jk.
-        slope: (...) Σ g_kᵀV_kg_k per unit of R², to fall back on.
-        more: (...) further variance at R = 0.
+    noise, the direction is unknown too, and ``slope``, Σ g_kᵀV_kg_k per unit of R², replaces the
+    estimate from the fits. ``more`` is further variance at R = 0.
     """
     quadratic = noise2.sum((-1, -2))
     floor = 2.0 * quadratic + more

@@ -13,7 +13,8 @@ one sample of client i by any other changes its loss at any z by γ_i at most.
 | n_i, p_i | num_samples, weight | samples and weight of client i |
 | λ | prox_strength | the pull of FedProx |
 | ε_g, ε_i | global_error, local_error | ‖ŵ_g − w̃_g‖ and ‖ŵ_i − prox_i(ŵ_g)‖, of inexact solving |
-| H_k | hessians[k] | ∇²L_k at ŵ_k |
+| H_k | hessians[k] | ∇²L_k at ŵ_k, ridge included, (d, d) |
+| ∇ℓ(z_ij), ∇ℓ(z′) | old, new | (..., d) gradients at ŵ_i; (j, 1, d) and (1, k, d) give all pairs |
 
 Differs from the paper: the bound of LocalTrain is Theorem 6 with m = 1. Err_i of Proposition 21 is
 printed with (β+λ)/(μ+λ) before ε_g and with the factor 8β²; Lemma 25 (ζ_i = (β+λ)ε_i, where the
@@ -182,18 +183,7 @@ def local_shift(
     """Return ŵ_i(S′) − ŵ_i(S) ≈ (H_i + λI)^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i.
 
     At λ = 0 it is the shift of LocalTrain, at λ > 0 that of FedProx with w_g fixed; in
-    ``fedprox_shift`` w_g moves, too.
-
-    Args:
-        hessian: (d, d) H_i at ŵ_i(S), the ridge included.
-        old: (..., d) gradients ∇ℓ(z_ij) at ŵ_i(S).
-        new: (..., d) gradients ∇ℓ(z′); broadcasts with ``old``, so that (j, 1, d) and (1, k, d)
-            give all pairs.
-        num_samples: n_i.
-        prox_strength: λ.
-
-    Returns:
-        (..., d); its norm over the last axis is s.
+    ``fedprox_shift`` w_g moves, too. Its norm over the last axis is s.
     """
     pulled = hessian + prox_strength * _eye(hessian)
     return _solve(pulled, (old - new) / num_samples)
@@ -204,13 +194,7 @@ def fedavg_shift(
 ) -> Tensor:
     """Return the shift p_i H̄^{-1} (∇ℓ(z_ij) − ∇ℓ(z′))/n_i of the minimiser of Σ p_k L_k.
 
-    Args:
-        hessians: (clients, d, d) at the common model; H̄ = Σ p_k H_k.
-        weights: (clients,) p.
-        client: i.
-        old: (..., d), see ``local_shift``; gradients at the common model.
-        new: (..., d).
-        num_samples: n_i.
+    H̄ = Σ p_k H_k; Hessians and gradients are those at the common model, and ``client`` is i.
     """
     mean = torch.einsum("k,kab->ab", weights, hessians)
     return _solve(mean, weights[client] * (old - new) / num_samples)
@@ -233,15 +217,7 @@ def fedprox_shift(
         w_g moves by p_i λ_i G^{-1} M_i δ,  and w_i by M_i (δ + λ_i · that).
 
     For H_k = I it is δ (1 + λ p_i)/(1 + λ): LocalTrain's δ at λ = 0, FedAvg's p_i δ at λ = ∞.
-
-    Args:
-        hessians: (clients, d, d), each H_k at its ŵ_k.
-        weights: (clients,) p.
-        prox_strength: λ >= 0, one number or (clients,).
-        client: i.
-        old: (..., d), see ``local_shift``; gradients at ŵ_i.
-        new: (..., d).
-        num_samples: n_i.
+    λ >= 0 is one number or (clients,), and ``client`` is i.
     """
     lam = torch.as_tensor(prox_strength, dtype=hessians.dtype).expand(len(hessians))
     if bool((lam < 0).any()):

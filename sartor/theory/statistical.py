@@ -41,21 +41,13 @@ Version = Literal["v1", "v2"]
 
 @dataclass(frozen=True)
 class Constants:
-    """C_1 to C_4 of Theorem 1.
-
-    Attributes:
-        version: the version of the theorem; the rates differ too.
-        global_pooled: C_1.
-        global_spread: C_2.
-        local_pooled: C_3.
-        local_spread: C_4.
-    """
+    """C_1 to C_4 of Theorem 1, and which version of it; the rates differ too."""
 
     version: Version
-    global_pooled: Tensor
-    global_spread: Tensor
-    local_pooled: Tensor
-    local_spread: Tensor
+    global_pooled: Tensor  # C_1
+    global_spread: Tensor  # C_2
+    local_pooled: Tensor  # C_3
+    local_spread: Tensor  # C_4
 
 
 def constants(
@@ -147,10 +139,9 @@ def bounds_by_case(
     spread = constants(smoothness, strong_convexity, noise).global_spread
     apart = (rho * (1.0 + (4.0 * spread + 5.0).sqrt()) / mu).square() / n
     alike = r <= 1.0 / n.sqrt()
+    shared = (1.0 + math.sqrt(3.0)) ** 2 * ratio2 / n
     return (
-        torch.where(
-            alike, 32.0 * (ratio2 / total + bias), (1.0 + math.sqrt(3.0)) ** 2 * ratio2 / n
-        ),
+        torch.where(alike, 32.0 * (ratio2 / total + bias), shared),
         torch.where(alike, 192.0 * ratio2 / total + 198.0 * bias, apart),
     )
 

@@ -53,24 +53,15 @@ def statistical_rate(
 
     The paper prints the second column as two, with a switch at R = 1/(m√n). That is right for v1
     only: Chen's rate and R² meet 1/(√m n) and 1/(mn) at R = 1/√(mn). `printed` is the table of v2:
-    R² ∧ 1/(mn) between the switches, and 1/√(mn) for Chen below.
-
-    Args:
-        source: "chen", "v1", "v2" or "lower" (the lower bound of Chen et al.).
-        heterogeneity: R.
-        num_samples: n, of every client.
-        num_clients: m.
-        diameter: D, of the domain; for chen.
-        loss_bound: B, the largest loss; for chen.
-        form: which table.
+    R² ∧ 1/(mn) between the switches, and 1/√(mn) for Chen below. The ``source`` "lower" is the
+    lower bound of Chen et al.; D and B are for "chen".
 
     >>> float(statistical_rate("v2", 0.01, 100, 4)), float(statistical_rate("v1", 0.01, 100, 4))
     (0.0025, 0.0025)
     """
     if source not in SOURCES:
         raise ConfigError(f"Table 1 has no row {source!r}{did_you_mean(source, SOURCES)}")
-    r, n, m = tensors(heterogeneity, num_samples, num_clients)
-    wide, top = tensors(diameter, loss_bound)
+    r, n, m, wide, top = tensors(heterogeneity, num_samples, num_clients, diameter, loss_bound)
     pooled, apart, scale = 1.0 / (m * n), 1.0 / n, torch.ones_like(top)
     middle = r.square() if source in ("v2", "lower") else r / n.sqrt()
     if source == "chen":
@@ -89,22 +80,13 @@ def statistical_rate(
 
 
 class Cost(NamedTuple):
-    """A row of Table 2, without constants and, in the gradients, without logarithms.
+    """A row of Table 2, without constants and, in the gradients, without logarithms."""
 
-    Attributes:
-        method: the method's name here.
-        convexity: "convex" or "strongly convex", what its theorem assumes of the losses.
-        bounded_domain: whether its theorem needs one.
-        gradients: a client's gradients in one round; nan if they depend on the precision of an
-            inexact solution.
-        exchanges: rounds until the squared error is ε.
-    """
-
-    method: str
-    convexity: str
-    bounded_domain: bool
-    gradients: float
-    exchanges: float
+    method: str  # the method's name here
+    convexity: str  # "convex" or "strongly convex", what its theorem assumes of the losses
+    bounded_domain: bool  # whether its theorem needs one
+    gradients: float  # of a client in a round; nan if they depend on how inexactly it solves
+    exchanges: float  # rounds until the squared error is ε
 
 
 def table_2(
@@ -118,17 +100,11 @@ def table_2(
     inexactness: float = 1.0,
     gap: float = 1.0,
 ) -> dict[str, Cost]:
-    """Return Table 2 as numbers, by method.
+    """Return Table 2 as numbers, by method, for λ > 0.
 
-    Args:
-        accuracy: ε.
-        prox_strength: λ > 0.
-        smoothness: L.
-        strong_convexity: μ.
-        num_clients: m, for pFedMe.
-        num_local_steps: R of pFedMe.
-        inexactness: ρ of the FedProx of Li et al., how precisely its clients solve their problems.
-        gap: Δ of the same, the objective at the start minus its minimum.
+    m and ``num_local_steps`` (R) are for pFedMe. For the FedProx of Li et al. are ``inexactness``
+    (ρ), how precisely its clients solve their problems, and ``gap`` (Δ), the objective at the start
+    minus its minimum.
 
     >>> table_2(math.exp(-1), 0.5, 1.0, 0.1)["fedprox"].exchanges
     4.0
@@ -150,17 +126,11 @@ def table_2(
 
 
 class Work(NamedTuple):
-    """What one-stage FedProx needs for an accuracy, at Corollary 1's steps.
+    """What one-stage FedProx needs for an accuracy, at Corollary 1's steps."""
 
-    Attributes:
-        num_rounds: rounds of communication, O(κ_g ln(1/ε)).
-        num_local_steps: K, gradients of a client in a round.
-        num_gradients: K times the rounds, Õ(κ ln(1/ε)), independent of λ up to logarithms.
-    """
-
-    num_rounds: int
-    num_local_steps: int
-    num_gradients: int
+    num_rounds: int  # rounds of communication, O(κ_g ln(1/ε))
+    num_local_steps: int  # K, gradients of a client in a round
+    num_gradients: int  # K times the rounds, Õ(κ ln(1/ε)), independent of λ up to logarithms
 
 
 def work(

@@ -4,7 +4,7 @@ Chen, Zheng, Long, Su, JMLR 24(262), 2023 (arXiv 2103.01901): Theorems 11 and 12
 Lemma 15 with Eq. (38). The paper does not give the constants C, which depend on μ, β, D and the
 largest loss only; they are arguments with default 1. Lemmas 14, 15, 18 and Proposition 16, which
 have no such constant, bound how far the models are from the minimisers. The statistical part of
-both theorems is in ``two_stage_risk``.
+both theorems, and the symbols, are in ``two_stage_risk``.
 
 Differs from the paper: Proposition 16 prints t + 1 for T + 1.
 """
@@ -19,12 +19,7 @@ from sartor.theory.quantities import check_clients
 
 
 class Schedule(NamedTuple):
-    """A sufficient number of rounds and of final local steps.
-
-    Attributes:
-        num_rounds: T, rounds of stage I.
-        num_final_steps: K_T, local steps of stage II.
-    """
+    """Sufficient numbers of rounds of stage I, T, and of local steps of stage II, K_T."""
 
     num_rounds: int
     num_final_steps: int
@@ -71,15 +66,7 @@ def explicit_local_steps(
 ) -> int:
     """Return the smallest K_t ≥ 1 that satisfies Eq. (38), which has no unknown constant.
 
-    K_t + 1 ≥ (4t + 20) λ²β²D² / (μ² min(β²D², 2λB, λ²D²)).
-
-    Args:
-        round_index: t.
-        prox_strength: λ > 0.
-        smoothness: β.
-        strong_convexity: μ.
-        diameter: D, of the domain W.
-        loss_bound: B, the largest loss on W.
+    K_t + 1 ≥ (4t + 20) λ²β²D² / (μ² min(β²D², 2λB, λ²D²)), for λ > 0.
 
     >>> explicit_local_steps(
     ...     0, 1.0, smoothness=1.0, strong_convexity=1.0, diameter=1.0, loss_bound=1.0
@@ -108,16 +95,8 @@ def sufficient_schedule(
     Theorem 12: T ≥ C_2 a max_i n_i max(1/p_i, a n_i),
     K_T ≥ C_3 (λ+1)² max_i n_i max(1/p_i, λ² p_i² n_i).
 
-    Args:
-        prox_strength: λ.
-        sizes: n_i, training samples of every client.
-        weights: p_i, which sum to 1; 1/m if None.
-        error: which theorem.
-        rounds_constant: C_2.
-        final_constant: C_3.
-
-    Returns:
-        The smallest whole numbers that satisfy the bounds, at least 1 each.
+    They are the smallest whole numbers that satisfy the bounds, at least 1 each. p_i is 1/m if
+    None; C_2 and C_3 are ``rounds_constant`` and ``final_constant``.
 
     >>> sufficient_schedule(0.1, [100] * 5)
     Schedule(num_rounds=100, num_final_steps=121)
@@ -179,8 +158,7 @@ def outer_error2(
 ) -> float:
     """Return Lemma 15's bound on E‖w_g,t − w̃_g‖², where every K_τ satisfies Eq. (38).
 
-    12 (λ+μ)² m‖p‖² min(β²D², 2λB, λ²D²)/(λ²μ²(t+1)), with the arguments of
-    ``explicit_local_steps`` and weights p_i.
+    12 (λ+μ)² m‖p‖² min(β²D², 2λB, λ²D²)/(λ²μ²(t+1)).
 
     >>> outer_error2(
     ...     5, 1.0, [0.5, 0.5], smoothness=1.0, strong_convexity=1.0, diameter=1.0, loss_bound=1.0
@@ -209,16 +187,9 @@ def objective_error(
     (β+λ)/2 times Lemma 14's bound at K_T steps, and λ/2 times Lemma 15's after T rounds:
     4(β+λ)β²D²/(μ²(K_T+1)) + 6(λ+μ)² m‖p‖² min(β²D², 2λB, λ²D²)/(λμ²(T+1)).
     """
-    inner = inner_error2(num_final_steps, smoothness, strong_convexity, diameter)
-    outer = outer_error2(
-        num_rounds,
-        prox_strength,
-        weights,
-        smoothness=smoothness,
-        strong_convexity=strong_convexity,
-        diameter=diameter,
-        loss_bound=loss_bound,
-    )
+    loss = {"smoothness": smoothness, "strong_convexity": strong_convexity, "diameter": diameter}
+    inner = inner_error2(num_final_steps, **loss)
+    outer = outer_error2(num_rounds, prox_strength, weights, **loss, loss_bound=loss_bound)
     return (smoothness + prox_strength) / 2.0 * inner + prox_strength / 2.0 * outer
 
 

@@ -10,9 +10,9 @@ proofs, Eq. (25) and (28) to (30). Rounds and steps are in ``two_stage``, the me
 | B = ‖ℓ‖∞, D | loss_bound, diameter | the largest loss, and the size of the domain W |
 | σ² | noise, squared | the largest mean squared gradient of one sample at w_i* |
 | R | heterogeneity | R² bounds Σ p_i‖w_i* − w_g*‖² (average) or every ‖w_i* − w_g*‖² (individual) |
-| p_i, n_i, N, m | weights, sizes, Σ n_i, their number | |
+| p_i, n_i, N, m | weights, sizes (clients,), Σ n_i, their number | |
 | s_1, s_2 | ``quantities.sums`` | Σ p_i/n_i and Σ p_i²/n_i |
-| C_p | imbalance | at least p_max s_1/s_2, (25) |
+| C_p | imbalance | at least p_max s_1/s_2, (25), which is taken if it is None |
 
 Differs from the paper: for 1/(mN) <~ R² <~ m/N (30) is of order R√(m/N), not m/N; the proof of
 Theorem 12 has λ for c_A in "λ ≍ μD²"; with that c_A the diameter cancels from its λ.
@@ -43,13 +43,6 @@ def average_prox_strength(
 
     μ s_1/(16R²) for R >= √s_1, μ√s_1/(16 C_p R) for s_2/√s_1 <= R < √s_1, and μ s_1/(16 C_p s_2)
     below. Never above μ/(16 p_max).
-
-    Args:
-        heterogeneity: R.
-        weights: (clients,) p_i.
-        sizes: (clients,) n_i.
-        strong_convexity: μ.
-        imbalance: C_p; the smallest that (25) allows if None.
     """
     found = sums(weights, sizes)
     r, mu, c = tensors(
@@ -90,15 +83,8 @@ def individual_prox_strength(
 ) -> Tensor:
     """Return λ of Theorem 12's proof, for every client's own excess risk.
 
-    c_A m/(D²N) for R >= √(m/N), else c_B √(m/(R²N + 1)), but never above μ/(16 p_max).
-
-    Args:
-        heterogeneity: R.
-        num_clients: m.
-        total_samples: N.
-        strong_convexity: μ.
-        largest_weight: p_max; 1/m if None.
-        scales: c_A/(μD²) and c_B/μ, which the paper leaves open.
+    c_A m/(D²N) for R >= √(m/N), else c_B √(m/(R²N + 1)), but never above μ/(16 p_max). p_max is 1/m
+    if None; ``scales`` are c_A/(μD²) and c_B/μ, which the paper leaves open.
     """
     r, m, total, mu = tensors(heterogeneity, num_clients, total_samples, strong_convexity)
     (p,) = tensors(1.0 / m if largest_weight is None else largest_weight)
@@ -123,8 +109,7 @@ def individual_risk(
     [(μ + 1/μ)(βB + (σ²β² + β² + σ²)/μ²) + μD²] (R/√n_i ∧ 1/n_i + √m/N).
     """
     r, n, m, total = tensors(heterogeneity, num_samples, num_clients, total_samples)
-    beta, mu, top = tensors(smoothness, strong_convexity, loss_bound)
-    sigma, wide = tensors(noise, diameter)
+    beta, mu, top, sigma, wide = tensors(smoothness, strong_convexity, loss_bound, noise, diameter)
     mixed = (sigma * beta).square() + beta.square() + sigma.square()
     factor = (mu + 1.0 / mu) * (beta * top + mixed / mu.square()) + mu * wide.square()
     return factor * (torch.minimum(r / n.sqrt(), 1.0 / n) + m.sqrt() / total)

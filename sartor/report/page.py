@@ -18,7 +18,6 @@ from sartor.report.sections import Exhibit, Fold, Part, Section, render_sections
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
-from sartor.results import metrics
 from sartor.results.comparison import Comparison
 from sartor.results.headline import HeadlineMetric
 from sartor.results.result import POINT_WORDS, Result
@@ -216,10 +215,7 @@ def targets(comparison: Comparison) -> dict[float, str]:
     first. There are none if every run diverged.
     """
     metric = comparison.headline_metric
-    final = {
-        name: metrics.spread([result.pooled_measure(run) for run in range(len(result.runs))]).mean
-        for name, result in comparison.items()
-    }
+    final = {name: result.mean_of("pooled_measure") for name, result in comparison.items()}
     known = [value for value in final.values() if math.isfinite(value)]
     found = {}
     alone = final.get(comparison.reference or "", math.nan)
@@ -276,8 +272,7 @@ def client_table(comparison: Comparison) -> Table:
         for result in comparison.values()
     )
     chosen = range(len(first.runs)) if several else range(1)
-    labels_counted = first.label_counts is not None and first.counts_samples
-    about = ["train samples", "classes"] * labels_counted
+    about = ["train samples", "classes"] if first.held(0) else []
     columns = ["run"] * several + ["client", *about, "test samples"]
     points = [
         (f"{name} {point}", result, point)
@@ -291,11 +286,9 @@ def client_table(comparison: Comparison) -> Table:
         ended = [result.ended_with(run) for result in chose.values()]
         measured = [result.client_measure(point, run) for _, result, point in points]
         count = first.scores[first.headline, "test"].count[run]
+        held = first.held(run)
         for client, name in enumerate(first.clients):
-            data: tuple[int, ...] = ()
-            if labels_counted and first.label_counts is not None:
-                labels = first.label_counts[run][client]
-                data = int(labels.sum()), int((labels > 0).sum())
+            data = held[client] if held else ()
             values = [float(column[client]) for column in measured]
             words = [column[client] if column else None for column in ended]
             rows.append([*([run] * several), name, *data, int(count[client]), *values, *words])

@@ -55,7 +55,7 @@ class _Row:
     @property
     def value(self) -> float:
         """The headline metric, mean over runs."""
-        return metrics.spread([self.result.pooled_measure(run) for run in self.runs]).mean
+        return self.result.mean_of("pooled_measure", self.runs)
 
     @property
     def text(self) -> str:
@@ -186,9 +186,8 @@ def _few(number: float) -> str:
 
 def _say_cost(words: Words, best: _Row) -> None:
     result = best.result
-    megabytes = metrics.spread(np.atleast_1d(result.megabytes)[best.runs]).mean
-    gradients = metrics.spread(np.atleast_1d(result.gradient_evaluations)[best.runs]).mean
-    seconds = metrics.spread(np.atleast_1d(result.seconds)[best.runs]).mean
+    names = ("megabytes", "gradient_evaluations", "seconds")
+    megabytes, gradients, seconds = (result.mean_of(name, best.runs) for name in names)
     clients, rounds = len(result.clients), result.ledger.num_rounds
     traffic = (
         f"{best.label} sends {megabytes:,.1f} MB in {rounds} rounds ({megabytes / clients:,.2f} MB "
@@ -246,7 +245,7 @@ def _unequal_work(rows: list[_Row], best: _Row) -> list[str]:
     """Warn if the best method computed much more than another."""
 
     def work(row: _Row) -> float:
-        return float(np.atleast_1d(row.result.gradient_evaluations)[row.runs].mean())
+        return row.result.mean_of("gradient_evaluations", row.runs)
 
     least = min(rows, key=work)
     if not work(least) or work(best) < 2 * work(least):

@@ -94,6 +94,8 @@ class Comparison(Mapping[str, Result]):
         rows: list[list[Any]] = []
         notes: dict[str, Any] = {}
         measure, kind = self.headline_metric.name, self.headline_metric.kind
+        columns = {"method": "", measure: kind, "worst client": kind, "clients hurt": "count"}
+        columns |= {"MB": "megabytes", "gradient evaluations": "count", "seconds": "seconds"}
         hurt = {name: self.hurt(name) for name in self}
         for label, name, result, indices in self.groups():
 
@@ -104,17 +106,9 @@ class Comparison(Mapping[str, Result]):
                 return metrics.spread(chosen) if len(chosen) > 1 else float(chosen[0])
 
             accuracy = cell(result._each(result.pooled_measure))
-            rows.append(
-                [
-                    label,
-                    accuracy,
-                    cell(result._each(result.worst_measure)),
-                    cell(hurt[name]),
-                    cell(result.megabytes),
-                    cell(result.gradient_evaluations),
-                    cell(result.seconds),
-                ]
-            )
+            measured = (accuracy, cell(result.worst_client), cell(hurt[name]))
+            costs = (result.megabytes, result.gradient_evaluations, result.seconds)
+            rows.append([label, *measured, *map(cell, costs)])
             if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
                 values = ", ".join(format_cell(v, kind) for v in accuracy.values)
                 notes[f"{label}, {measure} of each run"] = values
@@ -140,27 +134,7 @@ class Comparison(Mapping[str, Result]):
             notes["worst client"] = (
                 f"among clients with at least {metrics.FLOOR} test samples; {below} left out"
             )
-        return Table(
-            [
-                "method",
-                measure,
-                "worst client",
-                "clients hurt",
-                "MB",
-                "gradient evaluations",
-                "seconds",
-            ],
-            rows,
-            notes=notes,
-            formats={
-                measure: kind,
-                "worst client": kind,
-                "clients hurt": "count",
-                "MB": "megabytes",
-                "gradient evaluations": "count",
-                "seconds": "seconds",
-            },
-        )
+        return Table(list(columns), rows, notes=notes, formats=columns)
 
     def paired(self, reference: str | None = None, confidence: float = 0.95) -> Table:
         """Return the difference of every method to the reference, with its interval.
@@ -228,7 +202,7 @@ class Comparison(Mapping[str, Result]):
             means = [metrics.spread(column).mean for column in values.T]
             rows.append([label, *means])
         title = "Fairness between clients"
-        return fairness_table(["method"], rows, excluded, title, self.headline_metric)
+        return fairness_table("method", rows, excluded, title, self.headline_metric)
 
     def to_reach(
         self, target: float | Sequence[float], *, measure: str | None = None, window: int = 3
@@ -244,9 +218,11 @@ class Comparison(Mapping[str, Result]):
             window: evaluations in a row.
         """
         reported = measure or self.headline_metric.name
-        targets = [float(one) for one in np.atleast_1d(np.asarray(target, dtype=np.float64))]
+        columns = {"method": "", "target": "percent" if reported in SHARES else ""}
+        columns |= {"reached by": "", "rounds": "count", "MB": "megabytes"}
+        columns |= {"gradient evaluations": "count"}
         rows: list[list[Any]] = []
-        for goal in targets:
+        for goal in np.atleast_1d(np.asarray(target, dtype=np.float64)).tolist():
             for label, _, result, indices in self.groups():
                 every = [
                     to_reach(result, goal, measure=measure, run=index, window=window)
@@ -260,18 +236,13 @@ class Comparison(Mapping[str, Result]):
                 reached = f"{len(found)} of {len(indices)} runs"
                 rows.append([label, goal, reached, *costs])
         return Table(
-            ["method", "target", "reached by", "rounds", "MB", "gradient evaluations"],
+            list(columns),
             rows,
             notes={
                 "reached": f"mean of {window} evaluations in a row; costs until then, one-off "
                 "traffic and work included; – is not reached"
             },
-            formats={
-                "target": "percent" if reported in SHARES else "",
-                "rounds": "count",
-                "MB": "megabytes",
-                "gradient evaluations": "count",
-            },
+            formats=columns,
             title=f"What a target {reported} costs",
         )
 
@@ -289,9 +260,8 @@ class Comparison(Mapping[str, Result]):
         names, costs, values = [], [], []
         for label, _, result, indices in self.groups():
             names.append(label)
-            costs.append(metrics.spread(np.atleast_1d(getattr(result, cost))[indices]).mean)
-            pooled = metrics.spread([result.pooled_measure(index) for index in indices])
-            values.append(self.headline_metric.sign * pooled.mean)
+            costs.append(result.mean_of(cost, indices))
+            values.append(self.headline_metric.sign * result.mean_of("pooled_measure", indices))
         return [names[index] for index in pareto_front(costs, values)]
 
     def summaries(self) -> list[dict[str, Any]]:

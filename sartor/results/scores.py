@@ -72,12 +72,7 @@ class Scores:
     def faults(self, runs: int, clients: int) -> list[str]:
         """Return what is wrong with the shapes, one sentence each."""
         cube, flat = (runs, len(self.rounds), clients), (runs, clients)
-        wanted = {"correct": cube, "loss": cube, "count": flat}
-        return [
-            f"{name} has shape {np.shape(getattr(self, name))}, expected {shape}"
-            for name, shape in wanted.items()
-            if np.shape(getattr(self, name)) != shape
-        ]
+        return _faults(self, {"correct": cube, "loss": cube, "count": flat})
 
 
 COUNTERS = (
@@ -142,34 +137,33 @@ class Ledger:
 
         "pre" entry t follows t whole rounds; "post" entry t has also seen the download of round t.
         """
-        down = np.concatenate([[0], np.cumsum(np.asarray(self.bytes_down)[run], dtype=np.float64)])
-        up = np.concatenate([[0], np.cumsum(np.asarray(self.bytes_up)[run], dtype=np.float64)])
         at = np.asarray(rounds, dtype=np.int64)
-        received = np.minimum(at + (point == "post"), len(down) - 1)
-        sent = np.minimum(at, len(up) - 1)
-        return np.asarray((down[received] + up[sent] + self.setup_bytes[run]) / 1e6)
+        down = self._until("bytes_down", run, at + (point == "post"))
+        return np.asarray((down + self._until("bytes_up", run, at) + self.setup_bytes[run]) / 1e6)
 
     def gradients(self, run: int, point: str, rounds: list[int]) -> Array:
         """Return the gradient evaluations that had been made at every evaluation.
 
         "pre" entry t follows t whole rounds; "post" entry t has also seen the work of round t.
         """
-        done = np.cumsum(np.asarray(self.gradient_evaluations)[run], dtype=np.float64)
-        done = np.concatenate([[0], done])
-        at = np.minimum(np.asarray(rounds, dtype=np.int64) + (point == "post"), len(done) - 1)
-        return np.asarray(done[at] + self.setup_gradients[run])
+        at = np.asarray(rounds, dtype=np.int64) + (point == "post")
+        return np.asarray(self._until("gradient_evaluations", run, at) + self.setup_gradients[run])
+
+    def _until(self, counter: str, run: int, number: Array) -> Array:
+        """Return the sums of a counter over the first ``number`` rounds, for each of them."""
+        sums = np.cumsum(np.asarray(getattr(self, counter))[run], dtype=np.float64)
+        return np.concatenate([[0], sums])[np.minimum(number, len(sums))]
 
     def faults(self, runs: int) -> list[str]:
         """Return what is wrong with the shapes, one sentence each."""
         shape = (runs, np.shape(self.participants)[1] if np.ndim(self.participants) == 2 else 0)
-        found = [
-            f"ledger.{name} has shape {np.shape(getattr(self, name))}, expected {shape}"
-            for name in COUNTERS
-            if np.shape(getattr(self, name)) != shape
-        ]
-        found += [
-            f"ledger.{name} has shape {np.shape(getattr(self, name))}, expected ({runs},)"
-            for name in ONCE
-            if np.shape(getattr(self, name)) != (runs,)
-        ]
-        return found
+        wanted = {**dict.fromkeys(COUNTERS, shape), **dict.fromkeys(ONCE, (runs,))}
+        return [f"ledger.{fault}" for fault in _faults(self, wanted)]
+
+
+def _faults(record: Scores | Ledger, wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+    return [
+        f"{name} has shape {found}, expected {shape}"
+        for name, shape in wanted.items()
+        if (found := np.shape(getattr(record, name))) != shape
+    ]

@@ -20,7 +20,8 @@ from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
 from sartor.results.comparison import Comparison
 from sartor.results.headline import HeadlineMetric
-from sartor.results.result import POINT_WORDS, Result
+from sartor.results.readings import POINT_WORDS
+from sartor.results.result import Result
 from sartor.results.scores import COUNTERS, PHASES
 from sartor.results.tables import Table
 from sartor.runs.storage import naming, read_json, write_text

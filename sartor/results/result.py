@@ -19,16 +19,10 @@ from torch import nn
 from sartor.core.errors import ConfigError, ContractError, RunFolderError, did_you_mean
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
-from sartor.results.client_tables import (
-    METRIC_COLUMNS,
-    client_table,
-    fairness_by_run,
-    gain_table,
-    metric_columns,
-)
+from sartor.results.client_tables import client_table, fairness_by_run, gain_table, metric_columns
 from sartor.results.measures import score
 from sartor.results.metrics import Array
-from sartor.results.readings import POINT_WORDS, Readings
+from sartor.results.readings import Readings
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.results.serving import Prediction, export, predict
 from sartor.results.summaries import group_runs, notebook_page, one_line, summarise
@@ -36,8 +30,6 @@ from sartor.results.tables import Table, import_pandas
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
 ModelMaker = Callable[[int, int, str], nn.Module]
 Server = Callable[[int], tuple[Tree, dict[str, Any]]]

@@ -19,10 +19,9 @@ from sartor.core.errors import RunFolderError
 from sartor.runs.storage import (
     FORMAT,
     LaterFormatError,
-    check_format,
     checksum,
     naming,
-    read_json,
+    read_ours,
     read_state,
     write_json,
     write_state,
@@ -97,9 +96,7 @@ def _pointer(folder: Path) -> list[dict[str, Any]]:
     pointer = folder / "latest.json"
     if pointer.exists():
         try:
-            content = read_json(pointer)
-            check_format(content.get("format"), pointer)
-            return [dict(entry) for entry in content["checkpoints"]]
+            return [dict(entry) for entry in read_ours(pointer)["checkpoints"]]
         except LaterFormatError:
             raise
         except (RunFolderError, KeyError, TypeError, AttributeError, ValueError):

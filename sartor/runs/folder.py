@@ -18,7 +18,7 @@ import torch
 from sartor._version import __version__
 from sartor.core.errors import ConfigError, RunFolderError
 from sartor.results.tables import jsonable
-from sartor.runs.storage import FORMAT, HALF, check_format, naming, read_json, write_json
+from sartor.runs.storage import FORMAT, HALF, make_folder, naming, read_json, read_ours, write_json
 
 _FILES = (
     "config.json",
@@ -92,9 +92,7 @@ class Folder:
 
     @classmethod
     def _prepare(cls, path: str | Path, config: Mapping[str, Any], overwrite: bool) -> Path:
-        path = Path(path)
-        with naming(path, "create"):
-            path.mkdir(parents=True, exist_ok=True)
+        path = make_folder(Path(path))
         taken = [name for name in ("folder.json", *_FILES, *_FOLDERS) if (path / name).exists()]
         if _cut_short(path, taken, config):
             taken = []
@@ -165,8 +163,7 @@ def folder_kind(path: str | Path) -> str:
             f"{path} is not a run folder of Sartor (it has no folder.json); a folder written by "
             "fit(..., out=path) or sartor run --out has one."
         )
-    marker = read_json(path / "folder.json")
-    check_format(marker.get("format"), path / "folder.json")
+    marker = read_ours(path / "folder.json")
     if marker.get("kind") not in KINDS:
         raise RunFolderError(
             f"{path / 'folder.json'} says that this is the folder of a {marker.get('kind')!r}, "

@@ -124,12 +124,7 @@ def _read(source: Source) -> _Read:
 
 
 def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:
-    """Return the page as text.
-
-    Args:
-        content: a result, shown with its baseline if that is known; or a comparison.
-        environment: versions and hardware of the machine that trained.
-    """
+    """Return the page as text; a single result is shown with its baseline if that is known."""
     comparison = as_comparison(content).expanded()
     first = next(iter(comparison.values()))
     metric = comparison.headline_metric
@@ -310,37 +305,17 @@ def ledger_table(comparison: Comparison) -> Table:
     phases = [p for p in PHASES if any(p in r.ledger.seconds for r in comparison.values())]
     for name, result in comparison.items():
         ledger = result.ledger
-        total = {counter: float(ledger.total(counter)[0]) for counter in COUNTERS}
-        trips = total["participants"] or 1
-        times = [
-            1000 * float(np.median(ledger.seconds[p])) if ledger.seconds.get(p) else None
-            for p in phases
-        ]
-        rows.append(
-            [
-                name,
-                total["participants"] / max(ledger.num_rounds, 1),
-                total["bytes_down"] / 1e6,
-                total["bytes_up"] / 1e6,
-                float(ledger.setup_bytes[0]) / 1e6,
-                (total["bytes_down"] + total["bytes_up"]) / trips / 1024,
-                total["gradient_evaluations"] + float(ledger.setup_gradients[0]),
-                float(ledger.setup_gradients[0]),
-                total["forward_evaluations"],
-                *times,
-            ]
-        )
+        trips, down, up, gradients, forward = (float(ledger.total(c)[0]) for c in COUNTERS)
+        once, extra = float(ledger.setup_bytes[0]), float(ledger.setup_gradients[0])
+        row = [name, trips / max(ledger.num_rounds, 1), down / 1e6, up / 1e6, once / 1e6]
+        row += [(down + up) / (trips or 1) / 1024, gradients + extra, extra, forward]
+        times = (ledger.seconds.get(phase) for phase in phases)
+        rows.append([*row, *(1000 * float(np.median(t)) if t else None for t in times)])
+    counts = ["gradient evaluations", "of them once", "forward evaluations"]
     columns = {
-        "method": "",
-        "clients per round": "count",
-        "MB down": "megabytes",
-        "MB up": "megabytes",
-        "MB once": "megabytes",
-        "KiB per client and round": "megabytes",
-        "gradient evaluations": "count",
-        "of them once": "count",
-        "forward evaluations": "count",
-        **{f"ms {phase}": "count" for phase in phases},
+        **{"method": "", "clients per round": "count"},
+        **dict.fromkeys(("MB down", "MB up", "MB once", "KiB per client and round"), "megabytes"),
+        **dict.fromkeys([*counts, *(f"ms {phase}" for phase in phases)], "count"),
     }
     notes = {
         "counted": "totals of run 0; a gradient evaluation is one sample in one backward pass, and "

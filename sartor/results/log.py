@@ -24,11 +24,7 @@ from sartor.results.scores import COUNTERS, ONCE, PHASES, Ledger, Scores
 
 
 class Log:
-    """What was measured and spent; see the table above.
-
-    Args:
-        names: for every run, the names of its clients.
-    """
+    """What was measured and spent; see the table above. Every run has names of clients."""
 
     def __init__(self, names: Sequence[Sequence[Any]]) -> None:
         runs = len(names)
@@ -50,13 +46,7 @@ class Log:
     # ---- scores
 
     def score(self, point: str, t: int, tallies: Mapping[str, Tally]) -> None:
-        """Log the scores of an evaluation point, and the runs that diverged.
-
-        Args:
-            point: "pre", "post" or "global".
-            t: the round; see ``when``.
-            tallies: the scores by split.
-        """
+        """Log the scores of an evaluation point by split, and the runs that diverged."""
         self.when.setdefault(point, []).append(t)
         for split, tally in tallies.items():
             series = self.history.setdefault(f"{point}/{split}", {"correct": [], "loss": []})
@@ -93,9 +83,8 @@ class Log:
     ) -> dict[tuple[str, str], Scores]:
         """Return all scores by (point, split).
 
-        Args:
-            answers: for a split, (runs, clients) answers that are scored, and how many of them the
-                loss of a sample is the mean of.
+        For a split, ``answers`` returns the (runs, clients) answers that are scored, and how many
+        of them the loss of a sample is the mean of.
         """
         found = {}
         for name, series in self.history.items():
@@ -115,10 +104,6 @@ class Log:
         """Return shares of right answers and mean losses, (runs,) each, at the end of a series.
 
         They are asked for after every round, and computed when there is a new entry.
-
-        Args:
-            name: the series, such as "pre/test".
-            answers: see ``scores``.
         """
         series = self.history[name]
         number = len(series["loss"])

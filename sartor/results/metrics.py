@@ -52,14 +52,9 @@ def client_accuracy(correct: npt.ArrayLike, count: npt.ArrayLike) -> Array:
 
 
 def micro(correct: npt.ArrayLike, count: npt.ArrayLike) -> Array:
-    """Return the pooled accuracy: all correct answers over all test samples.
+    """Return the pooled accuracy: all correct answers over all test samples, (..., clients) each.
 
-    Args:
-        correct: (..., clients) number of correct answers.
-        count: (..., clients) number of test samples, broadcast against ``correct``.
-
-    Returns:
-        (...) the accuracy; NaN where nobody has a test sample or an entry is NaN.
+    NaN where nobody has a test sample or an entry is NaN.
 
     >>> round(float(micro([90, 5], [100, 10])), 4)
     0.8636
@@ -83,12 +78,7 @@ def macro(accuracy: npt.ArrayLike) -> Array:
 
 
 def balanced_accuracy(correct: npt.ArrayLike, count: npt.ArrayLike) -> Array:
-    """Return the mean recall over the classes that a client has.
-
-    Args:
-        correct: (..., classes) correct answers per true class.
-        count: (..., classes) test samples per class.
-    """
+    """Return the mean recall over the classes that a client has, from (..., classes) of each."""
     return macro(client_accuracy(correct, count))
 
 

@@ -267,11 +267,7 @@ class Table:
 
 
 def import_pandas() -> Any:
-    """Return the pandas module.
-
-    Raises:
-        MissingExtraError: pandas is not installed.
-    """
+    """Return the pandas module, or raise MissingExtraError."""
     try:
         import pandas
     except ImportError as error:

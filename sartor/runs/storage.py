@@ -114,12 +114,7 @@ def unflatten(leaves: Mapping[str, Any], empty: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path, action: str) -> Iterator[None]:
-    """Turn an operating-system error into a RunFolderError that names the path and the way out.
-
-    Args:
-        path: what is read or written.
-        action: what is done to it, as in "Cannot ACTION PATH".
-    """
+    """Turn an operating-system error into "Cannot ACTION PATH", with its reason and the way out."""
     from safetensors import SafetensorError  # here, because training alone does without it
 
     try:

@@ -64,11 +64,7 @@ class _Row:
 
 def summarise(comparison: Comparison) -> Words:
     """Return the summary of a comparison in words."""
-    rows = [
-        _Row(name, label.replace(result.method, name, 1), result, runs)
-        for name, result in comparison.items()
-        for label, runs in result.groups().items()
-    ]
+    rows = [_Row(name, label, result, runs) for label, name, result, runs in comparison.groups()]
     words = Words()
     sign = comparison.headline_metric.sign
     alive = sorted((r for r in rows if math.isfinite(r.value)), key=lambda r: -sign * r.value)
@@ -97,7 +93,8 @@ def summarise(comparison: Comparison) -> Words:
 def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | None) -> None:
     headline_metric = best.result.headline_metric
     verb, phrase = REACHES[headline_metric.name]
-    reported = f"{phrase.format(best.text)}{_mean_of(best)}"
+    repeats = f" (mean of {len(best.runs)} runs)" if len(best.runs) > 1 else ""
+    reported = f"{phrase.format(best.text)}{repeats}"
     most, no_more = ("is the most accurate of", "is more accurate")
     if not headline_metric.is_share:
         most, no_more = ("has the smallest error of", "has a smaller error")
@@ -118,12 +115,10 @@ def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | Non
     if len(alive) > 1:
         second = alive[1]
         pair = _pair(best, second)
-        reported = f"{second.label} follows at {second.text}"
+        verdict = "these runs do not tell the two apart"
         if math.isfinite(pair.low) and pair.low > 0:
-            reported += f"; these runs tell the two apart: {_mean(best, pair)}."
-        else:
-            reported += "; these runs do not tell the two apart."
-        words.findings.append(reported)
+            verdict = f"these runs tell the two apart: {_mean(best, pair)}"
+        words.findings.append(f"{second.label} follows at {second.text}; {verdict}.")
 
 
 def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row) -> None:
@@ -137,11 +132,8 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
     words.findings.append(
         f"Training alone {verb} {reference.text}, so federating {worth}: {_mean(best, pair)}."
     )
-    remark = (
-        f"points of {headline_metric.name}"
-        if headline_metric.is_share
-        else f"reduction of the {headline_metric.name}"
-    )
+    what = "points of" if headline_metric.is_share else "reduction of the"
+    remark = f"{what} {headline_metric.name}"
     words.tiles.append(("Against training alone", _signed(best, difference), remark))
     hurt = comparison.hurt(best.name)
     counts = metrics.spread(hurt[best.runs] if hurt is not None else [math.nan])
@@ -189,14 +181,13 @@ def _say_cost(words: Words, best: _Row) -> None:
     names = ("megabytes", "gradient_evaluations", "seconds")
     megabytes, gradients, seconds = (result.mean_of(name, best.runs) for name in names)
     clients, rounds = len(result.clients), result.ledger.num_rounds
-    traffic = (
-        f"{best.label} sends {megabytes:,.1f} MB in {rounds} rounds ({megabytes / clients:,.2f} MB "
-        "per client, both ways)"
-        if megabytes
-        else f"{best.label} sends nothing in {rounds} rounds"
-    )
+    traffic = f"nothing in {rounds} rounds"
+    if megabytes:
+        each = f"{megabytes / clients:,.2f} MB per client, both ways"
+        traffic = f"{megabytes:,.1f} MB in {rounds} rounds ({each})"
     words.findings.append(
-        f"{traffic}, and takes {gradients:,.0f} gradient evaluations and {seconds:,.1f} s here."
+        f"{best.label} sends {traffic}, and takes {gradients:,.0f} gradient evaluations and "
+        f"{seconds:,.1f} s here."
     )
     words.tiles.append(("Traffic", f"{megabytes:,.1f} MB", f"{rounds} rounds, both ways"))
 
@@ -312,19 +303,11 @@ def _mean(row: _Row, pair: metrics.Paired) -> str:
 
 
 def _gains(row: _Row, reference: Result) -> metrics.Array:
-    partner = row.result.partners(reference)
-    return np.stack(
-        [
-            row.result.headline_metric.gain(
-                row.result.client_measure(run=run), reference.client_measure(run=partner[run])
-            )
-            for run in row.runs
-        ]
-    )
-
-
-def _mean_of(row: _Row) -> str:
-    return f" (mean of {len(row.runs)} runs)" if len(row.runs) > 1 else ""
+    result, partner = row.result, row.result.partners(reference)
+    pairs = [
+        (result.client_measure(run=r), reference.client_measure(run=partner[r])) for r in row.runs
+    ]
+    return np.stack([result.headline_metric.gain(*pair) for pair in pairs])
 
 
 def _signed(row: _Row, gain: float) -> str:

@@ -171,11 +171,9 @@ class Comparison(Mapping[str, Result]):
             pair = metrics.paired(sign * mine, sign * theirs, confidence)
             units.add(unit)
             rows.append([label, pair.mean, pair.std, pair.low, pair.high, pair.number, unit])
-        what = (
-            f"method minus {against}"
-            if sign > 0
-            else f"{against} minus method, what the {headline_metric.name} falls by"
-        )
+        what = f"method minus {against}"
+        if sign < 0:
+            what = f"{against} minus method, what the {headline_metric.name} falls by"
         notes = {"difference": f"{what}; {confidence:.0%} t-interval of the mean"}
         if "clients" in units:
             notes["caution"] = (
@@ -198,9 +196,8 @@ class Comparison(Mapping[str, Result]):
         for label, _, result, indices in self.groups():
             found = [fairness_of(result, index) for index in indices]
             excluded = max([excluded, *(one.excluded for one in found)])
-            values = np.asarray([one[:-2] for one in found], dtype=np.float64)
-            means = [metrics.spread(column).mean for column in values.T]
-            rows.append([label, *means])
+            columns = zip(*(one[:-2] for one in found), strict=True)
+            rows.append([label, *(metrics.spread(column).mean for column in columns)])
         title = "Fairness between clients"
         return fairness_table("method", rows, excluded, title, self.headline_metric)
 

@@ -66,24 +66,14 @@ STYLE: Any = {  # the keys of matplotlib differ between releases, so they are no
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: a drawing and the words that go with it.
+    """One figure: a drawing and the words that go with it."""
 
-    Attributes:
-        key: identifier, unique on the page; the name of the file on paper.
-        title: heading.
-        caption: how to read it, in a sentence or two.
-        alt: description for screen readers.
-        canvas: the drawing, in placeholder colours.
-        wide: whether it has several panels in a row, which on paper need the full text width
-            instead of a column.
-    """
-
-    key: str
+    key: str  # identifier, unique on the page; the name of the file on paper
     title: str
-    caption: str
-    alt: str
-    canvas: Canvas
-    wide: bool = False
+    caption: str  # how to read it, in a sentence or two
+    alt: str  # description for screen readers
+    canvas: Canvas  # the drawing, in placeholder colours
+    wide: bool = False  # several panels in a row; on paper they take the width of the text
 
     @property
     def broad(self) -> bool:

@@ -28,18 +28,12 @@ POINTS = {"pre": "after aggregation", "post": "after local training"}
 
 @dataclass
 class Words:
-    """A summary in words.
+    """A summary in words."""
 
-    Attributes:
-        headline: one sentence.
-        findings: short paragraphs.
-        caveats: what to keep in mind before acting on the findings.
-        tiles: (label, value, remark) of the few numbers to see first.
-    """
-
-    headline: str = ""
-    findings: list[str] = field(default_factory=list)
-    caveats: list[str] = field(default_factory=list)
+    headline: str = ""  # one sentence
+    findings: list[str] = field(default_factory=list)  # short paragraphs
+    caveats: list[str] = field(default_factory=list)  # to keep in mind before acting on them
+    # (label, value, remark) of the few numbers to see first
     tiles: list[tuple[str, str, str]] = field(default_factory=list)
 
 

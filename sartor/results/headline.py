@@ -29,17 +29,11 @@ from sartor.results.metrics import Array
 
 @dataclass(frozen=True)
 class HeadlineMetric:
-    """What the clients of a result are compared by.
+    """What the clients of a result are compared by."""
 
-    Attributes:
-        name: in words; the heading of its column.
-        sign: 1 if more is better, −1 if less is.
-        is_share: whether it is a share of right answers, shown in per cent.
-    """
-
-    name: str
-    sign: int = 1
-    is_share: bool = True
+    name: str  # in words; the heading of its column
+    sign: int = 1  # 1 if more is better, −1 if less is
+    is_share: bool = True  # whether it is a share of right answers, shown in per cent
 
     @property
     def title(self) -> str:

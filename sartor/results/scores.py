@@ -16,12 +16,10 @@ PHASES = ("round", "train", "server", "evaluate")
 
 @dataclass(frozen=True)
 class Run:
-    """One row of a sweep.
+    """One row of a sweep: its seed, hyper-parameters and the static options of the method.
 
-    Attributes:
-        seed: the seed of this run; runs with equal settings and different seeds are repeats.
-        hyper: value of every sweepable hyper-parameter (a list, if it has one value per client).
-        options: static options of the method.
+    Runs that differ in their seed alone are repeats. A hyper-parameter is a list if it has one
+    value per client.
     """
 
     seed: int
@@ -44,18 +42,12 @@ class Scores:
     """Sums over test samples, per run, evaluation and client, at one point of the round.
 
     "pre" entry t stands after t aggregations; "post" entry t after the local training of round t.
-
-    Attributes:
-        rounds: (evaluations,) the t of every entry.
-        correct: (runs, evaluations, clients) number of correct answers.
-        loss: (runs, evaluations, clients) sum of the losses.
-        count: (runs, clients) number of samples.
     """
 
-    rounds: list[int]
-    correct: Array
-    loss: Array
-    count: Array
+    rounds: list[int]  # the t of every entry
+    correct: Array  # (runs, evaluations, clients) correct answers
+    loss: Array  # the same, sums of the losses
+    count: Array  # (runs, clients) samples
 
     def accuracy(self, run: int) -> Array:
         """Return (evaluations, clients) accuracies of a run; NaN for a client without samples."""
@@ -90,27 +82,19 @@ ONCE = ("setup_bytes", "setup_gradients", "setup_forward")
 
 @dataclass
 class Ledger:
-    """Counted costs, per run and round.
+    """Counted costs: (runs, rounds) of what is spent in rounds, (runs,) of what is spent once.
 
-    Attributes:
-        participants: (runs, rounds) clients that trained.
-        bytes_down: (runs, rounds) payload sent to clients.
-        bytes_up: (runs, rounds) payload sent by clients.
-        gradient_evaluations: (runs, rounds) pairs of a sample and a backward pass.
-        forward_evaluations: (runs, rounds) samples in forward-only passes of the method itself.
-        seconds: phase -> seconds of each round; a sweep trains all its runs in one pass, so that
-            time belongs to all of them together. See :data:`PHASES`.
-        setup_bytes: (runs,) one-off traffic: before round 0, after the last, and the messages to
-            clients that adapt the model before they use it.
-        setup_gradients: (runs,) gradient evaluations of the same.
-        setup_forward: (runs,) forward-only evaluations of the same.
+    Once is spent what happens before round 0 and after the last, and what goes to clients that
+    adapt the model before they use it.
     """
 
-    participants: Array
-    bytes_down: Array
+    participants: Array  # clients that trained
+    bytes_down: Array  # payload sent to clients
     bytes_up: Array
-    gradient_evaluations: Array
-    forward_evaluations: Array
+    gradient_evaluations: Array  # pairs of a sample and a backward pass
+    forward_evaluations: Array  # samples in forward-only passes of the method itself
+    # Phase -> seconds of each round. A sweep trains all its runs in one pass, so that time belongs
+    # to all of them together. See PHASES.
     seconds: dict[str, list[float]]
     setup_bytes: Array
     setup_gradients: Array

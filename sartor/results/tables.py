@@ -67,15 +67,10 @@ def _number(value: float, kind: str, decimals: int | None = None) -> str:
     if kind == "count":
         whole = abs(value) >= 100 or abs(value - round(value)) < 1e-9
         return f"{value:,.0f}" if whole else f"{value:,.1f}"
-    if kind == "megabytes":
-        return f"{value:,.2f}"
-    if kind == "seconds":
-        return f"{value:.2f}"
-    if kind == "index":
-        return f"{value:.4f}"
     if kind == "strength":
         return f"{value:.3g}" if math.isfinite(value) else "∞"
-    return f"{value:.4g}"
+    form = {"megabytes": ",.2f", "seconds": ".2f", "index": ".4f"}.get(kind, ".4g")
+    return f"{value:{form}}"
 
 
 def _decimals(values: Sequence[Any], kind: str) -> int:

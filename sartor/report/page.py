@@ -217,9 +217,7 @@ def targets(comparison: Comparison) -> dict[float, str]:
     alone = final.get(comparison.reference or "", math.nan)
     if math.isfinite(alone):
         found[_rounded(alone, metric)] = f"where {comparison.reference} ends"
-    for percent in (95, 98, 90):
-        if not known:
-            continue
+    for percent in (95, 98, 90) if known else ():
         if metric.sign > 0:
             goal, why = percent / 100 * max(known), f"{percent} % of the best"
         else:

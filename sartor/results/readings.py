@@ -119,9 +119,7 @@ class Readings:
     def mean_of(self, name: str, runs: Sequence[int] | None = None) -> float:
         """Return the mean of a number, such as "pooled_measure" or "seconds", over some runs.
 
-        Args:
-            name: of a method or property of this class that has one value for every run.
-            runs: indices of the runs, all by default; those without a value (NaN) stay out.
+        All runs by default; those without a value (NaN) stay out.
         """
         found = getattr(self, name)
         values = np.atleast_1d(self._each(found) if callable(found) else found)

@@ -22,8 +22,8 @@ class Trackio(Tracker):
 
     def open(self, run: int, name: str, group: str, settings: dict[str, Any]) -> None:
         """Make a run, or remember how to."""
-        words = {"project": self.project, "name": name, "group": group, "config": settings}
-        words["embed"] = False
+        words: dict[str, Any] = {"project": self.project, "name": name, "group": group}
+        words |= {"config": settings, "embed": False}
         if self.count == 1:
             self.live = self.trackio.init(**words)
         else:

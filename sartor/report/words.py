@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sartor.results import metrics
-from sartor.results.comparison import Comparison
+from sartor.results.comparison import Comparison, paired_gains
 from sartor.results.result import Result
 from sartor.results.tables import format_cell
 
@@ -270,18 +270,11 @@ def _diverged(rows: list[_Row]) -> list[str]:
 def _pair(row: _Row, other: _Row) -> metrics.Paired:
     """Return paired gains over another method: per allocation or, with a single one, per client."""
     partner = row.result.partners(other.result)
-    sign = row.result.headline_metric.sign
+    theirs = other.runs
     if len(row.runs) > 1:
         matched = {other.result.runs[run].seed: run for run in other.runs}
         theirs = [matched.get(row.result.runs[run].seed, partner[run]) for run in row.runs]
-        return metrics.paired(
-            [sign * row.result.pooled_measure(run) for run in row.runs],
-            [sign * other.result.pooled_measure(run) for run in theirs],
-        )
-    return metrics.paired(
-        sign * row.result.client_measure(run=row.runs[0]),
-        sign * other.result.client_measure(run=other.runs[0]),
-    )
+    return paired_gains(row.result, row.runs, other.result, theirs)
 
 
 def _mean(row: _Row, pair: metrics.Paired) -> str:

@@ -18,6 +18,19 @@ from sartor.results.result import Result
 from sartor.results.tables import Table, format_cell, jsonable
 
 
+def paired_gains(
+    result: Result, runs: list[int], base: Result, partners: list[int], confidence: float = 0.95
+) -> metrics.Paired:
+    """Return paired gains over another method: per run or, with a single one, per client."""
+    sides = ((result, runs), (base, partners))
+    if len(runs) > 1:
+        mine, theirs = (np.asarray([one.pooled_measure(r) for r in rs]) for one, rs in sides)
+    else:
+        mine, theirs = (one.client_measure(run=rs[0]) for one, rs in sides)
+    sign = result.headline_metric.sign
+    return metrics.paired(sign * mine, sign * theirs, confidence)
+
+
 class Comparison(Mapping[str, Result]):
     """Several methods on the same federation, the same seeds and the same settings.
 
@@ -151,41 +164,29 @@ class Comparison(Mapping[str, Result]):
         if against is None or against not in self.results:
             hint = did_you_mean(against or "local", self.results)
             raise ConfigError(f"{against or 'local'!r} was not compared{hint}")
-        base = self[against]
-        headline_metric = self.headline_metric
-        sign = headline_metric.sign
+        base, metric = self[against], self.headline_metric
         rows: list[list[Any]] = []
-        units = set()
         for label, name, result, indices in self.groups():
             if name == against:
                 continue
             partner = result.partners(base)
-            if len(indices) > 1:
-                unit = "allocations"
-                mine = np.asarray([result.pooled_measure(i) for i in indices])
-                theirs = np.asarray([base.pooled_measure(partner[i]) for i in indices])
-            else:
-                unit = "clients"
-                mine = result.client_measure(run=indices[0])
-                theirs = base.client_measure(run=partner[indices[0]])
-            pair = metrics.paired(sign * mine, sign * theirs, confidence)
-            units.add(unit)
-            rows.append([label, pair.mean, pair.std, pair.low, pair.high, pair.number, unit])
+            pair = paired_gains(result, indices, base, [partner[i] for i in indices], confidence)
+            rows.append([label, *pair, "allocations" if len(indices) > 1 else "clients"])
         what = f"method minus {against}"
-        if sign < 0:
-            what = f"{against} minus method, what the {headline_metric.name} falls by"
+        if metric.sign < 0:
+            what = f"{against} minus method, what the {metric.name} falls by"
         notes = {"difference": f"{what}; {confidence:.0%} t-interval of the mean"}
-        if "clients" in units:
+        if any(row[-1] == "clients" for row in rows):
             notes["caution"] = (
                 "one allocation alone: pairs are clients, each alike, and the interval does not "
                 "say how another allocation would turn out"
             )
-        signed = dict.fromkeys(("difference", "low", "high"), headline_metric.gain_kind)
+        signed = dict.fromkeys(("difference", "low", "high"), metric.gain_kind)
         return Table(
             ["method", "difference", "std", "low", "high", "pairs", "unit"],
             rows,
             notes=notes,
-            formats={**signed, "std": headline_metric.kind},
+            formats={**signed, "std": metric.kind},
             title=f"Paired differences to {against}",
         )
 

@@ -81,11 +81,8 @@ def error_by_pull(advice: Advice) -> Figure:
     axes.set_ylabel(f"mean {what}")
     legend_above(axes, 6 if advice.rules else 1, most=3)
     scale = " Both axes are logarithmic." if steep else ""
-    rules = (
-        " Triangles: λ by each rule; one outside the range is drawn at its edge."
-        if advice.rules
-        else ""
-    )
+    rules = " Triangles: λ by each rule; one outside the range is drawn at its edge."
+    rules *= bool(advice.rules)
     return Figure(
         "error-by-pull",
         f"{what[0].upper()}{what[1:]} at every λ",
@@ -153,12 +150,11 @@ def distances(advice: Advice) -> Figure:
     noise = np.asarray([client.noise for client in people])
     axes, canvas = make_axes(7.4, 3.9)
     few = len(people) <= 120
-    wide, label = 0.8 if few else 1.0, "distance of its best model"
-    axes.bar(places, apart, wide, color=SERIES[1], alpha=0.75, linewidth=0, label=label)
+    bars = {"color": SERIES[1], "alpha": 0.75, "linewidth": 0}
+    axes.bar(places, apart, 0.8 if few else 1.0, label="distance of its best model", **bars)
     look = {"linestyle": "none" if few else "solid", "linewidth": 1.2}
-    size, label = 5 if len(people) <= 40 else 3, "noise of its own fit"
-    mark = "D" if few else None
-    plot(axes, places, noise, SERIES[2], mark, markersize=size, label=label, **look)
+    look |= {"markersize": 5 if len(people) <= 40 else 3, "label": "noise of its own fit"}
+    plot(axes, places, noise, SERIES[2], "D" if few else None, **look)
     found, edge = radius(advice)[0], wins_below(advice)
     axes.axhline(found, color=INK, linestyle=DASH, lw=1.3, label=f"R̂ = {found:.3g}")
     axes.axhline(edge, color=BAD, linestyle=":", lw=1.8, label=f"crossover, R = {edge:.3g}")

@@ -23,14 +23,7 @@ def render_advice(
     config: Mapping[str, Any] | None = None,
     environment: Mapping[str, Any] | None = None,
 ) -> str:
-    """Return the page as text.
-
-    Args:
-        advice: what ``advise`` found.
-        verification: predicted and measured results, if the advice was verified.
-        config: the settings of the command; ``carry_out`` is the command that follows the advice.
-        environment: versions and hardware of the machine.
-    """
+    """Return the page as text; ``config["carry_out"]`` is the command that follows the advice."""
     theory = advice.basis == "theory"
     settings = dict(config or {})
     carry_out = settings.pop("carry_out", "")
@@ -63,10 +56,8 @@ def render_advice(
             f"on test samples. {expected} A positive number under “above advised” means that the "
             "recommendation does better."
         )
-        measured = [verification.table()]
-        sections.append(
-            Section("Predicted and measured", measured, lead, "verification", "Verification")
-        )
+        title, measured = "Predicted and measured", [verification.table()]
+        sections.append(Section(title, measured, lead, "verification", "Verification"))
     if carry_out:
         sections.append(Section("Follow the advice", [Code(carry_out)], key="carry-out"))
     sections += [
@@ -103,18 +94,12 @@ def summarise_advice(advice: Advice, verification: Verification | None) -> Words
 def _tiles(advice: Advice) -> list[tuple[str, str, str]]:
     kind = "excess loss" if advice.basis == "theory" else "validation loss"
     here = advice.error_at(advice.prox_strength)
+    ends = f"alone {advice.errors[0]:.3g}, one model {advice.errors[-1]:.3g}"
+    hurt = f"{len(advice.hurt)} of {len(advice.clients)}"
     tiles = [
         ("Pull λ", spell(advice.prox_strength), advice.method),
-        (
-            f"Mean {kind}",
-            f"{here:.3g}",
-            f"alone {advice.errors[0]:.3g}, one model {advice.errors[-1]:.3g}",
-        ),
-        (
-            "One model hurts",
-            f"{len(advice.hurt)} of {len(advice.clients)}",
-            "clients, against training alone",
-        ),
+        (f"Mean {kind}", f"{here:.3g}", ends),
+        ("One model hurts", hurt, "clients, against training alone"),
     ]
     plan = advice.plan
     if plan is not None:

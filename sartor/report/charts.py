@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import matplotlib as mpl
 import numpy as np
-from matplotlib.ticker import FixedLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import MaxNLocator, NullLocator
 
 from sartor.core.errors import ConfigError
 from sartor.report.drawing import (
@@ -106,7 +106,6 @@ def line_figure(
         style = (0, (1, 2 + index))
         axes.axhline(height, color=SERIES[0], linestyle=style, lw=1.3, label=clip(name, 40))
     if x_ticks is not None:
-        axes.xaxis.set_major_locator(FixedLocator(list(x_ticks)))
         axes.xaxis.set_minor_locator(NullLocator())
         axes.set_xticks(list(x_ticks), [f"{tick:g}" for tick in x_ticks])
     elif x_scale == "linear" and all(float(x).is_integer() for line in lines for x in line.x):

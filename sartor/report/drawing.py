@@ -66,24 +66,14 @@ STYLE: Any = {  # the keys of matplotlib differ between releases, so they are no
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure: a drawing and the words that go with it.
+    """One figure: a drawing and the words that go with it."""
 
-    Attributes:
-        key: identifier, unique on the page; the name of the file on paper.
-        title: heading.
-        caption: how to read it, in a sentence or two.
-        alt: description for screen readers.
-        canvas: the drawing, in placeholder colours.
-        wide: whether it has several panels in a row, which on paper need the full text width
-            instead of a column.
-    """
-
-    key: str
+    key: str  # identifier, unique on the page; the name of the file on paper
     title: str
-    caption: str
-    alt: str
-    canvas: Canvas
-    wide: bool = False
+    caption: str  # how to read it, in a sentence or two
+    alt: str  # description for screen readers
+    canvas: Canvas  # the drawing, in placeholder colours
+    wide: bool = False  # several panels in a row; on paper they take the width of the text
 
     @property
     def broad(self) -> bool:
@@ -99,11 +89,8 @@ class Figure:
 def colour_and_mark(position: int, *, reference: bool = False) -> tuple[int, str]:
     """Return the number of a curve's colour (from 1) and its marker; 42 pairs are distinct.
 
-    Colour 1, the neutral one, is kept for the reference. Where colours repeat, markers differ.
-
-    Args:
-        position: place among the curves, without the reference.
-        reference: whether the others are compared with it.
+    Colour 1, the neutral one, is kept for the reference, which ``position`` does not count. Where
+    colours repeat, markers differ.
 
     >>> colour_and_mark(0), colour_and_mark(6)
     ((2, 's'), (2, 'o'))
@@ -141,14 +128,10 @@ def plot(axes: Any, x: Any, y: Any, colour: str, mark: str | None = None, **more
 def legend_above(
     axes: Any, entries: int, most: int = 5, *, left: float = -0.01, size: float | None = None
 ) -> Any:
-    """Put the legend above the axes, in rows of at most ``most``, and return it.
+    """Put the legend above the axes, in rows of at most ``most`` entries, and return it.
 
-    Args:
-        axes: where the curves are.
-        entries: the number of its entries.
-        most: the most entries in a row.
-        left: where it begins, as a share of the width of the axes.
-        size: font size in points; that of the page if None.
+    It begins at ``left``, a share of the width of the axes; ``size`` is that of its font in points,
+    and that of the page if None.
     """
     with mpl.rc_context(STYLE):
         return axes.legend(
@@ -186,9 +169,7 @@ def to_svg(canvas: Canvas, key: str) -> str:
     for placeholder, variable in VARIABLES.items():
         text = text.replace(placeholder, variable)
     # Identifiers are unique within a file only, and a page contains several files.
-    text = re.sub(r'\bid="', f'id="{key}-', text)
-    text = re.sub(r"url\(#", f"url(#{key}-", text)
-    text = re.sub(r'href="#', f'href="#{key}-', text)
+    text = re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{key}-", text)
     view = re.search(r'viewBox="[^"]*"', text)
     head = f'<svg {view[0] if view else ""} role="img" aria-labelledby="{key}-alt" class="figure">'
     return re.sub(r"<svg[^>]*>", head, text, count=1)

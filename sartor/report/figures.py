@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import matplotlib as mpl
@@ -29,7 +30,7 @@ from sartor.report.heat import label_map, mixing_matrix
 from sartor.report.layout import listed
 from sartor.results.comparison import Comparison
 from sartor.results.headline import HeadlineMetric
-from sartor.results.metrics import Array, spread
+from sartor.results.metrics import Array
 from sartor.results.result import Result
 
 MOST_PANELS = 12
@@ -39,12 +40,15 @@ MOST_PANELS = 12
 def looks(comparison: Comparison) -> dict[str, tuple[int, str]]:
     """Return the number of each method's colour and its marker; 1 is the reference's colour."""
     others = [name for name in comparison if name != comparison.reference]
-    return {
-        name: colour_and_mark(0, reference=True)
-        if name == comparison.reference
-        else colour_and_mark(others.index(name))
-        for name in comparison
-    }
+    found = {name: colour_and_mark(place) for place, name in enumerate(others)}
+    reference = colour_and_mark(0, reference=True)
+    return {name: found.get(name, reference) for name in comparison}
+
+
+def _each(comparison: Comparison) -> Iterator[tuple[str, Result, str, str]]:
+    """Yield name, result, colour and marker of every method."""
+    for name, (number, mark) in looks(comparison).items():
+        yield name, comparison[name], SERIES[number - 1], mark
 
 
 def draw_all(comparison: Comparison) -> list[Figure]:
@@ -64,9 +68,7 @@ def measure_by_round(comparison: Comparison) -> Figure:
     headline_metric = comparison.headline_metric
     axes, canvas = make_axes(7.4, 3.7)
     several = False
-    look = looks(comparison)
-    for name, result in comparison.items():
-        colour, mark = SERIES[look[name][0] - 1], look[name][1]
+    for name, result, colour, mark in _each(comparison):
         for point in ("global", "post", "pre"):
             if (point, "test") not in result.scores:
                 continue
@@ -87,9 +89,9 @@ def measure_by_round(comparison: Comparison) -> Figure:
     legend_above(axes, len(comparison))
     finals = "; ".join(
         f"{name} ends at {headline_metric.text(final)}"
-        if math.isfinite(final)
+        if math.isfinite(final := result.mean_of("pooled_measure"))
         else f"{name} diverged"
-        for name, final in _finals(comparison).items()
+        for name, result in comparison.items()
     )
     points = ", ".join(f"{name} {result.headline}" for name, result in comparison.items())
     has_centre = any(("global", "test") in result.scores for result in comparison.values())
@@ -164,9 +166,7 @@ def bytes_against_measure(comparison: Comparison) -> Figure | None:
     headline_metric = comparison.headline_metric
     axes, canvas = make_axes(7.4, 3.4)
     drawn, silent = [], []
-    look = looks(comparison)
-    for name, result in comparison.items():
-        colour, mark = SERIES[look[name][0] - 1], look[name][1]
+    for name, result, colour, mark in _each(comparison):
         x, mean, _, _ = _mean_curve(result, result.headline)
         travelled = np.mean(
             [result.ledger.megabytes(run, result.headline, x) for run in range(len(result.runs))],
@@ -201,15 +201,14 @@ def bytes_against_measure(comparison: Comparison) -> Figure | None:
 
 def _references(comparison: Comparison) -> list[tuple[str, Result, Result]]:
     """Return (name, result, reference) of each method that can be compared with training alone."""
-    found = []
-    for name, result in comparison.items():
-        shared = comparison[comparison.reference] if comparison.reference else None
-        reference = shared or result.known_baseline
-        if reference is None or name == comparison.reference:
-            continue
-        if math.isfinite(_finals(comparison)[name]):
-            found.append((name, result, reference))
-    return found
+    shared = comparison[comparison.reference] if comparison.reference else None
+    return [
+        (name, result, reference)
+        for name, result in comparison.items()
+        if (reference := shared or result.known_baseline) is not None
+        and name != comparison.reference
+        and math.isfinite(result.mean_of("pooled_measure"))
+    ]
 
 
 def _bars(axes: Any, heights: Array) -> None:
@@ -235,9 +234,8 @@ def _mean_curve(result: Result, point: str) -> tuple[list[int], Array, Array, in
     Shares are in per cent.
     """
     curves = [result.measure_curve(point, run=run) for run in range(len(result.runs))]
-    values = (100 if result.headline_metric.is_share else 1) * np.stack(
-        [curve for _, curve in curves]
-    )
+    factor = 100 if result.headline_metric.is_share else 1
+    values = factor * np.stack([curve for _, curve in curves])
     known = np.isfinite(values).sum(axis=0)
     total = np.nansum(values, axis=0)
     mean = np.where(known > 0, total / np.maximum(known, 1), np.nan)
@@ -252,14 +250,6 @@ def _front(comparison: Comparison) -> str:
     if len(comparison) < 3 or not names:
         return ""
     return f" No method is both cheaper and better than {listed(names)}, at the end of the runs."
-
-
-def _finals(comparison: Comparison) -> dict[str, float]:
-    """Return the final value of every method, mean over runs; NaN if all of them diverged."""
-    return {
-        name: spread([result.pooled_measure(run) for run in range(len(result.runs))]).mean
-        for name, result in comparison.items()
-    }
 
 
 def _axis(headline_metric: HeadlineMetric) -> str:

@@ -19,21 +19,20 @@ from sartor.results.metrics import Array
 CELLS = 1200
 """The most cells that are drawn one by one, which stay sharp; a larger matrix is an image."""
 
+SIZE = 4.9
+"""Inches of the longer side of a single matrix."""
+
 PANELS = 3
 """The most rounds whose mixing matrix is drawn: the first, the middle and the last."""
 
 
 def mixing_matrix(comparison: Comparison) -> Figure | None:
     """Draw the mixing matrix of the last method that recorded one, at up to three rounds."""
-    found = [
-        (name, result)
-        for name, result in comparison.items()
-        if any("mix" in snapshot for snapshot in result.snapshots)
-    ]
-    if not found:
+    mixing = {n: [s for s in r.snapshots if "mix" in s] for n, r in comparison.items()}
+    name = next((n for n in reversed(mixing) if mixing[n]), None)
+    if name is None:
         return None
-    name, result = found[-1]
-    taken = [snapshot for snapshot in result.snapshots if "mix" in snapshot]
+    taken, clients = mixing[name], comparison[name].clients
     places = sorted(set(np.linspace(0, len(taken) - 1, PANELS).round().astype(int).tolist()))
     mixes = [_matrix(taken[place]["mix"]) for place in places]
     rounds = [taken[place].get("round", "?") for place in places]
@@ -59,8 +58,8 @@ def mixing_matrix(comparison: Comparison) -> Figure | None:
         f"keeps {change}{kept[-1]} for itself{' at the end' if change else ''}.",
         heat(
             [np.sqrt(np.abs(mix) / top) for mix in mixes],
-            result.clients,
-            result.clients,
+            clients,
+            clients,
             titles=[f"round {t}" for t in rounds] if len(rounds) > 1 else None,
         ),
         wide=len(rounds) > 1,
@@ -91,14 +90,9 @@ def label_map(comparison: Comparison) -> Figure | None:
 def class_shares(
     key: str, title: str, caption: str, clients: Sequence[str], counts: Array
 ) -> Figure:
-    """Draw the shares of the classes of every client.
+    """Draw the shares of the classes of every client from ``counts``, (clients, classes) samples.
 
-    Args:
-        key: identifier, unique on the page.
-        title: heading.
-        caption: what is counted; the meaning of the colours is added.
-        clients: the names of the clients.
-        counts: (clients, classes) samples.
+    The caption says what is counted; the meaning of the colours is added.
     """
     total = counts.sum(axis=1, keepdims=True)
     share = np.divide(counts, total, out=np.zeros(counts.shape), where=total > 0)
@@ -122,22 +116,14 @@ def heat(
     titles: Sequence[str] | None = None,
     x: str = "",
     y: str = "",
-    size: float = 4.9,
 ) -> Canvas:
-    """Draw matrices in [0, 1] in a row, in one hue whose opacity is the value.
+    """Draw matrices in [0, 1] of one shape in a row, in one hue whose opacity is the value.
 
-    Args:
-        shares: matrices of one shape.
-        rows: names of the rows.
-        columns: names of the columns.
-        titles: above each matrix.
-        x: label of the x axis.
-        y: label of the y axis.
-        size: inches of the longer side of a single matrix.
+    A matrix alone is ``SIZE`` inches long on its longer side.
     """
     height, width = shares[0].shape
     many = len(shares) > 1
-    side = 6.3 / len(shares) if many else size
+    side = 6.3 / len(shares) if many else SIZE
     tall = min(max(side * height / max(width, height), side if many else 2.4), side)
     canvas = Canvas(figsize=(7.4 if many else side + 0.9, tall + 0.9), layout="constrained")
     with mpl.rc_context({**STYLE, "axes.grid": False, "axes.spines.bottom": False}):

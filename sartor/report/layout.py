@@ -55,31 +55,20 @@ SHAPES = {
 def shown(table: Table, looks: Mapping[str, tuple[int, str]]) -> dict[str, Any]:
     """Return a table in the form that the template takes.
 
-    Args:
-        table: what to show.
-        looks: name in the first column -> number of its colour and its marker.
+    ``looks`` has the number of the colour and the marker of names in the first column.
     """
-    text = table.text_rows()
-    found = [looks.get(str(row[0])) for row in text]
-    marks = [
-        (number, SHAPES[mark]) if number else None for number, mark in (f or (0, "") for f in found)
-    ]
     right = [table.numeric(name) for name in table.columns]
     lowered = [table.formats.get(name) in ("points", "gain") for name in table.columns]
-    return {
-        "head": list(zip(map(table.header, table.columns), right, strict=True)),
-        "rows": [
-            (
-                mark,
-                [
-                    (signed(cell), numeric, low and cell[0] == "-")
-                    for cell, numeric, low in zip(cells, right, lowered, strict=True)
-                ],
-            )
-            for mark, cells in zip(marks, text, strict=True)
-        ],
-        "notes": table.note_lines(),
-    }
+    rows = []
+    for cells in table.text_rows():
+        number, mark = looks.get(cells[0], (0, ""))
+        shown = [
+            (signed(cell), numeric, low and cell[0] == "-")
+            for cell, numeric, low in zip(cells, right, lowered, strict=True)
+        ]
+        rows.append(((number, SHAPES[mark]) if number else None, shown))
+    head = list(zip(map(table.header, table.columns), right, strict=True))
+    return {"head": head, "rows": rows, "notes": table.note_lines()}
 
 
 def pictures(figures: Sequence[Figure]) -> list[tuple[Figure, Markup, Markup | None]]:

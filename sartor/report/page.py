@@ -18,10 +18,10 @@ from sartor.report.sections import Exhibit, Fold, Part, Section, render_sections
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
-from sartor.results import metrics
 from sartor.results.comparison import Comparison
 from sartor.results.headline import HeadlineMetric
-from sartor.results.result import POINT_WORDS, Result
+from sartor.results.readings import POINT_WORDS
+from sartor.results.result import Result
 from sartor.results.scores import COUNTERS, PHASES
 from sartor.results.tables import Table
 from sartor.runs.storage import naming, read_json, write_text
@@ -124,12 +124,7 @@ def _read(source: Source) -> _Read:
 
 
 def render(content: Result | Comparison, environment: Mapping[str, Any] | None = None) -> str:
-    """Return the page as text.
-
-    Args:
-        content: a result, shown with its baseline if that is known; or a comparison.
-        environment: versions and hardware of the machine that trained.
-    """
+    """Return the page as text; a single result is shown with its baseline if that is known."""
     comparison = as_comparison(content).expanded()
     first = next(iter(comparison.values()))
     metric = comparison.headline_metric
@@ -216,18 +211,13 @@ def targets(comparison: Comparison) -> dict[float, str]:
     first. There are none if every run diverged.
     """
     metric = comparison.headline_metric
-    final = {
-        name: metrics.spread([result.pooled_measure(run) for run in range(len(result.runs))]).mean
-        for name, result in comparison.items()
-    }
+    final = {name: result.mean_of("pooled_measure") for name, result in comparison.items()}
     known = [value for value in final.values() if math.isfinite(value)]
     found = {}
     alone = final.get(comparison.reference or "", math.nan)
     if math.isfinite(alone):
         found[_rounded(alone, metric)] = f"where {comparison.reference} ends"
-    for percent in (95, 98, 90):
-        if not known:
-            continue
+    for percent in (95, 98, 90) if known else ():
         if metric.sign > 0:
             goal, why = percent / 100 * max(known), f"{percent} % of the best"
         else:
@@ -276,8 +266,7 @@ def client_table(comparison: Comparison) -> Table:
         for result in comparison.values()
     )
     chosen = range(len(first.runs)) if several else range(1)
-    labels_counted = first.label_counts is not None and first.counts_samples
-    about = ["train samples", "classes"] * labels_counted
+    about = ["train samples", "classes"] if first.held(0) else []
     columns = ["run"] * several + ["client", *about, "test samples"]
     points = [
         (f"{name} {point}", result, point)
@@ -291,11 +280,9 @@ def client_table(comparison: Comparison) -> Table:
         ended = [result.ended_with(run) for result in chose.values()]
         measured = [result.client_measure(point, run) for _, result, point in points]
         count = first.scores[first.headline, "test"].count[run]
+        held = first.held(run)
         for client, name in enumerate(first.clients):
-            data: tuple[int, ...] = ()
-            if labels_counted and first.label_counts is not None:
-                labels = first.label_counts[run][client]
-                data = int(labels.sum()), int((labels > 0).sum())
+            data = held[client] if held else ()
             values = [float(column[client]) for column in measured]
             words = [column[client] if column else None for column in ended]
             rows.append([*([run] * several), name, *data, int(count[client]), *values, *words])
@@ -316,37 +303,17 @@ def ledger_table(comparison: Comparison) -> Table:
     phases = [p for p in PHASES if any(p in r.ledger.seconds for r in comparison.values())]
     for name, result in comparison.items():
         ledger = result.ledger
-        total = {counter: float(ledger.total(counter)[0]) for counter in COUNTERS}
-        trips = total["participants"] or 1
-        times = [
-            1000 * float(np.median(ledger.seconds[p])) if ledger.seconds.get(p) else None
-            for p in phases
-        ]
-        rows.append(
-            [
-                name,
-                total["participants"] / max(ledger.num_rounds, 1),
-                total["bytes_down"] / 1e6,
-                total["bytes_up"] / 1e6,
-                float(ledger.setup_bytes[0]) / 1e6,
-                (total["bytes_down"] + total["bytes_up"]) / trips / 1024,
-                total["gradient_evaluations"] + float(ledger.setup_gradients[0]),
-                float(ledger.setup_gradients[0]),
-                total["forward_evaluations"],
-                *times,
-            ]
-        )
+        trips, down, up, gradients, forward = (float(ledger.total(c)[0]) for c in COUNTERS)
+        once, extra = float(ledger.setup_bytes[0]), float(ledger.setup_gradients[0])
+        row = [name, trips / max(ledger.num_rounds, 1), down / 1e6, up / 1e6, once / 1e6]
+        row += [(down + up) / (trips or 1) / 1024, gradients + extra, extra, forward]
+        times = (ledger.seconds.get(phase) for phase in phases)
+        rows.append([*row, *(1000 * float(np.median(t)) if t else None for t in times)])
+    counts = ["gradient evaluations", "of them once", "forward evaluations"]
     columns = {
-        "method": "",
-        "clients per round": "count",
-        "MB down": "megabytes",
-        "MB up": "megabytes",
-        "MB once": "megabytes",
-        "KiB per client and round": "megabytes",
-        "gradient evaluations": "count",
-        "of them once": "count",
-        "forward evaluations": "count",
-        **{f"ms {phase}": "count" for phase in phases},
+        **{"method": "", "clients per round": "count"},
+        **dict.fromkeys(("MB down", "MB up", "MB once", "KiB per client and round"), "megabytes"),
+        **dict.fromkeys([*counts, *(f"ms {phase}" for phase in phases)], "count"),
     }
     notes = {
         "counted": "totals of run 0; a gradient evaluation is one sample in one backward pass, and "

@@ -53,16 +53,13 @@ def page_colours() -> dict[str, str]:
 
 
 def save(figure: Figure, path: str | Path, *, width: float | None = None) -> Path:
-    """Write one figure in the format that the file name ends with.
+    """Write one figure in the format that the file name ends with, .pdf or .png; return the path.
 
     Args:
         figure: what to print; it is not changed.
-        path: ends with .pdf or .png.
+        path: the file.
         width: in inches; by default a column, or the full text for several panels or a long
             legend.
-
-    Returns:
-        The path.
 
     Raises:
         ConfigError: the path ends with something else.
@@ -91,16 +88,7 @@ def save(figure: Figure, path: str | Path, *, width: float | None = None) -> Pat
 
 
 def save_all(figures: Sequence[Figure], folder: str | Path, kind: Format = "pdf") -> list[Path]:
-    """Write figures as ``<key>.<format>``, and their captions in captions.txt.
-
-    Args:
-        figures: what to print.
-        folder: where to write.
-        kind: "pdf" or "png".
-
-    Returns:
-        The paths of the figures.
-    """
+    """Write figures as ``<key>.<format>``, their captions in captions.txt; return their paths."""
     place = Path(folder)
     paths = [save(figure, place / f"{figure.key}.{kind}") for figure in figures]
     words = [f"{f.key}\n{f.title}. {f.caption}\n" for f in figures]
@@ -125,13 +113,10 @@ def _recolour(artist: Any, colours: dict[str, Any]) -> None:
         found = colours.get(to_hex(rgba))
         return rgba if found is None else (*found[:3], rgba[3])
 
-    def many(all_colours: Any) -> Any:
-        return [printed(colour) for colour in all_colours]
-
     for kind, names in PAINTED.items():
         if isinstance(artist, kind):
             # All colours are read first: setting that of a line also sets those of its markers.
             now = {name: getattr(artist, f"get_{name}")() for name in names}
             for name, colour in now.items():
-                paint = printed if not isinstance(artist, Collection) else many
-                getattr(artist, f"set_{name}")(paint(colour))
+                paint = printed(colour) if kind is not Collection else list(map(printed, colour))
+                getattr(artist, f"set_{name}")(paint)

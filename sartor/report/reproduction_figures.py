@@ -38,12 +38,11 @@ DEGREE = 3
 
 def figures_of(outcome: Outcome) -> list[Figure]:
     """Draw every figure of the plan for which there are numbers."""
-    found = []
-    for number, spec in enumerate(_one_by_one(outcome)):
-        figure = DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
-        if figure is not None:
-            found.append(figure)
-    return found
+    found = (
+        DRAW[spec["kind"]](outcome, f"figure-{number}", spec)
+        for number, spec in enumerate(_one_by_one(outcome))
+    )
+    return [figure for figure in found if figure is not None]
 
 
 def _one_by_one(outcome: Outcome) -> list[dict[str, Any]]:
@@ -55,11 +54,9 @@ def _one_by_one(outcome: Outcome) -> list[dict[str, Any]]:
         if spec["kind"] not in OF_ONE_COLUMN or named is None:
             found.append(dict(spec))
             continue
-        found += [
-            {**spec, "column": name, "title": f"{spec['title']}, {name}"}
-            for name in (run if named == "all" else named)
-            if name in run
-        ]
+        kept = run if named == "all" else [name for name in named if name in run]
+        title = spec["title"]
+        found += [{**spec, "column": name, "title": f"{title}, {name}"} for name in kept]
     return found
 
 
@@ -81,15 +78,15 @@ def _line(
     """Make a line from cells with one value per seed; None if all cells are missing."""
     if all(cell is None for cell in cells):
         return None
+    means = [math.nan if c is None else factor * float(np.nanmean(c)) for c in cells]
     errors = [math.nan if c is None else factor * standard_error(c) for c in cells]
+    published = [math.nan if k is None else k for k in known]
     return Line(
         name,
         x,
-        [math.nan if c is None else factor * float(np.nanmean(c)) for c in cells],
+        means,
         None if all(map(math.isnan, errors)) else errors,
-        [math.nan if k is None else k for k in known]
-        if any(k is not None for k in known)
-        else None,
+        published if any(k is not None for k in known) else None,
     )
 
 

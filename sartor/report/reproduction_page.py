@@ -70,9 +70,7 @@ def _measured(outcome: Outcome, number: int) -> list[Measured]:
     return [
         Measured(
             entry["row"] if one else f"{entry['row']}, {entry['column']}",
-            factor * entry["published"],
-            factor * entry["ours"],
-            factor * entry["error"],
+            *(factor * entry[name] for name in ("published", "ours", "error")),
         )
         for entry in outcome.against_published(number)
     ]
@@ -114,7 +112,7 @@ def _shortened(outcome: Outcome) -> str:
     mine = short.settings_of(row, column)
     theirs = full.settings_of(full.row(row.name), full.column(column.name))
     reported = [
-        f"{key.replace('_', ' ')} {mine[key]} ({_said(theirs[key])})"
+        f"{key.replace('_', ' ')} {mine[key]} ({'all' if theirs[key] is None else theirs[key]})"
         for key in CHANGES
         if mine[key] != theirs[key]
     ]
@@ -128,10 +126,6 @@ def _shortened(outcome: Outcome) -> str:
     ]
     changes = ", ".join(reported + kept)
     return f" Changed here, with the full form in brackets: {changes}." if changes else ""
-
-
-def _said(value: Any) -> str:
-    return "all" if value is None else str(value)
 
 
 def _settings(outcome: Outcome) -> dict[str, Any]:

@@ -19,23 +19,15 @@ if TYPE_CHECKING:  # it needs matplotlib, without which a page has no figures
 
 @dataclass(frozen=True)
 class Exhibit:
-    """A table together with how it is shown.
-
-    Attributes:
-        table: what to show.
-        caption: its name for screen readers; the title of the table or the section if empty.
-        heading: above it; the title of the table if empty.
-        key: identifier of the heading.
-        looks: name in the first column -> number of its colour and its marker.
-        bars: for each row the left end and width of the bar beside "gain", in per cent, and
-            "good" or "bad".
-    """
+    """A table together with how it is shown."""
 
     table: Table
-    caption: str = ""
-    heading: str = ""
-    key: str = ""
+    caption: str = ""  # its name for screen readers; the title of the table or section if empty
+    heading: str = ""  # the title of the table if empty
+    key: str = ""  # identifier of the heading
+    # Name in the first column -> number of its colour and its marker.
     looks: Mapping[str, tuple[int, str]] = field(default_factory=dict)
+    # Left end and width of each bar beside "gain", in per cent, and "good" or "bad".
     bars: Sequence[tuple[float, float, str]] = ()
 
 

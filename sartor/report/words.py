@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from sartor.results import metrics
-from sartor.results.comparison import Comparison
+from sartor.results.comparison import Comparison, paired_gains
 from sartor.results.result import Result
 from sartor.results.tables import format_cell
 
@@ -28,18 +28,12 @@ POINTS = {"pre": "after aggregation", "post": "after local training"}
 
 @dataclass
 class Words:
-    """A summary in words.
+    """A summary in words."""
 
-    Attributes:
-        headline: one sentence.
-        findings: short paragraphs.
-        caveats: what to keep in mind before acting on the findings.
-        tiles: (label, value, remark) of the few numbers to see first.
-    """
-
-    headline: str = ""
-    findings: list[str] = field(default_factory=list)
-    caveats: list[str] = field(default_factory=list)
+    headline: str = ""  # one sentence
+    findings: list[str] = field(default_factory=list)  # short paragraphs
+    caveats: list[str] = field(default_factory=list)  # to keep in mind before acting on them
+    # (label, value, remark) of the few numbers to see first
     tiles: list[tuple[str, str, str]] = field(default_factory=list)
 
 
@@ -55,7 +49,7 @@ class _Row:
     @property
     def value(self) -> float:
         """The headline metric, mean over runs."""
-        return metrics.spread([self.result.pooled_measure(run) for run in self.runs]).mean
+        return self.result.mean_of("pooled_measure", self.runs)
 
     @property
     def text(self) -> str:
@@ -64,11 +58,7 @@ class _Row:
 
 def summarise(comparison: Comparison) -> Words:
     """Return the summary of a comparison in words."""
-    rows = [
-        _Row(name, label.replace(result.method, name, 1), result, runs)
-        for name, result in comparison.items()
-        for label, runs in result.groups().items()
-    ]
+    rows = [_Row(name, label, result, runs) for label, name, result, runs in comparison.groups()]
     words = Words()
     sign = comparison.headline_metric.sign
     alive = sorted((r for r in rows if math.isfinite(r.value)), key=lambda r: -sign * r.value)
@@ -97,7 +87,8 @@ def summarise(comparison: Comparison) -> Words:
 def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | None) -> None:
     headline_metric = best.result.headline_metric
     verb, phrase = REACHES[headline_metric.name]
-    reported = f"{phrase.format(best.text)}{_mean_of(best)}"
+    repeats = f" (mean of {len(best.runs)} runs)" if len(best.runs) > 1 else ""
+    reported = f"{phrase.format(best.text)}{repeats}"
     most, no_more = ("is the most accurate of", "is more accurate")
     if not headline_metric.is_share:
         most, no_more = ("has the smallest error of", "has a smaller error")
@@ -118,12 +109,10 @@ def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | Non
     if len(alive) > 1:
         second = alive[1]
         pair = _pair(best, second)
-        reported = f"{second.label} follows at {second.text}"
+        verdict = "these runs do not tell the two apart"
         if math.isfinite(pair.low) and pair.low > 0:
-            reported += f"; these runs tell the two apart: {_mean(best, pair)}."
-        else:
-            reported += "; these runs do not tell the two apart."
-        words.findings.append(reported)
+            verdict = f"these runs tell the two apart: {_mean(best, pair)}"
+        words.findings.append(f"{second.label} follows at {second.text}; {verdict}.")
 
 
 def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row) -> None:
@@ -137,11 +126,8 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
     words.findings.append(
         f"Training alone {verb} {reference.text}, so federating {worth}: {_mean(best, pair)}."
     )
-    remark = (
-        f"points of {headline_metric.name}"
-        if headline_metric.is_share
-        else f"reduction of the {headline_metric.name}"
-    )
+    what = "points of" if headline_metric.is_share else "reduction of the"
+    remark = f"{what} {headline_metric.name}"
     words.tiles.append(("Against training alone", _signed(best, difference), remark))
     hurt = comparison.hurt(best.name)
     counts = metrics.spread(hurt[best.runs] if hurt is not None else [math.nan])
@@ -186,18 +172,16 @@ def _few(number: float) -> str:
 
 def _say_cost(words: Words, best: _Row) -> None:
     result = best.result
-    megabytes = metrics.spread(np.atleast_1d(result.megabytes)[best.runs]).mean
-    gradients = metrics.spread(np.atleast_1d(result.gradient_evaluations)[best.runs]).mean
-    seconds = metrics.spread(np.atleast_1d(result.seconds)[best.runs]).mean
+    names = ("megabytes", "gradient_evaluations", "seconds")
+    megabytes, gradients, seconds = (result.mean_of(name, best.runs) for name in names)
     clients, rounds = len(result.clients), result.ledger.num_rounds
-    traffic = (
-        f"{best.label} sends {megabytes:,.1f} MB in {rounds} rounds ({megabytes / clients:,.2f} MB "
-        "per client, both ways)"
-        if megabytes
-        else f"{best.label} sends nothing in {rounds} rounds"
-    )
+    traffic = f"nothing in {rounds} rounds"
+    if megabytes:
+        each = f"{megabytes / clients:,.2f} MB per client, both ways"
+        traffic = f"{megabytes:,.1f} MB in {rounds} rounds ({each})"
     words.findings.append(
-        f"{traffic}, and takes {gradients:,.0f} gradient evaluations and {seconds:,.1f} s here."
+        f"{best.label} sends {traffic}, and takes {gradients:,.0f} gradient evaluations and "
+        f"{seconds:,.1f} s here."
     )
     words.tiles.append(("Traffic", f"{megabytes:,.1f} MB", f"{rounds} rounds, both ways"))
 
@@ -246,7 +230,7 @@ def _unequal_work(rows: list[_Row], best: _Row) -> list[str]:
     """Warn if the best method computed much more than another."""
 
     def work(row: _Row) -> float:
-        return float(np.atleast_1d(row.result.gradient_evaluations)[row.runs].mean())
+        return row.result.mean_of("gradient_evaluations", row.runs)
 
     least = min(rows, key=work)
     if not work(least) or work(best) < 2 * work(least):
@@ -286,18 +270,11 @@ def _diverged(rows: list[_Row]) -> list[str]:
 def _pair(row: _Row, other: _Row) -> metrics.Paired:
     """Return paired gains over another method: per allocation or, with a single one, per client."""
     partner = row.result.partners(other.result)
-    sign = row.result.headline_metric.sign
+    theirs = other.runs
     if len(row.runs) > 1:
         matched = {other.result.runs[run].seed: run for run in other.runs}
         theirs = [matched.get(row.result.runs[run].seed, partner[run]) for run in row.runs]
-        return metrics.paired(
-            [sign * row.result.pooled_measure(run) for run in row.runs],
-            [sign * other.result.pooled_measure(run) for run in theirs],
-        )
-    return metrics.paired(
-        sign * row.result.client_measure(run=row.runs[0]),
-        sign * other.result.client_measure(run=other.runs[0]),
-    )
+    return paired_gains(row.result, row.runs, other.result, theirs)
 
 
 def _mean(row: _Row, pair: metrics.Paired) -> str:
@@ -313,19 +290,11 @@ def _mean(row: _Row, pair: metrics.Paired) -> str:
 
 
 def _gains(row: _Row, reference: Result) -> metrics.Array:
-    partner = row.result.partners(reference)
-    return np.stack(
-        [
-            row.result.headline_metric.gain(
-                row.result.client_measure(run=run), reference.client_measure(run=partner[run])
-            )
-            for run in row.runs
-        ]
-    )
-
-
-def _mean_of(row: _Row) -> str:
-    return f" (mean of {len(row.runs)} runs)" if len(row.runs) > 1 else ""
+    result, partner = row.result, row.result.partners(reference)
+    pairs = [
+        (result.client_measure(run=r), reference.client_measure(run=partner[r])) for r in row.runs
+    ]
+    return np.stack([result.headline_metric.gain(*pair) for pair in pairs])
 
 
 def _signed(row: _Row, gain: float) -> str:

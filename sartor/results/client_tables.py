@@ -21,37 +21,28 @@ def client_table(result: Readings, run: int | None) -> Table:
     """Return a row for every client; see ``Result.per_client``."""
     points = [point for point in POINT_WORDS if (point, "test") in result.scores]
     indices = result._indices(run)
-    chose = any(result.ended_with(index) for index in indices)
+    several = len(indices) > 1
+    ended = {index: result.ended_with(index) for index in indices}
+    chose = any(ended.values())
     rows = []
     for index in indices:
-        words = result.ended_with(index)
+        words, held = ended[index], result.held(index)
         count = result._scores().count[index]
-        at = {point: result.client_measure(point, index) for point in points}
+        measured = [result.client_measure(point, index) for point in points]
         fine = result.diverged[index] is None
         loss = result._scores().mean_loss(index)[-1]
         for client, name in enumerate(result.clients):
-            counted = result.label_counts if result.counts_samples else None
-            labels = None if counted is None else counted[index][client]
-            rows.append(
-                [
-                    *([index] if len(indices) > 1 else []),
-                    name,
-                    None if labels is None else int(labels.sum()),
-                    None if labels is None else int((labels > 0).sum()),
-                    int(count[client]),
-                    *(float(at[point][client]) for point in points),
-                    float(loss[client]) if fine else None,
-                    *([words[client] if words else None] if chose else []),
-                ]
-            )
-    columns = ["client", "train samples", "classes", "test samples"]
-    columns += [f"{result.measure} {point}" for point in points]
-    columns += ["loss"] + ["ended with"] * chose
+            row = [index] * several + [name, *(held[client] if held else (None, None))]
+            row += [int(count[client]), *(float(column[client]) for column in measured)]
+            row.append(float(loss[client]) if fine else None)
+            rows.append(row + [words[client] if words else None] * chose)
+    measures = [f"{result.measure} {point}" for point in points]
+    columns = ["run"] * several + ["client", "train samples", "classes", "test samples"]
     return Table(
-        ["run", *columns] if len(indices) > 1 else columns,
+        [*columns, *measures, "loss"] + ["ended with"] * chose,
         rows,
         notes={"headline": f"{result.headline} ({POINT_WORDS[result.headline]})"},
-        formats={f"{result.measure} {point}": result.headline_metric.kind for point in points},
+        formats=dict.fromkeys(measures, result.headline_metric.kind),
         title=f"{result.method}: clients",
     )
 
@@ -61,19 +52,14 @@ def gain_table(
 ) -> Table:
     """Return what every client gains over training alone; see ``Result.gain``.
 
-    Args:
-        result: the clients, federated.
-        reference: the same clients, each alone.
-        partner: for every run of the result the run of the reference to compare it with.
-        run: index of a run; None for all of them.
+    Run k is compared with run ``partner[k]`` of ``reference``: the same clients, each alone.
     """
-    indices = result._indices(run)
+    indices, metric = result._indices(run), result.headline_metric
+    several = len(indices) > 1
     ended = {index: result.ended_with(index) for index in indices}
     chose = any(ended.values())
     rows: list[list[Any]] = []
-    reported = result.ended_with_words(*indices)
-    gained: list[tuple[float, float]] = []
-    headline_metric = result.headline_metric
+    pairs: list[tuple[float, float]] = []
     for index in indices:
         words = ended[index]
         alone = reference.client_measure(run=partner[index])
@@ -81,33 +67,24 @@ def gain_table(
         count = result._scores().count[index]
         for client, name in enumerate(result.clients):
             a, f = float(alone[client]), float(federated[client])
-            row = [name, int(count[client]), a, f, headline_metric.gain(f, a)]
-            row += [words[client] if words else None] * chose
-            rows.append([index, *row] if len(indices) > 1 else row)
-            gained.append((headline_metric.sign * f, headline_metric.sign * a))
-    gains = metrics.gain([f for f, _ in gained], [a for _, a in gained])
-    columns = ["client", "test samples", "alone", "federated", "gain"] + ["ended with"] * chose
+            row = [index] * several + [name, int(count[client]), a, f, metric.gain(f, a)]
+            rows.append(row + [words[client] if words else None] * chose)
+            pairs.append((metric.sign * f, metric.sign * a))
+    gains = metrics.gain(*zip(*pairs, strict=True))
+    notes: dict[str, Any] = {"mean gain": gains.mean, "minimum gain": gains.minimum}
+    notes |= {"fraction hurt": gains.fraction_hurt, "clients hurt": gains.hurt}
+    if metric.sign < 0:
+        notes["measure"] = f"{metric.name}; the gain is what it falls by"
+    if (reported := result.ended_with_words(*indices)) is not None:
+        notes["ended with"] = reported
+    columns = ["run"] * several + ["client", "test samples", "alone", "federated", "gain"]
     return Table(
-        ["run", *columns] if len(indices) > 1 else columns,
+        columns + ["ended with"] * chose,
         rows,
-        notes={
-            "mean gain": gains.mean,
-            "minimum gain": gains.minimum,
-            "fraction hurt": gains.fraction_hurt,
-            "clients hurt": gains.hurt,
-            **(
-                {"measure": f"{headline_metric.name}; the gain is what it falls by"}
-                if headline_metric.sign < 0
-                else {}
-            ),
-            **({} if reported is None else {"ended with": reported}),
-        },
+        notes=notes,
         formats={
-            "alone": headline_metric.kind,
-            "federated": headline_metric.kind,
-            "gain": headline_metric.gain_kind,
-            "mean gain": headline_metric.gain_kind,
-            "minimum gain": headline_metric.gain_kind,
+            **dict.fromkeys(("alone", "federated"), metric.kind),
+            **dict.fromkeys(("gain", "mean gain", "minimum gain"), metric.gain_kind),
             "fraction hurt": "percent",
         },
         title=f"{result.method}: gain over training alone",
@@ -117,13 +94,12 @@ def gain_table(
 def fairness_by_run(result: Readings, run: int | None) -> Table:
     """Return a row for every run; see ``Result.fairness``."""
     indices = result._indices(run)
-    rows = [
-        [f"run {index}, seed {result.runs[index].seed}", *fairness_of(result, index)[:-2]]
-        for index in indices
-    ]
-    found = fairness_of(result, indices[0])
-    title = f"{result.method}: fairness"
-    return fairness_table(["run"], rows, found.excluded, title, result.headline_metric)
+    found = {f"run {k}, seed {result.runs[k].seed}": fairness_of(result, k) for k in indices}
+    rows = [[name, *one[:-2]] for name, one in found.items()]
+    excluded = next(iter(found.values())).excluded
+    return fairness_table(
+        "run", rows, excluded, f"{result.method}: fairness", result.headline_metric
+    )
 
 
 def fairness_of(result: Readings, run: int) -> Fairness:
@@ -131,20 +107,12 @@ def fairness_of(result: Readings, run: int) -> Fairness:
     found = fairness(result.client_measure(run=run), result._scores().count[run])
     if result.headline_metric.sign > 0:
         return found
-    return found._replace(
-        worst=found.best,
-        worst_decile=found.best_decile,
-        best_decile=found.worst_decile,
-        best=found.worst,
-    )
+    ends = ("worst", "worst_decile", "best_decile", "best")
+    return found._replace(**{a: getattr(found, b) for a, b in zip(ends, ends[::-1], strict=True)})
 
 
 def fairness_table(
-    first: list[str],
-    rows: list[list[Any]],
-    excluded: int,
-    title: str,
-    headline_metric: HeadlineMetric,
+    first: str, rows: list[list[Any]], excluded: int, title: str, metric: HeadlineMetric
 ) -> Table:
     """Return a table of :class:`~sartor.results.evenness.Fairness` below its first column."""
     names = ["mean", "std", "worst", "worst decile", "best decile", "best"]
@@ -152,20 +120,18 @@ def fairness_table(
         "std": "over clients, not over repeats",
         "even is": "Jain's index 1, Gini 0, entropy 1",
     }
-    if headline_metric.sign < 0:
-        notes["shown"] = (
-            f"{headline_metric.name}, of which less is better: the worst is the largest"
-        )
+    if metric.sign < 0:
+        notes["shown"] = f"{metric.name}, of which less is better: the worst is the largest"
     if excluded:
         notes["worst, best and deciles"] = (
             f"among clients with at least {metrics.FLOOR} test samples; {excluded} left out"
         )
     formats = {
-        **dict.fromkeys(names, headline_metric.kind),
+        **dict.fromkeys(names, metric.kind),
         **dict.fromkeys(("Jain", "Gini", "entropy"), "index"),
     }
     return Table(
-        [*first, *names, "Jain", "Gini", "entropy"], rows, notes=notes, formats=formats, title=title
+        [first, *names, "Jain", "Gini", "entropy"], rows, notes=notes, formats=formats, title=title
     )
 
 
@@ -178,15 +144,17 @@ def metric_columns(result: Readings) -> dict[str, Any]:
         for run in range(len(result.runs)):
             valid = result._valid(point, split, run)[:, None]
             right = scores.accuracy(run)  # without meaning for a task that has no right answers
-            accuracy = np.where(valid & result.headline_metric.is_share, right, np.nan)
-            loss = np.where(valid, scores.mean_loss(run), np.nan)
             size = evaluations * clients
-            parts["run"].append(np.full(size, run))
-            parts["round"].append(np.repeat(scores.rounds, clients))
-            parts["client"].append(np.tile(names, evaluations))
-            parts["point"].append(np.full(size, point, dtype=object))
-            parts["split"].append(np.full(size, split, dtype=object))
-            parts["accuracy"].append(accuracy.ravel())
-            parts["loss"].append(loss.ravel())
-            parts["count"].append(np.tile(np.asarray(scores.count[run]), evaluations))
+            columns = (
+                np.full(size, run),
+                np.repeat(scores.rounds, clients),
+                np.tile(names, evaluations),
+                np.full(size, point, dtype=object),
+                np.full(size, split, dtype=object),
+                np.where(valid & result.headline_metric.is_share, right, np.nan).ravel(),
+                np.where(valid, scores.mean_loss(run), np.nan).ravel(),
+                np.tile(np.asarray(scores.count[run]), evaluations),
+            )
+            for name, column in zip(METRIC_COLUMNS, columns, strict=True):
+                parts[name].append(column)
     return {name: np.concatenate(arrays) for name, arrays in parts.items()}

@@ -18,6 +18,19 @@ from sartor.results.result import Result
 from sartor.results.tables import Table, format_cell, jsonable
 
 
+def paired_gains(
+    result: Result, runs: list[int], base: Result, partners: list[int], confidence: float = 0.95
+) -> metrics.Paired:
+    """Return paired gains over another method: per run or, with a single one, per client."""
+    sides = ((result, runs), (base, partners))
+    if len(runs) > 1:
+        mine, theirs = (np.asarray([one.pooled_measure(r) for r in rs]) for one, rs in sides)
+    else:
+        mine, theirs = (one.client_measure(run=rs[0]) for one, rs in sides)
+    sign = result.headline_metric.sign
+    return metrics.paired(sign * mine, sign * theirs, confidence)
+
+
 class Comparison(Mapping[str, Result]):
     """Several methods on the same federation, the same seeds and the same settings.
 
@@ -94,6 +107,8 @@ class Comparison(Mapping[str, Result]):
         rows: list[list[Any]] = []
         notes: dict[str, Any] = {}
         measure, kind = self.headline_metric.name, self.headline_metric.kind
+        columns = {"method": "", measure: kind, "worst client": kind, "clients hurt": "count"}
+        columns |= {"MB": "megabytes", "gradient evaluations": "count", "seconds": "seconds"}
         hurt = {name: self.hurt(name) for name in self}
         for label, name, result, indices in self.groups():
 
@@ -104,17 +119,9 @@ class Comparison(Mapping[str, Result]):
                 return metrics.spread(chosen) if len(chosen) > 1 else float(chosen[0])
 
             accuracy = cell(result._each(result.pooled_measure))
-            rows.append(
-                [
-                    label,
-                    accuracy,
-                    cell(result._each(result.worst_measure)),
-                    cell(hurt[name]),
-                    cell(result.megabytes),
-                    cell(result.gradient_evaluations),
-                    cell(result.seconds),
-                ]
-            )
+            measured = (accuracy, cell(result.worst_client), cell(hurt[name]))
+            costs = (result.megabytes, result.gradient_evaluations, result.seconds)
+            rows.append([label, *measured, *map(cell, costs)])
             if isinstance(accuracy, metrics.Spread) and len(indices) < metrics.FEW:
                 values = ", ".join(format_cell(v, kind) for v in accuracy.values)
                 notes[f"{label}, {measure} of each run"] = values
@@ -140,27 +147,7 @@ class Comparison(Mapping[str, Result]):
             notes["worst client"] = (
                 f"among clients with at least {metrics.FLOOR} test samples; {below} left out"
             )
-        return Table(
-            [
-                "method",
-                measure,
-                "worst client",
-                "clients hurt",
-                "MB",
-                "gradient evaluations",
-                "seconds",
-            ],
-            rows,
-            notes=notes,
-            formats={
-                measure: kind,
-                "worst client": kind,
-                "clients hurt": "count",
-                "MB": "megabytes",
-                "gradient evaluations": "count",
-                "seconds": "seconds",
-            },
-        )
+        return Table(list(columns), rows, notes=notes, formats=columns)
 
     def paired(self, reference: str | None = None, confidence: float = 0.95) -> Table:
         """Return the difference of every method to the reference, with its interval.
@@ -177,43 +164,29 @@ class Comparison(Mapping[str, Result]):
         if against is None or against not in self.results:
             hint = did_you_mean(against or "local", self.results)
             raise ConfigError(f"{against or 'local'!r} was not compared{hint}")
-        base = self[against]
-        headline_metric = self.headline_metric
-        sign = headline_metric.sign
+        base, metric = self[against], self.headline_metric
         rows: list[list[Any]] = []
-        units = set()
         for label, name, result, indices in self.groups():
             if name == against:
                 continue
             partner = result.partners(base)
-            if len(indices) > 1:
-                unit = "allocations"
-                mine = np.asarray([result.pooled_measure(i) for i in indices])
-                theirs = np.asarray([base.pooled_measure(partner[i]) for i in indices])
-            else:
-                unit = "clients"
-                mine = result.client_measure(run=indices[0])
-                theirs = base.client_measure(run=partner[indices[0]])
-            pair = metrics.paired(sign * mine, sign * theirs, confidence)
-            units.add(unit)
-            rows.append([label, pair.mean, pair.std, pair.low, pair.high, pair.number, unit])
-        what = (
-            f"method minus {against}"
-            if sign > 0
-            else f"{against} minus method, what the {headline_metric.name} falls by"
-        )
+            pair = paired_gains(result, indices, base, [partner[i] for i in indices], confidence)
+            rows.append([label, *pair, "allocations" if len(indices) > 1 else "clients"])
+        what = f"method minus {against}"
+        if metric.sign < 0:
+            what = f"{against} minus method, what the {metric.name} falls by"
         notes = {"difference": f"{what}; {confidence:.0%} t-interval of the mean"}
-        if "clients" in units:
+        if any(row[-1] == "clients" for row in rows):
             notes["caution"] = (
                 "one allocation alone: pairs are clients, each alike, and the interval does not "
                 "say how another allocation would turn out"
             )
-        signed = dict.fromkeys(("difference", "low", "high"), headline_metric.gain_kind)
+        signed = dict.fromkeys(("difference", "low", "high"), metric.gain_kind)
         return Table(
             ["method", "difference", "std", "low", "high", "pairs", "unit"],
             rows,
             notes=notes,
-            formats={**signed, "std": headline_metric.kind},
+            formats={**signed, "std": metric.kind},
             title=f"Paired differences to {against}",
         )
 
@@ -224,11 +197,10 @@ class Comparison(Mapping[str, Result]):
         for label, _, result, indices in self.groups():
             found = [fairness_of(result, index) for index in indices]
             excluded = max([excluded, *(one.excluded for one in found)])
-            values = np.asarray([one[:-2] for one in found], dtype=np.float64)
-            means = [metrics.spread(column).mean for column in values.T]
-            rows.append([label, *means])
+            columns = zip(*(one[:-2] for one in found), strict=True)
+            rows.append([label, *(metrics.spread(column).mean for column in columns)])
         title = "Fairness between clients"
-        return fairness_table(["method"], rows, excluded, title, self.headline_metric)
+        return fairness_table("method", rows, excluded, title, self.headline_metric)
 
     def to_reach(
         self, target: float | Sequence[float], *, measure: str | None = None, window: int = 3
@@ -244,9 +216,11 @@ class Comparison(Mapping[str, Result]):
             window: evaluations in a row.
         """
         reported = measure or self.headline_metric.name
-        targets = [float(one) for one in np.atleast_1d(np.asarray(target, dtype=np.float64))]
+        columns = {"method": "", "target": "percent" if reported in SHARES else ""}
+        columns |= {"reached by": "", "rounds": "count", "MB": "megabytes"}
+        columns |= {"gradient evaluations": "count"}
         rows: list[list[Any]] = []
-        for goal in targets:
+        for goal in np.atleast_1d(np.asarray(target, dtype=np.float64)).tolist():
             for label, _, result, indices in self.groups():
                 every = [
                     to_reach(result, goal, measure=measure, run=index, window=window)
@@ -260,18 +234,13 @@ class Comparison(Mapping[str, Result]):
                 reached = f"{len(found)} of {len(indices)} runs"
                 rows.append([label, goal, reached, *costs])
         return Table(
-            ["method", "target", "reached by", "rounds", "MB", "gradient evaluations"],
+            list(columns),
             rows,
             notes={
                 "reached": f"mean of {window} evaluations in a row; costs until then, one-off "
                 "traffic and work included; – is not reached"
             },
-            formats={
-                "target": "percent" if reported in SHARES else "",
-                "rounds": "count",
-                "MB": "megabytes",
-                "gradient evaluations": "count",
-            },
+            formats=columns,
             title=f"What a target {reported} costs",
         )
 
@@ -289,9 +258,8 @@ class Comparison(Mapping[str, Result]):
         names, costs, values = [], [], []
         for label, _, result, indices in self.groups():
             names.append(label)
-            costs.append(metrics.spread(np.atleast_1d(getattr(result, cost))[indices]).mean)
-            pooled = metrics.spread([result.pooled_measure(index) for index in indices])
-            values.append(self.headline_metric.sign * pooled.mean)
+            costs.append(result.mean_of(cost, indices))
+            values.append(self.headline_metric.sign * result.mean_of("pooled_measure", indices))
         return [names[index] for index in pareto_front(costs, values)]
 
     def summaries(self) -> list[dict[str, Any]]:

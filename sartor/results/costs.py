@@ -22,17 +22,11 @@ where answers are right or wrong), or mean test loss (at most)."""
 
 
 class Reached(NamedTuple):
-    """What had been spent when a target was reached.
+    """What had been spent when a target was reached."""
 
-    Attributes:
-        rounds: rounds of training that had begun or ended.
-        megabytes: MB (10^6 bytes) that had travelled, both ways.
-        gradient_evaluations: pairs of a sample and a backward pass.
-    """
-
-    rounds: int
-    megabytes: float
-    gradient_evaluations: float
+    rounds: int  # of training that had begun or ended
+    megabytes: float  # MB (10^6 bytes) that had travelled, both ways
+    gradient_evaluations: float  # pairs of a sample and a backward pass
 
 
 def to_reach(

@@ -33,20 +33,11 @@ from sartor.results import metrics
 
 
 class Fairness(NamedTuple):
-    """The distribution of accuracy over clients, in one line.
+    """The distribution of accuracy over clients; see the table above.
 
-    Attributes:
-        mean: each client alike.
-        std: over clients, population formula; never the spread over repeats.
-        worst: lowest accuracy.
-        worst_decile: mean of the lowest tenth.
-        best_decile: mean of the highest tenth.
-        best: highest accuracy.
-        jain: Jain's index.
-        gini: Gini coefficient.
-        entropy: of the shares, divided by ln M.
-        clients: how many clients have an accuracy.
-        excluded: how many were left out of worst and best for lack of test samples.
+    ``worst_decile`` and ``best_decile`` are means of the lowest and the highest tenth, ``clients``
+    is how many have an accuracy, and ``excluded`` how many of them were left out of worst and best
+    for lack of test samples.
     """
 
     mean: float
@@ -67,10 +58,7 @@ def fairness(
 ) -> Fairness:
     """Return the measures of a list of accuracies; clients with NaN stay out.
 
-    Args:
-        accuracy: (clients,) shares of right answers.
-        count: (clients,) test samples, for the floor; None takes all clients.
-        floor: test samples that a client needs for the worst, the best and the deciles.
+    For worst, best and deciles a client needs ``floor`` test samples, of ``count``; None takes all.
 
     >>> found = fairness([0.95, 0.9, 0.85, 0.8, 0.5])
     >>> round(found.mean, 6), round(found.std, 6), found.worst, round(found.jain, 6)

@@ -29,17 +29,11 @@ from sartor.results.metrics import Array
 
 @dataclass(frozen=True)
 class HeadlineMetric:
-    """What the clients of a result are compared by.
+    """What the clients of a result are compared by."""
 
-    Attributes:
-        name: in words; the heading of its column.
-        sign: 1 if more is better, −1 if less is.
-        is_share: whether it is a share of right answers, shown in per cent.
-    """
-
-    name: str
-    sign: int = 1
-    is_share: bool = True
+    name: str  # in words; the heading of its column
+    sign: int = 1  # 1 if more is better, −1 if less is
+    is_share: bool = True  # whether it is a share of right answers, shown in per cent
 
     @property
     def title(self) -> str:
@@ -65,15 +59,10 @@ class HeadlineMetric:
         return self.sign * (mine - theirs)
 
     def measure(self, accuracy: Array, mean_loss: Array, unit: Any = 1.0) -> Array:
-        """Return the values of the headline metric.
+        """Return the values of the headline metric; ``unit`` is σ of the table above.
 
         >>> float(RMSE.measure(np.array(0.0), np.array(2.0), unit=10.0))
         20.0
-
-        Args:
-            accuracy: shares of right answers.
-            mean_loss: of the same answers.
-            unit: what a target's deviation of 1 is in the units of the data.
         """
         if self.is_share:
             return accuracy
@@ -105,11 +94,7 @@ HEADLINE_METRICS = {
 }
 """The headline metric of every task; None is a network that gives its own loss."""
 
-SHARES = tuple(
-    headline_metric.name
-    for headline_metric in HEADLINE_METRICS.values()
-    if headline_metric.is_share
-)
+SHARES = tuple(metric.name for metric in HEADLINE_METRICS.values() if metric.is_share)
 
 
 def headline_metric_of(config: Mapping[str, Any]) -> HeadlineMetric:
@@ -118,9 +103,5 @@ def headline_metric_of(config: Mapping[str, Any]) -> HeadlineMetric:
 
 
 def unit_of(preprocessing: Mapping[str, Any] | None) -> float:
-    """Return what a target's deviation of 1 is in the units of the data.
-
-    Args:
-        preprocessing: how a federation was prepared, or None.
-    """
+    """Return what a target's deviation of 1 is in the units of data that were prepared so."""
     return float((preprocessing or {}).get("target", {}).get("scale", 1.0))

@@ -25,15 +25,10 @@ def join(results: list[Result]) -> Result:
         return np.pad(part, [(0, 0), (0, rounds - np.shape(part)[1])])
 
     columns = {c: np.concatenate([padded(getattr(r.ledger, c)) for r in results]) for c in COUNTERS}
-    seconds = {
-        name: [
-            sum(parts)
-            for parts in itertools.zip_longest(
-                *(r.ledger.seconds[name] for r in results), fillvalue=0.0
-            )
-        ]
-        for name in first.ledger.seconds
-    }
+    seconds = {}
+    for name in first.ledger.seconds:
+        parts = (r.ledger.seconds[name] for r in results)
+        seconds[name] = list(map(sum, itertools.zip_longest(*parts, fillvalue=0.0)))
     once = {c: np.concatenate([getattr(r.ledger, c) for r in results]) for c in ONCE}
     owner = [(r, k) for r in results for k in range(len(r.runs))]
     counts = [r.label_counts for r in results if r.label_counts is not None]

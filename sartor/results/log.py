@@ -23,12 +23,12 @@ from sartor.engines.parts import Receipt, Tally
 from sartor.results.scores import COUNTERS, ONCE, PHASES, Ledger, Scores
 
 
-class Log:
-    """What was measured and spent; see the table above.
+def _each(function: Callable[[Any], Any], values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: function(value) for name, value in values.items()}
 
-    Args:
-        names: for every run, the names of its clients.
-    """
+
+class Log:
+    """What was measured and spent; see the table above. Every run has names of clients."""
 
     def __init__(self, names: Sequence[Sequence[Any]]) -> None:
         runs = len(names)
@@ -50,13 +50,7 @@ class Log:
     # ---- scores
 
     def score(self, point: str, t: int, tallies: Mapping[str, Tally]) -> None:
-        """Log the scores of an evaluation point, and the runs that diverged.
-
-        Args:
-            point: "pre", "post" or "global".
-            t: the round; see ``when``.
-            tallies: the scores by split.
-        """
+        """Log the scores of an evaluation point by split, and the runs that diverged."""
         self.when.setdefault(point, []).append(t)
         for split, tally in tallies.items():
             series = self.history.setdefault(f"{point}/{split}", {"correct": [], "loss": []})
@@ -93,9 +87,8 @@ class Log:
     ) -> dict[tuple[str, str], Scores]:
         """Return all scores by (point, split).
 
-        Args:
-            answers: for a split, (runs, clients) answers that are scored, and how many of them the
-                loss of a sample is the mean of.
+        For a split, ``answers`` returns the (runs, clients) answers that are scored, and how many
+        of them the loss of a sample is the mean of.
         """
         found = {}
         for name, series in self.history.items():
@@ -115,10 +108,6 @@ class Log:
         """Return shares of right answers and mean losses, (runs,) each, at the end of a series.
 
         They are asked for after every round, and computed when there is a new entry.
-
-        Args:
-            name: the series, such as "pre/test".
-            answers: see ``scores``.
         """
         series = self.history[name]
         number = len(series["loss"])
@@ -187,8 +176,7 @@ class Log:
             name: np.stack(rows, 1) if rows else np.zeros((runs, 0), dtype=np.int64)
             for name, rows in self.costs.items()
         }
-        seconds = {name: list(values) for name, values in self.seconds.items()}
-        return Ledger(**columns, seconds=seconds, **{k: v.copy() for k, v in self.once.items()})
+        return Ledger(**columns, seconds=_each(list, self.seconds), **_each(np.copy, self.once))
 
     def end_run(self, run: int, last: int, used: int) -> None:
         """Let the records of a run end after round ``last``, with the models of round ``used``."""
@@ -214,21 +202,18 @@ class Log:
     def dump(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what a checkpoint must hold: nested arrays, and JSON-able values."""
         arrays: dict[str, Any] = {
-            "history": {
-                name: {k: np.stack(v) for k, v in series.items()}
-                for name, series in self.history.items()
-            },
+            "history": {name: _each(np.stack, series) for name, series in self.history.items()},
             "books": {name: np.stack(rows) for name, rows in self.costs.items() if rows},
             "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self.post.items()},
-            "once": {name: value.copy() for name, value in self.once.items()},
+            "once": _each(np.copy, self.once),
             "snapshots": {
                 f"{k:06d}": {name: value for name, value in snap.items() if name != "round"}
                 for k, snap in enumerate(self.snapshots)
             },
         }
         meta = {
-            "when": {k: list(v) for k, v in self.when.items()},
-            "seconds": {k: list(v) for k, v in self.seconds.items()},
+            "when": _each(list, self.when),
+            "seconds": _each(list, self.seconds),
             "diverged": list(self.diverged),
             "stopped": list(self.stopped),
             "snapshots": [snap["round"] for snap in self.snapshots],
@@ -237,16 +222,12 @@ class Log:
 
     def load(self, arrays: Mapping[str, Any], meta: Mapping[str, Any]) -> None:
         """Restore a checkpoint."""
-        self.history = {
-            name: {k: list(v) for k, v in series.items()}
-            for name, series in arrays["history"].items()
-        }
+        self.history = {name: _each(list, series) for name, series in arrays["history"].items()}
         self.costs = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
         self.recount()
         self.post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
-        self.once = {name: value.copy() for name, value in arrays["once"].items()}
-        self.when = {k: list(v) for k, v in meta["when"].items()}
-        self.seconds = {k: list(v) for k, v in meta["seconds"].items()}
+        self.once = _each(np.copy, arrays["once"])
+        self.when, self.seconds = _each(list, meta["when"]), _each(list, meta["seconds"])
         self.diverged = list(meta["diverged"])
         self.stopped = list(meta.get("stopped", self.stopped))
         snaps = arrays.get("snapshots", {})

@@ -51,13 +51,7 @@ def r_squared(y: Array, found: Array) -> float:
 
 
 def measure(task: str, y: Array, scores: Array) -> dict[str, float]:
-    """Return the measures of a task.
-
-    Args:
-        task: as ``Federation.task`` says it.
-        y: the labels as a federation has them.
-        scores: as ``Prediction`` has them: probabilities, or targets.
-    """
+    """Return the measures of a task, from labels and from scores as ``Prediction`` has them."""
     if task == "regression":
         gap = y - scores
         return {

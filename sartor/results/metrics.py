@@ -52,14 +52,9 @@ def client_accuracy(correct: npt.ArrayLike, count: npt.ArrayLike) -> Array:
 
 
 def micro(correct: npt.ArrayLike, count: npt.ArrayLike) -> Array:
-    """Return the pooled accuracy: all correct answers over all test samples.
+    """Return the pooled accuracy: all correct answers over all test samples, (..., clients) each.
 
-    Args:
-        correct: (..., clients) number of correct answers.
-        count: (..., clients) number of test samples, broadcast against ``correct``.
-
-    Returns:
-        (...) the accuracy; NaN where nobody has a test sample or an entry is NaN.
+    NaN where nobody has a test sample or an entry is NaN.
 
     >>> round(float(micro([90, 5], [100, 10])), 4)
     0.8636
@@ -83,12 +78,7 @@ def macro(accuracy: npt.ArrayLike) -> Array:
 
 
 def balanced_accuracy(correct: npt.ArrayLike, count: npt.ArrayLike) -> Array:
-    """Return the mean recall over the classes that a client has.
-
-    Args:
-        correct: (..., classes) correct answers per true class.
-        count: (..., classes) test samples per class.
-    """
+    """Return the mean recall over the classes that a client has, from (..., classes) of each."""
     return macro(client_accuracy(correct, count))
 
 
@@ -96,17 +86,11 @@ def balanced_accuracy(correct: npt.ArrayLike, count: npt.ArrayLike) -> Array:
 
 
 class Worst(NamedTuple):
-    """The worst client among those with enough test samples.
+    """The worst client among those with enough test samples."""
 
-    Attributes:
-        value: its accuracy, NaN when no client has enough samples.
-        client: its index, -1 when there is none.
-        excluded: how many clients were left out because of too few test samples.
-    """
-
-    value: float
-    client: int
-    excluded: int
+    value: float  # its accuracy, NaN when no client has enough samples
+    client: int  # its index, -1 when there is none
+    excluded: int  # clients that were left out because of too few test samples
 
 
 def _enough(accuracy: npt.ArrayLike, count: npt.ArrayLike | None, floor: int) -> Array:
@@ -182,19 +166,11 @@ def jain_index(accuracy: npt.ArrayLike) -> float:
 
 
 class Gain(NamedTuple):
-    """What federating did to the clients, compared with training alone.
+    """What federating did to the clients that could be compared with training alone."""
 
-    Attributes:
-        mean: mean of g_i over the clients.
-        minimum: the lowest g_i.
-        fraction_hurt: share of clients with g_i < 0.
-        hurt: number of clients with g_i < 0.
-        clients: number of clients that could be compared.
-    """
-
-    mean: float
+    mean: float  # of g_i over the clients
     minimum: float
-    fraction_hurt: float
+    fraction_hurt: float  # share of clients with g_i < 0
     hurt: int
     clients: int
 
@@ -271,17 +247,11 @@ def rounds_to_target(
 
 
 class Spread(NamedTuple):
-    """Mean and sample standard deviation (ddof = 1) over repeats.
+    """Mean and sample standard deviation (ddof = 1) over repeats."""
 
-    Attributes:
-        mean: mean of the repeats that have a value.
-        std: sample standard deviation, NaN for fewer than two.
-        values: every value, in order; the ones to list when there are fewer than five.
-    """
-
-    mean: float
-    std: float
-    values: tuple[float, ...]
+    mean: float  # of the repeats that have a value
+    std: float  # NaN for fewer than two
+    values: tuple[float, ...]  # all, in order; the ones to list when there are fewer than five
 
 
 def spread(values: npt.ArrayLike) -> Spread:
@@ -298,21 +268,13 @@ def spread(values: npt.ArrayLike) -> Spread:
 
 
 class Paired(NamedTuple):
-    """Paired differences and the t-interval of their mean.
-
-    Attributes:
-        mean: mean difference.
-        std: sample standard deviation of the differences (ddof = 1).
-        low: lower end of the interval, NaN for fewer than two pairs.
-        high: upper end of the interval, NaN for fewer than two pairs.
-        number: how many pairs.
-    """
+    """Paired differences and the t-interval of their mean."""
 
     mean: float
-    std: float
+    std: float  # sample formula (ddof = 1); NaN for fewer than two pairs, as low and high
     low: float
     high: float
-    number: int
+    number: int  # of pairs
 
 
 def paired(values: npt.ArrayLike, reference: npt.ArrayLike, confidence: float = 0.95) -> Paired:

@@ -7,7 +7,7 @@ gives the same numbers as the one that ``fit`` returned.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,22 +73,16 @@ class Readings:
     def loss_curve(
         self, point: str | None = None, split: str = "test", run: int = 0
     ) -> tuple[list[int], Array]:
-        """Return rounds and mean losses over all samples of a run; NaN from its divergence on.
-
-        Args:
-            point: "pre", "post" or "global"; the headline point by default.
-            split: "test" or "val".
-            run: index of the run.
-        """
+        """Return rounds and mean losses over all samples; NaN once diverged. See ``curve``."""
         scores = self._scores(point, split)
         losses = metrics.micro(scores.loss[run], scores.count[run])
         return scores.rounds, np.where(self._valid(point, split, run), losses, np.nan)
 
     def client_accuracy(self, point: str | None = None, run: int = 0) -> Array:
         """Return (clients,) test accuracies at the last evaluation of a point; see ``curve``."""
-        if self.diverged[run] is not None or not self.headline_metric.is_share:
+        if not self.headline_metric.is_share:
             return np.full(len(self.clients), np.nan)
-        return np.asarray(self._scores(point).accuracy(run)[-1])
+        return self.client_measure(point, run)
 
     @property
     def headline_metric(self) -> HeadlineMetric:
@@ -103,13 +97,7 @@ class Readings:
     def measure_curve(
         self, point: str | None = None, split: str = "test", run: int = 0
     ) -> tuple[list[int], Array]:
-        """Return rounds and what the task is measured by, over all samples; NaN once diverged.
-
-        Args:
-            point: "pre", "post" or "global"; the headline point by default.
-            split: "test" or "val".
-            run: index of the run.
-        """
+        """Return rounds and what the task is measured by, over all samples; see ``curve``."""
         rounds, accuracy = self.curve(point, split, run)
         losses = self.loss_curve(point, split, run)[1]
         return rounds, self.headline_metric.measure(accuracy, losses, self._unit(run))
@@ -127,6 +115,15 @@ class Readings:
         if self.diverged[run] is not None:
             return math.nan
         return metrics.last(self.measure_curve(run=run)[1])
+
+    def mean_of(self, name: str, runs: Sequence[int] | None = None) -> float:
+        """Return the mean of a number, such as "pooled_measure" or "seconds", over some runs.
+
+        All runs by default; those without a value (NaN) stay out.
+        """
+        found = getattr(self, name)
+        values = np.atleast_1d(self._each(found) if callable(found) else found)
+        return metrics.spread(values if runs is None else values[runs]).mean
 
     def _unit(self, run: int) -> float:
         """Return what a target's deviation of 1 is in the units of the data."""
@@ -148,9 +145,7 @@ class Readings:
 
     def recipe(self, run: int) -> Mapping[str, Any] | None:
         """Return how samples become features in a run, or None if they are used as they are."""
-        found: Mapping[str, Any] | None
-        found = self.facts().get("preprocessing", {}).get(str(self.runs[run].seed))
-        return found
+        return self.facts().get("preprocessing", {}).get(str(self.runs[run].seed))
 
     def target(self, run: int) -> tuple[float, float]:
         """Return mean and scale of the target in the units of the data; (0, 1) if not scaled."""
@@ -284,10 +279,11 @@ class Readings:
         counts = ", ".join(f"{w} {f'{n:.1f}'.removesuffix('.0')}" for w, n in mean.items())
         return f"{'on average ' * (len(found) > 1)}{counts} of {len(self.clients)} clients"
 
-    @property
-    def counts_samples(self) -> bool:
-        """Whether every sample is one of the labels that are counted."""
-        return self.config.get("task") in (None, "classification")
+    def held(self, run: int) -> list[tuple[int, int]] | None:
+        """Return the training samples and classes of every client; None if labels do not tell."""
+        if self.label_counts is None or self.config.get("task") not in (None, "classification"):
+            return None
+        return [(int(n.sum()), int((n > 0).sum())) for n in self.label_counts[run]]
 
     def _indices(self, run: int | None) -> list[int]:
         if run is None:

@@ -3,17 +3,12 @@
 ``Result`` is one method: one run, or a sweep of runs. It works from recorded sums alone, so a
 result read from a run folder is the same as the one that ``fit`` returned.
 
-| room | holds |
-| --- | --- |
-| ``sartor.results.readings`` | curves, numbers per client and totals |
-| ``sartor.results.headline`` | what a task is measured by |
-| ``sartor.results.client_tables`` | tables of the clients: measures, gains, fairness |
-| ``sartor.results.summaries`` | a run in a few lines |
-| ``sartor.results.serving`` | predictions and exports |
+What it is made of stands in the other modules of this room.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,16 +19,10 @@ from torch import nn
 from sartor.core.errors import ConfigError, ContractError, RunFolderError, did_you_mean
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
-from sartor.results.client_tables import (
-    METRIC_COLUMNS,
-    client_table,
-    fairness_by_run,
-    gain_table,
-    metric_columns,
-)
+from sartor.results.client_tables import client_table, fairness_by_run, gain_table, metric_columns
 from sartor.results.measures import score
 from sartor.results.metrics import Array
-from sartor.results.readings import POINT_WORDS, Readings
+from sartor.results.readings import Readings
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.results.serving import Prediction, export, predict
 from sartor.results.summaries import group_runs, notebook_page, one_line, summarise
@@ -41,8 +30,6 @@ from sartor.results.tables import Table, import_pandas
 
 if TYPE_CHECKING:
     import pandas
-
-__all__ = ["METRIC_COLUMNS", "POINT_WORDS", "Result"]
 
 ModelMaker = Callable[[int, int, str], nn.Module]
 Server = Callable[[int], tuple[Tree, dict[str, Any]]]
@@ -117,8 +104,9 @@ class Result(Readings):
         self.scores = {key: scores[key] for key in order}
         self.ledger = ledger
         self.label_counts = label_counts
-        self.diverged = list(diverged) if diverged is not None else [None] * len(self.runs)
-        self.stopped = list(stopped) if stopped is not None else [None] * len(self.runs)
+        nothing = [None] * len(self.runs)
+        self.diverged = list(nothing if diverged is None else diverged)
+        self.stopped = list(nothing if stopped is None else stopped)
         self.snapshots = list(snapshots)
         self.choices = tuple(choices)
         self.config = dict(config or {})
@@ -139,10 +127,11 @@ class Result(Readings):
             found = scores.faults(len(self.runs), len(self.clients))
             faults += [f"{point}/{split} {fault}" for fault in found]
         faults += self.ledger.faults(len(self.runs))
-        if len(self.diverged) != len(self.runs):
-            faults.append(f"diverged has {len(self.diverged)} entries for {len(self.runs)} runs")
-        if len(self.stopped) != len(self.runs):
-            faults.append(f"stopped has {len(self.stopped)} entries for {len(self.runs)} runs")
+        faults += [
+            f"{name} has {len(entries)} entries for {len(self.runs)} runs"
+            for name, entries in (("diverged", self.diverged), ("stopped", self.stopped))
+            if len(entries) != len(self.runs)
+        ]
         if faults:
             raise ContractError(f"Result of {self.method!r} is not whole: {'; '.join(faults)}.")
 
@@ -170,40 +159,35 @@ class Result(Readings):
             runs: indices of the runs to keep.
         """
         kept = [index for run in runs for index in self._indices(run)]
-        ledger = self.ledger
-        models, join = self._models, self._newcomers
+        ledger, models, join = self.ledger, self._models, self._newcomers
         share = len(kept) / len(self.runs)
-        chosen = Result(
-            method=self.method,
-            headline=self.headline,
-            runs=[self.runs[run] for run in kept],
-            clients=self.clients,
-            scores={
-                key: Scores(s.rounds, s.correct[kept], s.loss[kept], s.count[kept])
-                for key, s in self.scores.items()
-            },
-            ledger=Ledger(
-                **{name: np.asarray(getattr(ledger, name))[kept] for name in (*COUNTERS, *ONCE)},
-                seconds={p: [share * t for t in times] for p, times in ledger.seconds.items()},
-            ),
-            label_counts=None if self.label_counts is None else self.label_counts[kept],
-            diverged=[self.diverged[run] for run in kept],
-            stopped=[self.stopped[run] for run in kept],
-            snapshots=[
-                {k: v[kept] if np.ndim(v) > 0 else v for k, v in snapshot.items()}
-                for snapshot in self.snapshots
-            ],
-            choices=self.choices,
-            config=self.config,
-            models=None if models is None else lambda c, r, point: models(c, kept[r], point),
-            baseline=self._baseline,
-            newcomers=None
-            if join is None
-            else lambda data, run=0, **settings: join(data, run=kept[run], **settings),
-            server=None if self._server is None else lambda run: self.server_state(kept[run]),
-            writer=self.writer,
+        chosen = copy.copy(self)
+        chosen.runs = [self.runs[run] for run in kept]
+        chosen.scores = {
+            key: Scores(s.rounds, s.correct[kept], s.loss[kept], s.count[kept])
+            for key, s in self.scores.items()
+        }
+        chosen.ledger = Ledger(
+            **{name: np.asarray(getattr(ledger, name))[kept] for name in (*COUNTERS, *ONCE)},
+            seconds={p: [share * t for t in times] for p, times in ledger.seconds.items()},
         )
-        chosen._baseline_result = self._baseline_result
+        if self.label_counts is not None:
+            chosen.label_counts = self.label_counts[kept]
+        chosen.diverged = [self.diverged[run] for run in kept]
+        chosen.stopped = [self.stopped[run] for run in kept]
+        chosen.snapshots = [
+            {k: v[kept] if np.ndim(v) > 0 else v for k, v in snapshot.items()}
+            for snapshot in self.snapshots
+        ]
+        chosen.config = dict(self.config)
+        if models is not None:
+            chosen._models = lambda client, run, point: models(client, kept[run], point)
+        if join is not None:
+            chosen._newcomers = lambda data, run=0, **settings: join(
+                data, run=kept[run], **settings
+            )
+        if self._server is not None:
+            chosen._server = lambda run: self.server_state(kept[run])
         return chosen
 
     def per_client(self, run: int | None = None) -> Table:

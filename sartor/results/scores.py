@@ -16,12 +16,10 @@ PHASES = ("round", "train", "server", "evaluate")
 
 @dataclass(frozen=True)
 class Run:
-    """One row of a sweep.
+    """One row of a sweep: its seed, hyper-parameters and the static options of the method.
 
-    Attributes:
-        seed: the seed of this run; runs with equal settings and different seeds are repeats.
-        hyper: value of every sweepable hyper-parameter (a list, if it has one value per client).
-        options: static options of the method.
+    Runs that differ in their seed alone are repeats. A hyper-parameter is a list if it has one
+    value per client.
     """
 
     seed: int
@@ -44,18 +42,12 @@ class Scores:
     """Sums over test samples, per run, evaluation and client, at one point of the round.
 
     "pre" entry t stands after t aggregations; "post" entry t after the local training of round t.
-
-    Attributes:
-        rounds: (evaluations,) the t of every entry.
-        correct: (runs, evaluations, clients) number of correct answers.
-        loss: (runs, evaluations, clients) sum of the losses.
-        count: (runs, clients) number of samples.
     """
 
-    rounds: list[int]
-    correct: Array
-    loss: Array
-    count: Array
+    rounds: list[int]  # the t of every entry
+    correct: Array  # (runs, evaluations, clients) correct answers
+    loss: Array  # the same, sums of the losses
+    count: Array  # (runs, clients) samples
 
     def accuracy(self, run: int) -> Array:
         """Return (evaluations, clients) accuracies of a run; NaN for a client without samples."""
@@ -72,12 +64,7 @@ class Scores:
     def faults(self, runs: int, clients: int) -> list[str]:
         """Return what is wrong with the shapes, one sentence each."""
         cube, flat = (runs, len(self.rounds), clients), (runs, clients)
-        wanted = {"correct": cube, "loss": cube, "count": flat}
-        return [
-            f"{name} has shape {np.shape(getattr(self, name))}, expected {shape}"
-            for name, shape in wanted.items()
-            if np.shape(getattr(self, name)) != shape
-        ]
+        return _faults(self, {"correct": cube, "loss": cube, "count": flat})
 
 
 COUNTERS = (
@@ -95,27 +82,19 @@ ONCE = ("setup_bytes", "setup_gradients", "setup_forward")
 
 @dataclass
 class Ledger:
-    """Counted costs, per run and round.
+    """Counted costs: (runs, rounds) of what is spent in rounds, (runs,) of what is spent once.
 
-    Attributes:
-        participants: (runs, rounds) clients that trained.
-        bytes_down: (runs, rounds) payload sent to clients.
-        bytes_up: (runs, rounds) payload sent by clients.
-        gradient_evaluations: (runs, rounds) pairs of a sample and a backward pass.
-        forward_evaluations: (runs, rounds) samples in forward-only passes of the method itself.
-        seconds: phase -> seconds of each round; a sweep trains all its runs in one pass, so that
-            time belongs to all of them together. See :data:`PHASES`.
-        setup_bytes: (runs,) one-off traffic: before round 0, after the last, and the messages to
-            clients that adapt the model before they use it.
-        setup_gradients: (runs,) gradient evaluations of the same.
-        setup_forward: (runs,) forward-only evaluations of the same.
+    Once is spent what happens before round 0 and after the last, and what goes to clients that
+    adapt the model before they use it.
     """
 
-    participants: Array
-    bytes_down: Array
+    participants: Array  # clients that trained
+    bytes_down: Array  # payload sent to clients
     bytes_up: Array
-    gradient_evaluations: Array
-    forward_evaluations: Array
+    gradient_evaluations: Array  # pairs of a sample and a backward pass
+    forward_evaluations: Array  # samples in forward-only passes of the method itself
+    # Phase -> seconds of each round. A sweep trains all its runs in one pass, so that time belongs
+    # to all of them together. See PHASES.
     seconds: dict[str, list[float]]
     setup_bytes: Array
     setup_gradients: Array
@@ -142,34 +121,33 @@ class Ledger:
 
         "pre" entry t follows t whole rounds; "post" entry t has also seen the download of round t.
         """
-        down = np.concatenate([[0], np.cumsum(np.asarray(self.bytes_down)[run], dtype=np.float64)])
-        up = np.concatenate([[0], np.cumsum(np.asarray(self.bytes_up)[run], dtype=np.float64)])
         at = np.asarray(rounds, dtype=np.int64)
-        received = np.minimum(at + (point == "post"), len(down) - 1)
-        sent = np.minimum(at, len(up) - 1)
-        return np.asarray((down[received] + up[sent] + self.setup_bytes[run]) / 1e6)
+        down = self._until("bytes_down", run, at + (point == "post"))
+        return np.asarray((down + self._until("bytes_up", run, at) + self.setup_bytes[run]) / 1e6)
 
     def gradients(self, run: int, point: str, rounds: list[int]) -> Array:
         """Return the gradient evaluations that had been made at every evaluation.
 
         "pre" entry t follows t whole rounds; "post" entry t has also seen the work of round t.
         """
-        done = np.cumsum(np.asarray(self.gradient_evaluations)[run], dtype=np.float64)
-        done = np.concatenate([[0], done])
-        at = np.minimum(np.asarray(rounds, dtype=np.int64) + (point == "post"), len(done) - 1)
-        return np.asarray(done[at] + self.setup_gradients[run])
+        at = np.asarray(rounds, dtype=np.int64) + (point == "post")
+        return np.asarray(self._until("gradient_evaluations", run, at) + self.setup_gradients[run])
+
+    def _until(self, counter: str, run: int, number: Array) -> Array:
+        """Return the sums of a counter over the first ``number`` rounds, for each of them."""
+        sums = np.cumsum(np.asarray(getattr(self, counter))[run], dtype=np.float64)
+        return np.concatenate([[0], sums])[np.minimum(number, len(sums))]
 
     def faults(self, runs: int) -> list[str]:
         """Return what is wrong with the shapes, one sentence each."""
         shape = (runs, np.shape(self.participants)[1] if np.ndim(self.participants) == 2 else 0)
-        found = [
-            f"ledger.{name} has shape {np.shape(getattr(self, name))}, expected {shape}"
-            for name in COUNTERS
-            if np.shape(getattr(self, name)) != shape
-        ]
-        found += [
-            f"ledger.{name} has shape {np.shape(getattr(self, name))}, expected ({runs},)"
-            for name in ONCE
-            if np.shape(getattr(self, name)) != (runs,)
-        ]
-        return found
+        wanted = {**dict.fromkeys(COUNTERS, shape), **dict.fromkeys(ONCE, (runs,))}
+        return [f"ledger.{fault}" for fault in _faults(self, wanted)]
+
+
+def _faults(record: Scores | Ledger, wanted: Mapping[str, tuple[int, ...]]) -> list[str]:
+    return [
+        f"{name} has shape {found}, expected {shape}"
+        for name, shape in wanted.items()
+        if (found := np.shape(getattr(record, name))) != shape
+    ]

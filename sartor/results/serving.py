@@ -69,11 +69,8 @@ def facts_of(
 ) -> dict[str, Any]:
     """Return what a later process needs to use the models, as JSON-able values.
 
-    Args:
-        method: as ``fit`` got it.
-        task: the network and its loss.
-        own_predict: whether a model is more than one set of parameters of the network.
-        federations: by seed; constants of standardisation differ with the division.
+    ``own_predict`` says whether a model is more than one set of parameters of the network. There is
+    a federation for every seed: constants of standardisation differ with the division.
     """
     first = next(iter(federations.values()))
     recipes = {

@@ -20,18 +20,12 @@ def summarise(result: Readings, run: int) -> dict[str, Any]:
     worst, chosen = result._worst(run), result.runs[run]
     total = {name: int(result.ledger.total(name)[run]) for name in COUNTERS}
     ended = result.ended_with(run)
-    reported = (
-        {}
-        if ended is None
-        else {
-            "ended_with": {word: ended.count(word) for word in result.choices},
-            "ended_with_by_client": dict(zip(result.clients, ended, strict=True)),
-        }
-    )
+    reported: dict[str, Any] = {}
+    if ended is not None:
+        reported["ended_with"] = {word: ended.count(word) for word in result.choices}
+        reported["ended_with_by_client"] = dict(zip(result.clients, ended, strict=True))
     points = {
         f"accuracy_{point}": result.curve(point, run=run)[1][-1]
-        if result.headline_metric.is_share
-        else None
         for point in POINT_WORDS
         if (point, "test") in result.scores
     }

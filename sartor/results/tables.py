@@ -44,6 +44,9 @@ def _is_missing(value: Any) -> bool:
     return value is None or (isinstance(value, float | np.floating) and not math.isfinite(value))
 
 
+UNITS = {"percent": " %", "points": " points", "change": " points"}
+"""Kind of a column or a note -> its unit."""
+
 FIGURES = {"error": 4, "gain": 3}
 """Significant figures of the largest value of a column; all of its kind have as many decimals."""
 
@@ -64,15 +67,10 @@ def _number(value: float, kind: str, decimals: int | None = None) -> str:
     if kind == "count":
         whole = abs(value) >= 100 or abs(value - round(value)) < 1e-9
         return f"{value:,.0f}" if whole else f"{value:,.1f}"
-    if kind == "megabytes":
-        return f"{value:,.2f}"
-    if kind == "seconds":
-        return f"{value:.2f}"
-    if kind == "index":
-        return f"{value:.4f}"
     if kind == "strength":
         return f"{value:.3g}" if math.isfinite(value) else "∞"
-    return f"{value:.4g}"
+    form = {"megabytes": ",.2f", "seconds": ".2f", "index": ".4f"}.get(kind, ".4g")
+    return f"{value:{form}}"
 
 
 def _decimals(values: Sequence[Any], kind: str) -> int:
@@ -165,10 +163,8 @@ class Table:
 
     def header(self, name: str) -> str:
         """Return the heading of a column with its unit."""
-        unit = {"percent": " %", "points": " (points)", "change": " (points)"}.get(
-            self.formats.get(name, ""), ""
-        )
-        return f"{name}{unit}"
+        unit = UNITS.get(self.formats.get(name, ""), "")
+        return f"{name}{unit.replace('points', '(points)')}"
 
     def text_rows(self) -> list[list[str]]:
         """Return the cells as they are shown."""
@@ -178,13 +174,11 @@ class Table:
             if kind in FIGURES:
                 needed = _decimals(self.column(name), kind)
                 decimals[kind] = max(needed, decimals.get(kind, 0))
-        return [
-            [
-                format_cell(value, kind, decimals.get(kind))
-                for value, kind in zip(row, kinds, strict=True)
-            ]
-            for row in self.rows
-        ]
+
+        def shown(value: Any, kind: str) -> str:
+            return format_cell(value, kind, decimals.get(kind))
+
+        return [list(map(shown, row, kinds)) for row in self.rows]
 
     def numeric(self, name: str) -> bool:
         """Return whether a column holds numbers, which stand to the right."""
@@ -192,14 +186,11 @@ class Table:
 
     def note_lines(self) -> list[str]:
         """Return the notes as lines of text, with their units."""
-        units = {"percent": " %", "points": " points", "change": " points"}
         found = []
         for name, value in self.notes.items():
             kind = self.formats.get(name, "")
-            plain = isinstance(value, str) or _is_missing(value)
-            found.append(
-                f"{name}: {format_cell(value, kind)}{'' if plain else units.get(kind, '')}"
-            )
+            unit = "" if isinstance(value, str) or _is_missing(value) else UNITS.get(kind, "")
+            found.append(f"{name}: {format_cell(value, kind)}{unit}")
         return found
 
     def __str__(self) -> str:
@@ -223,23 +214,19 @@ class Table:
         return str(self)
 
     def _repr_html_(self) -> str:
-        right = {name: ' style="text-align:right"' * self.numeric(name) for name in self.columns}
-        head = "".join(
-            f"<th{right[name]}>{html.escape(self.header(name))}</th>" for name in self.columns
-        )
-        body = "".join(
-            "<tr>"
-            + "".join(
-                f"<td{right[name]}>{html.escape(cell)}</td>"
-                for name, cell in zip(self.columns, cells, strict=True)
-            )
-            + "</tr>"
-            for cells in self.text_rows()
-        )
+        right = [' style="text-align:right"' * self.numeric(name) for name in self.columns]
+
+        def row(tag: str, cells: Sequence[str]) -> str:
+            pairs = zip(cells, right, strict=True)
+            inner = (f"<{tag}{style}>{html.escape(cell)}</{tag}>" for cell, style in pairs)
+            return f"<tr>{''.join(inner)}</tr>"
+
+        head = row("th", [self.header(name) for name in self.columns])
+        body = "".join(row("td", cells) for cells in self.text_rows())
         # No colours: a notebook's own stand, in a light theme and in a dark one.
         notes = "".join(f"<p>{html.escape(line)}</p>" for line in self.note_lines())
         caption = f"<caption>{html.escape(self.title)}</caption>" if self.title else ""
-        return f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{notes}"
+        return f"<table>{caption}<thead>{head}</thead><tbody>{body}</tbody></table>{notes}"
 
     def _expanded(self) -> tuple[list[str], list[list[Any]]]:
         """Return columns and rows with every spread split into mean and standard deviation."""
@@ -275,11 +262,7 @@ class Table:
 
 
 def import_pandas() -> Any:
-    """Return the pandas module.
-
-    Raises:
-        MissingExtraError: pandas is not installed.
-    """
+    """Return the pandas module, or raise MissingExtraError."""
     try:
         import pandas
     except ImportError as error:

@@ -23,14 +23,15 @@ written atomically, so kill -9 at any moment leaves a readable folder.
 ::
 
     folder.py             what all kinds of folders share, and opening any
-    run_folder.py         the folder of a run; checkpoints.py and archive.py are what it is made of
-    comparison_folder.py  the folder of a comparison; sartor.adviser.folder is that of an advice
+    run_folder.py         the folders of a run and of a comparison; sartor.adviser.folder is that of
+                          an advice
+    checkpoints.py        the checkpoints of a run
+    archive.py            a result as tensors, JSON and rows of tables
     storage.py            trees and JSON as files, written atomically
 """
 
-from sartor.runs.comparison_folder import ComparisonFolder
 from sartor.runs.folder import environment, folder_kind, open_folder, slug
-from sartor.runs.run_folder import RunFolder, save_result
+from sartor.runs.run_folder import ComparisonFolder, RunFolder, save_result
 
 __all__ = [
     "ComparisonFolder",

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
-from sartor.results.result import METRIC_COLUMNS, Result
+from sartor.results.result import Result
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.results.tables import jsonable
 
@@ -33,7 +33,7 @@ def pack_result(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
     meta = {
         "method": result.method,
         "headline": result.headline,
-        "runs": [{"seed": r.seed, "hyper": r.hyper, "options": r.options} for r in result.runs],
+        "runs": [vars(run) for run in result.runs],
         "clients": list(result.clients),
         "rounds": {f"{p}.{s}": scores.rounds for (p, s), scores in result.scores.items()},
         "seconds": result.ledger.seconds,
@@ -72,36 +72,32 @@ def unpack_result(tree: Mapping[str, Any], meta: Mapping[str, Any]) -> Result:
     )
 
 
-def metric_rows(result: Result) -> list[list[Any]]:
-    """Return the table of metrics with its header, one row per run, round and client."""
+def metrics_csv(result: Result) -> str:
+    """Return the table of metrics, one row per run, round and client."""
     columns = result.metric_columns()
-    lists = [columns[name].tolist() for name in METRIC_COLUMNS]
-    return [list(METRIC_COLUMNS), *map(list, zip(*lists, strict=True))]
+    return _csv(columns, zip(*(column.tolist() for column in columns.values()), strict=True))
 
 
-def ledger_rows(result: Result) -> list[list[Any]]:
-    """Return the ledger with its header: counters per run and round, seconds of the pass."""
+def ledger_csv(result: Result) -> str:
+    """Return the ledger: counters per run and round, seconds of the pass."""
     ledger = result.ledger
-    phases = list(ledger.seconds)
-    header = ["run", "round", *COUNTERS, *ONCE]
-    rows: list[list[Any]] = [[*header, *(f"seconds_{phase}" for phase in phases)]]
+    header = ["run", "round", *COUNTERS, *ONCE, *(f"seconds_{phase}" for phase in ledger.seconds)]
+    rows: list[list[Any]] = []
     for run in range(len(result.runs)):
         for t in range(ledger.num_rounds):
             counts = [int(getattr(ledger, name)[run][t]) for name in COUNTERS]
             once = [int(getattr(ledger, name)[run]) if t == 0 else 0 for name in ONCE]
-            rows.append([run, t, *counts, *once, *(_at(ledger.seconds[p], t) for p in phases)])
-    return rows
+            seconds = [float(s[t]) if t < len(s) else None for s in ledger.seconds.values()]
+            rows.append([run, t, *counts, *once, *seconds])
+    return _csv(header, rows)
 
 
-def _at(values: Sequence[float], index: int) -> float | None:
-    return float(values[index]) if index < len(values) else None
-
-
-def csv_text(rows: Sequence[Sequence[Any]]) -> str:
+def _csv(header: Iterable[str], rows: Iterable[Iterable[Any]]) -> str:
     """Return CSV; a missing number (None, NaN) is an empty cell."""
     out = io.StringIO()
     csv.writer(out).writerows(
-        ["" if value is None or value != value else value for value in row] for row in rows
+        ["" if value is None or value != value else value for value in row]
+        for row in (header, *rows)
     )
     return out.getvalue()
 

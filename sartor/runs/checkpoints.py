@@ -16,17 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from sartor.core.errors import RunFolderError
-from sartor.runs.storage import (
-    FORMAT,
-    LaterFormatError,
-    check_format,
-    checksum,
-    naming,
-    read_json,
-    read_state,
-    write_json,
-    write_state,
-)
+from sartor.runs import storage
+from sartor.runs.storage import LaterFormatError, naming
 
 KEEP = 2
 """How many checkpoints stay on disk."""
@@ -47,12 +38,12 @@ def write(
         serial = 1 + max((_serial(name) for name in os.listdir(folder)), default=0)
     entries = _pointer(folder)
     target = folder / f"round-{round_index:06d}-{serial:06d}.safetensors"
-    write_state(target, state, {"round": int(round_index), "meta": dict(meta)})
+    storage.write_state(target, state, {"round": int(round_index), "meta": dict(meta)})
     with naming(target, "read back"):
-        size, crc = target.stat().st_size, checksum(target)
+        size, crc = target.stat().st_size, storage.checksum(target)
     entry = {"file": target.name, "round": int(round_index), "bytes": size, "crc32": crc}
     kept = [entry, *entries][:KEEP]
-    write_json(folder / "latest.json", {"format": FORMAT, "checkpoints": kept})
+    storage.write_json(folder / "latest.json", {"format": storage.FORMAT, "checkpoints": kept})
     names = {item["file"] for item in kept} | {"latest.json"}
     for name in set(os.listdir(folder)) - names:
         with suppress(OSError):  # a leftover costs space, not correctness
@@ -97,9 +88,7 @@ def _pointer(folder: Path) -> list[dict[str, Any]]:
     pointer = folder / "latest.json"
     if pointer.exists():
         try:
-            content = read_json(pointer)
-            check_format(content.get("format"), pointer)
-            return [dict(entry) for entry in content["checkpoints"]]
+            return [dict(entry) for entry in storage.read_ours(pointer)["checkpoints"]]
         except LaterFormatError:
             raise
         except (RunFolderError, KeyError, TypeError, AttributeError, ValueError):
@@ -111,10 +100,10 @@ def _pointer(folder: Path) -> list[dict[str, Any]]:
 def _read_entry(path: Path, entry: Mapping[str, Any]) -> State:
     if "crc32" in entry:
         with naming(path, "read"):
-            whole = path.stat().st_size == entry["bytes"] and checksum(path) == entry["crc32"]
-        if not whole:
+            found = path.stat().st_size, storage.checksum(path)
+        if found != (entry["bytes"], entry["crc32"]):
             raise RunFolderError(f"{path} was cut short or changed after it was written.")
-    state, header = read_state(path)
+    state, header = storage.read_state(path)
     return int(header["round"]), state, header["meta"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import platform
 import re
@@ -18,7 +19,7 @@ import torch
 from sartor._version import __version__
 from sartor.core.errors import ConfigError, RunFolderError
 from sartor.results.tables import jsonable
-from sartor.runs.storage import FORMAT, HALF, check_format, naming, read_json, write_json
+from sartor.runs.storage import FORMAT, HALF, make_folder, naming, read_json, read_ours, write_json
 
 _FILES = (
     "config.json",
@@ -68,33 +69,7 @@ class Folder:
         Raises:
             RunFolderError: the folder is taken, or cannot be written.
         """
-        return cls(cls._prepare(path, config, overwrite), jsonable(config))
-
-    @classmethod
-    def open(cls, path: str | Path) -> Self:
-        """Open an existing folder of this kind.
-
-        Raises:
-            RunFolderError: there is none, it is damaged, or of a later release.
-        """
-        path = cls._check(path)
-        return cls(path, read_json(path / "config.json"))
-
-    def tidy(self) -> None:
-        """Remove the half-written files of a writer that was killed, before resuming."""
-        first, last = HALF
-        halves = [f"{first}{name}.*{last}" for name in (*_FILES, "folder.json", "experiment.json")]
-        halves += [f"{name}/{first}*{last}" for name in _FOLDERS]
-        for half in halves:
-            for leftover in self.path.glob(half):
-                with suppress(OSError):  # it costs space, not correctness
-                    leftover.unlink()
-
-    @classmethod
-    def _prepare(cls, path: str | Path, config: Mapping[str, Any], overwrite: bool) -> Path:
-        path = Path(path)
-        with naming(path, "create"):
-            path.mkdir(parents=True, exist_ok=True)
+        path = make_folder(Path(path))
         taken = [name for name in ("folder.json", *_FILES, *_FOLDERS) if (path / name).exists()]
         if _cut_short(path, taken, config):
             taken = []
@@ -116,10 +91,15 @@ class Folder:
         # Last: a folder with folder.json is a whole one.
         marker = {"format": FORMAT, "kind": cls.kind, "written_by": f"sartor {__version__}"}
         write_json(path / "folder.json", marker)
-        return path
+        return cls(path, jsonable(config))
 
     @classmethod
-    def _check(cls, path: str | Path) -> Path:
+    def open(cls, path: str | Path) -> Self:
+        """Open an existing folder of this kind.
+
+        Raises:
+            RunFolderError: there is none, it is damaged, or of a later release.
+        """
         path = Path(path)
         found = folder_kind(path)
         if found != cls.kind:
@@ -127,7 +107,16 @@ class Folder:
                 f"{path} is a {found} folder, expected a {cls.kind} folder; open it with "
                 "sartor.runs.open_folder(path)."
             )
-        return path
+        return cls(path, read_json(path / "config.json"))
+
+    def tidy(self) -> None:
+        """Remove the half-written files of a writer that was killed, before resuming."""
+        first, last = HALF
+        halves = [f"{first}{name}.*{last}" for name in (*_FILES, "folder.json", "experiment.json")]
+        halves += [f"{name}/{first}*{last}" for name in _FOLDERS]
+        for leftover in itertools.chain.from_iterable(map(self.path.glob, halves)):
+            with suppress(OSError):  # it costs space, not correctness
+                leftover.unlink()
 
     def check_config(self, config: Mapping[str, Any], ignore: Collection[str] = ()) -> None:
         """Refuse to resume with other settings than those the folder was started with.
@@ -165,8 +154,7 @@ def folder_kind(path: str | Path) -> str:
             f"{path} is not a run folder of Sartor (it has no folder.json); a folder written by "
             "fit(..., out=path) or sartor run --out has one."
         )
-    marker = read_json(path / "folder.json")
-    check_format(marker.get("format"), path / "folder.json")
+    marker = read_ours(path / "folder.json")
     if marker.get("kind") not in KINDS:
         raise RunFolderError(
             f"{path / 'folder.json'} says that this is the folder of a {marker.get('kind')!r}, "
@@ -182,7 +170,6 @@ def open_folder(path: str | Path) -> Folder:
 
 def environment() -> dict[str, Any]:
     """Return versions, platform and hardware: what is needed to understand a number later."""
-    gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     return {
         "sartor": __version__,
         "python": platform.python_version(),
@@ -192,7 +179,7 @@ def environment() -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "gpu": gpu,
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "byteorder": sys.byteorder,
     }
 
@@ -245,8 +232,7 @@ def _differences(
         return {} if old == new else {prefix.rstrip("."): (old, new)}
     found: dict[str, tuple[Any, Any]] = {}
     for key in sorted({*old, *new} - set(ignore)):
-        inner = _differences(old.get(key), new.get(key), (), f"{prefix}{key}.")
-        found.update(inner)
+        found |= _differences(old.get(key), new.get(key), (), f"{prefix}{key}.")
     return found
 
 

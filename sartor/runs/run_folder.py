@@ -1,4 +1,4 @@
-"""The folder of a run: its checkpoints, the final models and the result."""
+"""The folder of a run, with its checkpoints, models and result; and that of a comparison."""
 
 from __future__ import annotations
 
@@ -9,41 +9,20 @@ from typing import Any
 from torch import Tensor
 
 from sartor.core.errors import RunFolderError
+from sartor.results.comparison import Comparison
 from sartor.results.result import Result
 from sartor.results.serving import tree_of
-from sartor.runs import checkpoints
-from sartor.runs.archive import (
-    csv_text,
-    ledger_rows,
-    metric_rows,
-    pack_result,
-    to_numpy,
-    unpack_result,
-)
+from sartor.runs import archive, checkpoints, storage
 from sartor.runs.folder import Folder, slug
-from sartor.runs.storage import (
-    FORMAT,
-    check_format,
-    naming,
-    read_json,
-    read_state,
-    write_json,
-    write_state,
-    write_text,
-)
 
 Checkpoint = tuple[int, dict[str, Any], dict[str, Any], dict[str, Any]]
 """The rounds behind it, trees, arrays and other values."""
 
 
 class RunFolder(Folder):
-    """The folder of one run (or of one sweep).
+    """The folder ``path`` of one run (or sweep), started with the resolved settings ``config``.
 
     Make one with :meth:`create` or :meth:`open`.
-
-    Attributes:
-        path: where it is.
-        config: the resolved settings it was started with.
     """
 
     kind = "run"
@@ -83,7 +62,7 @@ class RunFolder(Folder):
         if found is None:
             return None
         round_index, state, meta = found
-        return round_index, state.get("trees", {}), to_numpy(state.get("arrays", {})), meta
+        return round_index, state.get("trees", {}), archive.to_numpy(state.get("arrays", {})), meta
 
     # --- models ---------------------------------------------------------------------------------
 
@@ -92,62 +71,53 @@ class RunFolder(Folder):
     ) -> Path:
         """Write the final weights, one safetensors file per client, and return their folder.
 
-        Args:
-            names: names of the clients.
-            trees: one (nested) dict of tensors per client.
-            run: index of the run in a sweep.
+        Every client has a name and a (nested) dict of tensors; ``run`` is that of a sweep.
         """
         if len(names) != len(trees):
             raise RunFolderError(
                 f"{len(names)} client names for {len(trees)} models; give one model per client."
             )
-        folder = self.path / "models" / f"run-{run}"
-        with naming(folder, "create"):
-            folder.mkdir(parents=True, exist_ok=True)
+        folder = storage.make_folder(self._models(run))
         width = len(str(max(len(names) - 1, 0)))
         index = {}
         for position, (name, tree) in enumerate(zip(names, trees, strict=True)):
             file = f"{position:0{width}d}-{slug(name)}.safetensors"
-            write_state(folder / file, tree, {"client": name})
+            storage.write_state(folder / file, tree, {"client": name})
             index[name] = file
-        write_json(folder / "index.json", {"format": FORMAT, "clients": index})
+        storage.write_json(folder / "index.json", {"format": storage.FORMAT, "clients": index})
         return folder
 
     def write_server(
         self, server: Mapping[str, Any], facts: Mapping[str, Any], run: int = 0
     ) -> None:
-        """Write the state that newcomer messages are made from, beside the models of a run.
-
-        Args:
-            server: a nested dict of tensors.
-            facts: JSON-able values.
-            run: index of the run in a sweep.
-        """
-        folder = self.path / "models" / f"run-{run}"
-        with naming(folder, "create"):
-            folder.mkdir(parents=True, exist_ok=True)
-        write_state(folder / "server.safetensors", server, facts)
+        """Write what newcomer messages are made from beside the models: tensors and facts."""
+        folder = storage.make_folder(self._models(run))
+        storage.write_state(folder / "server.safetensors", server, facts)
 
     def read_server(self, run: int = 0) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return what :meth:`write_server` wrote."""
-        file = self.path / "models" / f"run-{run}" / "server.safetensors"
+        file = self._models(run) / "server.safetensors"
         if not file.exists():
             raise RunFolderError(
                 f"{self.path} holds no server of run {run} that newcomers could join; train again "
                 "with this release, or use sartor onboard with the training data at hand."
             )
-        return read_state(file)
+        return storage.read_state(file)
 
     def read_models(self, run: int = 0) -> dict[str, dict[str, Tensor]]:
         """Return the final weights: client name -> dict of tensors, for ``load_state_dict``."""
-        folder = self.path / "models" / f"run-{run}"
+        folder = self._models(run)
         if not (folder / "index.json").exists():
             raise RunFolderError(
                 f"{self.path} holds no models of run {run}; they are written when a run ends."
             )
-        index = read_json(folder / "index.json")
-        check_format(index.get("format"), folder / "index.json")
-        return {name: read_state(folder / file)[0] for name, file in index["clients"].items()}
+        index = storage.read_ours(folder / "index.json")
+        return {
+            name: storage.read_state(folder / file)[0] for name, file in index["clients"].items()
+        }
+
+    def _models(self, run: int) -> Path:
+        return self.path / "models" / f"run-{run}"
 
     # --- result ---------------------------------------------------------------------------------
 
@@ -158,13 +128,13 @@ class RunFolder(Folder):
 
     def write_result(self, result: Result) -> None:
         """Write the result: tables for people, and one exact file for Sartor."""
-        write_text(self.path / "metrics.csv", csv_text(metric_rows(result)))
-        write_text(self.path / "ledger.csv", csv_text(ledger_rows(result)))
-        write_json(self.path / "summary.json", result.summaries())
+        storage.write_text(self.path / "metrics.csv", archive.metrics_csv(result))
+        storage.write_text(self.path / "ledger.csv", archive.ledger_csv(result))
+        storage.write_json(self.path / "summary.json", result.summaries())
         baseline = result.known_baseline
         if baseline is not None:
-            write_state(self.path / "baseline.safetensors", *pack_result(baseline))
-        write_state(self.path / "result.safetensors", *pack_result(result))
+            storage.write_state(self.path / "baseline.safetensors", *archive.pack_result(baseline))
+        storage.write_state(self.path / "result.safetensors", *archive.pack_result(result))
 
     def read_result(self) -> Result:
         """Return the result, with its numbers to the last bit.
@@ -177,11 +147,58 @@ class RunFolder(Folder):
                 f"{self.path} has no result yet: the run did not come to its end. Resume it with "
                 f"sartor resume {self.path}."
             )
-        result = unpack_result(*read_state(self.path / "result.safetensors"))
+        result = self._unpacked("result.safetensors")
         if (self.path / "baseline.safetensors").exists():
-            baseline = unpack_result(*read_state(self.path / "baseline.safetensors"))
-            result.attach_baseline(baseline)
+            result.attach_baseline(self._unpacked("baseline.safetensors"))
         return result
+
+    def _unpacked(self, name: str) -> Result:
+        return archive.unpack_result(*storage.read_state(self.path / name))
+
+
+class ComparisonFolder(Folder):
+    """A folder with one run folder per method, and ``comparison.json``."""
+
+    kind = "comparison"
+
+    def run_path(self, name: str) -> Path:
+        """Return where the run folder of a method stands, or will."""
+        return self.path / slug(name)
+
+    def write_comparison(self, comparison: Comparison) -> None:
+        """Write comparison.json, and the results of methods that have no run folder yet."""
+        folders = {name: self.run_path(name).name for name in comparison}
+        if len(set(folders.values())) != len(folders):
+            raise RunFolderError(
+                f"Two methods would share a folder: {folders}; give them names that differ in "
+                "letters and digits."
+            )
+        for name, result in comparison.items():
+            path = self.path / folders[name]
+            known = (path / "folder.json").exists()
+            run = RunFolder.open(path) if known else RunFolder.create(path, result.config)
+            if not run.has_result:
+                run.write_result(result)
+        content = {"format": storage.FORMAT, "folders": folders, **comparison.summary()}
+        storage.write_json(self.path / "comparison.json", content)
+
+    def read_comparison(self) -> Comparison:
+        """Return the comparison.
+
+        Raises:
+            RunFolderError: it has not ended, or a part is missing or damaged.
+        """
+        if not (self.path / "comparison.json").exists():
+            raise RunFolderError(
+                f"{self.path} has no comparison yet: it did not come to its end. Resume it with "
+                f"sartor resume {self.path}."
+            )
+        content = storage.read_ours(self.path / "comparison.json")
+        results = {
+            name: RunFolder.open(self.path / folder).read_result()
+            for name, folder in content["folders"].items()
+        }
+        return Comparison(results, reference=content.get("reference"), config=self.config)
 
 
 def save_result(result: Result, path: str | Path, overwrite: bool = False) -> Path:

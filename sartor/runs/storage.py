@@ -82,12 +82,10 @@ def _as_tensor(name: str, value: Any) -> Tensor:
         tensor = value.detach().to("cpu")
         # Leaves may share memory (views, expanded or tied weights), which the format refuses.
         shared = tensor.numel() * tensor.element_size() != tensor.untyped_storage().nbytes()
-        return (
-            tensor.clone(memory_format=torch.contiguous_format) if shared else (tensor.contiguous())
-        )
+        layout = torch.contiguous_format
+        return tensor.clone(memory_format=layout) if shared else tensor.contiguous()
     try:
-        array = np.asarray(value)
-        return torch.from_numpy(np.array(array, order="C"))
+        return torch.from_numpy(np.array(value, order="C"))
     except TypeError as error:
         raise RunFolderError(
             f"Leaf {name!r} is a {type(value).__name__}, which cannot be stored as a tensor; "
@@ -116,12 +114,7 @@ def unflatten(leaves: Mapping[str, Any], empty: list[str]) -> dict[str, Any]:
 
 @contextmanager
 def naming(path: Path, action: str) -> Iterator[None]:
-    """Turn an operating-system error into a RunFolderError that names the path and the way out.
-
-    Args:
-        path: what is read or written.
-        action: what is done to it, as in "Cannot ACTION PATH".
-    """
+    """Turn an operating-system error into "Cannot ACTION PATH", with its reason and the way out."""
     from safetensors import SafetensorError  # here, because training alone does without it
 
     try:
@@ -143,6 +136,13 @@ def naming(path: Path, action: str) -> Iterator[None]:
         else:
             fix = "check the path and the disk, or choose another folder"
         raise RunFolderError(f"Cannot {action} {path}: {error}; {fix}.") from error
+
+
+def make_folder(path: Path) -> Path:
+    """Make a folder and its parents, if they are not there yet, and return its path."""
+    with naming(path, "create"):
+        path.mkdir(parents=True, exist_ok=True)
+    return path
 
 
 def replace_file(path: Path, write: Callable[[Path], None]) -> None:
@@ -178,11 +178,11 @@ def _sync_folder(folder: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a text file atomically."""
-    replace_file(path, lambda temporary: _fill(temporary, text))
 
+    def fill(temporary: Path) -> None:
+        temporary.write_text(text, encoding="utf-8", newline="")
 
-def _fill(path: Path, text: str) -> None:
-    path.write_text(text, encoding="utf-8", newline="")
+    replace_file(path, fill)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -225,6 +225,13 @@ def check_format(found: Any, path: Path) -> None:
             f"{path} has format {found}, and this release of Sartor reads up to {FORMAT}; install "
             "a newer release to open it."
         )
+
+
+def read_ours(path: Path) -> dict[str, Any]:
+    """Return what a JSON file with a format holds; see :func:`read_json`, :func:`check_format`."""
+    content = read_json(path)
+    check_format(content.get("format"), path)
+    return content
 
 
 def apart(leaves: dict[str, Tensor]) -> dict[str, Tensor]:

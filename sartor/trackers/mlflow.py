@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sartor.trackers.tracker import Tracker, needed, numbers_of
+from sartor.trackers.tracker import Tracker, finals, needed
 
 
 class MLflow(Tracker):
@@ -19,7 +19,7 @@ class MLflow(Tracker):
     """
 
     def __init__(self, address: str | None = None, experiment: str = "sartor") -> None:
-        mlflow = needed("mlflow", "mlflow", "MLflow")
+        mlflow = needed("mlflow", "MLflow")
         if address is not None and ":" not in address:
             Path(address).parent.mkdir(parents=True, exist_ok=True)
             address = f"sqlite:///{Path(address).absolute()}"
@@ -45,8 +45,6 @@ class MLflow(Tracker):
 
     def close(self, run: int, summary: dict[str, Any] | None) -> None:
         """Write the summary, and say how the run ended."""
-        rounds = int((summary or {}).get("rounds", 0))
-        final = {f"final/{name}": value for name, value in numbers_of(summary).items()}
-        if final:
-            self.log(run, final, rounds)
+        if summary:
+            self.log(run, finals(summary), int(summary["rounds"]))
         self.client.set_terminated(self.ids.pop(run), "FAILED" if summary is None else "FINISHED")

@@ -17,7 +17,7 @@ class TensorBoard(Tracker):
     """
 
     def __init__(self, folder: str | Path = "runs/tensorboard") -> None:
-        needed("tensorboard", "tensorboard", "TensorBoard")
+        needed("tensorboard", "TensorBoard")
         self.folder = Path(folder)
         self.writers: dict[int, Any] = {}
 

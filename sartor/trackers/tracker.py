@@ -77,18 +77,13 @@ def track(words: str) -> Tracker:
     if name not in TRACKERS:
         raise ConfigError(f"there is no tracker {name!r}{did_you_mean(name, TRACKERS)}")
     make = getattr(importlib.import_module(f"sartor.trackers.{name}"), TRACKERS[name])
-    found: Tracker = make(place) if place else make()
-    return found
+    return make(place) if place else make()
 
 
-def needed(module: str, package: str, owner: str) -> Any:
-    """Import a module of an optional package.
-
-    Raises:
-        MissingExtraError: it is not installed.
-    """
+def needed(package: str, owner: str) -> Any:
+    """Import an optional package, or raise MissingExtraError with what to install."""
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(package)
     except ImportError as error:
         raise MissingExtraError(
             f"Tracking with {owner} needs the package {package}, which is not installed; run "
@@ -108,16 +103,12 @@ def labels(start: Start) -> list[str]:
 def settings_of(start: Start, run: int) -> dict[str, Any]:
     """Return the settings of a run as one flat dict of numbers and words."""
     chosen = start.runs[run]
-    found: dict[str, Any] = {
-        "method": start.method,
-        "seed": chosen.seed,
-        "rounds": start.rounds,
-        "clients": len(start.clients),
-        **{f"hyper/{name}": value for name, value in chosen.hyper.items()},
-        **{f"options/{name}": value for name, value in chosen.options.items()},
-    }
-    for part in ("local", "participation"):
-        found |= {f"{part}/{k}": v for k, v in dict(start.config.get(part) or {}).items()}
+    found = {"method": start.method, "seed": chosen.seed}
+    found |= {"rounds": start.rounds, "clients": len(start.clients)}
+    parts = {"hyper": chosen.hyper, "options": chosen.options}
+    parts |= {name: start.config.get(name) or {} for name in ("local", "participation")}
+    for part, values in parts.items():
+        found |= {f"{part}/{name}": value for name, value in dict(values).items()}
     return {
         name: value if isinstance(value, bool | int | float | str) else str(value)
         for name, value in jsonable(found).items()
@@ -135,3 +126,8 @@ def numbers_of(summary: dict[str, Any] | None) -> dict[str, float]:
         for name, value in found.items()
         if isinstance(value, int | float) and not isinstance(value, bool)
     }
+
+
+def finals(summary: dict[str, Any] | None) -> dict[str, float]:
+    """Return the numbers of a summary under the names that they have beside those of rounds."""
+    return {f"final/{name}": value for name, value in numbers_of(summary).items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sartor.trackers.tracker import Tracker, needed, numbers_of
+from sartor.trackers.tracker import Tracker, finals, needed
 
 
 class Trackio(Tracker):
@@ -15,18 +15,19 @@ class Trackio(Tracker):
     """
 
     def __init__(self, project: str = "sartor") -> None:
-        self.trackio: Any = needed("trackio", "trackio", "Trackio")
+        self.trackio: Any = needed("trackio", "Trackio")
         self.project = project
         self.live: Any = None
         self.waiting: dict[int, tuple[dict[str, Any], list[tuple[dict[str, float], int]]]] = {}
 
     def open(self, run: int, name: str, group: str, settings: dict[str, Any]) -> None:
         """Make a run, or remember how to."""
-        words = {"project": self.project, "name": name, "group": group, "config": settings}
+        words: dict[str, Any] = {"project": self.project, "name": name, "group": group}
+        words |= {"config": settings, "embed": False}
         if self.count == 1:
-            self.live = self.trackio.init(**words, embed=False)
+            self.live = self.trackio.init(**words)
         else:
-            self.waiting[run] = ({**words, "embed": False}, [])
+            self.waiting[run] = (words, [])
 
     def log(self, run: int, numbers: dict[str, float], step: int) -> None:
         """Write the numbers of a round, or keep them for the end."""
@@ -43,7 +44,6 @@ class Trackio(Tracker):
             for numbers, step in kept:
                 self.live.log(numbers, step=step)
         if summary is not None:
-            final = {f"final/{name}": value for name, value in numbers_of(summary).items()}
-            self.live.log(final, step=int(summary["rounds"]))
+            self.live.log(finals(summary), step=int(summary["rounds"]))
         self.live.finish()
         self.live = None

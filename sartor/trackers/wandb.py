@@ -19,7 +19,7 @@ class WeightsAndBiases(Tracker):
     def __init__(
         self, project: str = "sartor", mode: str = "offline", folder: str | None = None
     ) -> None:
-        self.wandb: Any = needed("wandb", "wandb", "Weights & Biases")
+        self.wandb: Any = needed("wandb", "Weights & Biases")
         self.project, self.mode, self.folder = project, mode, folder
         self.runs: dict[int, Any] = {}
 

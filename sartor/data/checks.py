@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sartor.core.errors import FederationError, did_you_mean
+from sartor.core.errors import FederationError, PFLError, did_you_mean
 from sartor.data.samples import MATRIX_TASKS, TASKS, Samples
 from sartor.data.split import SPLITS, Int, Ragged
 
@@ -20,14 +20,16 @@ _MANY_CLASSES = 10_000  # fewer need no sample each: a federation may hold a par
 _CHUNK = 65_536  # samples looked at together when a fault is searched, to bound memory
 
 
-def raise_faults(faults: Sequence[str]) -> None:
+def raise_faults(
+    faults: Sequence[str], where: str = "the data", kind: type[PFLError] = FederationError
+) -> None:
     """Raise one error that lists every fault, or return if there is none."""
     if not faults:
         return
     listed = "\n".join(f"  {i}. {fault}" for i, fault in enumerate(faults, 1))
-    text = faults[0] if len(faults) == 1 else f"{len(faults)} faults in the data:\n{listed}"
-    error = FederationError(text)
-    error.faults = tuple(faults)
+    error = kind(faults[0] if len(faults) == 1 else f"{len(faults)} faults in {where}:\n{listed}")
+    if isinstance(error, FederationError):
+        error.faults = tuple(faults)
     raise error
 
 

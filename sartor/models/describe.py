@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from sartor.core.errors import ModelError
-from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
+from sartor.models.convolutional import CNN2, CNN3, CNN5, LeNet5, cnn2, cnn3, cnn5, lenet5
 from sartor.models.language import LanguageLSTM, language_lstm
-from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
+from sartor.models.plain import DNN, MCLR, dnn, mclr
 from sartor.models.recurrent import LSTM, lstm
 from sartor.models.residual import ResNet8, resnet8
 

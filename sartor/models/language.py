@@ -23,12 +23,7 @@ if TYPE_CHECKING:
 class LanguageLSTM(nn.Module):
     """Embedding, stacked LSTM layers that run forwards, and the head fc over tokens.
 
-    Args:
-        vocabulary: the number of token ids in texts, padding included.
-        outputs: the number of token ids that can be predicted.
-        embedding: the length of a token's vector.
-        hidden: the size of a layer's state.
-        layers: the number of layers.
+    The arguments are those of :func:`language_lstm`; ``outputs`` is its ``num_classes``.
     """
 
     head = "fc"
@@ -36,7 +31,6 @@ class LanguageLSTM(nn.Module):
     def __init__(
         self, vocabulary: int, outputs: int, *, embedding: int, hidden: int, layers: int
     ) -> None:
-        """Make the layers."""
         super().__init__()
         self.embedding = Embedding(vocabulary, embedding)
         sizes = [embedding, *[hidden] * (layers - 1)]

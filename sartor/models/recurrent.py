@@ -40,7 +40,6 @@ class Direction(nn.Module):
     """One LSTM layer in one direction, with the parameters of ``nn.LSTM`` and its initial draw."""
 
     def __init__(self, inputs: int, hidden: int, *, backward: bool = False) -> None:
-        """Make the parameters."""
         super().__init__()
         self.backward = backward
         self.weight_ih = nn.Parameter(torch.empty(4 * hidden, inputs))
@@ -74,7 +73,6 @@ class Layer(nn.Module):
     """One LSTM layer: forwards, or forwards and backwards with concatenated outputs."""
 
     def __init__(self, inputs: int, hidden: int, *, bidirectional: bool) -> None:
-        """Make the directions."""
         super().__init__()
         self.forwards = Direction(inputs, hidden)
         self.backwards = Direction(inputs, hidden, backward=True) if bidirectional else None
@@ -101,7 +99,6 @@ class Embedding(nn.Module):
     def __init__(
         self, tokens: int, size: int, vectors: Tensor | None = None, *, trainable: bool = True
     ) -> None:
-        """Make the table."""
         super().__init__()
         self.drawn, self.is_fixed = vectors is None, not trainable
         start = torch.empty(tokens, size) if vectors is None else vectors.detach().clone().float()
@@ -123,13 +120,7 @@ class Embedding(nn.Module):
 class LSTM(nn.Module):
     """Embedding, stacked LSTM layers, a hidden layer with leaky ReLU (slope 0.1), and the head fc.
 
-    Args:
-        embedding: the table of vectors.
-        outputs: the number of classes.
-        hidden: the size of a layer's state in one direction.
-        layers: the number of layers.
-        classifier: the size of the hidden layer after them.
-        bidirectional: whether every layer also runs backwards.
+    The arguments are those of :func:`lstm`; ``outputs`` is the number of classes.
     """
 
     head = "fc"
@@ -144,7 +135,6 @@ class LSTM(nn.Module):
         classifier: int = 100,
         bidirectional: bool = False,
     ) -> None:
-        """Make the layers."""
         super().__init__()
         self.embedding = embedding
         wide = hidden * (2 if bidirectional else 1)
@@ -212,15 +202,10 @@ def lstm(
     if vocabulary is None and federation is not None:
         known = federation.info.get("vocabulary", 0)
         vocabulary = max(int(known), int(federation.x.max()) + 1)
+    sizes = {"hidden": hidden, "layers": layers, "classifier": classifier}
     faults = [
         f"{name} must be >= 1, got {value}"
-        for name, value in (
-            ("vocabulary", vocabulary),
-            ("embedding", embedding),
-            ("hidden", hidden),
-            ("layers", layers),
-            ("classifier", classifier),
-        )
+        for name, value in {"vocabulary": vocabulary, "embedding": embedding, **sizes}.items()
         if value is None or value < 1
     ]
     if vectors is not None and not faults and tuple(vectors.shape) != (vocabulary, embedding):
@@ -232,11 +217,4 @@ def lstm(
         raise ModelError("; ".join(faults) + ".")
     assert vocabulary is not None
     table = Embedding(vocabulary, embedding, vectors, trainable=trainable_embedding)
-    return LSTM(
-        table,
-        outputs,
-        hidden=hidden,
-        layers=layers,
-        classifier=classifier,
-        bidirectional=bidirectional,
-    )
+    return LSTM(table, outputs, bidirectional=bidirectional, **sizes)

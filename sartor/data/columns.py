@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data.draws import TRAIN_SHARE
 from sartor.data.split import Int, Ragged, split_rows
 
 
-def column_of(attributes: dict[str, Any], name: str) -> npt.NDArray[Any]:
-    """Return the column of that name, or say which ones there are."""
-    if name not in attributes:
-        known = did_you_mean(name, attributes) if attributes else "; it has no columns"
-        raise ConfigError(f"The data have no column {name!r}{known}")
-    return np.asarray(attributes[name])
-
-
 def one_each(
-    column: npt.NDArray[Any],
+    columns: Mapping[str, Any],
     name: str,
     clients: int | None,
     least: int | None,
     rng: np.random.Generator,
 ) -> tuple[Int, tuple[str, ...]]:
-    """Make one client of every value of a column, or of some values drawn at random.
+    """Make one client of every value of a column, or of so many values drawn at random.
 
-    Args:
-        column: ``(samples,)``.
-        name: of the column, for the messages.
-        clients: how many values to draw; None for all.
-        least: leave out values with fewer samples than this.
-        rng: for the draw.
-
-    Returns:
-        The client of every sample, -1 for nobody, and the names of the clients.
+    Values with fewer than ``least`` samples are left out. Returns the client of every sample, -1
+    for nobody, and the names of the clients.
     """
-    values, inverse = np.unique(column, return_inverse=True)
+    if name not in columns:
+        known = did_you_mean(name, columns) if columns else "; it has no columns"
+        raise ConfigError(f"The data have no column {name!r}{known}")
+    values, inverse = np.unique(np.asarray(columns[name]), return_inverse=True)
     owner: Int = inverse.astype(np.int64)
     sizes = np.bincount(owner, minlength=len(values))
     enough = np.flatnonzero(sizes >= (least or 0))
@@ -74,22 +61,13 @@ def split_clients(
 ) -> tuple[Ragged, Ragged, str]:
     """Divide clients by the official split, if all have samples in both parts, else at random.
 
-    Args:
-        owner: ``(samples,)`` the client of each, -1 for nobody.
-        names: of the clients.
-        num_train: how many samples, the first ones, are official training samples.
-        merge: whether to pass over an official split, and take three quarters for training.
-        share: what part is for training, where there is no official split for all clients.
-        seed: of the division.
-
-    Returns:
-        Train, test, and the protocol: ``authors``, ``pfllib`` (75/25) or ``leaf`` (another share).
+    At random a ``share`` is for training, or three quarters where ``merge`` passes over an official
+    split. Returns train, test, and the protocol: ``authors``, ``pfllib`` (75/25) or ``leaf``.
     """
     if not merge and num_train is not None:
         rows = np.arange(len(owner), dtype=np.int64)
         train, test = (
-            Ragged.from_owner(one, owner[one], len(names))
-            for one in (rows[:num_train], rows[num_train:])
+            Ragged.from_owner(part, owner[part], len(names)) for part in np.split(rows, [num_train])
         )
         if bool((train.sizes > 0).all()) and bool((test.sizes > 0).all()):
             return train, test, "authors"

@@ -23,10 +23,10 @@ import numpy.typing as npt
 import torch
 
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
-from sartor.data.columns import column_of, one_each, split_clients, split_each
+from sartor.data.columns import one_each, split_clients, split_each
 from sartor.data.draws import TRAIN_SHARE, Draw, authors, pfllib
 from sartor.data.paper_partitions import equal_sizes, exact_classes, grouped, lognormal
-from sartor.data.split import Int, Ragged, split_rows
+from sartor.data.split import Int, Ragged, generator, numbered, split_rows
 
 KINDS = ("column", "dirichlet", "iid", "pathological", "classes", "grouped", "lognormal")
 PROTOCOLS = ("authors", "pfllib")
@@ -169,27 +169,16 @@ def divide(
             raise ConfigError(f"Partition {spec} contradicts protocol={protocol!r}; give only one.")
     chosen = protocol or spec.protocol
     classes = int(labels.max()) + 1 if num_classes is None else num_classes
+    columns, every, kept = attributes or {}, labels, None
     if samples is not None and spec.kind != "classes":
         merged = chosen in _MERGED or spec.kind == "lognormal"
         kept = _some(len(labels), None if merged else num_train, samples, train_share, seed)
-        part = divide(
-            labels[kept],
-            spec,
-            clients=clients,
-            num_train=None if num_train is None else int((kept < num_train).sum()),
-            num_classes=classes,
-            protocol=protocol,
-            attributes={k: np.asarray(v)[kept] for k, v in (attributes or {}).items()},
-            seed=seed,
-            min_train=min_train,
-            min_test=min_test,
-            train_share=train_share,
-            max_tries=max_tries,
-        )
-        return _within(part, kept, labels)
+        num_train = None if num_train is None else int((kept < num_train).sum())
+        columns = {k: np.asarray(v)[kept] for k, v in columns.items()}
+        labels = labels[kept]
     if spec.kind == "column":
-        columns = attributes or {}
-        return _by_column(spec, chosen, clients, num_train, columns, min_train, train_share, seed)
+        part = _by_column(spec, chosen, clients, num_train, columns, min_train, train_share, seed)
+        return part if kept is None else _within(part, kept, every)
     chosen = chosen or {"classes": "own", "lognormal": "mnist"}.get(spec.kind, "authors")
     clients = 20 if clients is None else clients
     if clients < 1:
@@ -198,23 +187,19 @@ def divide(
         raise FederationError(
             f"{clients} clients cannot share {len(labels)} samples; use fewer clients."
         )
-    draw = Draw(
-        labels,
-        str(spec),
-        spec.kind,
-        spec.value if isinstance(spec.value, float) else None,
-        clients,
-        classes,
-        _generator(seed, spec.kind),
-        max_tries,
-        {},
-    )
-    names = tuple(f"client{i:0{len(str(clients - 1))}d}" for i in range(clients))
+    value = spec.value if isinstance(spec.value, float) else 0.0
+    rng = generator(seed, KINDS.index(spec.kind))
+    draw = Draw(labels, str(spec), spec.kind, value, clients, classes, rng, max_tries)
+    names = numbered(clients)
     info = {"partition": spec.kind, "value": spec.value, "protocol": chosen, "seed": seed}
+    info["clients"] = clients
     changed: Int | None = None
     if spec.kind == "grouped":
-        return _by_group(draw, info, names, num_train, attributes, min_train, train_share)
-    if spec.kind == "classes":
+        owner, info["of"] = grouped(columns, draw, min_train)
+        train, test, info["protocol"] = split_clients(
+            owner, names, num_train, merge=chosen == "pfllib", share=train_share, seed=seed
+        )
+    elif spec.kind == "classes":
         official = _official(labels, num_train, draw.info)
         train, test = exact_classes(draw, official, samples, all_tests=chosen == "all")
     elif chosen == "authors":
@@ -232,7 +217,8 @@ def divide(
         owner = np.full(len(labels), -1, dtype=np.int64)
         owner[whole.rows.numpy()] = whole.owner.numpy()
         train, test = split_each(owner, names, seed, TRAIN_SHARE)
-    return Partition(train, test, names, info | {"clients": clients} | draw.info, changed)
+    part = Partition(train, test, names, info | draw.info, changed)
+    return part if kept is None else _within(part, kept, every)
 
 
 def _some(total: int, num_train: int | None, samples: int, share: float, seed: int) -> Int:
@@ -244,26 +230,17 @@ def _some(total: int, num_train: int | None, samples: int, share: float, seed: i
         raise ConfigError(
             f"samples must lie in 1..{most}, the number of training samples, got {samples}."
         )
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, len(KINDS), 1000])))
-    chosen = np.sort(rng.choice(pool, wanted, replace=False))
+    chosen = np.sort(generator(seed, len(KINDS), 1000).choice(pool, wanted, replace=False))
     return np.concatenate([chosen, np.arange(pool, total)])
 
 
 def _within(part: Partition, kept: Int, labels: Int) -> Partition:
     """Give rows of a smaller set their numbers in the whole one."""
-    rows = torch.from_numpy(kept)
-    train, test = (Ragged(rows[split.rows], split.offsets) for split in (part.train, part.test))
-    y: Int | None = None
-    if part.y is not None:
-        y = labels.copy()
+    train, test = (split.of_rows(torch.from_numpy(kept)) for split in (part.train, part.test))
+    y = None if part.y is None else labels.copy()
+    if y is not None:
         y[kept] = part.y
     return Partition(train, test, part.names, part.info | {"drawn_samples": len(train.rows)}, y)
-
-
-def _generator(seed: int, kind: str) -> np.random.Generator:
-    if seed < 0:
-        raise ConfigError(f"seed must be >= 0, got {seed}.")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, KINDS.index(kind)])))
 
 
 def _official(y: Int, num_train: int | None, info: dict[str, Any]) -> tuple[Int, Int]:
@@ -278,9 +255,6 @@ def _official(y: Int, num_train: int | None, info: dict[str, Any]) -> tuple[Int,
     return rows[:num_train], rows[num_train:]
 
 
-# ---------------------------------------------------------------------- by attribute
-
-
 def _by_column(
     spec: PartitionSpec,
     protocol: str | None,
@@ -293,8 +267,8 @@ def _by_column(
 ) -> Partition:
     """Make one client of every value of a column, or of some values drawn at random."""
     column = str(spec.value)
-    rng = _generator(seed, spec.kind)
-    owner, names = one_each(column_of(attributes, column), column, clients, least, rng)
+    rng = generator(seed, KINDS.index(spec.kind))
+    owner, names = one_each(attributes, column, clients, least, rng)
     train, test, found = split_clients(
         owner, names, num_train, merge=protocol == "pfllib", share=share, seed=seed
     )
@@ -305,28 +279,3 @@ def _by_column(
         )
     info = {"partition": "column", "value": column, "protocol": found, "seed": seed}
     return Partition(train, test, names, info | {"clients": len(names)})
-
-
-def _by_group(
-    draw: Draw,
-    info: dict[str, Any],
-    names: tuple[str, ...],
-    num_train: int | None,
-    attributes: dict[str, Any] | None,
-    least: int | None,
-    share: float,
-) -> Partition:
-    """Make clients of many users each; a user's samples stay together."""
-    if not attributes:
-        raise ConfigError(
-            f"{draw.name} deals out users, but the data have no column that names them; use "
-            "femnist or sent140, or another partition."
-        )
-    column = next(iter(attributes))
-    owner = grouped(np.asarray(attributes[column]), draw, least)
-    merge = info["protocol"] == "pfllib"
-    train, test, found = split_clients(
-        owner, names, num_train, merge=merge, share=share, seed=info["seed"]
-    )
-    info |= {"protocol": found, "clients": len(names), "of": column} | draw.info
-    return Partition(train, test, names, info)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data.federation import Federation
-from sartor.data.split import Ragged
+from sartor.data.split import Ragged, generator, numbered
 
 Floats = npt.NDArray[np.float64]
 MODES = ("literal", "theory")
@@ -131,7 +131,7 @@ def quadratics(
         train,
         Ragged.empty(len(a)),
         test,
-        _names(len(a)),
+        numbered(len(a)),
         1,
         {"source": "quadratics", "dim": a.shape[1]},
     )
@@ -303,10 +303,7 @@ _PURPOSES = ("centre", "literal", "theory", "radius")
 
 
 def _draws(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
-    if seed < 0:
-        raise ConfigError(f"seed must be >= 0, got {seed}.")
-    entropy = np.random.SeedSequence([seed, _PURPOSES.index(purpose), client])
-    return np.random.Generator(np.random.PCG64(entropy))
+    return generator(seed, _PURPOSES.index(purpose), client)
 
 
 def _bernoulli(scores: Floats, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
@@ -347,12 +344,8 @@ def _binary(
         Ragged.from_sizes(rows[:, :samples].reshape(-1), np.full(clients, samples)),
         Ragged.empty(clients),
         Ragged.from_sizes(rows[:, samples:].reshape(-1), np.full(clients, each - samples)),
-        _names(clients),
+        numbered(clients),
         2,
         info,
     )
     return federation, Truth(torch.from_numpy(np.stack(models)))
-
-
-def _names(clients: int) -> tuple[str, ...]:
-    return tuple(f"client{i:0{len(str(clients - 1))}d}" for i in range(clients))

@@ -136,8 +136,8 @@ def _load(name: str, root: str) -> Dataset:
     found = _find(name, root)
     assert found is not None
     layout, files = found
-    if name in ("femnist", "sent140"):
-        return (_read_femnist if name == "femnist" else _read_sent140)(files, root)
+    if layout.read is None:
+        return _read_users(name, files, root)
     entry = DATASETS[name]
     parts, names = layout.read(files, entry)
     for split in readers.SPLITS:
@@ -160,35 +160,29 @@ def _load(name: str, root: str) -> Dataset:
     return Dataset(name, x, y, num_train, entry.num_classes, root, classes)
 
 
-def _read_femnist(files: dict[str, Any], root: str) -> Dataset:
-    parts = [readers.read_leaf(files[split]) for split in files]
-    x = np.concatenate([part.x for part in parts]).reshape(-1, 1, 28, 28)
-    features = torch.from_numpy(x).sub_(0.5).div_(0.5)
-    labels = torch.from_numpy(np.concatenate([part.y for part in parts]))
-    writers = np.concatenate([part.users for part in parts])
-    num_train = len(parts[0].x) if len(parts) == 2 else None
-    attributes = {"writer": writers}
-    return Dataset("femnist", features, labels, num_train, 62, root, (), attributes, LEAF_SHARE)
-
-
-def _read_sent140(files: dict[str, Any], root: str) -> Dataset:
-    if "lines" in files:
-        parts = [text.read_lines(files["lines"])]
+def _read_users(name: str, files: dict[str, Any], root: str) -> Dataset:
+    """Read FEMNIST or Sent140, whose samples have writers or users."""
+    read = readers.read_leaf if name == "femnist" else text.read_leaf_texts
+    is_lines = "lines" in files
+    parts = [text.read_lines(files["lines"])] if is_lines else [read(files[s]) for s in files]
+    y, users = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    num_train = len(parts[0].y) if len(parts) == 2 else None
+    texts: tuple[tuple[str, ...], ...] = ()
+    if name == "femnist":
+        pixels = np.concatenate([part.x for part in parts]).reshape(-1, 1, 28, 28)
+        x = torch.from_numpy(pixels).sub_(0.5).div_(0.5)
     else:
-        parts = [text.read_leaf_texts(files[split]) for split in files]
-    texts = tuple(tuple(text.tokenise(one)) for part in parts for one in part.texts)
-    labels = torch.from_numpy(np.concatenate([part.y for part in parts]))
-    users = np.concatenate([part.users for part in parts])
-    num_train = len(parts[0].texts) if len(parts) == 2 else None
+        texts = tuple(tuple(text.tokenise(one)) for part in parts for one in part.x)
+        x = torch.empty((len(texts), 0), dtype=torch.int64)
     return Dataset(
-        "sent140",
-        torch.empty((len(texts), 0), dtype=torch.int64),
-        labels,
+        name,
+        x,
+        torch.from_numpy(y),
         num_train,
-        2,
+        DATASETS[name].num_classes,
         root,
-        DATASETS["sent140"].class_names,
-        {"user": users},
+        DATASETS[name].class_names,
+        {"writer" if name == "femnist" else "user": users},
         LEAF_SHARE,
         texts,
     )

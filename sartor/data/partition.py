@@ -15,6 +15,7 @@ The partitions of single papers have protocols of their own; see ``sartor.data.p
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +24,6 @@ import numpy.typing as npt
 import torch
 
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
-from sartor.data.columns import one_each, split_clients, split_each
 from sartor.data.draws import TRAIN_SHARE, Draw, authors, pfllib
 from sartor.data.paper_partitions import equal_sizes, exact_classes, grouped, lognormal
 from sartor.data.split import Int, Ragged, generator, numbered, split_rows
@@ -196,7 +196,7 @@ def divide(
     changed: Int | None = None
     if spec.kind == "grouped":
         owner, info["of"] = grouped(columns, draw, min_train)
-        train, test, info["protocol"] = split_clients(
+        train, test, info["protocol"] = _split_clients(
             owner, names, num_train, merge=chosen == "pfllib", share=train_share, seed=seed
         )
     elif spec.kind == "classes":
@@ -216,7 +216,7 @@ def divide(
             whole = equal_sizes(draw) if chosen == "equal" else pfllib(draw, min_train)
         owner = np.full(len(labels), -1, dtype=np.int64)
         owner[whole.rows.numpy()] = whole.owner.numpy()
-        train, test = split_each(owner, names, seed, TRAIN_SHARE)
+        train, test = _split_each(owner, names, seed, TRAIN_SHARE)
     part = Partition(train, test, names, info | draw.info, changed)
     return part if kept is None else _within(part, kept, every)
 
@@ -268,8 +268,8 @@ def _by_column(
     """Make one client of every value of a column, or of some values drawn at random."""
     column = str(spec.value)
     rng = generator(seed, KINDS.index(spec.kind))
-    owner, names = one_each(attributes, column, clients, least, rng)
-    train, test, found = split_clients(
+    owner, names = _one_each(attributes, column, clients, least, rng)
+    train, test, found = _split_clients(
         owner, names, num_train, merge=protocol == "pfllib", share=share, seed=seed
     )
     if protocol == "authors" and found != "authors":
@@ -279,3 +279,75 @@ def _by_column(
         )
     info = {"partition": "column", "value": column, "protocol": found, "seed": seed}
     return Partition(train, test, names, info | {"clients": len(names)})
+
+
+def _one_each(
+    columns: Mapping[str, Any],
+    name: str,
+    clients: int | None,
+    least: int | None,
+    rng: np.random.Generator,
+) -> tuple[Int, tuple[str, ...]]:
+    """Make one client of every value of a column, or of so many values drawn at random.
+
+    Values with fewer than ``least`` samples are left out. Returns the client of every sample, -1
+    for nobody, and the names of the clients.
+    """
+    if name not in columns:
+        known = did_you_mean(name, columns) if columns else "; it has no columns"
+        raise ConfigError(f"The data have no column {name!r}{known}")
+    values, inverse = np.unique(np.asarray(columns[name]), return_inverse=True)
+    owner: Int = inverse.astype(np.int64)
+    sizes = np.bincount(owner, minlength=len(values))
+    enough = np.flatnonzero(sizes >= (least or 0))
+    if len(enough) == 0:
+        raise FederationError(
+            f"No value of {name!r} has {least} samples (the most frequent has {int(sizes.max())}); "
+            "lower min_train."
+        )
+    if clients is not None and not 1 <= clients <= len(enough):
+        of = f" with {least} samples" if least else ""
+        raise FederationError(
+            f"Column {name!r} has {len(enough)} values{of}; clients must lie in "
+            f"1..{len(enough)}, got {clients}."
+        )
+    kept = enough
+    if clients is not None:
+        kept = enough[np.sort(rng.choice(len(enough), clients, replace=False))]
+    place = np.full(len(values), -1, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    return place[owner], tuple(str(value) for value in values[kept].tolist())
+
+
+def _split_clients(
+    owner: Int,
+    names: Sequence[str],
+    num_train: int | None,
+    *,
+    merge: bool,
+    share: float,
+    seed: int,
+) -> tuple[Ragged, Ragged, str]:
+    """Divide clients by the official split, if all have samples in both parts, else at random.
+
+    At random a ``share`` is for training, or three quarters where ``merge`` passes over an official
+    split. Returns train, test, and the protocol: ``authors``, ``pfllib`` (75/25) or ``leaf``.
+    """
+    if not merge and num_train is not None:
+        rows = np.arange(len(owner), dtype=np.int64)
+        train, test = (
+            Ragged.from_owner(part, owner[part], len(names)) for part in np.split(rows, [num_train])
+        )
+        if bool((train.sizes > 0).all()) and bool((test.sizes > 0).all()):
+            return train, test, "authors"
+    part = TRAIN_SHARE if merge else share
+    train, test = _split_each(owner, names, seed, part)
+    return train, test, "pfllib" if part == TRAIN_SHARE else "leaf"
+
+
+def _split_each(owner: Int, names: Sequence[str], seed: int, share: float) -> tuple[Ragged, Ragged]:
+    """Split every client at random, a share (rounded down, at least one) for training."""
+    sizes = np.bincount(owner[owner >= 0], minlength=len(names))
+    num_test = sizes - np.maximum((sizes * share + 1e-9).astype(np.int64), 1)
+    train, _, test = split_rows(owner, names, test=num_test, val=0.0, seed=seed)
+    return train, test

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -191,7 +192,7 @@ def empty_faults(train: Ragged, names: Sequence[str]) -> list[str]:
     empty = torch.nonzero(train.sizes == 0).flatten().tolist()
     if not empty:
         return []
-    shown = ", ".join(names[i] for i in empty[:10]) + (", ..." if len(empty) > 10 else "")
+    shown = some([names[i] for i in empty], 10)
     who = f"Client {shown} has" if len(empty) == 1 else f"{len(empty)} clients ({shown}) have"
     return [
         f"{who} no training samples, so nothing can be trained there; leave out such clients "
@@ -199,10 +200,14 @@ def empty_faults(train: Ragged, names: Sequence[str]) -> list[str]:
     ]
 
 
+def some(values: Sequence[Any] | npt.NDArray[Any], most: int = 5) -> str:
+    """Show the first few of some values."""
+    return ", ".join(map(str, values[:most])) + (", ..." if len(values) > most else "")
+
+
 def some_of(values: Any) -> str:
     """Show the first five of some numbers."""
-    shown = ", ".join(f"{value:g}" for value in values[:5].tolist())
-    return shown + (", ..." if len(values) > 5 else "")
+    return some([f"{value:g}" for value in values[:6].tolist()])
 
 
 def of_clients(rows: Int, owners: OwnersOf) -> str:
@@ -210,5 +215,4 @@ def of_clients(rows: Int, owners: OwnersOf) -> str:
     names = [name for name in dict.fromkeys(owners(rows[:1000])) if name]
     if not names:
         return ""
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return f" (client{'s' if len(names) > 1 else ''} {shown})"
+    return f" (client{'s' if len(names) > 1 else ''} {some(names)})"

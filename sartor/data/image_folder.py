@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sartor.core.errors import FederationError, MissingExtraError
-from sartor.data.checks import raise_faults
+from sartor.data.checks import raise_faults, some
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 GREY = ("1", "L")
@@ -25,17 +25,11 @@ Size = int | tuple[int, int]
 
 
 class Images(NamedTuple):
-    """Images of all clients.
+    """Images of all clients."""
 
-    Attributes:
-        x: (samples, channels, height, width) float32 between 0 and 1.
-        y: (samples,) names of the classes.
-        client: (samples,) names of the clients.
-    """
-
-    x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.str_]
-    client: npt.NDArray[np.str_]
+    x: npt.NDArray[np.float32]  # (samples, channels, height, width), between 0 and 1
+    y: npt.NDArray[np.str_]  # the names of the classes
+    client: npt.NDArray[np.str_]  # the names of the clients
 
 
 def has_images(folder: Path) -> bool:
@@ -44,16 +38,9 @@ def has_images(folder: Path) -> bool:
 
 
 def read_images(folder: Path, size: Size | None = None) -> Images:
-    """Read all images below a folder.
+    """Read all images below a folder, or list every one that cannot be used.
 
-    Args:
-        folder: one folder for each client, in it one for each class.
-        size: height and width that all images are brought to, or one number for both; None takes
-            images as they are, and then all must have one size.
-
-    Raises:
-        FederationError: lists every image that cannot be used, with the reason.
-        MissingExtraError: Pillow is not installed.
+    ``size`` is what they are brought to; without it they must have one size.
     """
     shape = _shape(size)
     files = [
@@ -62,16 +49,14 @@ def read_images(folder: Path, size: Size | None = None) -> Images:
         for file in sorted(client.rglob("*"))
         if _is_image(file)
     ]
-    faults = _misplaced(folder, files)
-    raise_faults(faults)
+    raise_faults(_misplaced(folder, files))
     pictures, grey = _opened(folder, [file for _, file in files], shape)
     sizes = sorted({image.shape[:2] for image in pictures})
     if len(sizes) > 1:
-        shown = ", ".join(f"{height} × {width}" for height, width in sizes[:3])
+        shown = some([f"{height} × {width}" for height, width in sizes], 3)
         raise FederationError(
-            f"The images of {folder} have {len(sizes)} different sizes ({shown}"
-            f"{', ...' if len(sizes) > 3 else ''}); bring them to one with image_size=, such as "
-            f"image_size={min(min(size) for size in sizes)}."
+            f"The images of {folder} have {len(sizes)} different sizes ({shown}); bring them to "
+            f"one with image_size=, such as image_size={min(min(size) for size in sizes)}."
         )
     pixels = np.stack(pictures)
     pixels = pixels[..., :1] if grey else pixels

@@ -33,32 +33,22 @@ LEAF_SHARE = 0.9  # of every user, for training
 
 @dataclass(frozen=True)
 class Dataset:
-    """A labelled data set in memory.
+    """A labelled data set in memory, official training samples first.
 
-    Attributes:
-        name: its name in ``DATASETS``.
-        x: ``(samples, channels, height, width)`` float32 in [-1, 1]; training samples first. For
-            texts ``(samples, 0)``: their tokens depend on which clients train.
-        y: ``(samples,)`` int64.
-        num_train: how many samples are official training samples; None without such a split.
-        num_classes: the number of classes.
-        source: where it was found.
-        class_names: names of the classes, if known.
-        attributes: columns for partitions by attribute, each ``(samples,)``.
-        train_share: the part of a client for training, where there is no official split.
-        texts: the words of every text; empty for images.
+    Images are ``(samples, channels, height, width)`` float32 in [-1, 1]; of texts x is ``(samples,
+    0)``, for their tokens depend on which clients train.
     """
 
     name: str
     x: Tensor
-    y: Tensor
-    num_train: int | None
+    y: Tensor  # (samples,) int64
+    num_train: int | None  # official training samples; None without such a split
     num_classes: int
-    source: str
+    source: str  # where it was found
     class_names: tuple[str, ...] = ()
-    attributes: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    train_share: float = TRAIN_SHARE
-    texts: tuple[tuple[str, ...], ...] = ()
+    attributes: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # for partitions by them
+    train_share: float = TRAIN_SHARE  # of a client, where there is no official split
+    texts: tuple[tuple[str, ...], ...] = ()  # the words of every text
 
 
 @dataclass(frozen=True)
@@ -215,15 +205,10 @@ def _load_digits() -> Dataset:
 def _scaled(name: str, root: str, scale: str, merged: bool) -> Tensor:
     """Return the images of a data set in another scale.
 
-    With p the pixels from 0 to 255: p/255, or (p − μ)/(σ + 0.001) with mean and deviation over all
-    images and pixels, or over all images for every pixel (and channel) by itself, as in pFedMe's
-    and pFedBreD's generators.
-
-    Args:
-        name: of the data set.
-        root: the data folder.
-        scale: ``unit``, ``standard`` or ``pixel``.
-        merged: whether μ and σ are those of all samples, or of the official training samples.
+    With p the pixels from 0 to 255: ``unit`` p/255; or (p − μ)/(σ + 0.001) with mean and deviation
+    over all images and pixels (``standard``), or over all images for every pixel and channel by
+    itself (``pixel``), as in pFedMe's and pFedBreD's generators. μ and σ are those of the official
+    training samples, unless the partition merged them with the test samples.
     """
     data = load(name, root or None)
     pixels = (data.x + 1) / 2
@@ -366,11 +351,8 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
     rows = []
     for name, entry in DATASETS.items():
         found = _find(name, data_dir)
-        where: str | None = None
-        if name == "digits":
-            where = "with Sartor"
-        elif found is not None:
-            where = _files_of(found[1])
+        where = "with Sartor" if name == "digits" else None
+        where = where if found is None else _files_of(found[1])
         counts = entry.samples
         if found is not None and found[0].find is find_npz:
             counts = readers.count_npz(found[1])

@@ -56,21 +56,13 @@ class PartitionSpec:
 
 @dataclass(frozen=True)
 class Partition:
-    """Rows of every client, and how they were drawn.
-
-    Attributes:
-        train: rows for training.
-        test: rows for testing.
-        names: one name per client.
-        info: a record of the draw.
-        y: all labels, if the partition changed some; else None.
-    """
+    """Rows of every client for training and testing, and a record of how they were drawn."""
 
     train: Ragged
     test: Ragged
     names: tuple[str, ...]
     info: dict[str, Any]
-    y: Int | None = None
+    y: Int | None = None  # all labels, if the partition changed some
 
 
 def parse_partition(text: str) -> PartitionSpec:
@@ -237,8 +229,9 @@ def _some(total: int, num_train: int | None, samples: int, share: float, seed: i
 def _within(part: Partition, kept: Int, labels: Int) -> Partition:
     """Give rows of a smaller set their numbers in the whole one."""
     train, test = (split.of_rows(torch.from_numpy(kept)) for split in (part.train, part.test))
-    y = None if part.y is None else labels.copy()
-    if y is not None:
+    y: Int | None = None
+    if part.y is not None:
+        y = labels.copy()
         y[kept] = part.y
     return Partition(train, test, part.names, part.info | {"drawn_samples": len(train.rows)}, y)
 

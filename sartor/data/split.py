@@ -170,20 +170,18 @@ def split_rows(
 ) -> tuple[Ragged, Ragged, Ragged]:
     """Divide the samples of every client into train, validation and test.
 
+    Rows are ascending inside a client of each part.
+
     Args:
         owner: ``(samples,)`` the client of each sample; -1 for a sample that nobody has.
-        names: the names of the clients.
+        names: the names of the clients, which key the draw.
         test: the fraction held out, a mask that marks the test samples, or the number of test
             samples of every client (integers).
         val: the fraction used for validation; of all samples of the client, or, where ``test``
             is a mask, of those that the mask leaves.
         seed: the seed of the draw.
-        classes: labels, to keep the class shares of every client in each part; None for a
-            plain draw.
+        classes: labels, to keep the class shares of every client in each part.
         purpose: keeps the draws of different uses apart.
-
-    Returns:
-        train, validation and test, each with ascending rows inside a client.
     """
     clients = len(names)
     rows = np.argsort(owner, kind="stable")

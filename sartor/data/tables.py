@@ -96,6 +96,7 @@ def from_dataframe(
     labels = [label] if isinstance(label, str) else list(label)
     columns = _columns(frame, faults)
     marks = test if isinstance(test, str) else None
+    wanted: dict[str, Sequence[str | None]]
     wanted = {"client": [client], "label": labels, "drop": drop, "categories": categories}
     wanted |= {"text_column": [text_column], "test": [marks]}
     faults += [

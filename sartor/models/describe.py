@@ -33,10 +33,7 @@ def describe_model(
 ) -> dict[str, Any] | None:
     """Return name and arguments of a network of this library, or None for any other.
 
-    Args:
-        module: the network.
-        input_shape: the shape of a sample.
-        num_classes: that of the federation; 0 for regression.
+    ``num_classes`` is that of the federation: 0 for regression.
 
     >>> from sartor.models import dnn
     >>> describe_model(dnn(input_shape=(4,), num_classes=3, hidden=7), (4,), 3)["name"]

@@ -55,14 +55,9 @@ class Direction(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
-        """Run over a batch of texts.
+        """Run over texts ``(batch, steps, inputs)``; ``is_token`` says which steps belong to them.
 
-        Args:
-            x: ``(batch, steps, inputs)``.
-            is_token: ``(batch, steps)`` which steps belong to the text.
-
-        Returns:
-            The outputs ``(batch, steps, hidden)``, arbitrary after the text, and the last one.
+        Returns the outputs ``(batch, steps, hidden)``, arbitrary after the text, and the last one.
         """
         given = F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh)
         outputs, _ = lstm_loop(given, self.weight_hh, is_token, self.backward)

@@ -25,6 +25,8 @@ import numpy.typing as npt
 
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data.checks import some
+from sartor.data.text import encode as encode_text
+from sartor.data.text import tokenise
 
 Array = npt.NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>"})
@@ -235,12 +237,9 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
         mean, scale = (np.reshape(recipe[key], shape) for key in ("mean", "scale"))
         return np.asarray((array - mean) / scale, dtype=np.float32)
     if recipe["kind"] == "text":
-        from sartor.data.text import encode as encode_text
-        from sartor.data.text import tokenise
-
         texts = columns_of(x, [recipe["column"]])[recipe["column"]] if _is_table(x) else x
         vocabulary = {word: number for number, word in enumerate(recipe["words"], 2)}
-        words = [tokenise(str(text)) for text in ([texts] if isinstance(texts, str) else texts)]
+        words = [tokenise(str(one)) for one in ([texts] if isinstance(texts, str) else texts)]
         return encode_text(words, vocabulary, recipe["length"])
     steps = recipe["columns"]
     given = columns_of(x, [step["name"] for step in steps])

@@ -7,7 +7,7 @@ if all images are grey, else three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -34,7 +34,7 @@ class Images(NamedTuple):
 
 def has_images(folder: Path) -> bool:
     """Say whether a folder holds images of clients, well laid out or not."""
-    return any(_is_image(file) for client in _folders(folder) for file in client.rglob("*"))
+    return next(_images(folder), None) is not None
 
 
 def read_images(folder: Path, size: Size | None = None) -> Images:
@@ -43,12 +43,7 @@ def read_images(folder: Path, size: Size | None = None) -> Images:
     ``size`` is what they are brought to; without it they must have one size.
     """
     shape = _shape(size)
-    files = [
-        (client, file)
-        for client in _folders(folder)
-        for file in sorted(client.rglob("*"))
-        if _is_image(file)
-    ]
+    files = list(_images(folder))
     raise_faults(_misplaced(folder, files))
     pictures, grey = _opened(folder, [file for _, file in files], shape)
     sizes = sorted({image.shape[:2] for image in pictures})
@@ -82,9 +77,12 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _is_image(file: Path) -> bool:
-    hidden = file.name.startswith(".")
-    return file.suffix.lower() in ENDINGS and not hidden and file.is_file()
+def _images(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the folder of the client and the file of every image."""
+    for client in _folders(folder):
+        for file in sorted(client.rglob("[!.]*")):
+            if file.suffix.lower() in ENDINGS and file.is_file():
+                yield client, file
 
 
 def _misplaced(folder: Path, files: Sequence[tuple[Path, Path]]) -> list[str]:

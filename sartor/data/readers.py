@@ -198,9 +198,9 @@ def read_cifar_python(paths: Sequence[Path], key: str) -> Pictures:
 
 
 class _Array:
-    """What stands for a numpy array in a CIFAR batch: its recorded state, nothing else."""
+    """What stands for a numpy array, and its class: the recorded state, nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any) -> None:
         self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
@@ -226,14 +226,6 @@ class _DType:
         """Ignore byte order and flags: they mean nothing for single bytes."""
 
 
-class _NDArray:
-    """What stands for the class ``numpy.ndarray``, which a batch names but never calls."""
-
-
-def _array(*_: Any) -> _Array:
-    return _Array()
-
-
 def _latin(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"text in encoding {encoding!r}")
@@ -247,9 +239,9 @@ class _PlainUnpickler(pickle.Unpickler):
     """
 
     _STAND_INS: dict[tuple[str, str], Any] = {  # noqa: RUF012
-        ("numpy.core.multiarray", "_reconstruct"): _array,
-        ("numpy._core.multiarray", "_reconstruct"): _array,
-        ("numpy", "ndarray"): _NDArray,
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy._core.multiarray", "_reconstruct"): _Array,
+        ("numpy", "ndarray"): _Array,
         ("numpy", "dtype"): _DType,
         ("_codecs", "encode"): _latin,
     }

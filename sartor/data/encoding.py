@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sartor.core.errors import ConfigError, FederationError, did_you_mean
+from sartor.core.errors import FederationError, did_you_mean
 from sartor.data.checks import some
 from sartor.data.text import encode as encode_text
 from sartor.data.text import tokenise
@@ -74,7 +74,7 @@ def read_column(
         return None
     cells = array.tolist()
     empty = [is_missing(cell) for cell in cells]
-    numbers = [None if gone else _number(cell) for cell, gone in zip(cells, empty, strict=True)]
+    numbers = [None if gone else number_of(cell) for cell, gone in zip(cells, empty, strict=True)]
     known = sum(number is not None for number in numbers)
     given = len(cells) - sum(empty)
     if known == given and not category:
@@ -237,7 +237,8 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
         mean, scale = (np.reshape(recipe[key], shape) for key in ("mean", "scale"))
         return np.asarray((array - mean) / scale, dtype=np.float32)
     if recipe["kind"] == "text":
-        texts = columns_of(x, [recipe["column"]])[recipe["column"]] if _is_table(x) else x
+        is_table = isinstance(x, Mapping) or hasattr(x, "columns")
+        texts = columns_of(x, [recipe["column"]])[recipe["column"]] if is_table else x
         vocabulary = {word: number for number, word in enumerate(recipe["words"], 2)}
         words = [tokenise(str(one)) for one in ([texts] if isinstance(texts, str) else texts)]
         return encode_text(words, vocabulary, recipe["length"])
@@ -291,17 +292,8 @@ def columns_of(x: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: table[name] for name in names}
 
 
-def check_missing(missing: str) -> None:
-    """Refuse a rule for empty cells that does not exist."""
-    if missing not in ("error", "mean"):
-        raise ConfigError(f"missing must be 'error' or 'mean', got {missing!r}.")
-
-
-def _is_table(x: Any) -> bool:
-    return isinstance(x, Mapping) or hasattr(x, "columns")
-
-
-def _number(cell: Any) -> float | None:
+def number_of(cell: Any) -> float | None:
+    """Return the number in a cell, or None if it is none."""
     try:
         return float(cell)
     except (TypeError, ValueError):

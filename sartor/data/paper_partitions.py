@@ -27,9 +27,6 @@ LEAST = 10
 """Samples of each class that every client of ``lognormal`` has; users of one of ``grouped``."""
 
 
-# ---------------------------------------------------------------------- exact classes
-
-
 def exact_classes(
     draw: Draw, official: tuple[Int, Int], samples: int | None, *, all_tests: bool
 ) -> tuple[Ragged, Ragged]:
@@ -73,9 +70,6 @@ def exact_classes(
     np.put_along_axis(mine, held, True, axis=1)
     tests = [official[1] if all_tests else official[1][row[draw.y[official[1]]]] for row in mine]
     return draw.cut(draw.mixed(lists), counts), Ragged.from_lists(tests)
-
-
-# ---------------------------------------------------------------------- lognormal sizes
 
 
 def lognormal(draw: Draw, rule: str) -> tuple[Ragged, Int | None]:
@@ -136,9 +130,6 @@ def lognormal(draw: Draw, rule: str) -> tuple[Ragged, Int | None]:
     return found, labels
 
 
-# ---------------------------------------------------------------------- equal sizes
-
-
 def equal_sizes(draw: Draw) -> Ragged:
     """Give every client ⌊N/m⌋ of the merged samples, with class shares drawn from Dir(a, ..., a).
 
@@ -174,9 +165,6 @@ def _rounded(parts: npt.NDArray[np.float64], total: int) -> Int:
     missing = max(total - int(whole.sum()), 0)
     whole[np.argsort(whole - parts, kind="stable")[:missing]] += 1
     return whole
-
-
-# ---------------------------------------------------------------------- grouped users
 
 
 def grouped(columns: Mapping[str, Any], draw: Draw, least: int | None) -> tuple[Int, str]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sartor.core.errors import MissingExtraError, did_you_mean
+from sartor.data.encoding import number_of
 
 ENDINGS = (".npz", ".csv", ".parquet")  # of the files that ``read_samples`` reads
 LABELS = ("y", "label", "target", "class")  # tried in this order when no label column is named
@@ -103,7 +104,7 @@ def _csv_cells(file: Path) -> dict[str, npt.NDArray[Any]]:
     rows = csv_rows(file)
     if not rows:
         raise ValueError("it is empty")
-    header = None if all(_is_number(cell) for cell in rows[0][:-1]) else rows.pop(0)
+    header = None if None not in map(number_of, rows[0][:-1]) else rows.pop(0)
     if header is None and len(rows[0]) == 1:
         raise ValueError("it has one column, but features and a label are needed")
     width = len(header or rows[0])
@@ -128,17 +129,9 @@ def _numbers(name: str, column: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     try:
         return column.astype(np.float32)
     except ValueError:
-        row = next(i for i, cell in enumerate(column.tolist()) if not _is_number(cell))
+        row = next(i for i, cell in enumerate(column.tolist()) if number_of(cell) is None)
         raise ValueError(
             f"column {name!r} holds {column[row]!s:.40} in sample {row}, which is not a number; "
             "encode it as numbers first, or say standardise=True (--standardise), which takes "
             "texts for categories"
         ) from None
-
-
-def _is_number(cell: Any) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from sartor.core.errors import FederationError, did_you_mean
+from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data import encoding, text
 from sartor.data.arrays import from_arrays
 from sartor.data.checks import check, raise_faults, some
@@ -90,7 +90,8 @@ def from_dataframe(
         >>> fed.names, fed.info["features"], fed.x[:, 0].abs().sum().item() > 1
         (('a', 'b'), ['age', 'sex=f', 'sex=m'], True)
     """
-    encoding.check_missing(missing)
+    if missing not in ("error", "mean"):
+        raise ConfigError(f"missing must be 'error' or 'mean', got {missing!r}.")
     faults: list[str] = []
     known = dict(like or {})
     labels = [label] if isinstance(label, str) else list(label)

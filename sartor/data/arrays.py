@@ -137,13 +137,13 @@ def from_arrays(
         record["class_names"] = class_names
     made = Samples(features, labels, *parts, known, classes, record, task or "")
     if min_samples > 0:
-        sizes = made.train.sizes
-        if int(sizes.max()) < min_samples:
+        trained = made.train.sizes
+        if int(trained.max()) < min_samples:
             raise FederationError(
                 f"No client has {min_samples} training samples (the largest has "
-                f"{int(sizes.max())}); lower min_samples."
+                f"{int(trained.max())}); lower min_samples."
             )
-        made = made._keep(sizes >= min_samples)
+        made = made._keep(trained >= min_samples)
     made = replace(made, info=made.info | (info or {}))
     return standardised(made) if standardise else made
 

@@ -9,9 +9,8 @@ from torch import nn
 
 from sartor.core.errors import ModelError
 from sartor.models.convolutional import CNN2, CNN3, CNN5, LeNet5, cnn2, cnn3, cnn5, lenet5
-from sartor.models.language import LanguageLSTM, language_lstm
 from sartor.models.plain import DNN, MCLR, dnn, mclr
-from sartor.models.recurrent import LSTM, lstm
+from sartor.models.recurrent import LSTM, LanguageLSTM, language_lstm, lstm
 from sartor.models.residual import ResNet8, resnet8
 
 MAKERS: dict[type[nn.Module], Callable[..., nn.Module]] = {

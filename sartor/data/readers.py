@@ -26,6 +26,7 @@ from sartor.core.errors import FederationError, MissingExtraError
 
 Bytes = npt.NDArray[np.uint8]
 SPLITS = ("train", "test")
+_BROKEN = (OSError, EOFError, LookupError, TypeError, ValueError, struct.error, zipfile.BadZipFile)
 _ACROSS = 32  # images in a row of a mosaic
 
 
@@ -46,9 +47,7 @@ def reading(path: Path) -> Iterator[None]:
     """Raise the error for a broken file where reading it goes wrong."""
     try:
         yield
-    except (OSError, EOFError, LookupError, TypeError, ValueError) as error:
-        raise broken(path, error) from error
-    except (struct.error, zipfile.BadZipFile) as error:
+    except _BROKEN as error:
         raise broken(path, error) from error
 
 

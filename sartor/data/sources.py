@@ -186,8 +186,8 @@ def from_hf(
         made = from_arrays(pixels, y, client=clients, info={"source": "huggingface"}, **rest)
     else:
         arrays = {name: np.asarray(values) for name, values in columns.items()}
-        rest |= {"text_column": text, "source": "huggingface"}
-        made = from_dataframe(arrays, client=client_column, label=label, **rest)
+        roles: dict[str, Any] = {"client": client_column, "label": label, "text_column": text}
+        made = from_dataframe(arrays, source="huggingface", **roles, **rest)
     return _held_out(made, marks == "val")
 
 

@@ -44,6 +44,7 @@ class Stack(nn.Module):
     widths: tuple[int, ...]
     pooled: tuple[int, ...]
     hidden: tuple[int, ...] = (128,)
+    fc1: nn.Linear
 
     def __init__(self, channels: int, height: int, width: int, outputs: int) -> None:
         super().__init__()

@@ -25,7 +25,6 @@ from sartor.data.conversion import (
     as_mask,
     check_fractions,
     client_ids,
-    is_mask,
 )
 from sartor.data.encoding import client_statistics, combine_statistics, prepare
 from sartor.data.samples import MATRIX_TASKS, TASKS, Samples
@@ -98,8 +97,9 @@ def from_arrays(
         return [known[ids[row]] for row in rows if row < len(ids)]
 
     labels, class_names = as_labels(y, num_classes, faults, owners, task)
-    marks = as_mask(test, faults) if is_mask(test) else None
-    check_fractions(None if is_mask(test) else test, val, faults)
+    is_mask = not isinstance(test, int | float | np.number)
+    marks = as_mask(test, faults) if is_mask else None
+    check_fractions({"val": val} if is_mask else {"test": test, "val": val}, faults)
     given = {"x": features, "y": labels, "client": ids, "test": marks}
     lengths = {name: len(part) for name, part in given.items() if part is not None}
     classes = 0 if num_classes is None else num_classes
@@ -123,7 +123,7 @@ def from_arrays(
     assert features is not None
     assert labels is not None
     assert ids is not None
-    train, held_val, held_test = split_rows(
+    parts = split_rows(
         ids,
         known,
         test=test if marks is None else marks,
@@ -132,21 +132,19 @@ def from_arrays(
         classes=labels.numpy() if stratify and classes and labels.ndim == 1 else None,
     )
     record: dict[str, Any] = {"source": "arrays", "seed": seed, "stratify": stratify}
-    record |= {"test": "given" if is_mask(test) else test, "val": val}
+    record |= {"test": "given" if is_mask else test, "val": val}
     if class_names:
         record["class_names"] = class_names
+    made = Samples(features, labels, *parts, known, classes, record, task or "")
     if min_samples > 0:
-        keep = train.sizes >= min_samples
-        record["left_out"] = [known[i] for i in torch.nonzero(~keep).flatten().tolist()]
-        if not bool(keep.any()):
+        trained = made.train.sizes
+        if int(trained.max()) < min_samples:
             raise FederationError(
                 f"No client has {min_samples} training samples (the largest has "
-                f"{int(train.sizes.max())}); lower min_samples."
+                f"{int(trained.max())}); lower min_samples."
             )
-        train, held_val, held_test = (s.select(keep) for s in (train, held_val, held_test))
-        known = tuple(name for name, kept in zip(known, keep.tolist(), strict=True) if kept)
-    record |= info or {}
-    made = Samples(features, labels, train, held_val, held_test, known, classes, record, task or "")
+        made = made._keep(trained >= min_samples)
+    made = replace(made, info=made.info | (info or {}))
     return standardised(made) if standardise else made
 
 

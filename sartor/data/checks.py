@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from sartor.core.errors import FederationError, did_you_mean
+from sartor.core.errors import FederationError, PFLError, did_you_mean
 from sartor.data.samples import MATRIX_TASKS, TASKS, Samples
 from sartor.data.split import SPLITS, Int, Ragged
 
@@ -20,14 +21,16 @@ _MANY_CLASSES = 10_000  # fewer need no sample each: a federation may hold a par
 _CHUNK = 65_536  # samples looked at together when a fault is searched, to bound memory
 
 
-def raise_faults(faults: Sequence[str]) -> None:
+def raise_faults(
+    faults: Sequence[str], where: str = "the data", kind: type[PFLError] = FederationError
+) -> None:
     """Raise one error that lists every fault, or return if there is none."""
     if not faults:
         return
     listed = "\n".join(f"  {i}. {fault}" for i, fault in enumerate(faults, 1))
-    text = faults[0] if len(faults) == 1 else f"{len(faults)} faults in the data:\n{listed}"
-    error = FederationError(text)
-    error.faults = tuple(faults)
+    error = kind(faults[0] if len(faults) == 1 else f"{len(faults)} faults in {where}:\n{listed}")
+    if isinstance(error, FederationError):
+        error.faults = tuple(faults)
     raise error
 
 
@@ -189,7 +192,7 @@ def empty_faults(train: Ragged, names: Sequence[str]) -> list[str]:
     empty = torch.nonzero(train.sizes == 0).flatten().tolist()
     if not empty:
         return []
-    shown = ", ".join(names[i] for i in empty[:10]) + (", ..." if len(empty) > 10 else "")
+    shown = some([names[i] for i in empty], 10)
     who = f"Client {shown} has" if len(empty) == 1 else f"{len(empty)} clients ({shown}) have"
     return [
         f"{who} no training samples, so nothing can be trained there; leave out such clients "
@@ -197,10 +200,14 @@ def empty_faults(train: Ragged, names: Sequence[str]) -> list[str]:
     ]
 
 
+def some(values: Sequence[Any] | npt.NDArray[Any], most: int = 5) -> str:
+    """Show the first few of some values."""
+    return ", ".join(map(str, values[:most])) + (", ..." if len(values) > most else "")
+
+
 def some_of(values: Any) -> str:
     """Show the first five of some numbers."""
-    shown = ", ".join(f"{value:g}" for value in values[:5].tolist())
-    return shown + (", ..." if len(values) > 5 else "")
+    return some([f"{value:g}" for value in values[:6].tolist()])
 
 
 def of_clients(rows: Int, owners: OwnersOf) -> str:
@@ -208,5 +215,4 @@ def of_clients(rows: Int, owners: OwnersOf) -> str:
     names = [name for name in dict.fromkeys(owners(rows[:1000])) if name]
     if not names:
         return ""
-    shown = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
-    return f" (client{'s' if len(names) > 1 else ''} {shown})"
+    return f" (client{'s' if len(names) > 1 else ''} {some(names)})"

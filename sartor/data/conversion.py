@@ -157,11 +157,6 @@ def client_ids(
     return positions, known
 
 
-def is_mask(test: Any) -> bool:
-    """Say whether ``test`` marks samples, rather than being a fraction."""
-    return not isinstance(test, int | float | np.number)
-
-
 def as_mask(test: Any, faults: list[str]) -> Bool | None:
     """Return the marks of the test samples as booleans, or note why they are none."""
     marks = np.asarray(test)
@@ -174,12 +169,10 @@ def as_mask(test: Any, faults: list[str]) -> Bool | None:
     return marks.astype(np.bool_)
 
 
-def check_fractions(test: Any, val: float, faults: list[str]) -> None:
+def check_fractions(given: dict[str, float], faults: list[str]) -> None:
     """Note fractions that leave nothing to train on."""
-    given = [("val", val)] if test is None else [("test", test), ("val", val)]
-    for name, value in given:
-        if not 0 <= value < 1:
-            faults.append(f"{name} must be a fraction in [0, 1), got {value}.")
-    if all(0 <= value < 1 for _, value in given) and sum(value for _, value in given) >= 1:
-        shown = ", ".join(f"{name}={value}" for name, value in given)
+    wrong = [name for name, value in given.items() if not 0 <= value < 1]
+    faults += [f"{name} must be a fraction in [0, 1), got {given[name]}." for name in wrong]
+    if not wrong and sum(given.values()) >= 1:
+        shown = ", ".join(f"{name}={value}" for name, value in given.items())
         faults.append(f"test + val must stay below 1 to leave samples to train on, got {shown}.")

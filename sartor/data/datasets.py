@@ -33,32 +33,22 @@ LEAF_SHARE = 0.9  # of every user, for training
 
 @dataclass(frozen=True)
 class Dataset:
-    """A labelled data set in memory.
+    """A labelled data set in memory, official training samples first.
 
-    Attributes:
-        name: its name in ``DATASETS``.
-        x: ``(samples, channels, height, width)`` float32 in [-1, 1]; training samples first. For
-            texts ``(samples, 0)``: their tokens depend on which clients train.
-        y: ``(samples,)`` int64.
-        num_train: how many samples are official training samples; None without such a split.
-        num_classes: the number of classes.
-        source: where it was found.
-        class_names: names of the classes, if known.
-        attributes: columns for partitions by attribute, each ``(samples,)``.
-        train_share: the part of a client for training, where there is no official split.
-        texts: the words of every text; empty for images.
+    Images are ``(samples, channels, height, width)`` float32 in [-1, 1]; of texts x is ``(samples,
+    0)``, for their tokens depend on which clients train.
     """
 
     name: str
     x: Tensor
-    y: Tensor
-    num_train: int | None
+    y: Tensor  # (samples,) int64
+    num_train: int | None  # official training samples; None without such a split
     num_classes: int
-    source: str
+    source: str  # where it was found
     class_names: tuple[str, ...] = ()
-    attributes: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
-    train_share: float = TRAIN_SHARE
-    texts: tuple[tuple[str, ...], ...] = ()
+    attributes: dict[str, npt.NDArray[Any]] = field(default_factory=dict)  # for partitions by them
+    train_share: float = TRAIN_SHARE  # of a client, where there is no official split
+    texts: tuple[tuple[str, ...], ...] = ()  # the words of every text
 
 
 @dataclass(frozen=True)
@@ -136,8 +126,8 @@ def _load(name: str, root: str) -> Dataset:
     found = _find(name, root)
     assert found is not None
     layout, files = found
-    if name in ("femnist", "sent140"):
-        return (_read_femnist if name == "femnist" else _read_sent140)(files, root)
+    if layout.read is None:
+        return _read_users(name, files, root)
     entry = DATASETS[name]
     parts, names = layout.read(files, entry)
     for split in readers.SPLITS:
@@ -160,35 +150,29 @@ def _load(name: str, root: str) -> Dataset:
     return Dataset(name, x, y, num_train, entry.num_classes, root, classes)
 
 
-def _read_femnist(files: dict[str, Any], root: str) -> Dataset:
-    parts = [readers.read_leaf(files[split]) for split in files]
-    x = np.concatenate([part.x for part in parts]).reshape(-1, 1, 28, 28)
-    features = torch.from_numpy(x).sub_(0.5).div_(0.5)
-    labels = torch.from_numpy(np.concatenate([part.y for part in parts]))
-    writers = np.concatenate([part.users for part in parts])
-    num_train = len(parts[0].x) if len(parts) == 2 else None
-    attributes = {"writer": writers}
-    return Dataset("femnist", features, labels, num_train, 62, root, (), attributes, LEAF_SHARE)
-
-
-def _read_sent140(files: dict[str, Any], root: str) -> Dataset:
-    if "lines" in files:
-        parts = [text.read_lines(files["lines"])]
+def _read_users(name: str, files: dict[str, Any], root: str) -> Dataset:
+    """Read FEMNIST or Sent140, whose samples have writers or users."""
+    read = readers.read_leaf if name == "femnist" else text.read_leaf_texts
+    is_lines = "lines" in files
+    parts = [text.read_lines(files["lines"])] if is_lines else [read(files[s]) for s in files]
+    y, users = (np.concatenate([part[i] for part in parts]) for i in (1, 2))
+    num_train = len(parts[0].y) if len(parts) == 2 else None
+    texts: tuple[tuple[str, ...], ...] = ()
+    if name == "femnist":
+        pixels = np.concatenate([part.x for part in parts]).reshape(-1, 1, 28, 28)
+        x = torch.from_numpy(pixels).sub_(0.5).div_(0.5)
     else:
-        parts = [text.read_leaf_texts(files[split]) for split in files]
-    texts = tuple(tuple(text.tokenise(one)) for part in parts for one in part.texts)
-    labels = torch.from_numpy(np.concatenate([part.y for part in parts]))
-    users = np.concatenate([part.users for part in parts])
-    num_train = len(parts[0].texts) if len(parts) == 2 else None
+        texts = tuple(tuple(text.tokenise(one)) for part in parts for one in part.x)
+        x = torch.empty((len(texts), 0), dtype=torch.int64)
     return Dataset(
-        "sent140",
-        torch.empty((len(texts), 0), dtype=torch.int64),
-        labels,
+        name,
+        x,
+        torch.from_numpy(y),
         num_train,
-        2,
+        DATASETS[name].num_classes,
         root,
-        DATASETS["sent140"].class_names,
-        {"user": users},
+        DATASETS[name].class_names,
+        {"writer" if name == "femnist" else "user": users},
         LEAF_SHARE,
         texts,
     )
@@ -221,15 +205,10 @@ def _load_digits() -> Dataset:
 def _scaled(name: str, root: str, scale: str, merged: bool) -> Tensor:
     """Return the images of a data set in another scale.
 
-    With p the pixels from 0 to 255: p/255, or (p − μ)/(σ + 0.001) with mean and deviation over all
-    images and pixels, or over all images for every pixel (and channel) by itself, as in pFedMe's
-    and pFedBreD's generators.
-
-    Args:
-        name: of the data set.
-        root: the data folder.
-        scale: ``unit``, ``standard`` or ``pixel``.
-        merged: whether μ and σ are those of all samples, or of the official training samples.
+    With p the pixels from 0 to 255: ``unit`` p/255; or (p − μ)/(σ + 0.001) with mean and deviation
+    over all images and pixels (``standard``), or over all images for every pixel and channel by
+    itself (``pixel``), as in pFedMe's and pFedBreD's generators. μ and σ are those of the official
+    training samples, unless the partition merged them with the test samples.
     """
     data = load(name, root or None)
     pixels = (data.x + 1) / 2
@@ -372,11 +351,8 @@ def available(data_dir: str | Path | None = None) -> list[Availability]:
     rows = []
     for name, entry in DATASETS.items():
         found = _find(name, data_dir)
-        where: str | None = None
-        if name == "digits":
-            where = "with Sartor"
-        elif found is not None:
-            where = _files_of(found[1])
+        where = "with Sartor" if name == "digits" else None
+        where = where if found is None else _files_of(found[1])
         counts = entry.samples
         if found is not None and found[0].find is find_npz:
             counts = readers.count_npz(found[1])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,24 +29,32 @@ class Draw:
     y: Int
     name: str
     kind: str
-    number: float | None
+    value: float  # the concentration, or the number of classes a client
     clients: int
     classes: int
     rng: np.random.Generator
     max_tries: int
-    info: dict[str, Any]
+    info: dict[str, Any] = field(default_factory=dict)
 
-    @property
-    def value(self) -> float:
-        """The concentration, or the number of classes a client."""
-        assert self.number is not None
-        return self.number
-
-    def lists(self, rows: Int) -> list[Int]:
-        """Return the given rows by class, in their order."""
+    def lists(self, rows: Int | None = None) -> tuple[list[Int], Int]:
+        """Return the rows (by default all) of every class, in their order, and their numbers."""
+        rows = np.arange(len(self.y), dtype=np.int64) if rows is None else rows
         order = rows[np.argsort(self.y[rows], kind="stable")]
-        ends = np.cumsum(np.bincount(self.y[rows], minlength=self.classes))
-        return np.split(order, ends[:-1])
+        sizes = np.bincount(self.y[rows], minlength=self.classes)
+        return np.split(order, np.cumsum(sizes)[:-1]), sizes
+
+    def mixed(self, lists: Sequence[Int]) -> list[Int]:
+        """Shuffle each class."""
+        return [self.rng.permutation(one) for one in lists]
+
+    def whole_classes(self) -> int:
+        """Return the number of classes a client, or say that there are fewer."""
+        if self.value > self.classes:
+            raise ConfigError(
+                f"{self.name} asks for more classes a client than the {self.classes} there are; "
+                "use a smaller number."
+            )
+        return int(self.value)
 
     def cut(self, lists: Sequence[Int], counts: Int) -> Ragged:
         """Hand out each class from the front: counts ``(classes, clients)``."""
@@ -70,8 +78,7 @@ def authors(
         _floor(draw, "min_train", min_train, _AUTHORS_TRAIN, len(official[0])),
         _floor(draw, "min_test", min_test, _AUTHORS_TEST, len(official[1])),
     )
-    lists = [draw.lists(rows) for rows in official]
-    sizes = [np.array([len(one) for one in split], dtype=np.int64) for split in lists]
+    lists, sizes = zip(*(draw.lists(rows) for rows in official), strict=True)
     if draw.kind == "dirichlet":
         concentration = np.full(draw.clients, draw.value)
 
@@ -81,21 +88,15 @@ def authors(
         takes = _greedy(draw, int(draw.clients * draw.value) // draw.classes)
 
         def shares(tries: int) -> Floats:
-            parts = takes * draw.rng.uniform(0.3, 0.7, size=(tries, *takes.shape))
-            normalised: Floats = parts / parts.sum(-1, keepdims=True)
-            return normalised
+            parts: Floats = takes * draw.rng.uniform(0.3, 0.7, size=(tries, *takes.shape))
+            return parts / parts.sum(-1, keepdims=True)
 
-    def counts(tries: int) -> tuple[Int, Int]:
+    def counts(tries: int) -> list[Int]:
         drawn = shares(tries)
         # The nudge keeps products that are whole numbers but for rounding noise.
-        train, test = ((drawn * size[:, None] + 1e-9).astype(np.int64) for size in sizes)
-        return train, test
+        return [(drawn * size[:, None] + 1e-9).astype(np.int64) for size in sizes]
 
-    def accepted(drawn: tuple[Int, Int]) -> tuple[npt.NDArray[np.bool_], Int]:
-        least = [one.sum(1).min(-1) for one in drawn]
-        return (least[0] >= floors[0]) & (least[1] >= floors[1]), least[0]
-
-    train, test = _first(draw, counts, accepted, f"{floors[0]} training and {floors[1]} test")
+    train, test = _first(draw, counts, floors, f"{floors[0]} training and {floors[1]} test")
     return draw.cut(lists[0], train), draw.cut(lists[1], test)
 
 
@@ -104,12 +105,7 @@ def _greedy(draw: Draw, takers: int) -> npt.NDArray[np.bool_]:
 
     Classes in order; each goes to the first ``takers`` clients that have room for a class.
     """
-    wanted = int(draw.value)
-    if wanted > draw.classes:
-        raise ConfigError(
-            f"pathological:{wanted} asks for more classes a client than the {draw.classes} there "
-            "are; use a smaller number."
-        )
+    wanted = draw.whole_classes()
     room = np.full(draw.clients, wanted)
     takes = np.zeros((draw.classes, draw.clients), dtype=np.bool_)
     for row in takes:
@@ -154,24 +150,28 @@ def _floor(draw: Draw, name: str, given: int | None, usual: int, samples: int) -
 
 def _first(
     draw: Draw,
-    counts: Callable[[int], tuple[Int, ...]],
-    accepted: Callable[[Any], tuple[npt.NDArray[np.bool_], Int]],
-    floor: str,
-) -> tuple[Int, ...]:
-    """Return the first acceptable draw of counts; tries are made in batches."""
+    counts: Callable[[int], Sequence[Int]],
+    floors: Sequence[int],
+    said: str,
+) -> list[Int]:
+    """Return the first draw in which every client has enough; tries are made in batches.
+
+    ``counts`` draws so many matrices (classes, clients) for every floor.
+    """
     batch = int(np.clip(2_000_000 // (draw.classes * draw.clients), 1, 64))
     tried, best = 0, 0
     while tried < draw.max_tries:
         batch = min(batch, draw.max_tries - tried)
         drawn = counts(batch)
-        good, least = accepted(drawn)
+        least = [one.sum(1).min(-1) for one in drawn]
+        good = np.all([one >= floor for one, floor in zip(least, floors, strict=True)], axis=0)
         if good.any():
             at = int(np.argmax(good))
             draw.info["tries"] = tried + at + 1
-            return tuple(one[at] for one in drawn)
-        tried, best = tried + batch, max(best, int(least.max()))
+            return [one[at] for one in drawn]
+        tried, best = tried + batch, max(best, int(least[0].max()))
     raise FederationError(
-        f"No draw of {draw.name} among {draw.clients} clients gave every client {floor} samples "
+        f"No draw of {draw.name} among {draw.clients} clients gave every client {said} samples "
         f"in {draw.max_tries} tries (in the best, the smallest client had {best} for training). "
         f"Use fewer clients, {'a larger concentration, ' if draw.kind == 'dirichlet' else ''}"
         "or a lower min_train or min_test."
@@ -193,9 +193,8 @@ def _even(draw: Draw, rows: Int) -> Ragged:
 
 def pfllib(draw: Draw, min_train: int | None) -> Ragged:
     """Divide the merged samples; the split into train and test follows."""
-    everything = np.arange(len(draw.y), dtype=np.int64)
     if draw.kind == "iid":
-        return _even(draw, everything)
+        return _even(draw, np.arange(len(draw.y), dtype=np.int64))
     mean = len(draw.y) / draw.clients
     least = int(min(10 / (1 - TRAIN_SHARE), mean / 2)) if min_train is None else min_train
     least = max(least, 1)
@@ -205,19 +204,13 @@ def pfllib(draw: Draw, min_train: int | None) -> Ragged:
             f"min_train={least} for {draw.clients} clients needs {least * draw.clients} samples, "
             f"but there are {len(draw.y)}; lower it or use fewer clients."
         )
-    lists = draw.lists(everything)
-    sizes = np.array([len(one) for one in lists], dtype=np.int64)
+    lists, sizes = draw.lists()
     if draw.kind == "pathological":
         return draw.cut(lists, _pfllib_pathological(draw, sizes, least))
-
-    def accepted(drawn: tuple[Int]) -> tuple[npt.NDArray[np.bool_], Int]:
-        smallest = drawn[0].sum(1).min(-1)
-        return smallest >= least, smallest
-
     (counts,) = _first(
-        draw, lambda tries: (_pfllib_dirichlet(draw, sizes, tries),), accepted, f"{least}"
+        draw, lambda tries: [_pfllib_dirichlet(draw, sizes, tries)], [least], f"{least}"
     )
-    return draw.cut([draw.rng.permutation(one) for one in lists], counts)
+    return draw.cut(draw.mixed(lists), counts)
 
 
 def _pfllib_dirichlet(draw: Draw, sizes: Int, tries: int) -> Int:

@@ -23,7 +23,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sartor.core.errors import ConfigError, FederationError, did_you_mean
+from sartor.core.errors import FederationError, did_you_mean
+from sartor.data.checks import some
+from sartor.data.text import encode as encode_text
+from sartor.data.text import tokenise
 
 Array = npt.NDArray[Any]
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>"})
@@ -56,14 +59,7 @@ def read_column(
 ) -> tuple[str, Array] | None:
     """Read a column: ("number", float64 with NaN) or ("category", text with ``""``).
 
-    Args:
-        name: of the column, for messages.
-        values: ``(rows,)`` numbers, booleans or texts.
-        faults: what is wrong is added to it.
-        category: read numbers as categories too.
-
-    Returns:
-        None if the column cannot be used.
+    If it cannot be used, add the reason to the faults and return None.
     """
     array = np.asarray(values)
     if array.ndim != 1:
@@ -78,15 +74,16 @@ def read_column(
         return None
     cells = array.tolist()
     empty = [is_missing(cell) for cell in cells]
-    numbers = [None if gone else _number(cell) for cell, gone in zip(cells, empty, strict=True)]
+    numbers = [None if gone else number_of(cell) for cell, gone in zip(cells, empty, strict=True)]
     known = sum(number is not None for number in numbers)
     given = len(cells) - sum(empty)
     if known == given and not category:
         return "number", np.array([np.nan if n is None else n for n in numbers], dtype=np.float64)
     if 2 * known > given and not category:
         bad = [i for i, n in enumerate(numbers) if n is None and not empty[i]]
+        shown = some([f"{str(cells[i])[:20]!r} in row {i}" for i in bad], 3)
         faults.append(
-            f"Column {name!r} holds numbers, but {len(bad)} cells are text: {_cells(cells, bad)}; "
+            f"Column {name!r} holds numbers, but {len(bad)} cells are text: {shown}; "
             f"fix them, or name the column in categories=[{name!r}]."
         )
         return None
@@ -95,20 +92,12 @@ def read_column(
 
 
 def column_faults(name: str, kind: str, values: Array, clients: Array, missing: str) -> list[str]:
-    """List what keeps a readable column from being a feature.
-
-    Args:
-        name: of the column.
-        kind: "number" or "category".
-        values: of all rows, as ``read_column`` gives them.
-        clients: ``(rows,)`` names, for messages.
-        missing: "error" refuses empty cells, "mean" fills them in.
-    """
-    if len(_empty(kind, values)) == len(values):
+    """List what keeps a column, as ``read_column`` gives it, from being a feature."""
+    given = len(values) - len(empty_cells(kind, values))
+    if not given:
         return [f"Column {name!r} is empty; leave it out with drop=[{name!r}] (--drop {name})."]
     faults = cell_faults(name, kind, values, clients, missing)
     levels = set(values.tolist()) - {""} if kind == "category" else set()
-    given = len(values) - len(_empty(kind, values))
     if len(levels) > MOST_LEVELS or (len(levels) == given and given >= FEWEST_ROWS):
         faults.append(
             f"Column {name!r} has {len(levels)} different texts in {given} rows, as ids or free "
@@ -120,9 +109,9 @@ def column_faults(name: str, kind: str, values: Array, clients: Array, missing: 
 
 
 def cell_faults(name: str, kind: str, values: Array, clients: Array, missing: str) -> list[str]:
-    """List the empty and infinite cells of a column; the arguments are those of column_faults."""
+    """List the empty (unless ``missing`` is "mean") and the infinite cells of a column."""
     faults = []
-    gone = _empty(kind, values)
+    gone = empty_cells(kind, values)
     if len(gone) and missing == "error":
         faults.append(
             f"Column {name!r} has {len(gone)} empty cells{where(gone, clients)}; fill them, leave "
@@ -137,7 +126,8 @@ def cell_faults(name: str, kind: str, values: Array, clients: Array, missing: st
     return faults
 
 
-def _empty(kind: str, values: Array) -> Array:
+def empty_cells(kind: str, values: Array) -> Array:
+    """Return the rows of a column, as ``read_column`` gives it, whose cells are empty."""
     return np.flatnonzero(np.isnan(values) if kind == "number" else values == "")
 
 
@@ -217,15 +207,12 @@ def feature_names(recipe: Sequence[Mapping[str, Any]]) -> list[str]:
     >>> feature_names([{"name": "c", "kind": "category", "levels": ["x", "y"]}])
     ['c=x', 'c=y']
     """
-    return [
-        name
-        for step in recipe
-        for name in (
-            [step["name"]]
-            if step["kind"] == "number"
-            else [f"{step['name']}={level}" for level in step["levels"]]
-        )
-    ]
+    names: list[str] = []
+    for step in recipe:
+        name = step["name"]
+        is_number = step["kind"] == "number"
+        names += [name] if is_number else [f"{name}={level}" for level in step["levels"]]
+    return names
 
 
 # ---------------------------------------------------------------------- later, without the data
@@ -250,12 +237,10 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
         mean, scale = (np.reshape(recipe[key], shape) for key in ("mean", "scale"))
         return np.asarray((array - mean) / scale, dtype=np.float32)
     if recipe["kind"] == "text":
-        from sartor.data.text import encode as encode_text
-        from sartor.data.text import tokenise
-
-        texts = columns_of(x, [recipe["column"]])[recipe["column"]] if _is_table(x) else x
+        is_table = isinstance(x, Mapping) or hasattr(x, "columns")
+        texts = columns_of(x, [recipe["column"]])[recipe["column"]] if is_table else x
         vocabulary = {word: number for number, word in enumerate(recipe["words"], 2)}
-        words = [tokenise(str(text)) for text in ([texts] if isinstance(texts, str) else texts)]
+        words = [tokenise(str(one)) for one in ([texts] if isinstance(texts, str) else texts)]
         return encode_text(words, vocabulary, recipe["length"])
     steps = recipe["columns"]
     given = columns_of(x, [step["name"] for step in steps])
@@ -296,9 +281,9 @@ def columns_of(x: Any, names: Sequence[str]) -> dict[str, Any]:
         array = np.asarray(x)
         if array.ndim != 2 or array.shape[1] != len(names):
             raise FederationError(
-                f"The models know {len(names)} columns ({', '.join(names[:8])}"
-                f"{', ...' if len(names) > 8 else ''}), got an array of shape {array.shape}; give "
-                "a data frame, a dict of columns, or rows with these columns in this order."
+                f"The models know {len(names)} columns ({some(names, 8)}), got an array of shape "
+                f"{array.shape}; give a data frame, a dict of columns, or rows with these columns "
+                "in this order."
             )
         known, table = list(names), {name: array[:, i] for i, name in enumerate(names)}
     lost = [f"{name!r}{did_you_mean(name, known)}" for name in names if name not in table]
@@ -307,17 +292,8 @@ def columns_of(x: Any, names: Sequence[str]) -> dict[str, Any]:
     return {name: table[name] for name in names}
 
 
-def check_missing(missing: str) -> None:
-    """Refuse a rule for empty cells that does not exist."""
-    if missing not in ("error", "mean"):
-        raise ConfigError(f"missing must be 'error' or 'mean', got {missing!r}.")
-
-
-def _is_table(x: Any) -> bool:
-    return isinstance(x, Mapping) or hasattr(x, "columns")
-
-
-def _number(cell: Any) -> float | None:
+def number_of(cell: Any) -> float | None:
+    """Return the number in a cell, or None if it is none."""
     try:
         return float(cell)
     except (TypeError, ValueError):
@@ -331,13 +307,7 @@ def level_of(cell: Any) -> str:
     return str(cell).strip()
 
 
-def _cells(cells: Sequence[Any], rows: Sequence[int]) -> str:
-    shown = ", ".join(f"{str(cells[i])[:20]!r} in row {i}" for i in rows[:3])
-    return shown + (", ..." if len(rows) > 3 else "")
-
-
 def where(rows: Array, clients: Array) -> str:
     """Name the first rows of a fault and their clients, in brackets."""
-    shown = ", ".join(map(str, rows[:5].tolist())) + (", ..." if len(rows) > 5 else "")
     names = [name for name in dict.fromkeys(clients[rows].tolist()) if name][:5]
-    return f" (rows {shown}" + (f"; client {', '.join(names)})" if names else ")")
+    return f" (rows {some(rows)}" + (f"; client {', '.join(names)})" if names else ")")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, ParamSpec
 
@@ -98,15 +98,11 @@ class Federation(Samples):
 
     def without(self, *clients: str | int) -> Federation:
         """Return the federation without some clients, given by name or by position."""
-        keep = torch.ones(self.num_clients, dtype=torch.bool)
-        keep[[self.index(client) for client in clients]] = False
-        if not bool(keep.any()):
+        kept = torch.ones(self.num_clients, dtype=torch.bool)
+        kept[[self.index(client) for client in clients]] = False
+        if not bool(kept.any()):
             raise FederationError("without() would leave no client; keep at least one.")
-        names = tuple(name for name, kept in zip(self.names, keep.tolist(), strict=True) if kept)
-        gone = [name for name, kept in zip(self.names, keep.tolist(), strict=True) if not kept]
-        train, val, test = (self.split(name).select(keep) for name in SPLITS)
-        info = self.info | {"left_out": [*self.info.get("left_out", []), *gone]}
-        return replace(self, train=train, val=val, test=test, names=names, info=info)
+        return self._keep(kept)
 
     def __repr__(self) -> str:
         """Return the sizes in one line."""

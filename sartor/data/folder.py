@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from sartor.data.arrays import from_arrays
 from sartor.data.checks import check, raise_faults
 from sartor.data.encoding import prepare
 from sartor.data.samples import Samples
-from sartor.data.table_files import READERS, Table, read_cells
+from sartor.data.table_files import ENDINGS, Table, read_samples
 from sartor.data.tables import from_dataframe
 
 
@@ -74,13 +74,12 @@ def from_folder(
     files = sorted(
         file
         for file in folder.iterdir()
-        if file.is_file() and file.suffix.lower() in READERS and not file.name.startswith(".")
+        if file.is_file() and file.suffix.lower() in ENDINGS and not file.name.startswith(".")
     )
+    recipe = (like or {}).get("preprocessing")
     rest: dict[str, Any] = {"val": val, "seed": seed, "stratify": stratify}
     rest["min_samples"] = min_samples
-    recipe = (like or {}).get("preprocessing")
-    whole: dict[str, Any] = {"num_classes": num_classes}
-    whole["standardise"] = standardise and recipe is None
+    whole = {"num_classes": num_classes, "standardise": standardise and recipe is None, **rest}
     if not files and image_folder.has_images(folder):
         images = image_folder.read_images(folder, image_size)
         made = from_arrays(
@@ -90,38 +89,31 @@ def from_folder(
             test=test,
             info={"source": "folder", "files": len(images.y)},
             **whole,
-            **rest,
         )
         return _prepared(made, recipe)
     if not files:
         raise FederationError(
-            f"{folder} holds no file that ends in {', '.join(READERS)}, and no images in "
+            f"{folder} holds no file that ends in {', '.join(ENDINGS)}, and no images in "
             "CLIENT/CLASS/; put one file per client there."
         )
     given = all(file.stem.endswith((".train", ".test")) for file in files)
+    is_test = [file.stem.endswith(".test") for file in files]
     stems = [file.stem.rsplit(".", 1)[0] if given else file.stem for file in files]
     wanted = standardise if recipe is None else recipe["kind"] == "table"
     if wanted and not any(file.suffix.lower() == ".npz" for file in files):
-        held = [file.stem.endswith(".test") for file in files] if given else None
         rest |= {"test": test, "like": like if recipe else None}
-        return _as_table(files, stems, held, label, num_classes, rest)
-    tables, faults = _read_all(files, label)
-    faults += _unlike(tables) + _twice(files)
-    raise_faults(faults)
+        return _as_table(files, stems, is_test if given else None, label, num_classes, rest)
+    tables = list(_read(files, label, as_cells=False).values())
     names = list(dict.fromkeys(stems))
-    sizes = [len(table.y) for table in tables.values()]
-    owner = np.repeat([names.index(stem) for stem in stems], sizes)
-    marks = np.repeat([file.stem.endswith(".test") for file in files], sizes)
-    columns = next(iter(tables.values())).columns
+    sizes = [len(table.y) for table in tables]
     made = from_arrays(
-        np.concatenate([table.x for table in tables.values()]),
-        _labels([table.y for table in tables.values()]),
-        client=owner,
-        test=marks if given else test,
+        np.concatenate([table.x for table in tables]),
+        _labels([table.y for table in tables]),
+        client=np.repeat([names.index(stem) for stem in stems], sizes),
+        test=np.repeat(is_test, sizes) if given else test,
         names=names,
-        info={"source": "folder", "files": len(files), "columns": list(columns)},
+        info={"source": "folder", "files": len(files), "columns": list(tables[0].columns)},
         **whole,
-        **rest,
     )
     return _prepared(made, recipe)
 
@@ -144,20 +136,15 @@ def _as_table(
     rest: dict[str, Any],
 ) -> Samples:
     """Join CSV and Parquet files to one table, prepared by federated statistics."""
-    found, faults = _each(files, lambda file: read_cells(file, label))
-    faults += _unlike(found) + _twice(files)
-    raise_faults(faults)
-    target = next(iter(found.values())).label
-    columns = next(iter(found.values())).columns
-    sizes = [len(cells.y) for cells in found.values()]
+    found = list(_read(files, label, as_cells=True).values())
+    _, _, columns, target = found[0]
+    sizes = [len(cells.y) for cells in found]
     client = "client"
     while client in (*columns, target):
         client += "_"
-    table = {
-        name: np.concatenate([cells.x[:, i] for cells in found.values()])
-        for i, name in enumerate(columns)
-    }
-    table |= {target: np.concatenate([cells.y for cells in found.values()])}
+    cells = np.concatenate([one.x for one in found])
+    table = {name: cells[:, i] for i, name in enumerate(columns)}
+    table |= {target: np.concatenate([one.y for one in found])}
     table |= {client: np.repeat(np.array(stems, dtype=object), sizes)}
     if held is not None:
         rest = {**rest, "test": np.repeat(held, sizes)}
@@ -168,25 +155,15 @@ def _as_table(
     return replace(made, num_classes=classes, info=made.info | about)
 
 
-def _read_all(files: Sequence[Path], label: str | None) -> tuple[dict[Path, Table], list[str]]:
-    def read(file: Path) -> Table:
-        table = READERS[file.suffix.lower()](file, label)
-        if table.x.dtype.kind not in "biuf":
-            raise ValueError(f"features have dtype {table.x.dtype}; they must be numbers")
-        return table
-
-    return _each(files, read)
-
-
-def _each(
-    files: Sequence[Path], read: Callable[[Path], Table]
-) -> tuple[dict[Path, Table], list[str]]:
-    """Read every file; the second list says what cannot be used."""
+def _read(files: Sequence[Path], label: str | None, *, as_cells: bool) -> dict[Path, Table]:
+    """Read every file, or list what cannot be used, and what does not fit together."""
     tables: dict[Path, Table] = {}
     faults = []
     for file in files:
         try:
-            table = read(file)
+            table = read_samples(file, label, as_cells=as_cells)
+            if not as_cells and table.x.dtype.kind not in "biuf":
+                raise ValueError(f"features have dtype {table.x.dtype}; they must be numbers")
             if table.y.ndim != 1 or table.x.ndim == 0 or len(table.x) != len(table.y):
                 raise ValueError(
                     f"features of shape {table.x.shape} do not fit labels of shape {table.y.shape}"
@@ -197,18 +174,18 @@ def _each(
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, csv.Error) as error:
             reason = str(error).strip('"').rstrip(".") or type(error).__name__
             faults.append(f"File {file.name} cannot be used: {reason}.")
-    return tables, faults
+    stems = [file.stem for file in files]
+    twice = [stem for stem in dict.fromkeys(stems) if stems.count(stem) > 1]
+    faults += _unlike(tables) + [f"Client {stem} has several files; keep one." for stem in twice]
+    raise_faults(faults)
+    return tables
 
 
 def _unlike(tables: dict[Path, Table]) -> list[str]:
     """List files whose features differ in shape or name from those of the first file."""
     faults = []
-    first: Path | None = None
     for file, table in tables.items():
-        if first is None:
-            first = file
-            continue
-        other = tables[first]
+        first, other = next(iter(tables.items()))
         if table.x.shape[1:] != other.x.shape[1:]:
             faults.append(
                 f"File {file.name} has samples of shape {table.x.shape[1:]}, but {first.name} of "
@@ -222,15 +199,6 @@ def _unlike(tables: dict[Path, Table]) -> list[str]:
                 "the same features in the same order."
             )
     return faults
-
-
-def _twice(files: Sequence[Path]) -> list[str]:
-    stems = [file.stem for file in files]
-    return [
-        f"Client {stem} has several files; keep one."
-        for stem in dict.fromkeys(stems)
-        if stems.count(stem) > 1
-    ]
 
 
 def _labels(parts: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:

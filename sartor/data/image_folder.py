@@ -7,7 +7,7 @@ if all images are grey, else three.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from sartor.core.errors import FederationError, MissingExtraError
-from sartor.data.checks import raise_faults
+from sartor.data.checks import raise_faults, some
 
 ENDINGS = (".png", ".jpg", ".jpeg")
 GREY = ("1", "L")
@@ -25,53 +25,33 @@ Size = int | tuple[int, int]
 
 
 class Images(NamedTuple):
-    """Images of all clients.
+    """Images of all clients."""
 
-    Attributes:
-        x: (samples, channels, height, width) float32 between 0 and 1.
-        y: (samples,) names of the classes.
-        client: (samples,) names of the clients.
-    """
-
-    x: npt.NDArray[np.float32]
-    y: npt.NDArray[np.str_]
-    client: npt.NDArray[np.str_]
+    x: npt.NDArray[np.float32]  # (samples, channels, height, width), between 0 and 1
+    y: npt.NDArray[np.str_]  # the names of the classes
+    client: npt.NDArray[np.str_]  # the names of the clients
 
 
 def has_images(folder: Path) -> bool:
     """Say whether a folder holds images of clients, well laid out or not."""
-    return any(_is_image(file) for client in _folders(folder) for file in client.rglob("*"))
+    return next(_images(folder), None) is not None
 
 
 def read_images(folder: Path, size: Size | None = None) -> Images:
-    """Read all images below a folder.
+    """Read all images below a folder, or list every one that cannot be used.
 
-    Args:
-        folder: one folder for each client, in it one for each class.
-        size: height and width that all images are brought to, or one number for both; None takes
-            images as they are, and then all must have one size.
-
-    Raises:
-        FederationError: lists every image that cannot be used, with the reason.
-        MissingExtraError: Pillow is not installed.
+    ``size`` is what they are brought to; without it they must have one size.
     """
     shape = _shape(size)
-    files = [
-        (client, file)
-        for client in _folders(folder)
-        for file in sorted(client.rglob("*"))
-        if _is_image(file)
-    ]
-    faults = _misplaced(folder, files)
-    raise_faults(faults)
+    files = list(_images(folder))
+    raise_faults(_misplaced(folder, files))
     pictures, grey = _opened(folder, [file for _, file in files], shape)
     sizes = sorted({image.shape[:2] for image in pictures})
     if len(sizes) > 1:
-        shown = ", ".join(f"{height} × {width}" for height, width in sizes[:3])
+        shown = some([f"{height} × {width}" for height, width in sizes], 3)
         raise FederationError(
-            f"The images of {folder} have {len(sizes)} different sizes ({shown}"
-            f"{', ...' if len(sizes) > 3 else ''}); bring them to one with image_size=, such as "
-            f"image_size={min(min(size) for size in sizes)}."
+            f"The images of {folder} have {len(sizes)} different sizes ({shown}); bring them to "
+            f"one with image_size=, such as image_size={min(min(size) for size in sizes)}."
         )
     pixels = np.stack(pictures)
     pixels = pixels[..., :1] if grey else pixels
@@ -97,9 +77,12 @@ def _folders(folder: Path) -> list[Path]:
     return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith("."))
 
 
-def _is_image(file: Path) -> bool:
-    hidden = file.name.startswith(".")
-    return file.suffix.lower() in ENDINGS and not hidden and file.is_file()
+def _images(folder: Path) -> Iterator[tuple[Path, Path]]:
+    """Yield the folder of the client and the file of every image."""
+    for client in _folders(folder):
+        for file in sorted(client.rglob("[!.]*")):
+            if file.suffix.lower() in ENDINGS and file.is_file():
+                yield client, file
 
 
 def _misplaced(folder: Path, files: Sequence[tuple[Path, Path]]) -> list[str]:

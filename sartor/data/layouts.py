@@ -27,12 +27,15 @@ class Entry:
 
 @dataclass(frozen=True)
 class Layout:
-    """One way the files may lie: how to find them, how to read them, what to say to the user."""
+    """One way the files may lie: how to find them, how to read them, what to say to the user.
+
+    Without ``read``, ``sartor.data.datasets`` reads the files, and keeps writers and users.
+    """
 
     files: str
     origin: str
     find: Callable[[Path, str], dict[str, Any] | None]
-    read: Callable[[dict[str, Any], Entry], Read]
+    read: Callable[[dict[str, Any], Entry], Read] | None = None
 
 
 def find_npz(root: Path, name: str) -> dict[str, Any] | None:
@@ -197,13 +200,7 @@ def _leaf_layout(name: str) -> Layout:
         f"{data}/train/*.json and {data}/test/*.json, or {data}/all_data/*.json",
         f"https://github.com/TalwalkarLab/leaf, folder data/{name}, preprocess.sh",
         _find_leaf,
-        _read_elsewhere,
     )
-
-
-def _read_elsewhere(found: dict[str, Any], entry: Entry) -> Read:
-    """Read nothing: ``sartor.data.datasets`` reads these files, and keeps writers and users."""
-    return {}, ()
 
 
 _CIFAR_PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
@@ -285,7 +282,6 @@ DATASETS: dict[str, Entry] = {
                 '{"user": ..., "text": ..., "label": 0 or 1}',
                 "made by you from the layout below",
                 _find_lines,
-                _read_elsewhere,
             ),
             _leaf_layout("sent140"),
         ),

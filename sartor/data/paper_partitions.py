@@ -10,6 +10,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -24,19 +27,6 @@ LEAST = 10
 """Samples of each class that every client of ``lognormal`` has; users of one of ``grouped``."""
 
 
-def _whole_classes(draw: Draw) -> int:
-    wanted = int(draw.value)
-    if wanted > draw.classes:
-        raise ConfigError(
-            f"{draw.name} asks for more classes a client than the {draw.classes} there are; use a "
-            "smaller number."
-        )
-    return wanted
-
-
-# ---------------------------------------------------------------------- exact classes
-
-
 def exact_classes(
     draw: Draw, official: tuple[Int, Int], samples: int | None, *, all_tests: bool
 ) -> tuple[Ragged, Ragged]:
@@ -44,22 +34,16 @@ def exact_classes(
 
     A client takes the s classes that were taken least so far (ties at random), so that each class
     has ⌊m s / C⌋ or ⌈m s / C⌉ holders. Test samples are not divided: a client is tested on all
-    official test samples of its classes.
-
-    Args:
-        draw: the clients and s.
-        official: the rows of the training and of the test set.
-        samples: m n, training samples in all; by default as many as the scarcest class allows.
-        all_tests: whether every client is tested on the whole official test set.
+    official test samples of its classes, or on all (``all_tests``). ``samples`` is m n, training
+    samples in all; by default as many as the scarcest class allows.
     """
-    wanted = _whole_classes(draw)
+    wanted = draw.whole_classes()
     holders = np.zeros(draw.classes, dtype=np.int64)
     held = np.zeros((draw.clients, wanted), dtype=np.int64)
     for row in held:
         row[:] = np.lexsort((draw.rng.random(draw.classes), holders))[:wanted]
         holders[row] += 1
-    lists = [draw.rng.permutation(one) for one in draw.lists(official[0])]
-    sizes = np.array([len(one) for one in lists], dtype=np.int64)
+    lists, sizes = draw.lists(official[0])
     taken = holders > 0
     each = int((sizes[taken] // holders[taken]).min()) * wanted
     if samples is not None:
@@ -85,10 +69,7 @@ def exact_classes(
     mine = np.zeros((draw.clients, draw.classes), dtype=np.bool_)
     np.put_along_axis(mine, held, True, axis=1)
     tests = [official[1] if all_tests else official[1][row[draw.y[official[1]]]] for row in mine]
-    return draw.cut(lists, counts), Ragged.from_lists(tests)
-
-
-# ---------------------------------------------------------------------- lognormal sizes
+    return draw.cut(draw.mixed(lists), counts), Ragged.from_lists(tests)
 
 
 def lognormal(draw: Draw, rule: str) -> tuple[Ragged, Int | None]:
@@ -104,17 +85,11 @@ def lognormal(draw: Draw, rule: str) -> tuple[Ragged, Int | None]:
     for each client and j, scaled to sum to what class l has (less 10 m, for CIFAR less m). Clients
     of one tenth share their p, as published. What does not fit into a class is left out whole.
 
-    Args:
-        draw: the clients and k.
-        rule: ``mnist``, ``cifar``, or ``mislabelled``: the published generator for MNIST labels the
-            first ten samples of every class j instead of l (2700 wrong labels for 100 clients).
-
-    Returns:
-        The rows of every client, and all labels where some were changed.
+    Rule ``mislabelled``: the published generator for MNIST labels the first ten samples of every
+    class j instead of l (2700 wrong labels for 100 clients). Then all labels are returned, too.
     """
-    wanted = _whole_classes(draw)
-    lists = draw.lists(np.arange(len(draw.y), dtype=np.int64))
-    sizes = np.array([len(one) for one in lists], dtype=np.int64)
+    wanted = draw.whole_classes()
+    lists, sizes = draw.lists()
     client, j = np.indices((draw.clients, wanted)).reshape(2, -1)
     label = (client + j) % draw.classes
     need = LEAST * np.bincount(label, minlength=draw.classes)
@@ -155,9 +130,6 @@ def lognormal(draw: Draw, rule: str) -> tuple[Ragged, Int | None]:
     return found, labels
 
 
-# ---------------------------------------------------------------------- equal sizes
-
-
 def equal_sizes(draw: Draw) -> Ragged:
     """Give every client ⌊N/m⌋ of the merged samples, with class shares drawn from Dir(a, ..., a).
 
@@ -170,10 +142,8 @@ def equal_sizes(draw: Draw) -> Ragged:
             f"{len(draw.y)} samples give {draw.clients} clients {each} each, too few for training "
             "and test; use fewer clients."
         )
-    lists = [
-        draw.rng.permutation(one) for one in draw.lists(np.arange(len(draw.y), dtype=np.int64))
-    ]
-    left = np.array([len(one) for one in lists], dtype=np.int64)
+    lists, left = draw.lists()
+    lists = draw.mixed(lists)
     counts = np.zeros((draw.classes, draw.clients), dtype=np.int64)
     for client in draw.rng.permutation(draw.clients):
         wish = draw.rng.dirichlet(np.full(draw.classes, draw.value))
@@ -197,22 +167,20 @@ def _rounded(parts: npt.NDArray[np.float64], total: int) -> Int:
     return whole
 
 
-# ---------------------------------------------------------------------- grouped users
+def grouped(columns: Mapping[str, Any], draw: Draw, least: int | None) -> tuple[Int, str]:
+    """Return the client of every sample, and the column that names the users: the first.
 
-
-def grouped(users: npt.NDArray[np.generic], draw: Draw, least: int | None) -> Int:
-    """Return the client of every sample: users are dealt to clients of Dirichlet sizes.
-
-    Every client gets ``least`` users (10), and of the rest shares drawn from Dir(a, ..., a); what
-    rounding leaves goes to clients at random.
-
-    Args:
-        users: ``(samples,)`` the user of each.
-        draw: the clients and a.
-        least: users of the smallest client.
+    Every client gets ``least`` users (10) with all their samples, and of the other users shares
+    drawn from Dir(a, ..., a); what rounding leaves goes to clients at random.
     """
+    if not columns:
+        raise ConfigError(
+            f"{draw.name} deals out users, but the data have no column that names them; use "
+            "femnist or sent140, or another partition."
+        )
+    column = next(iter(columns))
     floor = LEAST if least is None else least
-    names, user = np.unique(users, return_inverse=True)
+    names, user = np.unique(np.asarray(columns[column]), return_inverse=True)
     spare = len(names) - floor * draw.clients
     if floor < 1 or spare < 0:
         raise FederationError(
@@ -227,4 +195,4 @@ def grouped(users: npt.NDArray[np.generic], draw: Draw, least: int | None) -> In
     owner = np.empty(len(names), dtype=np.int64)
     owner[draw.rng.permutation(len(names))] = np.repeat(np.arange(draw.clients), sizes)
     draw.info |= {"users": len(names), "min_users": floor}
-    return owner[user]
+    return owner[user], column

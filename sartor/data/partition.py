@@ -15,6 +15,7 @@ The partitions of single papers have protocols of their own; see ``sartor.data.p
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +24,9 @@ import numpy.typing as npt
 import torch
 
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
-from sartor.data.columns import column_of, one_each, split_clients, split_each
 from sartor.data.draws import TRAIN_SHARE, Draw, authors, pfllib
 from sartor.data.paper_partitions import equal_sizes, exact_classes, grouped, lognormal
-from sartor.data.split import Int, Ragged, split_rows
+from sartor.data.split import Int, Ragged, generator, numbered, split_rows
 
 KINDS = ("column", "dirichlet", "iid", "pathological", "classes", "grouped", "lognormal")
 PROTOCOLS = ("authors", "pfllib")
@@ -56,21 +56,13 @@ class PartitionSpec:
 
 @dataclass(frozen=True)
 class Partition:
-    """Rows of every client, and how they were drawn.
-
-    Attributes:
-        train: rows for training.
-        test: rows for testing.
-        names: one name per client.
-        info: a record of the draw.
-        y: all labels, if the partition changed some; else None.
-    """
+    """Rows of every client for training and testing, and a record of how they were drawn."""
 
     train: Ragged
     test: Ragged
     names: tuple[str, ...]
     info: dict[str, Any]
-    y: Int | None = None
+    y: Int | None = None  # all labels, if the partition changed some
 
 
 def parse_partition(text: str) -> PartitionSpec:
@@ -169,27 +161,16 @@ def divide(
             raise ConfigError(f"Partition {spec} contradicts protocol={protocol!r}; give only one.")
     chosen = protocol or spec.protocol
     classes = int(labels.max()) + 1 if num_classes is None else num_classes
+    columns, every, kept = attributes or {}, labels, None
     if samples is not None and spec.kind != "classes":
         merged = chosen in _MERGED or spec.kind == "lognormal"
         kept = _some(len(labels), None if merged else num_train, samples, train_share, seed)
-        part = divide(
-            labels[kept],
-            spec,
-            clients=clients,
-            num_train=None if num_train is None else int((kept < num_train).sum()),
-            num_classes=classes,
-            protocol=protocol,
-            attributes={k: np.asarray(v)[kept] for k, v in (attributes or {}).items()},
-            seed=seed,
-            min_train=min_train,
-            min_test=min_test,
-            train_share=train_share,
-            max_tries=max_tries,
-        )
-        return _within(part, kept, labels)
+        num_train = None if num_train is None else int((kept < num_train).sum())
+        columns = {k: np.asarray(v)[kept] for k, v in columns.items()}
+        labels = labels[kept]
     if spec.kind == "column":
-        columns = attributes or {}
-        return _by_column(spec, chosen, clients, num_train, columns, min_train, train_share, seed)
+        part = _by_column(spec, chosen, clients, num_train, columns, min_train, train_share, seed)
+        return part if kept is None else _within(part, kept, every)
     chosen = chosen or {"classes": "own", "lognormal": "mnist"}.get(spec.kind, "authors")
     clients = 20 if clients is None else clients
     if clients < 1:
@@ -198,23 +179,19 @@ def divide(
         raise FederationError(
             f"{clients} clients cannot share {len(labels)} samples; use fewer clients."
         )
-    draw = Draw(
-        labels,
-        str(spec),
-        spec.kind,
-        spec.value if isinstance(spec.value, float) else None,
-        clients,
-        classes,
-        _generator(seed, spec.kind),
-        max_tries,
-        {},
-    )
-    names = tuple(f"client{i:0{len(str(clients - 1))}d}" for i in range(clients))
+    value = spec.value if isinstance(spec.value, float) else 0.0
+    rng = generator(seed, KINDS.index(spec.kind))
+    draw = Draw(labels, str(spec), spec.kind, value, clients, classes, rng, max_tries)
+    names = numbered(clients)
     info = {"partition": spec.kind, "value": spec.value, "protocol": chosen, "seed": seed}
+    info["clients"] = clients
     changed: Int | None = None
     if spec.kind == "grouped":
-        return _by_group(draw, info, names, num_train, attributes, min_train, train_share)
-    if spec.kind == "classes":
+        owner, info["of"] = grouped(columns, draw, min_train)
+        train, test, info["protocol"] = _split_clients(
+            owner, names, num_train, merge=chosen == "pfllib", share=train_share, seed=seed
+        )
+    elif spec.kind == "classes":
         official = _official(labels, num_train, draw.info)
         train, test = exact_classes(draw, official, samples, all_tests=chosen == "all")
     elif chosen == "authors":
@@ -231,8 +208,9 @@ def divide(
             whole = equal_sizes(draw) if chosen == "equal" else pfllib(draw, min_train)
         owner = np.full(len(labels), -1, dtype=np.int64)
         owner[whole.rows.numpy()] = whole.owner.numpy()
-        train, test = split_each(owner, names, seed, TRAIN_SHARE)
-    return Partition(train, test, names, info | {"clients": clients} | draw.info, changed)
+        train, test = _split_each(owner, names, seed, TRAIN_SHARE)
+    part = Partition(train, test, names, info | draw.info, changed)
+    return part if kept is None else _within(part, kept, every)
 
 
 def _some(total: int, num_train: int | None, samples: int, share: float, seed: int) -> Int:
@@ -244,26 +222,18 @@ def _some(total: int, num_train: int | None, samples: int, share: float, seed: i
         raise ConfigError(
             f"samples must lie in 1..{most}, the number of training samples, got {samples}."
         )
-    rng = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, len(KINDS), 1000])))
-    chosen = np.sort(rng.choice(pool, wanted, replace=False))
+    chosen = np.sort(generator(seed, len(KINDS), 1000).choice(pool, wanted, replace=False))
     return np.concatenate([chosen, np.arange(pool, total)])
 
 
 def _within(part: Partition, kept: Int, labels: Int) -> Partition:
     """Give rows of a smaller set their numbers in the whole one."""
-    rows = torch.from_numpy(kept)
-    train, test = (Ragged(rows[split.rows], split.offsets) for split in (part.train, part.test))
+    train, test = (split.of_rows(torch.from_numpy(kept)) for split in (part.train, part.test))
     y: Int | None = None
     if part.y is not None:
         y = labels.copy()
         y[kept] = part.y
     return Partition(train, test, part.names, part.info | {"drawn_samples": len(train.rows)}, y)
-
-
-def _generator(seed: int, kind: str) -> np.random.Generator:
-    if seed < 0:
-        raise ConfigError(f"seed must be >= 0, got {seed}.")
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, KINDS.index(kind)])))
 
 
 def _official(y: Int, num_train: int | None, info: dict[str, Any]) -> tuple[Int, Int]:
@@ -278,9 +248,6 @@ def _official(y: Int, num_train: int | None, info: dict[str, Any]) -> tuple[Int,
     return rows[:num_train], rows[num_train:]
 
 
-# ---------------------------------------------------------------------- by attribute
-
-
 def _by_column(
     spec: PartitionSpec,
     protocol: str | None,
@@ -293,9 +260,9 @@ def _by_column(
 ) -> Partition:
     """Make one client of every value of a column, or of some values drawn at random."""
     column = str(spec.value)
-    rng = _generator(seed, spec.kind)
-    owner, names = one_each(column_of(attributes, column), column, clients, least, rng)
-    train, test, found = split_clients(
+    rng = generator(seed, KINDS.index(spec.kind))
+    owner, names = _one_each(attributes, column, clients, least, rng)
+    train, test, found = _split_clients(
         owner, names, num_train, merge=protocol == "pfllib", share=share, seed=seed
     )
     if protocol == "authors" and found != "authors":
@@ -307,26 +274,73 @@ def _by_column(
     return Partition(train, test, names, info | {"clients": len(names)})
 
 
-def _by_group(
-    draw: Draw,
-    info: dict[str, Any],
-    names: tuple[str, ...],
-    num_train: int | None,
-    attributes: dict[str, Any] | None,
+def _one_each(
+    columns: Mapping[str, Any],
+    name: str,
+    clients: int | None,
     least: int | None,
-    share: float,
-) -> Partition:
-    """Make clients of many users each; a user's samples stay together."""
-    if not attributes:
-        raise ConfigError(
-            f"{draw.name} deals out users, but the data have no column that names them; use "
-            "femnist or sent140, or another partition."
+    rng: np.random.Generator,
+) -> tuple[Int, tuple[str, ...]]:
+    """Make one client of every value of a column, or of so many values drawn at random.
+
+    Values with fewer than ``least`` samples are left out. Returns the client of every sample, -1
+    for nobody, and the names of the clients.
+    """
+    if name not in columns:
+        known = did_you_mean(name, columns) if columns else "; it has no columns"
+        raise ConfigError(f"The data have no column {name!r}{known}")
+    values, inverse = np.unique(np.asarray(columns[name]), return_inverse=True)
+    owner: Int = inverse.astype(np.int64)
+    sizes = np.bincount(owner, minlength=len(values))
+    enough = np.flatnonzero(sizes >= (least or 0))
+    if len(enough) == 0:
+        raise FederationError(
+            f"No value of {name!r} has {least} samples (the most frequent has {int(sizes.max())}); "
+            "lower min_train."
         )
-    column = next(iter(attributes))
-    owner = grouped(np.asarray(attributes[column]), draw, least)
-    merge = info["protocol"] == "pfllib"
-    train, test, found = split_clients(
-        owner, names, num_train, merge=merge, share=share, seed=info["seed"]
-    )
-    info |= {"protocol": found, "clients": len(names), "of": column} | draw.info
-    return Partition(train, test, names, info)
+    if clients is not None and not 1 <= clients <= len(enough):
+        of = f" with {least} samples" if least else ""
+        raise FederationError(
+            f"Column {name!r} has {len(enough)} values{of}; clients must lie in "
+            f"1..{len(enough)}, got {clients}."
+        )
+    kept = enough
+    if clients is not None:
+        kept = enough[np.sort(rng.choice(len(enough), clients, replace=False))]
+    place = np.full(len(values), -1, dtype=np.int64)
+    place[kept] = np.arange(len(kept))
+    return place[owner], tuple(str(value) for value in values[kept].tolist())
+
+
+def _split_clients(
+    owner: Int,
+    names: Sequence[str],
+    num_train: int | None,
+    *,
+    merge: bool,
+    share: float,
+    seed: int,
+) -> tuple[Ragged, Ragged, str]:
+    """Divide clients by the official split, if all have samples in both parts, else at random.
+
+    At random a ``share`` is for training, or three quarters where ``merge`` passes over an official
+    split. Returns train, test, and the protocol: ``authors``, ``pfllib`` (75/25) or ``leaf``.
+    """
+    if not merge and num_train is not None:
+        rows = np.arange(len(owner), dtype=np.int64)
+        train, test = (
+            Ragged.from_owner(part, owner[part], len(names)) for part in np.split(rows, [num_train])
+        )
+        if bool((train.sizes > 0).all()) and bool((test.sizes > 0).all()):
+            return train, test, "authors"
+    part = TRAIN_SHARE if merge else share
+    train, test = _split_each(owner, names, seed, part)
+    return train, test, "pfllib" if part == TRAIN_SHARE else "leaf"
+
+
+def _split_each(owner: Int, names: Sequence[str], seed: int, share: float) -> tuple[Ragged, Ragged]:
+    """Split every client at random, a share (rounded down, at least one) for training."""
+    sizes = np.bincount(owner[owner >= 0], minlength=len(names))
+    num_test = sizes - np.maximum((sizes * share + 1e-9).astype(np.int64), 1)
+    train, _, test = split_rows(owner, names, test=num_test, val=0.0, seed=seed)
+    return train, test

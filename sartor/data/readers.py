@@ -14,7 +14,8 @@ import json
 import pickle
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -25,6 +26,7 @@ from sartor.core.errors import FederationError, MissingExtraError
 
 Bytes = npt.NDArray[np.uint8]
 SPLITS = ("train", "test")
+_BROKEN = (OSError, EOFError, LookupError, TypeError, ValueError, struct.error, zipfile.BadZipFile)
 _ACROSS = 32  # images in a row of a mosaic
 
 
@@ -40,52 +42,53 @@ def broken(path: Path, reason: object) -> FederationError:
     return FederationError(f"Cannot read {path}: {reason}. Fetch the file again.")
 
 
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Raise the error for a broken file where reading it goes wrong."""
+    try:
+        yield
+    except _BROKEN as error:
+        raise broken(path, error) from error
+
+
+def unzipped(path: Path) -> bytes:
+    """Return what is in a file, gzipped or not."""
+    raw = path.read_bytes()
+    return gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
+
+
 # ---------------------------------------------------------------------- npz
 
 
 def read_npz(
     files: dict[str, Sequence[tuple[Path, str]]], side: int, colour: bool
 ) -> tuple[dict[str, Pictures], list[str]]:
-    """Read train and test from npz files.
+    """Read train and test from npz files, and the class names if a file has them.
 
     Args:
         files: for each split the files, and the suffix of the arrays' names in them. Arrays are
             ``x`` and ``y``, or ``webp``, ``offsets`` and ``y`` for mosaics.
         side: the height and width of an image.
         colour: whether mosaics are in colour.
-
-    Returns:
-        The images of each split, and the class names if a file has them.
     """
     found: dict[str, Pictures] = {}
     names: list[str] = []
     for split, parts in files.items():
         pieces = []
         for path, suffix in parts:
-            try:
-                with np.load(path, allow_pickle=False) as arrays:
-                    labels = arrays["y" + suffix].astype(np.int64)
-                    if "x" + suffix in arrays:
-                        images = arrays["x" + suffix]
-                    else:
-                        images = _mosaics(
-                            arrays["webp" + suffix].tobytes(),
-                            arrays["offsets" + suffix],
-                            len(labels),
-                            side,
-                            colour,
-                        )
-                    if "class_names" in arrays:
-                        names = [str(name) for name in arrays["class_names"].tolist()]
-            except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                raise broken(path, error) from error
-            if len(images) != len(labels):
-                raise broken(path, f"{len(images)} images but {len(labels)} labels")
+            with reading(path), np.load(path, allow_pickle=False) as arrays:
+                labels = arrays["y" + suffix].astype(np.int64)
+                if "x" + suffix in arrays:
+                    images = arrays["x" + suffix]
+                else:
+                    data, offsets = arrays["webp" + suffix].tobytes(), arrays["offsets" + suffix]
+                    images = _mosaics(data, offsets, len(labels), side, colour)
+                if "class_names" in arrays:
+                    names = [str(name) for name in arrays["class_names"].tolist()]
+                if len(images) != len(labels):
+                    raise ValueError(f"{len(images)} images but {len(labels)} labels")
             pieces.append((images, labels))
-        found[split] = Pictures(
-            np.concatenate([images for images, _ in pieces]),
-            np.concatenate([labels for _, labels in pieces]),
-        )
+        found[split] = Pictures(*map(np.concatenate, zip(*pieces, strict=True)))
     return found, names
 
 
@@ -94,11 +97,8 @@ def count_npz(files: dict[str, Sequence[tuple[Path, str]]]) -> tuple[int, int]:
     counts = dict.fromkeys(SPLITS, 0)
     for split, parts in files.items():
         for path, suffix in parts:
-            try:
-                with np.load(path, allow_pickle=False) as arrays:
-                    counts[split] += len(arrays["y" + suffix])
-            except (OSError, KeyError, ValueError, EOFError, zipfile.BadZipFile) as error:
-                raise broken(path, error) from error
+            with reading(path), np.load(path, allow_pickle=False) as arrays:
+                counts[split] += len(arrays["y" + suffix])
     return counts["train"], counts["test"]
 
 
@@ -134,10 +134,8 @@ def _mosaics(data: bytes, offsets: Any, count: int, side: int, colour: bool) -> 
 
 def read_idx(path: Path) -> Bytes:
     """Read one IDX file of unsigned bytes, gzipped or not."""
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
+    with reading(path):
+        raw = unzipped(path)
         if len(raw) < 4:
             raise ValueError("it has no header")
         zeros, kind, axes = struct.unpack(">HBB", raw[:4])
@@ -147,8 +145,6 @@ def read_idx(path: Path) -> Bytes:
         data = np.frombuffer(raw, dtype=np.uint8, offset=4 + 4 * axes)
         if data.size != int(np.prod(shape, dtype=np.int64)):
             raise ValueError(f"it should hold {shape} bytes, but holds {data.size}")
-    except (OSError, ValueError, EOFError, struct.error) as error:
-        raise broken(path, error) from error
     return data.reshape(shape)
 
 
@@ -167,12 +163,10 @@ def read_cifar_binary(paths: Sequence[Path], label_bytes: int) -> Pictures:
     """Read CIFAR records: label bytes (the last one counts), then 3 x 32 x 32 pixels."""
     pieces = []
     for path in paths:
-        try:
+        with reading(path):
             raw = np.fromfile(path, dtype=np.uint8)
-        except OSError as error:
-            raise broken(path, error) from error
-        if raw.size == 0 or raw.size % (label_bytes + 3072):
-            raise broken(path, f"{raw.size} bytes are no whole number of CIFAR records")
+            if raw.size == 0 or raw.size % (label_bytes + 3072):
+                raise ValueError(f"{raw.size} bytes are no whole number of CIFAR records")
         pieces.append(raw.reshape(-1, label_bytes + 3072))
     records = np.concatenate(pieces)
     pixels = records[:, label_bytes:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
@@ -192,22 +186,20 @@ def read_cifar_python(paths: Sequence[Path], key: str) -> Pictures:
                 raise ValueError(f"it has no arrays 'data' and {key!r}")
             pixels = data.bytes().reshape(-1, 3, 32, 32)
             numbers = labels.bytes() if isinstance(labels, _Array) else labels
+            if len(pixels) != len(numbers):
+                raise ValueError("images and labels differ in number")
             pieces.append((pixels, np.array(numbers, dtype=np.int64)))
-        except FederationError:
-            raise
         # A damaged pickle can raise nearly anything; whatever it is, the file is at fault.
         except Exception as error:
             raise broken(path, error) from error
-        if len(pieces[-1][0]) != len(pieces[-1][1]):
-            raise broken(path, "images and labels differ in number")
-    x = np.concatenate([pixels for pixels, _ in pieces]).transpose(0, 2, 3, 1)
-    return Pictures(x, np.concatenate([labels for _, labels in pieces]))
+    x, y = map(np.concatenate, zip(*pieces, strict=True))
+    return Pictures(x.transpose(0, 2, 3, 1), y)
 
 
 class _Array:
-    """What stands for a numpy array in a CIFAR batch: its recorded state, nothing else."""
+    """What stands for a numpy array, and its class: the recorded state, nothing else."""
 
-    def __init__(self) -> None:
+    def __init__(self, *_: Any) -> None:
         self.state: Any = None
 
     def __setstate__(self, state: Any) -> None:
@@ -233,14 +225,6 @@ class _DType:
         """Ignore byte order and flags: they mean nothing for single bytes."""
 
 
-class _NDArray:
-    """What stands for the class ``numpy.ndarray``, which a batch names but never calls."""
-
-
-def _array(*_: Any) -> _Array:
-    return _Array()
-
-
 def _latin(text: str, encoding: str) -> bytes:
     if encoding not in ("latin1", "latin-1"):
         raise pickle.UnpicklingError(f"text in encoding {encoding!r}")
@@ -254,9 +238,9 @@ class _PlainUnpickler(pickle.Unpickler):
     """
 
     _STAND_INS: dict[tuple[str, str], Any] = {  # noqa: RUF012
-        ("numpy.core.multiarray", "_reconstruct"): _array,
-        ("numpy._core.multiarray", "_reconstruct"): _array,
-        ("numpy", "ndarray"): _NDArray,
+        ("numpy.core.multiarray", "_reconstruct"): _Array,
+        ("numpy._core.multiarray", "_reconstruct"): _Array,
+        ("numpy", "ndarray"): _Array,
         ("numpy", "dtype"): _DType,
         ("_codecs", "encode"): _latin,
     }
@@ -280,35 +264,33 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 class Leaf(NamedTuple):
-    """Samples of LEAF's JSON: features ``(n, ...)`` float32, labels, and the user of each."""
+    """Samples with users: features ``(n, ...)`` float32 or a tuple of texts, labels, users."""
 
-    x: npt.NDArray[np.float32]
+    x: Any
     y: npt.NDArray[np.int64]
     users: npt.NDArray[np.str_]
 
 
+def leaf_users(path: Path) -> Iterator[tuple[str, list[Any], list[Any]]]:
+    """Yield name, x and y of every user of a LEAF JSON file (``users``, ``user_data``)."""
+    data = json.loads(path.read_text(encoding="utf-8"))
+    for user in data["users"]:
+        x, y = data["user_data"][user]["x"], data["user_data"][user]["y"]
+        if len(x) != len(y):
+            raise ValueError(f"user {user} has {len(x)} samples but {len(y)} labels")
+        yield str(user), x, y
+
+
 def read_leaf(paths: Sequence[Path]) -> Leaf:
-    """Read LEAF JSON files, each with ``users`` and ``user_data`` (user -> x and y)."""
-    features, labels, users = [], [], []
+    """Read LEAF JSON files of numbers."""
+    found = []
     for path in paths:
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            for user in data["users"]:
-                held = data["user_data"][user]
-                x = np.asarray(held["x"], dtype=np.float32)
-                y = np.asarray(held["y"], dtype=np.int64)
-                if len(x) != len(y):
-                    raise ValueError(f"user {user} has {len(x)} samples but {len(y)} labels")
-                if len(x) == 0:
-                    continue
-                features.append(x)
-                labels.append(y)
-                users.append(np.full(len(y), str(user)))
-        except (OSError, KeyError, TypeError, ValueError) as error:
-            raise broken(path, error) from error
-    if not features:
+        with reading(path):
+            for user, x, y in leaf_users(path):
+                if x:
+                    arrays = np.asarray(x, dtype=np.float32), np.asarray(y, dtype=np.int64)
+                    found.append((*arrays, np.full(len(y), user)))
+    if not found:
         raise FederationError(f"No samples in {', '.join(map(str, paths))}.")
-    try:
-        return Leaf(np.concatenate(features), np.concatenate(labels), np.concatenate(users))
-    except ValueError as error:
-        raise broken(paths[0].parent, error) from error
+    with reading(paths[0].parent):
+        return Leaf(*map(np.concatenate, zip(*found, strict=True)))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -78,15 +78,14 @@ class Samples:
         if self.task == "multilabel":
             sums = torch.zeros(shape, dtype=torch.int64)
             return sums.index_add_(0, ragged.owner, self.y[ragged.rows].long())
+        y, owner = self.y[ragged.rows], ragged.owner
         if self.task == "next-token":
-            steps = self.y.shape[1]
-            cells = ragged.owner.repeat_interleave(steps) * self.num_classes
-            cells = cells + self.y[ragged.rows].flatten()
-            counts = torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+            owner = owner.repeat_interleave(y.shape[1])
+        cells = owner * self.num_classes + y.flatten()
+        counts = torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+        if self.task == "next-token":
             counts[:, PADDING] = 0
-            return counts
-        cells = ragged.owner * self.num_classes + self.y[ragged.rows]
-        return torch.bincount(cells, minlength=shape[0] * shape[1]).reshape(shape)
+        return counts
 
     def num_answers(self, split: str = "test") -> Tensor:
         """Count the answers that are scored, ``(clients,)``: samples, or true tokens of texts."""
@@ -95,6 +94,14 @@ class Samples:
             return ragged.sizes
         true = (self.y[ragged.rows] != PADDING).sum(1)
         return torch.zeros(self.num_clients, dtype=torch.int64).index_add_(0, ragged.owner, true)
+
+    def _keep(self, kept: Tensor) -> Self:
+        """Return the samples of some clients, by a boolean mask; the others are "left_out"."""
+        parts: dict[str, Any] = {name: self.split(name).select(kept) for name in SPLITS}
+        names = tuple(self.names[i] for i in torch.nonzero(kept).flatten().tolist())
+        gone = [self.names[i] for i in torch.nonzero(~kept).flatten().tolist()]
+        info = self.info | {"left_out": [*self.info.get("left_out", []), *gone]}
+        return replace(self, names=names, info=info, **parts)
 
     def index(self, client: str | int) -> int:
         """Return the position of a client given by its name or by its position."""

@@ -159,44 +159,35 @@ def from_hf(
         )
     first = next(iter(given.values()))
     known = list(first.column_names)
-    wanted = [client_column, *([label] if isinstance(label, str) else label)]
-    wanted += [name for name in (text, image) if name is not None]
-    raise_faults(
-        [
-            f"The data set has no column {name!r}{did_you_mean(name, known)}"
-            for name in wanted
-            if name not in known
-        ]
-    )
+    wanted = [client_column, *([label] if isinstance(label, str) else label), text, image]
+    faults = [
+        f"The data set has no column {name!r}{did_you_mean(name, known)}"
+        for name in wanted
+        if name is not None and name not in known
+    ]
+    raise_faults(faults)
     types = getattr(first, "features", None) or {}
     if image is None and text is None:
         pictures = [name for name in known if type(types.get(name)).__name__ == "Image"]
         image = pictures[0] if pictures else None
     columns = {n: [v for one in given.values() for v in one[n]] for n in known if n != image}
-    for name in [label] if isinstance(label, str) else []:
-        classes = getattr(types.get(name), "names", None)
-        if classes:
-            columns[name] = [classes[value] if value >= 0 else None for value in columns[name]]
+    if isinstance(label, str) and (classes := getattr(types.get(label), "names", None)):
+        columns[label] = [classes[value] if value >= 0 else None for value in columns[label]]
     marks = np.array([kinds[part] for part, one in given.items() for _ in range(len(one))])
     if any(kinds.values()):
         rest["test"] = marks == "test"
     if image is not None:
         pixels = _images([v for one in given.values() for v in one[image]], image)
         clients = np.array([str(value) for value in columns[client_column]])
-        y = columns[label] if isinstance(label, str) else np.stack([columns[n] for n in label], 1)
-        more = {"task": "multilabel"} if not isinstance(label, str) else {}
-        about = {"source": "huggingface"}
-        made = from_arrays(pixels, y, client=clients, info=about, **(more | rest))
+        if isinstance(label, str):
+            y: Any = columns[label]
+        else:
+            y, rest = np.stack([columns[n] for n in label], 1), {"task": "multilabel"} | rest
+        made = from_arrays(pixels, y, client=clients, info={"source": "huggingface"}, **rest)
     else:
         arrays = {name: np.asarray(values) for name, values in columns.items()}
-        made = from_dataframe(
-            arrays,
-            client=client_column,
-            label=label,
-            text_column=text,
-            source="huggingface",
-            **rest,
-        )
+        roles: dict[str, Any] = {"client": client_column, "label": label, "text_column": text}
+        made = from_dataframe(arrays, source="huggingface", **roles, **rest)
     return _held_out(made, marks == "val")
 
 

@@ -16,6 +16,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from sartor.core.errors import ConfigError
+
 SPLITS = ("train", "val", "test")
 """What the samples of a client are for."""
 
@@ -86,12 +88,26 @@ class Ragged(NamedTuple):
         client %= self.num_clients
         return self.rows[self.offsets[client] : self.offsets[client + 1]]
 
+    def of_rows(self, rows: Tensor) -> Ragged:
+        """Return the split whose entries are positions in ``rows`` as one of these rows."""
+        return Ragged(rows[self.rows], self.offsets)
+
     def select(self, clients: Tensor) -> Ragged:
         """Keep some clients, given by a boolean mask over all of them, in their order."""
         kept = self.rows[clients[self.owner]]
-        offsets = torch.zeros(int(clients.sum()) + 1, dtype=torch.int64)
-        torch.cumsum(self.sizes[clients], 0, out=offsets[1:])
-        return Ragged(kept, offsets)
+        return Ragged.from_sizes(kept.numpy(), self.sizes[clients].numpy())
+
+
+def numbered(clients: int) -> tuple[str, ...]:
+    """Return names for clients that have none: client0, client1, ..., of equal length."""
+    return tuple(f"client{i:0{len(str(clients - 1))}d}" for i in range(clients))
+
+
+def generator(seed: int, *purpose: int) -> np.random.Generator:
+    """Return the stream of random numbers of a seed and a purpose."""
+    if seed < 0:
+        raise ConfigError(f"seed must be >= 0, got {seed}.")
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, *purpose])))
 
 
 def _scatter(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
@@ -116,16 +132,8 @@ def _within(sizes: Int) -> Int:
     return np.arange(int(sizes.sum()), dtype=np.int64) - np.repeat(starts, sizes)
 
 
-def shuffled(owner: Int, sizes: Int, names: Sequence[str], seed: int, purpose: str) -> Int:
-    """Return the order that shuffles the samples of every client, clients one after the other.
-
-    Args:
-        owner: ``(samples,)`` the client of each sample, ascending.
-        sizes: ``(clients,)`` the number of samples of each client.
-        names: the names of the clients, which key the draw.
-        seed: the seed of the draw.
-        purpose: keeps the draws of different uses apart.
-    """
+def _shuffled(owner: Int, sizes: Int, names: Sequence[str], seed: int, purpose: str) -> Int:
+    """Return the order that shuffles every client's samples; ``owner`` of samples is ascending."""
     keys = _client_keys(names, seed, purpose)[owner]
     steps = _within(sizes).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     order: Int = np.lexsort((_scatter(_scatter(keys) + steps), owner))
@@ -160,34 +168,32 @@ def split_rows(
 ) -> tuple[Ragged, Ragged, Ragged]:
     """Divide the samples of every client into train, validation and test.
 
+    Rows are ascending inside a client of each part.
+
     Args:
         owner: ``(samples,)`` the client of each sample; -1 for a sample that nobody has.
-        names: the names of the clients.
+        names: the names of the clients, which key the draw.
         test: the fraction held out, a mask that marks the test samples, or the number of test
             samples of every client (integers).
         val: the fraction used for validation; of all samples of the client, or, where ``test``
             is a mask, of those that the mask leaves.
         seed: the seed of the draw.
-        classes: labels, to keep the class shares of every client in each part; None for a
-            plain draw.
+        classes: labels, to keep the class shares of every client in each part.
         purpose: keeps the draws of different uses apart.
-
-    Returns:
-        train, validation and test, each with ascending rows inside a client.
     """
     clients = len(names)
-    everyone = np.argsort(owner, kind="stable")
-    everyone = everyone[np.searchsorted(owner[everyone], 0) :]
-    part = np.zeros(len(everyone), dtype=np.int8)
+    rows = np.argsort(owner, kind="stable")
+    rows = rows[np.searchsorted(owner[rows], 0) :]
+    part = np.zeros(len(rows), dtype=np.int8)
     is_mask = isinstance(test, np.ndarray) and test.dtype == np.bool_
     if isinstance(test, np.ndarray) and is_mask:
-        part[test[everyone]] = 2
+        part[test[rows]] = 2
     free = np.flatnonzero(part == 0)
-    held = owner[everyone[free]]
+    held = owner[rows[free]]
     sizes = np.bincount(held, minlength=clients)
-    order = shuffled(held, sizes, names, seed, purpose)
+    order = _shuffled(held, sizes, names, seed, purpose)
     if classes is not None:
-        order = _by_class_share(order, held, classes[everyone[free]])
+        order = _by_class_share(order, held, classes[rows[free]])
     if isinstance(test, np.ndarray):
         num_test = np.zeros_like(sizes) if is_mask else np.asarray(test, dtype=np.int64)
         num_val = split_counts(sizes - num_test, 0.0, val)[1]
@@ -196,7 +202,11 @@ def split_rows(
     rank = _within(sizes)
     chosen = np.where(rank < num_test[held], 2, np.where(rank < (num_test + num_val)[held], 1, 0))
     part[free[order]] = chosen
-    return _parts(everyone, owner[everyone], part, clients)
+    train, held_val, held_test = (
+        Ragged.from_sizes(own, np.bincount(owner[own], minlength=clients))
+        for own in (rows[part == code] for code in range(3))
+    )
+    return train, held_val, held_test
 
 
 def carve_val(train: Ragged, names: Sequence[str], val: float, seed: int) -> tuple[Ragged, Ragged]:
@@ -206,32 +216,19 @@ def carve_val(train: Ragged, names: Sequence[str], val: float, seed: int) -> tup
     rest, taken, _ = split_rows(
         train.owner.numpy(), names, test=0.0, val=val, seed=seed, purpose="val"
     )
-    kept, held = (Ragged(train.rows[part.rows], part.offsets) for part in (rest, taken))
-    return kept, held
+    return rest.of_rows(train.rows), taken.of_rows(train.rows)
 
 
 def _by_class_share(order: Int, owner: Int, classes: Int) -> Int:
     """Interleave the classes of every client, so that every leading piece has its shares."""
+    if len(order) == 0:
+        return order
     labels = classes[order]
     grouped = np.lexsort((labels, owner))
     first = np.ones(len(order), dtype=np.bool_)
-    if len(order) == 0:
-        return order
     first[1:] = (np.diff(owner[grouped]) != 0) | (np.diff(labels[grouped]) != 0)
     sizes = np.diff(np.append(np.flatnonzero(first), len(order)))
     place = np.empty(len(order))
     place[grouped] = (_within(sizes) + 0.5) / np.repeat(sizes, sizes)
-    mixed: Int = np.lexsort((np.arange(len(order)), place, owner))
-    interleaved: Int = order[mixed]
+    interleaved: Int = order[np.lexsort((np.arange(len(order)), place, owner))]
     return interleaved
-
-
-def _parts(
-    rows: Int, owner: Int, part: npt.NDArray[np.int8], clients: int
-) -> tuple[Ragged, Ragged, Ragged]:
-    """Cut rows that are grouped by client into the three splits."""
-    train, val, test = (
-        Ragged.from_sizes(rows[part == code], np.bincount(owner[part == code], minlength=clients))
-        for code in range(3)
-    )
-    return train, val, test

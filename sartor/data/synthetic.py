@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data.federation import Federation
-from sartor.data.split import Ragged
+from sartor.data.split import Ragged, generator, numbered
 
 Floats = npt.NDArray[np.float64]
 MODES = ("literal", "theory")
@@ -131,7 +131,7 @@ def quadratics(
         train,
         Ragged.empty(len(a)),
         test,
-        _names(len(a)),
+        numbered(len(a)),
         1,
         {"source": "quadratics", "dim": a.shape[1]},
     )
@@ -228,7 +228,7 @@ def logistic(
         raise ConfigError(f"Unknown mode {mode!r}{did_you_mean(mode, MODES)}")
     size = dim if dim is not None else {"theory": 10, "literal": 60}[mode]
     held = samples if test_samples is None else test_samples
-    _check_sizes(clients, samples, held, size, spread, "spread")
+    _check_sizes(clients=clients, samples=samples, test_samples=held, dim=size, spread=spread)
     scale = np.arange(1, size + 1) ** -0.6  # standard deviations: Σ_jj = j^-1.2
     start = 0.5 * _draws(seed, "centre").standard_normal(size)
     models, features, labels = [], [], []
@@ -240,7 +240,8 @@ def logistic(
         x = shift + scale * rng.standard_normal((samples + held, size))
         models.append(w)
         features.append(x)
-        labels.append(_bernoulli(x @ w, rng) if mode == "theory" else (x @ w > 0))
+        # A standard logistic variable lies below a score with probability σ(score).
+        labels.append((rng.logistic(size=len(x)) if mode == "theory" else 0.0) < x @ w)
     info = {"source": "logistic", "mode": mode, "spread": spread, "seed": seed, "dim": size}
     flat = torch.from_numpy(np.concatenate(features))
     return _binary(flat, labels, models, samples, info)
@@ -267,19 +268,12 @@ def logistic_radii(
     sphere, its sign turned where needed); x ~ N(0, I), P(y = 1 | x) = σ(w_iᵀx). The draws do not
     depend on R, so the federations hold the same features, once, and differ in their labels.
 
-    Args:
-        radii: R of every federation, the distance of every true model from the common one.
-        clients: the number of clients.
-        samples: training samples of each client.
-        dim: the number of features.
-        test_samples: test samples of each client.
-        seed: seed of the draw.
-
-    Returns:
-        For each R the federation and the true models; train it with ``Logistic(dim)``.
+    Returns, for each of the ``radii`` R, the federation and the true models; train it with
+    ``Logistic(dim)``. The other arguments are those of ``logistic``.
     """
     for radius in radii:
-        _check_sizes(clients, samples, test_samples, dim, radius, "radius")
+        sizes = {"clients": clients, "samples": samples, "test_samples": test_samples, "dim": dim}
+        _check_sizes(**sizes, radius=radius)
     common = _draws(seed, "centre").standard_normal(dim)
     directions, features, noise = [], [], []
     for client in range(clients):
@@ -303,30 +297,15 @@ _PURPOSES = ("centre", "literal", "theory", "radius")
 
 
 def _draws(seed: int, purpose: str, client: int = 0) -> np.random.Generator:
-    if seed < 0:
-        raise ConfigError(f"seed must be >= 0, got {seed}.")
-    entropy = np.random.SeedSequence([seed, _PURPOSES.index(purpose), client])
-    return np.random.Generator(np.random.PCG64(entropy))
+    return generator(seed, _PURPOSES.index(purpose), client)
 
 
-def _bernoulli(scores: Floats, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
-    # A standard logistic variable lies below a score with probability σ(score).
-    return rng.logistic(size=len(scores)) < scores
-
-
-def _check_sizes(
-    clients: int, samples: int, test_samples: int, dim: int, spread: float, name: str
-) -> None:
+def _check_sizes(**given: float) -> None:
+    least = {"clients": 1, "samples": 1, "dim": 1}
     faults = [
-        f"{key} must be >= {low}, got {value}"
-        for key, value, low in (
-            ("clients", clients, 1),
-            ("samples", samples, 1),
-            ("test_samples", test_samples, 0),
-            ("dim", dim, 1),
-            (name, spread, 0),
-        )
-        if value < low
+        f"{name} must be >= {least.get(name, 0)}, got {value}"
+        for name, value in given.items()
+        if value < least.get(name, 0)
     ]
     if faults:
         raise ConfigError("; ".join(faults) + ".")
@@ -347,12 +326,8 @@ def _binary(
         Ragged.from_sizes(rows[:, :samples].reshape(-1), np.full(clients, samples)),
         Ragged.empty(clients),
         Ragged.from_sizes(rows[:, samples:].reshape(-1), np.full(clients, each - samples)),
-        _names(clients),
+        numbered(clients),
         2,
         info,
     )
     return federation, Truth(torch.from_numpy(np.stack(models)))
-
-
-def _names(clients: int) -> tuple[str, ...]:
-    return tuple(f"client{i:0{len(str(clients - 1))}d}" for i in range(clients))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from sartor.core.errors import MissingExtraError, did_you_mean
+from sartor.data.encoding import number_of
 
+ENDINGS = (".npz", ".csv", ".parquet")  # of the files that ``read_samples`` reads
 LABELS = ("y", "label", "target", "class")  # tried in this order when no label column is named
 
 
@@ -56,19 +57,37 @@ def parquet_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
 
 
 class Table(NamedTuple):
-    """The samples of one file.
-
-    Attributes:
-        x: (samples, ...) features: numbers, or cells as they are.
-        y: (samples,) labels.
-        columns: names of the features, if they have names.
-        label: name of the label.
-    """
+    """The samples of one file: features ``(samples, ...)``, labels, and their names if any."""
 
     x: npt.NDArray[Any]
     y: npt.NDArray[Any]
-    columns: tuple[str, ...]
+    columns: tuple[str, ...] = ()
     label: str = "y"
+
+
+def read_samples(file: Path, label: str | None, *, as_cells: bool = False) -> Table:
+    """Read the file of one client; features are numbers, or cells as they are.
+
+    Without a name, the label is the first of ``LABELS`` that is there, otherwise the last column.
+
+    Raises:
+        ValueError: says what is wrong with the file.
+    """
+    ending = file.suffix.lower()
+    if ending == ".npz":
+        return _read_npz(file, label)
+    values = _parquet_cells(file) if ending == ".parquet" else _csv_cells(file)
+    if label is not None and label not in values:
+        raise ValueError(f"it has no column {label!r}{did_you_mean(label, values)}")
+    target = label or next((name for name in LABELS if name in values), list(values)[-1])
+    rest = tuple(name for name in values if name != target)
+    if not rest:
+        raise ValueError(f"it has no column besides the label {target!r}")
+    if as_cells:
+        cells = np.stack([values[name].astype(object) for name in rest], axis=1)
+        return Table(cells, values[target].astype(object), rest, target)
+    numbers = np.stack([_numbers(name, values[name]) for name in rest], axis=1)
+    return Table(numbers, values[target], rest, target)
 
 
 def _read_npz(file: Path, label: str | None) -> Table:
@@ -78,34 +97,14 @@ def _read_npz(file: Path, label: str | None) -> Table:
         for name in ("x", wanted):
             if name not in known:
                 raise ValueError(f"it has no array {name!r}{did_you_mean(name, known)}")
-        return Table(arrays["x"], arrays[wanted], ())
+        return Table(arrays["x"], arrays[wanted])
 
 
-def _read_csv(file: Path, label: str | None) -> Table:
-    return _columns(*_csv_cells(file), label)
-
-
-def _read_parquet(file: Path, label: str | None) -> Table:
-    return _columns(*_parquet_cells(file), label)
-
-
-def read_cells(file: Path, label: str | None) -> Table:
-    """Return the cells of a table as they are, numbers and texts."""
-    read = _parquet_cells if file.suffix.lower() == ".parquet" else _csv_cells
-    values, names = read(file)
-    target = _target(values, names, label)
-    rest = tuple(name for name in names if name != target)
-    cells = np.empty((len(values[target]), len(rest)), dtype=object)
-    for i, name in enumerate(rest):
-        cells[:, i] = values[name]
-    return Table(cells, values[target].astype(object), rest, target)
-
-
-def _csv_cells(file: Path) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
+def _csv_cells(file: Path) -> dict[str, npt.NDArray[Any]]:
     rows = csv_rows(file)
     if not rows:
         raise ValueError("it is empty")
-    header = None if all(_is_number(cell) for cell in rows[0][:-1]) else rows.pop(0)
+    header = None if None not in map(number_of, rows[0][:-1]) else rows.pop(0)
     if header is None and len(rows[0]) == 1:
         raise ValueError("it has one column, but features and a label are needed")
     width = len(header or rows[0])
@@ -113,59 +112,26 @@ def _csv_cells(file: Path) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
         if len(row) != width:
             raise ValueError(f"line {number} has {len(row)} cells instead of {width}")
     columns = [cell.strip() for cell in header] if header else [str(i) for i in range(width)]
+    if len(set(columns)) != width:
+        raise ValueError("two columns have the same name")
     cells = np.array(rows, dtype=np.str_).reshape(len(rows), width)
-    return {name: cells[:, i] for i, name in enumerate(columns)}, columns
+    return {name: cells[:, i] for i, name in enumerate(columns)}
 
 
-def _parquet_cells(file: Path) -> tuple[dict[str, npt.NDArray[Any]], list[str]]:
-    found = {
+def _parquet_cells(file: Path) -> dict[str, npt.NDArray[Any]]:
+    return {
         name: values.astype(str) if values.dtype.kind == "O" else values
         for name, values in parquet_columns(file).items()
     }
-    return found, list(found)
 
 
-def _target(values: dict[str, npt.NDArray[Any]], names: list[str], label: str | None) -> str:
-    """Return the label's column: the named one, a known one, or the last."""
-    if len(values) != len(names):
-        raise ValueError("two columns have the same name")
-    if label is not None and label not in values:
-        raise ValueError(f"it has no column {label!r}{did_you_mean(label, names)}")
-    target = label or next((name for name in LABELS if name in values), names[-1])
-    if len(names) == 1:
-        raise ValueError(f"it has no column besides the label {target!r}")
-    return target
-
-
-def _columns(values: dict[str, npt.NDArray[Any]], names: list[str], label: str | None) -> Table:
-    """Take the label's column out and join the others as features."""
-    target = _target(values, names, label)
-    rest = [name for name in names if name != target]
-    features = []
-    for name in rest:
-        try:
-            features.append(values[name].astype(np.float32))
-        except ValueError:
-            row = next(i for i, cell in enumerate(values[name].tolist()) if not _is_number(cell))
-            raise ValueError(
-                f"column {name!r} holds {values[name][row]!s:.40} in sample {row}, which is not a "
-                "number; encode it as numbers first, or say standardise=True (--standardise), "
-                "which takes texts for categories"
-            ) from None
-    return Table(np.stack(features, axis=1), values[target], tuple(rest), target)
-
-
-def _is_number(cell: Any) -> bool:
+def _numbers(name: str, column: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     try:
-        float(cell)
+        return column.astype(np.float32)
     except ValueError:
-        return False
-    return True
-
-
-READERS: dict[str, Callable[[Path, str | None], Table]] = {
-    ".npz": _read_npz,
-    ".csv": _read_csv,
-    ".parquet": _read_parquet,
-}
-"""Ending of a file -> what reads it: ``(file, label or None) -> table``."""
+        row = next(i for i, cell in enumerate(column.tolist()) if number_of(cell) is None)
+        raise ValueError(
+            f"column {name!r} holds {column[row]!s:.40} in sample {row}, which is not a number; "
+            "encode it as numbers first, or say standardise=True (--standardise), which takes "
+            "texts for categories"
+        ) from None

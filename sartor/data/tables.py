@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from sartor.core.errors import FederationError, did_you_mean
+from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data import encoding, text
 from sartor.data.arrays import from_arrays
-from sartor.data.checks import check, raise_faults
+from sartor.data.checks import check, raise_faults, some
 from sartor.data.encoding import Array
 from sartor.data.samples import Samples
 from sartor.data.table_files import csv_rows, parquet_columns
@@ -90,38 +90,37 @@ def from_dataframe(
         >>> fed.names, fed.info["features"], fed.x[:, 0].abs().sum().item() > 1
         (('a', 'b'), ['age', 'sex=f', 'sex=m'], True)
     """
-    encoding.check_missing(missing)
+    if missing not in ("error", "mean"):
+        raise ConfigError(f"missing must be 'error' or 'mean', got {missing!r}.")
     faults: list[str] = []
     known = dict(like or {})
     labels = [label] if isinstance(label, str) else list(label)
     columns = _columns(frame, faults)
     marks = test if isinstance(test, str) else None
-    wanted: list[tuple[str, Any]] = [("client", client), *(("label", name) for name in labels)]
-    wanted += [("drop", name) for name in drop] + [("categories", name) for name in categories]
-    wanted += [("text_column", text_column)] * (text_column is not None)
-    wanted += [("test", marks)] * (marks is not None)
-    for role, name in wanted:
-        if name not in columns:
-            faults.append(
-                f"The table has no column {name!r} ({role}){did_you_mean(str(name), columns)}"
-            )
+    wanted: dict[str, Sequence[str | None]]
+    wanted = {"client": [client], "label": labels, "drop": drop, "categories": categories}
+    wanted |= {"text_column": [text_column], "test": [marks]}
+    faults += [
+        f"The table has no column {name!r} ({role}){did_you_mean(str(name), columns)}"
+        for role, names in wanted.items()
+        for name in names
+        if name is not None and name not in columns
+    ]
     if client in labels:
         faults.append(f"Column {client!r} cannot be both client and label.")
-    if faults:  # without these columns the others cannot be told apart
-        raise_faults(faults)
+    raise_faults(faults)  # without these columns the others cannot be told apart
     ids = _clients(columns[client], client, faults)
     y, names, kind = _labels({n: columns[n] for n in labels}, task, ids, faults)
     if known.get("class_names") and kind == "classification" and y is not None:
         y, names = _renumbered(y, names, list(known["class_names"]), faults)
     special = {client, marks, *labels, *drop}
     rest = [name for name in columns if name not in special]
-    read = _features(
-        {name: columns[name] for name in rest} if text_column is None and like is None else {},
-        categories,
-        ids,
-        missing,
-        faults,
-    )
+    read = {}
+    for name in rest if text_column is None and like is None else ():
+        found = encoding.read_column(name, columns[name], faults, category=name in categories)
+        if found is not None:
+            faults += encoding.column_faults(name, *found, ids, missing)
+            read[name] = found
     if not rest:
         faults.append(
             "There is no column left to learn from besides client and label; add some, or drop "
@@ -154,15 +153,14 @@ def from_dataframe(
     elif text_column is not None:
         features, recipe, more = _text(columns[text_column], text_column, rows, length, vocabulary)
     else:
-        messages = [encoding.client_statistics(read, own) for own in rows]
-        steps = encoding.combine_statistics(messages)
-        if not standardise:
-            steps = [s | {"mean": 0.0, "scale": 1.0} if "mean" in s else s for s in steps]
+        steps = _steps(read, rows, standardise)
         features = encoding.encode(read, steps)
         recipe = {"kind": "table", "columns": steps, "missing": missing}
         more = {"features": encoding.feature_names(steps)}
     if kind == "regression" and y is not None:
-        recipe |= _target(y, rows, standardise, recipe if like is not None else None)
+        if like is None:
+            (step,) = _steps({"y": ("number", y)}, rows, standardise)
+            recipe["target"] = {key: step[key] for key in ("mean", "scale")}
         step = recipe["target"]
         scaled = torch.from_numpy(((y - step["mean"]) / step["scale"]).astype(np.float32))
         made = replace(made, y=scaled)
@@ -208,10 +206,10 @@ def read_table(file: Path) -> dict[str, Array]:
     faults = []
     uneven = [i for i, row in enumerate(rows, 2) if len(row) != len(header)]
     if uneven:
-        shown = ", ".join(f"{i} has {len(rows[i - 2])}" for i in uneven[:3])
+        shown = some([f"{i} has {len(rows[i - 2])}" for i in uneven], 3)
         faults.append(
-            f"{len(uneven)} lines of {file.name} do not have {len(header)} cells (line {shown}"
-            f"{', ...' if len(uneven) > 3 else ''}); every line needs as many as the header."
+            f"{len(uneven)} lines of {file.name} do not have {len(header)} cells (line {shown}); "
+            "every line needs as many as the header."
         )
     twice = sorted({name for name in header if header.count(name) > 1})
     if twice:
@@ -262,9 +260,8 @@ def _clients(values: Array, name: str, faults: list[str]) -> Array:
     cells = values.tolist()
     gone = [i for i, cell in enumerate(cells) if encoding.is_missing(cell)]
     if gone:
-        shown = ", ".join(map(str, gone[:5])) + (", ..." if len(gone) > 5 else "")
         faults.append(
-            f"Column {name!r} names no client in {len(gone)} rows ({shown}); fill them in, or "
+            f"Column {name!r} names no client in {len(gone)} rows ({some(gone)}); fill them in, or "
             "leave out those rows."
         )
     return np.array([encoding.level_of(cell) for cell in cells], dtype=np.str_)
@@ -276,22 +273,6 @@ def _marks(values: Array, name: str, faults: list[str]) -> Array:
         faults.append(f"Column {name!r} must mark test rows with 1 and the others with 0.")
         return np.zeros(len(values), dtype=np.bool_)
     return found[1].astype(np.bool_)
-
-
-def _features(
-    columns: Mapping[str, Array],
-    categories: Sequence[str],
-    ids: Array,
-    missing: str,
-    faults: list[str],
-) -> dict[str, tuple[str, Array]]:
-    read = {}
-    for name, values in columns.items():
-        found = encoding.read_column(name, values, faults, category=name in categories)
-        if found is not None:
-            faults += encoding.column_faults(name, *found, ids, missing)
-            read[name] = found
-    return read
 
 
 def _labels(
@@ -306,7 +287,7 @@ def _labels(
         if found is None:
             continue
         how, cells = found
-        gone = np.flatnonzero(np.isnan(cells) if how == "number" else cells == "")
+        gone = encoding.empty_cells(how, cells)
         if len(gone):
             faults.append(
                 f"Label {name!r} is empty in {len(gone)} rows{encoding.where(gone, ids)}; leave "
@@ -345,17 +326,14 @@ def _labels(
     return y, names, str(kind)
 
 
-def _target(
-    y: Array, rows: Sequence[Array], standardise: bool, known: Mapping[str, Any] | None
-) -> dict[str, Any]:
-    """Return mean and scale of the target, by the same federated statistics as those of columns."""
-    if known is not None:
-        return {"target": known["target"]}
-    if not standardise:
-        return {"target": {"mean": 0.0, "scale": 1.0}}
-    column = {"y": ("number", y)}
-    (step,) = encoding.combine_statistics([encoding.client_statistics(column, r) for r in rows])
-    return {"target": {key: step[key] for key in ("mean", "scale")}}
+def _steps(
+    columns: Mapping[str, tuple[str, Array]], rows: Sequence[Array], standardise: bool
+) -> list[dict[str, Any]]:
+    """Return the constants of columns by federated statistics of the clients' training rows."""
+    steps = encoding.combine_statistics([encoding.client_statistics(columns, r) for r in rows])
+    if standardise:
+        return steps
+    return [s | {"mean": 0.0, "scale": 1.0} if "mean" in s else s for s in steps]
 
 
 def _renumbered(

@@ -6,20 +6,19 @@ stands for every word that the vocabulary does not have, and words follow by fal
 
 from __future__ import annotations
 
-import gzip
 import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from sartor.core.errors import ConfigError, FederationError
 from sartor.core.task import PADDING
-from sartor.data.readers import broken
+from sartor.data.readers import Leaf, leaf_users, reading, unzipped
 
 UNKNOWN = 1
 """The id of every word that the vocabulary does not have."""
@@ -34,47 +33,26 @@ _TOKENS = re.compile(r"(?P<link>https?://\S+|www\.\S+)|(?P<user>@\w+)|\w+(?:'\w+
 _TEXT = 4  # where a record of LEAF's Sent140 has the tweet
 
 
-class Texts(NamedTuple):
-    """Texts with labels 0 and 1, and the user of each."""
-
-    texts: tuple[str, ...]
-    y: npt.NDArray[np.int64]
-    users: npt.NDArray[np.str_]
-
-
 # ---------------------------------------------------------------------- files
 
 
-def read_lines(path: Path) -> Texts:
+def read_lines(path: Path) -> Leaf:
     """Read JSON lines with ``user``, ``text`` and ``label``, gzipped or not."""
-    try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
+    with reading(path):
         # Bytes are cut at line ends alone; text would be cut at other separators in tweets, too.
-        rows = [json.loads(line) for line in raw.splitlines() if line.strip()]
+        rows = [json.loads(line) for line in unzipped(path).splitlines() if line.strip()]
         found = [(str(row["text"]), _label(row["label"]), str(row["user"])) for row in rows]
-    except (OSError, EOFError, KeyError, TypeError, ValueError) as error:
-        raise broken(path, error) from error
     return _joined(found, [path])
 
 
-def read_leaf_texts(paths: Sequence[Path]) -> Texts:
+def read_leaf_texts(paths: Sequence[Path]) -> Leaf:
     """Read LEAF's JSON of Sent140: records (or plain texts) and labels of every user."""
     found: list[tuple[str, int, str]] = []
     for path in paths:
-        try:
-            data = json.loads(path.read_text(encoding="utf-8"))
-            for user in data["users"]:
-                held = data["user_data"][user]
-                texts = [one if isinstance(one, str) else str(one[_TEXT]) for one in held["x"]]
-                if len(texts) != len(held["y"]):
-                    raise ValueError(
-                        f"user {user} has {len(texts)} samples but {len(held['y'])} labels"
-                    )
-                found += [(t, _label(y), str(user)) for t, y in zip(texts, held["y"], strict=True)]
-        except (OSError, KeyError, IndexError, TypeError, ValueError) as error:
-            raise broken(path, error) from error
+        with reading(path):
+            for user, records, labels in leaf_users(path):
+                texts = [one if isinstance(one, str) else str(one[_TEXT]) for one in records]
+                found += [(t, _label(y), user) for t, y in zip(texts, labels, strict=True)]
     return _joined(found, paths)
 
 
@@ -86,11 +64,11 @@ def _label(value: Any) -> int:
     return min(number, 1)
 
 
-def _joined(found: Sequence[tuple[str, int, str]], paths: Sequence[Path]) -> Texts:
+def _joined(found: Sequence[tuple[str, int, str]], paths: Sequence[Path]) -> Leaf:
     if not found:
         raise FederationError(f"No samples in {', '.join(map(str, paths))}.")
     texts, labels, users = zip(*found, strict=True)
-    return Texts(tuple(texts), np.array(labels, dtype=np.int64), np.array(users))
+    return Leaf(tuple(texts), np.array(labels, dtype=np.int64), np.array(users))
 
 
 # ---------------------------------------------------------------------- token ids

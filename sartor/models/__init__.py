@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING
 from torch import nn
 
 from sartor.models.check import check_buffers, check_module, unlike_a_draw
-from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
+from sartor.models.convolutional import CNN2, CNN3, CNN5, LeNet5, cnn2, cnn3, cnn5, lenet5
 from sartor.models.describe import MAKERS, describe_model, rebuild_model
-from sartor.models.language import LanguageLSTM, language_lstm
-from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
+from sartor.models.plain import DNN, MCLR, dnn, mclr
 from sartor.models.pretrained import features, pretrained, trains_head_alone
-from sartor.models.recurrent import LSTM, lstm
+from sartor.models.recurrent import LSTM, LanguageLSTM, language_lstm, lstm
 from sartor.models.residual import ResidualBlock, ResNet8, resnet8
 
 if TYPE_CHECKING:

@@ -12,14 +12,13 @@ from sartor.core.errors import ModelError, did_you_mean
 from sartor.core.loops import loop_fault
 from sartor.core.task import is_pretrained
 from sartor.core.torch_private import BatchNorm, ConvNd, DropoutNd, NormBase
+from sartor.data.checks import raise_faults
 
 
 def check_module(module: nn.Module, head: str | None = None) -> None:
     """Raise a ModelError that lists every layer that cannot be trained over lanes.
 
-    Args:
-        module: the network.
-        head: the dotted name of its head, or None if nothing is private.
+    ``head`` is the dotted name of the network's head, or None if nothing is private.
     """
     faults = _layer_faults(module) + _parameter_faults(module, head)
     if head is not None:
@@ -33,17 +32,13 @@ def check_module(module: nn.Module, head: str | None = None) -> None:
                 f"Head {head!r} ({type(layers[head]).__name__}) has no parameters; name the "
                 "layer that maps features to classes."
             )
-    if len(faults) == 1:
-        raise ModelError(faults[0])
-    if faults:
-        listed = "\n".join(f"  {i}. {fault}" for i, fault in enumerate(faults, 1))
-        raise ModelError(f"{len(faults)} faults in the model:\n{listed}")
+    raise_faults(faults, "the model", ModelError)
 
 
 def _layer_faults(module: nn.Module) -> list[str]:
     faults = []
     for name, layer in module.named_modules():
-        where = f"{type(layer).__name__} at {name!r}" if name else f"{type(layer).__name__}"
+        where = type(layer).__name__ + (f" at {name!r}" if name else "")
         if isinstance(layer, NormBase) and _counts(layer):
             kind = "BatchNorm" if isinstance(layer, BatchNorm) else "norms"
             faults.append(
@@ -52,8 +47,7 @@ def _layer_faults(module: nn.Module) -> list[str]:
                 "network as they are, put the layer in evaluation mode with .eval()."
             )
         elif isinstance(layer, nn.RNNBase):
-            fault = loop_fault(layer)
-            if fault is not None:
+            if (fault := loop_fault(layer)) is not None:
                 faults.append(f"Model has {where}: {fault}")
         elif layer.training and (
             (isinstance(layer, DropoutNd) and layer.p > 0)
@@ -77,9 +71,7 @@ def _counts(layer: Any) -> bool:
 def check_buffers(module: nn.Module, x: Tensor) -> None:
     """Raise a ModelError if the network writes to its buffers, which must be constant.
 
-    Args:
-        module: the network.
-        x: some samples. A network that cannot take them is not checked.
+    A network that cannot take the samples ``x`` is not checked.
     """
     before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
     if not before:
@@ -159,13 +151,13 @@ def _parameter_faults(module: nn.Module, head: str | None) -> list[str]:
             )
         seen.setdefault(id(parameter), name)
     frozen = [name for name, p in module.named_parameters() if not p.requires_grad]
-    own = {  # parameters of layers that are frozen by design
+    by_design = {
         f"{name}.{key}"
         for name, layer in module.named_modules()
         if getattr(layer, "is_fixed", False) is True
         for key, _ in layer.named_parameters(recurse=False)
     }
-    open_ = [name for name in frozen if name not in own]
+    open_ = [name for name in frozen if name not in by_design]
     if open_ and len(frozen) < len(seen) and is_pretrained(module) is None:
         faults.append(
             f"Model has frozen parameters ({_few(open_)}) but does not say where the others "

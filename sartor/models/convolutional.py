@@ -1,10 +1,11 @@
-"""Convolutional networks of two, three and five layers.
+"""Convolutional networks of two, three and five layers, LeNet-5 among them.
 
 The analyses of FedProx (Yu et al.) name CNN2, CNN3 and CNN5 by their number of convolutions only;
-the widths here are ours:
+the widths of these are ours:
 
-| network | convolutions | pooling | hidden layer |
+| network | convolutions | pooling | hidden layers |
 | --- | --- | --- | --- |
+| LeNet5 | 5×5: 6, 16, without padding | after each | 120, 84 |
 | CNN2 | 5×5: 32, 64, without padding | after each | 128 |
 | CNN3 | 3×3: 32, 64, 64, with padding | after each | 128 |
 | CNN5 | 3×3: 32, 32, 64, 64, 128, with padding | after the 2nd, 4th and 5th | 128 |
@@ -14,103 +15,101 @@ Every network ends with the linear head ``fc`` and has ReLU, 2×2 max pooling an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from sartor.models.sizes import after_pools, image_sizes
+from sartor.models.sizes import image_sizes
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
 
-_HIDDEN = 128
-
-
-class CNN2(nn.Module):
-    """Two 5×5 convolutions of 32 and 64 channels, each pooled, a hidden layer, and the head fc.
-
-    As in LeNet-5, images with a side below 16 pixels get ``padding=2`` in both convolutions.
-    """
-
-    head = "fc"
-
-    def __init__(self, channels: int, height: int, width: int, outputs: int) -> None:
-        """Make the layers."""
-        super().__init__()
-        padding = 2 if min(height, width) < 16 else 0
-        rows, columns = (after_pools(side, padding) for side in (height, width))
-        self.conv1 = nn.Conv2d(channels, 32, 5, padding=padding)
-        self.conv2 = nn.Conv2d(32, 64, 5, padding=padding)
-        self.fc1 = nn.Linear(64 * rows * columns, _HIDDEN)
-        self.fc = nn.Linear(_HIDDEN, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits ``(batch, outputs)``."""
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        logits: Tensor = self.fc(F.relu(self.fc1(x.flatten(1))))
-        return logits
-
 
 class Stack(nn.Module):
-    """3×3 convolutions with padding, some of them pooled, a hidden layer, and the head fc.
+    """Convolutions conv1, conv2, ..., some of them pooled, hidden layers fc1, ..., and the head fc.
 
-    Args:
-        channels: of the image.
-        height: of the image.
-        width: of the image.
-        outputs: the number of classes.
+    5×5 convolutions are without padding. Images with a side below 16 pixels would vanish, so they
+    get ``padding=2`` (LeNet-5 on 8×8 digits: 64 features before fc1).
+
+    Attributes:
+        kernel: the side of all convolutions, 3 or 5.
         widths: the channels of every convolution.
         pooled: the convolutions, counted from 1, that are followed by pooling.
+        hidden: the sizes of the hidden layers.
     """
 
     head = "fc"
+    kernel = 3
+    widths: tuple[int, ...]
+    pooled: tuple[int, ...]
+    hidden: tuple[int, ...] = (128,)
+    fc1: nn.Linear
 
-    def __init__(
-        self,
-        channels: int,
-        height: int,
-        width: int,
-        outputs: int,
-        widths: Sequence[int],
-        pooled: Sequence[int],
-    ) -> None:
-        """Make the layers."""
+    def __init__(self, channels: int, height: int, width: int, outputs: int) -> None:
         super().__init__()
-        self.pooled = frozenset(pooled)
-        self.depth = len(widths)
-        for layer, (inputs, wide) in enumerate(zip((channels, *widths), widths, strict=False), 1):
-            self.add_module(f"conv{layer}", nn.Conv2d(inputs, wide, 3, padding=1))
-        shrunk = 2 ** len(self.pooled)
-        features = widths[-1] * (height // shrunk) * (width // shrunk)
-        self.fc1 = nn.Linear(features, _HIDDEN)
-        self.fc = nn.Linear(_HIDDEN, outputs)
+        padding = 1 if self.kernel == 3 else 2 if min(height, width) < 16 else 0
+        for layer, wide in enumerate(self.widths, 1):
+            conv = nn.Conv2d(channels, wide, self.kernel, padding=padding)
+            self.add_module(f"conv{layer}", conv)
+            channels, shrunk = wide, 2 if layer in self.pooled else 1
+            lost = self.kernel - 1 - 2 * padding
+            height, width = (height - lost) // shrunk, (width - lost) // shrunk
+        inputs = channels * height * width
+        for layer, wide in enumerate(self.hidden, 1):
+            self.add_module(f"fc{layer}", nn.Linear(inputs, wide))
+            inputs = wide
+        self.fc = nn.Linear(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return logits ``(batch, outputs)``."""
-        for layer in range(1, self.depth + 1):
-            x = self.get_submodule(f"conv{layer}")(x)
+        for layer in range(1, len(self.widths) + 1):
+            x = getattr(self, f"conv{layer}")(x)
+            # Pooling before ReLU gives the same numbers, and ReLU has a quarter of the values left.
             x = F.relu(F.max_pool2d(x, 2) if layer in self.pooled else x)
-        logits: Tensor = self.fc(F.relu(self.fc1(x.flatten(1))))
+        x = x.flatten(1)
+        for layer in range(1, len(self.hidden) + 1):
+            x = F.relu(getattr(self, f"fc{layer}")(x))
+        logits: Tensor = self.fc(x)
         return logits
+
+
+class LeNet5(Stack):
+    """LeNet-5 with ReLU and max pooling; extractor conv1, conv2, fc1, fc2, and the head fc."""
+
+    kernel, widths, pooled, hidden = 5, (6, 16), (1, 2), (120, 84)
+
+
+class CNN2(Stack):
+    """Two 5×5 convolutions of 32 and 64 channels, each pooled, a hidden layer, and the head fc."""
+
+    kernel, widths, pooled = 5, (32, 64), (1, 2)
 
 
 class CNN3(Stack):
     """Three 3×3 convolutions of 32, 64 and 64 channels, each pooled."""
 
-    def __init__(self, channels: int, height: int, width: int, outputs: int) -> None:
-        """Make the layers."""
-        super().__init__(channels, height, width, outputs, (32, 64, 64), (1, 2, 3))
+    widths, pooled = (32, 64, 64), (1, 2, 3)
 
 
 class CNN5(Stack):
     """Five 3×3 convolutions of 32, 32, 64, 64 and 128 channels, pooled after 2, 4 and 5."""
 
-    def __init__(self, channels: int, height: int, width: int, outputs: int) -> None:
-        """Make the layers."""
-        super().__init__(channels, height, width, outputs, (32, 32, 64, 64, 128), (2, 4, 5))
+    widths, pooled = (32, 32, 64, 64, 128), (2, 4, 5)
+
+
+def lenet5(
+    federation: Federation | None = None,
+    *,
+    input_shape: tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+) -> LeNet5:
+    """Return LeNet-5 for a federation of images, or for the given sizes.
+
+    >>> sum(p.numel() for p in lenet5(input_shape=(3, 32, 32), num_classes=10).parameters())
+    62006
+    """
+    return LeNet5(*image_sizes("lenet5", 4, federation, input_shape, num_classes))
 
 
 def cnn2(

@@ -8,10 +8,9 @@ from typing import Any
 from torch import nn
 
 from sartor.core.errors import ModelError
-from sartor.models.convolutional import CNN2, CNN3, CNN5, cnn2, cnn3, cnn5
-from sartor.models.language import LanguageLSTM, language_lstm
-from sartor.models.plain import DNN, MCLR, LeNet5, dnn, lenet5, mclr
-from sartor.models.recurrent import LSTM, lstm
+from sartor.models.convolutional import CNN2, CNN3, CNN5, LeNet5, cnn2, cnn3, cnn5, lenet5
+from sartor.models.plain import DNN, MCLR, dnn, mclr
+from sartor.models.recurrent import LSTM, LanguageLSTM, language_lstm, lstm
 from sartor.models.residual import ResNet8, resnet8
 
 MAKERS: dict[type[nn.Module], Callable[..., nn.Module]] = {
@@ -33,10 +32,7 @@ def describe_model(
 ) -> dict[str, Any] | None:
     """Return name and arguments of a network of this library, or None for any other.
 
-    Args:
-        module: the network.
-        input_shape: the shape of a sample.
-        num_classes: that of the federation; 0 for regression.
+    ``num_classes`` is that of the federation: 0 for regression.
 
     >>> from sartor.models import dnn
     >>> describe_model(dnn(input_shape=(4,), num_classes=3, hidden=7), (4,), 3)["name"]

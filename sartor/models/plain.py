@@ -1,14 +1,15 @@
-"""Logistic regression, one hidden layer, and LeNet-5."""
+"""Logistic regression, and one hidden layer."""
 
 from __future__ import annotations
 
+from math import prod
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from sartor.core.errors import ModelError
-from sartor.models.sizes import after_pools, image_sizes, product, sizes_of
+from sartor.models.sizes import sizes_of
 
 if TYPE_CHECKING:
     from sartor.data.federation import Federation
@@ -20,7 +21,6 @@ class MCLR(nn.Module):
     head = "fc"
 
     def __init__(self, inputs: int, outputs: int) -> None:
-        """Make the layers."""
         super().__init__()
         self.fc = nn.Linear(inputs, outputs)
 
@@ -36,7 +36,6 @@ class DNN(nn.Module):
     head = "fc"
 
     def __init__(self, inputs: int, hidden: int, outputs: int) -> None:
-        """Make the layers."""
         super().__init__()
         self.fc1 = nn.Linear(inputs, hidden)
         self.fc = nn.Linear(hidden, outputs)
@@ -44,36 +43,6 @@ class DNN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return logits ``(batch, outputs)``."""
         logits: Tensor = self.fc(F.leaky_relu(self.fc1(x.flatten(1)), 0.1))
-        return logits
-
-
-class LeNet5(nn.Module):
-    """LeNet-5 with ReLU and max pooling; extractor conv1, conv2, fc1, fc2, and the head fc.
-
-    Convolutions are 5x5 without padding. Images with a side below 16 pixels would vanish, so they
-    get ``padding=2`` in both convolutions (8x8 digits: 64 features before fc1).
-    """
-
-    head = "fc"
-
-    def __init__(self, channels: int, height: int, width: int, outputs: int) -> None:
-        """Make the layers."""
-        super().__init__()
-        padding = 2 if min(height, width) < 16 else 0
-        rows, columns = (after_pools(side, padding) for side in (height, width))
-        self.conv1 = nn.Conv2d(channels, 6, 5, padding=padding)
-        self.conv2 = nn.Conv2d(6, 16, 5, padding=padding)
-        self.fc1 = nn.Linear(16 * rows * columns, 120)
-        self.fc2 = nn.Linear(120, 84)
-        self.fc = nn.Linear(84, outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return logits ``(batch, outputs)``."""
-        # Pooling before ReLU gives the same numbers, and ReLU has a quarter of the values left.
-        x = F.relu(F.max_pool2d(self.conv1(x), 2))
-        x = F.relu(F.max_pool2d(self.conv2(x), 2))
-        x = F.relu(self.fc2(F.relu(self.fc1(x.flatten(1)))))
-        logits: Tensor = self.fc(x)
         return logits
 
 
@@ -89,7 +58,7 @@ def mclr(
     7850
     """
     shape, outputs = sizes_of(federation, input_shape, num_classes)
-    return MCLR(product(shape), outputs)
+    return MCLR(prod(shape), outputs)
 
 
 def dnn(
@@ -107,18 +76,4 @@ def dnn(
     if hidden < 1:
         raise ModelError(f"hidden must be >= 1, got {hidden}.")
     shape, outputs = sizes_of(federation, input_shape, num_classes)
-    return DNN(product(shape), hidden, outputs)
-
-
-def lenet5(
-    federation: Federation | None = None,
-    *,
-    input_shape: tuple[int, ...] | None = None,
-    num_classes: int | None = None,
-) -> LeNet5:
-    """Return LeNet-5 for a federation of images, or for the given sizes.
-
-    >>> sum(p.numel() for p in lenet5(input_shape=(3, 32, 32), num_classes=10).parameters())
-    62006
-    """
-    return LeNet5(*image_sizes("lenet5", 4, federation, input_shape, num_classes))
+    return DNN(prod(shape), hidden, outputs)

@@ -1,4 +1,4 @@
-"""A stacked LSTM for texts, in a form that can be mapped over clients.
+"""Stacked LSTMs for texts and for their next tokens, in a form that can be mapped over clients.
 
 The loop over steps is in ``sartor.core.loops``; a layer has the parameters of ``nn.LSTM``,
 including both biases, which have the same gradient.
@@ -40,7 +40,6 @@ class Direction(nn.Module):
     """One LSTM layer in one direction, with the parameters of ``nn.LSTM`` and its initial draw."""
 
     def __init__(self, inputs: int, hidden: int, *, backward: bool = False) -> None:
-        """Make the parameters."""
         super().__init__()
         self.backward = backward
         self.weight_ih = nn.Parameter(torch.empty(4 * hidden, inputs))
@@ -56,14 +55,9 @@ class Direction(nn.Module):
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x: Tensor, is_token: Tensor) -> tuple[Tensor, Tensor]:
-        """Run over a batch of texts.
+        """Run over texts ``(batch, steps, inputs)``; ``is_token`` says which steps belong to them.
 
-        Args:
-            x: ``(batch, steps, inputs)``.
-            is_token: ``(batch, steps)`` which steps belong to the text.
-
-        Returns:
-            The outputs ``(batch, steps, hidden)``, arbitrary after the text, and the last one.
+        Returns the outputs ``(batch, steps, hidden)``, arbitrary after the text, and the last one.
         """
         given = F.linear(x, self.weight_ih, self.bias_ih + self.bias_hh)
         outputs, _ = lstm_loop(given, self.weight_hh, is_token, self.backward)
@@ -74,7 +68,6 @@ class Layer(nn.Module):
     """One LSTM layer: forwards, or forwards and backwards with concatenated outputs."""
 
     def __init__(self, inputs: int, hidden: int, *, bidirectional: bool) -> None:
-        """Make the directions."""
         super().__init__()
         self.forwards = Direction(inputs, hidden)
         self.backwards = Direction(inputs, hidden, backward=True) if bidirectional else None
@@ -101,7 +94,6 @@ class Embedding(nn.Module):
     def __init__(
         self, tokens: int, size: int, vectors: Tensor | None = None, *, trainable: bool = True
     ) -> None:
-        """Make the table."""
         super().__init__()
         self.drawn, self.is_fixed = vectors is None, not trainable
         start = torch.empty(tokens, size) if vectors is None else vectors.detach().clone().float()
@@ -123,13 +115,7 @@ class Embedding(nn.Module):
 class LSTM(nn.Module):
     """Embedding, stacked LSTM layers, a hidden layer with leaky ReLU (slope 0.1), and the head fc.
 
-    Args:
-        embedding: the table of vectors.
-        outputs: the number of classes.
-        hidden: the size of a layer's state in one direction.
-        layers: the number of layers.
-        classifier: the size of the hidden layer after them.
-        bidirectional: whether every layer also runs backwards.
+    The arguments are those of :func:`lstm`; ``outputs`` is the number of classes.
     """
 
     head = "fc"
@@ -144,7 +130,6 @@ class LSTM(nn.Module):
         classifier: int = 100,
         bidirectional: bool = False,
     ) -> None:
-        """Make the layers."""
         super().__init__()
         self.embedding = embedding
         wide = hidden * (2 if bidirectional else 1)
@@ -163,6 +148,36 @@ class LSTM(nn.Module):
         for layer in self.layers:
             x, last = layer(x, is_token)
         logits: Tensor = self.fc(F.leaky_relu(self.fc1(last), 0.1))
+        return logits
+
+
+class LanguageLSTM(nn.Module):
+    """Embedding, stacked LSTM layers that run forwards, and the head fc over the next tokens.
+
+        p(token_{t+1} | token_1 … token_t) = softmax(W h_t + b)
+
+    with the state h_t of the last layer after step t. Padding has scores too, but the loss ignores
+    them. The arguments are those of :func:`language_lstm`; ``outputs`` is its ``num_classes``.
+    """
+
+    head = "fc"
+
+    def __init__(
+        self, vocabulary: int, outputs: int, *, embedding: int, hidden: int, layers: int
+    ) -> None:
+        super().__init__()
+        self.embedding = Embedding(vocabulary, embedding)
+        sizes = [embedding, *[hidden] * (layers - 1)]
+        self.layers = nn.ModuleList(Layer(size, hidden, bidirectional=False) for size in sizes)
+        self.fc = nn.Linear(hidden, outputs)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return logits ``(batch, steps, outputs)`` of token ids ``(batch, steps)``."""
+        is_token = in_text(tokens)
+        x: Tensor = self.embedding(tokens)
+        for layer in self.layers:
+            x, _ = layer(x, is_token)
+        logits: Tensor = self.fc(x)
         return logits
 
 
@@ -212,15 +227,10 @@ def lstm(
     if vocabulary is None and federation is not None:
         known = federation.info.get("vocabulary", 0)
         vocabulary = max(int(known), int(federation.x.max()) + 1)
+    sizes = {"hidden": hidden, "layers": layers, "classifier": classifier}
     faults = [
         f"{name} must be >= 1, got {value}"
-        for name, value in (
-            ("vocabulary", vocabulary),
-            ("embedding", embedding),
-            ("hidden", hidden),
-            ("layers", layers),
-            ("classifier", classifier),
-        )
+        for name, value in {"vocabulary": vocabulary, "embedding": embedding, **sizes}.items()
         if value is None or value < 1
     ]
     if vectors is not None and not faults and tuple(vectors.shape) != (vocabulary, embedding):
@@ -232,11 +242,45 @@ def lstm(
         raise ModelError("; ".join(faults) + ".")
     assert vocabulary is not None
     table = Embedding(vocabulary, embedding, vectors, trainable=trainable_embedding)
-    return LSTM(
-        table,
-        outputs,
-        hidden=hidden,
-        layers=layers,
-        classifier=classifier,
-        bidirectional=bidirectional,
+    return LSTM(table, outputs, bidirectional=bidirectional, **sizes)
+
+
+def language_lstm(
+    federation: Federation | None = None,
+    *,
+    vocabulary: int | None = None,
+    embedding: int = 50,
+    hidden: int = 50,
+    layers: int = 1,
+    input_shape: tuple[int, ...] | None = None,
+    num_classes: int | None = None,
+) -> LanguageLSTM:
+    """Return a next-token LSTM for a federation of token ids, or for the given sizes.
+
+    Args:
+        federation: of the task "next-token".
+        vocabulary: the number of token ids in texts; ``num_classes`` by default.
+        embedding: the length of a token's vector.
+        hidden: the size of a layer's state.
+        layers: the number of LSTM layers.
+        input_shape: ``(steps,)``.
+        num_classes: the number of token ids that can be predicted.
+
+    >>> net = language_lstm(input_shape=(20,), num_classes=100)
+    >>> net(torch.ones(3, 20, dtype=torch.int64)).shape
+    torch.Size([3, 20, 100])
+    """
+    shape, outputs = sizes_of(federation, input_shape, num_classes)
+    if federation is not None and federation.task != "next-token":
+        raise ModelError(
+            f"language_lstm predicts the next token, but the task is {federation.task!r}; make the "
+            'federation with task="next-token", or use lstm.'
+        )
+    if len(shape) != 1 or min(embedding, hidden, layers) < 1:
+        raise ModelError(
+            f"language_lstm needs rows of token ids and sizes >= 1, got samples of shape {shape}, "
+            f"embedding {embedding}, hidden {hidden}, layers {layers}."
+        )
+    return LanguageLSTM(
+        vocabulary or outputs, outputs, embedding=embedding, hidden=hidden, layers=layers
     )

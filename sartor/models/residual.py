@@ -22,7 +22,6 @@ class ResidualBlock(nn.Module):
     """
 
     def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        """Make the layers."""
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(_GROUPS, outputs)
@@ -50,7 +49,6 @@ class ResNet8(nn.Module):
     head = "fc"
 
     def __init__(self, channels: int, outputs: int) -> None:
-        """Make the layers."""
         super().__init__()
         self.conv = nn.Conv2d(channels, 16, 3, padding=1, bias=False)
         self.norm = nn.GroupNorm(_GROUPS, 16)

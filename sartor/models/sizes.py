@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import torch
-
 from sartor.core.errors import ModelError
 
 if TYPE_CHECKING:
@@ -27,18 +25,6 @@ def sizes_of(
     return tuple(shape), max(outputs, 1)  # regression has one output
 
 
-def product(shape: tuple[int, ...]) -> int:
-    """Return the number of values of one sample."""
-    return int(torch.Size(shape).numel())
-
-
-def after_pools(side: int, padding: int) -> int:
-    """Return the length of a side after two 5x5 convolutions, each with pooling."""
-    for _ in range(2):
-        side = (side + 2 * padding - 4) // 2
-    return side
-
-
 def image_sizes(
     name: str,
     least: int,
@@ -46,15 +32,7 @@ def image_sizes(
     input_shape: tuple[int, ...] | None,
     num_classes: int | None,
 ) -> tuple[int, int, int, int]:
-    """Return channels, height, width and outputs; raise a ModelError for other shapes.
-
-    Args:
-        name: of the network, for the message.
-        least: the smallest side that the network can take.
-        federation: to take the sizes from.
-        input_shape: the shape of one sample, if not the federation's.
-        num_classes: the number of classes, if not the federation's.
-    """
+    """Return channels, height, width and outputs; refuse images with a side below ``least``."""
     shape, outputs = sizes_of(federation, input_shape, num_classes)
     if len(shape) != 3:
         raise ModelError(

@@ -111,15 +111,8 @@ def onboard(
     drive(again)
     # Newcomers are prepared like the clients that trained.
     recipes = {} if known.recipe is None else {str(chosen.seed): known.recipe}
-    return result_of(
-        again,
-        {
-            "newcomers of": known.method.name,
-            "rounds": rounds,
-            "task": known.task.measured_as,
-            "rebuild": known.facts | {"preprocessing": recipes},
-        },
-    )
+    config = {"newcomers of": known.method.name, "rounds": rounds, "task": known.task.measured_as}
+    return result_of(again, config | {"rebuild": known.facts | {"preprocessing": recipes}})
 
 
 def result_of(
@@ -196,10 +189,8 @@ def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
 
 def stored_form(found: Trained) -> tuple[Tree, dict[str, Any]]:
     """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
-    return (
-        {"server": found.server, "hub": found.server_ctx._asdict()},
-        {"clients": found.num_clients, "past": found.past},
-    )
+    state = {"server": found.server, "hub": found.server_ctx._asdict()}
+    return state, {"clients": found.num_clients, "past": found.past}
 
 
 def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
@@ -264,17 +255,16 @@ def _federation(newcomers: Data, test: float, known: Trained, val: float) -> Fed
 
 def _numbered(y: Any, names: Sequence[str]) -> Any:
     """Number classes that are given by name as the clients that trained do."""
-    labels = np.asarray(y)
-    if not names or labels.dtype.kind not in "OUS":
+    if not names or np.asarray(y).dtype.kind not in "OUS":
         return y
-    strange = sorted({str(label) for label in labels.tolist()} - set(names))
-    if strange:
+    labels = [str(label) for label in np.asarray(y).tolist()]
+    if strange := sorted(set(labels) - set(names)):
         raise ConfigError(
             f"newcomers have the classes {', '.join(strange[:5])}, but the models know "
             f"{', '.join(names[:10])}; leave out what they cannot answer."
         )
     place = {name: number for number, name in enumerate(names)}
-    return np.array([place[str(label)] for label in labels.tolist()], dtype=np.int64)
+    return np.array([place[label] for label in labels], dtype=np.int64)
 
 
 def newcomer_record(simulation: Simulation, run: int = 0) -> Method:

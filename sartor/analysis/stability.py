@@ -41,9 +41,8 @@ from sartor.data.federation import Federation
 from sartor.engines import make_engine
 from sartor.engines.arena import Arena, build_arena, with_replacements
 from sartor.results.tables import Table
-from sartor.training.driver import drive
+from sartor.training.driver import drive, progress_of
 from sartor.training.progress import Progress
-from sartor.training.readout import progress_of
 from sartor.training.schema import DTYPES, parse_choice, parse_device, parse_seeds, parse_whole
 from sartor.training.settings import list_runs, make_task, with_static_parts
 from sartor.training.simulation import Simulation

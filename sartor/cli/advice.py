@@ -12,7 +12,6 @@ from typing import Annotated, Any
 
 from sartor import adviser
 from sartor.adviser import Advice, words
-from sartor.adviser.verification import Verification
 from sartor.cli import show, work
 from sartor.cli.config import Experiment, build
 from sartor.cli.flags import Json, Overwrite, option, with_flags
@@ -92,13 +91,25 @@ def advise(
     }
     folder = adviser.AdviceFolder.create(out, config, overwrite=overwrite)
     folder.write_advice(advice)
-    print_advice(advice, quiet=json)
+    show.say(f"{as_flags(advice.summary())}\n", quiet=json)
+    rules = [words.rules_table(advice)] if advice.rules else []
+    tables = [words.constants_table(advice), *rules, words.client_table(advice, MOST_CLIENTS)]
+    show.tables(*tables, words.costs_table(advice), quiet=json)
     found = None
     if verify:
         with stoppable(f"Stopped. The advice is kept in {out}, without verification."):
             found = advice.verify(progress=progress)
         folder.write_verification(found)
-    _finish(advice, found, carry_out, out, json=json)
+        show.say(quiet=json)
+        show.table(found.table(), quiet=json)
+        show.say(found.summary(), quiet=json)
+    indented = "".join(f"  {line}\n" for line in carry_out.splitlines())
+    show.say(f"\nTo carry it out:\n{indented}", quiet=json)
+    show.places(*work.write_page(out), quiet=json)
+    if json:
+        verification = None if found is None else found.to_dict()
+        answer = {"verification": verification, "carry_out": carry_out, "out": out}
+        show.json_line({**advice.to_dict(), **answer})
 
 
 def as_flags(text: str) -> str:
@@ -129,46 +140,10 @@ def _local(experiment: Experiment, flags: dict[str, Any], ridge: float) -> Local
     return replace(local, weight_decay=ridge) if ridge and not local.weight_decay else local
 
 
-def print_advice(advice: Advice, *, quiet: bool) -> None:
-    """Print the answer, then the tables behind it."""
-    show.say(as_flags(advice.summary()), quiet=quiet)
-    tables = [
-        words.constants_table(advice),
-        *([words.rules_table(advice)] if advice.rules else []),
-        words.client_table(advice, MOST_CLIENTS),
-        words.costs_table(advice),
-    ]
-    for table in tables:
-        show.say(quiet=quiet)
-        show.table(table, quiet=quiet)
-
-
-def _finish(
-    advice: Advice, found: Verification | None, carry_out: str, out: Path, *, json: bool
-) -> None:
-    if found is not None:
-        show.say(quiet=json)
-        show.table(found.table(), quiet=json)
-        show.say(found.summary(), quiet=json)
-    show.say(quiet=json)
-    show.say("To carry it out:", quiet=json)
-    for line in carry_out.splitlines():
-        show.say(f"  {line}", quiet=json)
-    show.say(quiet=json)
-    show.places(*work.write_page(out), quiet=json)
-    if json:
-        reported = {
-            "verification": None if found is None else found.to_dict(),
-            "carry_out": carry_out,
-        }
-        show.json_line({**advice.to_dict(), **reported, "out": str(out)})
-
-
 def how_to(advice: Advice, experiment: Experiment, features: str, ridge: float) -> str:
     """Return the command, or the Python, that carries an advice out.
 
-    A named network on the data as they are is a command. The convex model has features of its own,
-    which a command has not, so it is Python.
+    The convex model has features of its own, which a command has not, so it is Python.
     """
     pull = {"prox_strength": advice.prox_strength} if advice.strategy == "personalised" else {}
     if experiment.model is not None:
@@ -176,8 +151,7 @@ def how_to(advice: Advice, experiment: Experiment, features: str, ridge: float) 
         words += given_flags(experiment, "data", "device", "out")
         words += [word for k, v in pull.items() for word in ("--set", f"{k}={v:.6g}")]
         return shlex.join(words)
-    settings = advice.settings
-    local = advice.subject.local
+    settings, local = advice.settings, advice.subject.local
     given = settings.get("local") or {
         key: getattr(local, key)
         for key in settings_on("advise", "local")

@@ -16,7 +16,6 @@ class _Commands(TyperGroup):
     """The group of all commands; its help leaves out the two flags of completion."""
 
     def get_params(self, ctx: Any) -> Any:
-        """Return the flags, with ``--install-completion`` and ``--show-completion`` hidden."""
         found = super().get_params(ctx)
         for flag in found:
             if str(flag.name).endswith("_completion"):
@@ -51,20 +50,15 @@ def options(
     """Read the flags of the program itself."""
 
 
+_LARGE = (training.run, training.compare, search.search, advice.advise)
+_LOOKING = (looking.report, looking.methods, looking.data, looking.doctor)
+_NETWORK = (network.serve, network.join, network.status)
+_OTHERS = (training.resume, newcomers.onboard, reproduction.reproduce, *_LOOKING, *_NETWORK)
+
 # In the order in which ``sartor --help`` lists them.
 app.command()(training.demo)
-app.command(cls=ShortHelp)(training.run)
-app.command(cls=ShortHelp)(training.compare)
-app.command(cls=ShortHelp)(search.search)
-app.command(cls=ShortHelp)(advice.advise)
-app.command()(training.resume)
-app.command()(newcomers.onboard)
-app.command()(reproduction.reproduce)
-app.command()(looking.report)
-app.command()(looking.methods)
-app.command()(looking.data)
-app.command()(looking.doctor)
-app.command()(network.serve)
-app.command()(network.join)
-app.command()(network.status)
+for large in _LARGE:
+    app.command(cls=ShortHelp)(large)
+for other in _OTHERS:
+    app.command()(other)
 app.add_typer(network.keys_app, name="keys")

@@ -76,15 +76,18 @@ def _parse_values(values: Any) -> Any:
 def _parse_lists(values: Any) -> Any:
     if not isinstance(values, Mapping):
         return values
+    lists = {k: vs.split(",") if isinstance(vs, str) else vs for k, vs in values.items()}
     return {
-        k: [parse_value(v) for v in (vs.split(",") if isinstance(vs, str) else vs)]
-        if isinstance(vs, str | Sequence)
-        else vs
-        for k, vs in values.items()
+        k: [*map(parse_value, vs)] if isinstance(vs, Sequence) else vs for k, vs in lists.items()
     }
 
 
-def _parse_names(value: Any) -> Any:
+def parse_names(value: Any) -> Any:
+    """Read names with commas; what is no text stays as it is.
+
+    >>> parse_names("north, south,")
+    ['north', 'south']
+    """
     if isinstance(value, str):
         return [name.strip() for name in value.split(",") if name.strip()]
     return value
@@ -96,7 +99,7 @@ _TYPES: dict[str, Any] = {
     "word": str,
     "switch": bool,
     "path": Path,
-    "names": Annotated[tuple[str, ...], BeforeValidator(_parse_names)],
+    "names": Annotated[tuple[str, ...], BeforeValidator(parse_names)],
     "share": Annotated[int | float | str, BeforeValidator(parse_value)],
     "values": Annotated[dict[str, Value], BeforeValidator(_parse_values)],
     "lists": Annotated[dict[str, Values], BeforeValidator(_parse_lists)],
@@ -169,11 +172,9 @@ def is_folder(data: str) -> bool:
     >>> is_folder("./hospitals"), is_folder("digits")
     (True, False)
     """
-    if any(sign in data for sign in "/\\.~"):
-        return True
-    if not Path(data).is_dir():
-        return False
-    return data not in DATASETS  # a folder does not hide a data set of its name
+    # A folder does not hide a data set of its name.
+    is_path = any(sign in data for sign in "/\\.~")
+    return is_path or (Path(data).is_dir() and data not in DATASETS)
 
 
 def keys() -> list[str]:
@@ -209,13 +210,10 @@ def read_file(path: str | Path) -> dict[str, Any]:
 
 
 def parse_pairs(flag: str, pairs: Sequence[str]) -> dict[str, str]:
-    """Split ``name=value`` words of a repeatable flag.
+    """Split ``name=value`` words of a repeatable flag; each has both, and its name once.
 
     >>> parse_pairs("--set", ["prox_strength=0.1", "preset=paper"])
     {'prox_strength': '0.1', 'preset': 'paper'}
-
-    Raises:
-        ConfigError: a word without a name, a value or an equals sign, or a name given twice.
     """
     values: dict[str, str] = {}
     for pair in pairs:
@@ -286,18 +284,14 @@ def refuse(faults: Sequence[str], where: str = "") -> None:
 def _double(values: Mapping[str, Any]) -> list[str]:
     """Find the faults that no single field shows: one quantity given in two places."""
     tables = {t: values[t] for t in ("set", "sweep") if isinstance(values.get(t), Mapping)}
-    faults = [
-        f"{name} is both set and swept; keep one of them"
-        for name in tables.get("set", {})
-        if name in tables.get("sweep", {})
+    both = [name for name in tables.get("set", {}) if name in tables.get("sweep", {})]
+    faults = [f"{name} is both set and swept; keep one of them" for name in both]
+    return faults + [
+        f"{key} and {table} {name} say the same thing; keep one of them"
+        for key, name in LOCAL_HYPER.items()
+        for table, entries in tables.items()
+        if values.get(key) is not None and name in entries
     ]
-    for key, name in LOCAL_HYPER.items():
-        faults += [
-            f"{key} and {table} {name} say the same thing; keep one of them"
-            for table, entries in tables.items()
-            if values.get(key) is not None and name in entries
-        ]
-    return faults
 
 
 def _sentence(error: Any, values: Mapping[str, Any]) -> str:

@@ -28,21 +28,13 @@ LOWEST_PYTHON = (3, 11)
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination.
+    """One line of the examination."""
 
-    Attributes:
-        area: "Sartor", "device", "folders", "data" or "extras".
-        what: what was looked at.
-        state: "ok", "missing" or "wrong".
-        found: what is there.
-        fix: how to get or fix it; empty where nothing is to be done.
-    """
-
-    area: str
-    what: str
+    area: str  # "Sartor", "device", "folders", "data" or "extras"
+    what: str  # what was looked at
     state: State
-    found: str
-    fix: str = ""
+    found: str  # what is there
+    fix: str = ""  # how to get or fix it; empty where nothing is to be done
 
 
 def examine(data_dir: Path | None = None) -> list[Finding]:
@@ -130,22 +122,17 @@ def _packages(needs: dict[str, str]) -> Iterator[Finding]:
     for package, oldest in needs.items():
         version = version_of(package)
         fix = f"python -m pip install '{package}>={oldest}'"
-        if version is None:
-            yield Finding("Sartor", package, "wrong", "not installed", fix)
-        elif is_older(version, oldest):
-            yield Finding("Sartor", package, "wrong", f"{version}, older than {oldest}", fix)
-        else:
+        if version is not None and not is_older(version, oldest):
             yield Finding("Sartor", package, "ok", version)
+        else:
+            found = "not installed" if version is None else f"{version}, older than {oldest}"
+            yield Finding("Sartor", package, "wrong", found, fix)
 
 
 def _extras(extras: dict[str, dict[str, str]]) -> Iterator[Finding]:
     for extra, wanted in extras.items():
         versions = {package: version_of(package) for package in wanted}
-        absent = [
-            package
-            for package, version in versions.items()
-            if version is None or is_older(version, wanted[package])
-        ]
+        absent = [p for p, v in versions.items() if v is None or is_older(v, wanted[p])]
         if absent:
             fix = f"python -m pip install 'sartor[{extra}]'"
             yield Finding("extras", extra, "missing", f"without {', '.join(absent)}", fix)

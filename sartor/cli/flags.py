@@ -45,6 +45,7 @@ LINES, COLUMNS = 40, 100
 TABLES = ("set", "sweep")
 """Keys whose flags take NAME=VALUE and may be repeated."""
 
+ONLY = inspect.Parameter.KEYWORD_ONLY
 _ALL = "sartor.help_all"
 
 
@@ -64,8 +65,7 @@ def with_flags(*surface: str, pages: bool = True) -> Callable[[F], F]:
         pages: whether there is a second page of help.
     """
     keys = [key for key in settings_on("file", *surface) if key != "methods"]
-    only = inspect.Parameter.KEYWORD_ONLY
-    made = [inspect.Parameter(key, only, default=None, annotation=_annotation(key)) for key in keys]
+    made = [inspect.Parameter(key, ONLY, default=None, annotation=_annotation(key)) for key in keys]
     made += [_help_all(keys)] if pages else []
 
     def wrap(command: F) -> F:
@@ -89,8 +89,8 @@ def _annotation(key: str) -> Any:
     text, group = help_text(setting), setting.group
     if setting.kind == "switch":
         return Annotated[bool | None, typer.Option(help=text, rich_help_panel=group)]
-    option = typer.Option(flag(key), help=text, metavar=setting.show, rich_help_panel=group)
-    return Annotated[list[str] | None if key in TABLES else str | None, option]
+    found = option(text, setting.show, flag(key), rich_help_panel=group)
+    return Annotated[list[str] | None if key in TABLES else str | None, found]
 
 
 def _help_all(keys: Collection[str]) -> inspect.Parameter:
@@ -103,14 +103,9 @@ def _help_all(keys: Collection[str]) -> inspect.Parameter:
             typer.echo(ctx.get_help(), color=ctx.color)
             raise typer.Exit
 
-    option = typer.Option(
-        "--help-all",
-        help=f"Show all flags, also the {left_out} that are needed rarely.",
-        callback=show,
-        is_eager=True,
-    )
-    only = inspect.Parameter.KEYWORD_ONLY
-    return inspect.Parameter("help_all", only, default=False, annotation=Annotated[bool, option])
+    text = f"Show all flags, also the {left_out} that are needed rarely."
+    annotation = Annotated[bool, option(text, None, "--help-all", callback=show, is_eager=True)]
+    return inspect.Parameter("help_all", ONLY, default=False, annotation=annotation)
 
 
 class ShortHelp(TyperCommand):
@@ -140,13 +135,7 @@ class ShortHelp(TyperCommand):
 def read_experiment(target: str, flags: dict[str, Any], *, many: bool) -> Experiment:
     """Make the experiment of a command from its argument and its flags.
 
-    Args:
-        target: a method (with ``many``: several, with commas), or the path of an experiment file.
-        flags: what :func:`with_flags` collected.
-        many: whether the command takes several methods.
-
-    Raises:
-        ConfigError: listing every fault.
+    ``target`` is a method (with ``many``: several, with commas), or an experiment file.
     """
     given = {key: value for key, value in flags.items() if value not in (None, [])}
     for table in TABLES:

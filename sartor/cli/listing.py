@@ -101,24 +101,18 @@ def _short(citation: str) -> str:
 
 
 def describe_method(name: str) -> Answer:
-    """Describe one method: its hyper-parameters with their ranges, its options, its paper.
-
-    Raises:
-        ConfigError: there is no such method.
-    """
+    """Describe one method: its hyper-parameters with their ranges, its options, its paper."""
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
     entry = _method(name)
+    size = f"{entry['models_down']:.2f} models down, {entry['models_up']:.2f} up a round"
+    size += f"; {entry['models_once']:.2f} once"
     about = Table(
         ["", name],
         [
             ["does", entry["summary"]],
             ["travels", entry["travels"]],
-            [
-                "size",
-                f"{entry['models_down']:.2f} models down, {entry['models_up']:.2f} up a round; "
-                f"{entry['models_once']:.2f} once",
-            ],
+            ["size", size],
             ["work", f"{entry['gradients']:.4g} times the gradients of one local pass"],
             ["family", entry["family"]],
             ["paper", entry["citation"]],
@@ -129,13 +123,11 @@ def describe_method(name: str) -> Answer:
         ["hyper-parameter", "default", "from", "to", "meaning"],
         [[key, v["default"], v["low"], v["high"], v["note"]] for key, v in entry["hyper"].items()],
     )
-    options = Table(
-        ["option", "default", "allowed"],
-        [
-            [key, _word(v["default"]), ", ".join(map(_word, v["allowed"]))]
-            for key, v in entry["options"].items()
-        ],
-    )
+    rows = [
+        [key, _word(v["default"]), ", ".join(map(_word, v["allowed"]))]
+        for key, v in entry["options"].items()
+    ]
+    options = Table(["option", "default", "allowed"], rows)
     return entry, [table for table in (about, hyper, options) if len(table)]
 
 
@@ -147,16 +139,17 @@ def _word(value: Any) -> str:
 def list_data(data_dir: Path | None) -> Answer:
     """List every data set, whether it is on this machine, and the partitions."""
     found = available(data_dir)
+    columns = ["data set", "what", "train + test", "classes", "sample", "found"]
     rows = [
         [
-            entry.name,
-            entry.summary,
-            entry.samples,
-            entry.classes,
-            "×".join(map(str, entry.shape)),
-            entry.found or "not here",
+            e.name,
+            e.summary,
+            e.samples,
+            e.classes,
+            "×".join(map(str, e.shape)),
+            e.found or "not here",
         ]
-        for entry in found
+        for e in found
     ]
     notes = {
         "one in full": "sartor data NAME, or sartor data ./FOLDER for files of your own",
@@ -164,7 +157,6 @@ def list_data(data_dir: Path | None) -> Answer:
         "classes:2, lognormal:3, grouped:0.5",
         "data folder": "--data-dir, else the variable SARTOR_DATA",
     }
-    columns = ["data set", "what", "train + test", "classes", "sample", "found"]
     return [asdict(entry) for entry in found], [Table(columns, rows, notes)]
 
 

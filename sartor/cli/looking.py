@@ -25,19 +25,18 @@ def report(
     """Write the page of a run folder, or its figures for a paper."""
     from sartor.report import write_figures, write_report
 
-    kinds = ("html", "pdf", "png")
-    if kind not in kinds:
-        raise ConfigError(f"there is no format {kind!r}{did_you_mean(kind, kinds)}")
+    answer: dict[str, Any] = {"out": folder}
     if kind == "html":
-        path = write_report(folder, None if out is None else out / "report.html")
-        show.places(("Report", path), quiet=json)
-        answer: dict[str, Any] = {"report": str(path)}
+        answer["report"] = write_report(folder, None if out is None else out / "report.html")
+        show.places(("Report", answer["report"]), quiet=json)
+    elif kind in ("pdf", "png"):
+        answer["figures"] = write_figures(folder, out, "pdf" if kind == "pdf" else "png")
+        show.places(*(("Figure", path) for path in answer["figures"]), quiet=json)
     else:
-        paths = write_figures(folder, out, "pdf" if kind == "pdf" else "png")
-        show.places(*(("Figure", path) for path in paths), quiet=json)
-        answer = {"figures": [str(path) for path in paths]}
+        hint = did_you_mean(kind, ("html", "pdf", "png"))
+        raise ConfigError(f"there is no format {kind!r}{hint}")
     if json:
-        show.json_line({"out": str(folder), **answer})
+        show.json_line(answer)
 
 
 def methods(
@@ -81,17 +80,13 @@ def doctor(
     from sartor.cli.doctor import answer, examine, tables
 
     findings = examine(data_dir)
-    reported = answer(findings)
-    _print(tables(findings), reported, json=json)
-    if not reported["healthy"]:
+    _print(tables(findings), answer(findings), json=json)
+    if not answer(findings)["healthy"]:
         raise typer.Exit(1)
 
 
 def _print(tables: list[Table], answer: Any, *, json: bool) -> None:
     if json:
         show.json_line(answer)
-        return
-    for number, table in enumerate(tables):
-        if number:
-            show.say()
-        show.table(table)
+    else:
+        show.tables(*tables)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json as json_module
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -12,7 +12,7 @@ import typer
 
 from sartor import methods
 from sartor.cli import show
-from sartor.cli.config import Experiment, build
+from sartor.cli.config import Experiment, build, parse_names
 from sartor.cli.flags import argument, option, read_experiment
 from sartor.cli.interruption import Interrupted, stoppable
 from sartor.cli.settings import check_names, local_of, model_of, settings_of
@@ -42,7 +42,7 @@ def keys_init(
     """Make the keys of a project: an authority, a server, and a kit for every client."""
     from sartor.network.keys import init_project
 
-    names = [name.strip() for name in clients.split(",") if name.strip()]
+    names = parse_names(clients)
     init_project(keys, address=address, clients=names, days=days)
     show.say(f"The keys are in {keys}. Give each client its kit, and nothing else:")
     for name in names:
@@ -133,9 +133,8 @@ def serve(
     job = job_of(experiment)
     folder = out or experiment.out or Path("runs") / f"{experiment.method}-network"
     listed = read_project(keys)["clients"]
-    late = [name.strip() for name in (newcomers or "").split(",") if name.strip()]
-    unlisted = sorted(set(late) - set(listed))
-    if unlisted:
+    late = parse_names(newcomers or "")
+    if unlisted := sorted(set(late) - set(listed)):
         raise ConfigError(
             f"No kit was made for {', '.join(unlisted)}; make one with sartor keys client NAME."
         )
@@ -145,21 +144,19 @@ def serve(
     again = f"sartor serve {target} --keys {keys} --out {folder}"
     try:
         with stoppable(f"Stopped; resume with: {again}"):
-            common: dict[str, Any] = {
-                "deadline": deadline,
-                "patience": patience,
-                "progress": reporter(plain=json),
-                "say": show.note,
-            }
-            if late:
-                result = serve_newcomers(
-                    job, transport, names, folder, rounds=newcomer_rounds, **common
-                )
-            else:
-                rule = Admission(max_norm=max_norm)
-                result = run_server(
-                    job, transport, names, folder, quorum=quorum, admission=rule, **common
-                )
+            work = partial(serve_newcomers, rounds=newcomer_rounds)
+            if not late:
+                work = partial(run_server, quorum=quorum, admission=Admission(max_norm=max_norm))
+            result = work(
+                job,
+                transport,
+                names,
+                folder,
+                deadline=deadline,
+                patience=patience,
+                progress=reporter(plain=json),
+                say=show.note,
+            )
             word = "done"
     finally:
         transport.close(word)
@@ -169,7 +166,7 @@ def serve(
     if json:
         summary = result.summary()
         reported = {key: summary[key] for key in ("accuracy", "measure", "pooled_measure")}
-        print(json_module.dumps({"out": str(folder), **reported, "events": len(events)}))
+        show.json_line({"out": folder, **reported, "events": len(events)})
     else:
         value = result.headline_metric.text(result.pooled_measure())
         show.say(f"{result.headline_metric.title} of all test samples: {value}")
@@ -226,14 +223,12 @@ def status(
         )
     found = read_json(folder / "status.json")
     if json:
-        print(json_module.dumps(found))
+        show.json_line(found)
         return
-    ago = time.time() - found["time"]
     show.say(f"{found['method']}: {_doing(found)}")
-    show.say(f"last sign of life {ago:.0f} s ago")
-    missing = sorted(set(found["clients"]) - set(found["there"]))
+    show.say(f"last sign of life {time.time() - found['time']:.0f} s ago")
     show.say(f"there: {', '.join(found['there']) or 'nobody'}")
-    if missing:
+    if missing := sorted(set(found["clients"]) - set(found["there"])):
         show.say(f"missing: {', '.join(missing)}")
     for event in found["events"]:
         show.say(f"  round {event['round'] + 1}, {event['client']}: {event['why']}")
@@ -275,8 +270,7 @@ def job_of(experiment: Experiment) -> Any:
         )
 
     def run_of(method: Any) -> Run:
-        found = list_runs(method, chosen["options"], chosen["hyper"], {}, (experiment.seed,))
-        return found[0]
+        return list_runs(method, chosen["options"], chosen["hyper"], {}, (experiment.seed,))[0]
 
     known, kept = settings_on("fit"), settings_on("file", "server")
     stored = {k: v for k, v in experiment.stored().items() if k not in kept}

@@ -48,18 +48,7 @@ def onboard(
     federations = federation_of(experiment)
     bar = reporter(plain=json)
     trained = work.fit_one(experiment, chosen, federations, inner, bar, resume=True, reopen=True)
-    # A method that decides by validation data needs some of every newcomer.
-    val = experiment.val if experiment.do_no_harm else 0.0
-    if is_table(data):
-        newcomers = _from_table(experiment, data, label, val, trained, run)
-    else:
-        newcomers = Federation.from_folder(
-            data,
-            label=label or experiment.label,
-            val=val,
-            image_size=experiment.image_size,
-            like=_known(trained, run),
-        )
+    newcomers = _read(experiment, data, label or experiment.label, trained, run)
     found = trained.onboard(newcomers, rounds=rounds, finetune_epochs=finetune_epochs, run=run)
     saved = RunFolder.create(place, found.config, overwrite=overwrite)
     trees = [tree_of(found.model(name)) for name in found.clients]
@@ -71,28 +60,24 @@ def onboard(
         show.json_line({**found.summary(), "out": str(place)})
 
 
-def _from_table(
-    experiment: Experiment, data: Path, label: str | None, val: float, trained: Result, run: int
+def _read(
+    experiment: Experiment, data: Path, label: str | None, trained: Result, run: int
 ) -> Federation:
-    """Read newcomers from one table, prepared like the clients that trained."""
-    like = _known(trained, run)
+    """Read newcomers from one table or a folder, prepared like the clients that trained."""
+    recipe = trained.recipe(run) if "rebuild" in trained.config else None
+    like: dict[str, Any] | None = None
+    if recipe is not None:
+        classes = trained.config["rebuild"].get("class_names", [])
+        like = {"preprocessing": recipe, "class_names": classes}
+    # A method that decides by validation data needs some of every newcomer.
+    val = experiment.val if experiment.do_no_harm else 0.0
+    if not is_table(data):
+        size = experiment.image_size
+        return Federation.from_folder(data, label=label, val=val, image_size=size, like=like)
     if experiment.client is None or like is None:
         raise ConfigError(
             f"{data} is a table, but the run was trained on a folder or a data set; give a folder "
             "with a file for each newcomer."
         )
-    return from_file(
-        data,
-        client=experiment.client,
-        label=label_of(label or str(experiment.label)),
-        task=str(trained.config["task"]),
-        val=val,
-        like=like,
-    )
-
-
-def _known(trained: Result, run: int) -> dict[str, Any] | None:
-    """Return how samples of the clients that trained were prepared, or None."""
-    recipe = trained.recipe(run) if "rebuild" in trained.config else None
-    classes = trained.config.get("rebuild", {}).get("class_names", [])
-    return None if recipe is None else {"preprocessing": recipe, "class_names": classes}
+    task, columns = str(trained.config["task"]), label_of(str(label))
+    return from_file(data, client=experiment.client, label=columns, task=task, val=val, like=like)

@@ -25,9 +25,8 @@ def list_plans(*, json: bool) -> None:
 
     plans = [reproduce.load(name) for name in reproduce.names()]
     if json:
-        show.json_line(
-            [{"name": p.name, "title": p.title, "paper": p.paper, "item": p.item} for p in plans]
-        )
+        keys = ("name", "title", "paper", "item")
+        show.json_line([{key: getattr(plan, key) for key in keys} for plan in plans])
         return
     rows = [[p.name, p.item, p.title, p.paper.split(",")[0] + " et al."] for p in plans]
     show.table(Table(["name", "item", "shows", "paper"], rows))
@@ -108,13 +107,9 @@ def _share(given: dict[str, Any], some: dict[str, Any], folder: Path, jobs: int)
         "import sys, json; from sartor import reproduce; reproduce.run(**json.loads(sys.argv[1]))"
     )
     order = json_module.dumps({**given, **some, "shared": True, "out": str(folder)})
-    threads = max(1, (os.cpu_count() or 1) // jobs)
-    children = [
-        subprocess.Popen(
-            [sys.executable, "-c", call, order], env={**os.environ, "OMP_NUM_THREADS": str(threads)}
-        )
-        for _ in range(jobs)
-    ]
+    words = [sys.executable, "-c", call, order]
+    threads = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // jobs))}
+    children = [subprocess.Popen(words, env={**os.environ, **threads}) for _ in range(jobs)]
     reported = reproduce.finished(folder)
     try:
         while any(child.poll() is None for child in children):

@@ -30,11 +30,7 @@ _KINDS = {
 
 
 def check_names(experiment: Experiment) -> None:
-    """Refuse methods, hyper-parameters and options that do not exist, all at once.
-
-    Raises:
-        ConfigError: with the nearest name for each.
-    """
+    """Refuse methods, hyper-parameters and options that do not exist, all at once."""
     faults = [
         f"unknown method {name!r}{did_you_mean(name, METHODS)}"
         for name in experiment.methods
@@ -63,11 +59,7 @@ def check_names(experiment: Experiment) -> None:
 
 
 def names_of(experiment: Experiment, method: str) -> set[str]:
-    """Return the names of a method's options and of the hyper-parameters that they bring.
-
-    Raises:
-        ConfigError: an option has a value that it cannot have.
-    """
+    """Return the names of a method's options and of the hyper-parameters that they bring."""
     from torch import nn
 
     options = METHODS[method].options
@@ -132,11 +124,7 @@ def local_of(experiment: Experiment) -> Local:
 
 
 def stopping_of(experiment: Experiment) -> EarlyStopping | None:
-    """Return when to stop before the rounds are over, if the experiment says so.
-
-    Raises:
-        ConfigError: something of it is given without ``patience``.
-    """
+    """Return when to stop before the rounds are over, if the experiment says so."""
     if experiment.patience is None:
         if given := _given(experiment, "stopping"):
             words = " and ".join(map(flag, given))
@@ -157,33 +145,36 @@ def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
 
     @functools.cache
     def make(seed: int) -> Federation:
-        given = _given(experiment, word)
-        if kind == "a data set":
-            return Federation.from_dataset(experiment.data, seed=seed, **given)
-        path = Path(experiment.data).expanduser()
-        if kind == "a folder":
-            return Federation.from_folder(path, seed=seed, **given)
-        if lost := [key for key in ("client", "label") if key not in given]:
-            columns, flags = ", ".join(read_table(path)), " and ".join(map(flag, lost))
-            raise ConfigError(f"{path} is a table; name a column with {flags} (it has: {columns}).")
-        label = label_of(given.pop("label"))
-        return Federation.from_file(path, label=label, seed=seed, **given)
+        maker, data, given = _source(experiment)
+        lost = [key for key in ("client", "label") if key not in given]
+        if lost and kind == "a table":
+            columns, flags = ", ".join(read_table(Path(data))), " and ".join(map(flag, lost))
+            raise ConfigError(f"{data} is a table; name a column with {flags} (it has: {columns}).")
+        made: Federation = getattr(Federation, maker)(data, seed=seed, **given)
+        return made
 
     return make
 
 
 def federation_code(experiment: Experiment) -> str:
     """Return the Python call that makes the federation of the experiment's first seed."""
+    maker, data, given = _source(experiment)
+    given |= {"seed": experiment.seed}
+    values = {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
+    words = ", ".join([repr(str(data)), *(f"{key}={value!r}" for key, value in values.items())])
+    return f"sartor.Federation.{maker}({words})"
+
+
+def _source(experiment: Experiment) -> tuple[str, str | Path, dict[str, Any]]:
+    """Return the maker of the federation, what it is made of, and its other arguments."""
     kind = kind_of(experiment)
-    own = kind != "a data set"
-    data = str(Path(experiment.data).expanduser()) if own else experiment.data
-    given = {**_given(experiment, _KINDS[kind][0]), "seed": experiment.seed}
+    given = _given(experiment, _KINDS[kind][0])
+    if kind == "a data set":
+        return "from_dataset", experiment.data, given
     if kind == "a table" and "label" in given:
         given["label"] = label_of(given["label"])
-    values = {k: str(v) if isinstance(v, Path) else v for k, v in given.items()}
-    words = ", ".join([repr(data), *(f"{key}={value!r}" for key, value in values.items())])
-    maker = {"a table": "file", "a folder": "folder", "a data set": "dataset"}[kind]
-    return f"sartor.Federation.from_{maker}({words})"
+    maker = "from_file" if kind == "a table" else "from_folder"
+    return maker, Path(experiment.data).expanduser(), given
 
 
 def given_flags(experiment: Experiment, *left_out: str) -> list[str]:
@@ -216,11 +207,7 @@ def _given(experiment: Experiment, surface: str) -> dict[str, Any]:
 
 
 def model_of(experiment: Experiment, federation: Federation) -> Any:
-    """Return the network that the experiment names, or None for the one that fits the data.
-
-    Raises:
-        ConfigError: the name is not known.
-    """
+    """Return the network that the experiment names, or None for the one that fits the data."""
     if experiment.model is None:
         return None
     if experiment.model not in models.MODELS:

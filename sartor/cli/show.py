@@ -71,6 +71,14 @@ def table(data: Table, *, quiet: bool = False) -> None:
         say(line, quiet=quiet)
 
 
+def tables(*several: Table, quiet: bool = False) -> None:
+    """Print tables, with an empty line between."""
+    for number, one in enumerate(several):
+        if number:
+            say(quiet=quiet)
+        table(one, quiet=quiet)
+
+
 def places(*paths: tuple[str, Path], quiet: bool = False) -> None:
     """Print where files were left: a label and a path a line."""
     width = max(len(label) for label, _ in paths)

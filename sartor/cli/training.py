@@ -88,10 +88,7 @@ def _train(experiment: Experiment, name: str, *, overwrite: bool, json: bool) ->
 def finish(experiment: Experiment, results: Comparison, out: Path, *, json: bool) -> None:
     """Print the table, where the files are, and, if asked, the last line of JSON."""
     places = work.write_page(out) if is_first() else [("Files", out)]
-    show.table(results.table(), quiet=json)
-    for table in _gains(experiment, results, quiet=json) or _endings(results):
-        show.say(quiet=json)
-        show.table(table, quiet=json)
+    show.tables(results.table(), *_of_clients(experiment, results, quiet=json), quiet=json)
     show.places(*places, quiet=json)
     if json:
         rows = [
@@ -101,25 +98,21 @@ def finish(experiment: Experiment, results: Comparison, out: Path, *, json: bool
         show.json_line(rows[0] if experiment.is_single else rows)
 
 
-def _gains(experiment: Experiment, results: Comparison, *, quiet: bool) -> list[Table]:
-    """Return what each client of one's own table gains over training alone, if they are few."""
-    if quiet or kind_of(experiment) != "a table":
-        return []
+def _of_clients(experiment: Experiment, results: Comparison, *, quiet: bool) -> list[Table]:
+    """Return what each client gains over training alone, if they are few.
+
+    Of one's own table, by every method; else by every method that let its clients choose.
+    """
     alone = None if results.reference is None else results[results.reference]
-    return [
+    few = {k: v for k, v in results.items() if len(v.clients) <= MOST_CLIENTS}
+    gains = [
         result.gain(alone, run=0)
-        for name, result in results.items()
-        if name != results.reference and len(result.clients) <= MOST_CLIENTS
+        for name, result in few.items()
+        if not quiet and kind_of(experiment) == "a table" and name != results.reference
         if alone is not None or result.can_compare
     ]
-
-
-def _endings(results: Comparison) -> list[Table]:
-    """Return a table of the clients of every method that let them choose, if they are few."""
-    found = []
-    for result in results.values():
-        if result.ended_with() is None or len(result.clients) > MOST_CLIENTS:
-            continue
-        alone = None if results.reference is None else results[results.reference]
-        found.append(result.per_client(run=0) if alone is None else result.gain(alone, run=0))
-    return found
+    return gains or [
+        result.per_client(run=0) if alone is None else result.gain(alone, run=0)
+        for result in few.values()
+        if result.ended_with() is not None
+    ]

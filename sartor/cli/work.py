@@ -19,6 +19,7 @@ from sartor.results.comparison import Comparison
 from sartor.results.result import Result
 from sartor.runs import ComparisonFolder, RunFolder, slug
 from sartor.runs.storage import read_json, write_json
+from sartor.training.fit import begin_folder
 from sartor.training.progress import Progress
 
 EXPERIMENT_FILE = "experiment.json"
@@ -56,16 +57,8 @@ def start(
 ) -> tuple[Comparison, Path]:
     """Check everything that can be checked, make the run folder, and train.
 
-    A fault that is found before the first round leaves no folder.
-
-    Args:
-        experiment: what to train.
-        name: the last part of the folder's name, if the experiment names none.
-        progress: is called after every round.
-        overwrite: whether a run folder that is there already may be replaced.
-
-    Returns:
-        The results, and the run folder.
+    A fault that is found before the first round leaves no folder. Returns the results, and the
+    folder; the last part of its name is ``name``, if the experiment names none.
     """
     check_names(experiment)
     federations = federation_of(experiment)
@@ -84,8 +77,7 @@ def resume(out: Path, progress: Progress) -> tuple[Experiment, Comparison]:
     """Resume the experiment of a run folder from its last checkpoint."""
     experiment = stored_experiment(out)
     check_names(experiment)
-    federations = federation_of(experiment)
-    return experiment, train(experiment, out, progress, federations, resume=True)
+    return experiment, train(experiment, out, progress, federation_of(experiment), resume=True)
 
 
 def train(
@@ -96,21 +88,10 @@ def train(
     *,
     resume: bool = False,
 ) -> Comparison:
-    """Train every method of the experiment; several methods get a folder each inside ``out``.
-
-    Raises:
-        Interrupted: on Ctrl-C; what was checkpointed stays.
-    """
+    """Train every method of the experiment; several methods get a folder each inside ``out``."""
     several = None
     if len(experiment.methods) > 1:
-        stored = experiment.stored()
-
-        def prepare() -> None:
-            if not (resume and (out / "folder.json").is_file()):
-                ComparisonFolder.create(out, stored)
-
-        processes.first(prepare)
-        several = ComparisonFolder.open(out)
+        several, _ = begin_folder(ComparisonFolder, out, experiment.stored(), resume)
     results: dict[str, Result] = {}
     lost: DivergedError | None = None
     with stoppable(
@@ -147,10 +128,7 @@ def free_folder(
 ) -> Path:
     """Return --out, or the first of runs/TIME-NAME, TIME-NAME-2, ... that does not exist yet.
 
-    Nothing is made yet.
-
-    Raises:
-        RunFolderError: it exists and is not empty, and may not be replaced or is no run folder.
+    Nothing is made yet. A folder that is not empty, and may not be replaced, is refused.
     """
     path = experiment.out or Path("runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
     out, number = path, 2
@@ -176,11 +154,7 @@ def _is_taken(out: Path) -> bool:
 
 
 def new_folder(experiment: Experiment, name: str, *, overwrite: bool = False) -> Path:
-    """Make the run folder of a new experiment and write the experiment into it.
-
-    Raises:
-        RunFolderError: it exists and is not empty, or cannot be made.
-    """
+    """Make the run folder of a new experiment and write the experiment into it."""
     out = free_folder(experiment, name, overwrite=overwrite, resumable=True)
     try:
         if _is_taken(out):  # creating it again removes what earlier runs left there, no more
@@ -216,19 +190,15 @@ def _write_report(out: Path) -> Path:
 
 
 def stored_experiment(out: Path) -> Experiment:
-    """Read the experiment of a run folder.
-
-    Raises:
-        RunFolderError: there is no experiment, or it cannot be read.
-    """
+    """Read the experiment of a run folder; a RunFolderError says that there is none."""
     path = out / EXPERIMENT_FILE
+    if (out / "advice.json").is_file() and not path.is_file():
+        raise RunFolderError(
+            f"{out} holds an advice, so there is nothing to resume; sartor report shows how to "
+            "carry it out."
+        )
     if not path.is_file():
         what = "is not the folder of a command" if out.is_dir() else "does not exist"
-        if (out / "advice.json").is_file():
-            raise RunFolderError(
-                f"{out} holds an advice, so there is nothing to resume; sartor report shows how "
-                "to carry it out."
-            )
         raise RunFolderError(
             f"{out} {what}: there is no {path}. Give the folder that sartor run, compare or demo "
             "printed; resume a run of fit(..., out=...) with fit(..., resume=True)."

@@ -8,7 +8,6 @@
       flare.py          the transport of real federations, on NVIDIA FLARE: what both its ends share
       keys.py           a project's authority and certificates, and the kit of every party
       revocation.py     who may come in, and whose certificate was withdrawn
-      extra.py          what to say where the packages for all that are missing
     a client
       flare_client.py   its end of the transport
       client.py         one client: its data, and what it does with a message

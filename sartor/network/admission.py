@@ -27,8 +27,7 @@ class Admission:
     """The rule of what is accepted.
 
     Attributes:
-        max_norm: the largest Euclidean norm of all real numbers of an upload together; None for no
-            bound.
+        max_norm: the largest Euclidean norm of all real numbers of an upload together.
         max_bytes: the most bytes of an answer; None allows what the upload needs, and a header.
     """
 
@@ -64,7 +63,8 @@ class Admission:
             whole = wire.unpacked(dict(sent), {k: v for k, v in marks.items() if k in sent})
         except PFLError as error:
             raise MessageError(str(error)) from error
-        norm = math.sqrt(sum(_square(leaf) for leaf in sent.values()))
+        real = [leaf for leaf in sent.values() if leaf.is_floating_point()]
+        norm = math.sqrt(sum(float(leaf.double().square().sum()) for leaf in real))
         if self.max_norm is not None and not norm <= self.max_norm:
             raise MessageError(f"a norm of {norm:.6g}, above the bound of {self.max_norm:g}")
         leaves = {k: whole.get(k, torch.zeros_like(v)) for k, v in model.items()}
@@ -77,18 +77,13 @@ def _check_leaf(
     want = model[name]
     if leaf.dtype != want.dtype:
         raise MessageError(f"{name!r} has the type {leaf.dtype}, expected {want.dtype}")
-    if name in marks:
+    shape, found = want.shape, leaf.shape
+    if name in marks:  # only some rows came
         shape, found = want.shape[model[marks[name]].dim() :], leaf.shape[1:]
-    else:
-        shape, found = want.shape, leaf.shape
     if shape != found:
         raise MessageError(f"{name!r} has the shape {tuple(found)}, expected {tuple(shape)}")
     if leaf.is_floating_point() and not bool(torch.isfinite(leaf).all()):
         raise MessageError(f"{name!r} holds numbers that are not finite")
-
-
-def _square(leaf: Tensor) -> float:
-    return float(leaf.double().square().sum()) if leaf.is_floating_point() else 0.0
 
 
 def _nested(like: Tree, leaves: Mapping[str, Tensor], prefix: str = "") -> Tree:
@@ -99,11 +94,7 @@ def _nested(like: Tree, leaves: Mapping[str, Tensor], prefix: str = "") -> Tree:
 
 
 def scores(meta: Mapping[str, Any], splits: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-    """Read the sums of correct answers and losses that a client reports.
-
-    Raises:
-        MessageError: they are missing or not numbers.
-    """
+    """Read the sums of correct answers and losses that a client reports, or refuse them."""
     try:
         found = {s: (float(meta["scores"][s][0]), float(meta["scores"][s][1])) for s in splits}
     except (KeyError, IndexError, TypeError, ValueError) as error:
@@ -114,11 +105,7 @@ def scores(meta: Mapping[str, Any], splits: tuple[str, ...]) -> dict[str, tuple[
 
 
 def costs(meta: Mapping[str, Any]) -> tuple[int, int]:
-    """Read the counted samples with and without a gradient.
-
-    Raises:
-        MessageError: they are missing or not whole numbers.
-    """
+    """Read the counted samples with and without a gradient, or refuse them."""
     try:
         backward, forward = (int(number) for number in meta["costs"])
     except (KeyError, TypeError, ValueError) as error:

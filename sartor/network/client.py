@@ -49,12 +49,8 @@ class Client:
     """A client that answers messages.
 
     Attributes:
-        load: reads the client's own data.
-        build: makes the method and the task from the settings that the server sends.
         folder: where private states are kept, in a folder per federation; None keeps them in
             memory.
-        device: where to compute.
-        say: prints what happens.
         seen: what the method shows of the kept state at evaluations; it stays here.
         work: what it does, from the first hello on.
         data: its own samples, once they are read.
@@ -144,10 +140,9 @@ def _relabelled(data: Federation, head: Mapping[str, Any]) -> Federation:
     """Number the classes as all clients do."""
     classes, names = head.get("classes"), list(head.get("class_names", []))
     own = data.info.get("class_names", [])
+    if strange := sorted(set(own) - set(names)):
+        raise MessageError(f"its classes {strange[:5]} are not known to the federation")
     if own:
-        strange = sorted(set(own) - set(names))
-        if strange:
-            raise MessageError(f"its classes {strange[:5]} are not known to the federation")
         data = replace(data, y=torch.tensor([names.index(name) for name in own])[data.y])
     if classes is None:
         return data

@@ -10,7 +10,6 @@ On a disk a state is one safetensors file, written under another name, flushed a
 
 from __future__ import annotations
 
-import re
 from contextlib import suppress
 from pathlib import Path
 
@@ -23,11 +22,7 @@ FIRST = 0
 
 
 class ClientState:
-    """The numbered states of one client.
-
-    Args:
-        folder: where they are kept; None keeps them in memory.
-    """
+    """The numbered states of one client, in a folder or, without one, in memory."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = folder
@@ -41,16 +36,12 @@ class ClientState:
         found = set(self.memory)
         if self.folder is not None:
             for path in self.folder.glob("state-*.safetensors"):
-                match = re.fullmatch(r"state-(\d+)\.safetensors", path.name)
-                found |= {int(match[1])} if match else set()
+                number = path.stem.removeprefix("state-")
+                found |= {int(number)} if number.isdecimal() else set()
         return found
 
     def read(self, number: int) -> Tree:
-        """Return a state.
-
-        Raises:
-            MessageError: it is not there, or its file is damaged.
-        """
+        """Return a state; a MessageError says that it is not there, or damaged."""
         if number in self.memory:
             return self.memory[number]
         if self.folder is not None and self._path(number).exists():
@@ -64,11 +55,7 @@ class ClientState:
         )
 
     def write(self, number: int, state: Tree, lasting: bool = True) -> None:
-        """Keep a state, on the disk if it is lasting.
-
-        Raises:
-            MessageError: it cannot be written; the earlier ones are untouched.
-        """
+        """Keep a state, on the disk if it is lasting; if it cannot be, the earlier ones stay."""
         if self.folder is None or not lasting:
             self.memory[number] = state
             return

@@ -26,12 +26,8 @@ class Coordinator:
     """The server's side of one run.
 
     Args:
-        method: the record.
-        task: the network and its loss.
         names: the clients, by index.
-        run: seed, hyper-parameters and options.
         engine: makes the engine of the server's own work from an arena.
-        transport: what carries messages.
         federation: names the federation; clients keep their states under it.
         common: what every hello holds besides: how samples are held out, and the classes.
         settings: what the clients need to build the same method; JSON-able.
@@ -42,16 +38,10 @@ class Coordinator:
         patience: seconds to wait for a client before giving up.
         waits: called while too few are there: how many are wanted, which are there, and what went
             wrong so far.
-        admission: what is accepted of clients.
         facts: what clients reported of their data before, by index.
         like: for newcomers: what a client of the trained federation reported of its data. The
             server then sends them the states that they begin with.
-        **rest: as for `Simulation`.
-
-    Attributes:
-        simulation: the run itself.
-        dispatcher: sends orders.
-        registration: which clients are there.
+        **rest: as for `Simulation`, and so is what is not listed.
     """
 
     def __init__(
@@ -94,10 +84,8 @@ class Coordinator:
         self.registration = Registration(
             self.dispatcher, self._hello, patience, waits, dict(facts or {}), like
         )
-        if grace is None:
-            self.registration.gather(len(names) if quorum is None else quorum)
-        else:
-            self.registration.gather(len(names), grace)
+        wanted = len(names) if quorum is None or grace is not None else quorum
+        self.registration.gather(wanted, grace)
         known = self.registration.facts
         self.simulation = Simulation(
             method,

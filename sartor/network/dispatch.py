@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from sartor.core.errors import MessageError
 from sartor.core.tree import Tree
 from sartor.network.client_state import FIRST
-from sartor.network.messages import pack, unpack
+from sartor.network.messages import everything, pack, unpack
 from sartor.network.transport import Transport
 
 Message = tuple[Tree, dict[str, Any], Callable[[str], bool]]
@@ -26,7 +26,6 @@ class Dispatcher:
     """Sends all orders of a server.
 
     Attributes:
-        transport: what carries them.
         names: the clients, by index.
         deadline: seconds that a client has for an answer.
         serial: the number of the last order.
@@ -34,7 +33,6 @@ class Dispatcher:
         events: the clients that were refused, late or lost, and why, in order.
         attended: of every order its record, round, whether it lasts, and who participated.
         bytes_down: what was sent so far, headers included.
-        bytes_up: what was received.
         server: distinguishes this server from one before a restart.
         hello: says hello to the clients that are there and not known.
         away: the clients whose absence is already logged.
@@ -58,23 +56,32 @@ class Dispatcher:
         here = self.transport.present()
         return {i for i in self.known if self.names[i] in here}
 
-    def send(
+    def send_new(
         self,
-        orders: Mapping[int, Message],
-        limit: int,
+        head: Callable[[int], dict[str, Any]],
+        known: Collection[int],
         take: Take,
         note: dict[str, Any],
     ) -> set[int]:
-        """Send orders and take the answers.
+        """Send an order without trees to the clients that are there and not known; see `send`."""
+        here = self.transport.present()
+        orders: dict[int, Message] = {
+            i: ({}, head(i), everything)
+            for i, name in enumerate(self.names)
+            if name in here and i not in known
+        }
+        return self.send(orders, 1 << 20, take, note) if orders else set()
+
+    def send(
+        self, orders: Mapping[int, Message], limit: int, take: Take, note: dict[str, Any]
+    ) -> set[int]:
+        """Send orders, take the answers, and return the clients whose answer was taken.
 
         Args:
             orders: of every client its trees, the head of its order, and which leaves travel.
             limit: the most bytes of an answer.
             take: takes an answer or refuses it.
             note: what to write beside an event: the kind of order and the round.
-
-        Returns:
-            the clients whose answer was taken.
         """
         self.serial += 1
         name = {"server": self.server, "serial": self.serial}

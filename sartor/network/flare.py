@@ -19,9 +19,10 @@ from __future__ import annotations
 
 import logging
 import os
+from types import SimpleNamespace
 from typing import Any
 
-from sartor.network.extra import network_extra
+from sartor.network.keys import network_extra
 
 CHANNEL = "sartor"
 """The name under which both ends speak on the cell network."""
@@ -33,25 +34,7 @@ LOST = 5.0
 """Seconds of silence after which a client counts as gone."""
 
 
-class _Names:
-    """The names of NVIDIA FLARE that are used here."""
-
-    def __init__(self) -> None:
-        from nvflare.fuel.f3.cellnet.core_cell import CoreCell
-        from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
-        from nvflare.fuel.f3.cellnet.utils import make_reply
-        from nvflare.fuel.f3.message import Message
-
-        self.CoreCell: Any = CoreCell
-        self.Message: Any = Message
-        self.make_reply: Any = make_reply
-        self.COMMON_NAME, self.OK = MessagePropKey.COMMON_NAME, ReturnCode.OK
-        self.DESTINATION = MessageHeaderKey.DESTINATION
-        self.RETURN_CODE = MessageHeaderKey.RETURN_CODE
-        self.FORBIDDEN = ReturnCode.UNAUTHENTICATED
-
-
-def flare_names() -> _Names:
+def flare_names() -> Any:
     """Return what is used of NVIDIA FLARE, with its own lines kept off the screen.
 
     Raises:
@@ -59,6 +42,18 @@ def flare_names() -> _Names:
     """
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # its lines would run through ours
     with network_extra():
-        names = _Names()
+        from nvflare.fuel.f3.cellnet.core_cell import CoreCell
+        from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
+        from nvflare.fuel.f3.cellnet.utils import make_reply
+        from nvflare.fuel.f3.message import Message
     logging.getLogger("nvflare").setLevel(logging.CRITICAL)  # what matters is said by us
-    return names
+    return SimpleNamespace(
+        CoreCell=CoreCell,
+        Message=Message,
+        make_reply=make_reply,
+        COMMON_NAME=MessagePropKey.COMMON_NAME,
+        DESTINATION=MessageHeaderKey.DESTINATION,
+        RETURN_CODE=MessageHeaderKey.RETURN_CODE,
+        OK=ReturnCode.OK,
+        FORBIDDEN=ReturnCode.UNAUTHENTICATED,
+    )

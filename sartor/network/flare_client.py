@@ -18,11 +18,7 @@ from sartor.network.revocation import SERVER
 class FlareClient:
     """A client's end: it pulls orders and brings answers until the server says good-bye.
 
-    Args:
-        kit: the client's kit.
-        answer: what the client does with an order.
-        say: prints what happens.
-        patience: seconds without a server after which the client gives up.
+    Without a server for ``patience`` seconds it gives up.
     """
 
     def __init__(

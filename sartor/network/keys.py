@@ -27,41 +27,39 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from sartor.core.errors import ConfigError, NetworkError
-from sartor.network.extra import network_extra
+from sartor.core.errors import ConfigError, MissingExtraError, NetworkError
 from sartor.network.revocation import SERVER, new_identity, project_of
 from sartor.runs.storage import naming, read_json, write_json
 
 
+@contextmanager
+def network_extra() -> Iterator[None]:
+    """Name the extra where an import inside finds a package of it missing."""
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(
+            "A federation over a network needs NVIDIA FLARE and cryptography; install them with "
+            "pip install 'sartor[network]'."
+        ) from error
+
+
 @dataclass(frozen=True)
 class Kit:
-    """What one party needs to take part.
+    """What one party needs to take part."""
 
-    Attributes:
-        folder: where it lies.
-        name: whose it is.
-        project: the federation it belongs to.
-        host: of the server.
-        port: of the server.
-        identity: the name in its certificate; see `revocation.py`.
-    """
-
-    folder: Path
-    name: str
-    project: str
-    host: str
+    folder: Path  # where it lies
+    name: str  # whose it is
+    project: str  # the federation it belongs to
+    host: str  # of the server
     port: int
-    identity: str
+    identity: str  # the name in its certificate; see `revocation.py`
 
     @property
     def files(self) -> tuple[Path, Path, Path]:
         """The authority's certificate, the own certificate, and the own private key."""
         kind = SERVER if self.name == SERVER else "client"
-        return (
-            self.folder / "rootCA.pem",
-            self.folder / f"{kind}.crt",
-            self.folder / f"{kind}.key",
-        )
+        return self.folder / "rootCA.pem", self.folder / f"{kind}.crt", self.folder / f"{kind}.key"
 
     @property
     def expires(self) -> datetime:
@@ -84,7 +82,7 @@ def init_project(
         address: HOST:PORT at which clients reach the server.
         clients: their names.
         name: of the project.
-        days: how long certificates are valid.
+        days: how long certificates are valid; the authority's ten times as long.
 
     Raises:
         ConfigError: the folder is taken, or an address or a name cannot be right.
@@ -135,10 +133,10 @@ def add_client(
     kit = folder / "clients" / name
     identity = new_identity(project, name)
     _issue(folder, name, kit, days=days or project["days"], request=request, identity=identity)
-    names = [*project["clients"], *([] if name in project["clients"] else [name])]
     identities = {**project.get("identities", {}), name: identity}
-    changes = {"clients": names, "identities": {k: v for k, v in identities.items() if k != v}}
-    write_json(folder / "project.json", {**project, **changes})
+    project["clients"] = list(dict.fromkeys([*project["clients"], name]))
+    project["identities"] = {k: v for k, v in identities.items() if k != v}
+    write_json(folder / "project.json", project)
     return kit
 
 
@@ -181,11 +179,7 @@ def read_project(folder: str | Path) -> dict[str, Any]:
 
 
 def read_kit(folder: str | Path) -> Kit:
-    """Read a kit.
-
-    Raises:
-        ConfigError: it is not one, or a part is missing.
-    """
+    """Read a kit; a ConfigError says that it is not one, or what is missing."""
     folder = Path(folder).expanduser()
     if not (folder / "kit.json").is_file():
         raise ConfigError(
@@ -212,11 +206,7 @@ def read_kit(folder: str | Path) -> Kit:
 
 
 def check_valid(kit: Kit, now: datetime | None = None) -> None:
-    """Refuse a kit whose certificate has ended.
-
-    Raises:
-        NetworkError: with the date, and how to renew it.
-    """
+    """Refuse a kit whose certificate has ended, with the date and how to renew it."""
     if kit.expires <= (now or datetime.now(UTC)):
         raise NetworkError(
             f"The certificate of {kit.name} ended on {kit.expires:%Y-%m-%d %H:%M} UTC; whoever "

@@ -22,22 +22,18 @@ from sartor.runs.storage import apart, flatten, unflatten
 
 _ENTRY = "sartor"
 _MOST_HEADER = 1 << 24
+_UNREADABLE = (SafetensorError, struct.error, ValueError, KeyError, TypeError, AttributeError)
 
 
-def _always(leaf: str) -> bool:
+def everything(leaf: str) -> bool:
+    """Say that a leaf travels, whatever its name."""
     return True
 
 
 def pack(
-    tree: Mapping[str, Any], meta: Mapping[str, Any], sent: Callable[[str], bool] = _always
+    tree: Mapping[str, Any], meta: Mapping[str, Any], sent: Callable[[str], bool] = everything
 ) -> bytes:
-    """Return a tree and JSON-able values as bytes.
-
-    Args:
-        tree: nested dicts of tensors.
-        meta: JSON-able values.
-        sent: says by its name whether a leaf travels.
-    """
+    """Return a tree and JSON-able values as bytes; ``sent`` says whether a leaf travels."""
     leaves, empty = flatten(tree)
     hollow = {
         name: [str(leaf.dtype).removeprefix("torch."), list(leaf.shape)]
@@ -52,12 +48,8 @@ def pack(
 def unpack(data: bytes, limit: int | None = None) -> tuple[Tree, dict[str, Any]]:
     """Return the tree and the values of a message.
 
-    Args:
-        data: the bytes.
-        limit: the most bytes that are accepted.
-
     Raises:
-        MessageError: it is too large, cut short, or not one of our messages.
+        MessageError: it is above the limit in bytes, cut short, or not one of our messages.
     """
     if limit is not None and len(data) > limit:
         raise MessageError(f"a message of {len(data)} bytes, the limit is {limit}")
@@ -73,12 +65,5 @@ def unpack(data: bytes, limit: int | None = None) -> tuple[Tree, dict[str, Any]]
         return unflatten(leaves, head["empty"]), dict(head["meta"])
     except MessageError:
         raise
-    except (
-        SafetensorError,
-        struct.error,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
+    except _UNREADABLE as error:
         raise MessageError(f"a message that cannot be read: {error}") from error

@@ -15,17 +15,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError
 from sartor.core.method import changed
-from sartor.data.federation import Federation
-from sartor.engines.vectorised import Vectorised
 from sartor.network.coordinator import Coordinator
-from sartor.network.serve import Job, follow, shape_of
+from sartor.network.serve import Job
 from sartor.network.status import StatusFile
 from sartor.network.transport import Loopback, Transport
 from sartor.results.result import Result
@@ -37,11 +34,7 @@ from sartor.training.progress import Progress
 
 
 def trained_server(job: Job, out: str | Path) -> Coordinator:
-    """Return the server of a run that is over, as its last checkpoint left it; without clients.
-
-    Raises:
-        ConfigError: the run is not over.
-    """
+    """Return the server of a run that is over, as its last checkpoint left it; without clients."""
     folder = RunFolder.open(out)
     checkpoint = folder.read_checkpoint()
     if checkpoint is None or not folder.has_result:
@@ -50,24 +43,17 @@ def trained_server(job: Job, out: str | Path) -> Coordinator:
             "Resume it first, by the same command without --newcomers."
         )
     fixed = folder.config["network"]
-    shape = shape_of(fixed)
-    method, task = job.build(job.settings, cast(Federation, shape))
-    server = Coordinator(
+    method, task = job.built(fixed)
+    server = job.coordinator(
         method,
         task,
         fixed["clients"],
         job.run_of(method),
-        lambda arena: Vectorised(arena, 256),
         Loopback({}),
         federation=fixed["federation"],
-        settings=job.settings,
         common={k: fixed[k] for k in ("classes", "class_names")},
         quorum=0,
         facts={int(i): facts for i, facts in checkpoint[3]["hellos"].items()},
-        rounds=job.rounds,
-        participation=job.participation,
-        device=job.device,
-        dtype=job.dtype,
         points=(),
     )
     server.load(*checkpoint[1:])
@@ -114,17 +100,15 @@ def serve_newcomers(
     say(f"waiting for {len(names)} newcomers")
     status = StatusFile(Path(out), rounds, job.title, names, newcomers=True)
     status.wait(len(names), ())
-    try:
-        again = Coordinator(
+    with status.waiting():
+        again = job.coordinator(
             record,
             server.simulation.task,
             list(names),
             Run(seed=server.run.seed, hyper=hyper, options=server.run.options),
-            server.simulation.make_engine,
             transport,
             like=next(iter(server.registration.facts.values())),
             federation=server.federation,
-            settings=job.settings,
             common={
                 **server.common,
                 "split": dict(job.split),
@@ -135,34 +119,17 @@ def serve_newcomers(
             waits=status.wait,
             rounds=rounds,
             participation=Participation(),
-            device=job.device,
-            dtype=job.dtype,
             points=tuple(dict.fromkeys(("pre", record.use.headline))),
         )
-    except BaseException:
-        status.stop((), 0)
-        raise
-    try:
-        follow(again, status)
-        drive(
-            again.simulation,
-            progress=progress,
-            after_round=lambda: status.show(again, "training"),
-        )
+    with status.following(again) as show:
+        drive(again.simulation, progress=progress, after_round=show)
         again.deploy()
         places = (Path(out) / ("newcomers" if k == 1 else f"newcomers-{k}") for k in count(1))
         place = next(path for path in places if not path.exists())
-        network = {
-            "clients": list(names),
-            "newcomers of": str(out),
-            "events": again.dispatcher.events,
-        }
+        events = again.dispatcher.events
+        network = {"clients": list(names), "newcomers of": str(out), "events": events}
         config = {"network": network, "experiment": dict(job.settings), "method": record.name}
         result = result_of(again.simulation, config)
         RunFolder.create(place, config).write_result(result)
-    except BaseException:
-        status.show(again, "stopped")
-        raise
-    status.show(again, "done")
     say(f"what was measured is in {place}")
     return result

@@ -9,7 +9,7 @@ from typing import Any
 
 from sartor.core.errors import MessageError, NetworkError
 from sartor.core.tree import Tree
-from sartor.network.dispatch import Dispatcher, Message
+from sartor.network.dispatch import Dispatcher
 from sartor.network.remote_data import read_facts
 
 Waits = Callable[[int, Collection[str], Sequence[dict[str, Any]]], None]
@@ -24,7 +24,6 @@ class Registration:
     """The clients of a federation, as they come.
 
     Attributes:
-        dispatcher: sends orders.
         hello_head: the head of the hello to a client, by its index.
         patience: seconds to wait for clients before giving up.
         waits: called while too few are there.
@@ -51,12 +50,7 @@ class Registration:
     def gather(self, wanted: int, grace: float | None = None) -> None:
         """Wait until enough clients are there, and say hello to them.
 
-        Args:
-            wanted: how many.
-            grace: seconds after which one is enough; None insists.
-
-        Raises:
-            NetworkError: too few came in time.
+        After ``grace`` seconds one is enough. A NetworkError says that too few came in time.
         """
         began, waited, names = time.monotonic(), False, self.dispatcher.names
         while True:
@@ -82,21 +76,13 @@ class Registration:
     def hello(self) -> None:
         """Say hello to the clients that are there and not known yet."""
         dispatcher = self.dispatcher
-        here = dispatcher.transport.present()
-        orders: dict[int, Message] = {
-            i: ({}, self.hello_head(i), lambda name: True)
-            for i, name in enumerate(dispatcher.names)
-            if name in here and i not in dispatcher.known
-        }
-        if not orders:
-            return
 
         def take(i: int, body: Tree, meta: dict[str, Any]) -> None:
             self.facts[i] = self._checked(meta)
 
         serial = dispatcher.serial  # a hello has no number of its own
         note = {"kind": "hello", "round": self.round_index()}
-        taken = dispatcher.send(orders, 1 << 20, take, note)
+        taken = dispatcher.send_new(self.hello_head, dispatcher.known, take, note)
         dispatcher.serial = serial
         dispatcher.known |= taken
         for i in taken:
@@ -106,11 +92,8 @@ class Registration:
         """Return what a client reports of its data, if it fits the others'."""
         facts = read_facts(meta)
         first = next(iter(self.facts.values()), None)  # it stands for all
-        others = (
-            (first, "those of the others"),
-            (self.like, "those that the models were trained on"),
-        )
-        for other, whose in others:
+        trained = "those that the models were trained on"
+        for other, whose in ((first, "those of the others"), (self.like, trained)):
             for part in _ALIKE:
                 if other is not None and other[part] != facts[part]:
                     raise MessageError(

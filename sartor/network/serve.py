@@ -10,21 +10,23 @@ import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError, NetworkError
 from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.vectorised import Vectorised
 from sartor.network.admission import Admission
 from sartor.network.client import Build
 from sartor.network.coordinator import Coordinator
-from sartor.network.dispatch import Dispatcher, Message
+from sartor.network.dispatch import Dispatcher
 from sartor.network.registration import Waits
 from sartor.network.remote_data import read_facts
 from sartor.network.status import StatusFile
@@ -40,36 +42,23 @@ GRACE = 10.0
 """Seconds that clients have to come back to a server that was restarted."""
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a network must fit: the shape of a sample, the number of classes, and the task."""
+class Shape(NamedTuple):
+    """What a network must fit, of data that is elsewhere."""
 
     input_shape: tuple[int, ...]
     num_classes: int
     task: str
 
 
-def shape_of(fixed: Mapping[str, Any]) -> Shape:
-    """Read what the clients of a run agreed on; runs of earlier releases name no task."""
-    plain = "classification" if fixed["classes"] else "regression"
-    return Shape(tuple(fixed["shape"]), fixed["classes"], fixed.get("task", plain))
-
-
 @dataclass(frozen=True)
 class Job:
-    """What is trained; everything but the data, which is elsewhere.
+    """What is trained; everything but the data, which is elsewhere. See also ``fit``.
 
     Attributes:
         settings: what clients need to build the same method; JSON-able, without secrets.
         build: ``(settings, data or shape) -> method and task``.
         run_of: ``(method) -> seed, hyper-parameters and options``.
         split: how clients hold samples out: seed, test, val.
-        rounds: how many.
-        participation: which clients participate in a round.
-        points: which models are scored.
-        eval_every: rounds between evaluations.
-        checkpoint_every: rounds between checkpoints.
-        dtype: of all real numbers.
         device: of the server's own work.
     """
 
@@ -89,6 +78,27 @@ class Job:
     def title(self) -> str:
         """What is trained, in a word."""
         return ",".join(self.settings.get("methods", ()))
+
+    def built(self, fixed: Mapping[str, Any]) -> tuple[Method, Task]:
+        """Build the method for what the clients agreed on; earlier releases name no task."""
+        plain = "classification" if fixed["classes"] else "regression"
+        shape = Shape(tuple(fixed["shape"]), fixed["classes"], fixed.get("task", plain))
+        return self.build(self.settings, cast(Federation, shape))
+
+    def coordinator(
+        self,
+        method: Method,
+        task: Task,
+        names: Sequence[str],
+        run: Run,
+        transport: Transport,
+        **more: Any,
+    ) -> Coordinator:
+        """Return a server for this job, with what is not of the job as `Coordinator` has it."""
+        own: dict[str, Any] = {"rounds": self.rounds, "participation": self.participation}
+        own |= {"settings": self.settings, "device": self.device, "dtype": self.dtype, **more}
+        engine = partial(Vectorised, chunk=256)
+        return Coordinator(method, task, names, run, engine, transport, **own)
 
 
 def serve(
@@ -144,24 +154,20 @@ def serve(
             f"{out} was begun with the clients {', '.join(fixed['clients'])}, not with "
             f"{', '.join(names)}; resume with those, or begin a new run with another --out."
         )
-    shape = shape_of(fixed)
-    method, task = job.build(job.settings, cast(Federation, shape))
-    points = tuple(dict.fromkeys((*job.points, method.use.headline)))
+    method, task = job.built(fixed)
     checkpoint = folder.read_checkpoint() if known else None
     done = 0
     if checkpoint is not None:
         done, earlier = checkpoint[0], list(checkpoint[3]["events"])
     status.wait(wanted, came, earlier, done)
-    try:
-        coordinator = Coordinator(
+    with status.waiting(earlier, done):
+        coordinator = job.coordinator(
             method,
             task,
             names,
             job.run_of(method),
-            lambda arena: Vectorised(arena, 256),
             transport,
             federation=fixed["federation"],
-            settings=job.settings,
             common={"split": dict(job.split), **{k: fixed[k] for k in ("classes", "class_names")}},
             deadline=deadline,
             quorum=wanted,
@@ -169,35 +175,27 @@ def serve(
             patience=patience,
             waits=lambda wanted, there, new: status.wait(wanted, there, [*earlier, *new], done),
             admission=admission,
-            rounds=job.rounds,
-            participation=job.participation,
-            device=job.device,
-            dtype=job.dtype,
             eval_every=job.eval_every,
-            points=points,
+            points=tuple(dict.fromkeys((*job.points, method.use.headline))),
         )
-    except BaseException:
-        status.stop(earlier, done)
-        raise
     sent, simulation = coordinator.dispatcher, coordinator.simulation
     if checkpoint is None:
         sent.events = [*earlier, *sent.events]
     else:
         coordinator.load(*checkpoint[1:])
         say(f"resuming after round {simulation.round_index}")
-    follow(coordinator, status)
 
     def write_checkpoint() -> None:
         folder.write_checkpoint(simulation.round_index, *coordinator.state())
         coordinator.saved()
 
-    try:
+    with status.following(coordinator) as show:
         drive(
             simulation,
             progress=progress,
             checkpoint=write_checkpoint,
             checkpoint_every=job.checkpoint_every,
-            after_round=lambda: status.show(coordinator, "training"),
+            after_round=show,
         )
         coordinator.deploy()
         wire = {"bytes_down": sent.bytes_down, "bytes_up": sent.bytes_up}
@@ -205,21 +203,7 @@ def serve(
         about = {"network": network, "method": method.name, "task": task.kind}
         result = result_of(simulation, {**folder.config, **about})
         folder.write_result(result)
-    except BaseException:
-        status.show(coordinator, "stopped")
-        raise
-    status.show(coordinator, "done")
     return result
-
-
-def follow(coordinator: Coordinator, status: StatusFile) -> None:
-    """Let the status file say how far a server is, also while it waits for clients."""
-    registration = coordinator.registration
-    registration.waits = lambda wanted, there, events: status.wait(
-        wanted, there, events, coordinator.simulation.round_index
-    )
-    registration.back = lambda: status.show(coordinator, "training")
-    status.show(coordinator, "training")
 
 
 def clients_of(
@@ -229,9 +213,6 @@ def clients_of(
 
     A client whose certificate was withdrawn keeps its place in a run that it was part of; it is
     absent from then on. One that was added to the project later is not part of it.
-
-    Raises:
-        ConfigError: the folder is not that of a server.
     """
     if not (Path(out) / "folder.json").exists():
         return list(listed)
@@ -259,13 +240,11 @@ def ask_facts(
 ) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
     """Ask clients what their data looks like, until enough have answered.
 
-    ``waits`` is called while too few have answered.
-
     Returns:
         what they report, by client; and what happened meanwhile.
 
     Raises:
-        NetworkError: too few came in time, or what they say does not fit together.
+        NetworkError: too few came in time.
     """
     dispatcher = Dispatcher(transport, tuple(names), deadline)
     facts: dict[int, dict[str, Any]] = {}
@@ -274,14 +253,9 @@ def ask_facts(
         facts[i] = read_facts(meta)
 
     began = time.monotonic()
+    head = {"kind": "facts", "split": dict(split)}
     while len(facts) < quorum:
-        here = transport.present()
-        new = [i for i, name in enumerate(names) if name in here and i not in facts]
-        orders: dict[int, Message] = {
-            i: ({}, {"kind": "facts", "split": dict(split)}, lambda name: True) for i in new
-        }
-        if orders:
-            dispatcher.send(orders, 1 << 20, take, {"kind": "facts", "round": 0})
+        dispatcher.send_new(lambda i: head, facts, take, {"kind": "facts", "round": 0})
         waits(quorum, [names[i] for i in facts], dispatcher.events)
         if len(facts) < quorum and time.monotonic() - began > patience:
             missing = [name for i, name in enumerate(names) if i not in facts]
@@ -300,7 +274,7 @@ def _classes(facts: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
     shapes = {tuple(f["shape"]) for f in facts.values()}
     named = {bool(f["class_names"]) for f in facts.values()}
     tasks = {f["task"] for f in facts.values()}
-    if len(shapes) > 1 or len(named) > 1 or len(tasks) > 1:
+    if max(len(shapes), len(named), len(tasks)) > 1:
         raise NetworkError(
             f"The clients' samples differ: shapes {sorted(shapes)}"
             + (", and only some have named classes" if len(named) > 1 else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,14 +23,9 @@ SIGN = 5.0
 
 @dataclass
 class StatusFile:
-    """Writes the file.
+    """Writes the file into a run folder, about the rounds of a method on some clients.
 
-    Attributes:
-        out: the run folder.
-        rounds: rounds in all.
-        method: what is trained.
-        clients: the names of all clients.
-        newcomers: whether they come after training, whose state is not shown any more then.
+    With ``newcomers`` they come after training, whose state is not shown any more then.
     """
 
     out: Path
@@ -42,11 +37,38 @@ class StatusFile:
     _time: float = field(default=0.0, init=False)
     _made: bool = field(default=False, init=False)
 
-    def show(self, coordinator: Coordinator, state: str) -> None:
-        """Say that the server is training (or serving newcomers), done, or stopped."""
-        dispatcher = coordinator.dispatcher
-        there = [dispatcher.names[i] for i in dispatcher.there()]
-        self._write(state, coordinator.simulation.round_index, there, dispatcher.events)
+    @contextlib.contextmanager
+    def following(self, coordinator: Coordinator) -> Iterator[Callable[[], None]]:
+        """Say how far a server is, also while it waits, until it is done or stopped.
+
+        Yields what says so after a round.
+        """
+        dispatcher, registration = coordinator.dispatcher, coordinator.registration
+
+        def show(state: str = "training") -> None:
+            there = [dispatcher.names[i] for i in dispatcher.there()]
+            self._write(state, coordinator.simulation.round_index, there, dispatcher.events)
+
+        registration.waits = lambda wanted, there, events: self.wait(
+            wanted, there, events, coordinator.simulation.round_index
+        )
+        registration.back = show
+        show()
+        try:
+            yield show
+        except BaseException:
+            show("stopped")
+            raise
+        show("done")
+
+    @contextlib.contextmanager
+    def waiting(self, events: Sequence[dict[str, Any]] = (), done: int = 0) -> Iterator[None]:
+        """Say that the server stopped, if it does so while it waits; see `wait`."""
+        try:
+            yield
+        except BaseException:
+            self._write("stopped", done, (), events)
+            raise
 
     def wait(
         self,
@@ -57,11 +79,7 @@ class StatusFile:
     ) -> None:
         """Say which clients are there while too few are; written on change, or as a sign of life.
 
-        Args:
-            wanted: how many must come.
-            there: the clients that have come.
-            events: what went wrong so far.
-            done: rounds that are over; 0 before the first one.
+        ``events`` is what went wrong so far, ``done`` how many rounds are over.
         """
         reported = {"wanted": wanted, "there": sorted(there), "events": len(events), "done": done}
         if reported == self._reported and time.monotonic() - self._time < SIGN:
@@ -71,10 +89,6 @@ class StatusFile:
             self.out.mkdir(parents=True, exist_ok=True)
         self._write("waiting", done, there, events, wanted=wanted)
         self._reported, self._time = reported, time.monotonic()
-
-    def stop(self, events: Sequence[dict[str, Any]], done: int) -> None:
-        """Say that the server stopped while it waited; see `wait`."""
-        self._write("stopped", done, (), events)
 
     def withdraw(self) -> None:
         """Remove the file, and the folder if it was made for it: nothing has begun."""

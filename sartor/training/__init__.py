@@ -6,8 +6,8 @@
 | `search` | hyper-parameter search whose trials train as lanes |
 | `schema` | every setting, declared once: names, defaults, checks, help |
 | `settings` | the settings of one call, and what follows from them |
-| `simulation` | all runs of one method, from round to round |
+| `simulation`, `driver` | all runs of one method, from round to round; the loop over rounds |
 | `stopping`, `callbacks` | early stopping, and objects that follow a training |
-| `progress`, `readout` | progress bars, and the result of a simulation |
+| `progress` | progress bars |
 | `onboarding` | clients that join after training |
 """

@@ -31,7 +31,6 @@ from sartor.core.errors import CallbackError, PFLError
 from sartor.results.headline import HEADLINE_METRICS
 from sartor.results.metrics import Array, micro
 from sartor.results.scores import COUNTERS, Run
-from sartor.training.readout import units_of
 
 if TYPE_CHECKING:
     from sartor.training.simulation import Simulation
@@ -115,11 +114,7 @@ class Evaluation:
 
 
 class Listeners:
-    """The callbacks of one training.
-
-    Args:
-        callbacks: in the order in which they are called.
-    """
+    """The callbacks of one training, in the order in which they are called."""
 
     def __init__(self, callbacks: Sequence[Any]) -> None:
         self.callbacks = list(callbacks)
@@ -155,10 +150,8 @@ class Listeners:
         """Report that a round is over; return which callback asked to stop, or None."""
         if not self.callbacks:
             return None
-        asked = None
         seen = evaluation_of(simulation)
-        if seen is not None:
-            asked = self._report("on_evaluation", seen)
+        asked = None if seen is None else self._report("on_evaluation", seen)
         event = Round(
             number=simulation.round_index,
             rounds=simulation.num_rounds,
@@ -176,7 +169,8 @@ class Listeners:
         asked = None
         for callback in list(self.callbacks):
             try:
-                answer = self._call(callback, event, what)
+                if self._call(callback, event, what) is STOP:
+                    asked = asked or f"{name_of(callback)} asked to stop in {event}"
             except Exception as error:
                 self.callbacks = [one for one in self.callbacks if one is not callback]
                 warnings.warn(
@@ -184,9 +178,6 @@ class Listeners:
                     "is not called again, and training continues without it.",
                     stacklevel=2,
                 )
-                continue
-            if answer is STOP:
-                asked = asked or f"{name_of(callback)} asked to stop in {event}"
         return asked
 
     @staticmethod
@@ -202,7 +193,7 @@ def name_of(callback: Any) -> str:
 
 def evaluation_of(simulation: Simulation) -> Evaluation | None:
     """Return the scores after the last round, or None where there were none."""
-    log, headline_metric = simulation.log, HEADLINE_METRICS[simulation.task.measured_as]
+    log, metric = simulation.log, HEADLINE_METRICS[simulation.task.measured_as]
     value, accuracy, loss, correct, count = {}, {}, {}, {}, {}
     for name, series in log.history.items():
         point, split = name.split("/")
@@ -213,14 +204,14 @@ def evaluation_of(simulation: Simulation) -> Evaluation | None:
         correct[key] = series["correct"][-1].copy()
         loss[key] = micro(weight * series["loss"][-1], count[split])
         right = micro(correct[key], count[split])
-        accuracy[key] = right if headline_metric.is_share else np.full_like(right, np.nan)
-        value[key] = headline_metric.measure(right, loss[key], units_of(simulation))
+        accuracy[key] = right if metric.is_share else np.full_like(right, np.nan)
+        value[key] = metric.measure(right, loss[key], simulation.units)
     if not value:
         return None
     return Evaluation(
         number=simulation.round_index,
         headline=simulation.method.use.headline,
-        measure=headline_metric.name,
+        measure=metric.name,
         value=value,
         accuracy=accuracy,
         loss=loss,

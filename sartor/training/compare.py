@@ -13,7 +13,7 @@ from sartor.core.hyper import Value
 from sartor.engines.shard import processes
 from sartor.results.comparison import Comparison
 from sartor.runs import ComparisonFolder
-from sartor.training.fit import _save, fit
+from sartor.training.fit import begin_folder, fit, save_or_warn
 from sartor.training.settings import Federations, remembered
 
 BASELINES = ("local", "fedavg", "fedavg-ft")
@@ -57,13 +57,7 @@ def compare(
     folder = None
     if out is not None:
         config = {"methods": wanted, "rounds": settings.get("rounds", 20)}
-
-        def prepare() -> None:
-            there = resume and (Path(out) / "folder.json").exists()
-            _ = ComparisonFolder.open(out) if there else ComparisonFolder.create(out, config)
-
-        processes.first(prepare)
-        folder = ComparisonFolder.open(out)
+        folder, _ = begin_folder(ComparisonFolder, out, config, resume)
     results = {}
     for name in wanted:
         try:
@@ -84,5 +78,5 @@ def compare(
     shared = {k: v for k, v in next(iter(results.values())).config.items() if k in _SHARED}
     comparison = Comparison(results, config={**shared, "methods": wanted})
     if folder is not None and processes.is_first():
-        _save(lambda: folder.write_comparison(comparison), folder.path)
+        save_or_warn(lambda: folder.write_comparison(comparison), folder.path)
     return comparison

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
+
+from sartor.results.headline import HEADLINE_METRICS
 from sartor.training.progress import Progress
-from sartor.training.readout import progress_of
 from sartor.training.simulation import Simulation
 
 
@@ -14,9 +17,9 @@ def drive(
     *,
     progress: Progress | None = None,
     title: str | None = None,
-    asks_to_stop: Callable[[], str | None] | None = None,
-    after_round: Callable[[], None] | None = None,
-    checkpoint: Callable[[], None] | None = None,
+    asks_to_stop: Callable[[], str | None] = lambda: None,
+    after_round: Callable[[], None] = lambda: None,
+    checkpoint: Callable[[], None] = lambda: None,
     checkpoint_every: int = 1,
     stale: bool = True,
 ) -> None:
@@ -42,19 +45,39 @@ def drive(
             simulation.score_start()
         while not simulation.finished:
             simulation.step()
-            why = asks_to_stop() if asks_to_stop is not None else None
-            if why is not None:
+            if (why := asks_to_stop()) is not None:
                 simulation.stop(why)
             if progress is not None:
                 info = progress_of(simulation)
                 if not stale and not simulation.finished:
                     info |= {"accuracy": None, "value": None}
                 progress.update(simulation.round_index - 1, info)
-            due = simulation.round_index % checkpoint_every == 0 or simulation.finished
-            if checkpoint is not None and due:
+            if simulation.round_index % checkpoint_every == 0 or simulation.finished:
                 checkpoint()
-            if after_round is not None:
-                after_round()
+            after_round()
     finally:
         if progress is not None:
             progress.stop()
+
+
+def progress_of(simulation: Simulation) -> dict[str, Any]:
+    """Return what a progress bar shows after a round; scores are means over the runs.
+
+    They are those of the last evaluation at the method's headline point, on test samples where
+    there are any; NaN as long as nothing is measured.
+    """
+    log = simulation.log
+    wanted = f"{simulation.method.use.headline}/test"
+    name = wanted if wanted in log.history else next(iter(log.history), None)
+    accuracy = loss = np.full(len(simulation.runs), np.nan)
+    if name is not None:
+        accuracy, loss = log.means(name, simulation.answers)
+    headline_metric = HEADLINE_METRICS[simulation.task.measured_as]
+    return {
+        "accuracy": float(np.mean(accuracy)),
+        "measure": headline_metric.name,
+        "value": float(np.mean(headline_metric.measure(accuracy, loss, simulation.units))),
+        "bytes": int(log.bytes.sum()),
+        "seconds": log.seconds["round"][-1],
+        "runs": len(simulation.runs),
+    }

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from sartor.engines import client_work, make_engine
 from sartor.engines.shard import processes
 from sartor.results.joined import join
 from sartor.results.result import Result
-from sartor.runs import RunFolder
+from sartor.runs import ComparisonFolder, RunFolder
 from sartor.training.callbacks import Listeners
 from sartor.training.driver import drive
 from sartor.training.onboarding import result_of, stored_form, trained
@@ -50,6 +50,8 @@ from sartor.training.settings import (
 )
 from sartor.training.simulation import Simulation
 from sartor.training.stopping import EarlyStopping
+
+K = TypeVar("K", RunFolder, ComparisonFolder)
 
 
 @documented
@@ -147,11 +149,10 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
         return results[0]
     merged = join(results)
     if out and processes.is_first():
-
-        def write() -> None:
-            RunFolder.create(out, merged.config, overwrite=resume).write_result(merged)
-
-        _save(write, Path(out))
+        save_or_warn(
+            lambda: RunFolder.create(out, merged.config, overwrite=resume).write_result(merged),
+            Path(out),
+        )
     return merged
 
 
@@ -213,28 +214,38 @@ def _fit_lanes(
     if checkpoint is not None:
         simulation.load(*checkpoint[1:])
     listeners, result = Listeners(settings.callbacks), None
+
+    def write_checkpoint() -> None:
+        if folder is not None and processes.is_first():
+            state = (simulation.round_index, *simulation.state())
+            save_or_warn(lambda: folder.write_checkpoint(*state), folder.path)
+
     try:
         listeners.start(simulation, config)
-        _loop(simulation, settings, folder, listeners)
+        drive(
+            simulation,
+            progress=settings.progress,
+            title=record.name + (f" ({len(runs)} runs)" if len(runs) > 1 else ""),
+            asks_to_stop=lambda: processes.first(lambda: listeners.round(simulation)),
+            checkpoint=write_checkpoint,
+            checkpoint_every=settings.checkpoint_every,
+        )
         if len(runs) == 1 and simulation.log.diverged[0] is not None:
             raise _diverged(simulation)
         baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
         result = result_of(simulation, config, baseline)
         if folder is not None and not (reopen and finished):
             # The result is written last: a folder that has one is not resumed.
-            _save(lambda: _write_models(folder, simulation), folder.path)
+            save_or_warn(lambda: _write_models(folder, simulation), folder.path)
             if processes.is_first():
-                _save(lambda: folder.write_result(result), folder.path)
+                save_or_warn(lambda: folder.write_result(result), folder.path)
     finally:
         listeners.end(result)
     return result
 
 
 def _scratch(folder: RunFolder | None) -> Path:
-    """Make a folder for mapped client states.
-
-    In the run folder, where there is room, or among temporary files.
-    """
+    """Make a folder for mapped client states: in the run folder, or among temporary files."""
     home = None if folder is None else folder.path / "states"
 
     def prepare() -> None:
@@ -252,32 +263,8 @@ def _scratch(folder: RunFolder | None) -> Path:
         ) from error
 
 
-def _loop(
-    simulation: Simulation, settings: Settings, folder: RunFolder | None, listeners: Listeners
-) -> None:
-    """Run the rounds that are left, with progress, callbacks and checkpoints."""
-    runs = len(simulation.runs)
-
-    def checkpoint() -> None:
-        if folder is not None and processes.is_first():
-            state = (simulation.round_index, *simulation.state())
-            _save(lambda: folder.write_checkpoint(*state), folder.path)
-
-    drive(
-        simulation,
-        progress=settings.progress,
-        title=simulation.method.name + (f" ({runs} runs)" if runs > 1 else ""),
-        asks_to_stop=lambda: processes.first(lambda: listeners.round(simulation)),
-        checkpoint=checkpoint,
-        checkpoint_every=settings.checkpoint_every,
-    )
-
-
-def _save(write: Callable[[], object], path: Path) -> None:
-    """Write to the run folder; if the disk is full or gone, warn and continue.
-
-    The result is still in memory.
-    """
+def save_or_warn(write: Callable[[], object], path: Path) -> None:
+    """Write to a folder; if the disk is full or gone, warn: the result is still in memory."""
     try:
         write()
     except RunFolderError as error:
@@ -318,13 +305,9 @@ def _diverged(simulation: Simulation) -> DivergedError:
     seen = simulation.log.diverged[0] or {}
     rate = simulation.runs[0].hyper.get("local_lr")
     name, at = str(seen.get("client")), int(seen.get("round", 0))
-    return DivergedError(
-        f"The loss became NaN or infinite in round {at}, first at client {name}"
-        + (f", with local_lr={rate}; try a smaller local_lr." if rate is not None else "."),
-        run=0,
-        round=at,
-        client=name,
-    )
+    text = f"The loss became NaN or infinite in round {at}, first at client {name}"
+    text += "." if rate is None else f", with local_lr={rate}; try a smaller local_lr."
+    return DivergedError(text, run=0, round=at, client=name)
 
 
 def _open(
@@ -334,18 +317,25 @@ def _open(
         if resume:
             raise ConfigError("resume=True needs out=..., the run folder to resume from.")
         return None, None
-
-    def prepare() -> bool:
-        there = resume and (Path(out) / "folder.json").exists()
-        if there:
-            RunFolder.open(out).tidy()
-        else:
-            RunFolder.create(out, config)
-        return there
-
-    there = processes.first(prepare)
-    folder = RunFolder.open(out)
+    folder, there = begin_folder(RunFolder, out, config, resume)
     if not there:
         return folder, None
     folder.check_config(config, ignore=(*settings_on("fit", "free"), "data", "task", "rebuild"))
     return folder, folder.read_checkpoint()
+
+
+def begin_folder(
+    kind: type[K], out: str | Path, config: Mapping[str, Any], resume: bool
+) -> tuple[K, bool]:
+    """Make a folder, or with ``resume`` open the one that is there; say whether it was."""
+
+    def prepare() -> bool:
+        there = resume and (Path(out) / "folder.json").exists()
+        if there:
+            kind.open(out).tidy()
+        else:
+            kind.create(out, config)
+        return there
+
+    there = processes.first(prepare)
+    return kind.open(out), there

@@ -6,7 +6,7 @@ settings (JSON) what is needed to use them without the training data. Nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +37,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
         RunFolderError: there is no such folder, or it is damaged.
     """
     folder = RunFolder.open(path)
-    result = folder.read_result()
-    attach(result, folder.read_models, folder.read_server, model)
-    return result
-
-
-def attach(
-    result: Result,
-    read_models: Callable[[int], Mapping[str, Tree]],
-    read_server: Callable[[int], tuple[Tree, dict[str, Any]]],
-    model: nn.Module | None = None,
-) -> None:
-    """Give a result that was read from a folder its models, and a way in for newcomers."""
-    kept: dict[int, Mapping[str, Tree]] = {}
-
-    def models_of(run: int) -> Mapping[str, Tree]:
-        if run not in kept:
-            kept[run] = read_models(run)
-        return kept[run]
+    result, models_of = folder.read_result(), functools.cache(folder.read_models)
 
     def network(client: int, run: int, point: str) -> nn.Module:
         if point != result.headline:
@@ -72,10 +55,11 @@ def attach(
         return Predictor(params, predicted, task.fixed)
 
     def newcomers(data: Any, run: int = 0, **settings: Any) -> Result:
-        trained = restored(result, task_of(result, model), run, *read_server(run))
+        trained = restored(result, task_of(result, model), run, *folder.read_server(run))
         return onboard(trained, data, **settings)
 
-    result.give_models(network, newcomers, read_server, save_result)
+    result.give_models(network, newcomers, folder.read_server, save_result)
+    return result
 
 
 def task_of(result: Result, model: nn.Module | None) -> Task:

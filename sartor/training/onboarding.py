@@ -18,14 +18,13 @@ from sartor.compose import fine_tuned
 from sartor.compose.parallel import viewed
 from sartor.core import tree, wire
 from sartor.core.cohort import Participation
-from sartor.core.errors import ConfigError
+from sartor.core.errors import ConfigError, refuse
 from sartor.core.local import Local
 from sartor.core.method import (
     ClientContext,
     Method,
     ServerContext,
     changed,
-    endings,
     has_own_messages,
     newcomer_state,
 )
@@ -39,7 +38,7 @@ from sartor.results.scores import Run
 from sartor.results.serving import record_of
 from sartor.runs import save_result
 from sartor.training.driver import drive
-from sartor.training.simulation import Simulation
+from sartor.training.simulation import Simulation, phases_on
 
 Data = Federation | tuple[Any, Any]
 VAL = 0.2
@@ -88,7 +87,7 @@ def onboard(
     """
     known = source if isinstance(source, Trained) else trained(source, run)
     record = record_for(known)
-    federation = _federation(newcomers, test, known, _needs_validation(record))
+    federation = _federation(newcomers, test, known, VAL if phases_on("val", record) else 0.0)
     if finetune_epochs:
         record = fine_tuned(record, known.task, Local(), epochs=finetune_epochs)
     if not rounds:
@@ -112,15 +111,8 @@ def onboard(
     drive(again)
     # Newcomers are prepared like the clients that trained.
     recipes = {} if known.recipe is None else {str(chosen.seed): known.recipe}
-    return result_of(
-        again,
-        {
-            "newcomers of": known.method.name,
-            "rounds": rounds,
-            "task": known.task.measured_as,
-            "rebuild": known.facts | {"preprocessing": recipes},
-        },
-    )
+    config = {"newcomers of": known.method.name, "rounds": rounds, "task": known.task.measured_as}
+    return result_of(again, config | {"rebuild": known.facts | {"preprocessing": recipes}})
 
 
 def result_of(
@@ -130,10 +122,7 @@ def result_of(
 ) -> Result:
     """Return everything that was measured, with the models and a way in for newcomers.
 
-    Args:
-        simulation: what was run.
-        config: the resolved settings.
-        baseline: trains LocalTrain on the same allocations, when asked.
+    ``baseline`` trains LocalTrain on the same allocations, when asked.
     """
 
     def newcomers(data: Any, **settings: Any) -> Result:
@@ -200,10 +189,8 @@ def _data_facts(known: Any) -> tuple[dict[str, Any], Any]:
 
 def stored_form(found: Trained) -> tuple[Tree, dict[str, Any]]:
     """Return the state of the server as a tree of tensors, and what goes with it as JSON."""
-    return (
-        {"server": found.server, "hub": found.server_ctx._asdict()},
-        {"clients": found.num_clients, "past": found.past},
-    )
+    state = {"server": found.server, "hub": found.server_ctx._asdict()}
+    return state, {"clients": found.num_clients, "past": found.past}
 
 
 def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str, Any]) -> Trained:
@@ -225,12 +212,7 @@ def restored(result: Result, task: Task, run: int, state: Tree, facts: dict[str,
     )
 
 
-def _needs_validation(record: Method) -> bool:
-    phases = [p for r in (record, *endings(record)) for p in (*r.phases, *r.use.adapt)]
-    return any(phase.data == "val" for phase in phases)
-
-
-def _federation(newcomers: Data, test: float, known: Trained, validate: bool) -> Federation:
+def _federation(newcomers: Data, test: float, known: Trained, val: float) -> Federation:
     """Return the newcomers as a federation whose samples look like those that trained."""
     shape, classes = tuple(known.facts["input_shape"]), int(known.facts["num_classes"])
     faults = []
@@ -246,7 +228,7 @@ def _federation(newcomers: Data, test: float, known: Trained, validate: bool) ->
             y,
             client=np.full(len(y), "newcomer"),
             test=test,
-            val=VAL if validate else 0.0,
+            val=val,
             task=kind,
             tokens=bool(known.facts["tokens"]),
             num_classes=classes if kind == "next-token" else None,
@@ -267,24 +249,22 @@ def _federation(newcomers: Data, test: float, known: Trained, validate: bool) ->
             f"newcomers have {newcomers.num_classes} classes, but the models know "
             f"{classes}; leave out what they cannot answer."
         )
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
     return newcomers
 
 
 def _numbered(y: Any, names: Sequence[str]) -> Any:
     """Number classes that are given by name as the clients that trained do."""
-    labels = np.asarray(y)
-    if not names or labels.dtype.kind not in "OUS":
+    if not names or np.asarray(y).dtype.kind not in "OUS":
         return y
-    strange = sorted({str(label) for label in labels.tolist()} - set(names))
-    if strange:
+    labels = [str(label) for label in np.asarray(y).tolist()]
+    if strange := sorted(set(labels) - set(names)):
         raise ConfigError(
             f"newcomers have the classes {', '.join(strange[:5])}, but the models know "
             f"{', '.join(names[:10])}; leave out what they cannot answer."
         )
     place = {name: number for number, name in enumerate(names)}
-    return np.array([place[str(label)] for label in labels.tolist()], dtype=np.int64)
+    return np.array([place[label] for label in labels], dtype=np.int64)
 
 
 def newcomer_record(simulation: Simulation, run: int = 0) -> Method:
@@ -323,33 +303,27 @@ def record_for(known: Trained) -> Method:
 def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
     """Return the method with the clients' part as a newcomer runs it; it uploads nothing.
 
-    Args:
-        method: the method.
-        num: how many clients were there before.
-        past: how many rounds they trained.
-        **answers: what a server does that only answers, in place of the method's own functions.
+    ``num`` clients trained ``past`` rounds before. ``answers`` is what a server does that only
+    answers, in place of the method's own functions.
     """
-
-    def meets(given: Method) -> Method:
-        later = viewed(given, lambda ctx: _later(ctx, num, past), lambda server_ctx: server_ctx)
-        met = changed(
-            later,
-            init_client=given.init_client,
-            finish=lambda client, work, ctx: (later.finish(client, work, ctx)[0], {}),
-            centre=None,
-            server=None,
-            state=None,
-            connected=None,
-            sparse=wire.messages_of(given.wire.sparse),
-            who="everyone",
-            in_turn=False,
-            before=None,
-            after=None if given.schedule.after is None else meets(given.schedule.after),
-            first=None,
-        )
-        return changed(met, **answers)
-
-    return meets(method)
+    later = viewed(method, lambda ctx: _later(ctx, num, past), lambda server_ctx: server_ctx)
+    after = method.schedule.after
+    met = changed(
+        later,
+        init_client=method.init_client,
+        finish=lambda client, work, ctx: (later.finish(client, work, ctx)[0], {}),
+        centre=None,
+        server=None,
+        state=None,
+        connected=None,
+        sparse=wire.messages_of(method.wire.sparse),
+        who="everyone",
+        in_turn=False,
+        before=None,
+        after=None if after is None else as_newcomer(after, num, past, **answers),
+        first=None,
+    )
+    return changed(met, **answers)
 
 
 def _later(ctx: ClientContext, num: int, past: int) -> ClientContext:

@@ -77,14 +77,12 @@ class _Reporter:
     """What all reporters share: the run that is shown, and the figures known so far."""
 
     def start(self, total_rounds: int, description: str) -> None:
-        """Begin a run of ``total_rounds`` rounds."""
         self.total, self.description, self.began = total_rounds, description, time.monotonic()
         self.first: int | None = None
         self.known: dict[str, Any] = {}
         self.open()
 
     def update(self, round_index: int, info: Mapping[str, Any]) -> None:
-        """Show round ``round_index``, counted from 0."""
         self.known.update({k: v for k, v in info.items() if v is not None})
         self.draw(round_index + 1, in_words(self.known))
 

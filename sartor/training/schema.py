@@ -23,6 +23,7 @@ setting, add a row; if ``fit`` takes it, add it to the signature of ``fit`` too 
 from __future__ import annotations
 
 import math
+import operator
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -62,6 +63,9 @@ KINDS: dict[str, tuple[tuple[type, ...], str]] = {
     "object": ((object,), "an object"),
 }
 """What a value may be: its Python types, and the words for it."""
+
+
+COMPARE = {">=": operator.ge, ">": operator.gt, "<=": operator.le, "<": operator.lt}
 
 
 @dataclass(frozen=True)
@@ -113,10 +117,7 @@ class Setting:
         signs = {">=": self.low, ">": self.above, "<=": self.high, "<": self.below}
         bounds = {sign: bound for sign, bound in signs.items() if bound is not None}
         if right and bounds:
-            right = math.isfinite(value) and all(
-                {">=": value >= b, ">": value > b, "<=": value <= b, "<": value < b}[sign]
-                for sign, b in bounds.items()
-            )
+            right = math.isfinite(value) and all(COMPARE[s](value, b) for s, b in bounds.items())
         if not right:
             limits = " and ".join(f"{sign} {bound:g}" for sign, bound in bounds.items())
             return f"{self.name} must be {words}{' ' * bool(limits)}{limits}, got {value!r}."
@@ -128,11 +129,7 @@ class Setting:
         return None
 
     def read(self, value: Any) -> Any:
-        """Return the checked value of a keyword of ``fit``.
-
-        Raises:
-            ConfigError: it cannot be right.
-        """
+        """Return the checked value of a keyword of ``fit``."""
         if self.reader is not None:
             return self.reader(value)
         if fault := self.fault(value):
@@ -371,11 +368,7 @@ def settings_on(*words: str) -> dict[str, Setting]:
 
 
 def flag(key: str) -> str:
-    """Return the flag of a key.
-
-    >>> flag("eval_every")
-    '--eval-every'
-    """
+    """Return the flag of a key: ``--eval-every`` of ``eval_every``."""
     return f"--{key.replace('_', '-')}"
 
 
@@ -401,17 +394,9 @@ def flag_tables() -> str:
 
 def documented(function: F) -> F:
     """Put the settings that few calls need into the docstring of ``fit``, at "Other Args"."""
-    lines = [
-        textwrap.fill(
-            f"{setting.name}: {setting.about}",
-            100,
-            initial_indent=" " * 8,
-            subsequent_indent=" " * 12,
-            break_on_hyphens=False,
-        )
-        for setting in settings_on("fit").values()
-        if setting.about
-    ]
+    wrap = textwrap.TextWrapper(100, " " * 8, " " * 12, break_on_hyphens=False)
+    listed = [one for one in settings_on("fit").values() if one.about]
+    lines = [wrap.fill(f"{one.name}: {one.about}") for one in listed]
     before, heading, after = (function.__doc__ or "").partition("Other Args:\n")
     rest = after.partition("\n\n")[2]
     function.__doc__ = before + heading + "\n".join(lines) + "\n\n" + rest

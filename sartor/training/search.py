@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from sartor import methods
-from sartor.core.errors import ConfigError, DivergedError, MissingExtraError
+from sartor.core.errors import ConfigError, DivergedError, MissingExtraError, refuse
 from sartor.results.result import Result
 from sartor.results.tables import Table, format_cell
 from sartor.training.fit import fit
@@ -138,6 +138,7 @@ def search(
         asked = [study.ask() for _ in range(min(lanes, trials - len(rows)))]
         values = [{k: _suggest(trial, k, v) for k, v in space.items()} for trial in asked]
         reached: list[float] = [math.nan] * len(asked)
+        rest = [{k: v for k, v in one.items() if k not in static} for one in values]
         for members in _together(values, static):
             passed = {k: v for k, v in values[members[0]].items() if k in static}
             try:
@@ -147,9 +148,7 @@ def search(
                     seeds=chosen,
                     hyper=hyper,
                     options={**(options or {}), **passed},
-                    sweep=[
-                        {k: v for k, v in values[m].items() if k not in static} for m in members
-                    ],
+                    sweep=[rest[m] for m in members],
                     **settings,
                 )
             except DivergedError:  # the only run of its pass
@@ -176,11 +175,10 @@ def _check_space(space: Space) -> None:
     faults = []
     for name, given in space.items():
         if isinstance(given, list):
-            if not given:
-                faults.append(f"space[{name!r}] is an empty list of choices.")
+            faults += [] if given else [f"space[{name!r}] is an empty list of choices."]
             continue
-        kind = given[2] if isinstance(given, tuple) and len(given) == 3 else None
-        low, high = given[:2] if isinstance(given, tuple) and len(given) in (2, 3) else (None, None)
+        parts = given if isinstance(given, tuple) and len(given) in (2, 3) else (None, None)
+        low, high, kind = (*parts, None)[:3]
         real = isinstance(low, int | float) and isinstance(high, int | float)
         if not real or kind not in (None, "log", "int") or not low < high:
             faults.append(
@@ -191,8 +189,7 @@ def _check_space(space: Space) -> None:
             faults.append(f"space[{name!r}] is on a log scale, so low must be > 0, got {low!r}.")
     if not space:
         faults.append("space is empty; name at least one hyper-parameter to search.")
-    if faults:
-        raise ConfigError("\n".join(faults))
+    refuse(faults)
 
 
 def _suggest(trial: Any, name: str, given: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import math
@@ -19,7 +20,7 @@ from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Value
 from sartor.core.local import Local
-from sartor.core.method import Method, endings
+from sartor.core.method import Method
 from sartor.core.task import (
     Criterion,
     Task,
@@ -40,6 +41,7 @@ from sartor.results.scores import Run
 from sartor.results.serving import facts_of
 from sartor.training.progress import Progress
 from sartor.training.schema import settings_on
+from sartor.training.simulation import phases_on
 from sartor.training.stopping import EarlyStopping
 
 Sweep = Mapping[str, Sequence[Value]] | Sequence[Mapping[str, Value]]
@@ -81,14 +83,9 @@ class Settings:
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:
-        """Check the keywords of ``fit`` by the schema.
-
-        Raises:
-            ConfigError: a value cannot be right.
-        """
+        """Check the keywords of ``fit`` by the schema; a ConfigError says what cannot be right."""
         known = settings_on("fit")
-        names = [field.name for field in fields(cls)]
-        found = cls(**{name: known[name].read(given[name]) for name in names})
+        found = cls(**{one.name: known[one.name].read(given[one.name]) for one in fields(cls)})
         return replace(found, local=found.local.over(found.rounds))
 
     def plain(self) -> dict[str, Any]:
@@ -135,12 +132,7 @@ def rows_of(sweep: Sweep) -> list[dict[str, Value]]:
 
 
 def checked_rows(rows: Sequence[Any], static: Mapping[str, Any]) -> list[dict[str, Value]]:
-    """Return the rows of a sweep that is given as a list.
-
-    Raises:
-        ConfigError: there are none, one is not a dict, their names differ, or one holds a static
-            option.
-    """
+    """Return the rows of a sweep that is given as a list; a ConfigError says what is wrong."""
     if isinstance(rows, str) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise ConfigError(
             "sweep must be a dict, name -> values, or a list of dicts, one per run, such as "
@@ -164,25 +156,21 @@ def checked_rows(rows: Sequence[Any], static: Mapping[str, Any]) -> list[dict[st
 
 def _numbers(name: str, value: Any) -> float | list[float]:
     """Read a hyper-parameter: one number, or one per client (a list, an array or a tensor)."""
-    try:
+    with contextlib.suppress(TypeError, ValueError):
         array = np.asarray(value, dtype=np.float64)
-    except (TypeError, ValueError):
-        array = np.empty((0, 0))
-    if array.ndim > 1:
-        raise ConfigError(
-            f"{name} must be a number, or one number per client, got {value!r}; names of variants "
-            "and other static settings go to options=."
-        )
-    found: float | list[float] = array.tolist()
-    return found
+        if array.ndim <= 1:
+            return array.tolist()
+    raise ConfigError(
+        f"{name} must be a number, or one number per client, got {value!r}; names of variants "
+        "and other static settings go to options=."
+    )
 
 
 def warn_of_lost_weights(model: nn.Module | None) -> None:
     """Warn if a network brings weights that every seed will draw over."""
     if model is None or is_pretrained(model) is not None:
         return
-    odd = models.unlike_a_draw(model)
-    if odd is not None:
+    if (odd := models.unlike_a_draw(model)) is not None:
         warnings.warn(
             f"The network brings weights that its layers did not draw themselves ({odd}), and they "
             "are not used: every seed draws its own. To start from them, give "
@@ -199,11 +187,9 @@ def make_task(model: nn.Module | None, federation: Federation, compute: torch.dt
     models.check_module(network, head)
     if isinstance(federation, Federation):  # a server knows their shape alone
         models.check_buffers(network, federation.x[:2])
-    criterion = getattr(network, "criterion", None)
-    if criterion == "given":
+    if getattr(network, "criterion", None) == "given":
         return Task(network, head, given, never, compute)
-    kind = federation.task
-    return Task(network, head, *LOSSES[kind], compute, kind)
+    return Task(network, head, *LOSSES[federation.task], compute, federation.task)
 
 
 def with_static_parts(local: Local, hyper: Mapping[str, Any], sweep: Sweep) -> Local:
@@ -248,19 +234,13 @@ def with_held_out(
     if not options.get("do_no_harm") or options.get("harm_on", "auto") != "auto":
         return options
     own = {k: v for k, v in options.items() if k != "do_no_harm" and not k.startswith("harm_")}
-    record = methods.build(method, task, local, own)
-    records = [r for r in (record, record.schedule.before, *endings(record)) if r is not None]
-    used = any(p.data == "val" for r in records for p in (*r.phases, *r.use.adapt))
+    used = phases_on("val", methods.build(method, task, local, own))
     given = all(bool((federation.val.sizes > 0).all()) for federation in federations)
     return {**options, "harm_on": "validation" if given and not used else "holdout"}
 
 
 def federation_of(federation: Federations, seeds: Sequence[int], seed: int) -> Federation:
-    """Return the federation of a seed.
-
-    Raises:
-        ConfigError: there is none for it, or it is something else.
-    """
+    """Return the federation of a seed; a ConfigError says that there is none for it."""
     if isinstance(federation, Federation):
         return federation
     if callable(federation):
@@ -306,25 +286,23 @@ def resolved(
     federations: dict[int, Federation],
 ) -> dict[str, Any]:
     """Return the resolved settings as JSON-able values."""
-    first = next(iter(federations.values()))
+    static = methods.static_options(methods.find(method))
+    swept = {k: list(v) for k, v in sweep.items()} if isinstance(sweep, Mapping) else rows_of(sweep)
     return {
         "method": record.name,
-        "options": {k: v[0] for k, v in methods.static_options(methods.find(method)).items()}
-        | dict(options),
+        "options": {k: v[0] for k, v in static.items()} | dict(options),
         "hyper": {k: spec.default for k, spec in record.hyper.items()} | dict(hyper),
-        "sweep": {k: list(v) for k, v in sweep.items()}
-        if isinstance(sweep, Mapping)
-        else rows_of(sweep),
+        "sweep": swept,
         **settings.plain(),
         "local": dict(vars(local)),
         "model": {
             "class": type(task.module).__name__,
             "head": task.head,
             "parameters": sum(p.numel() for p in task.module.parameters()),
-        }
-        | task.given_weights(),
+            **task.given_weights(),
+        },
         "task": task.measured_as,
         "rebuild": facts_of(method, task, record.use.predict is not None, federations),
-        "data": first.describe(),
+        "data": next(iter(federations.values())).describe(),
         "fingerprints": {str(seed): fed.fingerprint() for seed, fed in federations.items()},
     }

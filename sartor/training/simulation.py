@@ -9,7 +9,7 @@ rounds in ``sartor.training.driver``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +20,8 @@ from torch import nn
 from sartor.core import tree
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError
-from sartor.core.hyper import Value, stack_hypers
-from sartor.core.method import Method, endings
+from sartor.core.hyper import stack_hypers
+from sartor.core.method import Method, Phase, endings
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
@@ -31,26 +31,18 @@ from sartor.engines.parts import Engine, Receipt, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.store import States
 from sartor.engines.work import ClientWork, InProcess
+from sartor.results.headline import unit_of
 from sartor.results.log import Log
 from sartor.results.scores import PHASES, Ledger, Run, Scores
 from sartor.training.stopping import EarlyStopping, Watch, per_run, watch_over
 
 
 class Simulation:
-    """All runs of one method, from round to round.
+    """All runs of one method, from round to round; see ``fit`` for what is not explained here.
 
     Args:
-        method: the record.
-        task: the network and its loss.
         federations: one per run (often the same object).
-        runs: seed, hyper-parameters and options of every run.
         engine: makes the engine from the arena.
-        rounds: how many rounds there will be.
-        participation: which clients participate in a round.
-        device: where to compute.
-        dtype: of parameters, features and hyper-parameters.
-        eval_every: score the models before local training at every so many rounds, and after the
-            last.
         points: "pre", "post", "global" (for methods that have a global model); none, to score
             nothing.
         eval_start: score the initial models too; False leaves that out, for long sweeps of which
@@ -58,15 +50,10 @@ class Simulation:
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
         arena: the data of all runs where they are not simply those of the federations.
         clients: makes what does the clients' work; in this process by default.
-        stopping: when to stop before the rounds are over; None never does.
 
     Attributes:
-        context: what stays the same from round to round.
-        clients: what does the clients' work.
-        rounds: what runs a round.
         store: the clients' kept states.
         trained: the models after local training, where those are the ones to use; else None.
-        log: what was measured and spent.
         receipt: what the last round cost.
         closed: whether the epilogue is over.
         leader: the simulation whose training is used, if not its own.
@@ -100,13 +87,11 @@ class Simulation:
             arena = with_palette(arena) if device.type == "cuda" else arena  # a CPU gathers as fast
         self.eval_start = bool(points) and (eval_start or "post" in points)
         _check_held_out(method, arena)
-        hypers: list[Mapping[str, Value]] = [run.hyper for run in runs]
-        hyper = stack_hypers(method.hyper, hypers, arena.num_clients, dtype)
+        hyper = stack_hypers(method.hyper, [run.hyper for run in runs], arena.num_clients, dtype)
         self.make_engine, self.dtype = engine, dtype
         self.engine: Engine = engine(arena)
         seeds = [run.seed for run in runs]
-        parts = (method, task, arena, self.engine, seeds, hyper, participation)
-        self.context = Context(*parts)
+        self.context = Context(method, task, arena, self.engine, seeds, hyper, participation)
         self.clients = clients(self.context)
         self.rounds = Rounds(self.context, self.clients)
         self.splits = tuple(s for s in ("test", "val") if arena.splits[s].size.any())
@@ -210,11 +195,7 @@ class Simulation:
             self.log.take_clocks()
 
     def stop(self, why: str) -> None:
-        """End after the rounds that are done, as if no more had been planned.
-
-        Args:
-            why: recorded for every run that has not stopped already.
-        """
+        """End as if no more rounds had been planned, and note why for every run not yet stopped."""
         if self.round_index < self.num_rounds:
             seconds = dict.fromkeys(PHASES, 0.0)
             began = time.perf_counter()
@@ -243,15 +224,11 @@ class Simulation:
 
     def _asks_to_stop(self, watch: Watch) -> bool:
         """Let early stopping see the scores of this round; return whether every run stops."""
-        series, (count, weight) = (
-            self.log.history[f"{self.method.use.headline}/val"],
-            self.answers("val"),
-        )
+        series = self.log.history[f"{self.method.use.headline}/val"]
+        count, weight = self.answers("val")
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
-            if watch.rule.measure == "loss":
-                sums = weight * series["loss"][-1].sum(1)
-            else:
-                sums = series["correct"][-1].sum(1)
+            by_loss = watch.rule.measure == "loss"
+            sums = weight * series["loss"][-1].sum(1) if by_loss else series["correct"][-1].sum(1)
         values = sums / np.maximum(count.sum(1), 1)
         lost = np.array([d is not None for d in self.log.diverged])
         over = watch.look(self.round_index, values, lost, self._to_keep)
@@ -373,24 +350,29 @@ class Simulation:
         clock("evaluate")
 
     def _snapshot(self, server: Tree, store: States) -> None:
-        if self.method.show.server is None and self.method.show.client is None:
+        show, t = self.method.show, self.round_index
+        if show.server is None and show.client is None:
             return
-        t = self.round_index
         small: dict[str, np.ndarray] = {}
-        if self.method.show.server is not None:
+        if show.server is not None:
             server_ctx = self.context.server_ctx("inspect", t, self.context.everybody)
-            seen = self.engine.runs(self.method.show.server, server, server_ctx)
+            seen = self.engine.runs(show.server, server, server_ctx)
             small = {name: leaf.float().cpu().numpy() for name, leaf in tree.items(seen)}
-        if self.method.show.client is not None:
+        if show.client is not None:
             small |= self.clients.show(store, t)
         self.log.snapshots.append({"round": t, **small})
+
+    @property
+    def units(self) -> np.ndarray:
+        """What a target's deviation of 1 is in the units of the data, (runs,)."""
+        infos = [federation.info for federation in self.federations]
+        return np.asarray([unit_of(info.get("preprocessing")) for info in infos])
 
     def score_start(self) -> None:
         """Score the models of a simulation without rounds."""
         self._start(dict.fromkeys(PHASES, 0.0))
 
     # ---- results
-    # ----------------------------------------------------------------------------------------
 
     def scores(self) -> dict[tuple[str, str], Scores]:
         """Return what was measured so far, by (point, split)."""
@@ -436,10 +418,7 @@ class Simulation:
     ) -> Tree:
         """Return what the clients ``ids`` (runs, n) would use now: (runs, n, ...).
 
-        Args:
-            ids: the clients.
-            point: the evaluation point; the headline point by default.
-            round_index: the round in which clients that adapt a model draw; now by default.
+        Clients that adapt a model draw as in ``round_index``, now by default.
         """
         if (point or self.method.use.headline) == "post" and self.trained is not None:
             return self.trained.gather(ids)
@@ -460,7 +439,6 @@ class Simulation:
         return np.stack(counts) if known else None
 
     # ---- checkpoints
-    # ------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tree], dict[str, Any], dict[str, Any]]:
         """Return all state: trees of tensors, nested arrays, and JSON-able values."""
@@ -500,15 +478,19 @@ class Simulation:
         self.engine.limit = meta.get("limit")
 
 
-def _check_held_out(method: Method, arena: Arena) -> None:
-    """Refuse a method that needs held-out data where there is none."""
+def phases_on(split: str, method: Method) -> list[Phase]:
+    """Return the phases of a method, of its prologue and of its epilogues that use a split."""
     records = [method, method.schedule.before, *endings(method)]
     phases = [p for r in records if r is not None for p in (*r.phases, *r.use.adapt)]
-    for phase in phases:
-        if phase.data in ("val", "test") and not arena.splits[phase.data].size.any():
-            words = {"val": "validation", "test": "test"}[phase.data]
+    return [phase for phase in phases if phase.data == split]
+
+
+def _check_held_out(method: Method, arena: Arena) -> None:
+    """Refuse a method that needs held-out data where there is none."""
+    for split, words in (("val", "validation"), ("test", "test")):
+        phases = phases_on(split, method)
+        if phases and not arena.splits[split].size.any():
             raise ConfigError(
-                f"{method.name} uses {words} data in its phase {phase.name!r}, but no client has "
-                f"any; hold some out, for example with {phase.data}=0.2 when the federation is "
-                "made."
+                f"{method.name} uses {words} data in its phase {phases[0].name!r}, but no client "
+                f"has any; hold some out, for example with {split}=0.2 when the federation is made."
             )

@@ -25,11 +25,12 @@ import numpy as np
 import torch
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import ConfigError, refuse
 from sartor.core.task import Task, never
 from sartor.core.tree import Tree
 
 MEASURES = ("loss", "accuracy")
+_ARRAYS = ("best", "best_round", "waited", "stopped", "kept_round")
 
 
 @dataclass(frozen=True)
@@ -60,8 +61,7 @@ class EarlyStopping:
             faults.append(f"min_delta must be >= 0, got {self.min_delta!r}.")
         if self.measure not in MEASURES:
             faults.append(f"measure must be loss or accuracy, got {self.measure!r}.")
-        if faults:
-            raise ConfigError("\n".join(faults))
+        refuse(faults)
 
     @classmethod
     def parse(cls, given: EarlyStopping | int | None) -> EarlyStopping | None:
@@ -71,10 +71,6 @@ class EarlyStopping:
 
 class Watch:
     """The verdicts on all runs so far, and the states that were put aside.
-
-    Args:
-        rule: when to stop.
-        runs: number of runs.
 
     Attributes:
         best: (runs,) the best value, as a loss.
@@ -102,8 +98,8 @@ class Watch:
             lost: (runs,) true for runs that diverged, which have no result.
             state: returns what to put aside, (runs, ...) each.
         """
-        values = np.asarray(values, dtype=np.float64)
-        values = -values if self.rule.measure == "accuracy" else values
+        sign = -1.0 if self.rule.measure == "accuracy" else 1.0
+        values = sign * np.asarray(values, dtype=np.float64)
         live = (self.stopped < 0) & ~lost
         better = live & (values < self.best - self.rule.min_delta)
         self.best = np.where(better, values, self.best)
@@ -129,12 +125,10 @@ class Watch:
 
     def verdicts(self) -> list[dict[str, Any] | None]:
         """Return for every run why it stopped, after which round, and its best one; or None."""
-        words = f"validation {self.rule.measure} has not improved for {self.rule.patience}"
-        found: list[dict[str, Any] | None] = []
-        for s, best in zip(self.stopped.tolist(), self.best_round.tolist(), strict=True):
-            why = f"{words} evaluation{'s' * (self.rule.patience > 1)}"
-            found.append(None if s < 0 else {"round": s, "best_round": best, "why": why})
-        return found
+        many = f"{self.rule.patience} evaluation{'s' * (self.rule.patience > 1)}"
+        why = f"validation {self.rule.measure} has not improved for {many}"
+        pairs = zip(self.stopped.tolist(), self.best_round.tolist(), strict=True)
+        return [None if s < 0 else {"round": s, "best_round": b, "why": why} for s, b in pairs]
 
     def ends(self, rounds: int) -> list[tuple[int, int]]:
         """Return for every run (its last round, the round of the models it ends with)."""
@@ -144,26 +138,19 @@ class Watch:
 
     def dump(self) -> tuple[Tree, dict[str, np.ndarray]]:
         """Return what a checkpoint must hold: the states put aside, and the verdicts."""
-        names = ("best", "best_round", "waited", "stopped", "kept_round")
-        arrays = {name: np.asarray(getattr(self, name)).copy() for name in names}
+        arrays = {name: np.asarray(getattr(self, name)).copy() for name in _ARRAYS}
         return self.kept or {}, arrays | {"settled": np.asarray([self.settled], dtype=np.int64)}
 
     def load(self, kept: Tree, arrays: dict[str, np.ndarray], device: torch.device) -> None:
         """Take a checkpoint back."""
-        for name in ("best", "best_round", "waited", "stopped", "kept_round"):
+        for name in _ARRAYS:
             setattr(self, name, np.asarray(arrays[name]).copy())
         self.settled = bool(arrays["settled"][0])
         self.kept = tree.map(lambda leaf: leaf.to(device), kept) if kept else None
 
 
 def watch_over(rule: EarlyStopping, runs: int, splits: Sequence[str], task: Task) -> Watch:
-    """Make what decides when to stop.
-
-    Args:
-        rule: when to stop.
-        runs: number of runs.
-        splits: the splits in which some client has samples.
-        task: what is learned.
+    """Make what decides when to stop, from the splits in which some client has samples.
 
     Raises:
         ConfigError: there is nothing to judge by.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
@@ -46,6 +46,12 @@ def kernels(module: str) -> Any:
     return importlib.import_module(f"sartor.engines.cuda.{module}")
 
 
+def launch(module: str, kernel: str, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
+    """Launch a kernel on the device of the tensors that it is given."""
+    with torch.cuda.device_of(next(x for x in nested(given) if isinstance(x, Tensor))):
+        getattr(kernels(module), kernel)[grid](*given, **constants)
+
+
 def usable(*tensors: Tensor) -> bool:
     """Say whether kernels can read these: on CUDA, of one dtype that they know, not empty."""
     first = tensors[0]
@@ -56,56 +62,6 @@ def usable(*tensors: Tensor) -> bool:
         and not torch.is_autocast_enabled("cuda")
         and installed()
     )
-
-
-def merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Join a mapped axis to the lanes, which come first.
-
-    What is not mapped is repeated, without a copy where strides allow it.
-    """
-    if tensor is None:
-        return None
-    tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return tensor.flatten(0, 1)
-
-
-def part(tensor: Tensor, size: int) -> Tensor:
-    """Undo ``merge``."""
-    return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
-
-
-def folded(x: Tensor, dims: Sequence[int | None], weight: Tensor, grows: int) -> Tensor | None:
-    """Join a mapped axis to the rows of the only lane: (1, size · rows, ...).
-
-    Args:
-        x: inputs.
-        dims: the mapped axes of inputs, weight and bias.
-        weight: of the layer, (lanes, ...).
-        grows: outputs of a row, by which its inputs may be exceeded.
-
-    Returns:
-        the inputs; None where lanes have weights of their own, or would become too long.
-    """
-    if len(weight) > 1 or dims[0] is None or any(dim is not None for dim in dims[1:]):
-        return None
-    rows = x.movedim(dims[0], 0)
-    number = math.prod(rows.shape[:3])
-    if max(rows.numel(), number * grows) >= MOST_ELEMENTS:
-        return None
-    return rows.flatten(0, 2)[None]
-
-
-def unfold(tensor: Tensor, size: int) -> Tensor:
-    """Undo ``folded``: (size, 1, rows, ...)."""
-    return tensor.reshape(size, 1, -1, *tensor.shape[2:])
-
-
-def front(info: Any, in_dims: Any, *tensors: Tensor) -> list[Tensor]:
-    """Put the mapped axis of every tensor first; what is not mapped is repeated."""
-    return [
-        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(tensors, in_dims, strict=True)
-    ]
 
 
 def kept(values: Tensor, mask: list[Tensor]) -> Tensor:

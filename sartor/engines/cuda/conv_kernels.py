@@ -18,33 +18,12 @@ from sartor.engines.cuda.jit import jit, tl
 
 @jit("x_lane", "w_lane", "b_lane", "positions", "patch")
 def forward(
-    x,
-    w,
-    b,
-    out,
-    x_lane,
-    w_lane,
-    b_lane,
-    positions,
-    patch,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
+    x, w, b, out, x_lane, w_lane, b_lane, positions, patch, C: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,  # noqa: E741
+    SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr,
+    WO: tl.constexpr, HAS_BIAS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Convolve: BN output channels at BM output positions of one lane.
 
     Where blocks of channels are whole, the loop goes over taps of the kernel, then over blocks, as
@@ -117,29 +96,11 @@ def forward(
 
 @jit("g_lane", "w_lane", "positions")
 def input_grad(
-    g,
-    w,
-    out,
-    g_lane,
-    w_lane,
-    positions,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    g, w, out, g_lane, w_lane, positions, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,  # noqa: E741
+    SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Gather the gradient of BN input channels at BM input positions of one lane.
 
     The loop goes over taps of the kernel, then over blocks of output channels: within one tap the
@@ -191,31 +152,12 @@ def input_grad(
 
 @jit("x_lane", "g_lane", "positions", "share", "splits")
 def weight_grad(
-    x,
-    g,
-    partial,
-    x_lane,
-    g_lane,
-    positions,
-    share,
-    splits,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
+    x, g, partial, x_lane, g_lane, positions, share, splits, C: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,  # noqa: E741
+    SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr,
+    WO: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Sum the outer products of patches and gradients over one share of a lane's output positions.
 
     One more program sums the gradients themselves, for the bias: a column after those of the
@@ -272,15 +214,9 @@ def weight_grad(
 
 @jit("splits")
 def sum_splits(
-    partial,
-    to_weight,
-    to_bias,
-    splits,
-    K: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    partial, to_weight, to_bias, splits, K: tl.constexpr, O: tl.constexpr,  # noqa: E741
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Sum the shares of a lane, always in the same order, and part kernel and bias."""
     SIZE: tl.constexpr = O * (K + 1)
     lane = tl.program_id(1).to(tl.int64)

@@ -8,30 +8,11 @@ from sartor.engines.cuda.jit import jit, tl
 
 @jit("x_lane", "w_lane", "b_lane", "positions")
 def forward_few(
-    x,
-    w,
-    b,
-    out,
-    x_lane,
-    w_lane,
-    b_lane,
-    positions,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-):
+    x, w, b, out, x_lane, w_lane, b_lane, positions, C: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,  # noqa: E741
+    SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr,
+    WO: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Convolve into few channels: a thread has up to eight channels of its positions.
 
     Splitting numbers for tensor cores costs more than the products while channels are few. GROUP
@@ -121,28 +102,11 @@ def forward_few(
 
 @jit("g_lane", "w_lane", "positions")
 def input_grad_few(
-    g,
-    w,
-    out,
-    g_lane,
-    w_lane,
-    positions,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
+    g, w, out, g_lane, w_lane, positions, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,  # noqa: E741
+    SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    GROUP: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
     """Gather the gradient of few input channels: a thread has up to eight of its positions.
 
     GROUP is a divisor of C, UNROLL one of O; program axis 2 counts the groups.
@@ -219,33 +183,12 @@ def input_grad_few(
 
 @jit("x_lane", "g_lane", "positions", "places", "share", "splits")
 def weight_grad_rows(
-    x,
-    g,
-    partial,
-    x_lane,
-    g_lane,
-    positions,
-    places,
-    share,
-    splits,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    BO: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, g, partial, x_lane, g_lane, positions, places, share, splits, C: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr,  # noqa: E741
+    KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    HO: tl.constexpr, WO: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Sum like ``weight_grad``, with the columns of a kernel on the side of the gradients.
 
     The sum over a row of the input, dW[o, c, i, j] = Σ x[c, y + i, q] · g[o, y, q − j], is a

@@ -11,36 +11,11 @@ from sartor.engines.cuda.jit import jit, tl
 
 @jit("a_lane", "b_lane", "bias_lane", "mask_lane", "share")
 def product(
-    a,
-    b,
-    bias,
-    mask,
-    out,
-    sums,
-    a_lane,
-    b_lane,
-    bias_lane,
-    mask_lane,
-    M,
-    N,
-    K,
-    share,
-    am,
-    ak,
-    bk,
-    bn,
-    mm,
-    mk,
-    HAS_BIAS: tl.constexpr,
-    MASKED: tl.constexpr,
-    RECTIFY: tl.constexpr,
-    SUMS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    a, b, bias, mask, out, sums, a_lane, b_lane, bias_lane, mask_lane, M, N, K, share, am, ak, bk,
+    bn, mm, mk, HAS_BIAS: tl.constexpr, MASKED: tl.constexpr, RECTIFY: tl.constexpr,
+    SUMS: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum each row of a.
 
     MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0. With more

@@ -235,8 +235,4 @@ def sum_splits(
         total.to(to_weight.dtype.element_ty),
         mask=(n < SIZE) & (k < K),
     )
-    tl.store(
-        to_bias + lane * O + o,
-        total.to(to_bias.dtype.element_ty),
-        mask=(n < SIZE) & (k == K),
-    )
+    tl.store(to_bias + lane * O + o, total.to(to_bias.dtype.element_ty), mask=(n < SIZE) & (k == K))

@@ -217,12 +217,7 @@ def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
 
 
 def _shapes(
-    x: Tensor,
-    outputs: int,
-    kernel: Pair,
-    stride: Pair,
-    padding: Pair,
-    size: Pair,
+    x: Tensor, outputs: int, kernel: Pair, stride: Pair, padding: Pair, size: Pair
 ) -> dict[str, int]:
     """Name the compile-time numbers that all three products take."""
     names = ("C", "H", "W", "O", "KH", "KW", "SH", "SW", "PH", "PW", "HO", "WO")

@@ -25,25 +25,12 @@ from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena, on_device
-from sartor.engines.cuda.recording import (
-    Function,
-    copy,
-    flattened,
-    no_collection,
-    once,
-    signature,
-)
+from sartor.engines.cuda.recording import Function, copy, flattened, no_collection, once, signature
 from sartor.engines.lanes import leaves
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
 from sartor.engines.plan import BatchPlan, num_steps
-from sartor.engines.vectorised import (
-    PER_CLIENT,
-    STOP_EVERY,
-    Vectorised,
-    narrow_context,
-    over_lanes,
-)
+from sartor.engines.vectorised import PER_CLIENT, STOP_EVERY, Vectorised, narrow_context, over_lanes
 
 _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured

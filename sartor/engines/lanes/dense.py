@@ -151,12 +151,7 @@ def lane_product_and_sums(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Te
 
 
 def _launch_product(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    rectify: bool,
-    sums: bool,
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
 ) -> tuple[Tensor, Tensor]:
     if not a.is_cuda:
         return on_core(a, b, bias, mask, rectify, sums)
@@ -257,12 +252,7 @@ def _multiply(
 
 
 def _library_product(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    rectify: bool,
-    sums: bool,
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
 ) -> tuple[Tensor, Tensor]:
     """Do as the kernel does; with many lanes and few rows a library multiplies in half the time."""
     a = kept(a, [] if mask is None else [mask])

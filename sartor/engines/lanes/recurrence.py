@@ -29,10 +29,7 @@ _ROWS = 16  # texts of a program
 
 
 def takes(
-    given: Tensor,
-    weight: Tensor,
-    is_token: Tensor,
-    start: tuple[Tensor, Tensor] | None = None,
+    given: Tensor, weight: Tensor, is_token: Tensor, start: tuple[Tensor, Tensor] | None = None
 ) -> bool:
     """Say whether the kernels serve the loop of one client; see ``sartor.core.loops``."""
     if not (given.dim() == 3 and given.numel() and is_token.dtype == torch.bool):

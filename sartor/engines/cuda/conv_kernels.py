@@ -16,6 +16,41 @@ from __future__ import annotations
 from sartor.engines.cuda.jit import jit, tl
 
 
+@jit()
+def window(
+    m, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr,
+    WO: tl.constexpr,
+):  # fmt: skip
+    """Return image and place of output positions, and where their windows begin."""
+    image = m // (HO * WO)
+    at = m % (HO * WO)
+    return image, at, (at // WO) * SH - PH, (at % WO) * SW - PW
+
+
+@jit()
+def read(places, y, z, H: tl.constexpr, W: tl.constexpr, PADDED: tl.constexpr):
+    """Load numbers of images; PADDED: what lies outside, by its row and column, is 0."""
+    if PADDED:
+        seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        values = tl.load(places, mask=seen, other=0.0)
+    else:
+        values = tl.load(places)
+    return values
+
+
+@jit()
+def output_at(y, z, live, SH: tl.constexpr, SW: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr):
+    """Return row and column of the outputs whose windows begin at (y, z), and which there are."""
+    seen = live & (y >= 0) & (z >= 0)
+    if SH > 1:
+        seen = seen & (y % SH == 0)
+        y = y // SH
+    if SW > 1:
+        seen = seen & (z % SW == 0)
+        z = z // SW
+    return y, z, seen & (y < HO) & (z < WO)
+
+
 @jit("x_lane", "w_lane", "b_lane", "positions", "patch")
 def forward(
     x, w, b, out, x_lane, w_lane, b_lane, positions, patch, C: tl.constexpr, H: tl.constexpr,
@@ -33,14 +68,11 @@ def forward(
     """
     K: tl.constexpr = C * KH * KW
     BLOCKS: tl.constexpr = C // BK
+    PADDED: tl.constexpr = PH > 0 or PW > 0
     lane = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(2) * BN + tl.arange(0, BN)
-    here = tl.minimum(m, positions - 1)
-    image = here // (HO * WO)
-    at = here % (HO * WO)
-    top = (at // WO) * SH - PH
-    left = (at % WO) * SW - PW
+    image, at, top, left = window(tl.minimum(m, positions - 1), SH, SW, PH, PW, HO, WO)
     corner = image * (C * H * W) + top * W + left
     row = tl.minimum(o, O - 1) * K
     x += lane * x_lane
@@ -55,13 +87,8 @@ def forward(
             weights = tl.load(w + taps)
             places = x + (corner + first * (H * W) + (tap // KW) * W + tap % KW)
             places = places[:, None] + (c * (H * W))[None, :]
-            if PH > 0 or PW > 0:
-                y = top + tap // KW
-                z = left + tap % KW
-                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
-                values = tl.load(places, mask=seen[:, None], other=0.0)
-            else:
-                values = tl.load(places)
+            y, z = (top + tap // KW)[:, None], (left + tap % KW)[:, None]
+            values = read(places, y, z, H, W, PADDED)
             acc = tl.dot(values, weights, acc, input_precision=PRECISION)
     else:
         if K <= 192:  # noqa: SIM108 (the two have different types)
@@ -78,13 +105,8 @@ def forward(
             i = (k % (KH * KW)) // KW
             j = k % KW
             places = corner[:, None] + ((k // (KH * KW)) * (H * W) + i * W + j)[None, :]
-            if PH > 0 or PW > 0:
-                y = top[:, None] + i[None, :]
-                z = left[:, None] + j[None, :]
-                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
-                values = tl.load(x + places, mask=seen, other=0.0)
-            else:
-                values = tl.load(x + places)
+            y, z = top[:, None] + i[None, :], left[:, None] + j[None, :]
+            values = read(x + places, y, z, H, W, PADDED)
             acc = tl.dot(values, weights, acc, input_precision=PRECISION)
     if HAS_BIAS:
         shift = tl.load(b + lane * b_lane + o, mask=o < O, other=0.0).to(tl.float32)
@@ -124,16 +146,7 @@ def input_grad(
         tap = step // BLOCKS
         first = (step % BLOCKS) * BK
         o = first + tl.arange(0, BK)
-        y = down - tap // KW
-        z = right - tap % KW
-        seen = live & (y >= 0) & (z >= 0)
-        if SH > 1:
-            seen = seen & (y % SH == 0)
-            y = y // SH
-        if SW > 1:
-            seen = seen & (z % SW == 0)
-            z = z // SW
-        seen = seen & (y < HO) & (z < WO)
+        y, z, seen = output_at(down - tap // KW, right - tap % KW, live, SH, SW, HO, WO)
         taps = (o * (C * KH * KW) + tap)[:, None] + kernel[None, :]
         # Addresses of positions plus constants per channel: the constants go into the instructions.
         if O % BK == 0:
@@ -166,6 +179,7 @@ def weight_grad(
     """
     K: tl.constexpr = C * KH * KW
     TILES: tl.constexpr = (K + BK - 1) // BK
+    PADDED: tl.constexpr = PH > 0 or PW > 0
     split = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(2) % (TILES + 1)
@@ -192,21 +206,12 @@ def weight_grad(
         acc = tl.zeros((BK, BN), dtype=tl.float32)
         for start in range(split * share, end, BM):
             m = start + tl.arange(0, BM)
-            here = tl.minimum(m, end - 1)
-            image = here // (HO * WO)
-            at = here % (HO * WO)
-            top = (at // WO) * SH - PH
-            left = (at % WO) * SW - PW
+            image, at, top, left = window(tl.minimum(m, end - 1), SH, SW, PH, PW, HO, WO)
             place = g + (image * (O * HO * WO) + at)
             slopes = tl.load(place[:, None] + channel[None, :], mask=(m < end)[:, None], other=0.0)
             places = (image * (C * H * W) + top * W + left)[:, None] + tap[None, :]
-            if PH > 0 or PW > 0:
-                y = top[:, None] + i[None, :]
-                z = left[:, None] + j[None, :]
-                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
-                values = tl.load(x + places, mask=seen, other=0.0)
-            else:
-                values = tl.load(x + places)
+            y, z = top[:, None] + i[None, :], left[:, None] + j[None, :]
+            values = read(x + places, y, z, H, W, PADDED)
             acc = tl.dot(tl.trans(values), slopes, acc, input_precision=PRECISION)
         into = partial + (k[:, None] + (o * (K + 1))[None, :])
         tl.store(into, acc, mask=(k < K)[:, None] & (o < O)[None, :])

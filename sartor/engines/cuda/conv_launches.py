@@ -132,7 +132,7 @@ def launch_weight_grad(
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
     to_bias = x.new_empty(lanes, outputs)
-    given = (x, g, partial, x.stride(0), g.stride(0), positions)
+    given: tuple[Any, ...] = (x, g, partial, x.stride(0), g.stride(0), positions)
     tile = _blocks(wide, deep, tall, 2 if tall * wide <= 1024 or deep == 16 else 4)
     if by_rows is not None:
         grid, rest = (splits, lanes, tiles + 1), {**shapes, "BO": power(outputs), **tile}
@@ -140,9 +140,9 @@ def launch_weight_grad(
     else:
         grid = (splits, lanes, tiles + ceil(outputs, wide))
         launch("conv_kernels", "weight_grad", grid, *given, share, splits, **shapes, **tile)
-    grid = (ceil(outputs * (patch + 1), 64), lanes)
-    rest = {"K": patch, "O": outputs, "SPLITS": power(splits, 1), "BLOCK": 64, "num_warps": 4}
-    launch("conv_kernels", "sum_splits", grid, partial, to_weight, to_bias, splits, **rest)
+    given = (partial, to_weight, to_bias, splits)
+    sums = {"K": patch, "O": outputs, "SPLITS": power(splits, 1), "BLOCK": 64, "num_warps": 4}
+    launch("conv_kernels", "sum_splits", (ceil(outputs * (patch + 1), 64), lanes), *given, **sums)
     return to_weight, to_bias
 
 
@@ -155,12 +155,8 @@ def _blocks(channels: int, positions: int, deep: int, warps: int) -> dict[str, A
 def _rows_tile(shapes: dict[str, int], work: int) -> tuple[int, int] | None:
     """Return the tile (rows of the input, columns of the gradient) of ``weight_grad_rows``.
 
-    Args:
-        shapes: the numbers of the convolution.
-        work: products a position with a tile of patches.
-
-    Returns:
-        None where patches need fewer products: rows pay off for a large kernel on few channels.
+    None where patches need fewer products, ``work`` for a position: rows pay off for a large
+    kernel on few channels.
     """
     rows, columns = shapes["C"] * shapes["KH"], shapes["O"] * shapes["KW"]
     tall, wide = min(power(rows, 16), 64), min(power(columns, 16), 64)
@@ -205,10 +201,7 @@ def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
 
 
 def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
-    """Split a sum over positions.
-
-    Return positions a share (a multiple of ``deep``) and the number of shares.
-    """
+    """Split a sum: return positions a share (a multiple of ``deep``) and the number of shares."""
     chunks = ceil(positions, deep)
     # These programs have two warps, the others have four; many lanes profit from shorter shares.
     wanted = min(ceil((2 if programs < 100 else 4) * PROGRAMS, programs), chunks, _MOST_SPLITS)

@@ -27,10 +27,7 @@ from sartor.engines.lanes.shapes import MOST_ELEMENTS, in_parallel, usable
 
 
 def available(x: Tensor, weight: Tensor) -> bool:
-    """Say whether the kernels can convolve these.
-
-    CUDA, float32 or bfloat16, one group, and Triton is there.
-    """
+    """Say whether the kernels can convolve these."""
     return (
         usable(x, weight)
         and x.dim() == 4
@@ -52,14 +49,9 @@ def convolve(
     stride: tuple[int, int] = (1, 1),
     padding: tuple[int, int] = (0, 0),
 ) -> Tensor:
-    """Convolve a batch of one client: the same as ``F.conv2d`` with one group and no dilation.
+    """Convolve x (batch, C, H, W) of one client with weight (O, C, kh, kw), and add bias (O).
 
-    Args:
-        x: images (batch, C, H, W).
-        weight: the kernel (O, C, kh, kw).
-        bias: one number per output channel (O), or None.
-        stride: steps down and to the right.
-        padding: rows and columns of zeros on each side.
+    The same as ``F.conv2d`` with one group and no dilation.
     """
     out: Tensor = _Forward.apply(x, weight, bias, tuple(stride), tuple(padding))
     return out

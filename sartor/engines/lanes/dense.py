@@ -39,11 +39,7 @@ def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
     """Return x·Wᵀ + b for one client, as ``F.linear``; with ``rectify`` what is below 0 becomes 0.
 
-    Args:
-        x: (..., I).
-        weight: (O, I).
-        bias: (O), or None.
-        rectify: whether ``F.relu`` follows.
+    x is (..., I), the weight (O, I), the bias (O) or None.
     """
     flat = x.reshape(-1, x.shape[-1])
     out: Tensor = _Linear.apply(flat, weight, bias, rectify)

@@ -146,11 +146,7 @@ def takes_settle(into: list[Tensor], values: list[Tensor]) -> bool:
 def settle(into: list[Tensor], values: list[Tensor], limit: Tensor, counter: Tensor) -> None:
     """Copy values into buffers, both (1, lanes, ...), where the limit is above the counter.
 
-    Args:
-        into: the buffers.
-        values: what they shall hold.
-        limit: (1, lanes) int64.
-        counter: (1,) int64.
+    The limit is (1, lanes), the counter (1,), both int64.
     """
     to = [x[0] for x in into]
     given = [dense(x[0]) for x in values]
@@ -160,13 +156,10 @@ def settle(into: list[Tensor], values: list[Tensor], limit: Tensor, counter: Ten
 def _launch(
     kernel: str, lists: list[list[Tensor]], rest: Sequence[Any], numbers: Sequence[list[int]] = ()
 ) -> None:
-    """Launch a kernel for the leaves of lists of one length; the first is what it writes.
+    """Launch a kernel for lists of leaves (L, ...), of which it writes the first.
 
-    Args:
-        kernel: its name.
-        lists: leaves (L, ...), contiguous within a lane.
-        rest: what it takes beside them.
-        numbers: lists of one number a leaf that it must know when it is compiled.
+    ``rest`` is what it takes beside them; ``numbers`` are lists of one number a leaf that it must
+    know when it is compiled.
     """
     into = lists[0]
     for first in range(0, len(into), _MOST_LEAVES):

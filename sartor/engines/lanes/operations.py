@@ -105,17 +105,15 @@ def _pair(value: int | Sequence[int]) -> tuple[int, int]:
 
 
 def _linear_on_cores(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if not native.takes_linear(input, weight, bias):
-        return None
-    return dense.linear(input, weight, bias)
+    fits = native.takes_linear(input, weight, bias)
+    return dense.linear(input, weight, bias) if fits else None
 
 
 def _linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False
 ) -> Tensor | None:
-    if not dense.takes_linear(input, weight, bias):
-        return None
-    return dense.linear(input, weight, bias, rectify)
+    fits = dense.takes_linear(input, weight, bias)
+    return dense.linear(input, weight, bias, rectify) if fits else None
 
 
 def _cross_entropy(
@@ -170,9 +168,8 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
 def _lstm_loop(
     given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False, start: Any = None
 ) -> tuple[Tensor, Tensor] | None:
-    if not recurrence.takes(given, weight, is_token, start):
-        return None
-    return recurrence.lstm_loop(given, weight, is_token, backward, start)
+    fits = recurrence.takes(given, weight, is_token, start)
+    return recurrence.lstm_loop(given, weight, is_token, backward, start) if fits else None
 
 
 def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:

@@ -165,19 +165,11 @@ def _one_batch(size: int, dims: Any, given: Tensor, weight: Tensor, *rest: Any) 
 def lane_recurrence(
     given: Tensor, weight: Tensor, is_token: Tensor, hidden: Tensor, cell: Tensor, backward: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the loops of lanes.
+    """Run the loops of lanes: outputs (L, B, T, H), gates (L, B, T, 4H), memories (L, B, T, H).
 
-    Args:
-        given: (L, B, T, 4H).
-        weight: (L, 4H, H).
-        is_token: (L, B, T).
-        hidden: (L, B, H) the output before the first step.
-        cell: (L, B, H) the memory before it.
-        backward: whether to begin with the last step.
-
-    Returns:
-        Outputs (L, B, T, H), gates (L, B, T, 4H) after their functions, memories (L, B, T, H).
-        Where no token is, gates are anything.
+    From given (L, B, T, 4H), weight (L, 4H, H), is_token (L, B, T) and the output and memory
+    (L, B, H) before the first step, which is the last in time if ``backward``. Gates are what
+    their functions give; where no token is, they are anything.
     """
     tensors = (given, weight, is_token, hidden, cell)
     if native.serves(given):
@@ -204,15 +196,8 @@ def lane_recurrence_grad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of ``given`` (L, B, T, 4H) and of the first output and memory.
 
-    Args:
-        grad: of the outputs (L, B, T, H).
-        last: of the last memory (L, B, H).
-        weight: as it was given, like ``is_token``, ``cell`` and ``backward``.
-        is_token: where tokens are.
-        cell: the first memory.
-        gates: what ``lane_recurrence`` found, like ``cells``.
-        cells: the memories.
-        backward: whether the loop began with the last step.
+    From those of the outputs (L, B, T, H), ``grad``, and of the last memory (L, B, H), ``last``;
+    the others as ``lane_recurrence`` took and found them.
     """
     tensors = (grad, last, weight, is_token, cell, gates, cells)
     if native.serves(grad):
@@ -225,14 +210,9 @@ def lane_recurrence_grad(
 def _launch(
     kernel: str, tensors: Sequence[Tensor], mask: int, out: tuple[Tensor, ...], backward: bool
 ) -> None:
-    """Launch a kernel: a program for some texts.
+    """Launch a kernel that reads tensors, the first (L, B, T, ...), and writes ``out``.
 
-    Args:
-        kernel: its name.
-        tensors: what it reads; the first is (L, B, T, ...).
-        mask: which of them says where tokens are; the weights stand before it.
-        out: what it writes, without gaps.
-        backward: whether the loop begins with the last step.
+    ``mask`` is the number of the tensor that says where tokens are; the weights stand before it.
     """
     given = [dense(t) for t in tensors]
     lanes, batch, steps = given[0].shape[:3]

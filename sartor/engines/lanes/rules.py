@@ -80,16 +80,10 @@ def front(value: Any, dim: Any, size: int) -> Any:
 
 
 def folded(x: Tensor, dims: Sequence[int | None], weight: Tensor, grows: int) -> Tensor | None:
-    """Join a mapped axis to the rows of the only lane: (1, size · rows, ...).
+    """Join a mapped axis of a layer's inputs to the rows of the only lane: (1, size · rows, ...).
 
-    Args:
-        x: inputs.
-        dims: the mapped axes of inputs, weight and bias.
-        weight: of the layer, (lanes, ...).
-        grows: outputs of a row, by which its inputs may be exceeded.
-
-    Returns:
-        the inputs; None where lanes have weights of their own, or would become too long.
+    ``dims`` are the mapped axes of inputs, weight (lanes, ...) and bias, ``grows`` the outputs of a
+    row. None where lanes have weights of their own, or would become too long.
     """
     if len(weight) > 1 or dims[0] is None or any(dim is not None for dim in dims[1:]):
         return None

@@ -70,10 +70,7 @@ def kept(values: Tensor, mask: list[Tensor]) -> Tensor:
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Make each lane contiguous.
-
-    The step from lane to lane is free, so that a repeated operand is not copied.
-    """
+    """Make each lane contiguous; steps between lanes are free: what is repeated is not copied."""
     return tensor if tensor[0].is_contiguous() else tensor.contiguous()
 
 
@@ -91,12 +88,8 @@ def in_parallel(like: Tensor, first: Callable[[], A], second: Callable[[], B]) -
     """Do two things that do not need each other; where a graph is recorded, at the same time.
 
     Small kernels leave most of a GPU idle, so two of them take hardly longer than one. Both begin
-    after all that was launched before, and what follows waits for both.
-
-    Args:
-        like: a tensor on the device in question.
-        first: done on another stream.
-        second: done on this one.
+    after all that was launched before, and what follows waits for both. ``like`` is a tensor on the
+    device in question.
     """
     if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return first(), second()

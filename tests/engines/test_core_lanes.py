@@ -152,9 +152,9 @@ def test_scores_that_are_no_numbers(value: float) -> None:
     scores[1, 0] = scores[2] = value
     exact = scores.clone().requires_grad_()
     wanted = F.cross_entropy(exact, y, reduction="none")
-    torch.testing.assert_close(losses.on_core(scores, y), wanted, equal_nan=True)
+    torch.testing.assert_close(losses.row_losses(scores, y), wanted, equal_nan=True)
     (slope,) = torch.autograd.grad(wanted.sum(), exact)
-    found = losses.slopes_on_core(torch.ones(4, dtype=torch.float64), scores, y)
+    found = losses.row_slopes(torch.ones(4, dtype=torch.float64), scores, y)
     torch.testing.assert_close(found, slope, equal_nan=True)
 
 
@@ -162,7 +162,7 @@ def test_scores_that_are_no_numbers(value: float) -> None:
 @pytest.mark.parametrize("label", [-1, 3, 2**40])
 def test_a_label_that_is_no_class(label: int) -> None:
     with pytest.raises(IndexError, match="not one of the 3 classes"):
-        losses.on_core(torch.zeros(2, 3), torch.tensor([0, label]))
+        losses.row_losses(torch.zeros(2, 3), torch.tensor([0, label]))
 
 
 # ---- the update --------------------------------------------------------------------------------

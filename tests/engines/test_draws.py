@@ -25,6 +25,7 @@ from sartor.engines.cuda.draw_kernels import philox as _philox
 from sartor.engines.cuda.jit import jit, tl  # type: ignore[attr-defined]
 from sartor.engines.lanes import draws
 from sartor.engines.lanes.operations import DrawOperations, LaneOperations
+from sartor.engines.lanes.rules import DIRECT
 from sartor.methods import build
 from tests.core.test_rng import VECTORS
 from tests.toys import assert_same, federation, net_task, outcome, run, simulation
@@ -137,7 +138,7 @@ def test_the_operator_knows_its_shape() -> None:
     with FakeTensorMode():
         found = draws.lane_normal(torch.zeros(4, 2, dtype=torch.int64), 7, torch.float64)
     assert (tuple(found.shape), found.dtype) == ((4, 7), torch.float64)
-    assert draws.on_core(torch.zeros(0, 2, dtype=torch.int64), 7, torch.float32).shape == (0, 7)
+    assert draws.lane_normal(torch.zeros(0, 2, dtype=torch.int64), 7, torch.float32).shape == (0, 7)
 
 
 def test_without_the_library_torch_draws(
@@ -230,7 +231,8 @@ def test_a_trace_draws_from_the_keys_it_is_given(called: list[str]) -> None:
         assert torch.equal(traced(here, here.flip(0)), wanted)
         assert called == ["normals", "normals"]
     targets = [node.target for node in traced.graph.nodes if node.op == "call_function"]
-    assert targets.count(draws.on_core) == 2, "the registry is spared"
+    direct = DIRECT[torch.ops.sartor.lane_normal.default]
+    assert targets.count(direct) == 2, "the registry is spared"
     assert not any("bitwise" in str(target) for target in targets)
 
 

@@ -16,7 +16,7 @@ from torch.nn.grad import conv2d_input, conv2d_weight
 
 from sartor.engines.cuda import conv_launches, triton_conv
 from sartor.engines.cuda.triton_conv import available, convolve
-from sartor.engines.lanes import convolution
+from sartor.engines.lanes import operations
 from sartor.engines.lanes.operations import LaneOperations
 
 Pair = tuple[int, int]
@@ -226,7 +226,7 @@ def test_operators_keep_their_promises(launched: list[tuple[str, int]]) -> None:
 def test_the_mode_catches_what_it_can(
     launched: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(convolution, "available", lambda x, weight: True)
+    monkeypatch.setattr(operations, "available", lambda x, weight: True)
     x, weight, bias = _tensors({**CASE, "kernel": (3, 3)})
     caught: list[dict[str, Any]] = [{}, {"padding": 1}, {"stride": [2]}]
     for settings in (*caught, {"dilation": 2}, {"padding": "same"}):

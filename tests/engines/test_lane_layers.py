@@ -19,7 +19,7 @@ from sartor.core.task import masked_mean
 from sartor.core.torch_private import differentiating
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena
-from sartor.engines.lanes import dense, leaves, losses, pooling
+from sartor.engines.lanes import dense, leaves, losses, pooling, recurrence
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
 from sartor.engines.lanes.shapes import kernels
@@ -260,8 +260,12 @@ def test_every_kernel_that_is_launched_exists() -> None:
     """Launches name their module in words, which no import checks before a GPU is used."""
     folder = Path(dense.__file__).parents[1]
     text = "".join(path.read_text() for path in folder.rglob("*.py"))
-    named = set(re.findall(r'kernels\("(\w+)"\)\.(\w+)\[', text))
-    assert len(named) > 10
+    named = set(re.findall(r'launch\(\s*"(\w+_kernels)",\s*"(\w+)"', text))
+    for room, module in ((leaves, "leaf_kernels"), (recurrence, "recurrent_kernels")):
+        by_name = re.findall(r'_launch\("(\w+)"', Path(room.__file__).read_text())
+        assert by_name
+        named |= {(module, kernel) for kernel in by_name}
+    assert len(named) > 15
     for module, kernel in sorted(named):
         assert hasattr(kernels(module), kernel), f"{module}.{kernel}"
 

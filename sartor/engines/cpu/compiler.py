@@ -124,6 +124,8 @@ def numbers(*values: int) -> Any:
     return (ctypes.c_int64 * len(values))(*values)
 
 
-def address(tensor: Tensor, lane: int = 0) -> ctypes.c_void_p:
-    """Return where the numbers of a lane begin."""
+def address(tensor: Tensor | None, lane: int = 0) -> ctypes.c_void_p | None:
+    """Return where the numbers of a lane begin; None if there is no tensor."""
+    if tensor is None:
+        return None
     return ctypes.c_void_p(tensor.data_ptr() + lane * tensor.stride(0) * tensor.element_size())

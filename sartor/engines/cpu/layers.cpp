@@ -30,18 +30,13 @@ inline wide<T> load_rest(const T* at, int64_t counted) {
     return number >= wide<T>{} + T(counted) ? load(at) : wide<T>{};
 }
 
-template <typename T, int N>
-struct part_of {
-    typedef T type __attribute__((vector_size(N * sizeof(T))));
-};
-
 // The sum of a vector: halves are added until two numbers are left.
 template <typename T, int N>
-inline T total(typename part_of<T, N>::type value) {
+inline T total(typename vector_of<T, N>::type value) {
     if constexpr (N == 2) {
         return value[0] + value[1];
     } else {
-        typename part_of<T, N / 2>::type low, high;
+        typename vector_of<T, N / 2>::type low, high;
         std::memcpy(&low, &value, sizeof low);
         std::memcpy(&high, reinterpret_cast<const char*>(&value) + sizeof low, sizeof high);
         return total<T, N / 2>(low + high);
@@ -91,20 +86,9 @@ void dots_with(const Sizes& s, const T* x, const T* w, const T* bias, T* out) {
 
 template <typename T>
 void dots(const Sizes& s, const T* x, const T* w, const T* bias, T* out) {
-    const int64_t parts = (s.columns + COLUMNS - 1) / COLUMNS;
-    for (int64_t part = 0, n = 0; part < parts; part++) {
-        const int64_t take = (s.columns - n + parts - part - 1) / (parts - part);
-        const T* from = w + n * s.w_row;
-        const T* add = bias ? bias + n : nullptr;
-        switch (take) {
-            case 5: dots_with<T, 5>(s, x, from, add, out + n); break;
-            case 4: dots_with<T, 4>(s, x, from, add, out + n); break;
-            case 3: dots_with<T, 3>(s, x, from, add, out + n); break;
-            case 2: dots_with<T, 2>(s, x, from, add, out + n); break;
-            default: dots_with<T, 1>(s, x, from, add, out + n);
-        }
-        n += take;
-    }
+    in_shares<COLUMNS>(s.columns, [&](auto columns, int64_t n) {
+        dots_with<T, columns>(s, x, w + n * s.w_row, bias ? bias + n : nullptr, out + n);
+    });
 }
 
 template <typename T>
@@ -297,8 +281,8 @@ void update(int64_t lanes, int64_t size, int64_t a_lane, int64_t b_lane, bool la
                                  const T* now, const T* factors, T* out) {                      \
         outer<T>(n, threads, a, b, now, factors, out);                                          \
     }                                                                                           \
-    extern "C" bool entropy_##NAME(const int64_t* n, int threads, const T* scores,              \
-                                   const int64_t* labels, const T* slopes, T* out) {            \
+    extern "C" int entropy_##NAME(const int64_t* n, int threads, const T* scores,               \
+                                  const int64_t* labels, const T* slopes, T* out) {             \
         return entropy<T>(n[0], n[1], n[2], threads, scores, labels, slopes, out);              \
     }
 

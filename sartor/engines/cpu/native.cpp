@@ -5,8 +5,7 @@
 // the kernel. B is at least LANES; where it is no multiple, the last vector overlaps the one before.
 // The order of all sums is fixed.
 
-#include <cstdint>
-#include <cstring>
+#include "vectors.h"
 
 namespace {
 
@@ -14,26 +13,8 @@ constexpr int LANES = 8;
 constexpr int64_t NEAR = 65536;  // bytes that a second cache holds beside other things
 
 template <typename T>
-struct vector_of;
-template <>
-struct vector_of<float> {
-    typedef float type __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
-};
-template <>
-struct vector_of<double> {
-    typedef double type __attribute__((vector_size(LANES * sizeof(double)), aligned(8)));
-};
-template <typename T>
-using vec = typename vector_of<T>::type;
+using vec = typename vector_of<T, LANES>::type;
 
-template <typename T>
-inline vec<T> load(const T* at) {
-    return *reinterpret_cast<const vec<T>*>(at);
-}
-template <typename T>
-inline void store(T* at, vec<T> value) {
-    *reinterpret_cast<vec<T>*>(at) = value;
-}
 inline int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 inline int64_t most(int64_t a, int64_t b) { return a > b ? a : b; }
 
@@ -60,7 +41,7 @@ inline void position(const Shape& s, const T* x, const T* weight, const T* bias,
             const T* w = weight + ((c * s.kernel_h + kh) * s.kernel_w + kw_from) * OUT;
             for (int64_t kw = kw_from; kw < kw_to; kw++, from += s.batch, w += OUT) {
                 vec<T> value[N];
-                for (int n = 0; n < N; n++) value[n] = load(from + n * LANES);
+                for (int n = 0; n < N; n++) value[n] = load<LANES>(from + n * LANES);
                 for (int o = 0; o < OUT; o++)
                     for (int n = 0; n < N; n++) sum[o][n] += value[n] * w[o];
             }
@@ -100,16 +81,7 @@ void convolve(const Shape& s, const T* x, const T* weight, const T* bias, T* out
             for (int64_t i = 0; i < take; i++) scratch[t * take + i] = weight[(o + i) * taps + t];
         const T* b = bias ? bias + o : nullptr;
         T* to = out + o * plane;
-        switch (take) {
-            case 8: some_outputs<T, 8>(s, x, scratch, b, to); break;
-            case 7: some_outputs<T, 7>(s, x, scratch, b, to); break;
-            case 6: some_outputs<T, 6>(s, x, scratch, b, to); break;
-            case 5: some_outputs<T, 5>(s, x, scratch, b, to); break;
-            case 4: some_outputs<T, 4>(s, x, scratch, b, to); break;
-            case 3: some_outputs<T, 3>(s, x, scratch, b, to); break;
-            case 2: some_outputs<T, 2>(s, x, scratch, b, to); break;
-            default: some_outputs<T, 1>(s, x, scratch, b, to);
-        }
+        with_constant<8>(take, [&](auto n) { some_outputs<T, n>(s, x, scratch, b, to); });
         o += take;
     }
 }
@@ -131,9 +103,9 @@ template <typename T, int OUT, int TAPS, bool REST>
 inline void products(const T* x, const T* grad, int64_t plane, int64_t batch, const mask<T>& fresh,
                      vec<T> (&sum)[OUT][TAPS]) {
     vec<T> value[TAPS];
-    for (int k = 0; k < TAPS; k++) value[k] = load(x + k * batch);
+    for (int k = 0; k < TAPS; k++) value[k] = load<LANES>(x + k * batch);
     for (int o = 0; o < OUT; o++) {
-        vec<T> g = load(grad + o * plane);
+        vec<T> g = load<LANES>(grad + o * plane);
         if (REST) g = fresh ? g : vec<T>{};
         for (int k = 0; k < TAPS; k++) sum[o][k] += g * value[k];
     }
@@ -171,7 +143,7 @@ inline void tile_sums(const Tile& t, const T* x, const T* grad, T* total) {
     for (int o = 0; o < OUT; o++)
         for (int k = 0; k < TAPS; k++) {
             T* to = total + o * t.next + k * LANES;
-            store(to, load(to) + sum[o][k]);
+            store(to, load<LANES>(to) + sum[o][k]);
         }
 }
 
@@ -181,20 +153,9 @@ inline void row_of_taps(int64_t taps, const Tile& t, const T* x, const T* grad, 
     for (int64_t k = 0; k < taps;) {
         const T* from = x + k * t.batch;
         T* to = total + k * LANES;
-        const int64_t left = taps - k;
-        if (left >= MOST) {
-            tile_sums<T, OUT, MOST>(t, from, grad, to);
-            k += MOST;
-        } else if (left >= 3) {
-            tile_sums<T, OUT, 3>(t, from, grad, to);
-            k += 3;
-        } else if (left == 2) {
-            tile_sums<T, OUT, 2>(t, from, grad, to);
-            k += 2;
-        } else {
-            tile_sums<T, OUT, 1>(t, from, grad, to);
-            k += 1;
-        }
+        const int64_t left = taps - k, take = left >= MOST ? MOST : least(left, 3);
+        with_constant<MOST>(take, [&](auto n) { tile_sums<T, OUT, n>(t, from, grad, to); });
+        k += take;
     }
 }
 
@@ -220,13 +181,12 @@ void kernel_gradient(const Shape& s, const T* x, const T* grad, T* weight, T* bi
                         const T* from =
                             x + ((c * s.height + top + kh) * s.width + left) * s.batch;
                         T* to = scratch + o * next + (c * s.kernel_h + kh) * s.kernel_w * LANES;
-                        switch (take) {
-                            case 8: row_of_taps<T, 8>(k, t, from, g, to); break;
-                            case 4: row_of_taps<T, 4>(k, t, from, g, to); break;
-                            case 3: row_of_taps<T, 3>(k, t, from, g, to); break;
-                            case 2: row_of_taps<T, 2>(k, t, from, g, to); break;
-                            default: row_of_taps<T, 1>(k, t, from, g, to);
-                        }
+                        if (take == 8)
+                            row_of_taps<T, 8>(k, t, from, g, to);
+                        else
+                            with_constant<4>(take, [&](auto n) {
+                                row_of_taps<T, n>(k, t, from, g, to);
+                            });
                     }
                 o += take;
             }
@@ -242,7 +202,7 @@ void kernel_gradient(const Shape& s, const T* x, const T* grad, T* weight, T* bi
             vec<T> part = {};
             const T* from = grad + o * plane + row * columns * s.batch;
             const int64_t count = columns * s.batch, whole = count - count % LANES;
-            for (int64_t i = 0; i < whole; i += LANES) part += load(from + i);
+            for (int64_t i = 0; i < whole; i += LANES) part += load<LANES>(from + i);
             for (int n = 0; n < LANES; n++) sum += part[n];
             for (int64_t i = whole; i < count; i++) sum += from[i];
         }
@@ -265,17 +225,17 @@ void pool(int64_t planes, int64_t height, int64_t width, int64_t batch, int64_t 
                 const int64_t here = ((p * rows + row) * columns + column) * batch;
                 for (int64_t start = 0; start < batch; start += LANES) {
                     const int64_t b = least(start, batch - LANES);
-                    vec<T> best = load(x + first + b), place = {};
+                    vec<T> best = load<LANES>(x + first + b), place = {};
                     for (int64_t i = 1; i < kernel_h * kernel_w; i++) {
                         const vec<T> value =
-                            load(x + first + (i / kernel_w * width + i % kernel_w) * batch + b);
+                            load<LANES>(x + first + (i / kernel_w * width + i % kernel_w) * batch + b);
                         const auto stays = (value <= best) | (best != best);  // not a number stays
                         best = stays ? best : value;
                         if (GRAD) place = stays ? place : vec<T>{} + T(i);
                     }
                     if (!GRAD) store(out + here + b, best);
                     if (GRAD) {
-                        const vec<T> g = load(grad + here + b), none = {};
+                        const vec<T> g = load<LANES>(grad + here + b), none = {};
                         for (int64_t i = 0; i < kernel_h * kernel_w; i++) {
                             const auto won = place == vec<T>{} + T(i);
                             store(out + first + (i / kernel_w * width + i % kernel_w) * batch + b,
@@ -292,7 +252,7 @@ void pool(int64_t planes, int64_t height, int64_t width, int64_t batch, int64_t 
 // Logarithm, cosine and sine are series with an error of about one unit in the last place, for the
 // arguments that occur here: u = (word + 1/2) / 2^32, and angles in (0, 2 pi).
 
-typedef vec<double> wide;
+typedef vec<double> doubles;
 typedef uint64_t words __attribute__((vector_size(LANES * sizeof(uint64_t)), aligned(8)));
 
 template <typename To, typename From>
@@ -318,19 +278,19 @@ inline void philox(uint32_t k0, uint32_t k1, words (&c)[4]) {
 }
 
 // Integers below 2^52 as doubles: they are the last bits of 2^52 + n.
-inline wide number(const words& n) {
-    return as<wide>(n | uint64_t(0x4330000000000000)) - 0x1p52;
+inline doubles number(const words& n) {
+    return as<doubles>(n | uint64_t(0x4330000000000000)) - 0x1p52;
 }
 
 // log u = e log 2 + log m, with m in [sqrt(1/2), sqrt(2)); log m = 2 artanh((m - 1) / (m + 1)).
-inline wide logarithm(const wide& u) {
+inline doubles logarithm(const doubles& u) {
     constexpr uint64_t ONE = 0x3FF0000000000000, ROOT_HALF = 0x3FE6A09E667F3BCD;
     constexpr uint64_t FRACTION = 0x000FFFFFFFFFFFFF;
     const words bits = as<words>(u) + (ONE - ROOT_HALF);
-    const wide e = number(bits >> 52) - 1023.0;
-    const wide m = as<wide>((bits & FRACTION) + ROOT_HALF);
-    const wide s = (m - 1.0) / (m + 1.0), square = s * s;
-    wide rest = wide{} + 1.0 / 23;
+    const doubles e = number(bits >> 52) - 1023.0;
+    const doubles m = as<doubles>((bits & FRACTION) + ROOT_HALF);
+    const doubles s = (m - 1.0) / (m + 1.0), square = s * s;
+    doubles rest = doubles{} + 1.0 / 23;
     for (int n = 21; n >= 3; n -= 2) rest = rest * square + 1.0 / n;
     // log 2 in two parts: e times the first, which ends in zeros, is exact.
     constexpr double HIGH = 0x1.62e42feep-1, LOW = 0x1.a39ef35793c76p-33;
@@ -340,14 +300,14 @@ inline wide logarithm(const wide& u) {
 constexpr double factorial(int n) { return n < 2 ? 1.0 : n * factorial(n - 1); }
 
 // An angle is k quarters of a turn and a rest r of at most pi/4, whose cosine and sine are series.
-inline void turn(const wide& angle, wide& cosine, wide& sine) {
+inline void turn(const doubles& angle, doubles& cosine, doubles& sine) {
     constexpr double ROUND = 0x1.8p52;  // adding it rounds to an integer, which the last bits hold
     constexpr double HIGH = 0x1.921fb544p+0, LOW = 0x1.0b4611a626331p-34;  // pi/2
-    const wide shifted = angle * 0x1.45f306dc9c883p-1 + ROUND;
+    const doubles shifted = angle * 0x1.45f306dc9c883p-1 + ROUND;
     const words quarter = as<words>(shifted);
-    const wide k = shifted - ROUND;
-    const wide r = (angle - k * HIGH) - k * LOW, square = r * r;
-    wide c = {}, s = {};
+    const doubles k = shifted - ROUND;
+    const doubles r = (angle - k * HIGH) - k * LOW, square = r * r;
+    doubles c = {}, s = {};
     for (int j = 8; j >= 1; j--) {
         const double sign = j % 2 ? -1.0 : 1.0;
         c = c * square + sign / factorial(2 * j);
@@ -356,14 +316,14 @@ inline void turn(const wide& angle, wide& cosine, wide& sine) {
     c = c * square + 1.0;
     s = r + r * square * s;
     const auto crossed = (quarter & uint64_t(1)) != 0;
-    const wide x = crossed ? s : c, y = crossed ? c : s;
+    const doubles x = crossed ? s : c, y = crossed ? c : s;
     cosine = ((quarter + uint64_t(1)) & uint64_t(2)) != 0 ? -x : x;
     sine = (quarter & uint64_t(2)) != 0 ? -y : y;
 }
 
-inline void two_normals(const words& first, const words& second, wide& x, wide& y) {
-    const wide u = (number(first) + 0.5) * 0x1p-32, v = (number(second) + 0.5) * 0x1p-32;
-    wide radius = -2.0 * logarithm(u), cosine, sine;
+inline void two_normals(const words& first, const words& second, doubles& x, doubles& y) {
+    const doubles u = (number(first) + 0.5) * 0x1p-32, v = (number(second) + 0.5) * 0x1p-32;
+    doubles radius = -2.0 * logarithm(u), cosine, sine;
     for (int i = 0; i < LANES; i++) radius[i] = __builtin_sqrt(radius[i]);
     turn(v * 6.283185307179586, cosine, sine);
     x = radius * cosine;
@@ -376,7 +336,7 @@ void normals(int64_t lanes, int64_t count, const int64_t* keys, T* out) {
     for (int64_t lane = 0; lane < lanes; lane++, keys += 2, out += count)
         for (int64_t at = 0; at < count; at += 4 * LANES) {
             words c[4] = {};
-            wide z[4];
+            doubles z[4];
             for (int i = 0; i < LANES; i++) c[0][i] = uint32_t(at / 4 + i);
             philox(uint32_t(keys[0]), uint32_t(keys[1]), c);
             two_normals(c[0], c[1], z[0], z[1]);

@@ -14,8 +14,8 @@ work (with GCC they are those of PyTorch).
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from torch.nn import functional as F
 
 from sartor.core.torch_private import differentiating_forwards
 from sartor.engines.cpu.compiler import NAMES, address, function, library, numbers
+from sartor.engines.lanes import shapes
 
 LANES = 8
 """Samples of a vector, as in the source."""
@@ -37,11 +38,7 @@ _WORTH_IT = 1 << 15  # multiplications of a client's layer: below, calls cost wh
 
 
 def takes_conv(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: Sequence[int],
-    padding: Sequence[int],
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int], padding: Sequence[int]
 ) -> bool:
     """Say whether these operations convolve x (B, C, H, W) with weight (O, C, kh, kw).
 
@@ -191,8 +188,7 @@ def convolved(
     shape = numbers(batch, channels, height, width, outputs, *kernel, *padding)
     call = function("convolve", x.dtype)
     for lane in range(lanes):
-        here = (None if t is None else address(t, lane) for t in (x, w, b, out))
-        call(shape, *here, address(scratch))
+        call(shape, *(address(t, lane) for t in (x, w, b, out)), address(scratch))
     return out.permute(0, 4, 1, 2, 3)
 
 
@@ -255,8 +251,7 @@ def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
         covered = height % kernel[0] == 0 and width % kernel[1] == 0
         out = torch.empty_like(x) if covered else torch.zeros_like(x)
     shape = numbers(channels, height, width, batch, *kernel)
-    source = None if g is None else address(g)
-    function("pool", x.dtype)(shape, address(x), source, address(out))
+    function("pool", x.dtype)(shape, address(x), address(g), address(out))
     return out.permute(3, 0, 1, 2).unflatten(0, front)
 
 
@@ -270,9 +265,7 @@ def dense(x: Tensor, w: Tensor, bias: Tensor | None) -> Tensor:
     _check(bias is None or bias.shape == (lanes, columns))
     out = x.new_empty(lanes, rows, columns)
     strides = (*x.stride()[:2], *w.stride()[:2], 0 if bias is None else bias.stride(0))
-    shape = numbers(lanes, rows, columns, depth, *strides)
-    where = (None if t is None else address(t) for t in (x, w, bias, out))
-    function("dense", x.dtype)(shape, torch.get_num_threads(), *where)
+    _on_cores("dense", (lanes, rows, columns, depth, *strides), x, w, bias, out)
     return out
 
 
@@ -283,14 +276,13 @@ def outer(a: Tensor, b: Tensor, now: Tensor | None = None, factor: Tensor | None
     _check(b.shape == (lanes, depth, columns) and b.stride(2) == 1 and columns >= _LEAST_INPUTS)
     _check(all(t is None or t.dtype == a.dtype for t in (b, now, factor)))
     if now is not None and factor is not None:
-        now = _whole(now)
+        now = shapes.dense(now)
         factor = factor.contiguous()
         _check(now.shape == (lanes, rows, columns) and factor.shape == (lanes,))
     out = a.new_empty(lanes, rows, columns)
     strides = (*a.stride(), *b.stride()[:2], 0 if now is None else now.stride(0))
-    shape = numbers(lanes, rows, columns, depth, *strides, out.nbytes >= _LARGE)
-    where = (None if t is None else address(t) for t in (a, b, now, factor, out))
-    function("outer", a.dtype)(shape, torch.get_num_threads(), *where)
+    sizes = (lanes, rows, columns, depth, *strides, out.nbytes >= _LARGE)
+    _on_cores("outer", sizes, a, b, now, factor, out)
     return out
 
 
@@ -304,12 +296,8 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
     slopes = None if slopes is None else slopes.contiguous()
     _check(y.shape == scores.shape[:-1] and (slopes is None or slopes.shape == y.shape))
     out = scores.new_empty(y.shape) if slopes is None else torch.empty_like(scores)
-    shape = numbers(y.numel(), scores.shape[-1], ignored)
-    where = (None if t is None else address(t) for t in (scores, y, slopes, out))
-    call = function("entropy", scores.dtype)
-    call.restype = ctypes.c_bool
-    if not call(shape, torch.get_num_threads(), *where):
-        classes = scores.shape[-1]
+    classes = scores.shape[-1]
+    if not _on_cores("entropy", (y.numel(), classes, ignored), scores, y, slopes, out):
         raise IndexError(
             f"A label is not one of the {classes} classes that the network has outputs for, 0 to "
             f"{classes - 1}; give the network an output for every class, or fix the labels."
@@ -318,27 +306,14 @@ def entropy(scores: Tensor, y: Tensor, slopes: Tensor | None, ignored: int) -> T
 
 
 def recurrence(
-    given: Tensor,
-    weight: Tensor,
-    is_token: Tensor,
-    hidden: Tensor,
-    cell: Tensor,
-    backward: bool,
+    given: Tensor, weight: Tensor, is_token: Tensor, hidden: Tensor, cell: Tensor, backward: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Run the loops of an LSTM layer; see ``recurrence.lane_recurrence``."""
-    lanes, batch, steps, _ = given.shape
-    size = weight.shape[2]
-    _check(weight.shape == (lanes, 4 * size, size) and given.shape[3] == 4 * size)
-    _check(is_token.shape == given.shape[:3] and is_token.dtype == torch.bool)
-    _check(hidden.shape == cell.shape == (lanes, batch, size))
-    _check(all(t.dtype == given.dtype for t in (weight, hidden, cell)))
-    tensors = [_whole(t) for t in (given, weight, is_token, hidden, cell)]
-    outputs, cells = (given.new_empty(lanes, batch, steps, size) for _ in range(2))
-    gates = given.new_empty(given.shape)
-    shape = numbers(lanes, batch, steps, size, backward, *(t.stride(0) for t in tensors))
-    where = (address(t) for t in (*tensors, outputs, gates, cells))
-    function("recurrence", given.dtype)(shape, torch.get_num_threads(), *where)
-    return outputs, gates, cells
+    _check_loop(given, weight, is_token, hidden, cell)
+    outputs, cells = (given.new_empty(*given.shape[:3], weight.shape[2]) for _ in range(2))
+    found = outputs, given.new_empty(given.shape), cells
+    _loop("recurrence", outputs.shape, backward, given, weight, is_token, hidden, cell, *found)
+    return found
 
 
 def recurrence_gradient(
@@ -352,22 +327,28 @@ def recurrence_gradient(
     backward: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Go back through such loops; see ``recurrence.lane_recurrence_grad``."""
-    lanes, batch, steps, size = grad.shape
-    _check(weight.shape == (lanes, 4 * size, size) and is_token.shape == grad.shape[:3])
-    _check(gates.shape == (*grad.shape[:3], 4 * size) and cells.shape == grad.shape)
-    _check(last.shape == cell.shape == (lanes, batch, size) and is_token.dtype == torch.bool)
-    _check(all(t.dtype == grad.dtype for t in (last, weight, cell, gates, cells)))
-    tensors = [_whole(t) for t in (grad, last, weight, is_token, cell, gates, cells)]
+    _check_loop(gates, weight, is_token, last, cell)
+    _check(grad.shape == cells.shape == (*gates.shape[:3], weight.shape[2]))
+    _check(grad.dtype == cells.dtype == gates.dtype)
     found = grad.new_empty(gates.shape), grad.new_empty(cell.shape), grad.new_empty(cell.shape)
-    shape = numbers(lanes, batch, steps, size, backward, *(t.stride(0) for t in tensors))
-    where = (address(t) for t in (*tensors, *found))
-    function("recurrence_gradient", grad.dtype)(shape, torch.get_num_threads(), *where)
+    given = (grad, last, weight, is_token, cell, gates, cells)
+    _loop("recurrence_gradient", grad.shape, backward, *given, *found)
     return found
 
 
-def _whole(x: Tensor) -> Tensor:
-    """Make each lane contiguous."""
-    return x if x[0].is_contiguous() else x.contiguous()
+def _check_loop(gates: Tensor, weight: Tensor, is_token: Tensor, *states: Tensor) -> None:
+    lanes, batch, _, width = gates.shape
+    size = weight.shape[2]
+    _check(weight.shape == (lanes, 4 * size, size) and width == 4 * size)
+    _check(is_token.shape == gates.shape[:3] and is_token.dtype == torch.bool)
+    _check(all(t.shape == (lanes, batch, size) for t in states))
+    _check(all(t.dtype == gates.dtype for t in (weight, *states)))
+
+
+def _loop(name: str, shape: Sequence[int], backward: bool, *tensors: Tensor) -> None:
+    """Call a compiled loop; the last three tensors are what it writes."""
+    given = [shapes.dense(t) for t in tensors[:-3]]
+    _on_cores(name, (*shape, backward, *(t.stride(0) for t in given)), *given, *tensors[-3:])
 
 
 def updated(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> list[Tensor]:
@@ -376,7 +357,7 @@ def updated(now: list[Tensor], slope: list[Tensor], factor: Tensor) -> list[Tens
     lanes, found = len(factor), []
     threads, call = torch.get_num_threads(), function("update", factor.dtype)
     for given in zip(now, slope, strict=True):
-        a, b = (_whole(x) for x in given)
+        a, b = (shapes.dense(x) for x in given)
         _check(a.shape == b.shape and len(a) == lanes and a.dtype == b.dtype == factor.dtype)
         out = a.new_empty(a.shape)
         size = a[0].numel()
@@ -393,6 +374,12 @@ def drawn(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
     out = torch.empty((len(keys), num), dtype=dtype)
     function("normals", dtype)(numbers(len(keys), num), address(keys), address(out))
     return out
+
+
+def _on_cores(name: str, sizes: Sequence[int], first: Tensor, *others: Tensor | None) -> Any:
+    """Call a compiled function whose work the threads of PyTorch share."""
+    where = (address(t) for t in (first, *others))
+    return function(name, first.dtype)(numbers(*sizes), torch.get_num_threads(), *where)
 
 
 def _check(fits: bool) -> None:

@@ -35,7 +35,7 @@ inline wide<float> exponential(wide<float> x) {
     p = p * r + 1.6666665459e-1f;
     p = p * r + 5.0000001201e-1f;
     p = p * r * r + r + 1.0f;
-    typedef wide_of<float>::whole Whole;
+    typedef vector_of<float, WIDE<float>>::whole Whole;
     Whole bits;
     std::memcpy(&bits, &moved, sizeof bits);
     bits = (bits + 127) << 23;  // the low bits of `moved` are n
@@ -106,20 +106,10 @@ inline void multiply_of(int64_t depth, const T* x, int64_t x_row, const T* w, in
 template <typename T, int M>
 void multiply(int64_t depth, int64_t columns, const T* x, int64_t x_row, const T* w, int64_t w_row,
               T* sum, int64_t sum_row) {
-    // Shares of nearly equal width: a narrow rest would leave most of a core idle.
-    const int64_t vectors = columns / WIDE<T>, parts = (vectors + ACROSS - 1) / ACROSS;
-    for (int64_t part = 0, n = 0; part < parts; part++) {
-        const int64_t take = (vectors - n + parts - part - 1) / (parts - part);
-        const T* from = w + n * WIDE<T>;
-        T* to = sum + n * WIDE<T>;
-        switch (take) {
-            case 4: multiply_of<T, M, 4>(depth, x, x_row, from, w_row, to, sum_row); break;
-            case 3: multiply_of<T, M, 3>(depth, x, x_row, from, w_row, to, sum_row); break;
-            case 2: multiply_of<T, M, 2>(depth, x, x_row, from, w_row, to, sum_row); break;
-            default: multiply_of<T, M, 1>(depth, x, x_row, from, w_row, to, sum_row);
-        }
-        n += take;
-    }
+    in_shares<ACROSS>(columns / WIDE<T>, [&](auto vectors, int64_t n) {
+        multiply_of<T, M, vectors>(depth, x, x_row, w + n * WIDE<T>, w_row, sum + n * WIDE<T>,
+                                   sum_row);
+    });
 }
 
 // Forwards, M texts, from a first output and memory. turned: (hidden, 4 hidden), rows filled up.
@@ -236,18 +226,6 @@ struct Blocks {
     int64_t first(int64_t block) const { return block * batch / number; }
 };
 
-// Call WORK<T, M>(...) for a block of M texts.
-#define FOR_TEXTS(M, WORK, ...)                       \
-    switch (M) {                                      \
-        case 6: WORK<T, 6>(__VA_ARGS__); break;       \
-        case 5: WORK<T, 5>(__VA_ARGS__); break;       \
-        case 4: WORK<T, 4>(__VA_ARGS__); break;       \
-        case 3: WORK<T, 3>(__VA_ARGS__); break;       \
-        case 2: WORK<T, 2>(__VA_ARGS__); break;       \
-        default: WORK<T, 1>(__VA_ARGS__);             \
-    }
-static_assert(ROWS <= 6, "larger blocks have no case");
-
 // A tensor whose lanes lie so far apart.
 template <typename T>
 struct Lanes {
@@ -276,10 +254,12 @@ void run(const Sizes& s, int threads, Lanes<T> given, Lanes<T> weight, Lanes<boo
             }
             const int64_t first = blocks.first(block), texts = blocks.first(block + 1) - first;
             const int64_t place = first * s.steps, whole = lane * s.batch * s.steps + place;
-            FOR_TEXTS(texts, run_of, s, given.at(lane, place * 4 * h), turned.data(),
-                      is_token.at(lane, place), first_output.at(lane, first * h),
-                      first_cell.at(lane, first * h), outputs + whole * h, gates + whole * 4 * h,
-                      cells + whole * h, work.data())
+            with_constant<ROWS>(texts, [&](auto rows) {
+                run_of<T, rows>(s, given.at(lane, place * 4 * h), turned.data(),
+                                is_token.at(lane, place), first_output.at(lane, first * h),
+                                first_cell.at(lane, first * h), outputs + whole * h,
+                                gates + whole * 4 * h, cells + whole * h, work.data());
+            });
         }
     }
 }
@@ -305,11 +285,13 @@ void back(const Sizes& s, int threads, Lanes<T> grad, Lanes<T> last, Lanes<T> we
             }
             const int64_t first = blocks.first(block), texts = blocks.first(block + 1) - first;
             const int64_t place = first * s.steps, text = lane * s.batch + first;
-            FOR_TEXTS(texts, back_of, s, grad.at(lane, place * h), last.at(lane, first * h),
-                      rows.data(), is_token.at(lane, place), first_cell.at(lane, first * h),
-                      gates.at(lane, place * 4 * h), cells.at(lane, place * h),
-                      out + text * s.steps * 4 * h, to_output + text * h, to_cell + text * h,
-                      work.data())
+            with_constant<ROWS>(texts, [&](auto number) {
+                back_of<T, number>(s, grad.at(lane, place * h), last.at(lane, first * h),
+                                   rows.data(), is_token.at(lane, place),
+                                   first_cell.at(lane, first * h), gates.at(lane, place * 4 * h),
+                                   cells.at(lane, place * h), out + text * s.steps * 4 * h,
+                                   to_output + text * h, to_cell + text * h, work.data());
+            });
         }
     }
 }

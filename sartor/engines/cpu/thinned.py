@@ -27,7 +27,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from sartor.core.torch_private import RESHAPE_ALIAS, TO_COPY, UNSAFE_VIEW, is_mutating
 from sartor.engines.lanes.dense import moved_on_core
-from sartor.engines.lanes.operations import DIRECT
+from sartor.engines.lanes.rules import DIRECT
 
 _aten = torch.ops.aten
 _Operation = type(_aten.add.Tensor)

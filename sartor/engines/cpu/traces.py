@@ -49,10 +49,7 @@ class Traces:
     def call(self, owner: Any, step: Callable[..., Any], *args: Any) -> Any:
         """Call a mapped function, or its trace if there is one for arguments of these shapes.
 
-        Args:
-            owner: what the function belongs to; kept alive, so that its identity stays its own.
-            step: the mapped function, such as a step.
-            args: trees, batches and the client context.
+        ``owner`` is what the function belongs to; kept alive, so that its identity stays its own.
         """
         leaves: list[Tensor] = []
         form: list[Any] = []
@@ -88,11 +85,7 @@ class Traces:
         return len(self._ready)
 
     def prepare(self) -> bool:
-        """Make the traces that have been asked for.
-
-        Returns:
-            whether there were calls without a trace since the last time.
-        """
+        """Make the traces asked for; say whether there were calls without one since last time."""
         self._make()
         counted, self._counted = self._counted, False
         return counted

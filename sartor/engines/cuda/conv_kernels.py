@@ -16,35 +16,49 @@ from __future__ import annotations
 from sartor.engines.cuda.jit import jit, tl
 
 
+@jit()
+def window(
+    m, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr,
+    WO: tl.constexpr,
+):  # fmt: skip
+    """Return image and place of output positions, and where their windows begin."""
+    image = m // (HO * WO)
+    at = m % (HO * WO)
+    return image, at, (at // WO) * SH - PH, (at % WO) * SW - PW
+
+
+@jit()
+def read(places, y, z, H: tl.constexpr, W: tl.constexpr, PADDED: tl.constexpr):
+    """Load numbers of images; PADDED: what lies outside, by its row and column, is 0."""
+    if PADDED:
+        seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
+        values = tl.load(places, mask=seen, other=0.0)
+    else:
+        values = tl.load(places)
+    return values
+
+
+@jit()
+def output_at(y, z, live, SH: tl.constexpr, SW: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr):
+    """Return row and column of the outputs whose windows begin at (y, z), and which there are."""
+    seen = live & (y >= 0) & (z >= 0)
+    if SH > 1:
+        seen = seen & (y % SH == 0)
+        y = y // SH
+    if SW > 1:
+        seen = seen & (z % SW == 0)
+        z = z // SW
+    return y, z, seen & (y < HO) & (z < WO)
+
+
 @jit("x_lane", "w_lane", "b_lane", "positions", "patch")
 def forward(
-    x,
-    w,
-    b,
-    out,
-    x_lane,
-    w_lane,
-    b_lane,
-    positions,
-    patch,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
+    x, w, b, out, x_lane, w_lane, b_lane, positions, patch, C: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,  # noqa: E741
+    SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr,
+    WO: tl.constexpr, HAS_BIAS: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Convolve: BN output channels at BM output positions of one lane.
 
     Where blocks of channels are whole, the loop goes over taps of the kernel, then over blocks, as
@@ -54,14 +68,11 @@ def forward(
     """
     K: tl.constexpr = C * KH * KW
     BLOCKS: tl.constexpr = C // BK
+    PADDED: tl.constexpr = PH > 0 or PW > 0
     lane = tl.program_id(1).to(tl.int64)
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     o = tl.program_id(2) * BN + tl.arange(0, BN)
-    here = tl.minimum(m, positions - 1)
-    image = here // (HO * WO)
-    at = here % (HO * WO)
-    top = (at // WO) * SH - PH
-    left = (at % WO) * SW - PW
+    image, at, top, left = window(tl.minimum(m, positions - 1), SH, SW, PH, PW, HO, WO)
     corner = image * (C * H * W) + top * W + left
     row = tl.minimum(o, O - 1) * K
     x += lane * x_lane
@@ -76,13 +87,8 @@ def forward(
             weights = tl.load(w + taps)
             places = x + (corner + first * (H * W) + (tap // KW) * W + tap % KW)
             places = places[:, None] + (c * (H * W))[None, :]
-            if PH > 0 or PW > 0:
-                y = top + tap // KW
-                z = left + tap % KW
-                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
-                values = tl.load(places, mask=seen[:, None], other=0.0)
-            else:
-                values = tl.load(places)
+            y, z = (top + tap // KW)[:, None], (left + tap % KW)[:, None]
+            values = read(places, y, z, H, W, PADDED)
             acc = tl.dot(values, weights, acc, input_precision=PRECISION)
     else:
         if K <= 192:  # noqa: SIM108 (the two have different types)
@@ -99,13 +105,8 @@ def forward(
             i = (k % (KH * KW)) // KW
             j = k % KW
             places = corner[:, None] + ((k // (KH * KW)) * (H * W) + i * W + j)[None, :]
-            if PH > 0 or PW > 0:
-                y = top[:, None] + i[None, :]
-                z = left[:, None] + j[None, :]
-                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
-                values = tl.load(x + places, mask=seen, other=0.0)
-            else:
-                values = tl.load(x + places)
+            y, z = top[:, None] + i[None, :], left[:, None] + j[None, :]
+            values = read(x + places, y, z, H, W, PADDED)
             acc = tl.dot(values, weights, acc, input_precision=PRECISION)
     if HAS_BIAS:
         shift = tl.load(b + lane * b_lane + o, mask=o < O, other=0.0).to(tl.float32)
@@ -117,29 +118,11 @@ def forward(
 
 @jit("g_lane", "w_lane", "positions")
 def input_grad(
-    g,
-    w,
-    out,
-    g_lane,
-    w_lane,
-    positions,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    g, w, out, g_lane, w_lane, positions, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,  # noqa: E741
+    SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Gather the gradient of BN input channels at BM input positions of one lane.
 
     The loop goes over taps of the kernel, then over blocks of output channels: within one tap the
@@ -163,16 +146,7 @@ def input_grad(
         tap = step // BLOCKS
         first = (step % BLOCKS) * BK
         o = first + tl.arange(0, BK)
-        y = down - tap // KW
-        z = right - tap % KW
-        seen = live & (y >= 0) & (z >= 0)
-        if SH > 1:
-            seen = seen & (y % SH == 0)
-            y = y // SH
-        if SW > 1:
-            seen = seen & (z % SW == 0)
-            z = z // SW
-        seen = seen & (y < HO) & (z < WO)
+        y, z, seen = output_at(down - tap // KW, right - tap % KW, live, SH, SW, HO, WO)
         taps = (o * (C * KH * KW) + tap)[:, None] + kernel[None, :]
         # Addresses of positions plus constants per channel: the constants go into the instructions.
         if O % BK == 0:
@@ -191,31 +165,12 @@ def input_grad(
 
 @jit("x_lane", "g_lane", "positions", "share", "splits")
 def weight_grad(
-    x,
-    g,
-    partial,
-    x_lane,
-    g_lane,
-    positions,
-    share,
-    splits,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
+    x, g, partial, x_lane, g_lane, positions, share, splits, C: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,  # noqa: E741
+    SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr,
+    WO: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Sum the outer products of patches and gradients over one share of a lane's output positions.
 
     One more program sums the gradients themselves, for the bias: a column after those of the
@@ -224,6 +179,7 @@ def weight_grad(
     """
     K: tl.constexpr = C * KH * KW
     TILES: tl.constexpr = (K + BK - 1) // BK
+    PADDED: tl.constexpr = PH > 0 or PW > 0
     split = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
     tile = tl.program_id(2) % (TILES + 1)
@@ -250,21 +206,12 @@ def weight_grad(
         acc = tl.zeros((BK, BN), dtype=tl.float32)
         for start in range(split * share, end, BM):
             m = start + tl.arange(0, BM)
-            here = tl.minimum(m, end - 1)
-            image = here // (HO * WO)
-            at = here % (HO * WO)
-            top = (at // WO) * SH - PH
-            left = (at % WO) * SW - PW
+            image, at, top, left = window(tl.minimum(m, end - 1), SH, SW, PH, PW, HO, WO)
             place = g + (image * (O * HO * WO) + at)
             slopes = tl.load(place[:, None] + channel[None, :], mask=(m < end)[:, None], other=0.0)
             places = (image * (C * H * W) + top * W + left)[:, None] + tap[None, :]
-            if PH > 0 or PW > 0:
-                y = top[:, None] + i[None, :]
-                z = left[:, None] + j[None, :]
-                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
-                values = tl.load(x + places, mask=seen, other=0.0)
-            else:
-                values = tl.load(x + places)
+            y, z = top[:, None] + i[None, :], left[:, None] + j[None, :]
+            values = read(x + places, y, z, H, W, PADDED)
             acc = tl.dot(tl.trans(values), slopes, acc, input_precision=PRECISION)
         into = partial + (k[:, None] + (o * (K + 1))[None, :])
         tl.store(into, acc, mask=(k < K)[:, None] & (o < O)[None, :])
@@ -272,15 +219,9 @@ def weight_grad(
 
 @jit("splits")
 def sum_splits(
-    partial,
-    to_weight,
-    to_bias,
-    splits,
-    K: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    partial, to_weight, to_bias, splits, K: tl.constexpr, O: tl.constexpr,  # noqa: E741
+    SPLITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     """Sum the shares of a lane, always in the same order, and part kernel and bias."""
     SIZE: tl.constexpr = O * (K + 1)
     lane = tl.program_id(1).to(tl.int64)
@@ -299,8 +240,4 @@ def sum_splits(
         total.to(to_weight.dtype.element_ty),
         mask=(n < SIZE) & (k < K),
     )
-    tl.store(
-        to_bias + lane * O + o,
-        total.to(to_bias.dtype.element_ty),
-        mask=(n < SIZE) & (k == K),
-    )
+    tl.store(to_bias + lane * O + o, total.to(to_bias.dtype.element_ty), mask=(n < SIZE) & (k == K))

@@ -7,20 +7,17 @@ rule, since a search would break the capture of a graph.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from sartor.engines.cpu import native
-from sartor.engines.lanes.shapes import (
-    PRECISION,
-    PROGRAMS,
-    ceil,
-    dense,
-    kernels,
-    power,
-)
+from sartor.engines.lanes.shapes import PRECISION, PROGRAMS, ceil, dense, launch, power
+
+Pair = Sequence[int]
+"""Rows and columns: of a kernel, a stride, a margin, an image."""
 
 _DEEP = 16  # channels or places of a patch in one product of tensor cores
 _MOST_GROUP = 8  # channels of a thread, in the kernels for few channels
@@ -29,9 +26,7 @@ _MANY_IMAGES, _MANY_CHANNELS = 1024, 16  # of one lane: a library convolves them
 _MOST_SPLITS = 64  # shares of the sum over positions; more would make the partial sums large
 
 
-def outputs(
-    size: Sequence[int], kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
-) -> tuple[int, int]:
+def outputs(size: Pair, kernel: Pair, stride: Pair, padding: Pair) -> tuple[int, int]:
     """Return rows and columns of what a convolution makes."""
     rows, columns = (
         (n + 2 * p - k) // s + 1 for n, k, s, p in zip(size, kernel, stride, padding, strict=True)
@@ -39,9 +34,7 @@ def outputs(
     return rows, columns
 
 
-def launch_forward(
-    x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
-) -> Tensor:
+def launch_forward(x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """Convolve x (L, B, C, H, W) with w (L, O, C, kh, kw), and add b (L, O)."""
     if native.serves(x):
         return native.convolved(x, w, b, stride, padding)
@@ -53,59 +46,28 @@ def launch_forward(
     b = None if b is None else dense(b)
     out = x.new_empty(lanes, batch, w.shape[1], rows, columns)
     positions = batch * rows * columns
+    steps = (x.stride(0), w.stride(0), 0 if b is None else b.stride(0))
+    given = (x, w, w if b is None else b, out, *steps, positions)
     shapes = _shapes(x, w.shape[1], w.shape[3:], stride, padding, (rows, columns))
     group = _group(w.shape[1], _MOST_GROUP)
     if _few(w[0, 0].numel(), w.shape[1], group, ceil(positions, 512) * lanes):
         block = 512 if group <= 6 else 256
-        with torch.cuda.device_of(x):
-            kernels("few_kernels").forward_few[
-                (ceil(positions, block), lanes, w.shape[1] // group)
-            ](
-                x,
-                w,
-                w if b is None else b,
-                out,
-                x.stride(0),
-                w.stride(0),
-                0 if b is None else b.stride(0),
-                positions,
-                **shapes,
-                HAS_BIAS=b is not None,
-                GROUP=group,
-                BM=block,
-                num_warps=2,
-            )
+        grid = (ceil(positions, block), lanes, w.shape[1] // group)
+        few = {"HAS_BIAS": b is not None, "GROUP": group, "BM": block, "num_warps": 2}
+        launch("few_kernels", "forward_few", grid, *given, **shapes, **few)
         return out
     wide, tall, warps = _tile(w.shape[1], positions, lanes)
     if tall == 64 and shapes["C"] % _DEEP == 0 and _fills(positions, w.shape[1], lanes, 256, tall):
         wide, warps = 256, 8  # by taps, this many threads wait less
     grid = (ceil(positions, wide), lanes, ceil(w.shape[1], tall))
-    with torch.cuda.device_of(x):
-        kernels("conv_kernels").forward[grid](
-            x,
-            w,
-            w if b is None else b,
-            out,
-            x.stride(0),
-            w.stride(0),
-            0 if b is None else b.stride(0),
-            positions,
-            shapes["C"] * shapes["KH"] * shapes["KW"],
-            **shapes,
-            HAS_BIAS=b is not None,
-            BN=tall,
-            BM=wide,
-            BK=_DEEP,
-            PRECISION=PRECISION,
-            num_warps=warps,
-            num_stages=3,
-        )
+    patch = shapes["C"] * shapes["KH"] * shapes["KW"]
+    tile = _blocks(tall, wide, _DEEP, warps)
+    has_bias = {"HAS_BIAS": b is not None}
+    launch("conv_kernels", "forward", grid, *given, patch, **shapes, **has_bias, **tile)
     return out
 
 
-def _library_forward(
-    x: Tensor, w: Tensor, b: Tensor | None, stride: Sequence[int], padding: Sequence[int]
-) -> Tensor:
+def _library_forward(x: Tensor, w: Tensor, b: Tensor | None, stride: Pair, padding: Pair) -> Tensor:
     """Convolve many images of one lane, such as the tests of a model that all clients share."""
     bias = None if b is None else b[0]
     now = torch.backends.cudnn
@@ -115,9 +77,7 @@ def _library_forward(
     return out[None]
 
 
-def launch_input_grad(
-    g: Tensor, w: Tensor, size: Sequence[int], stride: Sequence[int], padding: Sequence[int]
-) -> Tensor:
+def launch_input_grad(g: Tensor, w: Tensor, size: Pair, stride: Pair, padding: Pair) -> Tensor:
     """Return the gradient of inputs of ``size`` (H, W) from g (L, B, O, rows, columns)."""
     if native.serves(g):
         return native.input_gradient(g, w, size, stride, padding)
@@ -125,52 +85,26 @@ def launch_input_grad(
     g, w = dense(g), dense(w)
     out = g.new_empty(lanes, batch, w.shape[2], *size)
     positions = batch * size[0] * size[1]
+    given = (g, w, out, g.stride(0), w.stride(0), positions)
     shapes = _shapes(out, w.shape[1], w.shape[3:], stride, padding, g.shape[3:])
     group = _group(w.shape[2], _MOST_GROUP)
     programs = ceil(positions, 256) * lanes
     if w.shape[2] <= _MOST_GROUP and w.shape[1] <= 32 and programs >= _FEW_PROGRAMS:
-        with torch.cuda.device_of(g):
-            kernels("few_kernels").input_grad_few[
-                (ceil(positions, 256), lanes, w.shape[2] // group)
-            ](
-                g,
-                w,
-                out,
-                g.stride(0),
-                w.stride(0),
-                positions,
-                **shapes,
-                GROUP=group,
-                BM=256,
-                UNROLL=_group(w.shape[1], 16),
-                num_warps=2,
-            )
+        grid = (ceil(positions, 256), lanes, w.shape[2] // group)
+        few = {"GROUP": group, "BM": 256, "UNROLL": _group(w.shape[1], 16), "num_warps": 2}
+        launch("few_kernels", "input_grad_few", grid, *given, **shapes, **few)
         return out
     wide, tall, warps = _tile(w.shape[2], positions, lanes)
     if tall == 32 and _fills(positions, w.shape[2], lanes, 128, tall):
         wide, warps = 128, 2
     grid = (ceil(positions, wide), lanes, ceil(w.shape[2], tall))
-    with torch.cuda.device_of(g):
-        kernels("conv_kernels").input_grad[grid](
-            g,
-            w,
-            out,
-            g.stride(0),
-            w.stride(0),
-            positions,
-            **shapes,
-            BN=tall,
-            BM=wide,
-            BK=_DEEP,
-            PRECISION=PRECISION,
-            num_warps=warps,
-            num_stages=3,
-        )
+    tile = _blocks(tall, wide, _DEEP, warps)
+    launch("conv_kernels", "input_grad", grid, *given, **shapes, **tile)
     return out
 
 
 def launch_weight_grad(
-    x: Tensor, g: Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int]
+    x: Tensor, g: Tensor, kernel: Pair, stride: Pair, padding: Pair
 ) -> tuple[Tensor, Tensor]:
     """Return the gradients of kernels (L, O, C, kh, kw) and biases (L, O)."""
     if native.serves(x):
@@ -198,58 +132,31 @@ def launch_weight_grad(
     partial = x.new_empty(lanes, splits, outputs, patch + 1, dtype=torch.float32)
     to_weight = x.new_empty(lanes, outputs, channels, *kernel)
     to_bias = x.new_empty(lanes, outputs)
-    common = {
-        "BN": wide,
-        "BM": deep,
-        "BK": tall,
-        "PRECISION": PRECISION,
-        "num_warps": 2 if tall * wide <= 1024 or deep == 16 else 4,
-        "num_stages": 3,
-    }
-    given = (x, g, partial, x.stride(0), g.stride(0), positions)
-    with torch.cuda.device_of(x):
-        if by_rows is not None:
-            kernels("few_kernels").weight_grad_rows[(splits, lanes, tiles + 1)](
-                *given,
-                places,
-                share,
-                splits,
-                **shapes,
-                BO=power(outputs),
-                **common,
-            )
-        else:
-            kernels("conv_kernels").weight_grad[(splits, lanes, tiles + ceil(outputs, wide))](
-                *given,
-                share,
-                splits,
-                **shapes,
-                **common,
-            )
-        block = 64
-        kernels("conv_kernels").sum_splits[(ceil(outputs * (patch + 1), block), lanes)](
-            partial,
-            to_weight,
-            to_bias,
-            splits,
-            K=patch,
-            O=outputs,
-            SPLITS=power(splits, 1),
-            BLOCK=block,
-            num_warps=4,
-        )
+    given: tuple[Any, ...] = (x, g, partial, x.stride(0), g.stride(0), positions)
+    tile = _blocks(wide, deep, tall, 2 if tall * wide <= 1024 or deep == 16 else 4)
+    if by_rows is not None:
+        grid, rest = (splits, lanes, tiles + 1), {**shapes, "BO": power(outputs), **tile}
+        launch("few_kernels", "weight_grad_rows", grid, *given, places, share, splits, **rest)
+    else:
+        grid = (splits, lanes, tiles + ceil(outputs, wide))
+        launch("conv_kernels", "weight_grad", grid, *given, share, splits, **shapes, **tile)
+    given = (partial, to_weight, to_bias, splits)
+    sums = {"K": patch, "O": outputs, "SPLITS": power(splits, 1), "BLOCK": 64, "num_warps": 4}
+    launch("conv_kernels", "sum_splits", (ceil(outputs * (patch + 1), 64), lanes), *given, **sums)
     return to_weight, to_bias
+
+
+def _blocks(channels: int, positions: int, deep: int, warps: int) -> dict[str, Any]:
+    """Name the sides of a tile, and what all products of tensor cores take."""
+    sides = {"BN": channels, "BM": positions, "BK": deep}
+    return {**sides, "PRECISION": PRECISION, "num_warps": warps, "num_stages": 3}
 
 
 def _rows_tile(shapes: dict[str, int], work: int) -> tuple[int, int] | None:
     """Return the tile (rows of the input, columns of the gradient) of ``weight_grad_rows``.
 
-    Args:
-        shapes: the numbers of the convolution.
-        work: products a position with a tile of patches.
-
-    Returns:
-        None where patches need fewer products: rows pay off for a large kernel on few channels.
+    None where patches need fewer products, ``work`` for a position: rows pay off for a large
+    kernel on few channels.
     """
     rows, columns = shapes["C"] * shapes["KH"], shapes["O"] * shapes["KW"]
     tall, wide = min(power(rows, 16), 64), min(power(columns, 16), 64)
@@ -294,10 +201,7 @@ def _tile(channels: int, positions: int, lanes: int) -> tuple[int, int, int]:
 
 
 def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
-    """Split a sum over positions.
-
-    Return positions a share (a multiple of ``deep``) and the number of shares.
-    """
+    """Split a sum: return positions a share (a multiple of ``deep``) and the number of shares."""
     chunks = ceil(positions, deep)
     # These programs have two warps, the others have four; many lanes profit from shorter shares.
     wanted = min(ceil((2 if programs < 100 else 4) * PROGRAMS, programs), chunks, _MOST_SPLITS)
@@ -306,12 +210,7 @@ def _shares(positions: int, programs: int, deep: int) -> tuple[int, int]:
 
 
 def _shapes(
-    x: Tensor,
-    outputs: int,
-    kernel: Sequence[int],
-    stride: Sequence[int],
-    padding: Sequence[int],
-    size: Sequence[int],
+    x: Tensor, outputs: int, kernel: Pair, stride: Pair, padding: Pair, size: Pair
 ) -> dict[str, int]:
     """Name the compile-time numbers that all three products take."""
     names = ("C", "H", "W", "O", "KH", "KW", "SH", "SW", "PH", "PW", "HO", "WO")

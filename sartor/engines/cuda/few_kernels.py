@@ -3,146 +3,101 @@
 
 from __future__ import annotations
 
+from sartor.engines.cuda.conv_kernels import output_at, read, window
 from sartor.engines.cuda.jit import jit, tl
+
+
+@jit()
+def add_products(a0, a1, a2, a3, a4, a5, a6, a7, value, w, STEP: tl.constexpr, GROUP: tl.constexpr):
+    """Add to the sums of GROUP channels a value times the weight of each."""
+    a0 += value * tl.load(w).to(tl.float32)
+    if GROUP > 1:
+        a1 += value * tl.load(w + 1 * STEP).to(tl.float32)
+    if GROUP > 2:
+        a2 += value * tl.load(w + 2 * STEP).to(tl.float32)
+    if GROUP > 3:
+        a3 += value * tl.load(w + 3 * STEP).to(tl.float32)
+    if GROUP > 4:
+        a4 += value * tl.load(w + 4 * STEP).to(tl.float32)
+    if GROUP > 5:
+        a5 += value * tl.load(w + 5 * STEP).to(tl.float32)
+    if GROUP > 6:
+        a6 += value * tl.load(w + 6 * STEP).to(tl.float32)
+    if GROUP > 7:
+        a7 += value * tl.load(w + 7 * STEP).to(tl.float32)
+    return a0, a1, a2, a3, a4, a5, a6, a7
+
+
+@jit()
+def put(into, a0, a1, a2, a3, a4, a5, a6, a7, live, STEP: tl.constexpr, GROUP: tl.constexpr):
+    """Store the sums of GROUP channels."""
+    kind = into.dtype.element_ty
+    tl.store(into, a0.to(kind), mask=live)
+    if GROUP > 1:
+        tl.store(into + 1 * STEP, a1.to(kind), mask=live)
+    if GROUP > 2:
+        tl.store(into + 2 * STEP, a2.to(kind), mask=live)
+    if GROUP > 3:
+        tl.store(into + 3 * STEP, a3.to(kind), mask=live)
+    if GROUP > 4:
+        tl.store(into + 4 * STEP, a4.to(kind), mask=live)
+    if GROUP > 5:
+        tl.store(into + 5 * STEP, a5.to(kind), mask=live)
+    if GROUP > 6:
+        tl.store(into + 6 * STEP, a6.to(kind), mask=live)
+    if GROUP > 7:
+        tl.store(into + 7 * STEP, a7.to(kind), mask=live)
 
 
 @jit("x_lane", "w_lane", "b_lane", "positions")
 def forward_few(
-    x,
-    w,
-    b,
-    out,
-    x_lane,
-    w_lane,
-    b_lane,
-    positions,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    HAS_BIAS: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-):
+    x, w, b, out, x_lane, w_lane, b_lane, positions, C: tl.constexpr, H: tl.constexpr,
+    W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,  # noqa: E741
+    SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr,
+    WO: tl.constexpr, HAS_BIAS: tl.constexpr, GROUP: tl.constexpr, BM: tl.constexpr,
+):  # fmt: skip
     """Convolve into few channels: a thread has up to eight channels of its positions.
 
     Splitting numbers for tensor cores costs more than the products while channels are few. GROUP
     is a divisor of O, at most eight; program axis 2 counts the groups.
     """
     K: tl.constexpr = C * KH * KW
+    PADDED: tl.constexpr = PH > 0 or PW > 0
     lane = tl.program_id(1).to(tl.int64)
     first = tl.program_id(2) * GROUP
     m = tl.program_id(0) * BM + tl.arange(0, BM)
     live = m < positions
-    here = tl.minimum(m, positions - 1)
-    image = here // (HO * WO)
-    at = here % (HO * WO)
-    top = (at // WO) * SH - PH
-    left = (at % WO) * SW - PW
+    image, at, top, left = window(tl.minimum(m, positions - 1), SH, SW, PH, PW, HO, WO)
     corner = x + lane * x_lane + (image * (C * H * W) + top * W + left)
     w += lane * w_lane + first * K
-    a0 = tl.zeros((BM,), dtype=tl.float32)
-    a1 = tl.zeros((BM,), dtype=tl.float32)
-    a2 = tl.zeros((BM,), dtype=tl.float32)
-    a3 = tl.zeros((BM,), dtype=tl.float32)
-    a4 = tl.zeros((BM,), dtype=tl.float32)
-    a5 = tl.zeros((BM,), dtype=tl.float32)
-    a6 = tl.zeros((BM,), dtype=tl.float32)
-    a7 = tl.zeros((BM,), dtype=tl.float32)
+    zero = tl.zeros((BM,), dtype=tl.float32)
+    a0, a1, a2, a3 = zero, zero, zero, zero
+    a4, a5, a6, a7 = zero, zero, zero, zero
     for _c in range(0, C):
         for k in tl.static_range(KH * KW):
             place = corner + ((k // KW) * W + k % KW)
-            if PH > 0 or PW > 0:
-                y = top + k // KW
-                z = left + k % KW
-                seen = (y >= 0) & (y < H) & (z >= 0) & (z < W)
-                value = tl.load(place, mask=seen, other=0.0).to(tl.float32)
-            else:
-                value = tl.load(place).to(tl.float32)
-            a0 += value * tl.load(w + k).to(tl.float32)
-            if GROUP > 1:
-                a1 += value * tl.load(w + (1 * K + k)).to(tl.float32)
-            if GROUP > 2:
-                a2 += value * tl.load(w + (2 * K + k)).to(tl.float32)
-            if GROUP > 3:
-                a3 += value * tl.load(w + (3 * K + k)).to(tl.float32)
-            if GROUP > 4:
-                a4 += value * tl.load(w + (4 * K + k)).to(tl.float32)
-            if GROUP > 5:
-                a5 += value * tl.load(w + (5 * K + k)).to(tl.float32)
-            if GROUP > 6:
-                a6 += value * tl.load(w + (6 * K + k)).to(tl.float32)
-            if GROUP > 7:
-                a7 += value * tl.load(w + (7 * K + k)).to(tl.float32)
+            value = read(place, top + k // KW, left + k % KW, H, W, PADDED).to(tl.float32)
+            a0, a1, a2, a3, a4, a5, a6, a7 = add_products(
+                a0, a1, a2, a3, a4, a5, a6, a7, value, w + k, K, GROUP
+            )
         corner += H * W
         w += KH * KW
     if HAS_BIAS:
         b += lane * b_lane + first
-        a0 += tl.load(b).to(tl.float32)
-        if GROUP > 1:
-            a1 += tl.load(b + 1).to(tl.float32)
-        if GROUP > 2:
-            a2 += tl.load(b + 2).to(tl.float32)
-        if GROUP > 3:
-            a3 += tl.load(b + 3).to(tl.float32)
-        if GROUP > 4:
-            a4 += tl.load(b + 4).to(tl.float32)
-        if GROUP > 5:
-            a5 += tl.load(b + 5).to(tl.float32)
-        if GROUP > 6:
-            a6 += tl.load(b + 6).to(tl.float32)
-        if GROUP > 7:
-            a7 += tl.load(b + 7).to(tl.float32)
+        a0, a1, a2, a3, a4, a5, a6, a7 = add_products(
+            a0, a1, a2, a3, a4, a5, a6, a7, 1.0, b, 1, GROUP
+        )
     into = out + lane * positions * O + (image * (O * HO * WO) + at + first * (HO * WO))
-    tl.store(into, a0.to(out.dtype.element_ty), mask=live)
-    if GROUP > 1:
-        tl.store(into + 1 * (HO * WO), a1.to(out.dtype.element_ty), mask=live)
-    if GROUP > 2:
-        tl.store(into + 2 * (HO * WO), a2.to(out.dtype.element_ty), mask=live)
-    if GROUP > 3:
-        tl.store(into + 3 * (HO * WO), a3.to(out.dtype.element_ty), mask=live)
-    if GROUP > 4:
-        tl.store(into + 4 * (HO * WO), a4.to(out.dtype.element_ty), mask=live)
-    if GROUP > 5:
-        tl.store(into + 5 * (HO * WO), a5.to(out.dtype.element_ty), mask=live)
-    if GROUP > 6:
-        tl.store(into + 6 * (HO * WO), a6.to(out.dtype.element_ty), mask=live)
-    if GROUP > 7:
-        tl.store(into + 7 * (HO * WO), a7.to(out.dtype.element_ty), mask=live)
+    put(into, a0, a1, a2, a3, a4, a5, a6, a7, live, HO * WO, GROUP)
 
 
 @jit("g_lane", "w_lane", "positions")
 def input_grad_few(
-    g,
-    w,
-    out,
-    g_lane,
-    w_lane,
-    positions,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    GROUP: tl.constexpr,
-    BM: tl.constexpr,
-    UNROLL: tl.constexpr,
-):
+    g, w, out, g_lane, w_lane, positions, C: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    O: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SH: tl.constexpr,  # noqa: E741
+    SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
+    GROUP: tl.constexpr, BM: tl.constexpr, UNROLL: tl.constexpr,
+):  # fmt: skip
     """Gather the gradient of few input channels: a thread has up to eight of its positions.
 
     GROUP is a divisor of C, UNROLL one of O; program axis 2 counts the groups.
@@ -158,94 +113,33 @@ def input_grad_few(
     right = at % W + PW
     planes = g + lane * g_lane + image * (O * HO * WO)
     w += lane * w_lane + first * PLANE
-    a0 = tl.zeros((BM,), dtype=tl.float32)
-    a1 = tl.zeros((BM,), dtype=tl.float32)
-    a2 = tl.zeros((BM,), dtype=tl.float32)
-    a3 = tl.zeros((BM,), dtype=tl.float32)
-    a4 = tl.zeros((BM,), dtype=tl.float32)
-    a5 = tl.zeros((BM,), dtype=tl.float32)
-    a6 = tl.zeros((BM,), dtype=tl.float32)
-    a7 = tl.zeros((BM,), dtype=tl.float32)
+    zero = tl.zeros((BM,), dtype=tl.float32)
+    a0, a1, a2, a3 = zero, zero, zero, zero
+    a4, a5, a6, a7 = zero, zero, zero, zero
     for tap in range(0, PLANE):
-        y = down - tap // KW
-        z = right - tap % KW
-        seen = live & (y >= 0) & (z >= 0)
-        if SH > 1:
-            seen = seen & (y % SH == 0)
-            y = y // SH
-        if SW > 1:
-            seen = seen & (z % SW == 0)
-            z = z // SW
-        seen = seen & (y < HO) & (z < WO)
+        y, z, seen = output_at(down - tap // KW, right - tap % KW, live, SH, SW, HO, WO)
         place = planes + (y * WO + z)
         taps = w + tap
         for _ in range(0, O, UNROLL):
             for u in tl.static_range(UNROLL):
                 value = tl.load(place + u * (HO * WO), mask=seen, other=0.0).to(tl.float32)
-                a0 += value * tl.load(taps + u * (C * PLANE)).to(tl.float32)
-                if GROUP > 1:
-                    a1 += value * tl.load(taps + (u * (C * PLANE) + 1 * PLANE)).to(tl.float32)
-                if GROUP > 2:
-                    a2 += value * tl.load(taps + (u * (C * PLANE) + 2 * PLANE)).to(tl.float32)
-                if GROUP > 3:
-                    a3 += value * tl.load(taps + (u * (C * PLANE) + 3 * PLANE)).to(tl.float32)
-                if GROUP > 4:
-                    a4 += value * tl.load(taps + (u * (C * PLANE) + 4 * PLANE)).to(tl.float32)
-                if GROUP > 5:
-                    a5 += value * tl.load(taps + (u * (C * PLANE) + 5 * PLANE)).to(tl.float32)
-                if GROUP > 6:
-                    a6 += value * tl.load(taps + (u * (C * PLANE) + 6 * PLANE)).to(tl.float32)
-                if GROUP > 7:
-                    a7 += value * tl.load(taps + (u * (C * PLANE) + 7 * PLANE)).to(tl.float32)
+                a0, a1, a2, a3, a4, a5, a6, a7 = add_products(
+                    a0, a1, a2, a3, a4, a5, a6, a7, value, taps + u * (C * PLANE), PLANE, GROUP
+                )
             place += UNROLL * (HO * WO)
             taps += UNROLL * (C * PLANE)
     into = out + lane * positions * C + (image * (C * H * W) + at + first * (H * W))
-    tl.store(into, a0.to(out.dtype.element_ty), mask=live)
-    if GROUP > 1:
-        tl.store(into + 1 * (H * W), a1.to(out.dtype.element_ty), mask=live)
-    if GROUP > 2:
-        tl.store(into + 2 * (H * W), a2.to(out.dtype.element_ty), mask=live)
-    if GROUP > 3:
-        tl.store(into + 3 * (H * W), a3.to(out.dtype.element_ty), mask=live)
-    if GROUP > 4:
-        tl.store(into + 4 * (H * W), a4.to(out.dtype.element_ty), mask=live)
-    if GROUP > 5:
-        tl.store(into + 5 * (H * W), a5.to(out.dtype.element_ty), mask=live)
-    if GROUP > 6:
-        tl.store(into + 6 * (H * W), a6.to(out.dtype.element_ty), mask=live)
-    if GROUP > 7:
-        tl.store(into + 7 * (H * W), a7.to(out.dtype.element_ty), mask=live)
+    put(into, a0, a1, a2, a3, a4, a5, a6, a7, live, H * W, GROUP)
 
 
 @jit("x_lane", "g_lane", "positions", "places", "share", "splits")
 def weight_grad_rows(
-    x,
-    g,
-    partial,
-    x_lane,
-    g_lane,
-    positions,
-    places,
-    share,
-    splits,
-    C: tl.constexpr,
-    H: tl.constexpr,
-    W: tl.constexpr,
-    O: tl.constexpr,  # noqa: E741
-    KH: tl.constexpr,
-    KW: tl.constexpr,
-    SH: tl.constexpr,
-    SW: tl.constexpr,
-    PH: tl.constexpr,
-    PW: tl.constexpr,
-    HO: tl.constexpr,
-    WO: tl.constexpr,
-    BO: tl.constexpr,
-    BN: tl.constexpr,
-    BM: tl.constexpr,
-    BK: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    x, g, partial, x_lane, g_lane, positions, places, share, splits, C: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, KH: tl.constexpr,  # noqa: E741
+    KW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr,
+    HO: tl.constexpr, WO: tl.constexpr, BO: tl.constexpr, BN: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Sum like ``weight_grad``, with the columns of a kernel on the side of the gradients.
 
     The sum over a row of the input, dW[o, c, i, j] = Σ x[c, y + i, q] · g[o, y, q − j], is a

@@ -25,25 +25,12 @@ from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.arena import Arena, on_device
-from sartor.engines.cuda.recording import (
-    Function,
-    copy,
-    flattened,
-    no_collection,
-    once,
-    signature,
-)
+from sartor.engines.cuda.recording import Function, copy, flattened, no_collection, once, signature
 from sartor.engines.lanes import leaves
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
 from sartor.engines.plan import BatchPlan, num_steps
-from sartor.engines.vectorised import (
-    PER_CLIENT,
-    STOP_EVERY,
-    Vectorised,
-    narrow_context,
-    over_lanes,
-)
+from sartor.engines.vectorised import PER_CLIENT, STOP_EVERY, Vectorised, narrow_context, over_lanes
 
 _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured
@@ -294,10 +281,8 @@ def _shared_once(ctx: ClientContext) -> tuple[ClientContext, ClientContext]:
 
     Layers then work on all samples of a run as on one batch. The message of an evaluation is the
     model, and many methods give all clients the same. (On a CPU a model is scored alike whether it
-    is shared or not, to the bit.)
-
-    Returns:
-        the client context, and which of its fields have an axis of clients.
+    is shared or not, to the bit.) Returned beside the context: which of its fields have an axis of
+    clients.
     """
     leaves = tree.leaves(ctx.own)
     if not leaves or any(leaf.shape[1] == 1 or leaf.stride(1) for leaf in leaves):
@@ -322,15 +307,10 @@ def _schedule(phase: Phase, arena: Arena, plan: BatchPlan) -> list[int]:
 
 
 def few_widths(schedule: list[int], slots: int, most: int = _WIDTHS) -> list[int]:
-    """Choose the widths to capture, so that rounding up to one of them wastes fewest lane-steps.
+    """Choose at most so many widths to capture that rounding up wastes fewest lane-steps.
 
-    Args:
-        schedule: the width that every step needs.
-        slots: the number of lanes; always among the widths, as another round may need it.
-        most: how many to choose.
-
-    Returns:
-        the widths, in ascending order.
+    The schedule has the width that every step needs; ``slots``, the number of lanes, is always
+    among the widths, as another round may need it. They are in ascending order.
     """
     widths, counts = np.unique([*schedule, slots], return_counts=True)
     if len(widths) <= most:

@@ -9,38 +9,23 @@ from __future__ import annotations
 from sartor.engines.cuda.jit import jit, tl
 
 
+@jit()
+def counted(a, mask, inside, at, over, MASKED: tl.constexpr):
+    """Load numbers of a matrix; MASKED: those count where the mask is above 0, or no number."""
+    found = tl.load(a + at, mask=inside, other=0.0)
+    if MASKED:
+        above = tl.load(mask + over, mask=inside, other=0.0)
+        found = tl.where(above <= 0, 0.0, found).to(found.dtype)
+    return found
+
+
 @jit("a_lane", "b_lane", "bias_lane", "mask_lane", "share")
 def product(
-    a,
-    b,
-    bias,
-    mask,
-    out,
-    sums,
-    a_lane,
-    b_lane,
-    bias_lane,
-    mask_lane,
-    M,
-    N,
-    K,
-    share,
-    am,
-    ak,
-    bk,
-    bn,
-    mm,
-    mk,
-    HAS_BIAS: tl.constexpr,
-    MASKED: tl.constexpr,
-    RECTIFY: tl.constexpr,
-    SUMS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BM: tl.constexpr,
-    BN: tl.constexpr,
-    BK: tl.constexpr,
+    a, b, bias, mask, out, sums, a_lane, b_lane, bias_lane, mask_lane, M, N, K, share, am, ak, bk,
+    bn, mm, mk, HAS_BIAS: tl.constexpr, MASKED: tl.constexpr, RECTIFY: tl.constexpr,
+    SUMS: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
-):
+):  # fmt: skip
     """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum each row of a.
 
     MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0. With more
@@ -62,18 +47,9 @@ def product(
         out += tl.program_id(2) * M * N + lane * (SPLITS - 1) * M * N
     for start in range(begin, end, BK):
         k = start + tl.arange(0, BK)
-        left = tl.load(
-            a + (m[:, None] * am + k[None, :] * ak),
-            mask=(m < M)[:, None] & (k < end)[None, :],
-            other=0.0,
-        )
-        if MASKED:
-            over = tl.load(
-                mask + (m[:, None] * mm + k[None, :] * mk),
-                mask=(m < M)[:, None] & (k < end)[None, :],
-                other=0.0,
-            )
-            left = tl.where(over <= 0, 0.0, left).to(left.dtype)
+        inside = (m < M)[:, None] & (k < end)[None, :]
+        at, over = m[:, None] * am + k[None, :] * ak, m[:, None] * mm + k[None, :] * mk
+        left = counted(a, mask, inside, at, over, MASKED)
         right = tl.load(
             b + (k[:, None] * bk + n[None, :] * bn),
             mask=(k < end)[:, None] & (n < N)[None, :],
@@ -95,12 +71,8 @@ def product(
             for start in range(0, K, BK):
                 k = start + tl.arange(0, BK)
                 inside = (m < M)[:, None] & (k < K)[None, :]
-                left = tl.load(a + (m[:, None] * am + k[None, :] * ak), mask=inside, other=0.0)
-                if MASKED:
-                    over = tl.load(
-                        mask + (m[:, None] * mm + k[None, :] * mk), mask=inside, other=0.0
-                    )
-                    left = tl.where(over <= 0, 0.0, left).to(left.dtype)
+                at, over = m[:, None] * am + k[None, :] * ak, m[:, None] * mm + k[None, :] * mk
+                left = counted(a, mask, inside, at, over, MASKED)
                 plain += tl.sum(left.to(tl.float32), axis=1)
             tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=m < M)
 

@@ -17,7 +17,8 @@ def update(
 ):  # fmt: skip
     """Make one leaf of two or three: see the function of the same KIND in ``sartor.core.tree``.
 
-    STEPS are the steps from lane to lane, FIRST the first blocks.
+    SIZES has the numbers of a lane of every leaf, FIRST the first blocks; and STEPS, for what is
+    written and all that is read, the steps of every leaf from lane to lane.
     """
     block = tl.program_id(0)
     lane = tl.program_id(1).to(tl.int64)
@@ -26,12 +27,12 @@ def update(
         if (block >= FIRST[i]) & (block < FIRST[i + 1]):
             n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
             inside = n < SIZES[i]
-            first = tl.load(a[i] + lane * STEPS[0][i] + n, mask=inside)
-            second = tl.load(b[i] + lane * STEPS[1][i] + n, mask=inside)
+            first = tl.load(a[i] + lane * STEPS[1][i] + n, mask=inside)
+            second = tl.load(b[i] + lane * STEPS[2][i] + n, mask=inside)
             if KIND == "addcmul":
                 found = first + scale * second
             else:
-                third = tl.load(c[i] + lane * STEPS[2][i] + n, mask=inside)
+                third = tl.load(c[i] + lane * STEPS[3][i] + n, mask=inside)
                 if KIND == "add_difference":
                     found = first + scale * (second - third)
                 else:
@@ -42,7 +43,7 @@ def update(
 
 @jit("slots")
 def weighted(
-    out, x, weights, slots, LANES: tl.constexpr, SLOTS: tl.constexpr, SIZES: tl.constexpr,
+    out, x, weights, slots, SLOTS: tl.constexpr, STEPS: tl.constexpr, SIZES: tl.constexpr,
     FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Sum the slots of every leaf with their weights; a slot of weight 0 is left out."""
@@ -53,7 +54,7 @@ def weighted(
             n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
             inside = n < SIZES[i]
             acc = tl.zeros((BLOCK,), dtype=tl.float32)
-            place = x[i] + lane * LANES[i] + n
+            place = x[i] + lane * STEPS[1][i] + n
             for slot in range(slots):
                 share = tl.load(weights + lane * slots + slot)
                 value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
@@ -64,8 +65,8 @@ def weighted(
 
 @jit()
 def settle(
-    into, values, limit, counter, TO: tl.constexpr, FROM: tl.constexpr, SIZES: tl.constexpr,
-    FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
+    into, values, limit, counter, STEPS: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,
+    COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Copy values into buffers in the lanes whose limit is above the counter."""
     block = tl.program_id(0)
@@ -75,8 +76,8 @@ def settle(
         if (block >= FIRST[i]) & (block < FIRST[i + 1]):
             n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
             inside = (n < SIZES[i]) & live
-            value = tl.load(values[i] + lane * FROM[i] + n, mask=inside)
-            tl.store(into[i] + lane * TO[i] + n, value, mask=inside)
+            value = tl.load(values[i] + lane * STEPS[1][i] + n, mask=inside)
+            tl.store(into[i] + lane * STEPS[0][i] + n, value, mask=inside)
 
 
 @jit("lane_step", "capacity")

@@ -23,14 +23,9 @@ _MOST_COPIED = 1 << 30  # bytes of arguments of a recorded function
 
 
 class Function:
-    """The graph of a function of tensors.
+    """The graph of a function ``call`` of tensors, given by form and leaves; see ``flattened``.
 
-    Args:
-        call: the function.
-        form: the form of its arguments; see ``flattened``.
-        given: their leaves.
-        reads: the numbers of those that it reads.
-        pool: the memory that all graphs share.
+    ``reads`` are the numbers of the leaves that it reads, ``pool`` is what all graphs share.
     """
 
     def __init__(
@@ -95,8 +90,7 @@ class Function:
 class _Reader(TorchDispatchMode):  # type: ignore[misc]
     """Notes which storages are read: given to an operation that does more than look at them.
 
-    Args:
-        given: the tensors of the caller, which must not be changed.
+    What is ``given`` must not be changed.
     """
 
     def __init__(self, given: list[Tensor]) -> None:
@@ -146,8 +140,7 @@ def _place(leaf: Tensor) -> tuple[Any, ...]:
     return leaf.data_ptr(), leaf.shape, leaf.stride(), leaf.dtype
 
 
-# ---- forms
-# ----------------------------------------------------------------------------------------------
+# ---- forms --------------------------------------------------------------------------------------
 
 
 def flattened(value: Any, into: list[Any]) -> Any:
@@ -178,8 +171,7 @@ def signature(value: Any) -> Any:
     return (value.shape, value.dtype, repeats(value)) if isinstance(value, Tensor) else value
 
 
-# ---- buffers
-# --------------------------------------------------------------------------------------------
+# ---- buffers ------------------------------------------------------------------------------------
 
 
 def once(leaf: Tensor) -> Tensor:
@@ -205,8 +197,7 @@ def copy(into: list[Tensor], values: list[Tensor]) -> None:
         foreach_copy_(into, values)
 
 
-# ---- recording
-# ------------------------------------------------------------------------------------------
+# ---- recording ----------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -242,10 +233,7 @@ def no_waiting() -> Iterator[None]:
 
 @contextmanager
 def no_collection() -> Iterator[None]:
-    """Keep the collector away.
-
-    Freeing a graph of an earlier simulation during a capture would spoil it.
-    """
+    """Keep the collector away: freeing an older graph during a capture would spoil it."""
     gc.collect()
     gc.disable()
     try:

@@ -11,18 +11,15 @@ import torch
 from torch import Tensor
 
 from sartor.engines.cpu import native
+from sartor.engines.lanes.rules import Derived, alone, folded, operator
 from sartor.engines.lanes.shapes import (
     PRECISION,
     PROGRAMS,
     ceil,
     dense,
-    folded,
     in_parallel,
     kept,
-    kernels,
-    merge,
-    part,
-    unfold,
+    launch,
     usable,
 )
 
@@ -42,11 +39,7 @@ def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
     """Return x·Wᵀ + b for one client, as ``F.linear``; with ``rectify`` what is below 0 becomes 0.
 
-    Args:
-        x: (..., I).
-        weight: (O, I).
-        bias: (O), or None.
-        rectify: whether ``F.relu`` follows.
+    x is (..., I), the weight (O, I), the bias (O) or None.
     """
     flat = x.reshape(-1, x.shape[-1])
     out: Tensor = _Linear.apply(flat, weight, bias, rectify)
@@ -59,15 +52,12 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return found
 
 
-class _Linear(torch.autograd.Function):
+class _Linear(Derived):
     """A dense layer of one client."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool) -> Tensor:
-        row = None if bias is None else bias[None]
-        return lane_product(x[None], weight.mT[None], row, None, rectify)[0]
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool) -> Any:
+        return alone(lane_product, x, weight.mT, bias, None, rectify)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -80,12 +70,10 @@ class _Linear(torch.autograd.Function):
         x, weight, *rectified = ctx.saved_tensors
         mask = rectified[0] if rectified else None
 
-        def of_weight() -> tuple[Tensor | None, Tensor | None]:
+        def of_weight() -> Any:
             if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
                 return None, None
-            turned = None if mask is None else mask.mT
-            found: tuple[Tensor, Tensor] = _ProductAndSums.apply(grad.mT, x, turned)
-            return found
+            return _ProductAndSums.apply(grad.mT, x, None if mask is None else mask.mT)
 
         def of_x() -> Tensor | None:
             return _Product.apply(grad, weight, mask) if ctx.needs_input_grad[0] else None
@@ -94,18 +82,12 @@ class _Linear(torch.autograd.Function):
         return to_x, to_weight, to_bias if ctx.biased else None, None
 
 
-class _Product(torch.autograd.Function):
+class _Product(Derived):
     """The product of two matrices; the left one counts only where ``mask`` is above 0."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> Tensor:
-        return lane_product(a[None], b[None], None, None if mask is None else mask[None], False)[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        ctx.save_for_backward(*(given for given in inputs if given is not None))
+    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> Any:
+        return alone(lane_product, a, b, None, mask, False)
 
     @staticmethod
     def backward(ctx: Any, along: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -113,20 +95,12 @@ class _Product(torch.autograd.Function):
         return kept(along @ b.mT, mask), kept(a, mask).mT @ along, None
 
 
-class _ProductAndSums(torch.autograd.Function):
+class _ProductAndSums(Derived):
     """The product of two matrices, and the sums of the left one's rows; masked as ``_Product``."""
 
-    generate_vmap_rule = True
-
     @staticmethod
-    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-        lanes = (a[None], b[None], None if mask is None else mask[None])
-        product, sums = lane_product_and_sums(*lanes)
-        return product[0], sums[0]
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        ctx.save_for_backward(*(given for given in inputs if given is not None))
+    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> Any:
+        return alone(lane_product_and_sums, a, b, mask)
 
     @staticmethod
     def backward(ctx: Any, along: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -134,10 +108,27 @@ class _ProductAndSums(torch.autograd.Function):
         return kept(along @ b.mT + sums[:, None], mask), kept(a, mask).mT @ along, None
 
 
-@torch.library.custom_op(
-    "sartor::lane_product",
-    mutates_args=(),
-    schema="(Tensor a, Tensor b, Tensor? bias, Tensor? mask, bool rectify) -> Tensor",
+def _empty_product(a: Tensor, b: Tensor, *_: Any) -> Tensor:
+    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
+
+
+def _as_rows(
+    size: int,
+    dims: Any,
+    a: Tensor,
+    b: Tensor,
+    bias: Tensor | None,
+    mask: Tensor | None,
+    rectify: bool,
+) -> Any:
+    rows = None if mask is not None else folded(a, dims[:3], b, b.shape[-1])
+    return None if rows is None else (rows, b, bias, None, rectify)
+
+
+@operator(
+    "lane_product(Tensor a, Tensor b, Tensor? bias, Tensor? mask, bool rectify) -> Tensor",
+    _empty_product,
+    shared=_as_rows,
 )
 def lane_product(
     a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool
@@ -146,51 +137,17 @@ def lane_product(
     return _launch_product(a, b, bias, mask, rectify, False)[0]
 
 
-@torch.library.custom_op(
-    "sartor::lane_product_and_sums",
-    mutates_args=(),
-    schema="(Tensor a, Tensor b, Tensor? mask) -> (Tensor, Tensor)",
+@operator(
+    "lane_product_and_sums(Tensor a, Tensor b, Tensor? mask) -> (Tensor, Tensor)",
+    lambda a, b, mask: (_empty_product(a, b), a.new_empty(a.shape[:2])),
 )
 def lane_product_and_sums(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
     """Return a (L, M, K) · b (L, K, N), and the sums of a's rows (L, M); masked as the product."""
     return _launch_product(a, b, None, mask, False, True)
 
 
-@lane_product.register_fake
-def _(a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool) -> Tensor:
-    return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
-
-
-@lane_product_and_sums.register_fake
-def _(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    return a.new_empty(a.shape[0], a.shape[1], b.shape[2]), a.new_empty(a.shape[:2])
-
-
-@lane_product.register_vmap
-def _(info: Any, in_dims: Any, a: Any, b: Any, bias: Any, mask: Any, rectify: bool) -> Any:
-    size = info.batch_size
-    rows = None if mask is not None else folded(a, in_dims[:3], b, b.shape[-1])
-    if rows is not None:
-        return unfold(lane_product(rows, b, bias, None, rectify), size), 0
-    given = (merge(t, dim, size) for t, dim in zip((a, b, bias, mask), in_dims, strict=False))
-    return part(lane_product(*given, rectify), size), 0
-
-
-@lane_product_and_sums.register_vmap
-def _(info: Any, in_dims: Any, a: Any, b: Any, mask: Any) -> Any:
-    size = info.batch_size
-    given = (merge(t, dim, size) for t, dim in zip((a, b, mask), in_dims, strict=True))
-    product, sums = lane_product_and_sums(*given)
-    return (part(product, size), part(sums, size)), (0, 0)
-
-
 def _launch_product(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    rectify: bool,
-    sums: bool,
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
 ) -> tuple[Tensor, Tensor]:
     if not a.is_cuda:
         return on_core(a, b, bias, mask, rectify, sums)
@@ -223,18 +180,6 @@ def on_core(
     return out.relu_() if rectify else out, out
 
 
-def product_on_core(
-    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool
-) -> Tensor:
-    """Do what ``lane_product`` does on a CPU."""
-    return on_core(a, b, bias, mask, rectify, False)[0]
-
-
-def sums_on_core(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Do what ``lane_product_and_sums`` does on a CPU."""
-    return on_core(a, b, None, mask, False, True)
-
-
 def moved_on_core(now: Tensor, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
     """Return now + factor · (a · b): the gradient of a layer's weights and the step along it.
 
@@ -242,7 +187,7 @@ def moved_on_core(now: Tensor, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
     """
     if native.takes_outer(a, b):
         return native.outer(a, b, now, factor)
-    return native.updated([now], [sums_on_core(a, b, None)[0]], factor)[0]
+    return native.updated([now], [on_core(a, b, None, None, False, True)[0]], factor)[0]
 
 
 def _split_product(
@@ -279,49 +224,31 @@ def _multiply(
     tall, wide, deep, warps = tile
     bias = None if bias is None else dense(bias)
     over = a if mask is None else mask
-    with torch.cuda.device_of(a):
-        kernels("layer_kernels").product[(ceil(rows, tall) * ceil(columns, wide), lanes, splits)](
-            a,
-            b,
-            a if bias is None else bias,
-            over,
-            out,
-            total,
-            a.stride(0),
-            b.stride(0),
-            0 if bias is None else bias.stride(0),
-            over.stride(0),
-            rows,
-            columns,
-            inner,
-            ceil(ceil(inner, splits), deep) * deep,
-            a.stride(1),
-            a.stride(2),
-            b.stride(1),
-            b.stride(2),
-            over.stride(1),
-            over.stride(2),
-            HAS_BIAS=bias is not None,
-            MASKED=mask is not None,
-            RECTIFY=rectify,
-            SUMS=sums,
-            SPLITS=splits,
-            BM=tall,
-            BN=wide,
-            BK=deep,
-            PRECISION=PRECISION,
-            num_warps=warps,
-            num_stages=3,
-        )
+    apart = (a.stride(0), b.stride(0), 0 if bias is None else bias.stride(0), over.stride(0))
+    share = ceil(ceil(inner, splits), deep) * deep
+    inside = (*a.stride()[1:], *b.stride()[1:], *over.stride()[1:])
+    launch(
+        "layer_kernels",
+        "product",
+        (ceil(rows, tall) * ceil(columns, wide), lanes, splits),
+        *(a, b, a if bias is None else bias, over, out, total),
+        *(*apart, rows, columns, inner, share, *inside),
+        HAS_BIAS=bias is not None,
+        MASKED=mask is not None,
+        RECTIFY=rectify,
+        SUMS=sums,
+        SPLITS=splits,
+        BM=tall,
+        BN=wide,
+        BK=deep,
+        PRECISION=PRECISION,
+        num_warps=warps,
+        num_stages=3,
+    )
 
 
 def _library_product(
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    rectify: bool,
-    sums: bool,
+    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
 ) -> tuple[Tensor, Tensor]:
     """Do as the kernel does; with many lanes and few rows a library multiplies in half the time."""
     a = kept(a, [] if mask is None else [mask])

@@ -13,14 +13,14 @@ it is random to PyTorch.
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from sartor.core import rng
 from sartor.engines.cpu import native
-from sartor.engines.lanes.shapes import DTYPES, MOST_ELEMENTS, ceil, installed, kernels, merge, part
+from sartor.engines.lanes.rules import operator
+from sartor.engines.lanes.shapes import DTYPES, MOST_ELEMENTS, ceil, installed, launch
 
 _BLOCK = 128  # counters of a program, one for each thread; a counter gives four numbers
 _LAUNCHED = (*DTYPES, torch.float64)
@@ -38,29 +38,22 @@ def takes(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> bool:
 
 def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float32) -> Tensor:
     """Draw what ``rng.normal`` does, by the operator."""
-    found: Tensor = lane_normal(key[None], math.prod(shape), dtype)
-    return found[0].reshape(shape)
+    return lane_normal(key[None], math.prod(shape), dtype)[0].reshape(shape)
 
 
-@torch.library.custom_op(
-    "sartor::lane_normal",
-    mutates_args=(),
-    schema="(Tensor keys, int num, ScalarType dtype) -> Tensor",
+@operator(
+    "lane_normal(Tensor keys, int num, ScalarType dtype) -> Tensor",
+    lambda keys, num, dtype: keys.new_empty((keys.shape[0], num), dtype=dtype),
 )
 def lane_normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
     """Draw standard normal numbers: (L, num) of keys (L, 2)."""
-    return _launch(keys, num, dtype) if _launches(keys, dtype) else on_core(keys, num, dtype)
-
-
-@lane_normal.register_fake
-def _(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
-    return keys.new_empty((keys.shape[0], num), dtype=dtype)
-
-
-@lane_normal.register_vmap
-def _(info: Any, in_dims: Any, keys: Tensor, num: int, dtype: torch.dtype) -> tuple[Tensor, int]:
-    size = info.batch_size
-    return part(lane_normal(merge(keys, in_dims[0], size), num, dtype), size), 0
+    if _launches(keys, dtype):
+        return _launch(keys, num, dtype)
+    if native.takes_draw(keys, dtype):
+        return native.drawn(keys, num, dtype)
+    if not len(keys):
+        return keys.new_empty((0, num), dtype=dtype)
+    return torch.stack([rng.normal(key, (num,), dtype) for key in keys])
 
 
 def words_at(keys: Tensor, blocks: Tensor) -> Tensor:
@@ -68,20 +61,10 @@ def words_at(keys: Tensor, blocks: Tensor) -> Tensor:
     if not (keys.is_cuda and installed() and len(blocks)):
         return rng.words_at(keys, blocks)
     out = torch.empty((len(blocks), 4), dtype=torch.int64, device=keys.device)
-    with torch.cuda.device_of(keys):
-        kernels("draw_kernels").words[(ceil(len(blocks), _BLOCK),)](
-            out, keys, blocks.contiguous(), len(blocks), *keys.stride(), BLOCK=_BLOCK, num_warps=4
-        )
+    given = (out, keys, blocks.contiguous(), len(blocks), *keys.stride())
+    grid = (ceil(len(blocks), _BLOCK),)
+    launch("draw_kernels", "words", grid, *given, BLOCK=_BLOCK, num_warps=4)
     return out
-
-
-def on_core(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
-    """Draw as the operator does where there is no kernel: by compiled code, or by tensors."""
-    if native.takes_draw(keys, dtype):
-        return native.drawn(keys, num, dtype)
-    if not len(keys):
-        return keys.new_empty((0, num), dtype=dtype)
-    return torch.stack([rng.normal(key, (num,), dtype) for key in keys])
 
 
 def _launches(keys: Tensor, dtype: torch.dtype) -> bool:
@@ -91,8 +74,6 @@ def _launches(keys: Tensor, dtype: torch.dtype) -> bool:
 def _launch(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
     out = torch.empty((len(keys), num), dtype=dtype, device=keys.device)
     per_lane = ceil(ceil(num, 4), _BLOCK)
-    with torch.cuda.device_of(keys):
-        kernels("draw_kernels").normal[(len(keys) * per_lane,)](
-            out, keys, num, per_lane, *keys.stride(), BLOCK=_BLOCK, num_warps=4
-        )
+    given = (out, keys, num, per_lane, *keys.stride())
+    launch("draw_kernels", "normal", (len(keys) * per_lane,), *given, BLOCK=_BLOCK, num_warps=4)
     return out

@@ -7,6 +7,7 @@ into the buffers of a graph another twenty; here they are two and one.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,8 @@ from sartor.core.method import Batch
 from sartor.core.torch_private import differentiating
 from sartor.engines.arena import Arena
 from sartor.engines.cpu import native
-from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, kernels, merge, part
+from sartor.engines.lanes.rules import alone, operator
+from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, launch
 
 if TYPE_CHECKING:
     from sartor.engines.plan import BatchPlan
@@ -44,81 +46,41 @@ def takes_update(lists: list[list[Tensor]], factors: list[Tensor]) -> bool:
 
 def update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
     """Return what an operator of ``UPDATES`` makes of lists of leaves and factors of one client."""
-    lanes = [[x[None] for x in leaf] for leaf in lists]
-    return [x[0] for x in UPDATES[kind](*lanes, *(f[None] for f in factors))]
+    found: list[Tensor] = alone(UPDATES[kind], *lists, *factors)
+    return found
 
 
-def _operator(kind: str, lists: int, factors: int) -> Any:
+def _update(kind: str, lists: int, factors: int) -> Any:
     """Make an operator for leaves (L, ...) and factors (L)."""
     names = [*(f"Tensor[] x{k}" for k in range(lists)), *(f"Tensor f{k}" for k in range(factors))]
-    schema = f"({', '.join(names)}) -> Tensor[]"
 
-    @torch.library.custom_op(f"sartor::lane_{kind}", mutates_args=(), schema=schema)
-    def operator(*given: Any) -> list[Tensor]:
+    @operator(
+        f"lane_{kind}({', '.join(names)}) -> Tensor[]",
+        lambda *given: [x.new_empty(x.shape) for x in given[0]],
+    )
+    def update(*given: Any) -> list[Tensor]:
         return _launch_update(kind, list(given[:lists]), list(given[lists:]))
 
-    @operator.register_fake
-    def _(*given: Any) -> list[Tensor]:
-        return [x.new_empty(x.shape) for x in given[0]]
-
-    @operator.register_vmap
-    def _(info: Any, in_dims: Any, *given: Any) -> Any:
-        size = info.batch_size
-        merged = _merged(info, in_dims[:lists], *given[:lists])
-        scales = (
-            merge(f, dim, size) for f, dim in zip(given[lists:], in_dims[lists:], strict=True)
-        )
-        found = operator(*merged, *scales)
-        return [part(x, size) for x in found], [0] * len(found)
-
-    return operator
+    return update
 
 
 UPDATES = {
-    "addcmul": _operator("addcmul", 2, 1),
-    "add_difference": _operator("add_difference", 3, 1),
-    "pulled_step": _operator("pulled_step", 3, 2),
+    "addcmul": _update("addcmul", 2, 1),
+    "add_difference": _update("add_difference", 3, 1),
+    "pulled_step": _update("pulled_step", 3, 2),
 }
 """What the functions of these names in ``sartor.core.tree`` do, in one launch for all leaves."""
 
 
-def _merged(info: Any, in_dims: Any, *lists: list[Tensor]) -> list[list[Tensor]]:
-    """Join the mapped axis of every leaf of some lists to the lanes."""
-    return [
-        [merge(x, dim, info.batch_size) for x, dim in zip(values, dims, strict=True)]  # type: ignore[misc]
-        for values, dims in zip(lists, in_dims, strict=True)
-    ]
-
-
-def addcmul_on_core(a: list[Tensor], b: list[Tensor], factor: Tensor) -> list[Tensor]:
-    """Do what the operator "addcmul" does on a CPU."""
-    return native.updated(a, b, factor)
-
-
 def _launch_update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) -> list[Tensor]:
     if kind == "addcmul" and native.serves(factors[0]):
-        return addcmul_on_core(lists[0], lists[1], factors[0])
+        return native.updated(lists[0], lists[1], factors[0])
     lists = [[dense(x) for x in leaf] for leaf in lists]
     factors = [f.contiguous() for f in factors]
     out = [torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in lists[0]]
     lists += lists[-1:] * (3 - len(lists))  # what a kind has no use for is not read
     factors += factors[-1:] * (2 - len(factors))
-    for cut in _cuts(len(out)):
-        sizes = tuple(x[0].numel() for x in out[cut])
-        first = _first_blocks(sizes)
-        with torch.cuda.device_of(factors[0]):
-            kernels("leaf_kernels").update[(first[-1], len(factors[0]))](
-                tuple(out[cut]),
-                *(tuple(leaf[cut]) for leaf in lists),
-                *factors,
-                KIND=kind,
-                STEPS=tuple(tuple(x.stride(0) for x in leaf[cut]) for leaf in lists),
-                SIZES=sizes,
-                FIRST=first,
-                COUNT=len(sizes),
-                BLOCK=_BLOCK,
-                num_warps=4,
-            )
+    _launch("update", [out, *lists], (*factors, kind))
     return out
 
 
@@ -141,28 +103,17 @@ def takes_weighted(uploads: list[Tensor], weights: Tensor) -> bool:
 
 def weighted(uploads: list[Tensor], weights: Tensor) -> list[Tensor]:
     """Return Σ_i weights[i] · leaf[i] of every leaf (slots, ...); weight 0 leaves NaN out too."""
-    return [x[0] for x in lane_weighted([x[None] for x in uploads], weights[None])]
+    found: list[Tensor] = alone(lane_weighted, uploads, weights)
+    return found
 
 
-@torch.library.custom_op(
-    "sartor::lane_weighted", mutates_args=(), schema="(Tensor[] x, Tensor weights) -> Tensor[]"
+@operator(
+    "lane_weighted(Tensor[] x, Tensor weights) -> Tensor[]",
+    lambda x, weights: [leaf.new_empty((leaf.shape[0], *leaf.shape[2:])) for leaf in x],
 )
 def lane_weighted(x: list[Tensor], weights: Tensor) -> list[Tensor]:
     """Sum leaves (L, slots, ...) with weights (L, slots)."""
     return _launch_weighted(x, weights)
-
-
-@lane_weighted.register_fake
-def _(x: list[Tensor], weights: Tensor) -> list[Tensor]:
-    return [leaf.new_empty((leaf.shape[0], *leaf.shape[2:])) for leaf in x]
-
-
-@lane_weighted.register_vmap
-def _(info: Any, in_dims: Any, x: list[Tensor], weights: Tensor) -> Any:
-    size = info.batch_size
-    (leaves,) = _merged(info, in_dims[:1], x)
-    found = lane_weighted(leaves, merge(weights, in_dims[1], size))
-    return [part(leaf, size) for leaf in found], [0] * len(found)
 
 
 def _launch_weighted(x: list[Tensor], weights: Tensor) -> list[Tensor]:
@@ -170,23 +121,8 @@ def _launch_weighted(x: list[Tensor], weights: Tensor) -> list[Tensor]:
     weights = weights.contiguous()
     given = [leaf if leaf[0, 0].is_contiguous() else leaf.contiguous() for leaf in x]
     out = [leaf.new_empty((lanes, *leaf.shape[2:])) for leaf in given]
-    for cut in _cuts(len(out)):
-        sizes = tuple(leaf[0].numel() for leaf in out[cut])
-        first = _first_blocks(sizes)
-        with torch.cuda.device_of(weights):
-            kernels("leaf_kernels").weighted[(first[-1], lanes)](
-                tuple(out[cut]),
-                tuple(given[cut]),
-                weights,
-                slots,
-                LANES=tuple(leaf.stride(0) for leaf in given[cut]),
-                SLOTS=tuple(leaf.stride(1) for leaf in given[cut]),
-                SIZES=sizes,
-                FIRST=first,
-                COUNT=len(sizes),
-                BLOCK=_BLOCK,
-                num_warps=4,
-            )
+    apart = [[leaf.stride(1) for leaf in given]]
+    _launch("weighted", [out, given], (weights, slots), apart)
     return out
 
 
@@ -210,40 +146,40 @@ def takes_settle(into: list[Tensor], values: list[Tensor]) -> bool:
 def settle(into: list[Tensor], values: list[Tensor], limit: Tensor, counter: Tensor) -> None:
     """Copy values into buffers, both (1, lanes, ...), where the limit is above the counter.
 
-    Args:
-        into: the buffers.
-        values: what they shall hold.
-        limit: (1, lanes) int64.
-        counter: (1,) int64.
+    The limit is (1, lanes), the counter (1,), both int64.
     """
     to = [x[0] for x in into]
     given = [dense(x[0]) for x in values]
-    limit = limit.reshape(-1)
-    for cut in _cuts(len(to)):
-        sizes = tuple(x[0].numel() for x in to[cut])
-        first = _first_blocks(sizes)
-        with torch.cuda.device_of(counter):
-            kernels("leaf_kernels").settle[(first[-1], len(to[0]))](
-                tuple(to[cut]),
-                tuple(given[cut]),
-                limit,
-                counter,
-                TO=tuple(x.stride(0) for x in to[cut]),
-                FROM=tuple(x.stride(0) for x in given[cut]),
-                SIZES=sizes,
-                FIRST=first,
-                COUNT=len(sizes),
-                BLOCK=_BLOCK,
-                num_warps=4,
-            )
+    _launch("settle", [to, given], (limit.reshape(-1), counter))
 
 
-def _cuts(number: int) -> list[slice]:
-    return [slice(k, k + _MOST_LEAVES) for k in range(0, number, _MOST_LEAVES)]
+def _launch(
+    kernel: str, lists: list[list[Tensor]], rest: Sequence[Any], numbers: Sequence[list[int]] = ()
+) -> None:
+    """Launch a kernel for lists of leaves (L, ...), of which it writes the first.
 
-
-def _first_blocks(sizes: tuple[int, ...]) -> tuple[int, ...]:
-    return (0, *itertools.accumulate(ceil(size, _BLOCK) for size in sizes))
+    ``rest`` is what it takes beside them; ``numbers`` are lists of one number a leaf that it must
+    know when it is compiled.
+    """
+    into = lists[0]
+    for first in range(0, len(into), _MOST_LEAVES):
+        cut = slice(first, first + _MOST_LEAVES)
+        sizes = tuple(leaf[0].numel() for leaf in into[cut])
+        blocks = (0, *itertools.accumulate(ceil(size, _BLOCK) for size in sizes))
+        launch(
+            "leaf_kernels",
+            kernel,
+            (blocks[-1], len(into[0])),
+            *(tuple(leaves[cut]) for leaves in lists),
+            *rest,
+            *(tuple(of_leaf[cut]) for of_leaf in numbers),
+            STEPS=tuple(tuple(leaf.stride(0) for leaf in leaves[cut]) for leaves in lists),
+            SIZES=sizes,
+            FIRST=blocks,
+            COUNT=len(sizes),
+            BLOCK=_BLOCK,
+            num_warps=4,
+        )
 
 
 # ---- a batch ------------------------------------------------------------------------------------
@@ -275,28 +211,19 @@ def fetch(plan: BatchPlan, arena: Arena, counter: Tensor, period: Tensor, width:
     rows = torch.empty(lead, dtype=torch.int64, device=device)
     last = torch.empty(lead[:2], dtype=torch.bool, device=device)
     block = min(1024, 1 << (max(features, 32) - 1).bit_length())
-    with torch.cuda.device_of(x):
-        kernels("leaf_kernels").fetch[(width * size, ceil(features, block))](
-            plan.table,
-            counter,
-            period,
-            plan.table if arena.row is None else arena.row,
-            arena.x,
-            values,
-            arena.y,
-            x,
-            y,
-            mask.view(torch.uint8),
-            rows,
-            last.view(torch.uint8),
-            plan.table.stride(1),
-            plan.capacity,
-            F=features,
-            HAS_ROWS=arena.row is not None,
-            CODED=arena.palette is not None,
-            SIZE=size,
-            COLUMNS=plan.table.shape[3],
-            BLOCK=block,
-            num_warps=1 if block <= 128 else 4,
-        )
+    launch(
+        "leaf_kernels",
+        "fetch",
+        (width * size, ceil(features, block)),
+        *(plan.table, counter, period, plan.table if arena.row is None else arena.row),
+        *(arena.x, values, arena.y, x, y, mask.view(torch.uint8), rows, last.view(torch.uint8)),
+        *(plan.table.stride(1), plan.capacity),
+        F=features,
+        HAS_ROWS=arena.row is not None,
+        CODED=arena.palette is not None,
+        SIZE=size,
+        COLUMNS=plan.table.shape[3],
+        BLOCK=block,
+        num_warps=1 if block <= 128 else 4,
+    )
     return Batch(x=x, y=y, mask=mask, rows=rows, last=last)

@@ -7,7 +7,7 @@ is not changed. What they do not know goes its plain way.
 
 | call | on a GPU, all lanes | on a CPU |
 |---|---|---|
-| ``conv2d`` | ``convolution``: Triton kernels | ``native``, one lane |
+| ``conv2d`` | ``triton_conv``: Triton kernels | ``native``, one lane |
 | ``max_pool2d`` | ``pooling`` | ``native``, one lane |
 | ``linear`` | ``dense`` | ``dense`` by ``native``, both ways, many lanes with few outputs |
 | ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
@@ -22,7 +22,7 @@ is not changed. What they do not know goes its plain way.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -36,16 +36,11 @@ from sartor.core.method import weighted_leaves
 from sartor.core.task import masked_mean
 from sartor.core.torch_private import differentiating
 from sartor.engines.cpu import native
-from sartor.engines.lanes import (
-    convolution,
-    dense,
-    draws,
-    leaves,
-    losses,
-    pooling,
-    recurrence,
-)
+from sartor.engines.cuda.triton_conv import available, convolve
+from sartor.engines.lanes import dense, draws, leaves, losses, pooling, recurrence
 from sartor.engines.lanes.fusion import Fusion, Pass
+
+_MOST_PATCH = 512  # channels × kernel of a convolution: libraries are faster beyond
 
 
 class _Operations(TorchFunctionMode):
@@ -71,18 +66,54 @@ class _Operations(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def _linear_on_cores(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
-    if not native.takes_linear(input, weight, bias):
+def _conv2d(*args: Any, **kwargs: Any) -> Tensor | None:
+    given = _convolution(*args, **kwargs)
+    return convolve(*given) if given is not None and available(*given[:2]) else None
+
+
+def _conv2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
+    given = _convolution(*args, **kwargs)
+    if given is None or not native.takes_conv(*given):
         return None
-    return dense.linear(input, weight, bias)
+    x, weight, *rest = given
+    if weight.requires_grad and not x.requires_grad:
+        x = native.laid(x)  # once: data are read again for the gradient of the weights
+    return convolve(x, weight, *rest)
+
+
+def _convolution(
+    input: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    stride: int | Sequence[int] = 1,
+    padding: int | str | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+) -> tuple[Any, ...] | None:
+    """Return the arguments of ``convolve``; None for convolutions that it does not know."""
+    other = groups != 1 or _pair(dilation) != (1, 1) or isinstance(padding, str) or input.dim() != 4
+    if other or weight.shape[1:].numel() > _MOST_PATCH:
+        return None
+    return input, weight, bias, _pair(stride), _pair(padding)  # type: ignore[arg-type]
+
+
+def _pair(value: int | Sequence[int]) -> tuple[int, int]:
+    """Return a number for both axes, or the two that were given."""
+    if not isinstance(value, int) and len(value) == 1:
+        value = value[0]
+    return (value, value) if isinstance(value, int) else (value[0], value[1])
+
+
+def _linear_on_cores(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
+    fits = native.takes_linear(input, weight, bias)
+    return dense.linear(input, weight, bias) if fits else None
 
 
 def _linear(
     input: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False
 ) -> Tensor | None:
-    if not dense.takes_linear(input, weight, bias):
-        return None
-    return dense.linear(input, weight, bias, rectify)
+    fits = dense.takes_linear(input, weight, bias)
+    return dense.linear(input, weight, bias, rectify) if fits else None
 
 
 def _cross_entropy(
@@ -119,12 +150,12 @@ def _windows(
     return_indices: bool = False,
 ) -> tuple[Tensor, tuple[int, int] | None]:
     """Return the images and the size of windows without overlap; None for other windows."""
-    kernel = convolution.pair(kernel_size)
-    step = kernel if stride is None or stride == [] else convolution.pair(stride)
+    kernel = _pair(kernel_size)
+    step = kernel if stride is None or stride == [] else _pair(stride)
     plain = (
         step == kernel
-        and convolution.pair(padding) == (0, 0)
-        and convolution.pair(dilation) == (1, 1)
+        and _pair(padding) == (0, 0)
+        and _pair(dilation) == (1, 1)
         and not (ceil_mode or return_indices)
     )
     return input, kernel if plain else None
@@ -137,9 +168,8 @@ def _mean(values: Tensor, mask: Tensor) -> Tensor | None:
 def _lstm_loop(
     given: Tensor, weight: Tensor, is_token: Tensor, backward: bool = False, start: Any = None
 ) -> tuple[Tensor, Tensor] | None:
-    if not recurrence.takes(given, weight, is_token, start):
-        return None
-    return recurrence.lstm_loop(given, weight, is_token, backward, start)
+    fits = recurrence.takes(given, weight, is_token, start)
+    return recurrence.lstm_loop(given, weight, is_token, backward, start) if fits else None
 
 
 def _update(kernel: str, factors: int) -> Callable[..., list[Tensor] | None]:
@@ -178,7 +208,7 @@ class LaneOperations(_Operations):
     """All lanes at once on a GPU."""
 
     forms: ClassVar = {
-        torch.conv2d: convolution.lane_conv2d,
+        torch.conv2d: _conv2d,
         F.linear: _linear,
         F.cross_entropy: _cross_entropy,
         F.max_pool2d: _max_pool2d,
@@ -225,7 +255,7 @@ class CoreOperations(_Operations):
     """One lane on one core of a CPU, without vmap."""
 
     forms: ClassVar = {
-        torch.conv2d: convolution.native_conv2d,
+        torch.conv2d: _conv2d_alone,
         F.max_pool2d: _max_pool2d_alone,
         torch.max_pool2d: _max_pool2d_alone,
         lstm_loop: _lstm_loop,
@@ -248,21 +278,3 @@ class CoreLanes(_Operations):
         lstm_loop: _lstm_loop,
         tree.addcmul_leaves: _addcmul_on_cores,
     }
-
-
-DIRECT: Mapping[Any, Callable[..., Any]] = {
-    torch.ops.sartor.lane_conv.default: native.convolved,
-    torch.ops.sartor.lane_conv_input_grad.default: native.input_gradient,
-    torch.ops.sartor.lane_conv_weight_grad.default: native.kernel_gradient,
-    torch.ops.sartor.pooled.default: native.pooled,
-    torch.ops.sartor.unpooled.default: native.unpooled,
-    torch.ops.sartor.lane_normal.default: draws.on_core,
-    torch.ops.sartor.lane_addcmul.default: leaves.addcmul_on_core,
-    torch.ops.sartor.lane_product.default: dense.product_on_core,
-    torch.ops.sartor.lane_product_and_sums.default: dense.sums_on_core,
-    torch.ops.sartor.lane_recurrence.default: native.recurrence,
-    torch.ops.sartor.lane_recurrence_grad.default: native.recurrence_gradient,
-    torch.ops.sartor.row_losses.default: losses.on_core,
-    torch.ops.sartor.row_slopes.default: losses.slopes_on_core,
-}
-"""What the operators of lanes do on a CPU, for traces that only run there."""

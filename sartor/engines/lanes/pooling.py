@@ -12,14 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sartor.engines.cpu import native
-from sartor.engines.lanes.shapes import (
-    MOST_ELEMENTS,
-    ceil,
-    front,
-    kept,
-    kernels,
-    usable,
-)
+from sartor.engines.lanes.rules import Derived, operator
+from sartor.engines.lanes.shapes import MOST_ELEMENTS, ceil, kept, launch, usable
 
 
 def takes_pool(x: Tensor, kernel: tuple[int, int]) -> bool:
@@ -37,57 +31,36 @@ def max_pool2d(x: Tensor, kernel: tuple[int, int], rectify: bool = False) -> Ten
     return found
 
 
-class _Pool(torch.autograd.Function):
+class _Pool(Derived):
     """The largest value of every window."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
         return pooled(x, kernel, rectify)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, ctx.kernel, ctx.rectify = inputs
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
-
-    @staticmethod
     def jvp(ctx: Any, along: Tensor, *_: Any) -> Tensor:
-        return _taken(along, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
+        return _taken(along, ctx.saved_tensors[0], *ctx.rest)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
-        found = _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
-        return found, None, None
+        return _PoolGrad.apply(grad, ctx.saved_tensors[0], *ctx.rest), None, None
 
 
-class _PoolGrad(torch.autograd.Function):
+class _PoolGrad(Derived):
     """The gradient of a pooling, linear in the gradient of its output."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(grad: Tensor, x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
         return unpooled(grad, x, kernel, rectify)
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        _, x, ctx.kernel, ctx.rectify = inputs
-        ctx.save_for_backward(x)
-        ctx.save_for_forward(x)
-
-    @staticmethod
-    def jvp(ctx: Any, grad: Tensor | None, *_: Any) -> Tensor | None:
-        if grad is None:
-            return None
-        found: Tensor = _PoolGrad.apply(grad, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
-        return found
+    def jvp(ctx: Any, grad: Tensor | None, *_: Any) -> Any:
+        return None if grad is None else _PoolGrad.apply(grad, ctx.saved_tensors[1], *ctx.rest)
 
     @staticmethod
     def backward(ctx: Any, along: Tensor) -> tuple[Tensor, None, None, None]:
-        found = _taken(along, ctx.saved_tensors[0], ctx.kernel, ctx.rectify)
-        return found, None, None, None
+        return _taken(along, ctx.saved_tensors[1], *ctx.rest), None, None, None
 
 
 def _taken(along: Tensor, x: Tensor, kernel: tuple[int, int], rectify: bool) -> Tensor:
@@ -97,44 +70,26 @@ def _taken(along: Tensor, x: Tensor, kernel: tuple[int, int], rectify: bool) -> 
     return kept(found, [largest] if rectify else [])
 
 
-@torch.library.custom_op(
-    "sartor::pooled",
-    mutates_args=(),
-    schema="(Tensor x, SymInt[] kernel, bool rectify=False) -> Tensor",
+@operator(
+    "pooled(Tensor x, SymInt[] kernel, bool rectify=False) -> Tensor",
+    lambda x, kernel, rectify=False: x.new_empty(
+        *x.shape[:-2], x.shape[-2] // kernel[0], x.shape[-1] // kernel[1]
+    ),
+    lanes=False,
 )
 def pooled(x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
     """Pool planes (..., H, W)."""
     return _launch_pool(x, None, kernel, rectify)
 
 
-@torch.library.custom_op(
-    "sartor::unpooled",
-    mutates_args=(),
-    schema="(Tensor g, Tensor x, SymInt[] kernel, bool rectify=False) -> Tensor",
+@operator(
+    "unpooled(Tensor g, Tensor x, SymInt[] kernel, bool rectify=False) -> Tensor",
+    lambda g, x, kernel, rectify=False: x.new_empty(x.shape),
+    lanes=False,
 )
 def unpooled(g: Tensor, x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
     """Return the gradient of planes x (..., H, W) from that of what they were pooled to."""
     return _launch_pool(x, g, kernel, rectify)
-
-
-@pooled.register_fake
-def _(x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
-    return x.new_empty(*x.shape[:-2], x.shape[-2] // kernel[0], x.shape[-1] // kernel[1])
-
-
-@unpooled.register_fake
-def _(g: Tensor, x: Tensor, kernel: Any, rectify: bool = False) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@pooled.register_vmap
-def _(info: Any, in_dims: Any, x: Any, *rest: Any) -> Any:
-    return pooled(*front(info, in_dims[:1], x), *rest), 0
-
-
-@unpooled.register_vmap
-def _(info: Any, in_dims: Any, g: Any, x: Any, *rest: Any) -> Any:
-    return unpooled(*front(info, in_dims[:2], g, x), *rest), 0
 
 
 def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any, rectify: bool) -> Tensor:
@@ -153,22 +108,21 @@ def _launch_pool(x: Tensor, g: Tensor | None, kernel: Any, rectify: bool) -> Ten
         covered = height % kernel[0] == 0 and width % kernel[1] == 0
         out = torch.empty_like(x) if covered else torch.zeros_like(x)
     block = 256
-    with torch.cuda.device_of(x):
-        kernels("layer_kernels").pool[(ceil(total, block),)](
-            x,
-            x if g is None else g,
-            out,
-            total,
-            H=height,
-            W=width,
-            HO=rows,
-            WO=columns,
-            KH=kernel[0],
-            KW=kernel[1],
-            GRAD=g is not None,
-            RECTIFY=rectify,
-            WIDE=x.numel() > MOST_ELEMENTS - block * kernel[0] * kernel[1],
-            BLOCK=block,
-            num_warps=8,  # one window a thread: more would be exchanged between threads
-        )
+    launch(
+        "layer_kernels",
+        "pool",
+        (ceil(total, block),),
+        *(x, x if g is None else g, out, total),
+        H=height,
+        W=width,
+        HO=rows,
+        WO=columns,
+        KH=kernel[0],
+        KW=kernel[1],
+        GRAD=g is not None,
+        RECTIFY=rectify,
+        WIDE=x.numel() > MOST_ELEMENTS - block * kernel[0] * kernel[1],
+        BLOCK=block,
+        num_warps=8,  # one window a thread: more would be exchanged between threads
+    )
     return out

@@ -9,6 +9,7 @@ is right.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 from warnings import warn
@@ -20,28 +21,15 @@ from sartor.core.loops import lstm_loop as plain
 from sartor.core.torch_private import differentiating_forwards
 from sartor.engines.cpu import native
 from sartor.engines.lanes.dense import product
-from sartor.engines.lanes.shapes import (
-    MOST_ELEMENTS,
-    PRECISION,
-    ceil,
-    dense,
-    kernels,
-    merge,
-    part,
-    power,
-    unfold,
-    usable,
-)
+from sartor.engines.lanes.rules import Derived, alone, each, front, operator
+from sartor.engines.lanes.shapes import MOST_ELEMENTS, PRECISION, ceil, dense, launch, power, usable
 
 _MOST_HIDDEN = 128  # of a state that a program can hold
 _ROWS = 16  # texts of a program
 
 
 def takes(
-    given: Tensor,
-    weight: Tensor,
-    is_token: Tensor,
-    start: tuple[Tensor, Tensor] | None = None,
+    given: Tensor, weight: Tensor, is_token: Tensor, start: tuple[Tensor, Tensor] | None = None
 ) -> bool:
     """Say whether the kernels serve the loop of one client; see ``sartor.core.loops``."""
     if not (given.dim() == 3 and given.numel() and is_token.dtype == torch.bool):
@@ -75,23 +63,17 @@ def lstm_loop(
     return outputs, last
 
 
-class _Recurrence(torch.autograd.Function):
+class _Recurrence(Derived):
     """Outputs and last memory of one client; gates and memories, which are not differentiated."""
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(
-        given: Tensor,
-        weight: Tensor,
-        is_token: Tensor,
-        hidden: Tensor,
-        cell: Tensor,
-        backward: bool,
+        given: Tensor, weight: Tensor, is_token: Tensor, hidden: Tensor, cell: Tensor, turned: bool
     ) -> tuple[Tensor, ...]:
-        lanes = (part[None] for part in (given, weight, is_token, hidden, cell))
-        outputs, gates, cells = (part[0] for part in lane_recurrence(*lanes, backward))
-        return outputs, cells[:, 0 if backward else -1].clone(), gates, cells
+        outputs, gates, cells = alone(
+            lane_recurrence, given, weight, is_token, hidden, cell, turned
+        )
+        return outputs, cells[:, 0 if turned else -1].clone(), gates, cells
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -112,14 +94,12 @@ class _Recurrence(torch.autograd.Function):
         return to_given, to_weight, None, to_hidden, to_cell, None
 
 
-class _RecurrenceGrad(torch.autograd.Function):
+class _RecurrenceGrad(Derived):
     """The gradients of what is given to the gates and of the first state.
 
     Gates and memories follow from ``given``, ``weight`` and the first state, through which they
     are differentiated again.
     """
-
-    generate_vmap_rule = True
 
     @staticmethod
     def forward(
@@ -130,24 +110,16 @@ class _RecurrenceGrad(torch.autograd.Function):
         is_token: Tensor,
         hidden: Tensor,
         cell: Tensor,
-        gates: Tensor,
-        cells: Tensor,
-        backward: bool,
-    ) -> tuple[Tensor, ...]:
-        lanes = (part[None] for part in (grad, last, weight, is_token, cell, gates, cells))
-        return tuple(part[0] for part in lane_recurrence_grad(*lanes, backward))
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        *given, _gates, _cells, ctx.turned = inputs
-        ctx.save_for_backward(*given)
+        *found: Any,
+    ) -> Any:
+        return alone(lane_recurrence_grad, grad, last, weight, is_token, cell, *found)
 
     @staticmethod
     def backward(ctx: Any, *along: Tensor) -> tuple[Tensor | None, ...]:
-        grad, last, given, weight, is_token, *start = ctx.saved_tensors
+        grad, last, given, weight, is_token, *start, _gates, _cells = ctx.saved_tensors
 
         def gradients(grad: Tensor, last: Tensor, weight: Tensor, *state: Tensor) -> Any:
-            loop = partial(_from_state, weight, is_token, ctx.turned)
+            loop = partial(_from_state, weight, is_token, *ctx.rest)
             pull: Any = torch.func.vjp(loop, *state)[1]
             return pull((grad, last))
 
@@ -156,52 +128,61 @@ class _RecurrenceGrad(torch.autograd.Function):
         return to_grad, to_last, to_given, to_weight, None, *to_start, None, None, None
 
 
-@torch.library.custom_op(
-    "sartor::lane_recurrence",
-    mutates_args=(),
-    schema=(
-        "(Tensor given, Tensor weight, Tensor is_token, Tensor hidden, Tensor cell, bool backward)"
-        " -> (Tensor, Tensor, Tensor)"
-    ),
-)
-def lane_recurrence(
-    given: Tensor,
+def _empty_loop(given: Tensor, weight: Tensor, *_: Any) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (*given.shape[:3], weight.shape[2])
+    return given.new_empty(shape), given.new_empty(given.shape), given.new_empty(shape)
+
+
+def _empty_gradient(
+    grad: Tensor,
+    last: Tensor,
     weight: Tensor,
     is_token: Tensor,
-    hidden: Tensor,
     cell: Tensor,
-    backward: bool,
+    gates: Tensor,
+    *_: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run the loops of lanes.
+    return gates.new_empty(gates.shape), cell.new_empty(cell.shape), cell.new_empty(cell.shape)
 
-    Args:
-        given: (L, B, T, 4H).
-        weight: (L, 4H, H).
-        is_token: (L, B, T).
-        hidden: (L, B, H) the output before the first step.
-        cell: (L, B, H) the memory before it.
-        backward: whether to begin with the last step.
 
-    Returns:
-        Outputs (L, B, T, H), gates (L, B, T, 4H) after their functions, memories (L, B, T, H).
-        Where no token is, gates are anything.
+def _one_batch(size: int, dims: Any, given: Tensor, weight: Tensor, *rest: Any) -> Any:
+    """Join the texts of all lanes, where they have one model."""
+    if dims[1] is not None or len(weight) > 1:
+        return None
+    ahead = front((given, *rest), (dims[0], *dims[2:]), size)
+    if ahead[0].numel() >= MOST_ELEMENTS:
+        return None
+    first, *others = each(lambda x: x.flatten(0, 2)[None], ahead)
+    return first, weight, *others
+
+
+@operator(
+    "lane_recurrence(Tensor given, Tensor weight, Tensor is_token, Tensor hidden, Tensor cell,"
+    " bool backward) -> (Tensor, Tensor, Tensor)",
+    _empty_loop,
+    shared=_one_batch,
+)
+def lane_recurrence(
+    given: Tensor, weight: Tensor, is_token: Tensor, hidden: Tensor, cell: Tensor, backward: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run the loops of lanes: outputs (L, B, T, H), gates (L, B, T, 4H), memories (L, B, T, H).
+
+    From given (L, B, T, 4H), weight (L, 4H, H), is_token (L, B, T) and the output and memory
+    (L, B, H) before the first step, which is the last in time if ``backward``. Gates are what
+    their functions give; where no token is, they are anything.
     """
+    tensors = (given, weight, is_token, hidden, cell)
     if native.serves(given):
-        return native.recurrence(given, weight, is_token, hidden, cell, backward)
-    tensors = [dense(t) for t in (given, weight, is_token, hidden, cell)]
-    outputs, cells = (given.new_empty(*given.shape[:3], weight.shape[2]) for _ in range(2))
-    gates = given.new_empty(given.shape)
-    _launch("recurrence", tensors, 2, (outputs, gates, cells), backward)
-    return outputs, gates, cells
+        return native.recurrence(*tensors, backward)
+    out = _empty_loop(given, weight)
+    _launch("recurrence", tensors, 2, out, backward)
+    return out
 
 
-@torch.library.custom_op(
-    "sartor::lane_recurrence_grad",
-    mutates_args=(),
-    schema=(
-        "(Tensor grad, Tensor last, Tensor weight, Tensor is_token, Tensor cell, Tensor gates,"
-        " Tensor cells, bool backward) -> (Tensor, Tensor, Tensor)"
-    ),
+@operator(
+    "lane_recurrence_grad(Tensor grad, Tensor last, Tensor weight, Tensor is_token, Tensor cell,"
+    " Tensor gates, Tensor cells, bool backward) -> (Tensor, Tensor, Tensor)",
+    _empty_gradient,
 )
 def lane_recurrence_grad(
     grad: Tensor,
@@ -215,56 +196,42 @@ def lane_recurrence_grad(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the gradients of ``given`` (L, B, T, 4H) and of the first output and memory.
 
-    Args:
-        grad: of the outputs (L, B, T, H).
-        last: of the last memory (L, B, H).
-        weight: as it was given.
-        is_token: as it was given.
-        cell: as it was given.
-        gates: what ``lane_recurrence`` found.
-        cells: what it found.
-        backward: as it was given.
+    From those of the outputs (L, B, T, H), ``grad``, and of the last memory (L, B, H), ``last``;
+    the others as ``lane_recurrence`` took and found them.
     """
+    tensors = (grad, last, weight, is_token, cell, gates, cells)
     if native.serves(grad):
-        given = (grad, last, weight, is_token, cell, gates, cells)
-        return native.recurrence_gradient(*given, backward)
-    tensors = [dense(t) for t in (grad, last, weight, is_token, cell, gates, cells)]
-    out = gates.new_empty(gates.shape)
-    to_hidden, to_cell = (cell.new_empty(cell.shape) for _ in range(2))
-    _launch("recurrence_gradient", tensors, 3, (out, to_hidden, to_cell), backward)
-    return out, to_hidden, to_cell
+        return native.recurrence_gradient(*tensors, backward)
+    out = _empty_gradient(*tensors)
+    _launch("recurrence_gradient", tensors, 3, out, backward)
+    return out
 
 
 def _launch(
-    kernel: str, given: list[Tensor], mask: int, out: tuple[Tensor, ...], backward: bool
+    kernel: str, tensors: Sequence[Tensor], mask: int, out: tuple[Tensor, ...], backward: bool
 ) -> None:
-    """Launch a kernel on tensors with contiguous lanes: a program for some texts.
+    """Launch a kernel that reads tensors, the first (L, B, T, ...), and writes ``out``.
 
-    Args:
-        kernel: its name.
-        given: what it reads; the first is (L, B, T, ...).
-        mask: which of them says where tokens are; the weights stand before it.
-        out: what it writes, without gaps.
-        backward: whether the loop begins with the last step.
+    ``mask`` is the number of the tensor that says where tokens are; the weights stand before it.
     """
+    given = [dense(t) for t in tensors]
     lanes, batch, steps = given[0].shape[:3]
     size = given[mask - 1].shape[2]
     given[mask] = given[mask].view(torch.uint8)
-    with torch.cuda.device_of(given[0]):
-        getattr(kernels("recurrent_kernels"), kernel)[(ceil(batch, _ROWS), lanes)](
-            *given,
-            *out,
-            *(t.stride(0) for t in given),
-            batch,
-            STEPS=steps,
-            H=size,
-            HP=power(size, 16),
-            BACKWARD=backward,
-            BM=_ROWS,
-            PRECISION=PRECISION,
-            num_warps=8,
-            num_stages=1,  # weights that are fetched ahead would not fit
-        )
+    launch(
+        "recurrent_kernels",
+        kernel,
+        (ceil(batch, _ROWS), lanes),
+        *(*given, *out, *(t.stride(0) for t in given), batch),
+        STEPS=steps,
+        H=size,
+        HP=power(size, 16),
+        BACKWARD=backward,
+        BM=_ROWS,
+        PRECISION=PRECISION,
+        num_warps=8,
+        num_stages=1,  # weights that are fetched ahead would not fit
+    )
 
 
 _PROOFS: dict[tuple[torch.device, torch.dtype, int], bool] = {}
@@ -321,34 +288,3 @@ def _from_state(
     weight: Tensor, is_token: Tensor, turned: bool, given: Tensor, hidden: Tensor, cell: Tensor
 ) -> tuple[Tensor, Tensor]:
     return plain(given, weight, is_token, turned, (hidden, cell))
-
-
-@lane_recurrence.register_fake
-def _(given: Tensor, weight: Tensor, *_: Any) -> Any:
-    shape = (*given.shape[:3], weight.shape[2])
-    return given.new_empty(shape), given.new_empty(given.shape), given.new_empty(shape)
-
-
-@lane_recurrence_grad.register_fake
-def _(grad: Any, last: Any, weight: Any, is_token: Any, cell: Any, gates: Any, *_: Any) -> Any:
-    return gates.new_empty(gates.shape), cell.new_empty(cell.shape), cell.new_empty(cell.shape)
-
-
-@lane_recurrence.register_vmap
-def _(info: Any, in_dims: Any, *given: Any) -> Any:
-    size, weight = info.batch_size, given[1]
-    merged: list[Any] = [merge(t, dim, size) for t, dim in zip(given[:-1], in_dims, strict=False)]
-    if in_dims[1] is None and len(weight) == 1 and merged[0].numel() < MOST_ELEMENTS:
-        # One model for all lanes: their texts are one batch.
-        texts = [t.flatten(0, 1)[None] for t in merged]
-        found = lane_recurrence(texts[0], weight, *texts[2:], given[-1])
-        return tuple(unfold(t, size) for t in found), (0, 0, 0)
-    return tuple(part(t, size) for t in lane_recurrence(*merged, given[-1])), (0, 0, 0)
-
-
-@lane_recurrence_grad.register_vmap
-def _(info: Any, in_dims: Any, *given: Any) -> Any:
-    size = info.batch_size
-    merged = (merge(t, dim, size) for t, dim in zip(given[:-1], in_dims, strict=False))
-    found = lane_recurrence_grad(*merged, given[-1])
-    return tuple(part(t, size) for t in found), (0, 0, 0)

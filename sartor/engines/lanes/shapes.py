@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, TypeVar
 
@@ -46,6 +46,12 @@ def kernels(module: str) -> Any:
     return importlib.import_module(f"sartor.engines.cuda.{module}")
 
 
+def launch(module: str, kernel: str, grid: tuple[int, ...], *given: Any, **constants: Any) -> None:
+    """Launch a kernel on the device of the tensors that it is given."""
+    with torch.cuda.device_of(next(x for x in nested(given) if isinstance(x, Tensor))):
+        getattr(kernels(module), kernel)[grid](*given, **constants)
+
+
 def usable(*tensors: Tensor) -> bool:
     """Say whether kernels can read these: on CUDA, of one dtype that they know, not empty."""
     first = tensors[0]
@@ -58,66 +64,13 @@ def usable(*tensors: Tensor) -> bool:
     )
 
 
-def merge(tensor: Tensor | None, dim: int | None, size: int) -> Tensor | None:
-    """Join a mapped axis to the lanes, which come first.
-
-    What is not mapped is repeated, without a copy where strides allow it.
-    """
-    if tensor is None:
-        return None
-    tensor = tensor.expand(size, *tensor.shape) if dim is None else tensor.movedim(dim, 0)
-    return tensor.flatten(0, 1)
-
-
-def part(tensor: Tensor, size: int) -> Tensor:
-    """Undo ``merge``."""
-    return tensor.reshape(size, tensor.shape[0] // size, *tensor.shape[1:])
-
-
-def folded(x: Tensor, dims: Sequence[int | None], weight: Tensor, grows: int) -> Tensor | None:
-    """Join a mapped axis to the rows of the only lane: (1, size · rows, ...).
-
-    Args:
-        x: inputs.
-        dims: the mapped axes of inputs, weight and bias.
-        weight: of the layer, (lanes, ...).
-        grows: outputs of a row, by which its inputs may be exceeded.
-
-    Returns:
-        the inputs; None where lanes have weights of their own, or would become too long.
-    """
-    if len(weight) > 1 or dims[0] is None or any(dim is not None for dim in dims[1:]):
-        return None
-    rows = x.movedim(dims[0], 0)
-    number = math.prod(rows.shape[:3])
-    if max(rows.numel(), number * grows) >= MOST_ELEMENTS:
-        return None
-    return rows.flatten(0, 2)[None]
-
-
-def unfold(tensor: Tensor, size: int) -> Tensor:
-    """Undo ``folded``: (size, 1, rows, ...)."""
-    return tensor.reshape(size, 1, -1, *tensor.shape[2:])
-
-
-def front(info: Any, in_dims: Any, *tensors: Tensor) -> list[Tensor]:
-    """Put the mapped axis of every tensor first; what is not mapped is repeated."""
-    return [
-        t.expand(info.batch_size, *t.shape) if dim is None else t.movedim(dim, 0)
-        for t, dim in zip(tensors, in_dims, strict=True)
-    ]
-
-
 def kept(values: Tensor, mask: list[Tensor]) -> Tensor:
     """Return the values where the mask, if there is one, is above 0 (or no number), else 0."""
     return torch.where(mask[0] <= 0, 0.0, values) if mask else values
 
 
 def dense(tensor: Tensor) -> Tensor:
-    """Make each lane contiguous.
-
-    The step from lane to lane is free, so that a repeated operand is not copied.
-    """
+    """Make each lane contiguous; steps between lanes are free: what is repeated is not copied."""
     return tensor if tensor[0].is_contiguous() else tensor.contiguous()
 
 
@@ -135,12 +88,8 @@ def in_parallel(like: Tensor, first: Callable[[], A], second: Callable[[], B]) -
     """Do two things that do not need each other; where a graph is recorded, at the same time.
 
     Small kernels leave most of a GPU idle, so two of them take hardly longer than one. Both begin
-    after all that was launched before, and what follows waits for both.
-
-    Args:
-        like: a tensor on the device in question.
-        first: done on another stream.
-        second: done on this one.
+    after all that was launched before, and what follows waits for both. ``like`` is a tensor on the
+    device in question.
     """
     if not (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return first(), second()

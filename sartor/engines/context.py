@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,12 +16,57 @@ from torch import Tensor
 
 from sartor.core import rng, tree, wire
 from sartor.core.cohort import Participation
-from sartor.core.method import ClientContext, Method, Phase, ServerContext
+from sartor.core.method import ClientContext, Method, Phase, ServerContext, no_message
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena, on_device
-from sartor.engines.parts import Block, Costs, Engine, cut_arena, reorder, reorder_context
+from sartor.engines.parts import (
+    Arena,
+    B,
+    Block,
+    Costs,
+    Sparing,
+    T,
+    cut_arena,
+    on_device,
+    reorder,
+    reorder_context,
+)
 from sartor.engines.plan import BatchPlan, build_plan, num_steps
+
+
+class Engine(Protocol):
+    """What an engine must do; see `sequential.py` for the plainest one."""
+
+    calls: dict[str, tuple[int, int]]
+    lanes: int | None
+    limit: int | None
+    workers: int
+
+    def tune(self, trial: Any, lanes: int, signature: Any) -> None:
+        """Choose the number of lanes a block by measuring, if there is a choice."""
+
+    def chunk(self, phases: tuple[Phase, ...]) -> int:
+        """Say how many lanes to work on at once."""
+
+    def spare(self, lanes: int) -> None:
+        """Work on so many lanes at most from now on, and free what larger blocks left behind."""
+
+    def runs(self, fn: Any, *args: Any) -> Any:
+        """Apply a server function to each run."""
+
+    def addresses(self, fn: Any, server: Tree, cohort: Tensor, server_ctx: ServerContext) -> Any:
+        """Write the message to each client of the cohort."""
+
+    def clients(self, fn: Any, *args: Any) -> Any:
+        """Apply a client function to each lane; the last argument is the ctx."""
+
+    def blocks(self, work: Any, blocks: list[Any]) -> list[Any]:
+        """Apply ``work`` to every block of lanes, in order or in parallel."""
+
+    def phase(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
+    ) -> tuple[Tree, Any]:
+        """Run a phase on each lane; returns the work and the number of steps taken."""
 
 
 class Context:
@@ -81,12 +126,7 @@ class Context:
     ) -> ServerContext:
         """Return what the server reads, for the runs ``run, run+1, ...`` of a cohort.
 
-        Args:
-            stage: what the keys are folded with.
-            round_index: the round.
-            cohort: (runs, slots) the ids of the clients.
-            present: (runs, slots) which of them report; all by default.
-            run: the first run.
+        ``present`` says which of the cohort (runs, slots) report; all by default.
         """
         device, runs = self.arena.device, slice(run, run + len(cohort))
         there = np.ones_like(cohort, dtype=bool) if present is None else present
@@ -114,7 +154,7 @@ class Context:
             k: v.gather(1, cohort) if v.dim() == 2 else v[:, None].expand(cohort.shape)
             for k, v in server_ctx.hyper.items()
         }
-        capacity = self.arena.splits["train"].capacity
+        rows = torch.arange(self.arena.splits["train"].capacity, device=device)
         return ClientContext(
             hyper=wide,
             common=common,
@@ -123,41 +163,69 @@ class Context:
             round=server_ctx.round,
             index=cohort,
             num_samples=sizes,
-            mask=torch.arange(capacity, device=device) < sizes[:, :, None],
+            mask=rows < sizes[:, :, None],
             reports=server_ctx.present,
         )
 
+    def contexts(
+        self,
+        stage: str,
+        round_index: int,
+        cohort: np.ndarray,
+        common: Tree,
+        own: Tree,
+        present: np.ndarray | None = None,
+        run: int = 0,
+    ) -> tuple[ClientContext, np.ndarray]:
+        """Return what the clients of a cohort read, messages included, and their keys."""
+        server_ctx = self.server_ctx(stage, round_index, cohort, present, run)
+        keys = self.keys(stage, round_index, cohort, run)
+        return self.client_ctx(server_ctx, keys, common, own), keys
+
     def messages(
-        self, method: Method, server: Tree, server_ctx: ServerContext
-    ) -> tuple[Tree, Tree]:
-        """Write the messages to a cohort, as they arrive: (runs, ...) and (runs, slots, ...)."""
-        common = self.engine.runs(method.broadcast, server, server_ctx)
-        own = self.engine.addresses(method.address, server, server_ctx.cohort, server_ctx)
-        sparse = method.wire.sparse
+        self,
+        method: Method,
+        server: Tree,
+        stage: str,
+        round_index: int,
+        cohort: np.ndarray,
+        present: np.ndarray | None = None,
+        run: int = 0,
+    ) -> tuple[ServerContext, ClientContext, np.ndarray]:
+        """Write the messages to a cohort: what server and clients read, and the clients' keys."""
+        server_ctx = self.server_ctx(stage, round_index, cohort, present, run)
+        keys = self.keys(stage, round_index, cohort, run)
+        common, own, sparse = {}, {}, method.wire.sparse
+        if method.broadcast is not no_message:
+            common = self.engine.runs(method.broadcast, server, server_ctx)
+        if method.address is not no_message:
+            own = self.engine.addresses(method.address, server, server_ctx.cohort, server_ctx)
         if sparse:
             common = wire.received(common, wire.marks_of(sparse, "common"))
             own = wire.received(own, wire.marks_of(sparse, "own"))
-        return common, own
+        return server_ctx, self.client_ctx(server_ctx, keys, common, own), keys
 
     # ---- states
 
+    def models(self, dtype: torch.dtype) -> Tree:
+        """Draw the initial models of all runs."""
+        device = self.arena.device
+        self.task.settle(device, dtype)
+        starts = {seed: self.task.init(seed) for seed in dict.fromkeys(self.seeds)}
+        stacked = tree.stack([starts[seed] for seed in self.seeds])
+        params: Tree = tree.map(lambda leaf: leaf.to(device, dtype), stacked)
+        return params
+
     def init(self, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Draw the initial models of all runs; return them and the server's first state."""
-        self.task.settle(self.arena.device, dtype)
-        starts = {seed: self.task.init(seed) for seed in dict.fromkeys(self.seeds)}
-        params: Tree = tree.map(
-            lambda leaf: leaf.to(self.arena.device, dtype),
-            tree.stack([starts[seed] for seed in self.seeds]),
-        )
-        server_ctx = self.server_ctx("init", 0, self.everybody)
+        params, server_ctx = self.models(dtype), self.server_ctx("init", 0, self.everybody)
         return params, self.engine.runs(self.method.init_server, params, server_ctx)
 
     def new_clients(self, params: Tree, cohort: np.ndarray) -> Tree:
         """Make the states of clients that have not trained yet."""
-        server_ctx = self.server_ctx("init", 0, cohort)
         found: Tree = self.engine.clients(
             lambda ctx: self.method.init_client(ctx.common, ctx._replace(common={})),
-            self.client_ctx(server_ctx, self.keys("init", 0, cohort), params, {}),
+            self.contexts("init", 0, cohort, params, {})[0],
         )
         return found
 
@@ -167,7 +235,7 @@ class Context:
         found: Tree = self.engine.runs(self.method.use.centre, server, server_ctx)
         return found
 
-    # ---- phases
+    # ---- work
 
     def run_phases(
         self,
@@ -181,14 +249,8 @@ class Context:
     ) -> tuple[Tree, Costs]:
         """Run local phases on a block of lanes, and count the samples they read.
 
-        Args:
-            phases: in this order.
-            work: what the phases change: (runs, slots, ...).
-            ctx: what the clients read.
-            client_keys: (runs, slots, 2) on the host.
-            ids: (runs, slots) the clients.
-            present: (runs, slots) which of them train.
-            run: the first run.
+        The clients are ``ids``, of whom those ``present`` train, (runs, slots), in the runs from
+        ``run`` on; keys are on the host.
         """
         costs = Costs(*np.zeros((2, len(ids)), dtype=np.int64))
         for phase in phases:
@@ -197,50 +259,46 @@ class Context:
                 steps = np.where(present, self.engine.clients(phase.steps, ctx).cpu().numpy(), 0)
             else:
                 steps = self.known_steps(phase, ids, present, run)
-            order = None
-            if phase.when is not None:
-                takes = self.engine.clients(phase.when, work, ctx).cpu().numpy()
-                steps = np.where(takes, steps, 0)
-                order = np.argsort(steps == 0, axis=1, kind="stable")
-            if not steps.any():  # no client takes it: no batches, no steps
-                work = self.engine.clients(phase.enter, work, ctx)
-                work = self.engine.clients(phase.leave, work, ctx)
-                continue
-            if order is None or (order[:, 1:] > order[:, :-1]).all():
+            if phase.when is None and steps.any():
                 plan = self.plan(phase, ids, keys, steps, run)
                 work, taken = self.engine.phase(phase, work, ctx, plan)
+                samples = _samples(phase, plan, taken)
             else:
-                args = (phase, work, ctx, ids, keys, steps, run)
-                work, taken, plan = self._takers_first(order, *args)
-            samples = plan.samples
-            if phase.stop is not None:
-                samples = plan.samples_in(np.asarray(taken.cpu()))
+                work, samples = self._some_take(phase, work, ctx, keys, ids, steps, run)
             forward, backward = self.engine.calls.get(phase.name, (0, 0))
             costs.backward += backward * samples.sum(1) // phase.draws
             costs.forward += forward * samples.sum(1) // phase.draws
         return work, costs
 
-    def _takers_first(
+    def _some_take(
         self,
-        order: np.ndarray,
         phase: Phase,
         work: Tree,
         ctx: ClientContext,
-        ids: np.ndarray,
         keys: np.ndarray,
+        ids: np.ndarray,
         steps: np.ndarray,
         run: int,
-    ) -> tuple[Tree, Any, BatchPlan]:
-        """Run a phase with its takers in front, so that no step is computed for the others."""
-        who, there = (np.take_along_axis(v, order, 1) for v in (ids, steps))
-        their = np.take_along_axis(keys, order[:, :, None], 1)
-        arena = cut_arena(self.arena, run, len(ids))
-        plan = build_plan(phase, arena, who, their, there, self.part_keys(phase, who, run))
+    ) -> tuple[Tree, np.ndarray]:
+        """Run a phase with its takers in front, so that no step is computed for the others.
+
+        Return the work, and how many samples each lane read, in some order.
+        """
+        if phase.when is not None:
+            steps = np.where(self.engine.clients(phase.when, work, ctx).cpu().numpy(), steps, 0)
+        if not steps.any():  # no client takes it: no batches, no steps
+            work = self.engine.clients(phase.enter, work, ctx)
+            return self.engine.clients(phase.leave, work, ctx), steps
+        order = np.argsort(steps == 0, axis=1, kind="stable")
+        moves = not (order[:, 1:] > order[:, :-1]).all()
         pick, back = (on_device(v, self.arena.device) for v in (order, order.argsort(1)))
-        moved, taken = self.engine.phase(
-            phase, reorder(work, pick), reorder_context(ctx, pick), plan
-        )
-        return reorder(moved, back), taken, plan
+        if moves:
+            work, ctx = reorder(work, pick), reorder_context(ctx, pick)
+            keys = np.take_along_axis(keys, order[:, :, None], 1)
+            ids, steps = (np.take_along_axis(v, order, 1) for v in (ids, steps))
+        plan = self.plan(phase, ids, keys, steps, run)
+        work, taken = self.engine.phase(phase, work, ctx, plan)
+        return reorder(work, back) if moves else work, _samples(phase, plan, taken)
 
     def known_steps(
         self, phase: Phase, ids: np.ndarray, present: np.ndarray, run: int
@@ -254,22 +312,27 @@ class Context:
         self, phase: Phase, ids: np.ndarray, keys: np.ndarray, steps: np.ndarray, run: int
     ) -> BatchPlan:
         """Draw the batches of a phase, or take those that were drawn ahead."""
+        ready = None
         if self.ahead:
             ready = self.ahead.pop(plan_key(phase, ids, keys, steps, run), None)
-            if ready is not None:
-                return ready
+        if ready is not None:
+            return ready
         arena = cut_arena(self.arena, run, len(ids))
-        return build_plan(phase, arena, ids, keys, steps, self.part_keys(phase, ids, run))
+        part_keys = None if phase.part == (0.0, 1.0) else self._part_keys(ids, run)
+        return build_plan(phase, arena, ids, keys, steps, part_keys)
 
-    def part_keys(self, phase: Phase, ids: np.ndarray, run: int) -> np.ndarray | None:
+    def _part_keys(self, ids: np.ndarray, run: int) -> np.ndarray:
         """Fold the keys of the order that cuts a client's samples into parts.
 
         It depends on the run's seed alone, so that equal clients are cut alike.
         """
-        if phase.part == (0.0, 1.0):
-            return None
         base = rng.fold_host(self.base[run : run + len(ids)], "part")
         return np.broadcast_to(base[:, None, :], (*ids.shape, 2))
+
+    def pieces(self, work: Callable[[B], T], blocks: Sequence[B]) -> list[tuple[B, T]]:
+        """Work on blocks; return what came of them, in smaller pieces where memory ran out."""
+        found = self.engine.blocks(Sparing(work, self.engine.spare), list(blocks))
+        return [piece for pieces in found for piece in pieces]
 
     def blocks(
         self, phases: tuple[Phase, ...], shape: tuple[int, ...], lanes: int | None = None
@@ -288,10 +351,9 @@ class Context:
     # ---- time
 
     def clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
-        """Return a stop-watch: each call adds the time since the last one under a name.
+        """Return a stop-watch: each call adds the time since the last under a name, and returns it.
 
-        It returns that time. On a GPU it marks the moment in the queue of work instead, and
-        ``read_clocks`` adds the time.
+        On a GPU it marks the moment in the queue of work; ``read_clocks`` adds the time.
         """
         if self.arena.device.type == "cuda":
             return self._queued_clock(seconds)
@@ -326,6 +388,11 @@ class Context:
         for seconds, name, before, now in self._marks:
             seconds[name] += before.elapsed_time(now) / 1000
         self._marks.clear()
+
+
+def _samples(phase: Phase, plan: BatchPlan, taken: Any) -> np.ndarray:
+    """Return how many samples each lane read, if it took so many steps."""
+    return plan.samples if phase.stop is None else plan.samples_in(np.asarray(taken.cpu()))
 
 
 def plan_key(

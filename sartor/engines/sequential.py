@@ -11,7 +11,7 @@ from sartor.core import tree
 from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena
+from sartor.engines.parts import Arena
 from sartor.engines.plan import BatchPlan
 
 

@@ -65,9 +65,7 @@ class SingleClient:
         self.context = Context(*parts)
         self.work_here = InProcess(self.context)
         self.evaluator = self.work_here.evaluator
-        task.settle(device, self.dtype)
-        start = tree.stack([task.init(seed)])
-        self.params = tree.map(lambda leaf: leaf.to(device, self.dtype), start)
+        self.params = self.context.models(self.dtype)
         self.records = records(method)
 
     def _client_context(
@@ -75,8 +73,6 @@ class SingleClient:
     ) -> tuple[ClientContext, np.ndarray]:
         """Put the messages where the functions of a client read them."""
         reports = np.array([[bool(head.get("reports", True))]])
-        server_ctx = self.context.server_ctx(stage, int(head["round"]), self.ids, reports)
-        keys = self.context.keys(stage, int(head["round"]), self.ids)
         sparse = self._record(head).wire.sparse
 
         def here(message: str, axes: int) -> Tree:
@@ -84,7 +80,8 @@ class SingleClient:
             device = self.context.arena.device
             return tree.map(lambda leaf: leaf.to(device)[(None,) * axes], whole)
 
-        return self.context.client_ctx(server_ctx, keys, here("common", 1), here("own", 2)), keys
+        at = (stage, int(head["round"]), self.ids, here("common", 1), here("own", 2))
+        return self.context.contexts(*at, reports)
 
     def _record(self, head: Mapping[str, Any]) -> Method:
         return self.records[head["record"]]
@@ -115,11 +112,11 @@ class SingleClient:
         ctx, keys = self._client_context(messages, head, head["stage"])
         yes = np.ones((1, 1), dtype=bool)
         reports = np.array([[bool(head["reports"])]])
-        order = Order(method, head["stage"], int(head["round"]), self.ids, yes, reports)
+        at = (head["stage"], int(head["round"]), self.ids, yes, reports)
         receipt = Receipt.blank(1)
         receipt.tally = self._tallies(head["score"])
         keep = _Lane({}) if head["keep"] else None
-        upload, _ = self.work_here.train(order, ctx, keys, store, receipt, keep)
+        upload, _ = self.work_here.train(Order(method, *at, ctx, keys), store, receipt, keep)
         if keep is not None:
             model = keep.table
         kept = {"client": store.table, "trained": model}

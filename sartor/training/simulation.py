@@ -25,11 +25,10 @@ from sartor.core.method import Method, endings
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
-from sartor.engines.arena import Arena, build_arena, with_palette
-from sartor.engines.context import Context
-from sartor.engines.parts import Engine, Receipt, Tally
+from sartor.engines.arena import build_arena, with_palette
+from sartor.engines.context import Context, Engine
+from sartor.engines.parts import Arena, Receipt, States, Tally
 from sartor.engines.round import Rounds
-from sartor.engines.store import States
 from sartor.engines.work import ClientWork, InProcess
 from sartor.results.log import Log
 from sartor.results.scores import PHASES, Ledger, Run, Scores

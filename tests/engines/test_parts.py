@@ -7,16 +7,17 @@ import pytest
 import torch
 
 from sartor.core.method import ClientContext, Phase
-from sartor.engines.arena import Arena, Split
 from sartor.engines.parts import (
+    Arena,
     Block,
+    Split,
     cut_arena,
     cut_context,
     cut_runs,
-    planned,
     reorder,
     reorder_context,
 )
+from sartor.engines.trial import planned
 
 RUNS, SLOTS = 3, 5
 LANES = torch.arange(RUNS * SLOTS).reshape(RUNS, SLOTS)

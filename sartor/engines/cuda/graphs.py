@@ -24,7 +24,6 @@ from sartor.core import tree
 from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena, on_device
 from sartor.engines.cuda.recording import (
     Function,
     copy,
@@ -36,6 +35,7 @@ from sartor.engines.cuda.recording import (
 from sartor.engines.lanes import leaves
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
+from sartor.engines.parts import Arena, on_device
 from sartor.engines.plan import BatchPlan, num_steps
 from sartor.engines.vectorised import (
     PER_CLIENT,

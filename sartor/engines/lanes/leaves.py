@@ -14,9 +14,9 @@ from torch import Tensor
 
 from sartor.core.method import Batch
 from sartor.core.torch_private import differentiating
-from sartor.engines.arena import Arena
 from sartor.engines.cpu import native
 from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, kernels, merge, part
+from sartor.engines.parts import Arena
 
 if TYPE_CHECKING:
     from sartor.engines.plan import BatchPlan

@@ -24,8 +24,10 @@ from sartor.engines.parts import (
     B,
     Block,
     Costs,
+    Group,
     Sparing,
     T,
+    Which,
     cut_arena,
     on_device,
     reorder,
@@ -117,17 +119,9 @@ class Context:
     # ---- what is read-only in a round
 
     def server_ctx(
-        self,
-        stage: str,
-        round_index: int,
-        cohort: np.ndarray,
-        present: np.ndarray | None = None,
-        run: int = 0,
+        self, stage: str, round_index: int, cohort: np.ndarray, present: Which = None, run: int = 0
     ) -> ServerContext:
-        """Return what the server reads, for the runs ``run, run+1, ...`` of a cohort.
-
-        ``present`` says which of the cohort (runs, slots) report; all by default.
-        """
+        """Return what the server reads, for the runs ``run, run+1, ...`` of a cohort."""
         device, runs = self.arena.device, slice(run, run + len(cohort))
         there = np.ones_like(cohort, dtype=bool) if present is None else present
         return ServerContext(
@@ -144,7 +138,7 @@ class Context:
         run_keys = rng.fold_host(self.base[run : run + len(cohort)], stage, round_index)
         return rng.fold_host(run_keys[:, None, :], cohort)
 
-    def client_ctx(
+    def _client_ctx(
         self, server_ctx: ServerContext, keys: np.ndarray, common: Tree, own: Tree
     ) -> ClientContext:
         """Return what the clients of the server's cohort read: (runs, slots, ...)."""
@@ -167,34 +161,10 @@ class Context:
             reports=server_ctx.present,
         )
 
-    def contexts(
-        self,
-        stage: str,
-        round_index: int,
-        cohort: np.ndarray,
-        common: Tree,
-        own: Tree,
-        present: np.ndarray | None = None,
-        run: int = 0,
-    ) -> tuple[ClientContext, np.ndarray]:
-        """Return what the clients of a cohort read, messages included, and their keys."""
-        server_ctx = self.server_ctx(stage, round_index, cohort, present, run)
-        keys = self.keys(stage, round_index, cohort, run)
-        return self.client_ctx(server_ctx, keys, common, own), keys
-
     def messages(
-        self,
-        method: Method,
-        server: Tree,
-        stage: str,
-        round_index: int,
-        cohort: np.ndarray,
-        present: np.ndarray | None = None,
-        run: int = 0,
-    ) -> tuple[ServerContext, ClientContext, np.ndarray]:
-        """Write the messages to a cohort: what server and clients read, and the clients' keys."""
-        server_ctx = self.server_ctx(stage, round_index, cohort, present, run)
-        keys = self.keys(stage, round_index, cohort, run)
+        self, method: Method, server: Tree, server_ctx: ServerContext
+    ) -> tuple[Tree, Tree]:
+        """Write the messages to a cohort, as they arrive: (runs, ...) and (runs, slots, ...)."""
         common, own, sparse = {}, {}, method.wire.sparse
         if method.broadcast is not no_message:
             common = self.engine.runs(method.broadcast, server, server_ctx)
@@ -203,7 +173,22 @@ class Context:
         if sparse:
             common = wire.received(common, wire.marks_of(sparse, "common"))
             own = wire.received(own, wire.marks_of(sparse, "own"))
-        return server_ctx, self.client_ctx(server_ctx, keys, common, own), keys
+        return common, own
+
+    def group(
+        self,
+        stage: str,
+        t: int,
+        ids: np.ndarray,
+        messages: tuple[Tree, Tree],
+        run: int = 0,
+        server_ctx: ServerContext | None = None,
+    ) -> Group:
+        """Return clients ``ids`` (runs, slots) with their messages, common and own, in round t."""
+        keys = self.keys(stage, t, ids, run)
+        server_ctx = server_ctx or self.server_ctx(stage, t, ids, run=run)
+        ctx = self._client_ctx(server_ctx, keys, *messages)
+        return Group(run, ids, np.ones_like(ids, dtype=bool), ctx, keys)
 
     # ---- states
 
@@ -225,7 +210,7 @@ class Context:
         """Make the states of clients that have not trained yet."""
         found: Tree = self.engine.clients(
             lambda ctx: self.method.init_client(ctx.common, ctx._replace(common={})),
-            self.contexts("init", 0, cohort, params, {})[0],
+            self.group("init", 0, cohort, (params, {})).ctx,
         )
         return found
 
@@ -237,53 +222,35 @@ class Context:
 
     # ---- work
 
-    def run_phases(
-        self,
-        phases: tuple[Phase, ...],
-        work: Tree,
-        ctx: ClientContext,
-        client_keys: np.ndarray,
-        ids: np.ndarray,
-        present: np.ndarray,
-        run: int,
-    ) -> tuple[Tree, Costs]:
-        """Run local phases on a block of lanes, and count the samples they read.
-
-        The clients are ``ids``, of whom those ``present`` train, (runs, slots), in the runs from
-        ``run`` on; keys are on the host.
-        """
-        costs = Costs(*np.zeros((2, len(ids)), dtype=np.int64))
+    def run_phases(self, phases: tuple[Phase, ...], work: Tree, group: Group) -> tuple[Tree, Costs]:
+        """Run local phases on a block of lanes, and count the samples they read."""
+        costs = Costs(*np.zeros((2, len(group.ids)), dtype=np.int64))
         for phase in phases:
-            keys = rng.fold_host(client_keys, phase.stream or phase.name)
+            keys = rng.fold_host(group.keys, phase.stream or phase.name)
             if callable(phase.steps):
-                steps = np.where(present, self.engine.clients(phase.steps, ctx).cpu().numpy(), 0)
+                steps = self.engine.clients(phase.steps, group.ctx).cpu().numpy()
+                steps = np.where(group.present, steps, 0)
             else:
-                steps = self.known_steps(phase, ids, present, run)
+                steps = self.known_steps(phase, group.ids, group.present, group.run)
             if phase.when is None and steps.any():
-                plan = self.plan(phase, ids, keys, steps, run)
-                work, taken = self.engine.phase(phase, work, ctx, plan)
-                samples = _samples(phase, plan, taken)
+                plan = self.plan(phase, group.ids, keys, steps, group.run)
+                work, taken = self.engine.phase(phase, work, group.ctx, plan)
+                samples = plan.samples if phase.stop is None else plan.samples_in(taken)
             else:
-                work, samples = self._some_take(phase, work, ctx, keys, ids, steps, run)
+                work, samples = self._some_take(phase, work, group, keys, steps)
             forward, backward = self.engine.calls.get(phase.name, (0, 0))
             costs.backward += backward * samples.sum(1) // phase.draws
             costs.forward += forward * samples.sum(1) // phase.draws
         return work, costs
 
     def _some_take(
-        self,
-        phase: Phase,
-        work: Tree,
-        ctx: ClientContext,
-        keys: np.ndarray,
-        ids: np.ndarray,
-        steps: np.ndarray,
-        run: int,
+        self, phase: Phase, work: Tree, group: Group, keys: np.ndarray, steps: np.ndarray
     ) -> tuple[Tree, np.ndarray]:
         """Run a phase with its takers in front, so that no step is computed for the others.
 
         Return the work, and how many samples each lane read, in some order.
         """
+        ids, ctx = group.ids, group.ctx
         if phase.when is not None:
             steps = np.where(self.engine.clients(phase.when, work, ctx).cpu().numpy(), steps, 0)
         if not steps.any():  # no client takes it: no batches, no steps
@@ -296,9 +263,10 @@ class Context:
             work, ctx = reorder(work, pick), reorder_context(ctx, pick)
             keys = np.take_along_axis(keys, order[:, :, None], 1)
             ids, steps = (np.take_along_axis(v, order, 1) for v in (ids, steps))
-        plan = self.plan(phase, ids, keys, steps, run)
+        plan = self.plan(phase, ids, keys, steps, group.run)
         work, taken = self.engine.phase(phase, work, ctx, plan)
-        return reorder(work, back) if moves else work, _samples(phase, plan, taken)
+        samples = plan.samples if phase.stop is None else plan.samples_in(taken)
+        return reorder(work, back) if moves else work, samples
 
     def known_steps(
         self, phase: Phase, ids: np.ndarray, present: np.ndarray, run: int
@@ -312,11 +280,8 @@ class Context:
         self, phase: Phase, ids: np.ndarray, keys: np.ndarray, steps: np.ndarray, run: int
     ) -> BatchPlan:
         """Draw the batches of a phase, or take those that were drawn ahead."""
-        ready = None
-        if self.ahead:
-            ready = self.ahead.pop(plan_key(phase, ids, keys, steps, run), None)
-        if ready is not None:
-            return ready
+        if self.ahead and (key := plan_key(phase, ids, keys, steps, run)) in self.ahead:
+            return self.ahead.pop(key)
         arena = cut_arena(self.arena, run, len(ids))
         part_keys = None if phase.part == (0.0, 1.0) else self._part_keys(ids, run)
         return build_plan(phase, arena, ids, keys, steps, part_keys)
@@ -388,11 +353,6 @@ class Context:
         for seconds, name, before, now in self._marks:
             seconds[name] += before.elapsed_time(now) / 1000
         self._marks.clear()
-
-
-def _samples(phase: Phase, plan: BatchPlan, taken: Any) -> np.ndarray:
-    """Return how many samples each lane read, if it took so many steps."""
-    return plan.samples if phase.stop is None else plan.samples_in(np.asarray(taken.cpu()))
 
 
 def plan_key(

@@ -16,6 +16,7 @@ from sartor.engines.context import Context
 from sartor.engines.parts import (
     Block,
     Costs,
+    Group,
     Lanes,
     Receipt,
     Some,
@@ -74,11 +75,11 @@ class Evaluator:
         tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
 
         def score(block: Some) -> tuple[Costs, np.ndarray]:
-            run, ids = block.run, block.ids
-            ctx, keys = self.messages_to(cut_runs(server, run, len(ids)), round_index, ids, run)
-            model, costs = self.use(method, store, ctx, keys, ids, run)
-            self.score(method, model, ctx, ids, run, tallies)
-            return costs, message_bytes(method, ctx)
+            here = cut_runs(server, block.run, len(block.ids))
+            group = self.messages_to(here, round_index, block.ids, block.run)
+            model, costs = self.use(method, store, group)
+            self.score(method, model, group, tallies)
+            return costs, message_bytes(method, group.ctx)
 
         receipt = Receipt.blank(context.arena.num_runs)
         blocks = self.client_blocks() if blocks is None else blocks
@@ -121,23 +122,14 @@ class Evaluator:
         tallies: dict[str, Tally],
     ) -> None:
         """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
-        ctx, _ = self.context.contexts("evaluate", round_index, ids, {}, {}, run=run)
+        group = self.context.group("evaluate", round_index, ids, ({}, {}), run)
         model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
-        self.score(self._plain, model, ctx, ids, run, tallies)
+        self.score(self._plain, model, group, tallies)
 
-    def score(
-        self,
-        method: Method,
-        model: Tree,
-        ctx: ClientContext,
-        ids: np.ndarray,
-        run: int,
-        tallies: dict[str, Tally],
-    ) -> None:
-        """Score the models (runs, n, ...) of the clients ``ids`` on their own data."""
-        there = np.ones_like(ids, dtype=bool)
+    def score(self, method: Method, model: Tree, group: Group, tallies: dict[str, Tally]) -> None:
+        """Score the models (runs, n, ...) of clients on their own data."""
         for split, tally in tallies.items():
-            self.score_lanes(method, model, ctx, ids, there, run, split, tally)
+            self._score_split(method, model, group, split, tally)
 
     def show(
         self, store: Lanes, round_index: int, blocks: Sequence[Some] | None = None
@@ -158,7 +150,7 @@ class Evaluator:
         context = self.context
         if context.method.show.client is None:
             return {}
-        ctx, _ = context.contexts("inspect", round_index, ids, {}, {}, run=run)
+        ctx = context.group("inspect", round_index, ids, ({}, {}), run).ctx
         found = context.engine.clients(context.method.show.client, store.gather(ids, run), ctx)
         return tree.map(lambda leaf: leaf.float(), found)
 
@@ -210,31 +202,21 @@ class Evaluator:
         The runs are ``run`` and those after it, and the server is theirs. The costs are those of
         adaptation.
         """
-        ctx, keys = self.messages_to(server, round_index, ids, run)
-        model, costs = self.use(self.context.record(round_index), store, ctx, keys, ids, run)
-        return ctx, model, costs
+        group = self.messages_to(server, round_index, ids, run)
+        return group.ctx, *self.use(self.context.record(round_index), store, group)
 
-    def messages_to(
-        self, server: Tree, round_index: int, ids: np.ndarray, run: int = 0
-    ) -> tuple[ClientContext, np.ndarray]:
-        """Write the messages of an evaluation to the clients ``ids``: contexts and keys."""
-        method = self.context.record(round_index)
-        return self.context.messages(method, server, "evaluate", round_index, ids, run=run)[1:]
+    def messages_to(self, server: Tree, t: int, ids: np.ndarray, run: int = 0) -> Group:
+        """Write the messages of an evaluation in round ``t`` to the clients ``ids``."""
+        server_ctx = self.context.server_ctx("evaluate", t, ids, run=run)
+        messages = self.context.messages(self.context.record(t), server, server_ctx)
+        return self.context.group("evaluate", t, ids, messages, run, server_ctx)
 
-    def use(
-        self,
-        method: Method,
-        store: Lanes,
-        ctx: ClientContext,
-        keys: np.ndarray,
-        ids: np.ndarray,
-        run: int = 0,
-    ) -> tuple[Tree, Costs]:
+    def use(self, method: Method, store: Lanes, group: Group) -> tuple[Tree, Costs]:
         """Do what clients do with a message at an evaluation: ``begin``, ``adapt``, ``model``."""
-        work = self.context.engine.clients(method.begin, store.gather(ids, run), ctx)
-        there = np.ones_like(ids, dtype=bool)
-        work, costs = self.context.run_phases(method.use.adapt, work, ctx, keys, ids, there, run)
-        return self.context.engine.clients(method.use.model, work, ctx), costs
+        engine = self.context.engine
+        work = engine.clients(method.begin, store.gather(group.ids, group.run), group.ctx)
+        work, costs = self.context.run_phases(method.use.adapt, work, group)
+        return engine.clients(method.use.model, work, group.ctx), costs
 
     def _score_phase(self, method: Method, split: str, pooled: bool) -> Phase:
         predict = method.use.predict or self.context.task.logits
@@ -266,22 +248,15 @@ class Evaluator:
             batch=self.eval_batch,
         )
 
-    def score_lanes(
-        self,
-        method: Method,
-        model: Tree,
-        ctx: ClientContext,
-        ids: np.ndarray,
-        present: np.ndarray,
-        run: int,
-        split: str,
-        tally: Tally,
+    def _score_split(
+        self, method: Method, model: Tree, group: Group, split: str, tally: Tally
     ) -> None:
         """Add up correct answers and losses of one model per lane."""
+        run, ids, present = group.run, group.ids, group.present
         arena, engine = cut_arena(self.context.arena, run, len(ids)), self.context.engine
         size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
         order = np.argsort(-size, axis=1, kind="stable")
-        here = ctx._replace(own=model, common={})  # the model takes the place of a message
+        here = group.ctx._replace(own=model, common={})  # the model takes the place of a message
         if (order[:, 1:] < order[:, :-1]).any():
             here = self._ordered(here, order)
             ids, size, present = (np.take_along_axis(v, order, 1) for v in (ids, size, present))

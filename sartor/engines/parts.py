@@ -67,14 +67,12 @@ class Arena:
 
 
 def on_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Return an array of the host as a tensor on a device.
-
-    A copy from ordinary memory to a GPU waits until all work in its queue is done. A copy from
-    pinned memory takes its place in the queue, and the host continues.
-    """
+    """Return an array of the host as a tensor on a device."""
     held = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda" or held.device.type != "cpu":
         return held.to(device)
+    # A copy from ordinary memory to a GPU waits until all work in its queue is done; one from
+    # pinned memory takes its place in the queue, and the host continues.
     return held.pin_memory().to(device, non_blocking=True)
 
 
@@ -116,6 +114,29 @@ class States(Lanes, Protocol):
 # ---- orders and costs
 
 
+Which = np.ndarray | None
+"""Marks of lanes, (runs, slots); None marks all."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients that work at once, (runs, slots), in the runs ``run, run+1, ...``.
+
+    Attributes:
+        run: the first run.
+        ids: which clients.
+        present: which of them take part.
+        ctx: what they read, their messages included.
+        keys: (runs, slots, 2) on the host.
+    """
+
+    run: int
+    ids: np.ndarray
+    present: np.ndarray
+    ctx: ClientContext
+    keys: np.ndarray
+
+
 @dataclass(frozen=True)
 class Order:
     """What the clients of an exchange are asked to do.
@@ -142,6 +163,11 @@ class Order:
     ctx: ClientContext
     keys: np.ndarray
     connected: Any = None
+
+    def group(self, block: Block) -> Group:
+        """Return the clients of a block of lanes, of whom some train."""
+        ids, trains, keys = (v[block.cut] for v in (self.cohort, self.trains, self.keys))
+        return Group(block.run, ids, trains, cut_context(self.ctx, block), keys)
 
 
 @dataclass

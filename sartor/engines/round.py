@@ -94,12 +94,14 @@ class Rounds:
         """Send messages, let the clients work, aggregate their uploads, and count the bytes."""
         context, engine, (cohort, trains, present) = self.context, self.context.engine, drawn
         clock = context.clock(receipt.seconds)
-        server_ctx, ctx, keys = context.messages(method, server, stage, t, cohort, present)
+        server_ctx = context.server_ctx(stage, t, cohort, present)
+        messages = context.messages(method, server, server_ctx)
+        group = context.group(stage, t, cohort, messages, server_ctx=server_ctx)
         connected = None
         if method.wire.connected is not None:
             connected = engine.runs(method.wire.connected, server, server_ctx)
         clock("server")
-        order = Order(method, stage, t, *drawn, ctx, keys, connected)
+        order = Order(method, stage, t, *drawn, group.ctx, group.keys, connected)
         uploads, there = self.clients.train(order, store, receipt, keep)
         clock = context.clock(receipt.seconds)
         receipt.participants -= (trains & ~there).sum(1)
@@ -112,8 +114,8 @@ class Rounds:
         if self.watch is not None and stage == "train":
             self.watch(uploads, cohort, trains)
         server = engine.runs(method.aggregate, server, uploads, server_ctx)
-        messages = {"common": ctx.common, "own": ctx.own, "upload": uploads}
-        down, up = wire.sent(messages, method.wire.sparse, connected, trains, present)
+        sent = dict(zip(wire.MESSAGES, (*messages, uploads), strict=True))
+        down, up = wire.sent(sent, method.wire.sparse, connected, trains, present)
         receipt.bytes_down += down
         receipt.bytes_up += up
         clock("server")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -88,7 +88,7 @@ class Vectorised:
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the ctx."""
-        mapped = over_lanes(fn, len(args) - 1)
+        mapped = over_lanes(fn)
         if self.arena.device.type != "cpu":
             return mapped(*args)
         return self.traces.call(fn, mapped, *args)
@@ -132,10 +132,8 @@ class Vectorised:
         # The compiled layers pay in traces, and steps of ever other widths are not traced. What
         # serves a step follows from the plan alone: a resumed run has the same bits.
         served = device.type == "cpu" and len({width for width, _ in widths}) == 1
-        owner = phase if served else phase.step
-        step = self._counted(
-            phase, over_lanes(phase.step, 2, CoreLanes if served else _drawing(phase))
-        )
+        owner, means = (phase, CoreLanes) if served else (phase.step, _drawing(phase))
+        step = partial(self._counted, phase, over_lanes(phase.step, means))
         steps = torch.from_numpy(plan.steps).to(device)
         stops = None if phase.stop is None else _Stops(phase.stop, self, steps)
         finished: list[Tree] = []
@@ -156,16 +154,12 @@ class Vectorised:
                 work = tree.where(s < steps[:, :width], new, work) if idle else new
         return tree.cat([work, *reversed(finished)], 1), steps if stops is None else stops.taken
 
-    def _counted(self, phase: Phase, step: Callable[..., Any]) -> Callable[..., Any]:
-        """Remember how many losses a step computes; a trace does not ask the task for them."""
-
-        def counted(*args: Any) -> Any:
-            with metered() as calls:
-                found = step(*args)
-            self.calls[phase.name] = calls()
-            return found
-
-        return counted
+    def _counted(self, phase: Phase, step: Callable[..., Any], *args: Any) -> Any:
+        """Take a step and remember how many losses it computes; a trace does not count them."""
+        with metered() as calls:
+            found = step(*args)
+        self.calls[phase.name] = calls()
+        return found
 
     def _steps_alone(
         self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
@@ -180,7 +174,7 @@ class Vectorised:
             with alone(operations), drawing():
                 return phase.step(*args)
 
-        counted = self._counted(phase, step)
+        counted = partial(self._counted, phase, step)
         for s in range(plan.num_steps):
             batch = plan.batches(self.arena, plan.table[0, 0, s % plan.table.shape[2]])
             now = self.traces.call(
@@ -236,7 +230,6 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 def over_lanes(
     fn: Callable[..., Any],
-    num_trees: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     dims: ClientContext = PER_CLIENT,
 ) -> Callable[..., Any]:
@@ -244,18 +237,18 @@ def over_lanes(
 
     ``context`` is entered while it runs; ``dims`` are the fields with an axis of clients.
     """
-    inner = vmap(fn, in_dims=(*(0,) * num_trees, dims))
+    return partial(_on_lanes, fn, context, dims)
 
-    def mapped(*args: Any) -> Any:
-        runs, slots = args[-1].index.shape
-        with context():
-            if runs * slots == 1:
-                return _lift(_lift(fn(*(_drop_context(_drop(a), dims) for a in args))))
-            if runs == 1:
-                return _lift(inner(*(_drop(a) for a in args)))
-            return vmap(inner)(*args)
 
-    return mapped
+def _on_lanes(fn: Callable[..., Any], context: Any, dims: ClientContext, *args: Any) -> Any:
+    inner = vmap(fn, in_dims=(*(0,) * (len(args) - 1), dims))
+    runs, slots = args[-1].index.shape
+    with context():
+        if runs * slots == 1:
+            return _lift(_lift(fn(*(_drop_context(_drop(a), dims) for a in args))))
+        if runs == 1:
+            return _lift(inner(*(_drop(a) for a in args)))
+        return vmap(inner)(*args)
 
 
 def narrow_context(

@@ -33,7 +33,6 @@ from sartor.engines.parts import (
     Receipt,
     States,
     Tally,
-    cut_context,
     on_device,
 )
 from sartor.engines.trial import tune_lanes
@@ -224,22 +223,20 @@ class InProcess:
         def train(block: Block) -> tuple[Tree, Costs, dict[str, float]]:
             seconds = receipt.seconds if one_clock else {"train": 0.0, "evaluate": 0.0}
             clock = context.clock(seconds)
-            run, ids, there = block.run, order.cohort[block.cut], order.trains[block.cut]
-            ctx, keys = cut_context(order.ctx, block), order.keys[block.cut]
-            state = store.gather(ids, run)
-            work = engine.clients(method.begin, state, ctx)
-            work, costs = context.run_phases(method.phases, work, ctx, keys, ids, there, run)
+            group = order.group(block)
+            state = store.gather(group.ids, block.run)
+            work = engine.clients(method.begin, state, group.ctx)
+            work, costs = context.run_phases(method.phases, work, group)
             clock("train")
             if receipt.tally or keep is not None:
-                model = engine.clients(method.use.model, work, ctx)
+                model = engine.clients(method.use.model, work, group.ctx)
                 if keep is not None:
-                    keep.scatter(ids, model, there, run)
-                for split, tally in receipt.tally.items():
-                    self.evaluator.score_lanes(method, model, ctx, ids, there, run, split, tally)
+                    keep.scatter(group.ids, model, group.present, block.run)
+                self.evaluator.score(method, model, group, receipt.tally)
                 clock("evaluate")
-            state, upload = engine.clients(method.finish, state, work, ctx)
+            state, upload = engine.clients(method.finish, state, work, group.ctx)
             self._check_private(method, upload)
-            store.scatter(ids, state, there, run)
+            store.scatter(group.ids, state, group.present, block.run)
             clock("train")
             return upload, costs, seconds
 
@@ -320,19 +317,15 @@ class Store:
         )
 
     def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
-        """Return the states of a cohort of the runs ``run, run+1, ...``.
-
-        (runs, slots, ...), on the device.
-        """
-        if not tree.leaves(self.table):
-            return self.table
-        index = self._index(cohort, run)
-        if self.folder is not None:
-            return self._gather_mapped(cohort, run, index)
+        """Return the states of a cohort of the runs ``run, run+1, ...``: (runs, slots, ...)."""
+        if self.folder is not None and self.table:
+            return self._gather_mapped(cohort, run)
+        index = self._index(run + np.arange(len(cohort))[:, None], cohort)
         return tree.map(lambda leaf: leaf[index], self.table)
 
-    def _gather_mapped(self, cohort: np.ndarray, run: int, index: tuple[Tensor, Tensor]) -> Tree:
+    def _gather_mapped(self, cohort: np.ndarray, run: int) -> Tree:
         """Read the states that were put from their files, and make the others."""
+        index = self._index(run + np.arange(len(cohort))[:, None], cohort)
         block = slice(run, run + len(cohort))
         seen = self.touched[np.arange(run, block.stop)[:, None], cohort]
         full = np.zeros((self.shape[0], cohort.shape[1]), dtype=np.int64)
@@ -356,14 +349,14 @@ class Store:
     def put(self, run: np.ndarray, client: np.ndarray, rows: Tree) -> None:
         """Put single states: row j is that of ``client[j]`` in ``run[j]``."""
         self.touched[run, client] = True
-        index = tuple(on_device(i, self._home) for i in (run, client))
+        index = self._index(run, client)
         # First what may fail for want of memory, so that a state is never half new.
-        ready = tree.map(lambda leaf, new: new.to(self._home, leaf.dtype), self.table, rows)
+        ready = tree.map(lambda leaf, new: new.to(leaf.device, leaf.dtype), self.table, rows)
         tree.map(lambda leaf, new: leaf.index_put_(index, new), self.table, ready)
 
     def rows(self, run: np.ndarray, client: np.ndarray) -> Tree:
         """Return single states that were put, (rows, ...), on the device; see `put`."""
-        index = tuple(on_device(i, self._home) for i in (run, client))
+        index = self._index(run, client)
         found: Tree = tree.map(lambda leaf: leaf[index].to(self.device), self.table)
         return found
 
@@ -371,21 +364,16 @@ class Store:
         """Return a store in memory that begins as this one is; writing to it changes only it."""
         return Store(self.gather, *self.shape, self.device)
 
-    def _index(self, cohort: np.ndarray, run: int) -> tuple[Tensor, Tensor]:
-        runs = torch.arange(run, run + len(cohort), device=self._home)[:, None]
-        return runs, on_device(cohort, self._home)
-
-    @property
-    def _home(self) -> torch.device:
-        """Where the states are kept."""
-        return torch.device("cpu") if self.folder is not None else self.device
+    def _index(self, run: np.ndarray, client: np.ndarray) -> tuple[Tensor, Tensor]:
+        home = torch.device("cpu") if self.folder is not None else self.device
+        return on_device(run, home), on_device(client, home)
 
     def dump(self) -> Tree:
         """Return what a checkpoint must hold.
 
         The rows of clients that have trained, and which they are.
         """
-        index = tuple(on_device(i, self._home) for i in np.nonzero(self.touched))
+        index = self._index(*np.nonzero(self.touched))
         rows = tree.map(lambda leaf: leaf[index], self.table)
         return {"rows": rows, "touched": torch.from_numpy(self.touched.copy())}
 

@@ -186,11 +186,11 @@ class Remote:
             parts = (here.method, here.task, sample, Vectorised(sample, 1), here.seeds, here.hyper)
             one = Context(*parts, Participation())
             own = tree.narrow(order.ctx.own, 1, 0, 1)
-            at = (order.stage, order.round_index, ids, order.ctx.common, own)
-            ctx, keys = one.contexts(*at)
+            at = (order.stage, order.round_index, ids, (order.ctx.common, own))
+            group = one.group(*at)
             clients = InProcess(one)
             upload, _ = clients.train(
-                replace(order, cohort=ids, trains=yes, present=yes, ctx=ctx, keys=keys),
+                replace(order, cohort=ids, trains=yes, present=yes, ctx=group.ctx, keys=group.keys),
                 clients.keep_states(one.models(self.dtype), None),
                 Receipt.blank(1),
                 None,
@@ -215,7 +215,7 @@ class Remote:
             receipt.forward_evaluations += forward
 
         for block in self.evaluator.client_blocks():
-            ctx, _ = self.evaluator.messages_to(server, round_index, block.ids, block.run)
+            ctx = self.evaluator.messages_to(server, round_index, block.ids, block.run).ctx
             orders = self._orders("score", method, ctx, round_index, numbers, splits)
             self._send_scores("score", "pre", orders, take, tallies, round_index)
             receipt.bytes_down += message_bytes(method, ctx)
@@ -270,7 +270,7 @@ class Remote:
 
     def _keep_first(self, server: Tree, numbers: StateNumbers) -> None:
         """Let all clients keep the model that they would use before any training."""
-        ctx, _ = self.evaluator.messages_to(server, 0, self.context.everybody)
+        ctx = self.evaluator.messages_to(server, 0, self.context.everybody).ctx
         orders = self._orders("keep", self.context.record(0), ctx, 0, numbers, lasting=True)
         taken = self._send("keep", orders, 0)
         numbers.base[sorted(taken)] = self.dispatcher.serial
@@ -278,7 +278,7 @@ class Remote:
     def deploy(self, server: Tree, store: States, round_index: int, federation: str) -> None:
         """Let all clients write the model that they will use to their own disks."""
         method = self.context.record(round_index)
-        ctx, _ = self.evaluator.messages_to(server, round_index, self.context.everybody)
+        ctx = self.evaluator.messages_to(server, round_index, self.context.everybody).ctx
         numbers = _numbers(store)
         orders = self._orders("deploy", method, ctx, round_index, numbers, federation=federation)
         self._send("deploy", orders, round_index)

@@ -312,7 +312,7 @@ def test_what_surrounds_a_mapped_function_is_entered_once_for_all_lanes() -> Non
         reported.append("work")
         return work
 
-    over_lanes(client, 1, around)({"a": torch.zeros(1, 3)}, there.ctx)
+    over_lanes(client, around)({"a": torch.zeros(1, 3)}, there.ctx)
     assert reported == ["in", "work", "out"]
 
 

@@ -197,9 +197,9 @@ class _Captured:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.widths = few_widths(_schedule(phase, engine.arena, plan), plan.steps.shape[1])
         self.fusion = Fusion()
-        self.step = over_lanes(phase.step, 2, lambda: LaneOperations(self.fusion), dims)
+        self.step = over_lanes(phase.step, lambda: LaneOperations(self.fusion), dims)
         self.proven = False
-        self.stop = None if phase.stop is None else over_lanes(phase.stop, 1, dims=dims)
+        self.stop = None if phase.stop is None else over_lanes(phase.stop, dims=dims)
 
     def holds(self, plan: BatchPlan) -> bool:
         """Say whether the buffers are long enough for a plan."""

@@ -316,11 +316,8 @@ class Context:
     # ---- time
 
     def clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
-        """Return a stop-watch: each call adds the time since the last under a name, and returns it.
-
-        On a GPU it marks the moment in the queue of work; ``read_clocks`` adds the time.
-        """
-        if self.arena.device.type == "cuda":
+        """Return a stop-watch: each call adds the time since the last under a name, and returns it."""
+        if self.arena.device.type == "cuda":  # there `read_clocks` adds it
             return self._queued_clock(seconds)
         last = [time.perf_counter()]
 

@@ -61,13 +61,9 @@ class BatchPlan:
 
     def widths(self) -> list[tuple[int, bool]]:
         """Say per step how many leading slots cover all active lanes, and if some are idle."""
-        slots = self.steps.shape[1]
-        found = []
-        for s in range(self.num_steps):
-            active = self.steps > s
-            width = slots - int(np.argmax(np.asarray(active.any(0))[::-1]))
-            found.append((width, not bool(active[:, :width].all())))
-        return found
+        active = self.steps > np.arange(self.num_steps)[:, None, None]
+        widths = (active.any(1) * np.arange(1, self.steps.shape[1] + 1)).max(1, initial=0).tolist()
+        return [(w, not bool(now[:, :w].all())) for w, now in zip(widths, active, strict=True)]
 
     def narrow(self, run: int, runs: int, slot: int, slots: int) -> BatchPlan:
         """View the plan of a block of lanes."""
@@ -117,10 +113,8 @@ class BatchPlan:
 
 def num_steps(phase: Phase, sizes: np.ndarray) -> np.ndarray:
     """Return how many steps clients with so many samples take (phases of known length)."""
-    if phase.data == "none":
-        per_epoch = np.ones_like(sizes)
-    else:
-        per_epoch = _per_epoch(phase, _used(phase, sizes)[2])
+    used = _used(phase, sizes)[2]
+    per_epoch = np.ones_like(sizes) if phase.data == "none" else _per_epoch(phase, used)
     if isinstance(phase.steps, int):
         return np.where(per_epoch > 0, phase.steps, 0)
     return phase.epochs * per_epoch
@@ -154,18 +148,15 @@ def build_plan(
     steps: np.ndarray,
     part_keys: np.ndarray | None = None,
 ) -> BatchPlan:
-    """Draw the rows of every step.
+    """Draw the rows of every step of a cohort (runs, slots), all on the host but the result.
 
-    Client ids, keys (with two words each) and numbers of steps, 0 for the absent, are
-    (runs, slots), on the host: folding a few thousand keys there costs less than launching its
-    small kernels. ``part_keys``, folded with the seed only, are for a phase on a part of the data.
+    ``steps`` are 0 for the absent; ``part_keys`` are for a phase on a part of the data.
     """
     device, total_steps = arena.device, int(steps.max(initial=0))
+    step_keys = torch.zeros((*steps.shape, total_steps, 0), dtype=torch.int64, device=device)
     if phase.random:
         folded = rng.fold_host(rng.fold_host(keys, "step")[:, :, None, :], np.arange(total_steps))
         step_keys = on_device(folded, device)
-    else:
-        step_keys = torch.zeros((*steps.shape, total_steps, 0), dtype=torch.int64, device=device)
     if phase.data == "none":
         return _without_data(steps, step_keys)
     split = arena.splits[phase.data]
@@ -193,8 +184,7 @@ def build_plan(
             where = offset[number][:, :, None] + within
             rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
         if phase.share < 1.0:
-            share_keys = rng.fold_host(flat_keys, "share", d)
-            rows = _subset(share_keys, length, np.zeros_like(first), rows, real)
+            rows = _subset(rng.fold_host(flat_keys, "share", d), length, 0 * first, rows, real)
         if part_keys is not None:
             rows = _subset(part_keys.reshape(-1, 2), full, first, rows, real)
         index = (lane_start[:, :, None] + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
@@ -246,8 +236,8 @@ def _permutations(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane l, packed.
 
-    Return them, where each (different lane, epoch) begins, lanes outermost, and the number of
-    every lane's first one among those. Lanes with the same key share what they draw.
+    Return them, where each begins, lanes outermost, and the number of every lane's first one.
+    Lanes with the same key share what they draw.
     """
     first, same = _different(keys, sizes, epochs)
     keys, sizes, epochs = keys[first], sizes[first], epochs[first]

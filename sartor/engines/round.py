@@ -53,14 +53,9 @@ class Rounds:
     ) -> tuple[Tree, Receipt]:
         """Run one round; return the server's new state, and what the round cost.
 
-        Args:
-            server: the server's state.
-            store: the clients' states; changed in place.
-            round_index: the round.
-            stage: "train", "prologue", "epilogue" or "handover".
-            score: the splits on which the models are scored right after local training.
-            keep: a store for the models after local training, if they are to be kept.
-            record: the record to run, if not that of the round.
+        The clients' states in ``store`` change in place. ``stage`` is "train", "prologue",
+        "epilogue" or "handover". Right after local training the models are scored on the splits
+        ``score``, and put into ``keep``. ``record`` takes the place of the round's own.
         """
         method = record or self.context.record(round_index)
         cohort, trains, present = self.draw(method, stage, round_index)

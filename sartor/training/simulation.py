@@ -356,10 +356,9 @@ class Simulation:
         tallies, receipt = self.clients.evaluate(server, store, t, self.splits)
         if record:
             self.log.score("pre", t, tallies)
-        adapts = self.method.use.adapt and not any(
-            ending.schedule.stage == "evaluate" for ending in endings(self.method)
-        )
-        self._adaptation = receipt if adapts else None
+        adapt, last = self.method.use.adapt, "evaluate"
+        seen = adapt and any(one.schedule.stage == last for one in endings(self.method))
+        self._adaptation = receipt if adapt and not seen else None
         if self._adaptation is not None and t == self.num_rounds:
             self.log.spend_once(receipt)  # the adaptation whose models are used
         clock("evaluate")

@@ -199,10 +199,13 @@ def heard(connected: Any, present: Tensor) -> Tensor:
     return present & (connected[:, 1] if connected.dim() == 3 else connected)
 
 
-def message_bytes(common: Tree, own: Tree, sparse: Mapping[str, str]) -> np.ndarray:
-    """Count the bytes that go to each client: (runs, slots), or (runs, 1) if all get the same."""
-    to_all = num_bytes(common, marks_of(sparse, "common"), 1)
-    return to_all[..., None] + num_bytes(own, marks_of(sparse, "own"), 2)
+def bytes_down(
+    common: Tree, own: Tree, sparse: Mapping[str, str], receives: np.ndarray
+) -> np.ndarray:
+    """Count the bytes of the messages to the clients that receive (runs, slots), per run."""
+    to_all = num_bytes(common, marks_of(sparse, "common"), 1)[..., None]
+    total: np.ndarray = (receives * (to_all + num_bytes(own, marks_of(sparse, "own"), 2))).sum(1)
+    return total
 
 
 def sent(
@@ -223,9 +226,8 @@ def sent(
     if connected is not None:
         who = connected.cpu().numpy()
         trains, present = (trains & who, present & who) if who.ndim == 2 else (who[:, 0], who[:, 1])
-    down = message_bytes(messages["common"], messages["own"], sparse)
-    up = num_bytes(messages["upload"], marks_of(sparse, "upload"), 2)
-    return (trains * down).sum(1), (present * up).sum(1)
+    up = present * num_bytes(messages["upload"], marks_of(sparse, "upload"), 2)
+    return bytes_down(messages["common"], messages["own"], sparse, trains), up.sum(1)
 
 
 def _sent_by_slot(

@@ -316,7 +316,7 @@ class Context:
     # ---- time
 
     def clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
-        """Return a stop-watch: each call adds the time since the last under a name, and returns it."""
+        """Return a stop-watch: a call adds the time since the last under a name, and returns it."""
         if self.arena.device.type == "cuda":  # there `read_clocks` adds it
             return self._queued_clock(seconds)
         last = [time.perf_counter()]

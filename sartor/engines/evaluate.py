@@ -24,7 +24,6 @@ from sartor.engines.parts import (
     Tally,
     cut_arena,
     cut_context,
-    cut_runs,
     on_device,
 )
 from sartor.engines.plan import BatchPlan, build_plan, num_steps
@@ -75,11 +74,12 @@ class Evaluator:
         tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
 
         def score(block: Some) -> tuple[Costs, np.ndarray]:
-            here = cut_runs(server, block.run, len(block.ids))
+            here = tree.narrow(server, 0, block.run, len(block.ids))
             group = self.messages_to(here, round_index, block.ids, block.run)
             model, costs = self.use(method, store, group)
             self.score(method, model, group, tallies)
-            return costs, message_bytes(method, group.ctx)
+            ctx, sparse = group.ctx, method.wire.sparse
+            return costs, wire.bytes_down(ctx.common, ctx.own, sparse, group.present)
 
         receipt = Receipt.blank(context.arena.num_runs)
         blocks = self.client_blocks() if blocks is None else blocks
@@ -103,7 +103,7 @@ class Evaluator:
 
         def score(block: Some) -> None:
             run, ids = block.run, block.ids
-            self.score_centre(cut_runs(models, run, len(ids)), round_index, ids, run, tallies)
+            self.score_centre(tree.narrow(models, 0, run, len(ids)), round_index, ids, run, tallies)
 
         if clients is not None:
             most = context.engine.chunk((self.phase(self._plain, splits[0]),))
@@ -352,10 +352,3 @@ class Evaluator:
         if key not in self._phases:
             self._phases[key] = self._score_phase(method, split, pooled)
         return self._phases[key]
-
-
-def message_bytes(method: Method, ctx: ClientContext) -> np.ndarray:
-    """Count the bytes of the messages to all clients of a context: (runs,)."""
-    each = wire.message_bytes(ctx.common, ctx.own, method.wire.sparse)
-    total: np.ndarray = np.broadcast_to(each, ctx.index.shape).sum(1)
-    return total

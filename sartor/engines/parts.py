@@ -280,17 +280,12 @@ class Some:
 _BY_RUN = ("common", "round")  # the fields of a client context that have no axis of slots
 
 
-def cut_runs(value: Tree, run: int, runs: int) -> Tree:
-    """View some runs of a tree."""
-    return tree.narrow(value, 0, run, runs)
-
-
 def cut_context(ctx: ClientContext, block: Block) -> ClientContext:
     """View (or, where slots are listed, copy) the contexts of a block of lanes."""
     only = None if block.only is None else on_device(block.only, ctx.index.device)
 
     def cut(name: str, value: Any) -> Tree:
-        runs = cut_runs(value, block.run, block.runs)
+        runs = tree.narrow(value, 0, block.run, block.runs)
         if name in _BY_RUN:
             return runs
         if only is None:
@@ -309,8 +304,8 @@ def reorder(value: Tree, order: Tensor) -> Tree:
 
 def reorder_context(ctx: ClientContext, order: Tensor) -> ClientContext:
     """Put the slots of every run of a context into another order."""
-    moved = {k: reorder(v, order) for k, v in ctx._asdict().items() if k not in _BY_RUN}
-    return ctx._replace(**moved)
+    both = zip(ClientContext._fields, ctx, strict=True)
+    return ClientContext._make(v if k in _BY_RUN else reorder(v, order) for k, v in both)
 
 
 B = TypeVar("B", Block, Some)

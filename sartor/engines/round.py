@@ -65,7 +65,8 @@ class Rounds:
         slots = cohort.shape[1]
         width = 1 if method.schedule.in_turn else slots
         for first in range(0, slots, width):
-            drawn = tuple(part[:, first : first + width] for part in (cohort, trains, present))
+            cut = np.s_[:, first : first + width]
+            drawn = cohort[cut], trains[cut], present[cut]
             at = method.schedule.stage or stage
             server = self._exchange(method, at, round_index, drawn, server, store, receipt, keep)
         warm = self.context.method.schedule.first

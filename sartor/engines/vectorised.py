@@ -233,10 +233,7 @@ def over_lanes(
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     dims: ClientContext = PER_CLIENT,
 ) -> Callable[..., Any]:
-    """Map a client function over runs and clients: its arguments are trees, then the ctx.
-
-    ``context`` is entered while it runs; ``dims`` are the fields with an axis of clients.
-    """
+    """Map a client function of trees and the ctx, of which ``dims`` have an axis of clients."""
     return partial(_on_lanes, fn, context, dims)
 
 
@@ -255,11 +252,8 @@ def narrow_context(
     ctx: ClientContext, width: int, dims: ClientContext = PER_CLIENT
 ) -> ClientContext:
     """View the contexts of the leading slots."""
-
-    def cut(value: Any, dim: Any) -> Any:
-        return value if dim is None else tree.narrow(value, 1, 0, width)
-
-    return ClientContext._make(map(cut, ctx, dims))
+    fields = zip(ctx, dims, strict=True)
+    return ClientContext._make(v if d is None else tree.narrow(v, 1, 0, width) for v, d in fields)
 
 
 def _drop(value: Any) -> Any:
@@ -273,15 +267,13 @@ def _drop(value: Any) -> Any:
 def _drop_context(value: Any, dims: ClientContext = PER_CLIENT) -> Any:
     """Take the only slot out; what belongs to the run has no such axis."""
     if isinstance(value, ClientContext):
-        found = [
-            field if dim is None else _drop(field) for field, dim in zip(value, dims, strict=True)
-        ]
-        return ClientContext._make(found)
+        fields = zip(value, dims, strict=True)
+        return ClientContext._make(v if d is None else _drop(v) for v, d in fields)
     return _drop(value)
 
 
 def _lift(value: Any) -> Any:
     """Add the axis of the only run again."""
     if isinstance(value, tuple):
-        return tuple(_lift(v) for v in value)
+        return tuple(map(_lift, value))
     return tree.map(lambda leaf: leaf[None], value)

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -250,7 +250,8 @@ class InProcess:
             receipt.seconds["evaluate"] += scoring
         for block, (_, costs, _) in done:
             receipt.add(block.cut[0], costs)
-        return _assembled(order.cohort.shape, [(block, upload) for block, (upload, _, _) in done])
+        (block, (uploads, _, _)), *_ = done
+        return uploads if block.shape == order.cohort.shape else _assembled(order, done)
 
     def _check_private(self, method: Method, upload: Tree) -> None:
         """Refuse private leaves: every leaf of a record's uploads is asked about once."""
@@ -260,13 +261,11 @@ class InProcess:
                 self._not_private.add((id(method), name))
 
 
-def _assembled(shape: tuple[int, ...], uploads: list[tuple[Block, Tree]]) -> Tree:
+def _assembled(order: Order, done: Sequence[tuple[Block, tuple[Tree, Any, Any]]]) -> Tree:
     """Put the uploads of blocks into one table of all lanes."""
-    block, first = uploads[0]
-    if block.shape == shape:
-        return first
+    shape, first = order.cohort.shape, done[0][1][0]
     table: Tree = tree.map(lambda leaf: leaf.new_zeros((*shape, *leaf.shape[2:])), first)
-    for block, upload in uploads:
+    for block, (upload, _, _) in done:
         for into, new in zip(tree.leaves(table), tree.leaves(upload), strict=True):
             into[block.cut] = new
     return table
@@ -382,4 +381,5 @@ class Store:
         if self.folder is None and self.touched.any():
             self.table = self._fresh()
         self.touched = state["touched"].numpy().astype(bool).copy()
-        self.put(*np.nonzero(self.touched), state["rows"])
+        run, client = np.nonzero(self.touched)
+        self.put(run, client, state["rows"])

@@ -20,7 +20,7 @@ from sartor.core.errors import ConfigError, NetworkError
 from sartor.core.method import ClientContext, Method, records
 from sartor.core.tree import Tree
 from sartor.engines.context import Context
-from sartor.engines.evaluate import TEST, Evaluator, Splits, message_bytes
+from sartor.engines.evaluate import TEST, Evaluator, Splits
 from sartor.engines.parts import Arena, Lanes, Order, Receipt, States, Tally
 from sartor.engines.vectorised import Vectorised
 from sartor.engines.work import InProcess, Trained
@@ -215,10 +215,13 @@ class Remote:
             receipt.forward_evaluations += forward
 
         for block in self.evaluator.client_blocks():
-            ctx = self.evaluator.messages_to(server, round_index, block.ids, block.run).ctx
+            group = self.evaluator.messages_to(server, round_index, block.ids, block.run)
+            ctx = group.ctx
             orders = self._orders("score", method, ctx, round_index, numbers, splits)
             self._send_scores("score", "pre", orders, take, tallies, round_index)
-            receipt.bytes_down += message_bytes(method, ctx)
+            receipt.bytes_down += wire.bytes_down(
+                ctx.common, ctx.own, method.wire.sparse, group.present
+            )
         return tallies, receipt
 
     def evaluate_common(

@@ -13,7 +13,6 @@ from sartor.engines.parts import (
     Split,
     cut_arena,
     cut_context,
-    cut_runs,
     reorder,
     reorder_context,
 )
@@ -64,7 +63,6 @@ def test_a_block_is_its_runs_and_slots(block: Block, rows: list[int], columns: l
             assert torch.equal(leaf, _leaf(_client_context(), name)[rows])
         else:
             assert torch.equal(leaf if leaf.dim() == 2 else leaf[..., 1], wanted)
-    assert torch.equal(cut_runs({"a": LANES}, block.run, block.runs)["a"], LANES[rows])
 
 
 def test_slots_are_put_in_order_run_by_run() -> None:

@@ -217,9 +217,8 @@ def sent(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count the bytes of messages and of uploads of the connected clients, per run.
 
-    ``messages`` has "common" (runs, ...), "own" and "upload" (runs, slots, ...); ``connected`` is
-    None for all, what ``Wire.connected`` returned, or one of these per slot of the trees. The
-    others (runs, slots) mark the clients that receive and that report, unless it says less.
+    ``connected`` is None for all, what ``Wire.connected`` returned, or one of these per slot of the
+    trees; the others (runs, slots) mark who receives and who reports, unless it says less.
     """
     if isinstance(connected, dict):
         return _sent_by_slot(messages, sparse, connected, trains, present)

@@ -138,29 +138,6 @@ class Context:
         run_keys = rng.fold_host(self.base[run : run + len(cohort)], stage, round_index)
         return rng.fold_host(run_keys[:, None, :], cohort)
 
-    def _client_ctx(
-        self, server_ctx: ServerContext, keys: np.ndarray, common: Tree, own: Tree
-    ) -> ClientContext:
-        """Return what the clients of the server's cohort read: (runs, slots, ...)."""
-        device, cohort = self.arena.device, server_ctx.cohort
-        sizes = server_ctx.sizes.gather(1, cohort)
-        wide = {
-            k: v.gather(1, cohort) if v.dim() == 2 else v[:, None].expand(cohort.shape)
-            for k, v in server_ctx.hyper.items()
-        }
-        rows = torch.arange(self.arena.splits["train"].capacity, device=device)
-        return ClientContext(
-            hyper=wide,
-            common=common,
-            own=own,
-            key=on_device(keys, device),
-            round=server_ctx.round,
-            index=cohort,
-            num_samples=sizes,
-            mask=rows < sizes[:, :, None],
-            reports=server_ctx.present,
-        )
-
     def messages(
         self, method: Method, server: Tree, server_ctx: ServerContext
     ) -> tuple[Tree, Tree]:
@@ -185,9 +162,26 @@ class Context:
         server_ctx: ServerContext | None = None,
     ) -> Group:
         """Return clients ``ids`` (runs, slots) with their messages, common and own, in round t."""
-        keys = self.keys(stage, t, ids, run)
+        device, keys = self.arena.device, self.keys(stage, t, ids, run)
         server_ctx = server_ctx or self.server_ctx(stage, t, ids, run=run)
-        ctx = self._client_ctx(server_ctx, keys, *messages)
+        cohort, (common, own) = server_ctx.cohort, messages
+        sizes = server_ctx.sizes.gather(1, cohort)
+        wide = {
+            k: v.gather(1, cohort) if v.dim() == 2 else v[:, None].expand(cohort.shape)
+            for k, v in server_ctx.hyper.items()
+        }
+        rows = torch.arange(self.arena.splits["train"].capacity, device=device)
+        ctx = ClientContext(
+            hyper=wide,
+            common=common,
+            own=own,
+            key=on_device(keys, device),
+            round=server_ctx.round,
+            index=cohort,
+            num_samples=sizes,
+            mask=rows < sizes[:, :, None],
+            reports=server_ctx.present,
+        )
         return Group(run, ids, np.ones_like(ids, dtype=bool), ctx, keys)
 
     # ---- states

@@ -66,10 +66,7 @@ class Evaluator:
         splits: Splits = TEST,
         blocks: Sequence[Some] | None = None,
     ) -> tuple[dict[str, Tally], Receipt]:
-        """Score what every client, or those of the blocks, would use now.
-
-        Also return what the messages and the adaptation cost.
-        """
+        """Score what every client, or those of the blocks, would use now, and what that costs."""
         context, method = self.context, self.context.record(round_index)
         tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
 
@@ -171,13 +168,10 @@ class Evaluator:
         ]
 
     def _groups(self, lanes: int) -> bool:
-        """Say whether clients are tested in groups: a small test costs less than what goes with it.
-
-        Clients that train before their test are left to the blocks of training.
-        """
+        """Say whether clients are tested in groups: a small test costs less than its overhead."""
         if lanes != 1 or self.context.arena.device.type != "cpu":
             return False
-        warm = self.context.method.schedule.first
+        warm = self.context.method.schedule.first  # who trains first is left to training's blocks
         return not (self.context.method.use.adapt or (warm and warm.method.use.adapt))
 
     def _group_size(self) -> int:

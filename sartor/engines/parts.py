@@ -304,8 +304,9 @@ def reorder(value: Tree, order: Tensor) -> Tree:
 
 def reorder_context(ctx: ClientContext, order: Tensor) -> ClientContext:
     """Put the slots of every run of a context into another order."""
-    both = zip(ClientContext._fields, ctx, strict=True)
-    return ClientContext._make(v if k in _BY_RUN else reorder(v, order) for k, v in both)
+    moved: dict[str, Any] = ctx._asdict()
+    moved |= {k: reorder(v, order) for k, v in moved.items() if k not in _BY_RUN}
+    return ClientContext(**moved)
 
 
 B = TypeVar("B", Block, Some)

@@ -118,10 +118,7 @@ class Rounds:
         return server
 
     def draw(self, method: Method, stage: str, round_index: int) -> Drawn:
-        """Draw the cohort of a round, the clients with most local work first.
-
-        Clients that take turns stay in the order of the draw.
-        """
+        """Draw the cohort of a round, by local work, the most first, or in the order of turns."""
         ahead = self._drawn.pop((id(method), stage, round_index), None)
         if ahead is not None:
             return ahead

@@ -56,10 +56,8 @@ def build_arena(
         if fed.num_clients != first.num_clients or fed.x.shape[1:] != first.x.shape[1:]:
             raise FederationError(
                 f"Run {r} has {fed.num_clients} clients with features {tuple(fed.x.shape[1:])}, "
-                "run 0 has "
-                f"{first.num_clients} with {tuple(first.x.shape[1:])}: the runs of one sweep need "
-                "the same "
-                "number of clients and the same shape; run them separately."
+                f"run 0 has {first.num_clients} with {tuple(first.x.shape[1:])}: the runs of one "
+                "sweep need the same number of clients and the same shape; run them separately."
             )
     features = {_features(fed): fed.x for fed in federations}
     samples = {_samples(fed): fed for fed in federations}

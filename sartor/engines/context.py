@@ -229,7 +229,9 @@ class Context:
             if phase.when is None and steps.any():
                 plan = self.plan(phase, group.ids, keys, steps, group.run)
                 work, taken = self.engine.phase(phase, work, group.ctx, plan)
-                samples = plan.samples if phase.stop is None else plan.samples_in(taken)
+                samples = plan.samples
+                if phase.stop is not None:
+                    samples = plan.samples_in(taken.cpu().numpy())
             else:
                 work, samples = self._some_take(phase, work, group, keys, steps)
             forward, backward = self.engine.calls.get(phase.name, (0, 0))
@@ -259,7 +261,7 @@ class Context:
             ids, steps = (np.take_along_axis(v, order, 1) for v in (ids, steps))
         plan = self.plan(phase, ids, keys, steps, group.run)
         work, taken = self.engine.phase(phase, work, ctx, plan)
-        samples = plan.samples if phase.stop is None else plan.samples_in(taken)
+        samples = plan.samples if phase.stop is None else plan.samples_in(taken.cpu().numpy())
         return reorder(work, back) if moves else work, samples
 
     def known_steps(

@@ -47,9 +47,8 @@ class BatchPlan:
     capacity: int
     passes: np.ndarray
 
-    def samples_in(self, taken: Tensor) -> np.ndarray:
-        """Count the real samples of the first ``taken`` (runs, slots) steps of every lane."""
-        steps = taken.cpu().numpy()
+    def samples_in(self, steps: np.ndarray) -> np.ndarray:
+        """Count the real samples of the first ``steps`` (runs, slots) steps of every lane."""
         if self.draws == 0:
             return np.zeros_like(steps)
         return self.draws * _samples(self.passes[1], self.passes[0], steps, self.batch)

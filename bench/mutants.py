@@ -79,7 +79,7 @@ TARGETS = {
     ),
     "sartor/engines/parts.py": Target((("tests/engines/test_parts.py",),)),
     "sartor/engines/evaluate.py": Target(
-        (("tests/engines/test_evaluation.py",),), ("_score_phase", "score_lanes")
+        (("tests/engines/test_evaluation.py",),), ("_score_phase", "_score_split")
     ),
     "sartor/core/tree.py": Target((("tests/core/test_tree.py",),), ("where",)),
     "sartor/core/task.py": Target(

@@ -630,7 +630,9 @@ def _watch(shared: Trials) -> Watched:
         for name in ("losses", "judge", "represent"):
             patch.setattr(Task, name, counted(getattr(Task, name)))
         if method.schedule.before is not None:
-            sim.server, _ = sim.rounds.train(sim.server, sim.store, 0, "prologue")
+            sim.server, _ = sim.rounds.train(
+                sim.server, sim.store, 0, "prologue", record=method.schedule.before
+            )
         for t in range(3):
             sim.server, _ = sim.rounds.train(sim.server, sim.store, t)
         series = dict(seen.series)

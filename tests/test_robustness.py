@@ -323,7 +323,7 @@ def test_mapped_states_without_room_are_refused_with_the_way_out(command: Any) -
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sartor.engines.store.np.memmap", refuse)
+        patch.setattr("sartor.engines.work.np.memmap", refuse)
         code, _, err = command("run", "fedprox", *TINY, "--store", "mapped", "--out", "a")
         with pytest.raises(RunFolderError, match=r"No space left.*store='memory'"):
             sartor.fit("fedprox", federation(), store="mapped", **QUICK)

@@ -19,7 +19,7 @@ from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.core.method import Method
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
-from sartor.engines.arena import Arena
+from sartor.engines.parts import Arena
 
 Judge = Callable[[int], tuple[Tensor, Tensor]]
 """``client -> (x, y)``, the samples over which the change of its losses is a maximum."""

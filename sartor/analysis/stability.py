@@ -39,7 +39,8 @@ from sartor.core.hyper import Value
 from sartor.core.local import Local
 from sartor.data.federation import Federation
 from sartor.engines import make_engine
-from sartor.engines.arena import Arena, build_arena, with_replacements
+from sartor.engines.arena import build_arena, with_replacements
+from sartor.engines.parts import Arena
 from sartor.results.tables import Table
 from sartor.training.driver import drive, progress_of
 from sartor.training.progress import Progress

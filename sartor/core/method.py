@@ -141,11 +141,8 @@ class Phase:
     stream: str = ""
 
 
-def _nothing_from_server(server: Tree, ctx: ServerContext) -> Tree:
-    return {}
-
-
-def _nothing_for_one(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
+def no_message(server: Tree, *index_and_ctx: Any) -> Tree:
+    """Send nothing: what a record without ``broadcast`` or ``address`` has in their place."""
     return {}
 
 
@@ -296,8 +293,8 @@ class Method:
     aggregate: Callable[[Tree, Tree, ServerContext], Tree]
     phases: tuple[Phase, ...] = ()
     init_client: Callable[[Tree, ClientContext], Tree] = _no_client_state
-    broadcast: Callable[[Tree, ServerContext], Tree] = _nothing_from_server
-    address: Callable[[Tree, Tensor, ServerContext], Tree] = _nothing_for_one
+    broadcast: Callable[[Tree, ServerContext], Tree] = no_message
+    address: Callable[[Tree, Tensor, ServerContext], Tree] = no_message
     use: Use = Use()
     schedule: Schedule = Schedule()
     wire: Wire = Wire()
@@ -344,7 +341,7 @@ def changed(method: Method, **changes: Any) -> Method:
 
 def has_own_messages(method: Method) -> bool:
     """Say whether the method sends each client a message of its own."""
-    return method.address is not _nothing_for_one
+    return method.address is not no_message
 
 
 def endings(method: Method) -> list[Method]:

@@ -25,11 +25,9 @@ def repeated(one: Tree, num: int) -> Tree:
 
 
 def combine(weights: Tensor, table: Tree) -> Tree:
-    """Mix the rows of a table: Σ_j weights[..., j] · table[j] for every leaf.
+    """Mix the rows of a table: Σ_j weights[..., j] · table[j] for every leaf (rows, ...).
 
-    Args:
-        weights: (rows,) for one mixture, or (n, rows) for n of them.
-        table: leaves of shape (rows, ...).
+    ``weights`` are (rows,) for one mixture, or (n, rows) for n of them.
     """
 
     def one(leaf: Tensor) -> Tensor:
@@ -70,10 +68,7 @@ def pin_self(rows: Tensor, own: Tensor, weight: Tensor) -> Tensor:
 
 
 def normalise(rows: Tensor, own: Tensor) -> Tensor:
-    """Divide each row by its sum.
-
-    A row that sums to (almost) nothing becomes its own unit vector.
-    """
+    """Divide each row by its sum; one that sums to (almost) nothing becomes its unit vector."""
     total = rows.sum(-1, keepdim=True)
     safe = torch.where(total.abs() < 1e-12, torch.ones_like(total), total)
     alone = _is_own(rows, own).to(rows.dtype)

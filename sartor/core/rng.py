@@ -74,14 +74,10 @@ def fold(keys: Tensor, *data: int | str | Tensor) -> Tensor:
 
 
 def fold_host(keys: np.ndarray, *data: int | str | np.ndarray) -> np.ndarray:
-    """Fold keys as ``fold`` does, in numpy.
-
-    For a few thousand keys, many times faster than small tensors; for one key plain numbers are
-    many times faster again.
-    """
+    """Fold keys as ``fold`` does, in numpy: for a few thousand many times faster than tensors."""
     for item in data:
         low, high = _words(item)
-        if keys.size == 2 and isinstance(low, int):
+        if keys.size == 2 and isinstance(low, int):  # plain numbers are many times faster again
             k0, k1 = keys.reshape(2).tolist()
             found = _philox(k0, k1, low, high, 0, _FOLD)
             keys = np.array(found[:2], dtype=np.int64).reshape(keys.shape)
@@ -99,14 +95,9 @@ def _words(item: Any) -> tuple[Any, Any]:
 
 
 def words_at(keys: Tensor, blocks: Tensor) -> Tensor:
-    """Return the four words of the given blocks of a draw: words ``4b .. 4b+3`` of ``bits``.
+    """Return the words ``4b .. 4b+3`` of ``bits`` for blocks b of keys (..., 2): (..., 4).
 
-    Args:
-        keys: (..., 2).
-        blocks: integer tensor that broadcasts with ``keys[..., 0]``.
-
-    Returns:
-        (..., 4), integers in [0, 2^32).
+    ``blocks`` broadcasts with ``keys[..., 0]``; the words are integers in [0, 2^32).
     """
     if keys.shape[-1] != 2:
         raise ContractError(

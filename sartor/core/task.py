@@ -309,7 +309,9 @@ class Task:
 
     def _call(self, part: str, params: Tree, x: Tensor, dtype: torch.dtype) -> Tensor:
         """Run the whole network, its body or its head, in the precision of computation."""
-        module = self._own_module(part)
+        # A functional call swaps parameters in and out of the module it is given: one a thread.
+        module = getattr(self._copies, part, None)
+        module = self._own_module(part) if module is None else module
         if self.compute is not None:
             params = {k: v.to(self.compute) for k, v in params.items()}
             x = x.to(self.compute) if x.is_floating_point() else x
@@ -320,23 +322,18 @@ class Task:
         return found if self.compute is None else found.to(dtype)
 
     def _own_module(self, part: str) -> nn.Module:
-        """Return this thread's copy.
-
-        A functional call swaps parameters in and out of the module it is given.
-        """
-        if not hasattr(self._copies, part):
-            # What is fixed is handed in with every call; the copies share it meanwhile.
-            held = (*self.module.named_parameters(), *self.module.named_buffers())
-            shared = {id(t): t for name, t in held if name in self.fixed}
-            module = looped(copy.deepcopy(self.module, shared))
-            if part != "whole":
-                name, head = self._linear_head()
-                owner, _, leaf = name.rpartition(".")
-                setattr(module.get_submodule(owner), leaf, nn.Identity())
-                module = copy.deepcopy(head) if part == "head" else module
-            setattr(self._copies, part, module)
-        found: nn.Module = getattr(self._copies, part)
-        return found
+        """Make this thread's copy."""
+        # What is fixed is handed in with every call; the copies share it meanwhile.
+        held = (*self.module.named_parameters(), *self.module.named_buffers())
+        shared = {id(t): t for name, t in held if name in self.fixed}
+        module = looped(copy.deepcopy(self.module, shared))
+        if part != "whole":
+            name, head = self._linear_head()
+            owner, _, leaf = name.rpartition(".")
+            setattr(module.get_submodule(owner), leaf, nn.Identity())
+            module = copy.deepcopy(head) if part == "head" else module
+        setattr(self._copies, part, module)
+        return module
 
     def losses(
         self,
@@ -347,11 +344,8 @@ class Task:
     ) -> Tensor:
         """Return the loss of each sample of a batch, padding included.
 
-        Args:
-            params: of the network, or a model that ``predict`` takes.
-            batch: the samples.
-            predict: ``(model, x) -> scores``; the network's logits if None.
-            criterion: what to compute of scores and labels, if not the task's loss.
+        ``predict``, the network's logits if None, takes ``params`` and inputs; ``criterion``, the
+        task's if None, takes scores and labels.
         """
         _METER.count()
         return (criterion or self.criterion)((predict or self.logits)(params, batch.x), batch.y)

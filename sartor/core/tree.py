@@ -25,18 +25,21 @@ def map(fn: Callable[..., Any], tree: Any, *rest: Any) -> Any:
     >>> map(lambda a, b: a + b, {"w": torch.tensor(1)}, {"w": torch.tensor(2)})
     {'w': tensor(3)}
     """
-    if not isinstance(tree, dict):
-        for other in rest:
-            if isinstance(other, dict):
-                raise ContractError(
-                    f"Trees differ: expected a leaf, found the keys {sorted(other)}."
-                )
-        return fn(tree, *rest)
+    keys = tree.keys() if isinstance(tree, dict) else None
     for other in rest:
-        if not isinstance(other, dict) or other.keys() != tree.keys():
-            found = sorted(other) if isinstance(other, dict) else type(other).__name__
-            raise ContractError(f"Trees differ: expected the keys {sorted(tree)}, found {found}.")
+        if (other.keys() if isinstance(other, dict) else None) != keys:
+            raise _difference(tree, other)
+    if keys is None:
+        return fn(tree, *rest)
     return {k: map(fn, tree[k], *(other[k] for other in rest)) for k in sorted(tree)}
+
+
+def _difference(tree: Any, other: Any) -> ContractError:
+    wanted = f"the keys {sorted(tree)}" if isinstance(tree, dict) else "a leaf"
+    found = sorted(other) if isinstance(other, dict) else type(other).__name__
+    if not isinstance(tree, dict):
+        found = f"the keys {found}"
+    return ContractError(f"Trees differ: expected {wanted}, found {found}.")
 
 
 def items(tree: Tree, prefix: str = "") -> Iterator[tuple[str, Tensor]]:

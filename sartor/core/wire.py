@@ -42,7 +42,12 @@ def marks_of(sparse: Mapping[str, str], message: str) -> dict[str, str]:
     >>> marks_of({"common/table": "common/seen", "upload/table": "upload/held"}, "upload")
     {'table': 'held'}
     """
-    found = {}
+    return _declared(sparse)[message] if sparse else {}
+
+
+def _declared(sparse: Mapping[str, str]) -> dict[str, dict[str, str]]:
+    """Return what is declared about every message, or refuse it."""
+    found: dict[str, dict[str, str]] = {message: {} for message in MESSAGES}
     for leaf, marks in sparse.items():
         (where, _, leaf_name), (other, _, marks_name) = leaf.partition("/"), marks.partition("/")
         if where not in MESSAGES or other != where or marks in sparse:
@@ -51,8 +56,7 @@ def marks_of(sparse: Mapping[str, str], message: str) -> dict[str, str]:
                 "as 'upload/means' by 'upload/held', and marks that are sent whole; the messages "
                 f"are {', '.join(MESSAGES)}."
             )
-        if where == message:
-            found[leaf_name] = marks_name
+        found[where][leaf_name] = marks_name
     return found
 
 
@@ -156,16 +160,14 @@ def travels(connected: Any, slot: int, leaf: str, run: int = 0) -> tuple[bool, b
 def num_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
     """Count the payload of every message in a stack of them, int64, by the table above.
 
-    Args:
-        message: leaves whose first ``skip`` axes number the messages, such as (runs, slots).
-        marks: from the name of a leaf to that of its marks.
-        skip: how many leading axes are not part of the message.
+    The first ``skip`` axes of the leaves number the messages, such as (runs, slots); ``marks`` go
+    from the name of a leaf to that of its marks.
     """
-    if not marks:
-        leaf = next(iter(tree.leaves(message)), None)
-        shape = () if leaf is None else leaf.shape[:skip]
-        return np.full(shape, tree.num_bytes(message, skip), dtype=np.int64)
-    return _sparse_bytes(message, marks, skip)
+    if marks:
+        return _sparse_bytes(message, marks, skip)
+    leaf = next(iter(tree.leaves(message)), None)
+    shape = () if leaf is None else leaf.shape[:skip]
+    return np.full(shape, tree.num_bytes(message, skip), dtype=np.int64)
 
 
 def _sparse_bytes(message: Tree, marks: Mapping[str, str], skip: int) -> np.ndarray:
@@ -197,6 +199,15 @@ def heard(connected: Any, present: Tensor) -> Tensor:
     return present & (connected[:, 1] if connected.dim() == 3 else connected)
 
 
+def bytes_down(
+    common: Tree, own: Tree, sparse: Mapping[str, str], receives: np.ndarray
+) -> np.ndarray:
+    """Count the bytes of the messages to the clients that receive (runs, slots), per run."""
+    to_all = num_bytes(common, marks_of(sparse, "common"), 1)[..., None]
+    total: np.ndarray = (receives * (to_all + num_bytes(own, marks_of(sparse, "own"), 2))).sum(1)
+    return total
+
+
 def sent(
     messages: Mapping[str, Tree],
     sparse: Mapping[str, str],
@@ -206,25 +217,16 @@ def sent(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count the bytes of messages and of uploads of the connected clients, per run.
 
-    Args:
-        messages: "common" (runs, ...), "own" and "upload" (runs, slots, ...).
-        sparse: as the method declares it.
-        connected: None for all, what ``Wire.connected`` returned, or one of these per slot of the
-            trees.
-        trains: (runs, slots) true for the clients that receive, unless ``connected`` says less.
-        present: (runs, slots) true for the clients that report.
+    ``connected`` is None for all, what ``Wire.connected`` returned, or one of these per slot of the
+    trees; the others (runs, slots) mark who receives and who reports, unless it says less.
     """
     if isinstance(connected, dict):
         return _sent_by_slot(messages, sparse, connected, trains, present)
     if connected is not None:
         who = connected.cpu().numpy()
         trains, present = (trains & who, present & who) if who.ndim == 2 else (who[:, 0], who[:, 1])
-    count = {
-        name: num_bytes(messages[name], marks_of(sparse, name), 1 if name == "common" else 2)
-        for name in MESSAGES
-    }
-    messages = count["common"][..., None] + count["own"]
-    return (trains * messages).sum(1), (present * count["upload"]).sum(1)
+    up = present * num_bytes(messages["upload"], marks_of(sparse, "upload"), 2)
+    return bytes_down(messages["common"], messages["own"], sparse, trains), up.sum(1)
 
 
 def _sent_by_slot(

@@ -7,10 +7,9 @@ from functools import partial
 
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.core.task import Task
-from sartor.engines.arena import Arena
-from sartor.engines.context import Context
+from sartor.engines.context import Context, Engine
 from sartor.engines.cuda.graphs import Graphed
-from sartor.engines.parts import Engine
+from sartor.engines.parts import Arena
 from sartor.engines.sequential import Sequential
 from sartor.engines.shard.processes import Processes
 from sartor.engines.shard.work import Sharded

@@ -1,4 +1,4 @@
-"""The data of all runs on one device: flat tensors, and for every client an index list per split.
+"""Put the data of all runs on one device; `parts.Arena` is what holds them.
 
 Runs may have different allocations or different labels of one set of features (it is then held
 once), or different data sets of one shape (they are then concatenated). A batch for all lanes is
@@ -8,7 +8,7 @@ one gather.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -17,69 +17,10 @@ from torch import Tensor
 from sartor.core.errors import FederationError
 from sartor.data.federation import Federation
 from sartor.data.split import SPLITS
+from sartor.engines.parts import Arena, Split
 
 _WORTH_PACKING = 1 << 20  # features; fewer fit into a cache
 _GLANCE = 1 << 16  # of them are looked at first
-
-
-@dataclass(frozen=True)
-class Split:
-    """The index lists of one split.
-
-    Attributes:
-        rows: (total,) numbers of samples, on the device.
-        start: (runs, clients) where a client's list starts in ``rows``, on the host.
-        size: (runs, clients) how long it is, on the host.
-        capacity: the longest list of all.
-    """
-
-    rows: Tensor
-    start: np.ndarray
-    size: np.ndarray
-    capacity: int
-
-
-@dataclass(frozen=True)
-class Arena:
-    """Features, labels and splits of all runs.
-
-    Attributes:
-        x: (rows, ...) features, or their codes; read them by ``features``.
-        y: (samples, ...) labels.
-        splits: the index lists of every split.
-        num_runs: the number of runs.
-        num_clients: the number of clients of each.
-        device: where all that is.
-        row: (samples,) where the features of a sample are in ``x``; None if sample and row are the
-            same number, as they are unless runs differ in their labels alone.
-        palette: the values that codes stand for; None if ``x`` holds the features themselves.
-    """
-
-    x: Tensor
-    y: Tensor
-    splits: dict[str, Split]
-    num_runs: int
-    num_clients: int
-    device: torch.device
-    row: Tensor | None = None
-    palette: Tensor | None = None
-
-    def features(self, rows: Tensor) -> Tensor:
-        """Gather the features of some rows of ``x``."""
-        found = self.x.index_select(0, rows)
-        return found if self.palette is None else self.palette[found.int()]
-
-
-def on_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
-    """Return an array of the host as a tensor on a device.
-
-    A copy from ordinary memory to a GPU waits until all work in its queue is done. A copy from
-    pinned memory takes its place in the queue, and the host continues.
-    """
-    held = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
-    if device.type != "cuda" or held.device.type != "cpu":
-        return held.to(device)
-    return held.pin_memory().to(device, non_blocking=True)
 
 
 def with_palette(arena: Arena) -> Arena:
@@ -115,10 +56,8 @@ def build_arena(
         if fed.num_clients != first.num_clients or fed.x.shape[1:] != first.x.shape[1:]:
             raise FederationError(
                 f"Run {r} has {fed.num_clients} clients with features {tuple(fed.x.shape[1:])}, "
-                "run 0 has "
-                f"{first.num_clients} with {tuple(first.x.shape[1:])}: the runs of one sweep need "
-                "the same "
-                "number of clients and the same shape; run them separately."
+                f"run 0 has {first.num_clients} with {tuple(first.x.shape[1:])}: the runs of one "
+                "sweep need the same number of clients and the same shape; run them separately."
             )
     features = {_features(fed): fed.x for fed in federations}
     samples = {_samples(fed): fed for fed in federations}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -16,12 +16,59 @@ from torch import Tensor
 
 from sartor.core import rng, tree, wire
 from sartor.core.cohort import Participation
-from sartor.core.method import ClientContext, Method, Phase, ServerContext
+from sartor.core.method import ClientContext, Method, Phase, ServerContext, no_message
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena, on_device
-from sartor.engines.parts import Block, Costs, Engine, cut_arena, reorder, reorder_context
+from sartor.engines.parts import (
+    Arena,
+    B,
+    Block,
+    Costs,
+    Group,
+    Sparing,
+    T,
+    Which,
+    cut_arena,
+    on_device,
+    reorder,
+    reorder_context,
+)
 from sartor.engines.plan import BatchPlan, build_plan, num_steps
+
+
+class Engine(Protocol):
+    """What an engine must do; see `sequential.py` for the plainest one."""
+
+    calls: dict[str, tuple[int, int]]
+    lanes: int | None
+    limit: int | None
+    workers: int
+
+    def tune(self, trial: Any, lanes: int, signature: Any) -> None:
+        """Choose the number of lanes a block by measuring, if there is a choice."""
+
+    def chunk(self, phases: tuple[Phase, ...]) -> int:
+        """Say how many lanes to work on at once."""
+
+    def spare(self, lanes: int) -> None:
+        """Work on so many lanes at most from now on, and free what larger blocks left behind."""
+
+    def runs(self, fn: Any, *args: Any) -> Any:
+        """Apply a server function to each run."""
+
+    def addresses(self, fn: Any, server: Tree, cohort: Tensor, server_ctx: ServerContext) -> Any:
+        """Write the message to each client of the cohort."""
+
+    def clients(self, fn: Any, *args: Any) -> Any:
+        """Apply a client function to each lane; the last argument is the ctx."""
+
+    def blocks(self, work: Any, blocks: list[Any]) -> list[Any]:
+        """Apply ``work`` to every block of lanes, in order or in parallel."""
+
+    def phase(
+        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
+    ) -> tuple[Tree, Any]:
+        """Run a phase on each lane; returns the work and the number of steps taken."""
 
 
 class Context:
@@ -72,22 +119,9 @@ class Context:
     # ---- what is read-only in a round
 
     def server_ctx(
-        self,
-        stage: str,
-        round_index: int,
-        cohort: np.ndarray,
-        present: np.ndarray | None = None,
-        run: int = 0,
+        self, stage: str, round_index: int, cohort: np.ndarray, present: Which = None, run: int = 0
     ) -> ServerContext:
-        """Return what the server reads, for the runs ``run, run+1, ...`` of a cohort.
-
-        Args:
-            stage: what the keys are folded with.
-            round_index: the round.
-            cohort: (runs, slots) the ids of the clients.
-            present: (runs, slots) which of them report; all by default.
-            run: the first run.
-        """
+        """Return what the server reads, for the runs ``run, run+1, ...`` of a cohort."""
         device, runs = self.arena.device, slice(run, run + len(cohort))
         there = np.ones_like(cohort, dtype=bool) if present is None else present
         return ServerContext(
@@ -104,18 +138,40 @@ class Context:
         run_keys = rng.fold_host(self.base[run : run + len(cohort)], stage, round_index)
         return rng.fold_host(run_keys[:, None, :], cohort)
 
-    def client_ctx(
-        self, server_ctx: ServerContext, keys: np.ndarray, common: Tree, own: Tree
-    ) -> ClientContext:
-        """Return what the clients of the server's cohort read: (runs, slots, ...)."""
-        device, cohort = self.arena.device, server_ctx.cohort
+    def messages(
+        self, method: Method, server: Tree, server_ctx: ServerContext
+    ) -> tuple[Tree, Tree]:
+        """Write the messages to a cohort, as they arrive: (runs, ...) and (runs, slots, ...)."""
+        common, own, sparse = {}, {}, method.wire.sparse
+        if method.broadcast is not no_message:
+            common = self.engine.runs(method.broadcast, server, server_ctx)
+        if method.address is not no_message:
+            own = self.engine.addresses(method.address, server, server_ctx.cohort, server_ctx)
+        if sparse:
+            common = wire.received(common, wire.marks_of(sparse, "common"))
+            own = wire.received(own, wire.marks_of(sparse, "own"))
+        return common, own
+
+    def group(
+        self,
+        stage: str,
+        t: int,
+        ids: np.ndarray,
+        messages: tuple[Tree, Tree],
+        run: int = 0,
+        server_ctx: ServerContext | None = None,
+    ) -> Group:
+        """Return clients ``ids`` (runs, slots) with their messages, common and own, in round t."""
+        device, keys = self.arena.device, self.keys(stage, t, ids, run)
+        server_ctx = server_ctx or self.server_ctx(stage, t, ids, run=run)
+        cohort, (common, own) = server_ctx.cohort, messages
         sizes = server_ctx.sizes.gather(1, cohort)
         wide = {
             k: v.gather(1, cohort) if v.dim() == 2 else v[:, None].expand(cohort.shape)
             for k, v in server_ctx.hyper.items()
         }
-        capacity = self.arena.splits["train"].capacity
-        return ClientContext(
+        rows = torch.arange(self.arena.splits["train"].capacity, device=device)
+        ctx = ClientContext(
             hyper=wide,
             common=common,
             own=own,
@@ -123,41 +179,32 @@ class Context:
             round=server_ctx.round,
             index=cohort,
             num_samples=sizes,
-            mask=torch.arange(capacity, device=device) < sizes[:, :, None],
+            mask=rows < sizes[:, :, None],
             reports=server_ctx.present,
         )
-
-    def messages(
-        self, method: Method, server: Tree, server_ctx: ServerContext
-    ) -> tuple[Tree, Tree]:
-        """Write the messages to a cohort, as they arrive: (runs, ...) and (runs, slots, ...)."""
-        common = self.engine.runs(method.broadcast, server, server_ctx)
-        own = self.engine.addresses(method.address, server, server_ctx.cohort, server_ctx)
-        sparse = method.wire.sparse
-        if sparse:
-            common = wire.received(common, wire.marks_of(sparse, "common"))
-            own = wire.received(own, wire.marks_of(sparse, "own"))
-        return common, own
+        return Group(run, ids, np.ones_like(ids, dtype=bool), ctx, keys)
 
     # ---- states
 
+    def models(self, dtype: torch.dtype) -> Tree:
+        """Draw the initial models of all runs."""
+        device = self.arena.device
+        self.task.settle(device, dtype)
+        starts = {seed: self.task.init(seed) for seed in dict.fromkeys(self.seeds)}
+        stacked = tree.stack([starts[seed] for seed in self.seeds])
+        params: Tree = tree.map(lambda leaf: leaf.to(device, dtype), stacked)
+        return params
+
     def init(self, dtype: torch.dtype) -> tuple[Tree, Tree]:
         """Draw the initial models of all runs; return them and the server's first state."""
-        self.task.settle(self.arena.device, dtype)
-        starts = {seed: self.task.init(seed) for seed in dict.fromkeys(self.seeds)}
-        params: Tree = tree.map(
-            lambda leaf: leaf.to(self.arena.device, dtype),
-            tree.stack([starts[seed] for seed in self.seeds]),
-        )
-        server_ctx = self.server_ctx("init", 0, self.everybody)
+        params, server_ctx = self.models(dtype), self.server_ctx("init", 0, self.everybody)
         return params, self.engine.runs(self.method.init_server, params, server_ctx)
 
     def new_clients(self, params: Tree, cohort: np.ndarray) -> Tree:
         """Make the states of clients that have not trained yet."""
-        server_ctx = self.server_ctx("init", 0, cohort)
         found: Tree = self.engine.clients(
             lambda ctx: self.method.init_client(ctx.common, ctx._replace(common={})),
-            self.client_ctx(server_ctx, self.keys("init", 0, cohort), params, {}),
+            self.group("init", 0, cohort, (params, {})).ctx,
         )
         return found
 
@@ -167,80 +214,55 @@ class Context:
         found: Tree = self.engine.runs(self.method.use.centre, server, server_ctx)
         return found
 
-    # ---- phases
+    # ---- work
 
-    def run_phases(
-        self,
-        phases: tuple[Phase, ...],
-        work: Tree,
-        ctx: ClientContext,
-        client_keys: np.ndarray,
-        ids: np.ndarray,
-        present: np.ndarray,
-        run: int,
-    ) -> tuple[Tree, Costs]:
-        """Run local phases on a block of lanes, and count the samples they read.
-
-        Args:
-            phases: in this order.
-            work: what the phases change: (runs, slots, ...).
-            ctx: what the clients read.
-            client_keys: (runs, slots, 2) on the host.
-            ids: (runs, slots) the clients.
-            present: (runs, slots) which of them train.
-            run: the first run.
-        """
-        costs = Costs(*np.zeros((2, len(ids)), dtype=np.int64))
+    def run_phases(self, phases: tuple[Phase, ...], work: Tree, group: Group) -> tuple[Tree, Costs]:
+        """Run local phases on a block of lanes, and count the samples they read."""
+        costs = Costs(*np.zeros((2, len(group.ids)), dtype=np.int64))
         for phase in phases:
-            keys = rng.fold_host(client_keys, phase.stream or phase.name)
+            keys = rng.fold_host(group.keys, phase.stream or phase.name)
             if callable(phase.steps):
-                steps = np.where(present, self.engine.clients(phase.steps, ctx).cpu().numpy(), 0)
+                steps = self.engine.clients(phase.steps, group.ctx).cpu().numpy()
+                steps = np.where(group.present, steps, 0)
             else:
-                steps = self.known_steps(phase, ids, present, run)
-            order = None
-            if phase.when is not None:
-                takes = self.engine.clients(phase.when, work, ctx).cpu().numpy()
-                steps = np.where(takes, steps, 0)
-                order = np.argsort(steps == 0, axis=1, kind="stable")
-            if not steps.any():  # no client takes it: no batches, no steps
-                work = self.engine.clients(phase.enter, work, ctx)
-                work = self.engine.clients(phase.leave, work, ctx)
-                continue
-            if order is None or (order[:, 1:] > order[:, :-1]).all():
-                plan = self.plan(phase, ids, keys, steps, run)
-                work, taken = self.engine.phase(phase, work, ctx, plan)
+                steps = self.known_steps(phase, group.ids, group.present, group.run)
+            if phase.when is None and steps.any():
+                plan = self.plan(phase, group.ids, keys, steps, group.run)
+                work, taken = self.engine.phase(phase, work, group.ctx, plan)
+                samples = plan.samples
+                if phase.stop is not None:
+                    samples = plan.samples_in(taken.cpu().numpy())
             else:
-                args = (phase, work, ctx, ids, keys, steps, run)
-                work, taken, plan = self._takers_first(order, *args)
-            samples = plan.samples
-            if phase.stop is not None:
-                samples = plan.samples_in(np.asarray(taken.cpu()))
+                work, samples = self._some_take(phase, work, group, keys, steps)
             forward, backward = self.engine.calls.get(phase.name, (0, 0))
             costs.backward += backward * samples.sum(1) // phase.draws
             costs.forward += forward * samples.sum(1) // phase.draws
         return work, costs
 
-    def _takers_first(
-        self,
-        order: np.ndarray,
-        phase: Phase,
-        work: Tree,
-        ctx: ClientContext,
-        ids: np.ndarray,
-        keys: np.ndarray,
-        steps: np.ndarray,
-        run: int,
-    ) -> tuple[Tree, Any, BatchPlan]:
-        """Run a phase with its takers in front, so that no step is computed for the others."""
-        who, there = (np.take_along_axis(v, order, 1) for v in (ids, steps))
-        their = np.take_along_axis(keys, order[:, :, None], 1)
-        arena = cut_arena(self.arena, run, len(ids))
-        plan = build_plan(phase, arena, who, their, there, self.part_keys(phase, who, run))
+    def _some_take(
+        self, phase: Phase, work: Tree, group: Group, keys: np.ndarray, steps: np.ndarray
+    ) -> tuple[Tree, np.ndarray]:
+        """Run a phase with its takers in front, so that no step is computed for the others.
+
+        Return the work, and how many samples each lane read, in some order.
+        """
+        ids, ctx = group.ids, group.ctx
+        if phase.when is not None:
+            steps = np.where(self.engine.clients(phase.when, work, ctx).cpu().numpy(), steps, 0)
+        if not steps.any():  # no client takes it: no batches, no steps
+            work = self.engine.clients(phase.enter, work, ctx)
+            return self.engine.clients(phase.leave, work, ctx), steps
+        order = np.argsort(steps == 0, axis=1, kind="stable")
+        moves = not (order[:, 1:] > order[:, :-1]).all()
         pick, back = (on_device(v, self.arena.device) for v in (order, order.argsort(1)))
-        moved, taken = self.engine.phase(
-            phase, reorder(work, pick), reorder_context(ctx, pick), plan
-        )
-        return reorder(moved, back), taken, plan
+        if moves:
+            work, ctx = reorder(work, pick), reorder_context(ctx, pick)
+            keys = np.take_along_axis(keys, order[:, :, None], 1)
+            ids, steps = (np.take_along_axis(v, order, 1) for v in (ids, steps))
+        plan = self.plan(phase, ids, keys, steps, group.run)
+        work, taken = self.engine.phase(phase, work, ctx, plan)
+        samples = plan.samples if phase.stop is None else plan.samples_in(taken.cpu().numpy())
+        return reorder(work, back) if moves else work, samples
 
     def known_steps(
         self, phase: Phase, ids: np.ndarray, present: np.ndarray, run: int
@@ -254,22 +276,24 @@ class Context:
         self, phase: Phase, ids: np.ndarray, keys: np.ndarray, steps: np.ndarray, run: int
     ) -> BatchPlan:
         """Draw the batches of a phase, or take those that were drawn ahead."""
-        if self.ahead:
-            ready = self.ahead.pop(plan_key(phase, ids, keys, steps, run), None)
-            if ready is not None:
-                return ready
+        if self.ahead and (key := plan_key(phase, ids, keys, steps, run)) in self.ahead:
+            return self.ahead.pop(key)
         arena = cut_arena(self.arena, run, len(ids))
-        return build_plan(phase, arena, ids, keys, steps, self.part_keys(phase, ids, run))
+        part_keys = None if phase.part == (0.0, 1.0) else self._part_keys(ids, run)
+        return build_plan(phase, arena, ids, keys, steps, part_keys)
 
-    def part_keys(self, phase: Phase, ids: np.ndarray, run: int) -> np.ndarray | None:
+    def _part_keys(self, ids: np.ndarray, run: int) -> np.ndarray:
         """Fold the keys of the order that cuts a client's samples into parts.
 
         It depends on the run's seed alone, so that equal clients are cut alike.
         """
-        if phase.part == (0.0, 1.0):
-            return None
         base = rng.fold_host(self.base[run : run + len(ids)], "part")
         return np.broadcast_to(base[:, None, :], (*ids.shape, 2))
+
+    def pieces(self, work: Callable[[B], T], blocks: Sequence[B]) -> list[tuple[B, T]]:
+        """Work on blocks; return what came of them, in smaller pieces where memory ran out."""
+        found = self.engine.blocks(Sparing(work, self.engine.spare), list(blocks))
+        return [piece for pieces in found for piece in pieces]
 
     def blocks(
         self, phases: tuple[Phase, ...], shape: tuple[int, ...], lanes: int | None = None
@@ -288,12 +312,8 @@ class Context:
     # ---- time
 
     def clock(self, seconds: dict[str, float]) -> Callable[[str], float]:
-        """Return a stop-watch: each call adds the time since the last one under a name.
-
-        It returns that time. On a GPU it marks the moment in the queue of work instead, and
-        ``read_clocks`` adds the time.
-        """
-        if self.arena.device.type == "cuda":
+        """Return a stop-watch: a call adds the time since the last under a name, and returns it."""
+        if self.arena.device.type == "cuda":  # there `read_clocks` adds it
             return self._queued_clock(seconds)
         last = [time.perf_counter()]
 

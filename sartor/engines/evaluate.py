@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,28 +12,27 @@ import torch
 from sartor.core import tree, wire
 from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.tree import Tree
-from sartor.engines.arena import Split, on_device
 from sartor.engines.context import Context
 from sartor.engines.parts import (
     Block,
     Costs,
+    Group,
+    Lanes,
     Receipt,
+    Some,
+    Split,
     Tally,
     cut_arena,
     cut_context,
-    cut_runs,
-    halved_clients,
-    joined_scores,
-    sparing,
+    on_device,
 )
 from sartor.engines.plan import BatchPlan, build_plan, num_steps
-from sartor.engines.store import Lanes
 
 GROUP = 32
 """Clients, at most, whose messages are written together where lanes are worked one at a time."""
 
-Some = tuple[int, np.ndarray]
-"""A block of clients: its first run, and the ids (runs, n)."""
+Splits = tuple[str, ...]
+TEST: Splits = ("test",)
 
 _GROUP_BYTES = 1 << 25  # of their models
 _SHARES = 8  # groups a core at least, as clients differ in size
@@ -64,47 +63,34 @@ class Evaluator:
         server: Tree,
         store: Lanes,
         round_index: int,
-        splits: tuple[str, ...] = ("test",),
+        splits: Splits = TEST,
         blocks: Sequence[Some] | None = None,
     ) -> tuple[dict[str, Tally], Receipt]:
-        """Score what every client would use now: messages, ``begin``, ``adapt``, ``model``.
-
-        Args:
-            server: the server's state.
-            store: the clients' kept states.
-            round_index: the round.
-            splits: the samples.
-            blocks: which clients; all by default.
-
-        Returns:
-            the scores by split, and what messages and adaptation cost.
-        """
+        """Score what every client, or those of the blocks, would use now, and what that costs."""
         context, method = self.context, self.context.record(round_index)
         tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
 
         def score(block: Some) -> tuple[Costs, np.ndarray]:
-            run, ids = block
-            ctx, keys = self.messages_to(cut_runs(server, run, len(ids)), round_index, ids, run)
-            model, costs = self.use(method, store, ctx, keys, ids, run)
-            self.score(method, model, ctx, ids, run, tallies)
-            return costs, message_bytes(method, ctx)
+            here = tree.narrow(server, 0, block.run, len(block.ids))
+            group = self.messages_to(here, round_index, block.ids, block.run)
+            model, costs = self.use(method, store, group)
+            self.score(method, model, group, tallies)
+            ctx, sparse = group.ctx, method.wire.sparse
+            return costs, wire.bytes_down(ctx.common, ctx.own, sparse, group.present)
 
         receipt = Receipt.blank(context.arena.num_runs)
-        blocks = list(self.client_blocks() if blocks is None else blocks)
-        careful = sparing(context.engine, score, halved_clients, joined_scores)
-        found = context.engine.blocks(careful, blocks)
-        for (run, ids), (costs, sent) in zip(blocks, found, strict=True):
-            runs = slice(run, run + len(ids))
+        blocks = self.client_blocks() if blocks is None else blocks
+        for block, (costs, sent) in context.pieces(score, blocks):
+            runs = slice(block.run, block.run + len(block.ids))
             receipt.bytes_down[runs] += sent
-            receipt.gradient_evaluations[runs] += costs.backward
-            receipt.forward_evaluations[runs] += costs.forward
+            receipt.add(runs, costs)
         return tallies, receipt
 
     def evaluate_common(
         self,
         models: Tree,
         round_index: int,
-        splits: tuple[str, ...] = ("test",),
+        splits: Splits = TEST,
         clients: int | None = None,
         blocks: Sequence[Some] | None = None,
     ) -> dict[str, Tally]:
@@ -113,20 +99,15 @@ class Evaluator:
         tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
 
         def score(block: Some) -> None:
-            run, ids = block
-            self.score_centre(cut_runs(models, run, len(ids)), round_index, ids, run, tallies)
+            run, ids = block.run, block.ids
+            self.score_centre(tree.narrow(models, 0, run, len(ids)), round_index, ids, run, tallies)
 
-        def joined(done: list[None], axis: int) -> None:
-            return None
-
-        blocks = list(self.client_blocks() if blocks is None else blocks)
         if clients is not None:
             most = context.engine.chunk((self.phase(self._plain, splits[0]),))
             width = max(1, most // clients)
             runs = range(0, context.arena.num_runs, width)
-            blocks = [(run, context.everybody[run : run + width, :clients]) for run in runs]
-        careful = sparing(context.engine, score, halved_clients, joined)
-        context.engine.blocks(careful, blocks)
+            blocks = [Some(run, context.everybody[run : run + width, :clients]) for run in runs]
+        context.pieces(score, self.client_blocks() if blocks is None else blocks)
         return tallies
 
     def score_centre(
@@ -138,33 +119,22 @@ class Evaluator:
         tallies: dict[str, Tally],
     ) -> None:
         """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
-        context = self.context
-        server_ctx = context.server_ctx("evaluate", round_index, ids, run=run)
-        keys = context.keys("evaluate", round_index, ids, run)
-        ctx = context.client_ctx(server_ctx, keys, {}, {})
+        group = self.context.group("evaluate", round_index, ids, ({}, {}), run)
         model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
-        self.score(self._plain, model, ctx, ids, run, tallies)
+        self.score(self._plain, model, group, tallies)
 
-    def score(
-        self,
-        method: Method,
-        model: Tree,
-        ctx: ClientContext,
-        ids: np.ndarray,
-        run: int,
-        tallies: dict[str, Tally],
-    ) -> None:
-        """Score the models (runs, n, ...) of the clients ``ids`` on their own data."""
-        there = np.ones_like(ids, dtype=bool)
+    def score(self, method: Method, model: Tree, group: Group, tallies: dict[str, Tally]) -> None:
+        """Score the models (runs, n, ...) of clients on their own data."""
         for split, tally in tallies.items():
-            self.score_lanes(method, model, ctx, ids, there, run, split, tally)
+            self._score_split(method, model, group, split, tally)
 
     def show(
         self, store: Lanes, round_index: int, blocks: Sequence[Some] | None = None
     ) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
         found: dict[str, np.ndarray] = {}
-        for run, ids in self.client_blocks() if blocks is None else blocks:
+        for block in self.client_blocks() if blocks is None else blocks:
+            run, ids = block.run, block.ids
             for name, leaf in tree.items(self.show_some(store, round_index, ids, run)):
                 rows = leaf.cpu().numpy()
                 shape = (*self.context.everybody.shape, *rows.shape[2:])
@@ -177,40 +147,32 @@ class Evaluator:
         context = self.context
         if context.method.show.client is None:
             return {}
-        server_ctx = context.server_ctx("inspect", round_index, ids, run=run)
-        keys = context.keys("inspect", round_index, ids, run)
-        ctx = context.client_ctx(server_ctx, keys, {}, {})
+        ctx = context.group("inspect", round_index, ids, ({}, {}), run).ctx
         found = context.engine.clients(context.method.show.client, store.gather(ids, run), ctx)
         return tree.map(lambda leaf: leaf.float(), found)
 
-    def client_blocks(self) -> list[tuple[int, np.ndarray]]:
-        """Cut all clients into blocks, the largest test sets of every run first.
-
-        Returns:
-            of every block the first run, and the ids (runs, n) of its clients.
-        """
+    def client_blocks(self) -> list[Some]:
+        """Cut all clients into blocks, the largest test sets of every run first."""
         phases = self.context.method.use.adapt or (self.phase(self.context.method, "test"),)
         size = self.context.arena.splits["test"].size
         order = np.argsort(-size, axis=1, kind="stable")
         most = self.context.engine.chunk(phases)
         if self._groups(most):
             runs = enumerate(zip(order, size, strict=True))
-            return [(run, ids[None]) for run, pair in runs for ids in self._grouped(*pair)]
+            return [Some(run, ids[None]) for run, pair in runs for ids in self._grouped(*pair)]
         width = max(1, min(most // len(order), 4096))
         return [
-            (run, order[run : run + most, slot : slot + width])
+            Some(run, order[run : run + most, slot : slot + width])
             for run in range(0, len(order), most)
             for slot in range(0, order.shape[1], width)
         ]
 
     def _groups(self, lanes: int) -> bool:
-        """Say whether clients are tested in groups: a small test costs less than what goes with it.
-
-        Clients that train before their test are left to the blocks of training.
-        """
-        warm = self.context.method.schedule.first
-        adapts = self.context.method.use.adapt or (warm is not None and warm.method.use.adapt)
-        return self.context.arena.device.type == "cpu" and lanes == 1 and not adapts
+        """Say whether clients are tested in groups: a small test costs less than its overhead."""
+        if lanes != 1 or self.context.arena.device.type != "cpu":
+            return False
+        warm = self.context.method.schedule.first  # who trains first is left to training's blocks
+        return not (self.context.method.use.adapt or (warm and warm.method.use.adapt))
 
     def _group_size(self) -> int:
         """Return how many models are held at a time beside those that clients keep."""
@@ -234,34 +196,21 @@ class Evaluator:
         The runs are ``run`` and those after it, and the server is theirs. The costs are those of
         adaptation.
         """
-        ctx, keys = self.messages_to(server, round_index, ids, run)
-        model, costs = self.use(self.context.record(round_index), store, ctx, keys, ids, run)
-        return ctx, model, costs
+        group = self.messages_to(server, round_index, ids, run)
+        return group.ctx, *self.use(self.context.record(round_index), store, group)
 
-    def messages_to(
-        self, server: Tree, round_index: int, ids: np.ndarray, run: int = 0
-    ) -> tuple[ClientContext, np.ndarray]:
-        """Write the messages of an evaluation to the clients ``ids``: contexts and keys."""
-        context = self.context
-        server_ctx = context.server_ctx("evaluate", round_index, ids, run=run)
-        keys = context.keys("evaluate", round_index, ids, run)
-        messages = context.messages(context.record(round_index), server, server_ctx)
-        return context.client_ctx(server_ctx, keys, *messages), keys
+    def messages_to(self, server: Tree, t: int, ids: np.ndarray, run: int = 0) -> Group:
+        """Write the messages of an evaluation in round ``t`` to the clients ``ids``."""
+        server_ctx = self.context.server_ctx("evaluate", t, ids, run=run)
+        messages = self.context.messages(self.context.record(t), server, server_ctx)
+        return self.context.group("evaluate", t, ids, messages, run, server_ctx)
 
-    def use(
-        self,
-        method: Method,
-        store: Lanes,
-        ctx: ClientContext,
-        keys: np.ndarray,
-        ids: np.ndarray,
-        run: int = 0,
-    ) -> tuple[Tree, Costs]:
+    def use(self, method: Method, store: Lanes, group: Group) -> tuple[Tree, Costs]:
         """Do what clients do with a message at an evaluation: ``begin``, ``adapt``, ``model``."""
-        work = self.context.engine.clients(method.begin, store.gather(ids, run), ctx)
-        there = np.ones_like(ids, dtype=bool)
-        work, costs = self.context.run_phases(method.use.adapt, work, ctx, keys, ids, there, run)
-        return self.context.engine.clients(method.use.model, work, ctx), costs
+        engine = self.context.engine
+        work = engine.clients(method.begin, store.gather(group.ids, group.run), group.ctx)
+        work, costs = self.context.run_phases(method.use.adapt, work, group)
+        return engine.clients(method.use.model, work, group.ctx), costs
 
     def _score_phase(self, method: Method, split: str, pooled: bool) -> Phase:
         predict = method.use.predict or self.context.task.logits
@@ -293,64 +242,52 @@ class Evaluator:
             batch=self.eval_batch,
         )
 
-    def score_lanes(
-        self,
-        method: Method,
-        model: Tree,
-        ctx: ClientContext,
-        ids: np.ndarray,
-        present: np.ndarray,
-        run: int,
-        split: str,
-        tally: Tally,
+    def _score_split(
+        self, method: Method, model: Tree, group: Group, split: str, tally: Tally
     ) -> None:
-        """Add up correct answers and losses of one model per lane.
-
-        The model takes the place of a message.
-        """
-        arena = cut_arena(self.context.arena, run, ids.shape[0])
+        """Add up correct answers and losses of one model per lane."""
+        run, ids, present = group.run, group.ids, group.present
+        arena, engine = cut_arena(self.context.arena, run, len(ids)), self.context.engine
         size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
         order = np.argsort(-size, axis=1, kind="stable")
-        pick = on_device(order, self.context.arena.device)
-        lane = torch.arange(len(pick), device=pick.device)[:, None]
-        ids, size = np.take_along_axis(ids, order, 1), np.take_along_axis(size, order, 1)
-        # Models that are in order need no copies, nor does one that all lanes share.
-        ordered = bool((order == np.arange(order.shape[1])).all())
-        sorted_model = tree.map(
-            lambda leaf: leaf if ordered or leaf.stride(1) == 0 else leaf[lane, pick], model
-        )
-        here = ctx._replace(own=sorted_model, common={}, index=ctx.index[lane, pick])
-        one_by_one = self._groups(self.context.engine.chunk(())) and len(ids) == 1 < ids.size
+        here = group.ctx._replace(own=model, common={})  # the model takes the place of a message
+        if (order[:, 1:] < order[:, :-1]).any():
+            here = self._ordered(here, order)
+            ids, size, present = (np.take_along_axis(v, order, 1) for v in (ids, size, present))
+        one_by_one = len(ids) == 1 < ids.size and self._groups(engine.chunk(()))
         if one_by_one and all(leaf.stride(1) == 0 for leaf in tree.leaves(model)):
             sums = self._pooled(method, here, ids, size, run, split)
         else:
             phase = self.phase(method, split)
-            plan = self._plan(phase, ids, size, run)
-            zero = torch.zeros(ids.shape, device=self.context.arena.device, dtype=torch.float64)
-            start = {"correct": zero.long(), "loss": zero}
-            run_phase = self._one_by_one if one_by_one else self.context.engine.phase
+            zero = torch.zeros(ids.shape, device=arena.device, dtype=torch.float64)
+            start, plan = {"correct": zero.long(), "loss": zero}, self._plan(phase, ids, size, run)
+            run_phase = self._one_by_one if one_by_one else engine.phase
             sums = run_phase(phase, start, here, plan)[0]
         found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
-        scored = np.take_along_axis(present, order, 1)
-        tally.put(np.nonzero(scored)[0] + run, ids[scored], found[0][scored], found[1][scored])
+        tally.put(np.nonzero(present)[0] + run, ids[present], *found[:, present])
+
+    def _ordered(self, ctx: ClientContext, order: np.ndarray) -> ClientContext:
+        """Put models and the clients' numbers in order; one that all lanes share needs no copy."""
+        pick = on_device(order, self.context.arena.device)
+        lane = torch.arange(len(pick), device=pick.device)[:, None]
+        own = tree.map(lambda leaf: leaf if leaf.stride(1) == 0 else leaf[lane, pick], ctx.own)
+        return ctx._replace(own=own, index=ctx.index[lane, pick])
 
     def _plan(self, phase: Phase, ids: np.ndarray, size: np.ndarray, run: int) -> BatchPlan:
         """Return the batches of a scoring phase: those of an earlier evaluation, or new ones."""
         signature = (phase.data, run, ids.tobytes(), size.tobytes())
-        plan = self._plans.get(signature)
-        return self._new_plan(phase, ids, size, run, signature) if plan is None else plan
+        if signature not in self._plans:
+            plan = self._new_plan(phase, ids, size, run)
+            self._plan_bytes += plan.table.nbytes
+            if self._plan_bytes > _KEPT:
+                self._plans, self._plan_bytes = {}, plan.table.nbytes
+            self._plans[signature] = plan
+        return self._plans[signature]
 
-    def _new_plan(
-        self, phase: Phase, ids: np.ndarray, size: np.ndarray, run: int, signature: Hashable
-    ) -> BatchPlan:
+    def _new_plan(self, phase: Phase, ids: np.ndarray, size: np.ndarray, run: int) -> BatchPlan:
         keys = np.zeros((*ids.shape, 2), dtype=np.int64)
         arena = cut_arena(self.context.arena, run, len(ids))
-        plan = build_plan(phase, arena, ids, keys, num_steps(phase, size))
-        self._plan_bytes += plan.table.nbytes
-        if self._plan_bytes > _KEPT:
-            self._plans, self._plan_bytes = {}, plan.table.nbytes
-        self._plans[signature] = plan
-        return plan
+        return build_plan(phase, arena, ids, keys, num_steps(phase, size))
 
     def _one_by_one(
         self, phase: Phase, start: Tree, ctx: ClientContext, plan: BatchPlan
@@ -409,11 +346,3 @@ class Evaluator:
         if key not in self._phases:
             self._phases[key] = self._score_phase(method, split, pooled)
         return self._phases[key]
-
-
-def message_bytes(method: Method, ctx: ClientContext) -> np.ndarray:
-    """Count the bytes of the messages to all clients of a context: (runs,)."""
-    common = wire.num_bytes(ctx.common, wire.marks_of(method.wire.sparse, "common"), 1)
-    own = wire.num_bytes(ctx.own, wire.marks_of(method.wire.sparse, "own"), 2)
-    each: np.ndarray = np.ones(ctx.index.shape, dtype=np.int64) * (common[..., None] + own)
-    return each.sum(1)

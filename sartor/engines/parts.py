@@ -1,11 +1,10 @@
-"""The values of a round: what an engine does, what clients are asked to do, what it costs."""
+"""What a round is made of: data, blocks of lanes, kept states, orders, and what they cost."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import wraps
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -13,45 +12,216 @@ from torch import Tensor
 
 from sartor.core import tree
 from sartor.core.errors import ConfigError
-from sartor.core.method import ClientContext, Method, Phase, ServerContext
+from sartor.core.method import ClientContext, Method
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena, on_device
-from sartor.engines.plan import BatchPlan
+
+# ---- the data of all runs on one device: a batch for all lanes is one gather
 
 
-class Engine(Protocol):
-    """What an engine must do; see `sequential.py` for the plainest one."""
+@dataclass(frozen=True)
+class Split:
+    """The index lists of one split.
 
-    calls: dict[str, tuple[int, int]]
-    lanes: int | None
-    limit: int | None
-    workers: int
+    Attributes:
+        rows: (total,) numbers of samples, on the device.
+        start: (runs, clients) where a client's list starts in ``rows``, on the host.
+        size: (runs, clients) how long it is, on the host.
+        capacity: the longest list of all.
+    """
 
-    def tune(self, trial: Any, lanes: int, signature: Any) -> None:
-        """Choose the number of lanes a block by measuring, if there is a choice."""
+    rows: Tensor
+    start: np.ndarray
+    size: np.ndarray
+    capacity: int
 
-    def chunk(self, phases: tuple[Phase, ...]) -> int:
-        """Say how many lanes to work on at once."""
 
-    def spare(self, lanes: int) -> None:
-        """Work on so many lanes at most from now on, and free what larger blocks left behind."""
+@dataclass(frozen=True)
+class Arena:
+    """Features, labels and splits of all runs.
 
-    def runs(self, fn: Any, *args: Any) -> Any:
-        """Apply a server function to each run."""
+    Attributes:
+        x: (rows, ...) features, or their codes; read them by ``features``.
+        y: (samples, ...) labels.
+        splits: the index lists of every split.
+        num_runs: the number of runs.
+        num_clients: the number of clients of each.
+        device: where all that is.
+        row: (samples,) where the features of a sample are in ``x``; None if sample and row are the
+            same number, as they are unless runs differ in their labels alone.
+        palette: the values that codes stand for; None if ``x`` holds the features themselves.
+    """
 
-    def addresses(self, fn: Any, server: Tree, cohort: Tensor, server_ctx: ServerContext) -> Any:
-        """Write the message to each client of the cohort."""
+    x: Tensor
+    y: Tensor
+    splits: dict[str, Split]
+    num_runs: int
+    num_clients: int
+    device: torch.device
+    row: Tensor | None = None
+    palette: Tensor | None = None
 
-    def clients(self, fn: Any, *args: Any) -> Any:
-        """Apply a client function to each lane; the last argument is the ctx."""
+    def features(self, rows: Tensor) -> Tensor:
+        """Gather the features of some rows of ``x``."""
+        found = self.x.index_select(0, rows)
+        return found if self.palette is None else self.palette[found.int()]
 
-    def blocks(self, work: Any, blocks: list[Any]) -> list[Any]:
-        """Apply ``work`` to every block of lanes, in order or in parallel."""
 
-    def phase(
-        self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
-    ) -> tuple[Tree, Any]:
-        """Run a phase on each lane; returns the work and the number of steps taken."""
+def on_device(array: np.ndarray | Tensor, device: torch.device) -> Tensor:
+    """Return an array of the host as a tensor on a device."""
+    held = array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+    if device.type != "cuda" or held.device.type != "cpu":
+        return held.to(device)
+    # A copy from ordinary memory to a GPU waits until all work in its queue is done; one from
+    # pinned memory takes its place in the queue, and the host continues.
+    return held.pin_memory().to(device, non_blocking=True)
+
+
+def cut_arena(arena: Arena, run: int, runs: int) -> Arena:
+    """View the arena of some runs."""
+    if runs == arena.num_runs:
+        return arena
+    cut = slice(run, run + runs)
+    splits = {k: replace(s, start=s.start[cut], size=s.size[cut]) for k, s in arena.splits.items()}
+    return replace(arena, splits=splits, num_runs=runs)
+
+
+# ---- kept states
+
+
+class Lanes(Protocol):
+    """Kept states that clients read when they work, and write when they are done."""
+
+    def gather(self, cohort: np.ndarray, run: int = 0) -> Tree:
+        """Return the states of a cohort of the runs ``run, run+1, ...``: (runs, slots, ...)."""
+
+    def scatter(self, cohort: np.ndarray, states: Tree, present: np.ndarray, run: int = 0) -> None:
+        """Put the states of the present members of a cohort back."""
+
+
+class States(Lanes, Protocol):
+    """The kept states of all clients, wherever they are: one tree per client and run."""
+
+    def fork(self) -> States:
+        """Return states that begin as these; writing to them changes only the copy."""
+
+    def dump(self) -> Tree:
+        """Return what a checkpoint must hold."""
+
+    def load(self, state: Tree) -> None:
+        """Restore a checkpoint."""
+
+
+# ---- orders and costs
+
+
+Which = np.ndarray | None
+"""Marks of lanes, (runs, slots); None marks all."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Clients that work at once, (runs, slots), in the runs ``run, run+1, ...``.
+
+    Attributes:
+        run: the first run.
+        ids: which clients.
+        present: which of them take part.
+        ctx: what they read, their messages included.
+        keys: (runs, slots, 2) on the host.
+    """
+
+    run: int
+    ids: np.ndarray
+    present: np.ndarray
+    ctx: ClientContext
+    keys: np.ndarray
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the clients of an exchange are asked to do.
+
+    Attributes:
+        method: the record.
+        stage: what the keys are folded with.
+        round_index: the round.
+        cohort: (runs, slots) the clients.
+        trains: (runs, slots) which of them train.
+        present: (runs, slots) which of them report.
+        ctx: what they read, their messages included: (runs, slots, ...).
+        keys: (runs, slots, 2) on the host.
+        connected: what ``Wire.connected`` returned, with the axis of runs first; None if all
+            exchange messages.
+    """
+
+    method: Method
+    stage: str
+    round_index: int
+    cohort: np.ndarray
+    trains: np.ndarray
+    present: np.ndarray
+    ctx: ClientContext
+    keys: np.ndarray
+    connected: Any = None
+
+    def group(self, block: Block) -> Group:
+        """Return the clients of a block of lanes, of whom some train."""
+        ids, trains, keys = (v[block.cut] for v in (self.cohort, self.trains, self.keys))
+        return Group(block.run, ids, trains, cut_context(self.ctx, block), keys)
+
+
+@dataclass
+class Tally:
+    """Sums over test samples: (runs, clients), NaN where a client was not scored."""
+
+    correct: np.ndarray
+    loss: np.ndarray
+
+    @classmethod
+    def blank(cls, shape: tuple[int, ...]) -> Tally:
+        """Return a tally in which no client was scored."""
+        return cls(np.full(shape, np.nan), np.full(shape, np.nan))
+
+    def put(self, run: Any, client: Any, correct: Any, loss: Any) -> None:
+        """Put the sums of single clients: number j is that of ``client[j]`` in ``run[j]``."""
+        self.correct[run, client] = correct
+        self.loss[run, client] = loss
+
+
+@dataclass
+class Costs:
+    """Samples in passes with and without a gradient, per run."""
+
+    backward: np.ndarray
+    forward: np.ndarray
+
+
+@dataclass
+class Receipt:
+    """What a round cost, per run, and how long its parts took."""
+
+    participants: np.ndarray
+    bytes_down: np.ndarray
+    bytes_up: np.ndarray
+    gradient_evaluations: np.ndarray
+    forward_evaluations: np.ndarray
+    seconds: dict[str, float] = field(
+        default_factory=lambda: {"train": 0.0, "server": 0.0, "evaluate": 0.0}
+    )
+    tally: dict[str, Tally] = field(default_factory=dict)
+
+    @classmethod
+    def blank(cls, runs: int) -> Receipt:
+        """Return a receipt on which nothing is counted yet."""
+        return cls(*np.zeros((5, runs), dtype=np.int64))
+
+    def add(self, runs: slice, costs: Costs) -> None:
+        """Count what local work on some of the runs cost."""
+        self.gradient_evaluations[runs] += costs.backward
+        self.forward_evaluations[runs] += costs.forward
+
+
+# ---- blocks of lanes
 
 
 @dataclass(frozen=True)
@@ -73,102 +243,56 @@ class Block:
         columns = slice(self.slot, self.slot + self.slots) if self.only is None else self.only
         return slice(self.run, self.run + self.runs), columns
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Runs and slots."""
+        return self.runs, self.slots
+
+    def piece(self, axis: int, first: int, number: int) -> Block:
+        """Return some runs (axis 0) or slots (axis 1) of the block."""
+        if axis == 0:
+            return replace(self, run=self.run + first, runs=number)
+        if self.only is None:
+            return replace(self, slot=self.slot + first, slots=number)
+        return replace(self, slots=number, only=self.only[first : first + number])
+
 
 @dataclass(frozen=True)
-class Order:
-    """What the clients of an exchange are asked to do; messages and keys come beside it.
+class Some:
+    """Clients of an evaluation: their ids (runs, n), from run ``run`` on."""
 
-    Attributes:
-        method: the record.
-        stage: what the keys are folded with.
-        round_index: the round.
-        cohort: (runs, slots) the clients.
-        trains: (runs, slots) which of them train.
-        present: (runs, slots) which of them report.
-        connected: what ``Wire.connected`` returned, with the axis of runs first; None if all
-            exchange messages.
-    """
+    run: int
+    ids: np.ndarray
 
-    method: Method
-    stage: str
-    round_index: int
-    cohort: np.ndarray
-    trains: np.ndarray
-    present: np.ndarray
-    connected: Any = None
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Runs and clients."""
+        return self.ids.shape
+
+    def piece(self, axis: int, first: int, number: int) -> Some:
+        """Return some runs (axis 0) or clients (axis 1)."""
+        cut = slice(first, first + number)
+        return (
+            Some(self.run + first, self.ids[cut]) if axis == 0 else Some(self.run, self.ids[:, cut])
+        )
 
 
-@dataclass
-class Costs:
-    """Samples in passes with and without a gradient, per run."""
-
-    backward: np.ndarray
-    forward: np.ndarray
-
-
-@dataclass
-class Tally:
-    """Sums over test samples: (runs, clients), NaN where a client was not scored."""
-
-    correct: np.ndarray
-    loss: np.ndarray
-
-    @classmethod
-    def blank(cls, shape: tuple[int, ...]) -> Tally:
-        """Return a tally in which no client was scored."""
-        return cls(np.full(shape, np.nan), np.full(shape, np.nan))
-
-    def put(self, run: np.ndarray, client: np.ndarray, correct: Any, loss: Any) -> None:
-        """Put the sums of single clients: number j is that of ``client[j]`` in ``run[j]``."""
-        self.correct[run, client] = correct
-        self.loss[run, client] = loss
-
-
-@dataclass
-class Receipt:
-    """What a round cost, per run, and how long its parts took."""
-
-    participants: np.ndarray
-    bytes_down: np.ndarray
-    bytes_up: np.ndarray
-    gradient_evaluations: np.ndarray
-    forward_evaluations: np.ndarray
-    seconds: dict[str, float] = field(default_factory=dict)
-    tally: dict[str, Tally] = field(default_factory=dict)
-
-    @classmethod
-    def blank(cls, runs: int) -> Receipt:
-        """Return a receipt on which nothing is counted yet."""
-        receipt = cls(*np.zeros((5, runs), dtype=np.int64))
-        receipt.seconds = {"train": 0.0, "server": 0.0, "evaluate": 0.0}
-        return receipt
-
-
-def cut_runs(value: Tree, run: int, runs: int) -> Tree:
-    """View some runs of a tree."""
-    return tree.narrow(value, 0, run, runs)
+_BY_RUN = ("common", "round")  # the fields of a client context that have no axis of slots
 
 
 def cut_context(ctx: ClientContext, block: Block) -> ClientContext:
     """View (or, where slots are listed, copy) the contexts of a block of lanes."""
-    by_run = {"common", "round"}
     only = None if block.only is None else on_device(block.only, ctx.index.device)
 
-    def slots(value: Tree) -> Tree:
+    def cut(name: str, value: Any) -> Tree:
+        runs = tree.narrow(value, 0, block.run, block.runs)
+        if name in _BY_RUN:
+            return runs
         if only is None:
-            return tree.narrow(value, 1, block.slot, block.slots)
-        return tree.map(lambda leaf: leaf.index_select(1, only), value)
-
-    def cut(field: str, value: Any) -> Tree:
-        of_runs = cut_runs(value, block.run, block.runs)
-        return of_runs if field in by_run else slots(of_runs)
+            return tree.narrow(runs, 1, block.slot, block.slots)
+        return tree.map(lambda leaf: leaf.index_select(1, only), runs)
 
     return ClientContext._make(map(cut, ClientContext._fields, ctx))
-
-
-def planned(phase: Phase) -> tuple[bool, int]:
-    """Rank phases by what they surely cost: first those that no client leaves out or ends."""
-    return phase.when is None and phase.stop is None, phase.epochs if phase.steps is None else 1
 
 
 def reorder(value: Tree, order: Tensor) -> Tree:
@@ -180,128 +304,48 @@ def reorder(value: Tree, order: Tensor) -> Tree:
 
 def reorder_context(ctx: ClientContext, order: Tensor) -> ClientContext:
     """Put the slots of every run of a context into another order."""
-    by_run = {"common", "round"}
-
-    def moved(field: str, value: Any) -> Tree:
-        return value if field in by_run else reorder(value, order)
-
-    return ClientContext._make(map(moved, ClientContext._fields, ctx))
+    moved: dict[str, Any] = ctx._asdict()
+    moved |= {k: reorder(v, order) for k, v in moved.items() if k not in _BY_RUN}
+    return ClientContext(**moved)
 
 
-def cut_arena(arena: Arena, run: int, runs: int) -> Arena:
-    """View the arena of some runs."""
-    if runs == arena.num_runs:
-        return arena
-    splits = {
-        k: replace(s, start=s.start[run : run + runs], size=s.size[run : run + runs])
-        for k, s in arena.splits.items()
-    }
-    return replace(arena, splits=splits, num_runs=runs)
-
-
-# ---- when memory runs out: work on a block in halves, and make later blocks smaller
-
-B = TypeVar("B")
+B = TypeVar("B", Block, Some)
 T = TypeVar("T")
-Halves = tuple[list[B], int, int]
-"""The halves of a block, the axis along which it was cut, and the lanes of the larger half."""
 
 
-def sparing(
-    engine: Engine,
-    work: Callable[[B], T],
-    halves: Callable[[B], Halves[B] | None],
-    joined: Callable[[list[T], int], T],
-) -> Callable[[B], T]:
-    """Return ``work``, made to do a block in halves if there is no memory for it at once.
+@dataclass
+class Sparing(Generic[B, T]):
+    """Work that is done to a block in halves if there is no memory for it at once.
 
     A block writes to stores and tallies at its end, or in a way that can be repeated, so that half
     of a block can start where the whole one failed.
 
-    Args:
-        engine: makes its blocks smaller from then on.
+    Attributes:
         work: what is done to a block.
-        halves: cuts a block, or returns None if it is a single lane.
-        joined: puts what came of the halves together, along an axis.
+        spare: makes the blocks of an engine smaller from then on.
     """
 
-    @wraps(work)
-    def careful(block: B) -> T:
+    work: Callable[[B], T]
+    spare: Callable[[int], None]
+
+    def __call__(self, block: B) -> list[tuple[B, T]]:
+        """Do the work; return the pieces of the block, with what came of each."""
         try:
-            return work(block)
+            return [(block, self.work(block))]
         except torch.OutOfMemoryError as error:
             said = str(error).splitlines()[0]
-        # The error held on to the memory of the attempt; it is gone here.
-        split = halves(block)
-        if split is None:
+        return self.in_halves(block, said)  # the error held on to the memory of the attempt
+
+    def in_halves(self, block: B, said: str) -> list[tuple[B, T]]:
+        """Cut the slots of a block in two, or its runs if it has one slot."""
+        runs, slots = block.shape
+        axis, whole, other = (1, slots, runs) if slots > 1 else (0, runs, 1)
+        if whole == 1:
             raise ConfigError(
                 f"The work of a single client does not fit into memory ({said}); use a smaller "
                 "batch, a smaller network, or more memory."
             )
-        parts, axis, lanes = split
-        engine.spare(lanes)
-        return joined([careful(part) for part in parts], axis)
-
-    return careful
-
-
-def halved_block(block: Block) -> Halves[Block] | None:
-    """Cut the slots of a block in two, or its runs if it has one slot."""
-    if block.slots > 1:
-        less = block.slots // 2
-        rest = block.slots - less
-        if block.only is not None:
-            sides = [block.only[:rest], block.only[rest:]]
-            parts = [Block(block.run, block.runs, block.slot, len(s), s) for s in sides]
-        else:
-            parts = [
-                Block(block.run, block.runs, block.slot, rest),
-                Block(block.run, block.runs, block.slot + rest, less),
-            ]
-        return parts, 1, block.runs * rest
-    if block.runs > 1:
-        rest = block.runs - block.runs // 2
-        parts = [
-            Block(block.run, rest, block.slot, 1, block.only),
-            Block(block.run + rest, block.runs - rest, block.slot, 1, block.only),
-        ]
-        return parts, 0, rest
-    return None
-
-
-def joined_work(done: list[Any], axis: int) -> Any:
-    """Put the uploads, costs and times of the halves of a block together."""
-    uploads, costs, seconds = zip(*done, strict=True)
-    times = seconds[0]
-    if seconds[1] is not times:  # on a GPU all blocks share one clock
-        times = {name: times[name] + seconds[1][name] for name in times}
-    return tree.cat(list(uploads), axis), joined_costs(list(costs), axis), times
-
-
-def joined_costs(costs: list[Costs], axis: int) -> Costs:
-    """Add the costs of other slots, or put those of other runs behind one another."""
-    put: Any = np.concatenate if axis == 0 else np.sum
-    settings = {} if axis == 0 else {"axis": 0}
-    return Costs(
-        put([c.backward for c in costs], **settings), put([c.forward for c in costs], **settings)
-    )
-
-
-def halved_clients(block: tuple[int, np.ndarray]) -> Halves[tuple[int, np.ndarray]] | None:
-    """Cut the ids (runs, n) of an evaluation in two."""
-    run, ids = block
-    runs, slots = ids.shape
-    if slots > 1:
-        rest = slots - slots // 2
-        return [(run, ids[:, :rest]), (run, ids[:, rest:])], 1, runs * rest
-    if runs > 1:
-        rest = runs - runs // 2
-        return [(run, ids[:rest]), (run + rest, ids[rest:])], 0, rest
-    return None
-
-
-def joined_scores(done: list[Any], axis: int) -> Any:
-    """Put the costs and the messages' bytes of the halves of an evaluation together."""
-    costs, messages = zip(*done, strict=True)
-    total = np.concatenate(messages) if axis == 0 else np.sum(messages, axis=0)
-    return joined_costs(list(costs), axis), total
+        rest = whole - whole // 2
+        self.spare(other * rest)
+        halves = block.piece(axis, 0, rest), block.piece(axis, rest, whole - rest)
+        return [piece for half in halves for piece in self(half)]

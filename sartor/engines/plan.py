@@ -16,8 +16,8 @@ from torch import Tensor
 
 from sartor.core import rng
 from sartor.core.method import Batch, Phase
-from sartor.engines.arena import Arena, on_device
 from sartor.engines.lanes import draws
+from sartor.engines.parts import Arena, on_device
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,9 @@ class BatchPlan:
 
     def widths(self) -> list[tuple[int, bool]]:
         """Say per step how many leading slots cover all active lanes, and if some are idle."""
-        slots = self.steps.shape[1]
-        found = []
-        for s in range(self.num_steps):
-            active = self.steps > s
-            width = slots - int(np.argmax(np.asarray(active.any(0))[::-1]))
-            found.append((width, not bool(active[:, :width].all())))
-        return found
+        active = self.steps > np.arange(self.num_steps)[:, None, None]
+        widths = (active.any(1) * np.arange(1, self.steps.shape[1] + 1)).max(1, initial=0).tolist()
+        return [(w, not bool(now[:, :w].all())) for w, now in zip(widths, active, strict=True)]
 
     def narrow(self, run: int, runs: int, slot: int, slots: int) -> BatchPlan:
         """View the plan of a block of lanes."""
@@ -116,10 +112,8 @@ class BatchPlan:
 
 def num_steps(phase: Phase, sizes: np.ndarray) -> np.ndarray:
     """Return how many steps clients with so many samples take (phases of known length)."""
-    if phase.data == "none":
-        per_epoch = np.ones_like(sizes)
-    else:
-        per_epoch = _per_epoch(phase, _used(phase, sizes)[2])
+    used = _used(phase, sizes)[2]
+    per_epoch = np.ones_like(sizes) if phase.data == "none" else _per_epoch(phase, used)
     if isinstance(phase.steps, int):
         return np.where(per_epoch > 0, phase.steps, 0)
     return phase.epochs * per_epoch
@@ -153,87 +147,71 @@ def build_plan(
     steps: np.ndarray,
     part_keys: np.ndarray | None = None,
 ) -> BatchPlan:
-    """Draw the rows of every step.
+    """Draw the rows of every step of a cohort (runs, slots), all on the host but the result.
 
-    Args:
-        phase: what kind of batches.
-        arena: the data.
-        cohort: (runs, slots) client ids.
-        keys: (runs, slots, 2) keys folded with seed, stage, round, client and stream; on the host,
-            where folding a few thousand keys costs less than launching its small kernels.
-        steps: (runs, slots) how many steps each lane takes; 0 for the absent.
-        part_keys: (runs, slots, 2) keys folded with the seed only, for a phase on a part of the
-            data.
+    ``steps`` are 0 for the absent; ``part_keys`` are for a phase on a part of the data.
     """
-    runs, slots = cohort.shape
-    device = arena.device
-    total_steps = int(steps.max(initial=0))
+    device, total_steps = arena.device, int(steps.max(initial=0))
+    step_keys = torch.zeros((*steps.shape, total_steps, 0), dtype=torch.int64, device=device)
     if phase.random:
         folded = rng.fold_host(rng.fold_host(keys, "step")[:, :, None, :], np.arange(total_steps))
         step_keys = on_device(folded, device)
-    else:
-        step_keys = torch.zeros((runs, slots, total_steps, 0), dtype=torch.int64, device=device)
     if phase.data == "none":
-        table = torch.zeros((runs, slots, 1, 1), dtype=torch.int64, device=device)
-        none = np.zeros_like(steps)
-        return BatchPlan(table, step_keys, steps, none, 0, 0, 0, np.stack([none, none]))
+        return _without_data(steps, step_keys)
     split = arena.splits[phase.data]
-    lane = (np.arange(runs)[:, None], cohort)
+    lane = (np.arange(len(cohort))[:, None], cohort)
     start, full = split.start[lane].reshape(-1), split.size[lane].reshape(-1)
     first, length, used = _used(phase, full)
-    lane_steps = steps.reshape(-1)
-    size = split.capacity if phase.batch is None else min(phase.batch, split.capacity)
-    size = max(size, 1)
+    size = max(1, min(phase.batch or split.capacity, split.capacity))
     per_epoch = np.maximum(_per_epoch(phase, used), 1)
-    epochs = -(-lane_steps // per_epoch)
     shuffle = phase.shuffle and phase.batch is not None
-    period = total_steps
-    if not shuffle:
-        period = min(total_steps, int(per_epoch.max(initial=1)))
-        if np.any(per_epoch != period) and total_steps > period:
-            period = total_steps  # unequal passes do not repeat in step
-    s = torch.arange(period, device=device)
-    flat_keys = keys.reshape(-1, 2)
-
-    def t(array: np.ndarray) -> Tensor:
-        return on_device(array, device)
-
-    lane_start, lane_used, lane_epoch = (
-        t(start)[:, None, None],
-        t(used)[:, None],
-        t(per_epoch)[:, None],
+    period = total_steps if shuffle else _period(per_epoch, total_steps)
+    s, flat_keys = torch.arange(period, device=device), keys.reshape(-1, 2)
+    lane_steps = steps.reshape(-1)
+    lane_start, lane_used, lane_epoch, lane_end = (
+        on_device(array, device)[:, None] for array in (start, used, per_epoch, lane_steps)
     )
     within = (s % lane_epoch)[:, :, None] * size + torch.arange(size, device=device)
-    real = (within < lane_used[:, :, None]) & (s < t(lane_steps)[:, None])[:, :, None]
+    real = (within < lane_used[:, :, None]) & (s < lane_end)[:, :, None]
     columns = []
     for d in range(phase.draws):
         rows = within
         if shuffle:
-            draw_keys = rng.fold_host(flat_keys, "shuffle", d)
+            draw_keys, epochs = rng.fold_host(flat_keys, "shuffle", d), -(-lane_steps // per_epoch)
             order, offset, base = _permutations(draw_keys, used, epochs, device)
             number = (base[:, None] + s // lane_epoch).clamp(max=len(offset) - 1)
             where = offset[number][:, :, None] + within
             rows = order[torch.where(real, where, 0)] if len(order) else torch.zeros_like(within)
         if phase.share < 1.0:
-            share_keys = rng.fold_host(flat_keys, "share", d)
-            rows = _subset(share_keys, length, np.zeros_like(first), rows, real)
+            rows = _subset(rng.fold_host(flat_keys, "share", d), length, 0 * first, rows, real)
         if part_keys is not None:
             rows = _subset(part_keys.reshape(-1, 2), full, first, rows, real)
-        index = (lane_start + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
+        index = (lane_start[:, :, None] + torch.where(real, rows, 0)).clamp(max=len(split.rows) - 1)
         columns += [split.rows[index], torch.where(real, rows, -1)]
     last = ((s + 1) % lane_epoch == 0)[:, :, None].to(torch.int64)
-    table = torch.cat([*columns, last], dim=-1)
-    table = table.reshape(runs, slots, period, table.shape[-1])
     return BatchPlan(
-        table=table,
+        table=torch.cat([*columns, last], dim=-1).unflatten(0, steps.shape),
         keys=step_keys,
         steps=steps,
         samples=phase.draws * _samples(used, per_epoch, lane_steps, size).reshape(steps.shape),
         batch=size,
         draws=phase.draws,
         capacity=split.capacity,
-        passes=np.stack([per_epoch, used]).reshape(2, runs, slots),
+        passes=np.stack([per_epoch, used]).reshape(2, *steps.shape),
     )
+
+
+def _without_data(steps: np.ndarray, step_keys: Tensor) -> BatchPlan:
+    table, none = step_keys.new_zeros((*steps.shape, 1, 1)), np.zeros_like(steps)
+    return BatchPlan(table, step_keys, steps, none, 0, 0, 0, np.stack([none, none]))
+
+
+def _period(per_epoch: np.ndarray, total_steps: int) -> int:
+    """Return after how many steps the batches of passes in a fixed order come again."""
+    period = min(total_steps, int(per_epoch.max(initial=1)))
+    if np.any(per_epoch != period) and total_steps > period:
+        return total_steps  # unequal passes do not repeat in step
+    return period
 
 
 def _subset(
@@ -255,13 +233,10 @@ def _samples(used: np.ndarray, per_epoch: np.ndarray, steps: np.ndarray, size: i
 def _permutations(
     keys: np.ndarray, sizes: np.ndarray, epochs: np.ndarray, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane, packed.
+    """Draw ``epochs[l]`` permutations of ``range(sizes[l])`` for every lane l, packed.
 
-    Lanes with the same key, such as the runs of a sweep with one seed, share what they draw.
-
-    Returns:
-        the packed permutations; where each (different lane, epoch) begins, lanes outermost; and
-        the number of every lane's first one among those.
+    Return them, where each begins, lanes outermost, and the number of every lane's first one.
+    Lanes with the same key share what they draw.
     """
     first, same = _different(keys, sizes, epochs)
     keys, sizes, epochs = keys[first], sizes[first], epochs[first]
@@ -279,7 +254,8 @@ def _permutations(
     segment_keys = packed[4:].T
     segment = torch.repeat_interleave(blocks_d, output_size=num_blocks)
     block = torch.arange(num_blocks, device=device) - first_d[segment]
-    words = draws.words_at(segment_keys[segment], block)
+    words_at = draws.words_at if device.type == "cuda" else rng.words_at
+    words = words_at(segment_keys[segment], block)
     position = block[:, None] * 4 + torch.arange(4, device=device)
     value = (segment[:, None] << 32) + words
     value = torch.where(position < size_d[segment][:, None], value, torch.iinfo(torch.int64).max)

@@ -7,7 +7,6 @@ function is applied to all runs and clients is up to the engine.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import torch
@@ -15,10 +14,8 @@ import torch
 from sartor.core import wire
 from sartor.core.method import Method
 from sartor.core.tree import Tree
-from sartor.engines.arena import on_device
 from sartor.engines.context import Context
-from sartor.engines.parts import Order, Receipt, Tally
-from sartor.engines.store import States
+from sartor.engines.parts import Order, Receipt, States, Tally, on_device
 from sartor.engines.work import ClientWork
 
 Watch = Callable[[Tree, np.ndarray, np.ndarray], None]
@@ -54,24 +51,13 @@ class Rounds:
         keep: States | None = None,
         record: Method | None = None,
     ) -> tuple[Tree, Receipt]:
-        """Run one round.
+        """Run one round; return the server's new state, and what the round cost.
 
-        Args:
-            server: the server's state.
-            store: the clients' states; changed in place.
-            round_index: the round.
-            stage: "train", "prologue", "epilogue" or "handover".
-            score: the splits on which the models are scored right after local training.
-            keep: a store for the models after local training, if they are to be kept.
-            record: the record to run, if not that of the stage (an epilogue's own epilogue).
-
-        Returns:
-            the server's new state, and what the round cost.
+        The clients' states in ``store`` change in place. ``stage`` is "train", "prologue",
+        "epilogue" or "handover". Right after local training the models are scored on the splits
+        ``score``, and put into ``keep``. ``record`` takes the place of the round's own.
         """
-        method = record
-        if method is None:
-            outside = None if stage == "train" else self._outside(stage)
-            method = outside or self.context.record(round_index)
+        method = record or self.context.record(round_index)
         cohort, trains, present = self.draw(method, stage, round_index)
         receipt = Receipt.blank(len(cohort))
         receipt.participants += trains.sum(1)
@@ -79,83 +65,85 @@ class Rounds:
         slots = cohort.shape[1]
         width = 1 if method.schedule.in_turn else slots
         for first in range(0, slots, width):
-            cut = (slice(None), slice(first, first + width))
+            cut = np.s_[:, first : first + width]
+            drawn = cohort[cut], trains[cut], present[cut]
             at = method.schedule.stage or stage
-            order = Order(method, at, round_index, cohort[cut], trains[cut], present[cut])
-            server = self._exchange(order, server, store, receipt, keep)
+            server = self._exchange(method, at, round_index, drawn, server, store, receipt, keep)
         warm = self.context.method.schedule.first
         if warm is not None and stage == "train" and round_index == warm.rounds - 1:
-            server, given = self.train(server, store, round_index, "handover")
+            server, given = self.train(server, store, round_index, "handover", record=warm.handover)
             receipt.bytes_down += given.bytes_down
             receipt.bytes_up += given.bytes_up
         return self.clients.agree(server), receipt
 
-    def _outside(self, stage: str) -> Method | None:
-        """Return the record of a stage outside of rounds."""
-        schedule = self.context.method.schedule
-        handover = None if schedule.first is None else schedule.first.handover
-        stages = {"prologue": schedule.before, "epilogue": schedule.after, "handover": handover}
-        return stages.get(stage)
-
     def _exchange(
-        self, order: Order, server: Tree, store: States, receipt: Receipt, keep: States | None
+        self,
+        method: Method,
+        stage: str,
+        t: int,
+        drawn: Drawn,
+        server: Tree,
+        store: States,
+        receipt: Receipt,
+        keep: States | None,
     ) -> Tree:
         """Send messages, let the clients work, aggregate their uploads, and count the bytes."""
-        context, method, engine = self.context, order.method, self.context.engine
+        context, engine, (cohort, trains, present) = self.context, self.context.engine, drawn
         clock = context.clock(receipt.seconds)
-        at = (order.stage, order.round_index, order.cohort)
-        server_ctx, keys = context.server_ctx(*at, order.present), context.keys(*at)
-        ctx = context.client_ctx(server_ctx, keys, *context.messages(method, server, server_ctx))
+        server_ctx = context.server_ctx(stage, t, cohort, present)
+        messages = context.messages(method, server, server_ctx)
+        group = context.group(stage, t, cohort, messages, server_ctx=server_ctx)
+        connected = None
         if method.wire.connected is not None:
             connected = engine.runs(method.wire.connected, server, server_ctx)
-            order = replace(order, connected=connected)
         clock("server")
-        uploads, there = self.clients.train(order, ctx, keys, store, receipt, keep)
+        order = Order(method, stage, t, *drawn, group.ctx, group.keys, connected)
+        uploads, there = self.clients.train(order, store, receipt, keep)
         clock = context.clock(receipt.seconds)
-        receipt.participants -= (order.trains & ~there).sum(1)
-        trains, present = order.trains & there, order.present & there
+        receipt.participants -= (trains & ~there).sum(1)
+        trains, present = trains & there, present & there
         server_ctx = server_ctx._replace(present=on_device(present, context.arena.device))
-        if order.connected is not None:
-            heard = wire.heard(order.connected, server_ctx.present)
-            server_ctx = server_ctx._replace(present=heard)
+        if connected is not None:
+            server_ctx = server_ctx._replace(present=wire.heard(connected, server_ctx.present))
         if method.wire.sparse:
             uploads = wire.received(uploads, wire.marks_of(method.wire.sparse, "upload"))
-        if self.watch is not None and order.stage == "train":
-            self.watch(uploads, order.cohort, trains)
+        if self.watch is not None and stage == "train":
+            self.watch(uploads, cohort, trains)
         server = engine.runs(method.aggregate, server, uploads, server_ctx)
-        messages = {"common": ctx.common, "own": ctx.own, "upload": uploads}
-        down, up = wire.sent(messages, method.wire.sparse, order.connected, trains, present)
+        sent = dict(zip(wire.MESSAGES, (*messages, uploads), strict=True))
+        down, up = wire.sent(sent, method.wire.sparse, connected, trains, present)
         receipt.bytes_down += down
         receipt.bytes_up += up
         clock("server")
         return server
 
     def draw(self, method: Method, stage: str, round_index: int) -> Drawn:
-        """Draw the cohort of a round, the clients with most local work first.
-
-        Clients that take turns stay in the order of the draw.
-        """
+        """Draw the cohort of a round, by local work, the most first, or in the order of turns."""
         ahead = self._drawn.pop((id(method), stage, round_index), None)
         if ahead is not None:
             return ahead
         context, schedule = self.context, method.schedule
-        all_participate = schedule.who == "everyone" or context.participation.kind == "all"
-        if all_participate or stage != "train":
-            all_of_them = np.ones_like(context.everybody, dtype=bool)
-            drawn = context.everybody, all_of_them, all_of_them
+        everybody = schedule.who == "everyone" or context.participation.kind == "all"
+        if everybody or stage != "train":
+            yes = np.ones_like(context.everybody, dtype=bool)
+            drawn = context.everybody, yes, yes
         else:
-            number = context.arena.num_clients
-            lots = [context.participation.draw(s, round_index, number) for s in context.seeds]
-            cohort, present = (np.stack(part) for part in zip(*lots, strict=True))
-            drawn = cohort, present, present
+            drawn = self._lots(round_index)
             if schedule.who == "everyone_trains":
-                drawn = _everyone_trains(context.everybody, cohort, present, schedule.in_turn)
+                drawn = _everyone_trains(context.everybody, drawn, schedule.in_turn)
         if schedule.in_turn:
             return drawn
-        cohort, trains, present = drawn
+        cohort, trains, _ = drawn
         size = np.take_along_axis(context.arena.splits["train"].size, cohort, 1)
         order = np.argsort(-np.where(trains, size, -1), axis=1, kind="stable")
         return tuple(np.take_along_axis(part, order, 1) for part in drawn)  # type: ignore[return-value]
+
+    def _lots(self, round_index: int) -> Drawn:
+        """Draw the cohort of a round by the rule of participation."""
+        rule, number = self.context.participation, self.context.arena.num_clients
+        lots = [rule.draw(seed, round_index, number) for seed in self.context.seeds]
+        cohort, present = (np.stack(part) for part in zip(*lots, strict=True))
+        return cohort, present, present
 
     def plan_ahead(self, round_index: int | None) -> None:
         """Draw the batches of a round to come while a GPU is busy with the one before.
@@ -180,13 +168,12 @@ class Rounds:
             self.context.ahead.clear()
 
 
-def _everyone_trains(
-    everybody: np.ndarray, cohort: np.ndarray, present: np.ndarray, in_turn: bool
-) -> Drawn:
+def _everyone_trains(everybody: np.ndarray, drawn: Drawn, in_turn: bool) -> Drawn:
     """Let all clients train, and those of the cohort that are present report.
 
     Where clients take turns, those of the cohort come first, in the order of the draw.
     """
+    cohort, _, present = drawn
     reports = np.zeros_like(everybody, dtype=bool)
     np.put_along_axis(reports, cohort, present, 1)
     if in_turn:

@@ -11,11 +11,13 @@ from sartor.core import tree
 from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena
+from sartor.engines.parts import Arena
 from sartor.engines.plan import BatchPlan
 
 
 def _at(value: Any, *index: int) -> Any:
+    if isinstance(value, ServerContext):
+        return ServerContext(*(_at(field, *index) for field in value))
     return tree.map(lambda leaf: leaf[index], value)
 
 
@@ -50,43 +52,28 @@ class Sequential:
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run; its arguments have the runs on axis 0."""
-        found = []
-        for r in range(len(args[-1].round)):
-            found.append(
-                fn(
-                    *(
-                        ServerContext(*(_at(f, r) for f in a))
-                        if isinstance(a, ServerContext)
-                        else _at(a, r)
-                        for a in args
-                    )
-                )
-            )
-        return tree.stack(found)
+        runs = range(len(args[-1].round))
+        return tree.stack([fn(*(_at(a, r) for a in args)) for r in runs])
 
     def addresses(
         self, fn: Callable[..., Any], server: Tree, cohort: torch.Tensor, server_ctx: ServerContext
     ) -> Any:
         """Write the message to each client of the cohort: (runs, slots, ...)."""
-        found = []
-        for r in range(cohort.shape[0]):
-            one = ServerContext(*(_at(f, r) for f in server_ctx))
-            messages = [fn(_at(server, r), i, one) for i in cohort[r]]
-            found.append(tree.stack(messages))
-        return tree.stack(found)
+
+        def of_run(server: Tree, cohort: torch.Tensor, server_ctx: ServerContext) -> Any:
+            return tree.stack([fn(server, i, server_ctx) for i in cohort])
+
+        return self.runs(of_run, server, cohort, server_ctx)
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the ctx."""
         *trees, ctx = args
-        rows = []
-        for r in range(ctx.index.shape[0]):
-            slots = range(ctx.index.shape[1])
-            rows.append(
-                tree.stack(
-                    [fn(*(_at(t, r, k) for t in trees), _context_at(ctx, r, k)) for k in slots]
-                )
-            )
-        return tree.stack(rows)
+        runs, slots = (range(length) for length in ctx.index.shape)
+
+        def of_lane(r: int, k: int) -> Any:
+            return fn(*(_at(t, r, k) for t in trees), _context_at(ctx, r, k))
+
+        return tree.stack([tree.stack([of_lane(r, k) for k in slots]) for r in runs])
 
     def blocks(self, work: Callable[[Any], Any], blocks: list[Any]) -> list[Any]:
         """Apply ``work`` to every block of lanes, one after the other."""

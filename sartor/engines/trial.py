@@ -7,26 +7,23 @@ from dataclasses import replace
 
 import numpy as np
 
-from sartor.core.method import ClientContext, Method
+from sartor.core.method import ClientContext, Phase
 from sartor.core.tree import Tree
 from sartor.engines.context import Context
-from sartor.engines.parts import Block, cut_arena, cut_context, planned
-from sartor.engines.plan import BatchPlan, build_plan
-from sartor.engines.store import Lanes
+from sartor.engines.parts import Block, Lanes, Order, cut_context
+from sartor.engines.plan import BatchPlan
 
 _TRIAL_STEPS = 4
 
 
-def tune_lanes(
-    context: Context,
-    method: Method,
-    ctx: ClientContext,
-    store: Lanes,
-    keys: np.ndarray,
-    cohort: np.ndarray,
-) -> None:
+def planned(phase: Phase) -> tuple[bool, int]:
+    """Rank phases by what they surely cost: first those that no client leaves out or ends."""
+    return phase.when is None and phase.stop is None, phase.epochs if phase.steps is None else 1
+
+
+def tune_lanes(context: Context, order: Order, store: Lanes) -> None:
     """Let the engine time a few steps of the main phase at several block sizes."""
-    engine = context.engine
+    engine, method, cohort = context.engine, order.method, order.cohort
     phase = max(method.phases, key=planned)
     sizes = context.arena.splits["train"].size
 
@@ -35,11 +32,9 @@ def tune_lanes(
         return int(context.known_steps(known, ids, np.ones_like(ids, dtype=bool), run).sum())
 
     def prepare(block: Block) -> tuple[Tree, ClientContext, BatchPlan]:
-        ids, here = cohort[block.cut], cut_context(ctx, block)
-        arena = cut_arena(context.arena, block.run, block.runs)
+        ids, here = cohort[block.cut], cut_context(order.ctx, block)
         steps = np.where(np.take_along_axis(sizes[block.cut[0]], ids, 1) > 0, _TRIAL_STEPS, 0)
-        parts = context.part_keys(phase, ids, block.run)
-        plan = build_plan(phase, arena, ids, keys[block.cut], steps, parts)
+        plan = context.plan(phase, ids, order.keys[block.cut], steps, block.run)
         work = engine.clients(method.begin, store.gather(ids, block.run), here)
         for earlier in method.phases[: method.phases.index(phase)]:
             work = engine.clients(earlier.enter, work, here)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -20,11 +20,11 @@ from sartor.core import tree
 from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import alone, metered
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena
 from sartor.engines.cpu.compiler import library
 from sartor.engines.cpu.traces import Traces, keep_freed_memory
 from sartor.engines.cpu.tuning import choose_chunk
 from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOperations
+from sartor.engines.parts import Arena
 from sartor.engines.plan import BatchPlan
 
 # The common message and the round belong to the run: they are not copied per client.
@@ -88,7 +88,7 @@ class Vectorised:
 
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the ctx."""
-        mapped = over_lanes(fn, len(args) - 1)
+        mapped = over_lanes(fn)
         if self.arena.device.type != "cpu":
             return mapped(*args)
         return self.traces.call(fn, mapped, *args)
@@ -100,10 +100,8 @@ class Vectorised:
         while len(done) < len(blocks):
             # While steps still run without a trace, blocks come in waves that double in length,
             # so that the first blocks of a long list make the traces of the others.
-            learning = self.traces.prepare() or not done
-            rest = blocks[len(done) :]
-            short = len(rest) <= 2 * wave
-            done += self._threaded(work, rest[:wave] if learning and not short else rest)
+            rest, learning = blocks[len(done) :], self.traces.prepare() or not done
+            done += self._threaded(work, rest[:wave] if learning and len(rest) > 2 * wave else rest)
             wave *= 2
         return done
 
@@ -134,40 +132,34 @@ class Vectorised:
         # The compiled layers pay in traces, and steps of ever other widths are not traced. What
         # serves a step follows from the plan alone: a resumed run has the same bits.
         served = device.type == "cpu" and len({width for width, _ in widths}) == 1
-        owner = phase if served else phase.step
-        step = over_lanes(phase.step, 2, CoreLanes if served else _drawing(phase))
+        owner, means = (phase, CoreLanes) if served else (phase.step, _drawing(phase))
+        step = partial(self._counted, phase, over_lanes(phase.step, means))
         steps = torch.from_numpy(plan.steps).to(device)
-        taken = steps if phase.stop is None else torch.zeros_like(steps)
-        done = torch.zeros_like(steps, dtype=torch.bool)
+        stops = None if phase.stop is None else _Stops(phase.stop, self, steps)
         finished: list[Tree] = []
-        now, here = work, ctx
-        before = plan.steps.shape[1]
+        before, here = plan.steps.shape[1], ctx
         for s, (width, idle) in enumerate(widths):
             if width < before:
-                finished.append(tree.narrow(now, 1, width, before - width))
-                now, here, before = tree.narrow(now, 1, 0, width), narrow_context(ctx, width), width
+                finished.append(tree.narrow(work, 1, width, before - width))
+                work, before = tree.narrow(work, 1, 0, width), width
+                here = narrow_context(ctx, width)
             batch = plan.batches(self.arena, plan.table[:, :width, s % plan.table.shape[2]])
-            with metered() as calls:
-                at = here._replace(key=plan.keys[:, :width, s])
-                new = self.traces.call(owner, step, now, batch, at)
-            self._count(phase, calls())
-            if phase.stop is not None:
-                active = (s < steps[:, :width]) & ~done[:, :width]
-                now = tree.where(active, new, now)
-                taken[:, :width] += active
-                done[:, :width] |= self.clients(phase.stop, now, here)
-                if s % STOP_EVERY == STOP_EVERY - 1 and bool((done | (steps <= s + 1)).all()):
+            at = here._replace(key=plan.keys[:, :width, s])
+            new = self.traces.call(owner, step, work, batch, at)
+            if stops is not None:
+                work = stops.settled(s, work, new, here)
+                if stops.all_done(s):
                     break
-            elif idle:
-                now = tree.where(s < steps[:, :width], new, now)
             else:
-                now = new
-        return tree.cat([now, *reversed(finished)], 1), taken
+                work = tree.where(s < steps[:, :width], new, work) if idle else new
+        return tree.cat([work, *reversed(finished)], 1), steps if stops is None else stops.taken
 
-    def _count(self, phase: Phase, calls: tuple[int, int]) -> None:
-        """Remember how many losses a step computes; a trace does not ask the task for them."""
-        if calls != (0, 0):
-            self.calls[phase.name] = calls
+    def _counted(self, phase: Phase, step: Callable[..., Any], *args: Any) -> Any:
+        """Take a step and remember how many losses it computes; a trace does not count them."""
+        with metered() as calls:
+            found = step(*args)
+        self.calls[phase.name] = calls()
+        return found
 
     def _steps_alone(
         self, phase: Phase, work: Tree, ctx: ClientContext, plan: BatchPlan
@@ -182,16 +174,45 @@ class Vectorised:
             with alone(operations), drawing():
                 return phase.step(*args)
 
+        counted = partial(self._counted, phase, step)
         for s in range(plan.num_steps):
             batch = plan.batches(self.arena, plan.table[0, 0, s % plan.table.shape[2]])
-            at = here._replace(key=plan.keys[0, 0, s])
-            with metered() as calls:
-                now = self.traces.call(phase, step, now, batch, at)
-            self._count(phase, calls())
+            now = self.traces.call(
+                phase, counted, now, batch, here._replace(key=plan.keys[0, 0, s])
+            )
             taken += 1
             if phase.stop is not None and bool(phase.stop(now, here)):
                 break
         return _lift(_lift(now)), torch.full((1, 1), taken, device=self.arena.device)
+
+
+class _Stops:
+    """The lanes of a phase that clients end by themselves.
+
+    Args:
+        stop: says of a client that it is done.
+        engine: asks all lanes.
+        steps: (runs, slots) the most steps that each takes.
+    """
+
+    def __init__(self, stop: Callable[..., Any], engine: Vectorised, steps: Tensor) -> None:
+        self.stop, self.engine, self.steps = stop, engine, steps
+        self.taken = torch.zeros_like(steps)
+        self.done = torch.zeros_like(steps, dtype=torch.bool)
+
+    def settled(self, s: int, now: Tree, new: Tree, ctx: ClientContext) -> Tree:
+        """Return the work of the leading lanes after step ``s``, if it was theirs to take."""
+        width = ctx.index.shape[1]
+        active = (s < self.steps[:, :width]) & ~self.done[:, :width]
+        now = tree.where(active, new, now)
+        self.taken[:, :width] += active
+        self.done[:, :width] |= self.engine.clients(self.stop, now, ctx)
+        return now
+
+    def all_done(self, s: int) -> bool:
+        """Say now and then whether no lane has a step left."""
+        asks = s % STOP_EVERY == STOP_EVERY - 1
+        return asks and bool((self.done | (self.steps <= s + 1)).all())
 
 
 def _drawing(phase: Phase) -> Callable[[], AbstractContextManager[Any]]:
@@ -209,41 +230,30 @@ def _pool(workers: int) -> ThreadPoolExecutor:
 
 def over_lanes(
     fn: Callable[..., Any],
-    num_trees: int,
     context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     dims: ClientContext = PER_CLIENT,
 ) -> Callable[..., Any]:
-    """Map a client function over runs and clients: its arguments are trees, then the ctx.
+    """Map a client function of trees and the ctx, of which ``dims`` have an axis of clients."""
+    return partial(_on_lanes, fn, context, dims)
 
-    Args:
-        fn: the function of one client.
-        num_trees: how many trees it takes.
-        context: entered while the function runs.
-        dims: the fields of the client context that have an axis of clients.
-    """
-    inner = vmap(fn, in_dims=(*(0,) * num_trees, dims))
 
-    def mapped(*args: Any) -> Any:
-        runs, slots = args[-1].index.shape
-        with context():
-            if runs * slots == 1:
-                return _lift(_lift(fn(*(_drop_context(_drop(a), dims) for a in args))))
-            if runs == 1:
-                return _lift(inner(*(_drop(a) for a in args)))
-            return vmap(inner)(*args)
-
-    return mapped
+def _on_lanes(fn: Callable[..., Any], context: Any, dims: ClientContext, *args: Any) -> Any:
+    inner = vmap(fn, in_dims=(*(0,) * (len(args) - 1), dims))
+    runs, slots = args[-1].index.shape
+    with context():
+        if runs * slots == 1:
+            return _lift(_lift(fn(*(_drop_context(_drop(a), dims) for a in args))))
+        if runs == 1:
+            return _lift(inner(*(_drop(a) for a in args)))
+        return vmap(inner)(*args)
 
 
 def narrow_context(
     ctx: ClientContext, width: int, dims: ClientContext = PER_CLIENT
 ) -> ClientContext:
     """View the contexts of the leading slots."""
-
-    def cut(value: Any, dim: Any) -> Any:
-        return value if dim is None else tree.narrow(value, 1, 0, width)
-
-    return ClientContext._make(map(cut, ctx, dims))
+    fields = zip(ctx, dims, strict=True)
+    return ClientContext._make(v if d is None else tree.narrow(v, 1, 0, width) for v, d in fields)
 
 
 def _drop(value: Any) -> Any:
@@ -257,15 +267,13 @@ def _drop(value: Any) -> Any:
 def _drop_context(value: Any, dims: ClientContext = PER_CLIENT) -> Any:
     """Take the only slot out; what belongs to the run has no such axis."""
     if isinstance(value, ClientContext):
-        found = [
-            field if dim is None else _drop(field) for field, dim in zip(value, dims, strict=True)
-        ]
-        return ClientContext._make(found)
+        fields = zip(value, dims, strict=True)
+        return ClientContext._make(v if d is None else _drop(v) for v, d in fields)
     return _drop(value)
 
 
 def _lift(value: Any) -> Any:
     """Add the axis of the only run again."""
     if isinstance(value, tuple):
-        return tuple(_lift(v) for v in value)
+        return tuple(map(_lift, value))
     return tree.map(lambda leaf: leaf[None], value)

@@ -13,13 +13,13 @@ from torch import Tensor
 from sartor.core import tree, wire
 from sartor.core.cohort import Participation
 from sartor.core.hyper import Value, stack_hypers
-from sartor.core.method import ClientContext, Method, check_private, records
+from sartor.core.method import Method, check_private, records
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.arena import build_arena
 from sartor.engines.context import Context
-from sartor.engines.parts import Order, Receipt, Tally
+from sartor.engines.parts import Group, Order, Receipt, Tally
 from sartor.engines.vectorised import Vectorised
 from sartor.engines.work import InProcess
 from sartor.network.client_state import FIRST, ClientState
@@ -65,18 +65,11 @@ class SingleClient:
         self.context = Context(*parts)
         self.work_here = InProcess(self.context)
         self.evaluator = self.work_here.evaluator
-        task.settle(device, self.dtype)
-        start = tree.stack([task.init(seed)])
-        self.params = tree.map(lambda leaf: leaf.to(device, self.dtype), start)
+        self.params = self.context.models(self.dtype)
         self.records = records(method)
 
-    def _client_context(
-        self, messages: Tree, head: Mapping[str, Any], stage: str
-    ) -> tuple[ClientContext, np.ndarray]:
+    def _group(self, messages: Tree, head: Mapping[str, Any], stage: str) -> Group:
         """Put the messages where the functions of a client read them."""
-        reports = np.array([[bool(head.get("reports", True))]])
-        server_ctx = self.context.server_ctx(stage, int(head["round"]), self.ids, reports)
-        keys = self.context.keys(stage, int(head["round"]), self.ids)
         sparse = self._record(head).wire.sparse
 
         def here(message: str, axes: int) -> Tree:
@@ -84,7 +77,11 @@ class SingleClient:
             device = self.context.arena.device
             return tree.map(lambda leaf: leaf.to(device)[(None,) * axes], whole)
 
-        return self.context.client_ctx(server_ctx, keys, here("common", 1), here("own", 2)), keys
+        at = (stage, int(head["round"]), self.ids)
+        reports = np.array([[bool(head.get("reports", True))]])
+        server_ctx = self.context.server_ctx(*at, reports)
+        both = here("common", 1), here("own", 2)
+        return self.context.group(*at, both, server_ctx=server_ctx)
 
     def _record(self, head: Mapping[str, Any]) -> Method:
         return self.records[head["record"]]
@@ -112,14 +109,15 @@ class SingleClient:
         """Train on a message; return the upload and what it cost."""
         method = self._record(head)
         store, model = self._states(head)
-        ctx, keys = self._client_context(messages, head, head["stage"])
+        group = self._group(messages, head, head["stage"])
         yes = np.ones((1, 1), dtype=bool)
         reports = np.array([[bool(head["reports"])]])
-        order = Order(method, head["stage"], int(head["round"]), self.ids, yes, reports)
+        at = (head["stage"], int(head["round"]), self.ids, yes, reports)
         receipt = Receipt.blank(1)
         receipt.tally = self._tallies(head["score"])
         keep = _Lane({}) if head["keep"] else None
-        upload, _ = self.work_here.train(order, ctx, keys, store, receipt, keep)
+        order = Order(method, *at, group.ctx, group.keys)
+        upload, _ = self.work_here.train(order, store, receipt, keep)
         if keep is not None:
             model = keep.table
         kept = {"client": store.table, "trained": model}
@@ -136,10 +134,10 @@ class SingleClient:
         """Score the model that the client would use; also return what its kept state shows."""
         method = self._record(head)
         store, _ = self._states(head)
-        ctx, keys = self._client_context(messages, head, "evaluate")
-        model, costs = self.evaluator.use(method, store, ctx, keys, self.ids)
+        group = self._group(messages, head, "evaluate")
+        model, costs = self.evaluator.use(method, store, group)
         tallies = self._tallies(head["score"])
-        self.evaluator.score(method, model, ctx, self.ids, 0, tallies)
+        self.evaluator.score(method, model, group, tallies)
         look = self.evaluator.show_some(store, int(head["round"]), self.ids)
         seen = {name: leaf[0, 0].tolist() for name, leaf in tree.items(look)}
         found = {"costs": [int(costs.backward[0]), int(costs.forward[0])]}
@@ -158,15 +156,15 @@ class SingleClient:
         store, trained = self._states(head)
         model = trained
         if self.method.use.headline != "post" or not trained:
-            ctx, keys = self._client_context(messages, head, "evaluate")
-            model, _ = self.evaluator.use(self._record(head), store, ctx, keys, self.ids)
+            group = self._group(messages, head, "evaluate")
+            model, _ = self.evaluator.use(self._record(head), store, group)
         return tree.map(lambda leaf: leaf[0, 0].cpu(), model)
 
     def keep(self, messages: Tree, head: Mapping[str, Any]) -> dict[str, Any]:
         """Keep the model that the client would use now, as if it came from training."""
         store, _ = self._states(head)
-        ctx, keys = self._client_context(messages, head, "evaluate")
-        model, _ = self.evaluator.use(self._record(head), store, ctx, keys, self.ids)
+        group = self._group(messages, head, "evaluate")
+        model, _ = self.evaluator.use(self._record(head), store, group)
         kept = {"client": store.gather(self.ids), "trained": model}
         self.states.write(int(head["serial"]), kept, lasting=bool(head["lasting"]))
         return {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sartor.core.errors import MessageError
 from sartor.data.split import SPLITS
-from sartor.engines.arena import Arena, Split
+from sartor.engines.parts import Arena, Split
 
 
 @dataclass(frozen=True)

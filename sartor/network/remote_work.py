@@ -19,13 +19,11 @@ from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError, NetworkError
 from sartor.core.method import ClientContext, Method, records
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena
 from sartor.engines.context import Context
-from sartor.engines.evaluate import Evaluator, message_bytes
-from sartor.engines.parts import Order, Receipt, Tally
-from sartor.engines.store import Lanes, States
+from sartor.engines.evaluate import TEST, Evaluator, Splits
+from sartor.engines.parts import Arena, Lanes, Order, Receipt, States, Tally
 from sartor.engines.vectorised import Vectorised
-from sartor.engines.work import InProcess
+from sartor.engines.work import InProcess, Trained
 from sartor.network import admission
 from sartor.network.admission import Admission
 from sartor.network.client_state import FIRST
@@ -134,20 +132,12 @@ class Remote:
 
     # ---- training
 
-    def train(
-        self,
-        order: Order,
-        ctx: ClientContext,
-        keys: np.ndarray,
-        store: Lanes,
-        receipt: Receipt,
-        keep: Lanes | None,
-    ) -> tuple[Tree, np.ndarray]:
+    def train(self, order: Order, store: Lanes, receipt: Receipt, keep: Lanes | None) -> Trained:
         """Let the clients of an exchange work where they are; see `ClientWork.train`."""
         numbers = _numbers(store)
         clock = self.context.clock(receipt.seconds)
         method, cohort = order.method, order.cohort[0]
-        wanted = self._template(order, ctx, keys)
+        wanted = self._template(order)
         marks = wire.marks_of(method.wire.sparse, "upload")
         slot_of = {int(i): k for k, i in enumerate(cohort) if order.trains[0, k]}
         uploads, orders, silent = {}, {}, {}
@@ -164,17 +154,16 @@ class Remote:
             head |= {"keep": keep is not None, "lasting": numbers.lasting}
             # A client that receives no message needs it for its scores alone.
             connected = None if splits or keep is not None else order.connected
-            orders[i] = self._messages(method, ctx, k, connected, head)
+            orders[i] = self._messages(method, order.ctx, k, connected, head)
 
         def take(i: int, body: Tree, meta: dict[str, Any]) -> None:
             scored = admission.scores(meta, splits)
             backward, forward = admission.costs(meta)
             uploads[i] = self.rule.upload(body.get("upload", {}), wanted, marks, silent[i])
-            receipt.gradient_evaluations[0] += backward
-            receipt.forward_evaluations[0] += forward
-            for split, (correct, loss) in scored.items():
-                receipt.tally[split].correct[0, i] = correct
-                receipt.tally[split].loss[0, i] = loss
+            receipt.gradient_evaluations += backward
+            receipt.forward_evaluations += forward
+            for split, sums in scored.items():
+                receipt.tally[split].put(0, i, *sums)
 
         note = {"kind": "work", "record": self._labels[id(method)], "round": order.round_index}
         taken = self.dispatcher.send(orders, self.rule.limit(wanted), take, note)
@@ -188,7 +177,7 @@ class Remote:
         clock("train")
         return tree.map(lambda leaf: leaf[None], tree.stack(rows)), np.array([attends])
 
-    def _template(self, order: Order, ctx: ClientContext, keys: np.ndarray) -> Tree:
+    def _template(self, order: Order) -> Tree:
         """Return an upload of the right names, shapes and types: of a client with one sample."""
         label = self._labels[id(order.method)]
         if label not in self._templates:
@@ -196,19 +185,13 @@ class Remote:
             ids, yes = order.cohort[:, :1], np.ones((1, 1), dtype=bool)
             parts = (here.method, here.task, sample, Vectorised(sample, 1), here.seeds, here.hyper)
             one = Context(*parts, Participation())
-            server_ctx = one.server_ctx(order.stage, order.round_index, ids, yes)
-            own = tree.map(lambda leaf: leaf[:, :1], ctx.own)
-            client_ctx = one.client_ctx(server_ctx, keys[:, :1], ctx.common, own)
-            start = tree.map(
-                lambda leaf: leaf.to(here.arena.device, self.dtype),
-                tree.stack([here.task.init(seed) for seed in here.seeds]),
-            )
+            own = tree.narrow(order.ctx.own, 1, 0, 1)
+            at = (order.stage, order.round_index, ids, (order.ctx.common, own))
+            group = one.group(*at)
             clients = InProcess(one)
             upload, _ = clients.train(
-                replace(order, cohort=ids, trains=yes, present=yes),
-                client_ctx,
-                keys[:, :1],
-                clients.keep_states(start, None),
+                replace(order, cohort=ids, trains=yes, present=yes, ctx=group.ctx, keys=group.keys),
+                clients.keep_states(one.models(self.dtype), None),
                 Receipt.blank(1),
                 None,
             )
@@ -218,7 +201,7 @@ class Remote:
     # ---- evaluation
 
     def evaluate(
-        self, server: Tree, store: States, round_index: int, splits: tuple[str, ...] = ("test",)
+        self, server: Tree, store: States, round_index: int, splits: Splits = TEST
     ) -> tuple[dict[str, Tally], Receipt]:
         """Let all clients score what they would use now; also return what that costs."""
         numbers, method = _numbers(store), self.context.record(round_index)
@@ -231,19 +214,18 @@ class Remote:
             receipt.gradient_evaluations += backward
             receipt.forward_evaluations += forward
 
-        for run, ids in self.evaluator.client_blocks():
-            ctx, _ = self.evaluator.messages_to(server, round_index, ids, run)
+        for block in self.evaluator.client_blocks():
+            group = self.evaluator.messages_to(server, round_index, block.ids, block.run)
+            ctx = group.ctx
             orders = self._orders("score", method, ctx, round_index, numbers, splits)
             self._send_scores("score", "pre", orders, take, tallies, round_index)
-            receipt.bytes_down += message_bytes(method, ctx)
+            receipt.bytes_down += wire.bytes_down(
+                ctx.common, ctx.own, method.wire.sparse, group.present
+            )
         return tallies, receipt
 
     def evaluate_common(
-        self,
-        models: Tree,
-        round_index: int,
-        splits: tuple[str, ...] = ("test",),
-        clients: int | None = None,
+        self, models: Tree, round_index: int, splits: Splits = TEST, clients: int | None = None
     ) -> dict[str, Tally]:
         """Let all clients, or the first ones, score a model that they are sent."""
         arena = self.context.arena
@@ -273,7 +255,7 @@ class Remote:
         Raises:
             NetworkError: some did not take theirs.
         """
-        params, _ = self.context.init(self.dtype)
+        params = self.context.models(self.dtype)
         states = self.context.new_clients(params, self.context.everybody)
         orders: dict[int, Message] = {}
         for i in self.context.everybody[0].tolist():
@@ -291,7 +273,7 @@ class Remote:
 
     def _keep_first(self, server: Tree, numbers: StateNumbers) -> None:
         """Let all clients keep the model that they would use before any training."""
-        ctx, _ = self.evaluator.messages_to(server, 0, self.context.everybody)
+        ctx = self.evaluator.messages_to(server, 0, self.context.everybody).ctx
         orders = self._orders("keep", self.context.record(0), ctx, 0, numbers, lasting=True)
         taken = self._send("keep", orders, 0)
         numbers.base[sorted(taken)] = self.dispatcher.serial
@@ -299,7 +281,7 @@ class Remote:
     def deploy(self, server: Tree, store: States, round_index: int, federation: str) -> None:
         """Let all clients write the model that they will use to their own disks."""
         method = self.context.record(round_index)
-        ctx, _ = self.evaluator.messages_to(server, round_index, self.context.everybody)
+        ctx = self.evaluator.messages_to(server, round_index, self.context.everybody).ctx
         numbers = _numbers(store)
         orders = self._orders("deploy", method, ctx, round_index, numbers, federation=federation)
         self._send("deploy", orders, round_index)
@@ -312,8 +294,8 @@ class Remote:
         return self.dispatcher.send(orders, 1 << 20, lambda i, body, meta: None, note)
 
     def _take_scores(self, i: int, meta: dict[str, Any], tallies: dict[str, Tally]) -> None:
-        for split, (correct, loss) in admission.scores(meta, tuple(tallies)).items():
-            tallies[split].correct[0, i], tallies[split].loss[0, i] = correct, loss
+        for split, sums in admission.scores(meta, tuple(tallies)).items():
+            tallies[split].put(0, i, *sums)
 
     def _send_scores(
         self,
@@ -329,7 +311,7 @@ class Remote:
         for split, tally in tallies.items():
             before = self._last.setdefault((point, split), Tally(*np.zeros((2, *tally.loss.shape))))
             for i in orders.keys() - taken:
-                tally.correct[0, i], tally.loss[0, i] = before.correct[0, i], before.loss[0, i]
+                tally.put(0, i, before.correct[0, i], before.loss[0, i])
             self._last[point, split] = Tally(
                 np.nan_to_num(tally.correct), np.where(np.isnan(tally.loss), 0.0, tally.loss)
             )

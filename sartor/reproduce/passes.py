@@ -21,7 +21,7 @@ from sartor.core.local import Local
 from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.engines import client_work, make_engine
-from sartor.engines.arena import Arena
+from sartor.engines.parts import Arena
 from sartor.engines.shard import processes
 from sartor.reproduce.derived import derive, jittered
 from sartor.reproduce.plan import DATA, LOCAL, SETTINGS, Plan

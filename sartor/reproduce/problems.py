@@ -17,7 +17,8 @@ from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.data.synthetic import Logistic, logistic, logistic_loss, logistic_radii, logistic_radius
-from sartor.engines.arena import Arena, Split, build_arena
+from sartor.engines.arena import build_arena
+from sartor.engines.parts import Arena, Split
 from sartor.training.schema import settings_on
 from sartor.training.settings import make_task
 

@@ -25,11 +25,10 @@ from sartor.core.method import Method, Phase, endings
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
-from sartor.engines.arena import Arena, build_arena, with_palette
-from sartor.engines.context import Context
-from sartor.engines.parts import Engine, Receipt, Tally
+from sartor.engines.arena import build_arena, with_palette
+from sartor.engines.context import Context, Engine
+from sartor.engines.parts import Arena, Receipt, States, Tally
 from sartor.engines.round import Rounds
-from sartor.engines.store import States
 from sartor.engines.work import ClientWork, InProcess
 from sartor.results.headline import unit_of
 from sartor.results.log import Log
@@ -334,8 +333,9 @@ class Simulation:
         tallies, receipt = self.clients.evaluate(server, store, t, self.splits)
         if record:
             self.log.score("pre", t, tallies)
-        seen = any(ending.schedule.stage == "evaluate" for ending in endings(self.method))
-        self._adaptation = receipt if self.method.use.adapt and not seen else None
+        adapt, last = self.method.use.adapt, "evaluate"
+        seen = adapt and any(one.schedule.stage == last for one in endings(self.method))
+        self._adaptation = receipt if adapt and not seen else None
         if self._adaptation is not None and t == self.num_rounds:
             self.log.spend_once(receipt)  # the adaptation whose models are used
         clock("evaluate")

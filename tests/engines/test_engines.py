@@ -35,8 +35,8 @@ from sartor.engines import arena as arenas
 from sartor.engines import make_engine
 from sartor.engines.arena import build_arena, with_palette
 from sartor.engines.plan import BatchPlan
-from sartor.engines.store import Store
 from sartor.engines.vectorised import Vectorised
+from sartor.engines.work import Store
 from sartor.methods import build
 from tests.toys import (
     CPU,
@@ -484,7 +484,7 @@ def test_more_runs_than_lanes_at_once_are_evaluated_in_blocks_of_runs(name: str)
     whole = _run(method, task, feds, chunk=1000, points=points, rounds=2)
     for chunk in (1, 2):
         cut = _run(method, task, feds, chunk=chunk, points=points, rounds=2)
-        widest = max(len(ids) for _, ids in cut.clients.evaluator.client_blocks())
+        widest = max(len(block.ids) for block in cut.clients.evaluator.client_blocks())
         assert widest == chunk
         assert_same(outcome(cut), outcome(whole), atol=1e-11)
 

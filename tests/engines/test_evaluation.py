@@ -97,12 +97,12 @@ def test_an_absent_client_is_not_scored(trained: Simulation) -> None:
     scorer, ids = _evaluator(trained), np.array([[3, 0, 4]])
     whole = scorer.evaluate(trained.server, trained.store, 1)[0]["test"]
     method = scorer.context.record(1)
-    ctx, keys = scorer.messages_to({}, 1, ids, 1)
-    model, _ = scorer.use(method, trained.store, ctx, keys, ids, 1)
+    group = scorer.messages_to({}, 1, ids, 1)
+    model, _ = scorer.use(method, trained.store, group)
     tally = Tally(np.full((2, 5), -1.0), np.full((2, 5), -2.0))
     present = np.array([[True, False, True]])
     scorer._plans.clear()
-    scorer.score_lanes(method, model, ctx, ids, present, 1, "test", tally)
+    scorer.score(method, model, replace(group, present=present), {"test": tally})
     wanted = np.full((2, 5), -1.0)
     wanted[1, [3, 4]] = whole.correct[1, [3, 4]]
     np.testing.assert_array_equal(tally.correct, wanted)
@@ -180,9 +180,9 @@ def test_a_group_of_clients_is_one_list_for_a_shared_model_and_none_for_others(
         scorer.score_centre(tree.map(lambda leaf: leaf[:1], models), 1, ids, 0, tallies)
         assert seen == [(1, sum(SIZES[0]))]
         seen.clear()
-        ctx, keys = scorer.messages_to({}, 1, ids, 0)
-        model, _ = scorer.use(scorer.context.record(1), trained.store, ctx, keys, ids, 0)
-        scorer.score(scorer.context.record(1), model, ctx, ids, 0, tallies)
+        group = scorer.messages_to({}, 1, ids, 0)
+        model, _ = scorer.use(scorer.context.record(1), trained.store, group)
+        scorer.score(scorer.context.record(1), model, group, tallies)
         assert [samples for _, samples in seen] == sorted(SIZES[0], reverse=True)
     finally:
         del scorer.context.engine.phase

@@ -18,11 +18,11 @@ from sartor.core.method import weighted_sum
 from sartor.core.task import masked_mean
 from sartor.core.torch_private import differentiating
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena
 from sartor.engines.lanes import dense, leaves, losses, pooling, recurrence
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
 from sartor.engines.lanes.shapes import kernels
+from sartor.engines.parts import Arena
 from sartor.engines.plan import BatchPlan
 
 

@@ -7,16 +7,16 @@ import pytest
 import torch
 
 from sartor.core.method import ClientContext, Phase
-from sartor.engines.arena import Arena, Split
 from sartor.engines.parts import (
+    Arena,
     Block,
+    Split,
     cut_arena,
     cut_context,
-    cut_runs,
-    planned,
     reorder,
     reorder_context,
 )
+from sartor.engines.trial import planned
 
 RUNS, SLOTS = 3, 5
 LANES = torch.arange(RUNS * SLOTS).reshape(RUNS, SLOTS)
@@ -63,7 +63,6 @@ def test_a_block_is_its_runs_and_slots(block: Block, rows: list[int], columns: l
             assert torch.equal(leaf, _leaf(_client_context(), name)[rows])
         else:
             assert torch.equal(leaf if leaf.dim() == 2 else leaf[..., 1], wanted)
-    assert torch.equal(cut_runs({"a": LANES}, block.run, block.runs)["a"], LANES[rows])
 
 
 def test_slots_are_put_in_order_run_by_run() -> None:

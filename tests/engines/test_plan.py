@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from sartor.core import rng
 from sartor.core.method import Batch, Phase
-from sartor.engines.arena import Arena, Split
+from sartor.engines.parts import Arena, Split
 from sartor.engines.plan import BatchPlan, _different, _permutations, _used, build_plan, num_steps
 
 KINDS = st.fixed_dictionaries(

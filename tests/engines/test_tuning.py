@@ -12,9 +12,10 @@ from torch import nn
 from sartor.core.local import Local
 from sartor.core.task import Task
 from sartor.engines import make_engine
-from sartor.engines.arena import Arena, build_arena
+from sartor.engines.arena import build_arena
 from sartor.engines.cpu import tuning
 from sartor.engines.cpu.tuning import choose_chunk
+from sartor.engines.parts import Arena
 from sartor.engines.vectorised import Vectorised
 from sartor.methods import build
 from tests.toys import CPU, federation, net_task, run, simulation

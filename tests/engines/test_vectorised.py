@@ -17,7 +17,7 @@ from sartor.core import rng
 from sartor.core.method import Batch, ClientContext, Phase, ServerContext
 from sartor.core.task import Task
 from sartor.engines import vectorised
-from sartor.engines.arena import Arena, Split
+from sartor.engines.parts import Arena, Split
 from sartor.engines.plan import build_plan, num_steps
 from sartor.engines.sequential import Sequential
 from sartor.engines.vectorised import STOP_EVERY, Vectorised, over_lanes
@@ -312,7 +312,7 @@ def test_what_surrounds_a_mapped_function_is_entered_once_for_all_lanes() -> Non
         reported.append("work")
         return work
 
-    over_lanes(client, 1, around)({"a": torch.zeros(1, 3)}, there.ctx)
+    over_lanes(client, around)({"a": torch.zeros(1, 3)}, there.ctx)
     assert reported == ["in", "work", "out"]
 
 
@@ -394,10 +394,12 @@ def test_losses_of_a_step_are_counted_and_a_trace_forgets_none(sizes: list[list[
     phase = Phase("twice", step, batch=2)
     engine = Vectorised(there.arena)
     zero = {"w": torch.zeros(there.cohort.shape, dtype=torch.float64)}
-    engine.phase(phase, zero, there.ctx, plan_of(there, phase))
-    assert engine.calls == {"twice": (2, 0)}
-    engine._count(phase, (0, 0))
-    assert engine.calls == {"twice": (2, 0)}
+    engine.traces.worth_it = 1
+    for _ in range(3):
+        engine.phase(phase, zero, there.ctx, plan_of(there, phase))
+        engine.traces.prepare()
+        assert engine.calls == {"twice": (2, 0)}
+    assert engine.traces.made
 
 
 def test_one_lane_has_operations_of_its_own_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,11 +24,11 @@ from sartor.core import tree
 from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
-from sartor.engines.arena import Arena, on_device
 from sartor.engines.cuda.recording import Function, copy, flattened, no_collection, once, signature
 from sartor.engines.lanes import leaves
 from sartor.engines.lanes.fusion import Fusion
 from sartor.engines.lanes.operations import LaneOperations, ServerOperations
+from sartor.engines.parts import Arena, on_device
 from sartor.engines.plan import BatchPlan, num_steps
 from sartor.engines.vectorised import PER_CLIENT, STOP_EVERY, Vectorised, narrow_context, over_lanes
 
@@ -184,9 +184,9 @@ class _Captured:
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.widths = few_widths(_schedule(phase, engine.arena, plan), plan.steps.shape[1])
         self.fusion = Fusion()
-        self.step = over_lanes(phase.step, 2, lambda: LaneOperations(self.fusion), dims)
+        self.step = over_lanes(phase.step, lambda: LaneOperations(self.fusion), dims)
         self.proven = False
-        self.stop = None if phase.stop is None else over_lanes(phase.stop, 1, dims=dims)
+        self.stop = None if phase.stop is None else over_lanes(phase.stop, dims=dims)
 
     def holds(self, plan: BatchPlan) -> bool:
         """Say whether the buffers are long enough for a plan."""

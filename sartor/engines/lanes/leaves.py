@@ -15,10 +15,10 @@ from torch import Tensor
 
 from sartor.core.method import Batch
 from sartor.core.torch_private import differentiating
-from sartor.engines.arena import Arena
 from sartor.engines.cpu import native
 from sartor.engines.lanes.rules import alone, operator
 from sartor.engines.lanes.shapes import DTYPES, ceil, dense, installed, launch
+from sartor.engines.parts import Arena
 
 if TYPE_CHECKING:
     from sartor.engines.plan import BatchPlan

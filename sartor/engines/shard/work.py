@@ -21,26 +21,30 @@ state is taken by all if they differ.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sartor.core import tree
 from sartor.core.errors import FederationError
-from sartor.core.method import ClientContext, Method, Phase
+from sartor.core.method import Phase
 from sartor.core.tree import Tree
 from sartor.engines.context import Context
-from sartor.engines.parts import Block, Order, Receipt, Tally, cut_context
+from sartor.engines.evaluate import TEST, Splits
+from sartor.engines.parts import Block, Lanes, Order, Receipt, Some, Tally, cut_context, on_device
 from sartor.engines.plan import num_steps
 from sartor.engines.shard.processes import Processes, digest
-from sartor.engines.store import Lanes, Store
 from sartor.engines.trial import tune_lanes
-from sartor.engines.work import InProcess, train_blocks
+from sartor.engines.work import InProcess, Store, Trained
 
 FINE = 4
 """Pieces of work a process at least, where there are so many lanes."""
+
+Where = tuple[np.ndarray, np.ndarray]
+"""Runs and slots, or runs and clients, of single lanes."""
 
 
 @dataclass(frozen=True)
@@ -109,26 +113,21 @@ def share(work: np.ndarray, size: int) -> list[list[Tile]]:
     return found
 
 
-class Sharded:
+class Sharded(InProcess):
     """Clients whose lanes are divided among processes; see `engines.work.ClientWork`.
+
+    Every process holds all states, and makes single models by itself.
 
     Args:
         context: method, data and engine.
         processes: all of them.
-
-    Attributes:
-        attendance: which clients of an order are there; see `engines.work.InProcess`.
     """
 
-    plan_ahead = None  # blocks are known only in the round
+    plan_ahead = None  # type: ignore[assignment]  # blocks are known only in the round
 
     def __init__(self, context: Context, processes: Processes) -> None:
-        self.context, self.processes = context, processes
-        # Every process holds all states, and makes single models by itself.
-        alone = InProcess(context)
-        self.keep_states, self.keep_models = alone.keep_states, alone.keep_models
-        self.wait, self.start, self.models = alone.wait, alone.start, alone.models
-        self.evaluator, self.attendance = alone.evaluator, alone.attendance
+        super().__init__(context)
+        self.processes = processes
         self._shares: dict[bytes, list[list[Tile]]] = {}
         self._tuned = False
         self._check_same()
@@ -187,42 +186,25 @@ class Sharded:
 
     # ---- training
 
-    def train(
-        self,
-        order: Order,
-        ctx: ClientContext,
-        keys: np.ndarray,
-        store: Lanes,
-        receipt: Receipt,
-        keep: Lanes | None,
-    ) -> tuple[Tree, np.ndarray]:
+    def train(self, order: Order, store: Lanes, receipt: Receipt, keep: Lanes | None) -> Trained:
         """Work on the lanes of this process, and take the rest from the others."""
-        method, cohort = order.method, order.cohort
-        attends = self.attendance(order)
-        trains = order.trains & attends
+        order, attends = self.attending(order)
+        phases, trains, cohort = order.method.phases, order.trains, order.cohort
         reports = order.present & trains
-        work = np.where(trains, self._steps(method.phases, cohort), 0)
-        shares = self._share(work)
-        self._tune_first(method, ctx, store, keys, cohort)
-        blocks = self._tile_blocks(method.phases, shares[self.processes.rank])
+        shares = self._share(np.where(trains, self._steps(phases, cohort), 0))
+        if phases:
+            self._tune_first(order, store)
+        blocks = self._tile_blocks(phases, shares[self.processes.rank])
+        here = order
         if not blocks:  # a lane that does not train says what an upload looks like
-            trains_here, blocks = np.zeros_like(trains), [Block(0, 1, 0, 1)]
-        else:
-            trains_here = trains
+            here, blocks = replace(order, trains=np.zeros_like(trains)), [Block(0, 1, 0, 1)]
         own = Receipt.blank(len(cohort))
         own.tally, own.seconds = receipt.tally, receipt.seconds
-        done = train_blocks(
-            self.evaluator, replace(order, trains=trains_here), blocks, ctx, keys, store, own, keep
-        )
+        uploads = self.train_blocks(here, blocks, store, own, keep)
         clock = self.context.clock(receipt.seconds)
-        shape = cohort.shape
-        uploads: Tree = tree.map(lambda leaf: leaf.new_zeros((*shape, *leaf.shape[2:])), done[0])
-        for block, upload in zip(blocks, done, strict=True):
-            here = reports[block.cut] & trains_here[block.cut]
-            run, slot = np.nonzero(here)
-            columns = np.arange(shape[1])[block.cut[1]]
-            _put(uploads, run + block.run, columns[slot], _pick(upload, run, slot))
-        self._exchange_lanes(shares, trains, reports, cohort, uploads, store, keep, own)
+        heard = on_device(reports & here.trains, self.context.arena.device)
+        uploads = tree.where(heard, uploads, tree.zeros_like(uploads))
+        self._exchange_lanes(shares, order, reports, uploads, store, keep, own)
         receipt.gradient_evaluations += own.gradient_evaluations
         receipt.forward_evaluations += own.forward_evaluations
         clock("train")
@@ -231,62 +213,82 @@ class Sharded:
     def _exchange_lanes(
         self,
         shares: list[list[Tile]],
-        trains: np.ndarray,
+        order: Order,
         reports: np.ndarray,
-        cohort: np.ndarray,
         uploads: Tree,
         store: Lanes,
         keep: Lanes | None,
         own: Receipt,
     ) -> None:
         """Fill in what other processes found; ``own`` becomes the costs of all."""
-        worked = [_lanes(tiles, trains) for tiles in shares]
+        worked = [_lanes(tiles, order.trains) for tiles in shares]
         heard = [_lanes(tiles, reports) for tiles in shares]
+        clients = [(run, order.cohort[run, slot]) for run, slot in worked]
         both = (("state", store), ("trained", keep))
         stores = {name: one for name, one in both if isinstance(one, Store)}
-        me, device = self.processes.rank, self.context.arena.device
-        run, slot = worked[me]
-        mine: dict[str, Tree] = {"upload": _pick(uploads, *heard[me])}
-        mine |= {name: one.rows(run, cohort[run, slot]) for name, one in stores.items()}
-        mine["tally"] = {
-            split: torch.from_numpy(_read(tally, run, cohort[run, slot])).to(device)
-            for split, tally in own.tally.items()
-        }
-        mine["costs"] = {"": torch.from_numpy(_counts(own)).to(device)}
-        rows = [
-            dict.fromkeys(mine, len(w[0])) | {"upload": len(h[0]), "costs": len(cohort)}
-            for w, h in zip(worked, heard, strict=True)
-        ]
-        found = self.processes.swap(mine, rows)
-        for rank, theirs in enumerate(found):
-            if rank == me:
-                continue
-            run, slot = worked[rank]
-            clients = cohort[run, slot]
+        me = self.processes.rank
+        mine = {"upload": _pick(uploads, *heard[me])}
+        mine |= {name: one.rows(*clients[me]) for name, one in stores.items()}
+        rows = [dict.fromkeys(stores, len(w[0])) for w in worked]
+        for rank, theirs in self._swapped(mine, own.tally, own, clients, rows, heard):
             _put(uploads, *heard[rank], theirs["upload"])
             for name, one in stores.items():
-                one.put(run, clients, theirs[name])
-            for split, tally in own.tally.items():
-                _write(tally, run, clients, theirs["tally"][split].cpu().numpy())
-            _add(own, theirs["costs"][""].cpu().numpy())
+                one.put(*clients[rank], theirs[name])
 
-    def _tune_first(
+    def _swapped(
         self,
-        method: Method,
-        ctx: ClientContext,
-        store: Lanes,
-        keys: np.ndarray,
-        cohort: np.ndarray,
-    ) -> None:
+        mine: dict[str, Tree],
+        tallies: Mapping[str, Tally],
+        receipt: Receipt | None,
+        clients: list[Where],
+        rows: list[dict[str, int]],
+        heard: list[Where] | None = None,
+    ) -> list[tuple[int, dict[str, Tree]]]:
+        """Give every process the trees of all; add the others' scores and costs to those here.
+
+        Args:
+            mine: what there is beside scores and costs.
+            tallies: the scores.
+            receipt: the costs, if they travel.
+            clients: of every process, the runs and clients that it worked on.
+            rows: of every process, how many rows each part of ``mine`` has.
+            heard: of every process, the runs and slots of its uploads, where ``mine`` has them.
+        """
+        me, device = self.processes.rank, self.context.arena.device
+        mine["tally"] = {
+            split: on_device(
+                np.stack([tally.correct[clients[me]], tally.loss[clients[me]]], 1), device
+            )
+            for split, tally in tallies.items()
+        }
+        if receipt is not None:
+            mine["costs"] = {"": on_device(_counts(receipt), device)}
+        for rank, count in enumerate(rows):
+            count |= {"tally": len(clients[rank][0]), "costs": len(self.context.everybody)}
+            if heard is not None:
+                count["upload"] = len(heard[rank][0])
+        found = [(k, one) for k, one in enumerate(self.processes.swap(mine, rows)) if k != me]
+        for rank, theirs in found:
+            for split, tally in tallies.items():
+                tally.put(*clients[rank], *theirs["tally"][split].cpu().numpy().T)
+            if receipt is not None:
+                _add(receipt, theirs["costs"][""].cpu().numpy())
+        return found
+
+    def _tune_first(self, order: Order, store: Lanes) -> None:
         """Let rank 0 choose the number of lanes a block for all, on a share of the usual size."""
-        if self.context.engine.lanes is not None or self._tuned or not method.phases:
+        if self.context.engine.lanes is not None or self._tuned:
             return
         self._tuned = True
 
         def measure() -> int:
-            some = np.arange(0, cohort.shape[1], self.processes.size)
-            here = cut_context(ctx, Block(0, len(cohort), 0, 0, some))
-            tune_lanes(self.context, method, here, store, keys[:, some], cohort[:, some])
+            some = np.arange(0, order.cohort.shape[1], self.processes.size)
+            ctx = cut_context(order.ctx, Block(0, len(order.cohort), 0, len(some), some))
+            cut = {
+                name: getattr(order, name)[:, some]
+                for name in ("cohort", "keys", "trains", "present")
+            }
+            tune_lanes(self.context, replace(order, ctx=ctx, **cut), store)
             return self.context.engine.lanes or 0
 
         self.context.engine.lanes = self.processes.first(measure) or None
@@ -307,88 +309,54 @@ class Sharded:
 
     # ---- evaluation
 
-    def _evaluation(self) -> tuple[np.ndarray, list[list[Tile]]]:
-        """Divide all clients by their test samples: their ids in order of size, and the shares."""
-        size = self.context.arena.splits["test"].size
-        order = np.argsort(-size, axis=1, kind="stable")
-        work = self._steps(self.context.method.use.adapt, order) + np.take_along_axis(
-            size, order, 1
-        )
-        return order, self._share(work)
+    def _evaluation(self) -> tuple[list[Some], list[Where]]:
+        """Divide all clients by their test samples.
 
-    def client_blocks(self) -> list[tuple[int, np.ndarray]]:
-        """Cut the clients of this process into blocks; see `Evaluator.client_blocks`."""
-        order, shares = self._evaluation()
-        phases = self.context.method.use.adapt or (
-            self.evaluator.phase(self.context.method, "test"),
-        )
+        Return the blocks of this process, and runs and clients of every process.
+        """
+        context = self.context
+        size = context.arena.splits["test"].size
+        order = np.argsort(-size, axis=1, kind="stable")
+        adapt = context.method.use.adapt
+        shares = self._share(self._steps(adapt, order) + np.take_along_axis(size, order, 1))
+        phases = adapt or (self.evaluator.phase(context.method, "test"),)
         blocks = self._tile_blocks(phases, shares[self.processes.rank])
-        return [(block.run, order[block.cut]) for block in blocks]
+        lanes = [_lanes(tiles, np.ones_like(order, dtype=bool)) for tiles in shares]
+        clients = [(run, order[run, slot]) for run, slot in lanes]
+        return [Some(block.run, order[block.cut]) for block in blocks], clients
 
     def evaluate(
-        self, server: Tree, store: Lanes, round_index: int, splits: tuple[str, ...] = ("test",)
+        self, server: Tree, store: Lanes, round_index: int, splits: Splits = TEST
     ) -> tuple[dict[str, Tally], Receipt]:
         """Score what every client would use now; also return what that costs."""
-        tallies, receipt = self.evaluator.evaluate(
-            server, store, round_index, splits, self.client_blocks()
-        )
-        self._exchange_scores(tallies, receipt)
+        blocks, clients = self._evaluation()
+        tallies, receipt = self.evaluator.evaluate(server, store, round_index, splits, blocks)
+        self._swapped({}, tallies, receipt, clients, [{} for _ in clients])
         return tallies, receipt
 
     def evaluate_common(
-        self,
-        models: Tree,
-        round_index: int,
-        splits: tuple[str, ...] = ("test",),
-        clients: int | None = None,
+        self, models: Tree, round_index: int, splits: Splits = TEST, clients: int | None = None
     ) -> dict[str, Tally]:
         """Score one model per run; on the data of a few first clients every process does it all."""
-        tallies = self.evaluator.evaluate_common(
-            models, round_index, splits, clients, self.client_blocks()
-        )
+        blocks, everybody = self._evaluation()
+        tallies = self.evaluator.evaluate_common(models, round_index, splits, clients, blocks)
         if clients is None:
-            self._exchange_scores(tallies, None)
+            self._swapped({}, tallies, None, everybody, [{} for _ in everybody])
         return tallies
-
-    def _exchange_scores(self, tallies: dict[str, Tally], receipt: Receipt | None) -> None:
-        order, shares = self._evaluation()
-        everyone = np.ones_like(order, dtype=bool)
-        lanes = [_lanes(tiles, everyone) for tiles in shares]
-        ids = [(run, order[run, slot]) for run, slot in lanes]
-        me, device = self.processes.rank, self.context.arena.device
-        mine: dict[str, Tree] = {
-            "tally": {
-                split: torch.from_numpy(_read(tally, *ids[me])).to(device)
-                for split, tally in tallies.items()
-            }
-        }
-        if receipt is not None:
-            mine["costs"] = {"": torch.from_numpy(_counts(receipt)).to(device)}
-        rows = [{"tally": len(run), "costs": len(order)} for run, _ in ids]
-        for rank, theirs in enumerate(self.processes.swap(mine, rows)):
-            if rank == me:
-                continue
-            for split, tally in tallies.items():
-                _write(tally, *ids[rank], theirs["tally"][split].cpu().numpy())
-            if receipt is not None:
-                _add(receipt, theirs["costs"][""].cpu().numpy())
 
     def show(self, store: Lanes, round_index: int) -> dict[str, np.ndarray]:
         """Return what the method shows of every client's kept state: (runs, clients, ...)."""
-        order, shares = self._evaluation()
-        everyone = np.ones_like(order, dtype=bool)
-        ids = [
-            (run, order[run, slot]) for run, slot in (_lanes(tiles, everyone) for tiles in shares)
-        ]
-        me, device = self.processes.rank, self.context.arena.device
-        shown = self.evaluator.show(store, round_index, self.client_blocks())
+        blocks, ids = self._evaluation()
+        everybody, device = self.context.everybody, self.context.arena.device
+        shown = self.evaluator.show(store, round_index, blocks)
         if not shown:  # no client is this process's: take names and shapes from one
-            one = self.evaluator.show_some(store, round_index, order[:1, :1])
+            one = self.evaluator.show_some(store, round_index, everybody[:1, :1])
             shown = {k: leaf.cpu().numpy()[:0, :0] for k, leaf in tree.items(one)}
-        mine = {k: {"": torch.from_numpy(v[ids[me]]).to(device)} for k, v in shown.items()}
+        mine = {k: {"": on_device(v[ids[self.processes.rank]], device)} for k, v in shown.items()}
         rows = [dict.fromkeys(mine, len(run)) for run, _ in ids]
         found = {
-            k: np.zeros((*order.shape, *v.shape[2:]), dtype=np.float32) for k, v in shown.items()
+            k: np.zeros((*everybody.shape, *v.shape[2:]), dtype=np.float32)
+            for k, v in shown.items()
         }
         for where, theirs in zip(ids, self.processes.swap(mine, rows), strict=True):
             for name, table in found.items():
@@ -404,27 +372,17 @@ def _lanes(tiles: list[Tile], which: np.ndarray) -> tuple[np.ndarray, np.ndarray
     return run, slot
 
 
+def _index(run: np.ndarray, slot: np.ndarray, leaf: Tensor) -> tuple[Tensor, Tensor]:
+    return on_device(run, leaf.device), on_device(slot, leaf.device)
+
+
 def _pick(value: Tree, run: np.ndarray, slot: np.ndarray) -> Tree:
-    index = (torch.from_numpy(run), torch.from_numpy(slot))
-    found: Tree = tree.map(lambda leaf: leaf[tuple(i.to(leaf.device) for i in index)], value)
+    found: Tree = tree.map(lambda leaf: leaf[_index(run, slot, leaf)], value)
     return found
 
 
 def _put(value: Tree, run: np.ndarray, slot: np.ndarray, rows: Tree) -> None:
-    index = (torch.from_numpy(run), torch.from_numpy(slot))
-
-    def put(leaf: torch.Tensor, new: torch.Tensor) -> None:
-        leaf[tuple(i.to(leaf.device) for i in index)] = new
-
-    tree.map(put, value, rows)
-
-
-def _read(tally: Tally, run: np.ndarray, client: np.ndarray) -> np.ndarray:
-    return np.stack([tally.correct[run, client], tally.loss[run, client]], 1)
-
-
-def _write(tally: Tally, run: np.ndarray, client: np.ndarray, rows: np.ndarray) -> None:
-    tally.correct[run, client], tally.loss[run, client] = rows[:, 0], rows[:, 1]
+    tree.map(lambda leaf, new: leaf.index_put_(_index(run, slot, leaf), new), value, rows)
 
 
 _COUNTS = ("bytes_down", "gradient_evaluations", "forward_evaluations")

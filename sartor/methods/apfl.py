@@ -64,10 +64,9 @@ def apfl(
 
     def mixture(work: Tree) -> Tree:
         share = work["mix"]["share"]
-        found: Tree = tree.map(  # v̄_i = α_i v_i + (1 − α_i) w
+        return tree.map(  # v̄_i = α_i v_i + (1 − α_i) w
             lambda v, w: share * v + (1.0 - share) * w, work["personal"], work["params"]
         )
-        return found
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         mix = {"share": ctx.hyper["share_start"]}

@@ -45,7 +45,7 @@ from sartor.core.method import (
 )
 from sartor.core.task import Task
 from sartor.core.tree import Tree, zeros_like
-from sartor.methods.fedavg import fedavg
+from sartor.methods.fedavg import fedavg, with_kept
 from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import class_sums
 
@@ -72,7 +72,7 @@ def dbe(
             f"dbe puts every client's shift into the bias of the head, but {task.head!r} has none; "
             "build it with bias=True."
         )
-    base = fedavg(task, local)
+    base = with_kept(fedavg(task, local), "memory")
     over = ("params", "memory") if memory else ("params",)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
@@ -83,8 +83,7 @@ def dbe(
         return {"memory": new["memory"], **local.start(**{entry: new[entry] for entry in over})}
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
-        params = ctx.common["params"]
-        return {"params": params, "mean": _zeros(params), **client}
+        return {**base.begin(client, ctx), "mean": _zeros(ctx.common["params"])}
 
     def _zeros(params: Tree) -> Tensor:
         return next(iter(params.values())).new_zeros(task.feature_dim)
@@ -112,9 +111,6 @@ def dbe(
         """Forget the momentum of the shift, which takes plain steps."""
         velocity = work["velocity"]
         return {**work, "velocity": {**velocity, "memory": zeros_like(velocity["memory"])}}
-
-    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        return {"memory": work["memory"], **local.kept(work)}, {"params": work["params"]}
 
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         return {**base.aggregate(server, uploads, ctx), "mean": server["mean"]}
@@ -163,7 +159,6 @@ def dbe(
         broadcast=lambda server, ctx: server,
         begin=begin,
         phases=(train,),
-        finish=finish,
         aggregate=aggregate,
         model=model,
         private=lambda leaf: leaf == "shift",

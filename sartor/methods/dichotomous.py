@@ -88,18 +88,22 @@ def dichotomous(
     """
     clustered = version == "clustered"
     by_radius = version == "threshold" or (clustered and inside == "threshold")
+    faults = [
+        f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's training "
+        "samples."
+        for name, value in (("val_share", val_share), ("split_share", split_share))
+        if not 0.0 < value < 1.0
+    ]
+    advice = "leave it out for the default."
+    faults += below(1, advice, num_clusters=num_clusters, fit_epochs=fit_epochs)
     idle = {
         "num_clusters": num_clusters is not None and not clustered,
         "inside": inside != "holdout" and not clustered,
         "radius without inside='threshold'" if clustered else "radius": radius != "given"
         and not by_radius,
     }
-    _check(
-        version,
-        [name for name, holds in idle.items() if holds],
-        {"val_share": val_share, "split_share": split_share},
-        {"num_clusters": num_clusters, "fit_epochs": fit_epochs},
-    )
+    no_effect = f"has no effect with version={version!r}; leave it out."
+    refuse([*faults, *(f"{name} {no_effect}" for name, holds in idle.items() if holds)])
     by_fits = clustered or (by_radius and radius == "estimated")
     end = 1.0 - val_share if select_on == "holdout" and not by_radius else 1.0
     middle = split_share * end if version == "sample_split" else 0.0
@@ -183,21 +187,6 @@ def dichotomous(
         connected=None,
     )
     return changed(method, before=fits)
-
-
-def _check(
-    version: str, idle: list[str], shares: dict[str, float], lengths: dict[str, int | None]
-) -> None:
-    """Refuse what cannot be right, and options that would do nothing, all at once."""
-    faults = [
-        f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's training "
-        "samples."
-        for name, value in shares.items()
-        if not 0.0 < value < 1.0
-    ]
-    faults += below(1, "leave it out for the default.", **lengths)
-    faults += [f"{name} has no effect with version={version!r}; leave it out." for name in idle]
-    refuse(faults)
 
 
 def _on_part(method: Method, part: tuple[float, float]) -> Method:

@@ -144,8 +144,7 @@ def heur_fedamp(
     }
 
     def pull(ctx: ClientContext) -> Tensor:
-        found: Tensor = ctx.hyper["prox_strength"]
-        return found
+        return ctx.hyper["prox_strength"]
 
     return _attentive("heur-fedamp", task, local, others, pull, hyper, start, pool, decay_every)
 
@@ -181,8 +180,7 @@ def _attentive(
         """Return α_k/α_0."""
         if decay_every is None:
             return torch.ones_like(seen.round, dtype=next(iter(seen.hyper.values())).dtype)
-        found: Tensor = seen.hyper["mix_decay"] ** (seen.round // decay_every)
-        return found
+        return seen.hyper["mix_decay"] ** (seen.round // decay_every)
 
     def mixture(server: Tree, ctx: ServerContext) -> Tensor:
         """Return ξ: (clients, clients)."""
@@ -195,9 +193,8 @@ def _attentive(
         return torch.where(eye, 1.0 - torch.where(eye, 0.0, found).sum(1, keepdim=True), found)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
-        num = ctx.sizes.shape[0]
         none = torch.zeros_like(ctx.sizes, dtype=torch.bool)
-        models = repeated(params, num)
+        models = repeated(params, ctx.sizes.shape[0])
         return {"models": models, "known": none, "pool": none.clone()}
 
     def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:

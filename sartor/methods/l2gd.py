@@ -44,17 +44,10 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import (
-    ClientContext,
-    Method,
-    Schedule,
-    ServerContext,
-    Use,
-    Wire,
-    weighted_mean,
-)
+from sartor.core.method import ClientContext, Method, ServerContext, changed, weighted_mean
 from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.methods.fedavg import fedavg
 from sartor.theory import proximal
 
 ENDLESS = 2.0**53
@@ -101,12 +94,9 @@ def l2gd(
 
     def probability(hyper: Tree) -> Tensor:
         """Return p."""
-        found: Tensor = (
-            hyper["average_probability"]
-            if preset == "free"
-            else proximal.average_probability(hyper["prox_strength"], big)
-        )
-        return found
+        if preset == "free":
+            return hyper["average_probability"]
+        return proximal.average_probability(hyper["prox_strength"], big)
 
     def rates(ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """Return η = α/m and p."""
@@ -173,7 +163,8 @@ def l2gd(
     if preset == "paper":
         del hyper["average_probability"]
     work_plan = replace(local, batch=None) if gradient == "full" else local
-    return Method(
+    return changed(
+        fedavg(task, local),
         name="l2gd",
         hyper=hyper,
         init_server=init_server,
@@ -183,7 +174,5 @@ def l2gd(
         phases=(descend(task, work_plan, lr=step_size, steps=lambda ctx: ctx.common["zeros"]),),
         finish=finish,
         aggregate=aggregate,
-        use=Use(centre=lambda server, ctx: server["params"]),
-        schedule=Schedule(who="everyone" if participation == "all" else "cohort"),
-        wire=Wire(averaged=("params",)),
+        who="everyone" if participation == "all" else "cohort",
     )

@@ -11,8 +11,7 @@ from sartor.core.errors import ConfigError, did_you_mean, refuse
 from sartor.core.local import Local
 from sartor.core.method import Method
 from sartor.core.task import Task
-from sartor.methods.catalogue import find
-from sartor.methods.entry import Factory
+from sartor.methods.catalogue import Factory, find
 from sartor.methods.fedavg import fedavg
 from sartor.methods.local import local as local_train
 from sartor.methods.options import COMMON, fits, say, static_options, taken

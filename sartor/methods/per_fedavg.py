@@ -75,8 +75,7 @@ def per_fedavg(
     base = fedavg(task, local, rule=rule)
 
     def slope(params: Tree, batch: Batch) -> Tree:
-        found: Tree = grad(lambda at: task.loss(at, batch))(params)
-        return found
+        return grad(lambda at: task.loss(at, batch))(params)
 
     def curve(params: Tree, direction: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         """Return ∇²f(params) · direction, or the difference that stands for it."""

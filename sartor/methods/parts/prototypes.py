@@ -13,13 +13,8 @@ from sartor.core.tree import Tree
 def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) -> Phase:
     """Build the pass through the training samples that adds up the features of every class.
 
-    They are features of ``work["params"]``. It leaves ``work["sums"]`` (classes, features) and
-    ``work["counts"]`` (classes,).
-
-    Args:
-        task: the network; its head must be linear.
-        name: the phase's name.
-        batch: samples a step.
+    They are features of ``work["params"]``, before a linear head. It leaves ``work["sums"]``
+    (classes, features) and ``work["counts"]`` (classes,).
     """
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
@@ -43,13 +38,7 @@ def members(task: Task, batch: Batch, dtype: torch.dtype) -> Tensor:
 
 
 def class_means(sums: Tensor, counts: Tensor, fallback: Tensor | None = None) -> Tensor:
-    """Return the mean feature of every class (classes, features).
-
-    Args:
-        sums: (classes, features).
-        counts: (classes,).
-        fallback: what to take where a class has no samples; zeros if None.
-    """
+    """Return the mean feature of every class, or the fallback (zeros) where it has no samples."""
     means = sums / counts.clamp(min=1.0)[:, None]
     other = torch.zeros_like(means) if fallback is None else fallback
     return torch.where(counts[:, None] > 0, means, other)

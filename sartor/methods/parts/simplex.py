@@ -59,13 +59,7 @@ def minimise(matrix: Tensor, allowed: Tensor, own: Tensor, pivots: int = 60) -> 
 
 
 def gap(matrix: Tensor, alpha: Tensor, allowed: Tensor) -> Tensor:
-    """Return αᵀPα − min_j (Pα)_j over the allowed j, (...): zero at the minimum and only there.
-
-    Args:
-        matrix: P, (..., m, m).
-        alpha: (..., m), a point of the simplex.
-        allowed: (..., m).
-    """
+    """Return αᵀPα − min_j (Pα)_j over the allowed j, (...): zero at the minimum and only there."""
     slope = _times(matrix, alpha)
     return _value(matrix, alpha) - torch.where(allowed, slope, torch.inf).amin(-1)
 

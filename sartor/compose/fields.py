@@ -54,21 +54,11 @@ def get(method: Method, field: str) -> Any:
 
 
 def over_fields(
-    method: Method,
-    *,
-    client: Wrap,
-    server: Wrap,
-    phase: Callable[[Phase], Phase],
-    newcomer: Wrap,
+    method: Method, *, client: Wrap, server: Wrap, phase: Callable[[Phase], Phase], newcomer: Wrap
 ) -> Method:
-    """Return the record with every function wrapped, in its extra rounds too.
+    """Return the record with every function wrapped by its kind, in its extra rounds too.
 
-    Args:
-        method: the record.
-        client: applied to every function that takes a client context.
-        server: applied to every function that takes a server context.
-        phase: applied to every phase.
-        newcomer: applied to the function that makes a newcomer's state.
+    ``newcomer`` is applied to the function that makes a newcomer's state.
     """
 
     def again(given: Any) -> Any:
@@ -98,7 +88,7 @@ def over_fields(
 
 def moved_phase(
     phase: Phase,
-    view: Callable[[ClientContext], ClientContext],
+    view: Callable[[ClientContext], ClientContext] = lambda ctx: ctx,
     slot: str | None = None,
 ) -> Phase:
     """Let a phase see another client context, and work on one slot of the tree if one is named."""

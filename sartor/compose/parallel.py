@@ -97,7 +97,7 @@ def in_parallel(name: str, **parts: Method) -> Method:
 
     def newcomer_message(server: Tree, server_ctx: ServerContext) -> Tree:
         asked = {k: m.newcomer.message for k, m in parts.items()}
-        return {k: {} if fn is None else fn(server[k], server_ctx) for k, fn in asked.items()}
+        return {k: fn(server[k], server_ctx) if fn else {} for k, fn in asked.items()}
 
     def newcomer(params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext) -> Tree:
         return {k: newcomer_state(m, params, ctx, server[k], server_ctx) for k, m in parts.items()}
@@ -112,16 +112,12 @@ def in_parallel(name: str, **parts: Method) -> Method:
         """Mark per slot the clients that receive and those that upload: (2, slots), or deeper."""
         found: Tree = {}
         for slot, m in parts.items():
-            down, up = torch.ones_like(server_ctx.present), seen(server_ctx, slot).present
-            both = torch.stack((up if sampled[slot] else down, up))
-            inner = (
-                None
-                if m.wire.connected is None
-                else m.wire.connected(server[slot], seen(server_ctx, slot))
-            )
-            found[slot] = both
-            if inner is not None:
-                found[slot] = tree.map(lambda who, both=both: both & who, inner)
+            inside = seen(server_ctx, slot)
+            up = inside.present
+            found[slot] = both = torch.stack((up if sampled[slot] else torch.ones_like(up), up))
+            if m.wire.connected is not None:
+                who = m.wire.connected(server[slot], inside)
+                found[slot] = tree.map(lambda some, both=both: both & some, who)
         return found
 
     def stage(records: dict[str, Method | None]) -> Method | None:
@@ -267,18 +263,13 @@ def kept_after_training(method: Method) -> Method:
     _refuse_first_rounds(method)
     look = method.show.client
 
-    def same(ctx: ClientContext) -> ClientContext:
-        return ctx
-
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         inner = method.init_client(params, ctx)
         return {"inner": inner, "used": params, "trained": ctx.num_samples < 0}
 
     def join(params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext) -> Tree:
-        return {
-            **init_client(params, ctx),
-            "inner": newcomer_state(method, params, ctx, server, server_ctx),
-        }
+        inner = newcomer_state(method, params, ctx, server, server_ctx)
+        return {**init_client(params, ctx), "inner": inner}
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
         return {**client, "inner": method.begin(client["inner"], ctx)}
@@ -304,7 +295,7 @@ def kept_after_training(method: Method) -> Method:
         return changed(
             record,
             begin=lambda client, ctx: {**client, "inner": record.begin(client["inner"], ctx)},
-            phases=tuple(moved_phase(p, same, "inner") for p in record.phases),
+            phases=tuple(moved_phase(p, slot="inner") for p in record.phases),
             finish=closing,
             after=rest(record.schedule.after),
         )
@@ -315,7 +306,7 @@ def kept_after_training(method: Method) -> Method:
         state=join,
         begin=begin,
         phases=tuple(
-            replace(moved_phase(p, same, "inner"), stream=p.stream or p.name) for p in method.phases
+            replace(moved_phase(p, slot="inner"), stream=p.stream or p.name) for p in method.phases
         ),
         adapt=(),
         finish=finish,

@@ -107,7 +107,7 @@ def ditto(
         name="ditto",
         hyper=hyper,
         init_client=init_client,
-        phases=(*(moved_phase(p, lambda ctx: ctx, "personal") for p in branch), *base.phases),
+        phases=(*(moved_phase(p, slot="personal") for p in branch), *base.phases),
         model=lambda work, ctx: work["personal"]["params"],
         private=lambda leaf: leaf == "personal",
     )
@@ -131,9 +131,7 @@ def _personal_training(
         )
     refuse(faults)
     return replace(
-        local,
-        epochs=epochs or local.epochs,
-        steps=steps or (None if epochs else local.steps),
+        local, epochs=epochs or local.epochs, steps=steps or (None if epochs else local.steps)
     )
 
 

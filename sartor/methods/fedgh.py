@@ -42,11 +42,7 @@ from sartor.methods.parts.prototypes import class_means, class_sums
 
 
 def fedgh(
-    task: Task,
-    local: Local,
-    *,
-    server_batch: int | None = None,
-    server_epochs: int = 1,
+    task: Task, local: Local, *, server_batch: int | None = None, server_epochs: int = 1
 ) -> Method:
     """Build FedGH: min over φ_i of L_i(φ_i, θ), and over θ of Σ loss(θ(r_{i,c}), c).
 

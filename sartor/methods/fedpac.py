@@ -168,11 +168,8 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
 def collaboration(h: Tensor, variance: Tensor, present: Tensor, cutoff: float) -> Tensor:
     """Return the weights with which each client of a cohort combines heads: (slots, slots).
 
-    Args:
-        h: (slots, classes, features).
-        variance: (slots,), v_i.
-        present: (slots,); the absent are left out, and keep to themselves.
-        cutoff: weights below it are dropped, and the others brought to sum 1.
+    The absent are left out, and keep to themselves. Weights below the cutoff are dropped, and the
+    others brought to sum 1.
     """
     # Alg., quadratic programme: P_jk = ⟨h_i − h_j, h_i − h_k⟩ + δ_jk v_j
     flat = h.reshape(h.shape[0], -1).to(torch.float64)

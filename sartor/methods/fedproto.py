@@ -167,10 +167,6 @@ def nearest(prototypes: Tensor, usable: Tensor) -> dict[str, Tensor]:
     """Make the linear head whose largest score is that of the nearest usable prototype.
 
     The others stand ten below the average of the usable ones, and so below the largest.
-
-    Args:
-        prototypes: (classes, features).
-        usable: (classes,) whether a class may be answered.
     """
     weight, bias = 2.0 * prototypes, -prototypes.square().sum(-1)
     share = usable.to(bias.dtype) / usable.sum().clamp(min=1)

@@ -148,20 +148,18 @@ def fedprox(
         # Eq. (10): w_g ← w_g − γ Σ p_i λ(w_g − w_i)
         return {"params": tree.map(lambda w, g: w - gamma * g, server["params"], slope)}
 
-    coupled = {"prox_strength": Hyper(0.1, 0.0, note="use 0 for pure local training")}
-    if lambda_rule != "given":
-        coupled = {
-            "heterogeneity": Hyper(
-                1.0, 0.0, open_low=True, note="R, how far the clients' best models are apart"
-            ),
-            "noise": Hyper(2.0, 0.0, note="ρ, the size of one sample's gradient; the paper's is 2"),
-        }
     own = local.without_rate(f"fedprox with preset={preset!r}") if derived else local.hyper
-    hyper = {**own, **coupled}
+    hyper = dict(own)
+    if lambda_rule == "given":
+        hyper["prox_strength"] = Hyper(0.1, 0.0, note="use 0 for pure local training")
+    else:
+        note = "R, how far the clients' best models are apart"
+        hyper["heterogeneity"] = Hyper(1.0, 0.0, open_low=True, note=note)
+        note = "ρ, the size of one sample's gradient; the paper's is 2"
+        hyper["noise"] = Hyper(2.0, 0.0, note=note)
     if preset == "free":
-        hyper["server_lr"] = Hyper(
-            1.0, 0.0, note="1/prox_strength averages the clients' models", server=True
-        )
+        note = "1/prox_strength averages the clients' models"
+        hyper["server_lr"] = Hyper(1.0, 0.0, note=note, server=True)
     method = changed(
         fedavg(task, local),
         name="fedprox",
@@ -183,8 +181,6 @@ def fedprox(
         averaged=("push",),
     )
     # The server sends a λ that follows from a rule; a given one is known to all clients.
-    return (
-        method
-        if lambda_rule == "given"
-        else changed(method, address=address, message=newcomer_message)
-    )
+    if lambda_rule == "given":
+        return method
+    return changed(method, address=address, message=newcomer_message)

@@ -87,10 +87,7 @@ def _warmed_up(method: Method, whole: Method, rounds: int, local: Local) -> Meth
         return {**client, **local.kept(work)}, {"params": work["params"]}
 
     first = changed(
-        whole,
-        broadcast=lambda server, ctx: full(server),
-        finish=finish,
-        aggregate=aggregate,
+        whole, broadcast=lambda server, ctx: full(server), finish=finish, aggregate=aggregate
     )
     handover = changed(
         first,

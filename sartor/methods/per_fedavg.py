@@ -102,10 +102,7 @@ def per_fedavg(
     if preset == "prior":
         first = descend(task, replace(local, steps=1), name="personalise by training rate")
         adapt.insert(0, first)
-    hyper = {
-        **base.hyper,
-        "personal_lr": Hyper(local.lr, 0.0, note="the inner step; 0 is FedAvg"),
-    }
+    hyper = {**base.hyper, "personal_lr": Hyper(local.lr, 0.0, note="the inner step; 0 is FedAvg")}
     if mode == "hessian_free":
         hyper["difference"] = Hyper(
             1e-3, 0.0, open_low=True, note="the width of the difference of gradients"

@@ -31,7 +31,6 @@ def best_of(
     select_on: SelectOn = "holdout",
     score: Score = "error",
     held_out: tuple[float, float] = (0.8, 1.0),
-    batch: int | None = 64,
     margin: str | None = None,
     announce: bool = True,
     instead: dict[str, Method] | None = None,
@@ -54,7 +53,6 @@ def best_of(
             then leave out; the federation's validation data; or its test data, which is optimistic.
         score: the share of wrong answers, or the mean loss.
         held_out: from where to where in the training data, for ``select_on="holdout"``.
-        batch: samples a step of scoring.
         margin: for ``scope="client"``: the hyper-parameter that says by how many standard errors a
             score must lie below that of the first method, see :func:`beyond_noise`; None takes the
             lowest.
@@ -176,7 +174,7 @@ def best_of(
         enter=enter,
         data={"validation": "val", "test": "test"}.get(select_on, "train"),
         part=held_out if select_on == "holdout" else (0.0, 1.0),
-        batch=batch,
+        batch=64,
         shuffle=False,
     )
     method = changed(
@@ -188,10 +186,7 @@ def best_of(
         message=newcomer_message if whole.newcomer.message is not None else None,
         begin=begin,
         finish=finish,
-        aggregate=lambda server, uploads, server_ctx: {
-            **server,
-            **whole.aggregate(server, uploads, server_ctx),
-        },
+        aggregate=lambda server, uploads, ctx: {**server, **whole.aggregate(server, uploads, ctx)},
         model=model,
         predict=None if plain else predict,
         server=lambda server, server_ctx: {k: server[k] for k in ("choice", "group", "errors")},

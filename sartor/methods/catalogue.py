@@ -96,8 +96,7 @@ class MethodEntry:
     @property
     def hyper(self) -> dict[str, Hyper]:
         """The sweepable hyper-parameters with default options and plain SGD."""
-        head = nn.Linear(1, 1)
-        return self.factory(Task(head), Local()).hyper
+        return self.factory(Task(nn.Linear(1, 1)), Local()).hyper
 
 
 _BASELINE = {

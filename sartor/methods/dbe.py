@@ -133,7 +133,7 @@ def dbe(
     once = replace(local, keep_optimiser=False)
     first = [descend(task, once, objective(False), name="first training", aux=True)]
     if init_mean == "full":
-        first.append(class_sums(task, name="first mean"))
+        first.append(class_sums(task, "first mean"))
     train = descend(
         task,
         local,

@@ -113,7 +113,7 @@ def fedgh(
         init_client=init_client,
         broadcast=lambda server, ctx: server,
         begin=begin,
-        phases=(*base.phases, class_sums(task, name="class means")),
+        phases=(*base.phases, class_sums(task, "class means")),
         finish=finish,
         aggregate=aggregate,
         private=lambda leaf: leaf in task.leaf_names,

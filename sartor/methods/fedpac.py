@@ -150,7 +150,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
             _statistics(task),
             descend(task, head, name="head", lr="head_lr", train=task.is_head),
             replace(train, enter=enter),
-            class_sums(task, name="centroids"),
+            class_sums(task, "centroids"),
         ),
         finish=finish,
         aggregate=aggregate,
@@ -185,7 +185,7 @@ def collaboration(h: Tensor, variance: Tensor, present: Tensor, cutoff: float) -
 
 def _statistics(task: Task) -> Phase:
     """Pass once over the data for h_i, v_i and the client's own class means."""
-    plain = class_sums(task, name="statistics")
+    plain = class_sums(task, "statistics")
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         work = plain.enter(work, ctx)

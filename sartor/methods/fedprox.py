@@ -50,6 +50,7 @@ from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
+from sartor.methods.local import local as local_train
 from sartor.theory import coupling, proximal
 
 Preset = Literal["paper_real", "paper_synthetic", "corollary1", "free"]
@@ -111,12 +112,6 @@ def fedprox(
             message["steps"] = proximal.local_steps(pull(ctx), big, small).max()
         return message
 
-    def init_client(params: Tree, ctx: ClientContext) -> Tree:
-        return {"params": params, **local.start(params=params)}
-
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return client  # Alg. 1, the warm start: w_{t,0} = w_{t-1,K}
-
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return h_i(w; w_g) = L_i(w) + (λ/2)‖w − w_g‖²."""
         w, w_g, lam = work["params"], ctx.common["params"], own_pull(ctx)
@@ -160,22 +155,22 @@ def fedprox(
     if preset == "free":
         note = "1/prox_strength averages the clients' models"
         hyper["server_lr"] = Hyper(1.0, 0.0, note=note, server=True)
+    train = descend(
+        task,
+        local,
+        objective,
+        lr=(lambda work, ctx: 1.0 / (big + own_pull(ctx))) if derived else "local_lr",
+        steps=(lambda ctx: ctx.common["steps"]) if preset == "corollary1" else None,
+    )
+    alone = local_train(task, local)
     method = changed(
         fedavg(task, local),
         name="fedprox",
         hyper=hyper,
-        init_client=init_client,
+        init_client=alone.init_client,
         broadcast=broadcast,
-        begin=begin,
-        phases=(
-            descend(
-                task,
-                local,
-                objective,
-                lr=(lambda work, ctx: 1.0 / (big + own_pull(ctx))) if derived else "local_lr",
-                steps=(lambda ctx: ctx.common["steps"]) if preset == "corollary1" else None,
-            ),
-        ),
+        begin=alone.begin,  # Alg. 1, the warm start: w_{t,0} = w_{t-1,K}
+        phases=(train,),
         finish=finish,
         aggregate=aggregate,
         averaged=("push",),

@@ -54,6 +54,7 @@ from sartor.core.method import (
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
+from sartor.methods.local import local as local_train
 
 
 def fedprox_two_stage(
@@ -98,12 +99,6 @@ def fedprox_two_stage(
         faults.append("project_global needs a domain; use domain='ball' or 'box'.")
     refuse(faults)
     mu = strong_convexity or 0.0
-
-    def init_client(params: Tree, ctx: ClientContext) -> Tree:
-        return {"params": params, **local.start(params=params)}
-
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return client  # Alg. 2, the warm start
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return L_i(w) + (λ/2)‖w − w_g‖²."""
@@ -189,12 +184,13 @@ def fedprox_two_stage(
     if domain != "none":
         note = "the radius or half side of the domain"
         hyper["domain_size"] = Hyper(10.0, 0.0, open_low=True, note=note, server=True)
+    alone = local_train(task, local)
     stage1 = changed(
         fedavg(task, local),
         name="fedprox-two-stage",
         hyper=hyper,
-        init_client=init_client,
-        begin=begin,
+        init_client=alone.init_client,
+        begin=alone.begin,  # Alg. 2, the warm start
         phases=(soft_local_sgd("train", local.steps if growth is None else None),),
         finish=finish,
         aggregate=aggregate,

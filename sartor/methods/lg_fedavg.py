@@ -100,10 +100,6 @@ def _warmed_up(method: Method, whole: Method, rounds: int, local: Local) -> Meth
     return changed(
         method,
         init_server=init_server,
-        broadcast=lambda server, ctx: {"params": server["params"]},
-        aggregate=lambda server, uploads, ctx: {
-            **server,
-            **method.aggregate({"params": server["params"]}, uploads, ctx),
-        },
+        aggregate=lambda server, uploads, ctx: {**server, **method.aggregate(server, uploads, ctx)},
         first=FirstRounds(rounds, first, handover),
     )

@@ -10,7 +10,7 @@ from sartor.core.task import Task
 from sartor.core.tree import Tree
 
 
-def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) -> Phase:
+def class_sums(task: Task, name: str) -> Phase:
     """Build the pass through the training samples that adds up the features of every class.
 
     They are features of ``work["params"]``, before a linear head. It leaves ``work["sums"]``
@@ -28,7 +28,7 @@ def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) 
         sums = work["sums"] + member.mT @ found
         return {**work, "sums": sums, "counts": work["counts"] + member.sum(0)}
 
-    return Phase(name=name, step=step, enter=enter, batch=batch, shuffle=False)
+    return Phase(name, step, enter, batch=64, shuffle=False)
 
 
 def members(task: Task, batch: Batch, dtype: torch.dtype) -> Tensor:

@@ -134,26 +134,17 @@ def dbe(
     first = [descend(task, once, objective(False), name="first training", aux=True)]
     if init_mean == "full":
         first.append(class_sums(task, "first mean"))
-    train = descend(
-        task,
-        local,
-        objective(True),
-        over=over,
-        aux=True,
-        after=still if memory and local.momentum else None,
-    )
+    after = still if memory and local.momentum else None
+    train = descend(task, local, objective(True), over=over, aux=True, after=after)
+    hyper = dict(base.hyper)
+    note = "the pull of the mean feature to the common one; 0 leaves it out"
+    hyper["mean_strength"] = Hyper(5.0, 0.0, note=note)
+    note = "the weight of the newest batch in the running mean"
+    hyper["mean_rate"] = Hyper(1.0, 0.0, 1.0, True, note=note)
     record = changed(
         base,
         name="dbe",
-        hyper={
-            **base.hyper,
-            "mean_strength": Hyper(
-                5.0, 0.0, note="the pull of the mean feature to the common one; 0 leaves it out"
-            ),
-            "mean_rate": Hyper(
-                1.0, 0.0, 1.0, True, note="the weight of the newest batch in the running mean"
-            ),
-        },
+        hyper=hyper,
         init_server=init_server,
         init_client=init_client,
         broadcast=lambda server, ctx: server,

@@ -92,16 +92,13 @@ def ditto(
         task, own, objective, name="personal", over=tries or ("params",), lr="personal_lr"
     )
     branch = [replace(train_personal, stream="train")]
-    hyper = {
-        **base.hyper,
-        "personal_lr": Hyper(local.lr, 0.0, note="the step size of the personal model"),
-    }
+    note = "the step size of the personal model"
+    hyper = {**base.hyper, "personal_lr": Hyper(local.lr, 0.0, note=note)}
     if choices:
         branch = [_spread(branch[0], tries), _choose(task, tries)]
     else:
-        hyper["prox_strength"] = Hyper(
-            1.0, 0.0, note="the pull to the global model; 0 trains the personal model alone"
-        )
+        note = "the pull to the global model; 0 trains the personal model alone"
+        hyper["prox_strength"] = Hyper(1.0, 0.0, note=note)
     return changed(
         base,
         name="ditto",

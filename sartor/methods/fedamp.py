@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Batch, ClientContext, Method, Newcomer, ServerContext, Show, Use
@@ -169,10 +169,7 @@ def _attentive(
     is not i and stands in the pool, and anything elsewhere; ``pull(ctx)`` returns λ/α_0.
     """
     if decay_every is not None:
-        if decay_every < 1:
-            raise ConfigError(
-                f"decay_every must be >= 1, got {decay_every}; leave it out for none."
-            )
+        refuse(below(1, "leave it out for none.", decay_every=decay_every))
         note = "what the server's step is multiplied by every so many rounds"
         hyper = {**hyper, "mix_decay": Hyper(0.1, 0.0, 1.0, True, note, server=True)}
 

@@ -153,15 +153,13 @@ def l2gd(
     hyper = {
         **(local.hyper if preset == "free" else local.without_rate("l2gd with preset='paper'")),
         "prox_strength": Hyper(0.3, 0.0, note="0 never averages"),
-        "average_probability": Hyper(
-            0.1, 0.0, 0.999, note="0 is pure local training, and at 1 no client would train"
-        ),
     }
+    if preset == "free":
+        note = "0 is pure local training, and at 1 no client would train"
+        hyper["average_probability"] = Hyper(0.1, 0.0, 0.999, note=note)
     # One coin and one coefficient for all clients: else the average would move in a run of ones.
     own = ("weight_decay", "clip_norm")
     hyper = {k: replace(v, server=v.server or k not in own) for k, v in hyper.items()}
-    if preset == "paper":
-        del hyper["average_probability"]
     work_plan = replace(local, batch=None) if gradient == "full" else local
     return changed(
         fedavg(task, local),

@@ -191,13 +191,11 @@ def pfedla(
         for message in ("own", "upload")
         for k in task.leaf_names
     }
+    note = "0 keeps the first weights for ever"
     return changed(
         local_train(task, local, participation="sampled"),
         name="pfedla",
-        hyper={
-            **local.hyper,
-            "mix_lr": Hyper(100.0, 0.0, note="0 keeps the first weights for ever", server=True),
-        },
+        hyper={**local.hyper, "mix_lr": Hyper(100.0, 0.0, note=note, server=True)},
         init_server=init_server,
         init_client=init_client,
         address=address,

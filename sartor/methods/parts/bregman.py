@@ -73,8 +73,8 @@ class Gaussian:
         place = (leaf.device, leaf.dtype)
         if place not in self._placed:  # kept, as nothing may be copied while a step is captured
             given = (self.variances, self.covariance, self.precision)
-            moved = (v if v is None else tree.map(lambda t: t.to(*place), v) for v in given)
-            self._placed[place] = Gaussian(*moved)
+            moved = [None if v is None else tree.map(lambda t: t.to(*place), v) for v in given]
+            self._placed[place] = Gaussian(moved[0], moved[1], moved[2])
         return self._placed[place]
 
     def potential(self, s: Tree) -> Tensor:

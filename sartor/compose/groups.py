@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sartor.compose.fields import get
-from sartor.compose.parallel import viewed
+from sartor.compose.fields import get, viewed
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
 from sartor.core.method import ClientContext, Method, ServerContext, changed

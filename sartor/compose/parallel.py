@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sartor.compose.fields import moved_phase, over_fields
+from sartor.compose.fields import moved_phase, viewed
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
 from sartor.core.method import (
@@ -218,31 +217,6 @@ def on_share(method: Method, share: float) -> Method:
         lambda ctx: ctx._replace(num_samples=count(ctx.num_samples)),
         lambda server_ctx: server_ctx._replace(sizes=count(server_ctx.sizes)),
         cut,
-    )
-
-
-def viewed(
-    method: Method,
-    client: Callable[[ClientContext], ClientContext],
-    server: Callable[[ServerContext], ServerContext],
-    phase: Callable[[Phase], Phase] = lambda phase: phase,
-) -> Method:
-    """Let a method see other contexts than there are, and change its phases."""
-
-    def seen(fn: Any, view: Callable[[Any], Any]) -> Any:
-        return lambda *args: fn(*args[:-1], view(args[-1]))
-
-    def newcomer(make: Any) -> Any:
-        return lambda params, ctx, trained, server_ctx: make(
-            params, client(ctx), trained, server(server_ctx)
-        )
-
-    return over_fields(
-        method,
-        client=lambda fn: seen(fn, client),
-        server=lambda fn: seen(fn, server),
-        phase=lambda given: phase(moved_phase(given, client)),
-        newcomer=newcomer,
     )
 
 

@@ -165,7 +165,8 @@ def dichotomous(
         return replace(descend(task, longer, name=f"fit {slot}", over=(slot,)), part=part)
 
     def group_and_decide(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
-        first, second = (_rows(uploads[slot], ctx.cohort) for slot in ("first", "second"))
+        sent = (tree.flat(uploads[slot], 1) for slot in ("first", "second"))  # (slots, d)
+        first, second = (torch.zeros_like(rows).index_copy(0, ctx.cohort, rows) for rows in sent)
         group = server["group"]
         if clustered and num_clusters is not None:
             group = k_means((first + second) / 2, num_clusters)
@@ -191,9 +192,3 @@ def dichotomous(
 
 def _on_part(method: Method, part: tuple[float, float]) -> Method:
     return changed(method, phases=tuple(replace(phase, part=part) for phase in method.phases))
-
-
-def _rows(uploads: Tree, cohort: Tensor) -> Tensor:
-    """Flatten the models of the cohort to one row per client: (clients, d)."""
-    flat = tree.flat(uploads, 1)
-    return torch.zeros_like(flat).index_copy(0, cohort, flat)

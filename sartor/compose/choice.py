@@ -10,15 +10,7 @@ from torch import Tensor
 from sartor.compose.parallel import in_parallel
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
-from sartor.core.method import (
-    Batch,
-    ClientContext,
-    Method,
-    Phase,
-    ServerContext,
-    changed,
-    newcomer_state,
-)
+from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
@@ -39,7 +31,6 @@ def best_of(
     select_on: SelectOn = "holdout",
     score: Score = "error",
     held_out: tuple[float, float] = (0.8, 1.0),
-    batch: int | None = 64,
     margin: str | None = None,
     announce: bool = True,
     instead: dict[str, Method] | None = None,
@@ -62,7 +53,6 @@ def best_of(
             then leave out; the federation's validation data; or its test data, which is optimistic.
         score: the share of wrong answers, or the mean loss.
         held_out: from where to where in the training data, for ``select_on="holdout"``.
-        batch: samples a step of scoring.
         margin: for ``scope="client"``: the hyper-parameter that says by how many standard errors a
             score must lie below that of the first method, see :func:`beyond_noise`; None takes the
             lowest.
@@ -99,8 +89,8 @@ def best_of(
         return {**whole.init_client(params, ctx), **undecided(params, ctx)}
 
     def join(params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext) -> Tree:
-        known = {k: server[k] for k in trained}
-        return {**newcomer_state(whole, params, ctx, known, server_ctx), **undecided(params, ctx)}
+        assert whole.newcomer.state is not None  # `in_parallel` gives one
+        return {**whole.newcomer.state(params, ctx, server, server_ctx), **undecided(params, ctx)}
 
     def address(server: Tree, index: Tensor, server_ctx: ServerContext) -> Tree:
         message = whole.address(server, index, server_ctx)
@@ -184,7 +174,7 @@ def best_of(
         enter=enter,
         data={"validation": "val", "test": "test"}.get(select_on, "train"),
         part=held_out if select_on == "holdout" else (0.0, 1.0),
-        batch=batch,
+        batch=64,
         shuffle=False,
     )
     method = changed(
@@ -196,10 +186,7 @@ def best_of(
         message=newcomer_message if whole.newcomer.message is not None else None,
         begin=begin,
         finish=finish,
-        aggregate=lambda server, uploads, server_ctx: {
-            **server,
-            **whole.aggregate(server, uploads, server_ctx),
-        },
+        aggregate=lambda server, uploads, ctx: {**server, **whole.aggregate(server, uploads, ctx)},
         model=model,
         predict=None if plain else predict,
         server=lambda server, server_ctx: {k: server[k] for k in ("choice", "group", "errors")},
@@ -254,12 +241,8 @@ def _with_rest(
 def paired_sums(losses: Tensor, mask: Tensor) -> Tensor:
     """Return Σ ℓ_k, Σ d_k, Σ d_k² and n over the real samples of a batch: (4, methods).
 
-    d_k = ℓ_0 − ℓ_k is what method k gains on a sample over the first. A loss that is not a number
-    counts as very large.
-
-    Args:
-        losses: (methods, batch).
-        mask: (batch,) true for real samples.
+    d_k = ℓ_0 − ℓ_k is what method k gains on a sample over the first. A loss (methods, batch) that
+    is not a number counts as very large.
     """
     real = losses.double().nan_to_num(nan=HUGE, posinf=HUGE).clamp(max=HUGE)
     gain = real[:1] - real
@@ -271,14 +254,9 @@ def beyond_noise(sums: Tensor, margin: Tensor) -> tuple[Tensor, Tree]:
     """Choose the method with the lowest loss among those that beat the first beyond its noise.
 
     Method k passes if d̄_k > margin · s_k/√n, where d̄_k and s_k are mean and sample standard
-    deviation of the paired gains. If none passes, or of fewer than two samples, it is the first.
-
-    Args:
-        sums: (4, methods), see :func:`paired_sums`.
-        margin: in standard errors; 0 takes the lowest loss, ties to the first.
-
-    Returns:
-        the number of the method, and mean losses and standard errors (methods,) with the count.
+    deviation of the paired gains in ``sums``, see :func:`paired_sums`. If none passes, or of fewer
+    than two samples, it is the first; a margin of 0 takes the lowest loss, ties to the first.
+    Returned are its number, and mean losses and standard errors (methods,) with the count.
     """
     total, gain, square, count = sums.unbind(0)
     num = count.clamp(min=1.0)

@@ -1,8 +1,8 @@
 """The fields of a method record by what they take, so that a combinator goes over all of them.
 
-A combinator that listed the fields by hand would silently drop a new one. ``over_fields``
-visits every field by its kind; a law checks that each field has one, and that every combinator
-forwards what it does not change.
+A combinator that listed the fields by hand would silently drop a new one. ``viewed`` visits every
+field by its kind; a law checks that each field has one, and that every combinator forwards what it
+does not change.
 
 | kind | what it is |
 |---|---|
@@ -45,41 +45,32 @@ KINDS: dict[str, str] = {
 }
 """The kind of every field of the record and of its small values."""
 
-Wrap = Callable[[Any], Any]
-
 
 def get(method: Method, field: str) -> Any:
     """Return a field of the record or of one of its small values, by its own name."""
     return getattr(getattr(method, SMALL[field]) if field in SMALL else method, field)
 
 
-def over_fields(
+def viewed(
     method: Method,
-    *,
-    client: Wrap,
-    server: Wrap,
-    phase: Callable[[Phase], Phase],
-    newcomer: Wrap,
+    client: Callable[[ClientContext], ClientContext],
+    server: Callable[[ServerContext], ServerContext],
+    phase: Callable[[Phase], Phase] = lambda phase: phase,
 ) -> Method:
-    """Return the record with every function wrapped, in its extra rounds too.
+    """Let a method see other contexts, in its extra rounds too, and change its phases."""
 
-    Args:
-        method: the record.
-        client: applied to every function that takes a client context.
-        server: applied to every function that takes a server context.
-        phase: applied to every phase.
-        newcomer: applied to the function that makes a newcomer's state.
-    """
+    def seen(fn: Any, view: Callable[[Any], Any]) -> Any:
+        return lambda *args: fn(*args[:-1], view(args[-1]))
 
     def again(given: Any) -> Any:
         if isinstance(given, FirstRounds):
             return replace(given, method=again(given.method), handover=again(given.handover))
-        return over_fields(given, client=client, server=server, phase=phase, newcomer=newcomer)
+        return viewed(given, client, server, phase)
 
-    wraps: dict[str, Wrap] = {
-        "client": client,
-        "server": server,
-        "phases": lambda phases: tuple(phase(one) for one in phases),
+    wraps: dict[str, Callable[[Any], Any]] = {
+        "client": lambda fn: seen(fn, client),
+        "server": lambda fn: seen(fn, server),
+        "phases": lambda phases: tuple(phase(moved_phase(one, client)) for one in phases),
         "record": again,
     }
     changes = {
@@ -91,14 +82,14 @@ def over_fields(
         del changes["address"]  # a record without own messages stays one
 
     def state(params: Tree, ctx: ClientContext, trained: Tree, server_ctx: ServerContext) -> Tree:
-        return newcomer_state(method, params, ctx, trained, server_ctx)
+        return newcomer_state(method, params, client(ctx), trained, server(server_ctx))
 
-    return changed(method, **changes, state=newcomer(state))
+    return changed(method, **changes, state=state)
 
 
 def moved_phase(
     phase: Phase,
-    view: Callable[[ClientContext], ClientContext],
+    view: Callable[[ClientContext], ClientContext] = lambda ctx: ctx,
     slot: str | None = None,
 ) -> Phase:
     """Let a phase see another client context, and work on one slot of the tree if one is named."""

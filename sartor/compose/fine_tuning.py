@@ -71,14 +71,11 @@ def fine_tuned(
             return {**work["tuned"], **work["fixed"]}
         return method.use.model(work, ctx)
 
-    hyper = {
-        **method.hyper,
-        "ft_lr": Hyper(local.lr, 0.0, note="the step size of fine-tuning; 0 leaves it out"),
-    }
+    note = "the step size of fine-tuning; 0 leaves it out"
+    hyper = {**method.hyper, "ft_lr": Hyper(local.lr, 0.0, note=note)}
     if pull:
-        hyper["ft_prox_strength"] = Hyper(
-            0.1, 0.0, note="the pull of fine-tuning back to where it began"
-        )
+        note = "the pull of fine-tuning back to where it began"
+        hyper["ft_prox_strength"] = Hyper(0.1, 0.0, note=note)
     warm = method.schedule.first
     if warm is not None:
         first = fine_tuned(warm.method, task, local, epochs=epochs, steps=steps, pull=pull)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sartor.compose.fields import get
-from sartor.compose.parallel import viewed
+from sartor.compose.fields import get, viewed
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
 from sartor.core.method import ClientContext, Method, ServerContext, changed
@@ -22,14 +21,9 @@ def within_groups(method: Method) -> Method:
 
     The server keeps one state of the method per client, equal inside a group, and the table
     ``group`` (clients,) with the group of every client. At first all clients are in one group; the
-    method that is built on this record changes the table.
-
-    Args:
-        method: a method whose messages are common to all clients, without extra rounds, whose
-            ``aggregate`` looks at the clients that are present.
-
-    Raises:
-        ConfigError: the method has fields that have no meaning for one group among several.
+    method that is built on this record changes the table. Needed is a method whose messages are
+    common to all clients, without extra rounds, whose ``aggregate`` looks at the clients that are
+    present; one with other fields is refused.
     """
     fields = ("address", "connected", "message", "state", "server", "before", "after", "first")
     if given := [name for name in fields if get(method, name) != get(_PLAIN, name)]:

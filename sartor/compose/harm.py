@@ -128,9 +128,7 @@ def do_no_harm(
         whole,
         hyper={**whole.hyper, MARGIN: Hyper(1.0, 0.0, note=note)},
         server=inspect,
-        centre=None
-        if centre is None
-        else lambda server, server_ctx: centre(server["global"], server_ctx),
+        centre=centre and (lambda server, server_ctx: centre(server["global"], server_ctx)),
     )
 
 
@@ -147,11 +145,7 @@ def _plain(base: Method, local: Local) -> Method:
 
 
 def _in_turn(common: Method) -> Method:
-    """Let FedAvg be served client by client: it averages what it got when the next round begins.
-
-    Args:
-        common: FedAvg, with the weights n_i/N.
-    """
+    """Let FedAvg be served client by client: it averages what it got when the next round begins."""
 
     def init_server(params: Tree, server_ctx: ServerContext) -> Tree:
         none = tree.leaves(params)[0].reshape(-1)[0] * 0.0

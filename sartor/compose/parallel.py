@@ -10,12 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sartor.compose.fields import moved_phase, over_fields
+from sartor.compose.fields import moved_phase, viewed
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
 from sartor.core.method import (
@@ -97,7 +96,7 @@ def in_parallel(name: str, **parts: Method) -> Method:
 
     def newcomer_message(server: Tree, server_ctx: ServerContext) -> Tree:
         asked = {k: m.newcomer.message for k, m in parts.items()}
-        return {k: {} if fn is None else fn(server[k], server_ctx) for k, fn in asked.items()}
+        return {k: fn(server[k], server_ctx) if fn else {} for k, fn in asked.items()}
 
     def newcomer(params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext) -> Tree:
         return {k: newcomer_state(m, params, ctx, server[k], server_ctx) for k, m in parts.items()}
@@ -112,16 +111,12 @@ def in_parallel(name: str, **parts: Method) -> Method:
         """Mark per slot the clients that receive and those that upload: (2, slots), or deeper."""
         found: Tree = {}
         for slot, m in parts.items():
-            down, up = torch.ones_like(server_ctx.present), seen(server_ctx, slot).present
-            both = torch.stack((up if sampled[slot] else down, up))
-            inner = (
-                None
-                if m.wire.connected is None
-                else m.wire.connected(server[slot], seen(server_ctx, slot))
-            )
-            found[slot] = both
-            if inner is not None:
-                found[slot] = tree.map(lambda who, both=both: both & who, inner)
+            inside = seen(server_ctx, slot)
+            up = inside.present
+            found[slot] = both = torch.stack((up if sampled[slot] else torch.ones_like(up), up))
+            if m.wire.connected is not None:
+                who = m.wire.connected(server[slot], inside)
+                found[slot] = tree.map(lambda some, both=both: both & some, who)
         return found
 
     def stage(records: dict[str, Method | None]) -> Method | None:
@@ -225,31 +220,6 @@ def on_share(method: Method, share: float) -> Method:
     )
 
 
-def viewed(
-    method: Method,
-    client: Callable[[ClientContext], ClientContext],
-    server: Callable[[ServerContext], ServerContext],
-    phase: Callable[[Phase], Phase] = lambda phase: phase,
-) -> Method:
-    """Let a method see other contexts than there are, and change its phases."""
-
-    def seen(fn: Any, view: Callable[[Any], Any]) -> Any:
-        return lambda *args: fn(*args[:-1], view(args[-1]))
-
-    def newcomer(make: Any) -> Any:
-        return lambda params, ctx, trained, server_ctx: make(
-            params, client(ctx), trained, server(server_ctx)
-        )
-
-    return over_fields(
-        method,
-        client=lambda fn: seen(fn, client),
-        server=lambda fn: seen(fn, server),
-        phase=lambda given: phase(moved_phase(given, client)),
-        newcomer=newcomer,
-    )
-
-
 def kept_after_training(method: Method) -> Method:
     """Keep every client's model after its last local training, and use that one.
 
@@ -267,18 +237,13 @@ def kept_after_training(method: Method) -> Method:
     _refuse_first_rounds(method)
     look = method.show.client
 
-    def same(ctx: ClientContext) -> ClientContext:
-        return ctx
-
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         inner = method.init_client(params, ctx)
         return {"inner": inner, "used": params, "trained": ctx.num_samples < 0}
 
     def join(params: Tree, ctx: ClientContext, server: Tree, server_ctx: ServerContext) -> Tree:
-        return {
-            **init_client(params, ctx),
-            "inner": newcomer_state(method, params, ctx, server, server_ctx),
-        }
+        inner = newcomer_state(method, params, ctx, server, server_ctx)
+        return {**init_client(params, ctx), "inner": inner}
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
         return {**client, "inner": method.begin(client["inner"], ctx)}
@@ -304,7 +269,7 @@ def kept_after_training(method: Method) -> Method:
         return changed(
             record,
             begin=lambda client, ctx: {**client, "inner": record.begin(client["inner"], ctx)},
-            phases=tuple(moved_phase(p, same, "inner") for p in record.phases),
+            phases=tuple(moved_phase(p, slot="inner") for p in record.phases),
             finish=closing,
             after=rest(record.schedule.after),
         )
@@ -315,7 +280,7 @@ def kept_after_training(method: Method) -> Method:
         state=join,
         begin=begin,
         phases=tuple(
-            replace(moved_phase(p, same, "inner"), stream=p.stream or p.name) for p in method.phases
+            replace(moved_phase(p, slot="inner"), stream=p.stream or p.name) for p in method.phases
         ),
         adapt=(),
         finish=finish,

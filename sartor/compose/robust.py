@@ -101,7 +101,7 @@ def coordinate_median(uploads: Tree, present: Tensor, share: float = 0.0) -> Tre
         ranked = _ranked(leaf, present)
         low, high = ((num - 1).clamp(min=0) // 2, num // 2)
         middle = 0.5 * (at(ranked, low) + at(ranked, high.clamp(max=leaf.shape[0] - 1)))
-        return _everywhere(middle, leaf)
+        return middle.expand_as(leaf)
 
     return tree.map(one, uploads)
 
@@ -115,8 +115,8 @@ def trimmed_mean(uploads: Tree, present: Tensor, share: float) -> Tree:
         ranked = _ranked(leaf, present)
         rank = torch.arange(leaf.shape[0], device=leaf.device)
         inside = _tall((rank >= cut) & (rank < num - cut), leaf)
-        total = torch.where(inside, ranked, torch.zeros_like(ranked)).sum(0)
-        return _everywhere(total / (num - 2 * cut).clamp(min=1), leaf)
+        total = torch.where(inside, ranked, 0.0).sum(0)
+        return (total / (num - 2 * cut).clamp(min=1)).expand_as(leaf)
 
     return tree.map(one, uploads)
 
@@ -124,7 +124,7 @@ def trimmed_mean(uploads: Tree, present: Tensor, share: float) -> Tree:
 def krum(uploads: Tree, present: Tensor, share: float) -> Tree:
     """Return the upload with the closest neighbours, in all slots."""
     best = _crowding(uploads, present, share).argmin()
-    return tree.map(lambda leaf: _everywhere(at(leaf, best), leaf), uploads)
+    return tree.map(lambda leaf: at(leaf, best).expand_as(leaf), uploads)
 
 
 def multi_krum(uploads: Tree, present: Tensor, share: float) -> Tree:
@@ -134,8 +134,8 @@ def multi_krum(uploads: Tree, present: Tensor, share: float) -> Tree:
     chosen = (rank < num - _bad(num, share)) & present
 
     def one(leaf: Tensor) -> Tensor:
-        kept = torch.where(_tall(chosen, leaf), leaf, torch.zeros_like(leaf))
-        return _everywhere(kept.sum(0) / chosen.sum().clamp(min=1), leaf)
+        kept = torch.where(_tall(chosen, leaf), leaf, 0.0)
+        return (kept.sum(0) / chosen.sum().clamp(min=1)).expand_as(leaf)
 
     return tree.map(one, uploads)
 
@@ -147,12 +147,11 @@ def clipped(uploads: Tree, present: Tensor, share: float = 0.0) -> Tree:
     squares = [leaf.square().reshape(leaf.shape[0], -1).sum(1) for leaf in tree.leaves(off)]
     far = torch.stack(squares).sum(0).sqrt()
     bound = coordinate_median({"far": far}, present)["far"]
-    tiny = torch.finfo(far.dtype).tiny
-    factor = (bound / far.clamp(min=tiny)).clamp(max=1.0)
+    factor = (bound / far.clamp(min=torch.finfo(far.dtype).tiny)).clamp(max=1.0)
 
     def one(middle: Tensor, away: Tensor) -> Tensor:
         moved = away * _tall(factor, away)
-        return middle + torch.where(torch.isfinite(moved), moved, torch.zeros_like(moved))
+        return middle + torch.where(torch.isfinite(moved), moved, 0.0)
 
     return tree.map(one, centre, off)
 
@@ -165,14 +164,12 @@ def mixed(uploads: Tree, present: Tensor, share: float) -> tuple[Tree, Tensor]:
     """
     sound = present & torch.isfinite(tree.flat(uploads, 1)).all(1)
     num = sound.sum()
-    apart = _distances(uploads, sound)
-    apart = torch.where(sound[:, None] & sound, apart, torch.full_like(apart, torch.inf))
+    apart = torch.where(sound[:, None] & sound, _distances(uploads, sound), torch.inf)
     rank = torch.argsort(torch.argsort(apart, dim=1, stable=True), dim=1)
     near = (rank < num - _bad(num, share)) & sound
 
     def one(leaf: Tensor) -> Tensor:
-        flat = leaf.reshape(leaf.shape[0], -1)
-        flat = torch.where(_tall(sound, flat), flat, torch.zeros_like(flat))
+        flat = torch.where(sound[:, None], leaf.reshape(leaf.shape[0], -1), 0.0)
         weight = near.to(flat.dtype)
         mean = weight @ flat / weight.sum(1, keepdim=True).clamp(min=1)
         return mean.reshape(leaf.shape)
@@ -182,8 +179,7 @@ def mixed(uploads: Tree, present: Tensor, share: float) -> tuple[Tree, Tensor]:
 
 def _distances(uploads: Tree, present: Tensor) -> Tensor:
     """Return squared distances between the uploads of all slots; the absent count as zeros."""
-    rows = tree.flat(uploads, 1)
-    rows = torch.where(_tall(present, rows), rows, torch.zeros_like(rows))
+    rows = torch.where(present[:, None], tree.flat(uploads, 1), 0.0)
     # Differences, not a Gram matrix: a huge row would drown the others' distances in rounding.
     return torch.stack([(rows - row).square().sum(1) for row in rows.unbind(0)])
 
@@ -191,16 +187,14 @@ def _distances(uploads: Tree, present: Tensor) -> Tensor:
 def _crowding(uploads: Tree, present: Tensor, share: float) -> Tensor:
     """Return each slot's sum of squared distances to its n − f − 2 nearest; infinite if absent."""
     apart = _distances(uploads, present)
-    endless = torch.full_like(apart, torch.inf)
     same = torch.eye(len(apart), dtype=torch.bool, device=apart.device)
     known = present[:, None] & present & ~same & torch.isfinite(apart)
-    nearest = torch.sort(torch.where(known, apart, endless), dim=1).values
+    nearest = torch.sort(torch.where(known, apart, torch.inf), dim=1).values
     num = present.sum()
     few = (num - _bad(num, share) - 2).clamp(min=1)
     counted = torch.arange(len(apart), device=apart.device) < few
-    score = torch.where(counted, nearest, torch.zeros_like(nearest)).sum(1)
-    alone = torch.where(num == 1, torch.zeros_like(score), score)
-    return torch.where(present, alone, torch.full_like(score, torch.inf))
+    score = torch.where(counted, nearest, 0.0).sum(1)
+    return torch.where(present, torch.where(num == 1, 0.0, score), torch.inf)
 
 
 def _bad(num: Tensor, share: float) -> Tensor:
@@ -209,17 +203,12 @@ def _bad(num: Tensor, share: float) -> Tensor:
 
 def _ranked(leaf: Tensor, present: Tensor) -> Tensor:
     """Sort the slots of every coordinate; the absent, and what is not a number, come last."""
-    endless = torch.full_like(leaf, torch.inf)
     there = _tall(present, leaf) & ~torch.isnan(leaf)
-    return torch.sort(torch.where(there, leaf, endless), dim=0).values
+    return torch.sort(torch.where(there, leaf, torch.inf), dim=0).values
 
 
 def _tall(values: Tensor, leaf: Tensor) -> Tensor:
     return values.reshape((-1,) + (1,) * (leaf.dim() - 1))
-
-
-def _everywhere(value: Tensor, leaf: Tensor) -> Tensor:
-    return value.expand(leaf.shape)
 
 
 _RULES: dict[str, Callable[[Tree, Tensor, float], Tree]] = {

@@ -2,15 +2,13 @@
 
 ::
 
-    catalogue.py  the list: an explicit dict, name -> entry
-    entry.py      what a listed method is
+    catalogue.py  the list: an explicit dict, name -> entry, and what an entry is
     options.py    the options of a method, read off its signature, and those of every method
     making.py     from a name and options to a record
     parts/        what several methods share, or what is too much for the file of one
 """
 
-from sartor.methods.catalogue import METHODS, expand, find
-from sartor.methods.entry import PAPERS, Factory, MethodEntry
+from sartor.methods.catalogue import METHODS, PAPERS, Factory, MethodEntry, expand, find
 from sartor.methods.making import build
 from sartor.methods.options import COMMON, static_options
 

@@ -64,10 +64,9 @@ def apfl(
 
     def mixture(work: Tree) -> Tree:
         share = work["mix"]["share"]
-        found: Tree = tree.map(  # v̄_i = α_i v_i + (1 − α_i) w
+        return tree.map(  # v̄_i = α_i v_i + (1 − α_i) w
             lambda v, w: share * v + (1.0 - share) * w, work["personal"], work["params"]
         )
-        return found
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         mix = {"share": ctx.hyper["share_start"]}
@@ -95,12 +94,8 @@ def apfl(
     def both(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         return {**train.step(work, batch, ctx), "mix": turn.step(work, batch, ctx)["mix"]}
 
-    hyper = {
-        **base.hyper,
-        "share_start": Hyper(
-            0.5, 0.0, 1.0, note="the first share of the own model; 0 fixed is FedAvg, 1 is local"
-        ),
-    }
+    note = "the first share of the own model; 0 fixed is FedAvg, 1 is local"
+    hyper = {**base.hyper, "share_start": Hyper(0.5, 0.0, 1.0, note=note)}
     phases = [replace(train, step=both) if mixing == "step" else train]
     if mixing == "round":
         # This phase has no momentum of its own and must leave that of training in place.

@@ -51,19 +51,11 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import (
-    Batch,
-    ClientContext,
-    Method,
-    ServerContext,
-    Use,
-    Wire,
-    changed,
-    client_weights,
-)
+from sartor.core.method import Batch, ClientContext, Method, ServerContext, changed, client_weights
 from sartor.core.mixing import at, combine, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.methods.local import local as local_train
 from sartor.methods.parts.starts import shuffled
 
 Shape = Literal["exponential", "cosine"]
@@ -135,8 +127,7 @@ def apple(
         client = {"relation": relation, **local.start(core=params, relation=relation)}
         if not limited:
             return client
-        copies = repeated(params, max_clients)
-        got = relation["shift"] > 0
+        copies, got = repeated(params, max_clients), relation["shift"] > 0
         return {**client, "core": params, "copies": copies, "got": got}
 
     def is_own(ctx: ClientContext) -> Tensor:
@@ -156,7 +147,7 @@ def apple(
 
     def relations(work: Tree, ctx: ClientContext) -> Tensor:
         """Return p_i, (clients,)."""
-        share: Tensor = ctx.common["share"]
+        share = ctx.common["share"]
         first = {
             "samples": share,
             "uniform": torch.ones_like(share) / len(share),
@@ -215,7 +206,8 @@ def apple(
         wish = {"wish": put_rows(server["wish"], ctx.cohort, uploads["wish"], ctx.present)}
         return {"cores": cores, **wish}
 
-    method = Method(
+    method = changed(
+        local_train(task, local, participation="sampled"),
         name="apple",
         hyper={
             **local.hyper,
@@ -232,8 +224,9 @@ def apple(
         phases=(replace(train, step=step),),
         finish=finish,
         aggregate=aggregate,
-        use=Use(model=model, headline="post"),
-        wire=Wire(private=lambda leaf: leaf in ("relation", "shift", "copies", "got")),
+        model=model,
+        headline="post",
+        private=lambda leaf: leaf in ("relation", "shift", "copies", "got"),
     )
     if not limited:
         return method
@@ -278,5 +271,4 @@ def _own_starts(cores: Tree, ctx: ServerContext) -> Tree:
     def one(core: Tree, key: Tensor) -> Tree:
         return {name: shuffled(leaf, rng.fold(key, name)) for name, leaf in core.items()}
 
-    found: Tree = torch.func.vmap(one, chunk_size=1)(cores, keys)
-    return found
+    return torch.func.vmap(one, chunk_size=1)(cores, keys)

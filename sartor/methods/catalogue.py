@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import nn
 
 from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.hyper import Hyper
+from sartor.core.local import Local
+from sartor.core.method import Method
+from sartor.core.task import Task
 from sartor.methods.apfl import apfl
 from sartor.methods.apple import apple
 from sartor.methods.dbe import dbe
 from sartor.methods.dichotomous import dichotomous
 from sartor.methods.ditto import ditto
-from sartor.methods.entry import Factory, MethodEntry
 from sartor.methods.fedala import fedala
 from sartor.methods.fedamp import fedamp, heur_fedamp
 from sartor.methods.fedapa import fedapa
@@ -32,6 +39,7 @@ from sartor.methods.l2gd import l2gd
 from sartor.methods.lg_fedavg import lg_fedavg
 from sartor.methods.local import local
 from sartor.methods.moon import moon
+from sartor.methods.options import static_options
 from sartor.methods.per_fedavg import per_fedavg
 from sartor.methods.pfedbayes import pfedbayes
 from sartor.methods.pfedbred import pfedbred
@@ -40,277 +48,284 @@ from sartor.methods.pfedla import pfedla
 from sartor.methods.pfedme import pfedme
 from sartor.methods.scaffold import scaffold
 
-METHODS: dict[str, MethodEntry] = {
+PAPERS = {
+    "Yu": "Yu, He, Sun, Xue, Li, The Effect of Personalization in FedProx, 2024 (two versions)",
+    "Chen": "Chen, Zheng, Long, Su, Minimax Estimation for Personalized FL, JMLR 2023",
+    "FedAPA": "Sun, Sun, Pan, Fu, Guo, FedAPA, IJCAI 2025",
+    "PRIOR": "Shi et al., PRIOR: Personalized Prior, NeurIPS 2023",
+}
+"""The papers that Sartor reproduces, by the short name of its lists."""
+
+STUDIED = {
+    "Yu": "local fedavg fedprox dichotomous ditto pfedme l2gd",
+    "Chen": "local fedavg fedavg-ft fedprox-two-stage dichotomous l2gd",
+    "FedAPA": "fedavg fedapa fedamp fedala fedphp apple dbe fedproto fedgh pfedhn pfedla fedpac",
+    "PRIOR": "fedavg fedavg-ft ditto per-fedavg pfedme pfedbred fedamp fedfomo fedem pfedbayes "
+    "pfedhn fedpac",
+}
+"""The methods that each of the papers in :data:`PAPERS` compares."""
+
+Factory = Callable[..., Method]
+
+
+@dataclass(frozen=True)
+class MethodEntry:
+    """A method as it is listed.
+
+    Attributes:
+        factory: ``(task, local, *, options) -> Method``.
+        summary: one line.
+        citation: where it comes from.
+        travels: what goes over the wire, per round and participant.
+        family: "baseline", "regularised" or "collaborative"; ``compare`` takes ``all-FAMILY``.
+        papers: in which of the papers that Sartor reproduces it appears; see :data:`PAPERS`.
+    """
+
+    factory: Factory
+    summary: str
+    citation: str
+    travels: str
+    family: str = "own"
+    papers: tuple[str, ...] = ()
+
+    @property
+    def options(self) -> dict[str, tuple[Any, Any]]:
+        """The static options: name -> (default, allowed values or type)."""
+        return static_options(self.factory)
+
+    @property
+    def hyper(self) -> dict[str, Hyper]:
+        """The sweepable hyper-parameters with default options and plain SGD."""
+        return self.factory(Task(nn.Linear(1, 1)), Local()).hyper
+
+
+_BASELINE = {
     "local": MethodEntry(
         local,
         "every client alone; the floor",
         "folklore; LocalTrain of Yu et al. 2024, PureLocalTraining of Chen et al. 2021",
         "nothing",
-        "baseline",
-        ("Yu", "Chen"),
     ),
     "fedavg": MethodEntry(
         fedavg,
         "one model for all, averaged",
         "McMahan et al., AISTATS 2017",
         "model down, model up",
-        "baseline",
-        ("Yu", "Chen", "FedAPA", "PRIOR"),
     ),
     "fedavg-ft": MethodEntry(
         fedavg_ft,
         "FedAvg, then each client fine-tunes its copy",
         "folklore; Chen et al. 2021, section 3.3",
         "model down, model up",
-        "baseline",
-        ("Chen", "PRIOR"),
     ),
+}
+_REGULARISED = {
     "fedprox": MethodEntry(
         fedprox,
         "own models, pulled towards a global one with strength λ",
         "Yu et al., The Effect of Personalization in FedProx, 2024",
         "model down, gradient of the pull up",
-        "regularised",
-        ("Yu",),
     ),
     "fedprox-two-stage": MethodEntry(
         fedprox_two_stage,
         "FedProx, and a last local stage around the final global model",
         "Chen et al., Minimax Estimation for Personalized FL, JMLR 2023",
         "model down, model up",
-        "regularised",
-        ("Chen",),
     ),
     "dichotomous": MethodEntry(
         dichotomous,
         "FedAvg or local, whichever does better on held-out samples",
         "Chen et al., Minimax Estimation for Personalized FL, JMLR 2023, section 3.3",
         "model down, model up; two scores up once",
-        "regularised",
-        ("Yu", "Chen"),
     ),
     "ditto": MethodEntry(
         ditto,
         "FedAvg, and beside it own models pulled towards its model",
         "Li et al., Ditto, ICML 2021",
         "model down, model up",
-        "regularised",
-        ("Yu", "PRIOR"),
     ),
     "per-fedavg": MethodEntry(
         per_fedavg,
         "a start from which one local step gives a good model",
         "Fallah et al., NeurIPS 2020",
         "model down, model up",
-        "regularised",
-        ("PRIOR",),
     ),
     "pfedme": MethodEntry(
         pfedme,
         "own proximal points; the global model follows them",
         "T. Dinh et al., NeurIPS 2020",
         "model down, model up",
-        "regularised",
-        ("Yu", "PRIOR"),
     ),
     "pfedbred": MethodEntry(
         pfedbred,
         "pFedMe around a centre of one's own, in Bregman distance",
         "Shi et al., PRIOR, NeurIPS 2023",
         "model down, model up",
-        "regularised",
-        ("PRIOR",),
     ),
     "l2gd": MethodEntry(
         l2gd,
         "a coin: local gradient steps, or a step towards the average",
         "Hanzely, Richtárik, Federated Learning of a Mixture of Global and Local Models, 2020",
         "average down, model up",
-        "regularised",
-        ("Yu", "Chen"),
     ),
+}
+_COLLABORATIVE = {
     "fedapa": MethodEntry(
         fedapa,
         "own mixture of all extractors, learnt by the server",
         "Sun et al., FedAPA, IJCAI 2025",
         "extractor down, extractor up",
-        "collaborative",
-        ("FedAPA",),
     ),
     "fedamp": MethodEntry(
         fedamp,
         "own models, pulled to a mixture of the nearest ones",
         "Huang et al., FedAMP, AAAI 2021",
         "mixture down, model up",
-        "collaborative",
-        ("FedAPA", "PRIOR"),
     ),
     "heur-fedamp": MethodEntry(
         heur_fedamp,
         "FedAMP by the angle between models, for deep networks",
         "Huang et al., FedAMP, AAAI 2021",
         "mixture down, model up",
-        "collaborative",
     ),
     "fedala": MethodEntry(
         fedala,
         "FedAvg; each client learns how much of its top to take",
         "Zhang et al., FedALA, AAAI 2023",
         "model down, model up",
-        "collaborative",
-        ("FedAPA",),
     ),
     "fedphp": MethodEntry(
         fedphp,
         "FedAvg, taught by an average of one's own past models",
         "Li et al., FedPHP, ECML-PKDD 2021",
         "model down, model up",
-        "collaborative",
-        ("FedAPA",),
     ),
     "apple": MethodEntry(
         apple,
         "own mixture of all published cores, learnt by the client",
         "Luo, Wu, APPLE, IJCAI 2022",
         "all cores down, own core up",
-        "collaborative",
-        ("FedAPA",),
     ),
     "fedfomo": MethodEntry(
         fedfomo,
         "a few others' models, weighted by how much they would help",
         "Zhang et al., FedFomo, ICLR 2021",
         "a few models down, model and a few scores up",
-        "collaborative",
-        ("PRIOR",),
     ),
     "dbe": MethodEntry(
         dbe,
         "FedAvg with a private shift of the features",
         "Zhang et al., Eliminating Domain Bias for FL, NeurIPS 2023",
         "model and mean feature down, model up; mean feature up once",
-        "collaborative",
-        ("FedAPA",),
     ),
     "fedproto": MethodEntry(
         fedproto,
         "own models that share the mean feature of every class",
         "Tan et al., FedProto, AAAI 2022",
         "prototypes down, prototypes up",
-        "collaborative",
-        ("FedAPA",),
     ),
     "fedgh": MethodEntry(
         fedgh,
         "own extractors, one head trained by the server",
         "Yi et al., FedGH, ACM MM 2023",
         "head down, mean feature of every class up",
-        "collaborative",
-        ("FedAPA",),
     ),
     "fedper": MethodEntry(
         fedper,
         "averaged body under private heads, trained together",
         "Arivazhagan et al., Federated Learning with Personalization Layers, 2019",
         "body down, body up",
-        "collaborative",
     ),
     "fedrep": MethodEntry(
         fedrep,
         "private heads fitted first, then one step of the common body",
         "Collins et al., Exploiting Shared Representations for Personalized FL, ICML 2021",
         "body down, body up",
-        "collaborative",
     ),
     "fedbabu": MethodEntry(
         fedbabu,
         "common body under a fixed random head, then fine-tuning",
         "Oh et al., FedBABU, ICLR 2022",
         "body down, body up",
-        "collaborative",
     ),
     "lg-fedavg": MethodEntry(
         lg_fedavg,
         "own lower layers under an averaged head",
         "Liang et al., Think Locally, Act Globally, 2020",
         "head down, head up",
-        "collaborative",
     ),
     "fedrod": MethodEntry(
         fedrod,
         "a class-balanced generic head, and a personal one on top",
         "Chen et al., On Bridging Generic and Personalized FL, ICLR 2022",
         "model down, model up",
-        "collaborative",
     ),
     "moon": MethodEntry(
         moon,
         "FedAvg with features pulled to the global model's",
         "Li et al., Model-Contrastive Federated Learning, CVPR 2021",
         "model down, model up",
-        "collaborative",
     ),
     "fedbn": MethodEntry(
         fedbn,
         "FedAvg with normalisation layers that stay at home",
         "Li et al., FedBN, ICLR 2021",
         "all but normalisation layers, down and up",
-        "collaborative",
     ),
     "fedem": MethodEntry(
         fedem,
         "own mixture of a few shared models' predictions",
         "Marfoq et al., FedEM, NeurIPS 2021",
         "all components down, all components up",
-        "collaborative",
-        ("PRIOR",),
     ),
     "pfedbayes": MethodEntry(
         pfedbayes,
         "own Gaussian weights, kept near a global distribution",
         "Zhang et al., pFedBayes, ICML 2022",
         "means and spreads down, means and spreads up",
-        "collaborative",
-        ("PRIOR",),
     ),
     "apfl": MethodEntry(
         apfl,
         "own model mixed with the global one, in a learnt share",
         "Deng et al., Adaptive Personalized Federated Learning, 2020",
         "model down, model up",
-        "collaborative",
     ),
     "scaffold": MethodEntry(
         scaffold,
         "FedAvg with local steps corrected for client drift",
         "Karimireddy et al., SCAFFOLD, ICML 2020",
         "model and control down, model and change of control up",
-        "collaborative",
     ),
     "pfedhn": MethodEntry(
         pfedhn,
         "own models, generated by a hypernetwork on the server",
         "Shamsian et al., Personalized FL using Hypernetworks, ICML 2021",
         "model down, model up",
-        "collaborative",
-        ("FedAPA", "PRIOR"),
     ),
     "pfedla": MethodEntry(
         pfedla,
         "own mixture of all models, layer by layer",
         "Ma et al., Layer-wised Model Aggregation (pFedLA), CVPR 2022",
         "model down, model up",
-        "collaborative",
-        ("FedAPA",),
     ),
     "fedpac": MethodEntry(
         fedpac,
         "shared extractor aligned by class; heads help each other",
         "Xu et al., FedPAC, ICLR 2023",
         "model and centroids down, model and class statistics up",
-        "collaborative",
-        ("FedAPA", "PRIOR"),
     ),
+}
+
+METHODS: dict[str, MethodEntry] = {
+    name: replace(
+        entry, family=family, papers=tuple(p for p in PAPERS if name in STUDIED[p].split())
+    )
+    for family, entries in (
+        ("baseline", _BASELINE),
+        ("regularised", _REGULARISED),
+        ("collaborative", _COLLABORATIVE),
+    )
+    for name, entry in entries.items()
 }
 """Every method by its name, in the order of the lists."""
 

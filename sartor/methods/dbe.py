@@ -45,7 +45,7 @@ from sartor.core.method import (
 )
 from sartor.core.task import Task
 from sartor.core.tree import Tree, zeros_like
-from sartor.methods.fedavg import fedavg
+from sartor.methods.fedavg import fedavg, with_kept
 from sartor.methods.parts.partial import check_whole_head
 from sartor.methods.parts.prototypes import class_sums
 
@@ -72,7 +72,7 @@ def dbe(
             f"dbe puts every client's shift into the bias of the head, but {task.head!r} has none; "
             "build it with bias=True."
         )
-    base = fedavg(task, local)
+    base = with_kept(fedavg(task, local), "memory")
     over = ("params", "memory") if memory else ("params",)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
@@ -83,8 +83,7 @@ def dbe(
         return {"memory": new["memory"], **local.start(**{entry: new[entry] for entry in over})}
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
-        params = ctx.common["params"]
-        return {"params": params, "mean": _zeros(params), **client}
+        return {**base.begin(client, ctx), "mean": _zeros(ctx.common["params"])}
 
     def _zeros(params: Tree) -> Tensor:
         return next(iter(params.values())).new_zeros(task.feature_dim)
@@ -113,9 +112,6 @@ def dbe(
         velocity = work["velocity"]
         return {**work, "velocity": {**velocity, "memory": zeros_like(velocity["memory"])}}
 
-    def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        return {"memory": work["memory"], **local.kept(work)}, {"params": work["params"]}
-
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         return {**base.aggregate(server, uploads, ctx), "mean": server["mean"]}
 
@@ -137,33 +133,23 @@ def dbe(
     once = replace(local, keep_optimiser=False)
     first = [descend(task, once, objective(False), name="first training", aux=True)]
     if init_mean == "full":
-        first.append(class_sums(task, name="first mean"))
-    train = descend(
-        task,
-        local,
-        objective(True),
-        over=over,
-        aux=True,
-        after=still if memory and local.momentum else None,
-    )
+        first.append(class_sums(task, "first mean"))
+    after = still if memory and local.momentum else None
+    train = descend(task, local, objective(True), over=over, aux=True, after=after)
+    hyper = dict(base.hyper)
+    note = "the pull of the mean feature to the common one; 0 leaves it out"
+    hyper["mean_strength"] = Hyper(5.0, 0.0, note=note)
+    note = "the weight of the newest batch in the running mean"
+    hyper["mean_rate"] = Hyper(1.0, 0.0, 1.0, True, note=note)
     record = changed(
         base,
         name="dbe",
-        hyper={
-            **base.hyper,
-            "mean_strength": Hyper(
-                5.0, 0.0, note="the pull of the mean feature to the common one; 0 leaves it out"
-            ),
-            "mean_rate": Hyper(
-                1.0, 0.0, 1.0, True, note="the weight of the newest batch in the running mean"
-            ),
-        },
+        hyper=hyper,
         init_server=init_server,
         init_client=init_client,
         broadcast=lambda server, ctx: server,
         begin=begin,
         phases=(train,),
-        finish=finish,
         aggregate=aggregate,
         model=model,
         private=lambda leaf: leaf == "shift",

@@ -88,18 +88,22 @@ def dichotomous(
     """
     clustered = version == "clustered"
     by_radius = version == "threshold" or (clustered and inside == "threshold")
+    faults = [
+        f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's training "
+        "samples."
+        for name, value in (("val_share", val_share), ("split_share", split_share))
+        if not 0.0 < value < 1.0
+    ]
+    advice = "leave it out for the default."
+    faults += below(1, advice, num_clusters=num_clusters, fit_epochs=fit_epochs)
     idle = {
         "num_clusters": num_clusters is not None and not clustered,
         "inside": inside != "holdout" and not clustered,
         "radius without inside='threshold'" if clustered else "radius": radius != "given"
         and not by_radius,
     }
-    _check(
-        version,
-        [name for name, holds in idle.items() if holds],
-        {"val_share": val_share, "split_share": split_share},
-        {"num_clusters": num_clusters, "fit_epochs": fit_epochs},
-    )
+    no_effect = f"has no effect with version={version!r}; leave it out."
+    refuse([*faults, *(f"{name} {no_effect}" for name, holds in idle.items() if holds)])
     by_fits = clustered or (by_radius and radius == "estimated")
     end = 1.0 - val_share if select_on == "holdout" and not by_radius else 1.0
     middle = split_share * end if version == "sample_split" else 0.0
@@ -161,7 +165,8 @@ def dichotomous(
         return replace(descend(task, longer, name=f"fit {slot}", over=(slot,)), part=part)
 
     def group_and_decide(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
-        first, second = (_rows(uploads[slot], ctx.cohort) for slot in ("first", "second"))
+        sent = (tree.flat(uploads[slot], 1) for slot in ("first", "second"))  # (slots, d)
+        first, second = (torch.zeros_like(rows).index_copy(0, ctx.cohort, rows) for rows in sent)
         group = server["group"]
         if clustered and num_clusters is not None:
             group = k_means((first + second) / 2, num_clusters)
@@ -185,26 +190,5 @@ def dichotomous(
     return changed(method, before=fits)
 
 
-def _check(
-    version: str, idle: list[str], shares: dict[str, float], lengths: dict[str, int | None]
-) -> None:
-    """Refuse what cannot be right, and options that would do nothing, all at once."""
-    faults = [
-        f"{name} must be between 0 and 1, got {value}; 0.2 is a fifth of every client's training "
-        "samples."
-        for name, value in shares.items()
-        if not 0.0 < value < 1.0
-    ]
-    faults += below(1, "leave it out for the default.", **lengths)
-    faults += [f"{name} has no effect with version={version!r}; leave it out." for name in idle]
-    refuse(faults)
-
-
 def _on_part(method: Method, part: tuple[float, float]) -> Method:
     return changed(method, phases=tuple(replace(phase, part=part) for phase in method.phases))
-
-
-def _rows(uploads: Tree, cohort: Tensor) -> Tensor:
-    """Flatten the models of the cohort to one row per client: (clients, d)."""
-    flat = tree.flat(uploads, 1)
-    return torch.zeros_like(flat).index_copy(0, cohort, flat)

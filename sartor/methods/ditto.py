@@ -91,23 +91,25 @@ def ditto(
     train_personal = descend(
         task, own, objective, name="personal", over=tries or ("params",), lr="personal_lr"
     )
-    branch = [replace(train_personal, stream="train")]
-    hyper = {
-        **base.hyper,
-        "personal_lr": Hyper(local.lr, 0.0, note="the step size of the personal model"),
-    }
+
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        """Start every candidate from v_k."""
+        return train_personal.enter({**work, **dict.fromkeys(tries, work["params"])}, ctx)
+
+    branch = [replace(train_personal, stream="train", enter=enter)]
+    note = "the step size of the personal model"
+    hyper = {**base.hyper, "personal_lr": Hyper(local.lr, 0.0, note=note)}
     if choices:
-        branch = [_spread(branch[0], tries), _choose(task, tries)]
+        branch.append(_choose(task, tries))
     else:
-        hyper["prox_strength"] = Hyper(
-            1.0, 0.0, note="the pull to the global model; 0 trains the personal model alone"
-        )
+        note = "the pull to the global model; 0 trains the personal model alone"
+        hyper["prox_strength"] = Hyper(1.0, 0.0, note=note)
     return changed(
         base,
         name="ditto",
         hyper=hyper,
         init_client=init_client,
-        phases=(*(moved_phase(p, lambda ctx: ctx, "personal") for p in branch), *base.phases),
+        phases=(*(moved_phase(p, slot="personal") for p in branch), *base.phases),
         model=lambda work, ctx: work["personal"]["params"],
         private=lambda leaf: leaf == "personal",
     )
@@ -131,17 +133,7 @@ def _personal_training(
         )
     refuse(faults)
     return replace(
-        local,
-        epochs=epochs or local.epochs,
-        steps=steps or (None if epochs else local.steps),
-    )
-
-
-def _spread(phase: Phase, tries: tuple[str, ...]) -> Phase:
-    """Start every candidate of a phase from v_k."""
-    return replace(
-        phase,
-        enter=lambda work, ctx: phase.enter({**work, **dict.fromkeys(tries, work["params"])}, ctx),
+        local, epochs=epochs or local.epochs, steps=steps or (None if epochs else local.steps)
     )
 
 

@@ -74,7 +74,12 @@ def fedala(
         start_passes: the most passes of the first learning.
         ala_for: which clients mix the global model into their own in a round.
     """
-    _check(layers, share, calm, window, start_passes)
+    faults = below(0, "0 is FedAvg.", layers=layers)
+    if not 0 < share <= 1:
+        faults.append(f"share must be > 0 and <= 1, got {share:g}; 0.8 is the paper's.")
+    faults += below(0, "0 takes all start_passes.", calm=calm)
+    faults += below(2, "the paper's is 10.", window=window)
+    refuse([*faults, *below(1, "100 is the default.", start_passes=start_passes)])
     top = _top_layers(task, layers)
     plain_fedavg = replace(fedavg(task, local), name="fedala")
     if not top:
@@ -143,8 +148,7 @@ def fedala(
         return {**work, "losses": losses, "passes": torch.zeros_like(ctx.index)}
 
     def stop(work: Tree, ctx: ClientContext) -> Tensor:
-        found: Tensor = (work["passes"] > window) & (work["losses"].std(correction=0) < calm)
-        return found
+        return (work["passes"] > window) & (work["losses"].std(correction=0) < calm)
 
     def leave(work: Tree, ctx: ClientContext) -> Tree:
         rest = {k: v for k, v in work.items() if k not in ("losses", "passes")}
@@ -189,14 +193,3 @@ def _top_layers(task: Task, layers: int) -> frozenset[str]:
     owners = list(dict.fromkeys(leaf.rpartition(".")[0] for leaf in leaves))
     chosen = owners[max(len(owners) - layers, 0) :]
     return frozenset(leaf for leaf in leaves if leaf.rpartition(".")[0] in chosen)
-
-
-def _check(layers: int, share: float, calm: float, window: int, start_passes: int) -> None:
-    """Refuse what cannot be right."""
-    faults = below(0, "0 is FedAvg.", layers=layers)
-    if not 0 < share <= 1:
-        faults.append(f"share must be > 0 and <= 1, got {share:g}; 0.8 is the paper's.")
-    faults += below(0, "0 takes all start_passes.", calm=calm)
-    faults += below(2, "the paper's is 10.", window=window)
-    faults += below(1, "100 is the default.", start_passes=start_passes)
-    refuse(faults)

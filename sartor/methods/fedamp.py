@@ -41,7 +41,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend, half_square
 from sartor.core.method import Batch, ClientContext, Method, Newcomer, ServerContext, Show, Use
@@ -144,8 +144,7 @@ def heur_fedamp(
     }
 
     def pull(ctx: ClientContext) -> Tensor:
-        found: Tensor = ctx.hyper["prox_strength"]
-        return found
+        return ctx.hyper["prox_strength"]
 
     return _attentive("heur-fedamp", task, local, others, pull, hyper, start, pool, decay_every)
 
@@ -170,10 +169,7 @@ def _attentive(
     is not i and stands in the pool, and anything elsewhere; ``pull(ctx)`` returns λ/α_0.
     """
     if decay_every is not None:
-        if decay_every < 1:
-            raise ConfigError(
-                f"decay_every must be >= 1, got {decay_every}; leave it out for none."
-            )
+        refuse(below(1, "leave it out for none.", decay_every=decay_every))
         note = "what the server's step is multiplied by every so many rounds"
         hyper = {**hyper, "mix_decay": Hyper(0.1, 0.0, 1.0, True, note, server=True)}
 
@@ -181,8 +177,7 @@ def _attentive(
         """Return α_k/α_0."""
         if decay_every is None:
             return torch.ones_like(seen.round, dtype=next(iter(seen.hyper.values())).dtype)
-        found: Tensor = seen.hyper["mix_decay"] ** (seen.round // decay_every)
-        return found
+        return seen.hyper["mix_decay"] ** (seen.round // decay_every)
 
     def mixture(server: Tree, ctx: ServerContext) -> Tensor:
         """Return ξ: (clients, clients)."""
@@ -195,9 +190,8 @@ def _attentive(
         return torch.where(eye, 1.0 - torch.where(eye, 0.0, found).sum(1, keepdim=True), found)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
-        num = ctx.sizes.shape[0]
         none = torch.zeros_like(ctx.sizes, dtype=torch.bool)
-        models = repeated(params, num)
+        models = repeated(params, ctx.sizes.shape[0])
         return {"models": models, "known": none, "pool": none.clone()}
 
     def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:

@@ -37,20 +37,12 @@ from torch import Tensor
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
-from sartor.core.method import (
-    ClientContext,
-    Method,
-    Newcomer,
-    Schedule,
-    ServerContext,
-    Show,
-    Use,
-    Wire,
-)
+from sartor.core.local import Local
+from sartor.core.method import ClientContext, Method, ServerContext, changed
 from sartor.core.mixing import clip, combine, inner, normalise, pin_self, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.methods.local import local as local_train
 
 
 def fedapa(
@@ -106,16 +98,14 @@ def fedapa(
         return normalise(rows, own) if normalise_weights else rows
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
-        body, num = tree.select(params, is_shared), ctx.sizes.shape[0]
-        table = repeated(body, num)
-        first = tree.leaves(params)[0]
-        mix = torch.eye(num, dtype=first.dtype, device=first.device)
-        server = {"bodies": table, "mix": mix}
+        num, like = ctx.sizes.shape[0], tree.leaves(params)[0]
+        mix = torch.eye(num, dtype=like.dtype, device=like.device)
+        server = {"bodies": repeated(tree.select(params, is_shared), num), "mix": mix}
         return {**server, "velocity": torch.zeros_like(mix)} if momentum else server
 
     def rows_in_use(server: Tree, ids: Tensor, ctx: ServerContext) -> Tensor:
         """Return the rows of A that clients are served with: (n, clients)."""
-        rows: Tensor = server["mix"].index_select(0, ids)
+        rows = server["mix"].index_select(0, ids)
         # Momentum moves rows between their uses, so they are settled when they are used.
         return settle(rows, ids, ctx) if momentum else rows
 
@@ -137,8 +127,7 @@ def fedapa(
 
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         def put(mix: Tensor, rows: Tensor) -> Tensor:
-            found: Tensor = put_rows({"": mix}, ctx.cohort, {"": rows}, ctx.present)[""]
-            return found
+            return put_rows({"": mix}, ctx.cohort, {"": rows}, ctx.present)[""]
 
         # Alg. 1, server, after the uploads.
         rows = rows_in_use(server, ctx.cohort, ctx)
@@ -169,19 +158,19 @@ def fedapa(
         "mix_momentum": Hyper(0.9, 0.0, 1.0, note="0 is a plain step on the matrix", server=True),
     }
     unused = {"self_weight": not pin_weights, "mix_momentum": not momentum}
-    return Method(
+    return changed(
+        local_train(task, local, participation="sampled"),
         name="fedapa",
         hyper={**local.hyper, **{k: v for k, v in own.items() if not unused.get(k)}},
         init_server=init_server,
         init_client=init_client,
         address=address,
         begin=begin,
-        phases=(descend(task, local),),
         finish=finish,
         aggregate=aggregate,
-        use=Use(headline="post"),
-        schedule=Schedule(in_turn=one_by_one),
-        wire=Wire(private=lambda leaf: is_kept(leaf) and leaf in task.leaf_names),
-        newcomer=Newcomer(message=newcomer_message),
-        show=Show(server=show),
+        headline="post",
+        in_turn=one_by_one,
+        private=lambda leaf: is_kept(leaf) and leaf in task.leaf_names,
+        message=newcomer_message,
+        server=show,
     )

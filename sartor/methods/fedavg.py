@@ -74,7 +74,14 @@ def fedavg(
             f"client_weights have no effect with rule={rule!r}; use rule='p_weighted', or leave "
             "them out."
         )
-    _check_weights(() if client_weights is None else tuple(client_weights))
+    given = () if client_weights is None else tuple(client_weights)
+    if any(not p >= 0 for p in given):
+        raise ConfigError(f"client_weights must be >= 0, got {min(given):g}; 0 leaves one out.")
+    if given and abs(sum(given) - 1.0) > 1e-3:
+        raise ConfigError(
+            f"client_weights must have sum 1, got a sum of {sum(given):g}; divide them by it "
+            "(the length of the server's step is server_lr)."
+        )
     averages = rule in ("normalized", "uniform")
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
@@ -158,17 +165,6 @@ def with_kept(base: Method, *entries: str) -> Method:
 def averaged(task: Task, local: Local, weights: Weights) -> Method:
     """Return FedAvg for methods that build on it: its server averages evenly, or by samples."""
     return fedavg(task, local, rule="normalized" if weights == "samples" else "uniform")
-
-
-def _check_weights(weights: tuple[float, ...]) -> None:
-    """Refuse weights that are not shares."""
-    if any(not p >= 0 for p in weights):
-        raise ConfigError(f"client_weights must be >= 0, got {min(weights):g}; 0 leaves one out.")
-    if weights and abs(sum(weights) - 1.0) > 1e-3:
-        raise ConfigError(
-            f"client_weights must have sum 1, got a sum of {sum(weights):g}; divide them by it "
-            "(the length of the server's step is server_lr)."
-        )
 
 
 def fedavg_ft(

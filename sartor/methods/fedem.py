@@ -33,7 +33,7 @@ import torch
 from torch import Tensor
 
 from sartor.core import rng, tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import below, refuse
 from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, Phase, ServerContext, changed
 from sartor.core.task import Task
@@ -61,8 +61,7 @@ def fedem(
         refresh_weights: whether every client takes the E-step anew before its model is used, under
             the components it has just received.
     """
-    if components < 1:
-        raise ConfigError(f"components must be >= 1, got {components}; 1 is FedAvg.")
+    refuse(below(1, "1 is FedAvg.", components=components))
     base = with_kept(averaged(task, local, weights), "mixture")
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:

@@ -45,17 +45,15 @@ from sartor.core.method import (
     Batch,
     ClientContext,
     Method,
-    Newcomer,
     Phase,
     ServerContext,
-    Show,
-    Use,
-    Wire,
+    changed,
     weighted_sum,
 )
 from sartor.core.mixing import at, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.methods.local import local as local_train
 
 Distance = Literal["l2", "l1", "squared"]
 
@@ -142,8 +140,7 @@ def fedfomo(
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
         raw = tree.leaves(client["params"])[0].new_zeros(1 + len(ctx.own["found"]))
-        start = {"params": client["params"], "reference": client["reference"], "raw": raw}
-        return {**start, **local.kept(client)}
+        return {**client, "raw": raw}
 
     def rivals(work: Tree, ctx: ClientContext) -> Tree:
         """Return the models that are compared with the reference, the client's own first."""
@@ -174,8 +171,7 @@ def fedfomo(
         return {**kept, "params": new, "reference": new, "raw": raw}
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
-        state = {"params": work["params"], "reference": work["reference"], **local.kept(work)}
-        return state, {"params": work["params"], "raw": work["raw"]}
+        return {k: work[k] for k in client}, {"params": work["params"], "raw": work["raw"]}
 
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         raw = uploads["raw"]
@@ -200,7 +196,8 @@ def fedfomo(
         note = "how often a pick is random in round 0"
         hyper["explore_start"] = Hyper(0.3, 0.0, 1.0, note=note, server=True)
         hyper["explore_decay"] = Hyper(0.05, 0.0, note="what it loses a round", server=True)
-    return Method(
+    return changed(
+        local_train(task, local, participation="sampled"),
         name="fedfomo",
         hyper=hyper,
         init_server=init_server,
@@ -210,20 +207,18 @@ def fedfomo(
         phases=(take, replace(descend(task, local), part=(0.0, end))),
         finish=finish,
         aggregate=aggregate,
-        use=Use(adapt=(take,), headline="post"),
-        wire=Wire(
-            sparse={f"own/models/{k}": "own/found" for k in task.leaf_names},
-            private=lambda leaf: leaf == "reference",
-        ),
-        newcomer=Newcomer(message=newcomer_message),
-        show=Show(server=lambda server, ctx: {"affinity": server["affinity"]}),
+        adapt=(take,),
+        headline="post",
+        sparse={f"own/models/{k}": "own/found" for k in task.leaf_names},
+        private=lambda leaf: leaf == "reference",
+        message=newcomer_message,
+        server=lambda server, ctx: {"affinity": server["affinity"]},
     )
 
 
 def exploration(ctx: ServerContext) -> Tensor:
     """Return ε_t, the chance of a random pick in this round: max(ε_0 − decay · t, 0)."""
-    left: Tensor = ctx.hyper["explore_start"] - ctx.round * ctx.hyper["explore_decay"]
-    return left.clamp(min=0.0)
+    return (ctx.hyper["explore_start"] - ctx.round * ctx.hyper["explore_decay"]).clamp(min=0.0)
 
 
 def _distances(table: Tree, reference: Tree, kind: Distance) -> Tensor:

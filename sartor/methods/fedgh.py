@@ -42,11 +42,7 @@ from sartor.methods.parts.prototypes import class_means, class_sums
 
 
 def fedgh(
-    task: Task,
-    local: Local,
-    *,
-    server_batch: int | None = None,
-    server_epochs: int = 1,
+    task: Task, local: Local, *, server_batch: int | None = None, server_epochs: int = 1
 ) -> Method:
     """Build FedGH: min over φ_i of L_i(φ_i, θ), and over θ of Σ loss(θ(r_{i,c}), c).
 
@@ -117,7 +113,7 @@ def fedgh(
         init_client=init_client,
         broadcast=lambda server, ctx: server,
         begin=begin,
-        phases=(*base.phases, class_sums(task, name="class means")),
+        phases=(*base.phases, class_sums(task, "class means")),
         finish=finish,
         aggregate=aggregate,
         private=lambda leaf: leaf in task.leaf_names,

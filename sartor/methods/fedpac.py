@@ -150,7 +150,7 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
             _statistics(task),
             descend(task, head, name="head", lr="head_lr", train=task.is_head),
             replace(train, enter=enter),
-            class_sums(task, name="centroids"),
+            class_sums(task, "centroids"),
         ),
         finish=finish,
         aggregate=aggregate,
@@ -168,11 +168,8 @@ def fedpac(task: Task, local: Local, *, head_epochs: int = 1, cutoff: float = 1e
 def collaboration(h: Tensor, variance: Tensor, present: Tensor, cutoff: float) -> Tensor:
     """Return the weights with which each client of a cohort combines heads: (slots, slots).
 
-    Args:
-        h: (slots, classes, features).
-        variance: (slots,), v_i.
-        present: (slots,); the absent are left out, and keep to themselves.
-        cutoff: weights below it are dropped, and the others brought to sum 1.
+    The absent are left out, and keep to themselves. Weights below the cutoff are dropped, and the
+    others brought to sum 1.
     """
     # Alg., quadratic programme: P_jk = ⟨h_i − h_j, h_i − h_k⟩ + δ_jk v_j
     flat = h.reshape(h.shape[0], -1).to(torch.float64)
@@ -188,7 +185,7 @@ def collaboration(h: Tensor, variance: Tensor, present: Tensor, cutoff: float) -
 
 def _statistics(task: Task) -> Phase:
     """Pass once over the data for h_i, v_i and the client's own class means."""
-    plain = class_sums(task, name="statistics")
+    plain = class_sums(task, "statistics")
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         work = plain.enter(work, ctx)

@@ -131,11 +131,7 @@ def fedphp(
 def discrepancy(found: Tensor, taught: Tensor, mask: Tensor, adaptive: bool) -> Tensor:
     """Return the squared maximum mean discrepancy of two sets of features, diagonals included.
 
-    Args:
-        found: (batch, features) of the student.
-        taught: (batch, features) of the teacher.
-        mask: (batch,) true for real samples.
-        adaptive: whether the kernels' widths follow the distances in the batch.
+    If ``adaptive``, the kernels' widths follow the distances in the batch.
     """
     half = mask.to(found.dtype)
     real, num = torch.cat((half, half)), 2.0 * half.sum()

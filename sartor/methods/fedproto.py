@@ -35,7 +35,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sartor.core import rng
+from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
@@ -121,17 +121,11 @@ def fedproto(
         brought = torch.where(weights[..., None] > 0, uploads["prototypes"], 0.0)
         # Alg., server: P̄_c is the mean of P_{i,c} over the clients that have the class.
         total, seen = weights.sum(0), (counts > 0).any(0)
-        new = (weights[..., None] * brought).sum(0)
+        new, old = (weights[..., None] * brought).sum(0), server["prototypes"]
         if absent == "drop":
-            some = ctx.present.any()
-            return {
-                "prototypes": torch.where(some, class_means(new, total), server["prototypes"]),
-                "seen": torch.where(some, seen, server["seen"]),
-            }
-        return {
-            "prototypes": class_means(new, total, server["prototypes"]),
-            "seen": server["seen"] | seen,
-        }
+            found = {"prototypes": class_means(new, total), "seen": seen}
+            return tree.where(ctx.present.any(), found, server)
+        return {"prototypes": class_means(new, total, old), "seen": server["seen"] | seen}
 
     def model(work: Tree, ctx: ClientContext) -> Tree:
         params, seen = work["params"], ctx.common["seen"]
@@ -144,7 +138,7 @@ def fedproto(
         new = {f"{task.head}.{k}": v for k, v in head.items()}
         return {k: torch.where(some, new[k], v) if k in new else v for k, v in params.items()}
 
-    train, sums = descend(task, local, objective, aux=True), class_sums(task, name="prototypes")
+    train, sums = descend(task, local, objective, aux=True), class_sums(task, "prototypes")
     phases = (train, sums) if prototypes == "after" else (replace(train, enter=enter),)
     note = "the pull of features to the prototypes; 0 is local training"
     return changed(
@@ -167,10 +161,6 @@ def nearest(prototypes: Tensor, usable: Tensor) -> dict[str, Tensor]:
     """Make the linear head whose largest score is that of the nearest usable prototype.
 
     The others stand ten below the average of the usable ones, and so below the largest.
-
-    Args:
-        prototypes: (classes, features).
-        usable: (classes,) whether a class may be answered.
     """
     weight, bias = 2.0 * prototypes, -prototypes.square().sum(-1)
     share = usable.to(bias.dtype) / usable.sum().clamp(min=1)

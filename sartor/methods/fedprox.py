@@ -50,6 +50,7 @@ from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
+from sartor.methods.local import local as local_train
 from sartor.theory import coupling, proximal
 
 Preset = Literal["paper_real", "paper_synthetic", "corollary1", "free"]
@@ -111,12 +112,6 @@ def fedprox(
             message["steps"] = proximal.local_steps(pull(ctx), big, small).max()
         return message
 
-    def init_client(params: Tree, ctx: ClientContext) -> Tree:
-        return {"params": params, **local.start(params=params)}
-
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return client  # Alg. 1, the warm start: w_{t,0} = w_{t-1,K}
-
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return h_i(w; w_g) = L_i(w) + (λ/2)‖w − w_g‖²."""
         w, w_g, lam = work["params"], ctx.common["params"], own_pull(ctx)
@@ -148,43 +143,39 @@ def fedprox(
         # Eq. (10): w_g ← w_g − γ Σ p_i λ(w_g − w_i)
         return {"params": tree.map(lambda w, g: w - gamma * g, server["params"], slope)}
 
-    coupled = {"prox_strength": Hyper(0.1, 0.0, note="use 0 for pure local training")}
-    if lambda_rule != "given":
-        coupled = {
-            "heterogeneity": Hyper(
-                1.0, 0.0, open_low=True, note="R, how far the clients' best models are apart"
-            ),
-            "noise": Hyper(2.0, 0.0, note="ρ, the size of one sample's gradient; the paper's is 2"),
-        }
     own = local.without_rate(f"fedprox with preset={preset!r}") if derived else local.hyper
-    hyper = {**own, **coupled}
+    hyper = dict(own)
+    if lambda_rule == "given":
+        hyper["prox_strength"] = Hyper(0.1, 0.0, note="use 0 for pure local training")
+    else:
+        note = "R, how far the clients' best models are apart"
+        hyper["heterogeneity"] = Hyper(1.0, 0.0, open_low=True, note=note)
+        note = "ρ, the size of one sample's gradient; the paper's is 2"
+        hyper["noise"] = Hyper(2.0, 0.0, note=note)
     if preset == "free":
-        hyper["server_lr"] = Hyper(
-            1.0, 0.0, note="1/prox_strength averages the clients' models", server=True
-        )
+        note = "1/prox_strength averages the clients' models"
+        hyper["server_lr"] = Hyper(1.0, 0.0, note=note, server=True)
+    train = descend(
+        task,
+        local,
+        objective,
+        lr=(lambda work, ctx: 1.0 / (big + own_pull(ctx))) if derived else "local_lr",
+        steps=(lambda ctx: ctx.common["steps"]) if preset == "corollary1" else None,
+    )
+    alone = local_train(task, local)
     method = changed(
         fedavg(task, local),
         name="fedprox",
         hyper=hyper,
-        init_client=init_client,
+        init_client=alone.init_client,
         broadcast=broadcast,
-        begin=begin,
-        phases=(
-            descend(
-                task,
-                local,
-                objective,
-                lr=(lambda work, ctx: 1.0 / (big + own_pull(ctx))) if derived else "local_lr",
-                steps=(lambda ctx: ctx.common["steps"]) if preset == "corollary1" else None,
-            ),
-        ),
+        begin=alone.begin,  # Alg. 1, the warm start: w_{t,0} = w_{t-1,K}
+        phases=(train,),
         finish=finish,
         aggregate=aggregate,
         averaged=("push",),
     )
     # The server sends a λ that follows from a rule; a given one is known to all clients.
-    return (
-        method
-        if lambda_rule == "given"
-        else changed(method, address=address, message=newcomer_message)
-    )
+    if lambda_rule == "given":
+        return method
+    return changed(method, address=address, message=newcomer_message)

@@ -54,6 +54,7 @@ from sartor.core.method import (
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import fedavg
+from sartor.methods.local import local as local_train
 
 
 def fedprox_two_stage(
@@ -83,14 +84,21 @@ def fedprox_two_stage(
         project_global: project the global model too, as the objective asks and Algorithm 2 omits.
     """
     theory = preset == "theory"
-    _check(preset, strong_convexity, final_steps, growth, domain, project_global)
+    faults = []
+    if theory and not (strong_convexity and strong_convexity > 0):
+        faults.append(
+            f"preset='theory' needs strong_convexity=μ > 0 of the loss, got {strong_convexity}; "
+            "give it, or take preset='experiments'."
+        )
+    if not theory and strong_convexity is not None:
+        faults.append("strong_convexity has no effect with constant steps; use preset='theory'.")
+    faults += below(1, "leave it out for as many as in a round.", final_steps=final_steps)
+    if growth is not None and not growth > 0:
+        faults.append(f"growth must be > 0, got {growth:g}; leave it out for constant steps.")
+    if project_global and domain == "none":
+        faults.append("project_global needs a domain; use domain='ball' or 'box'.")
+    refuse(faults)
     mu = strong_convexity or 0.0
-
-    def init_client(params: Tree, ctx: ClientContext) -> Tree:
-        return {"params": params, **local.start(params=params)}
-
-    def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return client  # Alg. 2, the warm start
 
     def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
         """Return L_i(w) + (λ/2)‖w − w_g‖²."""
@@ -140,15 +148,14 @@ def fedprox_two_stage(
         phase = replace(phase, stream="train", fresh=True)
         if not theory:
             return phase
-        return replace(
-            phase,
-            enter=lambda work, ctx: phase.enter(
-                {**work, "step": torch.zeros_like(ctx.num_samples)}, ctx
-            ),
-            leave=lambda work, ctx: phase.leave(
-                {k: v for k, v in work.items() if k != "step"}, ctx
-            ),
-        )
+
+        def enter(work: Tree, ctx: ClientContext) -> Tree:
+            return phase.enter({**work, "step": torch.zeros_like(ctx.num_samples)}, ctx)
+
+        def leave(work: Tree, ctx: ClientContext) -> Tree:
+            return phase.leave({k: v for k, v in work.items() if k != "step"}, ctx)
+
+        return replace(phase, enter=enter, leave=leave)
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return work, {"params": work["params"]}
@@ -169,32 +176,21 @@ def fedprox_two_stage(
         new = tree.sub(server["params"], weighted_sum(drift, step))
         return {"params": project(new, ctx.hyper["domain_size"]) if project_global else new}
 
-    hyper = {
-        **(
-            local.without_rate(f"fedprox-two-stage with preset={preset!r}")
-            if theory
-            else local.hyper
-        ),
-        "prox_strength": Hyper(0.44, 0.0, note="use 0 for pure local training"),
-    }
+    own = local.without_rate("fedprox-two-stage with preset='theory'") if theory else local.hyper
+    hyper = {**own, "prox_strength": Hyper(0.44, 0.0, note="use 0 for pure local training")}
     if not theory:
-        hyper["server_lr"] = Hyper(
-            0.8, 0.0, note="1/prox_strength averages the clients' models", server=True
-        )
+        note = "1/prox_strength averages the clients' models"
+        hyper["server_lr"] = Hyper(0.8, 0.0, note=note, server=True)
     if domain != "none":
-        hyper["domain_size"] = Hyper(
-            10.0,
-            0.0,
-            open_low=True,
-            note="the radius or half side of the domain",
-            server=True,
-        )
+        note = "the radius or half side of the domain"
+        hyper["domain_size"] = Hyper(10.0, 0.0, open_low=True, note=note, server=True)
+    alone = local_train(task, local)
     stage1 = changed(
         fedavg(task, local),
         name="fedprox-two-stage",
         hyper=hyper,
-        init_client=init_client,
-        begin=begin,
+        init_client=alone.init_client,
+        begin=alone.begin,  # Alg. 2, the warm start
         phases=(soft_local_sgd("train", local.steps if growth is None else None),),
         finish=finish,
         aggregate=aggregate,
@@ -206,28 +202,3 @@ def fedprox_two_stage(
         aggregate=lambda server, uploads, ctx: server,
     )
     return changed(stage1, after=stage2)
-
-
-def _check(
-    preset: str,
-    strong_convexity: float | None,
-    final_steps: int | None,
-    growth: float | None,
-    domain: str,
-    project_global: bool,
-) -> None:
-    """Refuse options that cannot be right together, all at once."""
-    faults = []
-    if preset == "theory" and not (strong_convexity and strong_convexity > 0):
-        faults.append(
-            f"preset='theory' needs strong_convexity=μ > 0 of the loss, got {strong_convexity}; "
-            "give it, or take preset='experiments'."
-        )
-    if preset != "theory" and strong_convexity is not None:
-        faults.append("strong_convexity has no effect with constant steps; use preset='theory'.")
-    faults += below(1, "leave it out for as many as in a round.", final_steps=final_steps)
-    if growth is not None and not growth > 0:
-        faults.append(f"growth must be > 0, got {growth:g}; leave it out for constant steps.")
-    if project_global and domain == "none":
-        faults.append("project_global needs a domain; use domain='ball' or 'box'.")
-    refuse(faults)

@@ -81,13 +81,11 @@ def fedrod(
         head = tree.select(work["params"], task.is_head)
         return {**work["params"], **tree.add(head, work["personal"])}
 
+    note = "the exponent of the class counts; 0 ignores them"
     return changed(
         base,
         name="fedrod",
-        hyper={
-            **base.hyper,
-            "balance": Hyper(1.0, 0.0, note="the exponent of the class counts; 0 ignores them"),
-        },
+        hyper={**base.hyper, "balance": Hyper(1.0, 0.0, note=note)},
         init_client=init_client,
         phases=(class_counts(task), descend(task, local, objective, over=("params", "personal"))),
         model=model,

@@ -44,17 +44,10 @@ from sartor.core import rng, tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
-from sartor.core.method import (
-    ClientContext,
-    Method,
-    Schedule,
-    ServerContext,
-    Use,
-    Wire,
-    weighted_mean,
-)
+from sartor.core.method import ClientContext, Method, ServerContext, changed, weighted_mean
 from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.methods.fedavg import fedavg
 from sartor.theory import proximal
 
 ENDLESS = 2.0**53
@@ -101,12 +94,9 @@ def l2gd(
 
     def probability(hyper: Tree) -> Tensor:
         """Return p."""
-        found: Tensor = (
-            hyper["average_probability"]
-            if preset == "free"
-            else proximal.average_probability(hyper["prox_strength"], big)
-        )
-        return found
+        if preset == "free":
+            return hyper["average_probability"]
+        return proximal.average_probability(hyper["prox_strength"], big)
 
     def rates(ctx: ClientContext) -> tuple[Tensor, Tensor]:
         """Return η = α/m and p."""
@@ -163,17 +153,16 @@ def l2gd(
     hyper = {
         **(local.hyper if preset == "free" else local.without_rate("l2gd with preset='paper'")),
         "prox_strength": Hyper(0.3, 0.0, note="0 never averages"),
-        "average_probability": Hyper(
-            0.1, 0.0, 0.999, note="0 is pure local training, and at 1 no client would train"
-        ),
     }
+    if preset == "free":
+        note = "0 is pure local training, and at 1 no client would train"
+        hyper["average_probability"] = Hyper(0.1, 0.0, 0.999, note=note)
     # One coin and one coefficient for all clients: else the average would move in a run of ones.
     own = ("weight_decay", "clip_norm")
     hyper = {k: replace(v, server=v.server or k not in own) for k, v in hyper.items()}
-    if preset == "paper":
-        del hyper["average_probability"]
     work_plan = replace(local, batch=None) if gradient == "full" else local
-    return Method(
+    return changed(
+        fedavg(task, local),
         name="l2gd",
         hyper=hyper,
         init_server=init_server,
@@ -183,7 +172,5 @@ def l2gd(
         phases=(descend(task, work_plan, lr=step_size, steps=lambda ctx: ctx.common["zeros"]),),
         finish=finish,
         aggregate=aggregate,
-        use=Use(centre=lambda server, ctx: server["params"]),
-        schedule=Schedule(who="everyone" if participation == "all" else "cohort"),
-        wire=Wire(averaged=("params",)),
+        who="everyone" if participation == "all" else "cohort",
     )

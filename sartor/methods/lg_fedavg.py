@@ -60,16 +60,11 @@ def lg_fedavg(
     method = partly_shared(
         task, local, travels, name="lg-fedavg", rule=rule, by_head=shared is None
     )
-    return _warmed_up(method, fedavg(task, local, rule=rule), warmup_rounds, local)
-
-
-def _warmed_up(method: Method, whole: Method, rounds: int, local: Local) -> Method:
-    """Let FedAvg have the first rounds, and every client its lower layers after them.
-
-    The server keeps FedAvg's lower layers beside the top ones: server["below"].
-    """
-    if rounds == 0:
+    if warmup_rounds == 0:
         return method
+    # FedAvg has the first rounds, and every client gets its lower layers after them. The server
+    # keeps FedAvg's lower layers beside the top ones: server["below"].
+    whole = fedavg(task, local, rule=rule)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
         below = tree.select(params, method.wire.private)
@@ -87,10 +82,7 @@ def _warmed_up(method: Method, whole: Method, rounds: int, local: Local) -> Meth
         return {**client, **local.kept(work)}, {"params": work["params"]}
 
     first = changed(
-        whole,
-        broadcast=lambda server, ctx: full(server),
-        finish=finish,
-        aggregate=aggregate,
+        whole, broadcast=lambda server, ctx: full(server), finish=finish, aggregate=aggregate
     )
     handover = changed(
         first,
@@ -103,10 +95,6 @@ def _warmed_up(method: Method, whole: Method, rounds: int, local: Local) -> Meth
     return changed(
         method,
         init_server=init_server,
-        broadcast=lambda server, ctx: {"params": server["params"]},
-        aggregate=lambda server, uploads, ctx: {
-            **server,
-            **method.aggregate({"params": server["params"]}, uploads, ctx),
-        },
-        first=FirstRounds(rounds, first, handover),
+        aggregate=lambda server, uploads, ctx: {**server, **method.aggregate(server, uploads, ctx)},
+        first=FirstRounds(warmup_rounds, first, handover),
     )

@@ -11,8 +11,7 @@ from sartor.core.errors import ConfigError, did_you_mean, refuse
 from sartor.core.local import Local
 from sartor.core.method import Method
 from sartor.core.task import Task
-from sartor.methods.catalogue import find
-from sartor.methods.entry import Factory
+from sartor.methods.catalogue import Factory, find
 from sartor.methods.fedavg import fedavg
 from sartor.methods.local import local as local_train
 from sartor.methods.options import COMMON, fits, say, static_options, taken
@@ -26,13 +25,13 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
     """
     factory = find(method)
     known = static_options(factory)
+    called = method if isinstance(method, str) else getattr(method, "__name__", "method")
     faults = []
     options = {k: taken(v, known[k][1]) if k in known else v for k, v in options.items()}
     for name, value in options.items():
         if name not in known:
-            faults.append(
-                f"Unknown option {name!r} of method {_name(method)!r}{did_you_mean(name, known)}"
-            )
+            near = did_you_mean(name, known)
+            faults.append(f"Unknown option {name!r} of method {called!r}{near}")
         elif not fits(value, known[name][1]):
             faults.append(f"Option {name} must be {say(known[name][1])}, got {value!r}.")
     refuse(faults)
@@ -63,7 +62,3 @@ def build(method: str | Factory, task: Task, local: Local, options: dict[str, An
             "out."
         )
     return record
-
-
-def _name(method: str | Factory) -> str:
-    return method if isinstance(method, str) else getattr(method, "__name__", "method")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, get_args, get_origin
 
 from sartor.core.method import Method
@@ -80,11 +80,14 @@ def fits(value: Any, hint: Any) -> bool:
     if _is_union(hint):
         return any(fits(value, part) for part in get_args(hint))
     if origin is tuple:
-        return isinstance(value, (tuple, list)) and _entries_fit(value, get_args(hint))
-    if hint is float:
-        return isinstance(value, (int, float)) and not isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
+        if not isinstance(value, (tuple, list)):
+            return False
+        parts = get_args(hint)
+        if parts[-1] is Ellipsis:
+            parts = parts[:1] * len(value)
+        return len(value) == len(parts) and all(map(fits, value, parts))
+    if hint in (int, float):
+        return isinstance(value, (int, hint)) and not isinstance(value, bool)
     return isinstance(value, hint)
 
 
@@ -104,12 +107,6 @@ def say(hint: Any) -> str:
         int: "a whole number",
         float: "a number",
     }.get(hint, getattr(hint, "__name__", str(hint)))
-
-
-def _entries_fit(values: Sequence[Any], hints: tuple[Any, ...]) -> bool:
-    if hints[-1] is Ellipsis:
-        return all(fits(value, hints[0]) for value in values)
-    return len(values) == len(hints) and all(map(fits, values, hints))
 
 
 def _is_union(hint: Any) -> bool:

@@ -32,7 +32,7 @@ from dataclasses import replace
 from typing import Literal
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import ConfigError, below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local, descend
 from sartor.core.method import Batch, ClientContext, Method, changed
@@ -67,16 +67,12 @@ def per_fedavg(
             "Per-FedAvg takes plain meta-steps, got "
             f"momentum={local.momentum:g} and weight_decay={local.weight_decay:g}; set both to 0."
         )
-    if personal_steps < 1:
-        raise ConfigError(
-            f"personal_steps must be >= 1, got {personal_steps}; for the model without "
-            "personalisation look at the scores of the point 'global'."
-        )
+    advice = "for the model without personalisation look at the scores of the point 'global'."
+    refuse(below(1, advice, personal_steps=personal_steps))
     base = fedavg(task, local, rule=rule)
 
     def slope(params: Tree, batch: Batch) -> Tree:
-        found: Tree = grad(lambda at: task.loss(at, batch))(params)
-        return found
+        return grad(lambda at: task.loss(at, batch))(params)
 
     def curve(params: Tree, direction: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         """Return ∇²f(params) · direction, or the difference that stands for it."""
@@ -103,14 +99,10 @@ def per_fedavg(
     if preset == "prior":
         first = descend(task, replace(local, steps=1), name="personalise by training rate")
         adapt.insert(0, first)
-    hyper = {
-        **base.hyper,
-        "personal_lr": Hyper(local.lr, 0.0, note="the inner step; 0 is FedAvg"),
-    }
+    hyper = {**base.hyper, "personal_lr": Hyper(local.lr, 0.0, note="the inner step; 0 is FedAvg")}
     if mode == "hessian_free":
-        hyper["difference"] = Hyper(
-            1e-3, 0.0, open_low=True, note="the width of the difference of gradients"
-        )
+        note = "the width of the difference of gradients"
+        hyper["difference"] = Hyper(1e-3, 0.0, open_low=True, note=note)
     (train,) = base.phases
     return changed(
         base,

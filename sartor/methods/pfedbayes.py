@@ -126,8 +126,7 @@ def pfedbayes(
     def model(work: Tree, ctx: ClientContext) -> Tree:
         own = work["own"]
         if not predict_draws:
-            mean: Tree = own["mu"]
-            return mean
+            return own["mu"]
         like = tree.leaves(own["mu"])
         shape = (predict_draws, sum(leaf.numel() for leaf in like))
         noise = rng.normal(rng.fold(ctx.key, "predict"), shape, like[0].dtype)

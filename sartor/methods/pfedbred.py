@@ -34,7 +34,7 @@ A newcomer takes the global model for θ, w and the memory, and trains from ther
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Literal, NamedTuple
 
 from torch import Tensor
@@ -48,10 +48,10 @@ from sartor.core.task import Task, grad, hessian_product
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
 from sartor.methods.parts.bregman import KINDS, Gaussian, Separable, check_prior
-from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_phase
+from sartor.methods.parts.proximal import check_proximal, proximal_hyper
 
 Prior = Gaussian | Separable
-Loss = Callable[[Tree, Batch, ClientContext], Tensor]
+Centre = tuple[Tree, Tree, Tree]
 Strategy = Literal["none", "lg", "meg", "mh", "mh-variant"]
 
 
@@ -117,6 +117,8 @@ def pfedbred(
             "envelope='exact' is the gradient of the paper's objective, and mode='code' does not "
             "step along it; use mode='paper', or envelope='first_order'."
         )
+    rounds = averaged(task, local, weights or ("samples" if as_code else "uniform"))  # line 12
+    (train,) = rounds.phases  # of which a step is one mini-batch with its proximal solve
     sigma = check_prior(family, covariance, mapping, task.init(0))
 
     def prior_of(work: Tree, ctx: ClientContext) -> Prior:
@@ -131,19 +133,60 @@ def pfedbred(
             return value
         return value + 0.5 * ctx.hyper["weight_decay"] * tree.dot(params, params)
 
-    mean = _prior_mean(recipe, loss)
-    solve = _proximal_solve(task, local, prox_steps)
+    def ahead(w: Tree, at: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        """Return w − η_α∇f(at)."""
+        slope = grad(lambda p: loss(p, batch, ctx))(at)
+        return tree.addcmul(w, slope, -ctx.hyper["prior_lr"])
+
+    def centre(work: Tree, prior: Prior, batch: Batch, other: Batch, ctx: ClientContext) -> Centre:
+        """Return μ_i(w), w after the gradient alone, and where that gradient was taken."""
+        w = at = stepped = work["local"]
+        if recipe.gradient:
+            at = ahead(w, w, other, ctx) if recipe.twice else w
+            stepped = prior.project(ahead(w, at, batch, ctx))
+        if not recipe.memory:
+            return stepped, stepped, at
+        theta, last = work["params"], work["memory"]
+        mu = tree.add_difference(stepped, theta, last, ctx.hyper["memory_lr"])
+        return prior.project(mu), stepped, at
+
+    def solve(prior: Prior, theta: Tree, mu: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+        """Take K steps down f + λD_{g*}(·, μ), Eq. (12)."""
+        lam, alpha = ctx.hyper["prox_strength"], ctx.hyper["personal_lr"]
+
+        def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
+            theta = work["params"]
+            if prior.spherical:
+                return task.loss(theta, batch) + half_square(lam, theta, mu)
+            return task.loss(theta, batch) + lam * prior.divergence(theta, mu)
+
+        descent = descend(task, local, objective, lr="personal_lr")
+        for _ in range(prox_steps):
+            if isinstance(prior, Gaussian):
+                theta = descent.step({"params": theta}, batch, ctx)["params"]
+            else:
+                slope = local.clipped(grad(lambda p: task.loss(p, batch))(theta), ctx)
+                if local.weight_decay:
+                    slope = tree.addcmul(slope, theta, ctx.hyper["weight_decay"])
+                theta = prior.mirror_step(theta, mu, slope, alpha, lam)
+        return theta
 
     def step(work: Tree, batches: Any, ctx: ClientContext) -> Tree:
         batch, other = batches if recipe.twice else (batches, batches)
         prior, w = prior_of(work, ctx), work["local"]
-        mu, stepped, at = mean(work, prior, batch, other, ctx)  # line 7
+        mu, stepped, at = centre(work, prior, batch, other, ctx)  # line 7
         base = stepped if replaces else w
         starts = {"mu": mu, "w": base, "theta": work["params"]}
         theta = solve(prior, starts[start], mu, batch, ctx)  # line 8
         push = prior.curve(mu, tree.sub(mu, theta))  # Eq. (13) with Dμ = I
         if envelope == "exact" and recipe.gradient:
-            push = _transposed(recipe, loss, push, w, at, batch, other, ctx)
+            # [Dμ]ᵀv = v − η_α(1 − η_α∇²f(w; D'))∇²f(at)v; without D', v − η_α∇²f(w)v
+            eta = ctx.hyper["prior_lr"]
+            bent = hessian_product(lambda p: loss(p, batch, ctx), at, push)
+            if recipe.twice:
+                again = hessian_product(lambda p: loss(p, other, ctx), w, bent)
+                bent = tree.map(lambda x, h: x - eta * h, bent, again)
+            push = tree.map(lambda x, h: x - eta * h, push, bent)
         rate = local.rate(ctx) * ctx.hyper["prox_strength"]
         moved = prior.project(tree.addcmul(base, push, -rate))  # line 9
         return {**work, "params": theta, "local": moved}
@@ -168,87 +211,12 @@ def pfedbred(
     if affine:
         hyper["prior_width"] = Hyper(1.0, 0.0, open_low=True, note="weights stay within about it")
     return changed(
-        averaged(task, local, weights or ("samples" if as_code else "uniform")),  # line 12
+        rounds,
         name="pfedbred",
         hyper=hyper,
         init_client=init_client,
         begin=begin,
-        phases=(train_phase(step, local, lambda work, ctx: work, 2 if recipe.twice else 1),),
+        phases=(replace(train, step=step, draws=2 if recipe.twice else 1),),
         finish=finish,
         who="everyone_trains" if train_all else "cohort",  # line 4
     )
-
-
-class Centre(NamedTuple):
-    """The mean of a prior, w after the gradient alone, and where that gradient was taken."""
-
-    mu: Tree
-    stepped: Tree
-    at: Tree
-
-
-def _prior_mean(recipe: Recipe, loss: Loss) -> Callable[..., Centre]:
-    """Build the function that makes μ_i(w) on a batch, and D' where the recipe needs it."""
-
-    def ahead(w: Tree, at: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-        """Return w − η_α∇f(at)."""
-        slope = grad(lambda p: loss(p, batch, ctx))(at)
-        return tree.addcmul(w, slope, -ctx.hyper["prior_lr"])
-
-    def centre(work: Tree, prior: Prior, batch: Batch, other: Batch, ctx: ClientContext) -> Centre:
-        w = at = stepped = work["local"]
-        if recipe.gradient:
-            at = ahead(w, w, other, ctx) if recipe.twice else w
-            stepped = prior.project(ahead(w, at, batch, ctx))
-        if not recipe.memory:
-            return Centre(stepped, stepped, at)
-        theta, last = work["params"], work["memory"]
-        mu = tree.add_difference(stepped, theta, last, ctx.hyper["memory_lr"])
-        return Centre(prior.project(mu), stepped, at)
-
-    return centre
-
-
-def _proximal_solve(task: Task, local: Local, steps: int) -> Callable[..., Tree]:
-    """Build the K steps down f + λD_{g*}(·, μ), Eq. (12)."""
-
-    def solve(prior: Prior, theta: Tree, mu: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-        lam, alpha = ctx.hyper["prox_strength"], ctx.hyper["personal_lr"]
-
-        def objective(work: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-            theta = work["params"]
-            if prior.spherical:
-                return task.loss(theta, batch) + half_square(lam, theta, mu)
-            return task.loss(theta, batch) + lam * prior.divergence(theta, mu)
-
-        descent = descend(task, local, objective, lr="personal_lr")
-        for _ in range(steps):
-            if isinstance(prior, Gaussian):
-                theta = descent.step({"params": theta}, batch, ctx)["params"]
-            else:
-                slope = local.clipped(grad(lambda p: task.loss(p, batch))(theta), ctx)
-                if local.weight_decay:
-                    slope = tree.addcmul(slope, theta, ctx.hyper["weight_decay"])
-                theta = prior.mirror_step(theta, mu, slope, alpha, lam)
-        return theta
-
-    return solve
-
-
-def _transposed(
-    recipe: Recipe,
-    loss: Loss,
-    v: Tree,
-    w: Tree,
-    at: Tree,
-    batch: Batch,
-    other: Batch,
-    ctx: ClientContext,
-) -> Tree:
-    """Return [Dμ]ᵀv = v − η_α(1 − η_α∇²f(w; D'))∇²f(at)v; without D', v − η_α∇²f(w)v."""
-    eta = ctx.hyper["prior_lr"]
-    bent = hessian_product(lambda p: loss(p, batch, ctx), at, v)
-    if recipe.twice:
-        again = hessian_product(lambda p: loss(p, other, ctx), w, bent)
-        bent = tree.map(lambda x, h: x - eta * h, bent, again)
-    return tree.map(lambda x, h: x - eta * h, v, bent)

@@ -36,20 +36,13 @@ from torch.nn import functional as F
 from sartor.core import rng, tree
 from sartor.core.errors import ConfigError, below, refuse
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
-from sartor.core.method import (
-    ClientContext,
-    Method,
-    Newcomer,
-    Schedule,
-    ServerContext,
-    Use,
-    Wire,
-)
+from sartor.core.local import Local
+from sartor.core.method import ClientContext, Method, ServerContext, changed
 from sartor.core.mixing import at
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.parts.hypernetworks import linear
+from sartor.methods.local import local as local_train
+from sartor.methods.parts.starts import linear
 
 
 def pfedhn(
@@ -80,7 +73,12 @@ def pfedhn(
         hidden_layers: how many layers of that width follow its first.
         server_clip: the largest norm of the server's gradient; None does not clip.
     """
-    _check(embedding, hidden, hidden_layers, server_clip)
+    faults = below(1, "leave it out for 1 + clients/4.", embedding=embedding)
+    faults += below(1, "the paper takes 100.", hidden=hidden)
+    faults += below(0, "the paper takes 3.", hidden_layers=hidden_layers)
+    if server_clip is not None and not server_clip > 0:
+        faults.append(f"server_clip must be > 0, got {server_clip:g}; None does not clip.")
+    refuse(faults)
     is_shared = task.is_body if share == "body" else (lambda leaf: True)
     leaves = {k: task.module.get_parameter(k).shape for k in sorted(task.leaf_names)}
     shapes = {k: shape for k, shape in leaves.items() if is_shared(k)}
@@ -194,27 +192,18 @@ def pfedhn(
         "server_momentum": Hyper(0.9, 0.0, 1.0, note="0 is a plain step", server=True),
         "server_decay": Hyper(1e-3, 0.0, note="the hypernetwork's weight decay", server=True),
     }
-    return Method(
+    return changed(
+        local_train(task, local, participation="sampled"),
         name="pfedhn",
         hyper={**local.hyper, **own},
         init_server=init_server,
         init_client=init_client,
         address=address,
         begin=begin,
-        phases=(descend(task, local),),
         finish=finish,
         aggregate=aggregate,
-        use=Use(headline="pre" if evaluate == "generated" else "post"),
-        schedule=Schedule(in_turn=hn_update == "sequential"),
-        wire=Wire(private=lambda leaf: leaf in leaves and leaf not in shapes),
-        newcomer=Newcomer(message=newcomer_message),
+        headline="pre" if evaluate == "generated" else "post",
+        in_turn=hn_update == "sequential",
+        private=lambda leaf: leaf in leaves and leaf not in shapes,
+        message=newcomer_message,
     )
-
-
-def _check(embedding: int | None, hidden: int, layers: int, clip: float | None) -> None:
-    faults = below(1, "leave it out for 1 + clients/4.", embedding=embedding)
-    faults += below(1, "the paper takes 100.", hidden=hidden)
-    faults += below(0, "the paper takes 3.", hidden_layers=layers)
-    if clip is not None and not clip > 0:
-        faults.append(f"server_clip must be > 0, got {clip:g}; None does not clip.")
-    refuse(faults)

@@ -37,21 +37,13 @@ from torch.nn import functional as F
 from sartor.core import rng, tree
 from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
-from sartor.core.local import Local, descend
-from sartor.core.method import (
-    ClientContext,
-    Method,
-    Newcomer,
-    Schedule,
-    ServerContext,
-    Show,
-    Use,
-    Wire,
-)
+from sartor.core.local import Local
+from sartor.core.method import ClientContext, Method, ServerContext, changed
 from sartor.core.mixing import combine, normalise, put_rows, repeated
 from sartor.core.task import Task
 from sartor.core.tree import Tree
-from sartor.methods.parts.hypernetworks import linear
+from sartor.methods.local import local as local_train
+from sartor.methods.parts.starts import linear
 
 
 def pfedla(
@@ -128,22 +120,19 @@ def pfedla(
         alone = (torch.arange(mix.shape[-1], device=mix.device) == index).to(mix.dtype)
         return torch.where((rank < retained)[:, None], alone, mix), rank >= retained
 
-    def mixtures(nets: Tree, ids: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = torch.func.vmap(mixture)(nets, ids)
-        return found
+    mixtures = torch.func.vmap(mixture)
 
     def mixed(mix: Tensor, models: Tree) -> Tree:
         """Return θ̄ of every client in ``mix`` (..., layers, clients)."""
         # Alg., server: θ̄_i^l = Σ_j α_ij^l θ_j^l
         return {k: combine(mix[..., row_of[k], :], {k: t})[k] for k, t in models.items()}
 
-    def chosen(server: Tree, ids: Tensor) -> Tree:
-        found: Tree = tree.map(lambda leaf: leaf.index_select(0, ids), server["nets"])
-        return found
+    def chosen(table: Tree, ids: Tensor) -> Tree:
+        return tree.map(lambda leaf: leaf.index_select(0, ids), table)
 
     def address(server: Tree, index: Tensor, ctx: ServerContext) -> Tree:
         ids = index.reshape(1)
-        mix, sent = mixtures(chosen(server, ids), ids)
+        mix, sent = mixtures(chosen(server["nets"], ids), ids)
         found = tree.map(lambda leaf: leaf[0], mixed(mix, server["models"]))
         return enclose(found, dict(zip(blocks, sent[0].unbind(), strict=True)))
 
@@ -178,7 +167,7 @@ def pfedla(
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         trained = uploads
         if retained:
-            old = tree.map(lambda leaf: leaf.index_select(0, ctx.cohort), server["models"])
+            old = chosen(server["models"], ctx.cohort)
             trained = join(uploads["sent"], uploads["params"], old)
 
         def proxy(nets: Tree) -> Tensor:
@@ -187,12 +176,11 @@ def pfedla(
             apart = tree.where(ctx.present, apart, tree.zeros_like(apart))
             return 0.5 * tree.dot(apart, apart)
 
-        nets = chosen(server, ctx.cohort)
+        nets = chosen(server["nets"], ctx.cohort)
         slope = torch.func.grad(proxy)(nets)
         rate = sign * ctx.hyper["mix_lr"]  # Alg., server, step on (v_i, ψ_i)
         moved = tree.map(lambda w, g: w - rate * g, nets, slope)
-        new = {"models": trained, "nets": moved}
-        return put_rows(server, ctx.cohort, new, ctx.present)
+        return put_rows(server, ctx.cohort, {"models": trained, "nets": moved}, ctx.present)
 
     def show(server: Tree, ctx: ServerContext) -> Tree:
         all_clients = torch.arange(ctx.sizes.shape[0], device=ctx.sizes.device)
@@ -203,22 +191,21 @@ def pfedla(
         for message in ("own", "upload")
         for k in task.leaf_names
     }
-    return Method(
+    note = "0 keeps the first weights for ever"
+    return changed(
+        local_train(task, local, participation="sampled"),
         name="pfedla",
-        hyper={
-            **local.hyper,
-            "mix_lr": Hyper(100.0, 0.0, note="0 keeps the first weights for ever", server=True),
-        },
+        hyper={**local.hyper, "mix_lr": Hyper(100.0, 0.0, note=note, server=True)},
         init_server=init_server,
         init_client=init_client,
         address=address,
         begin=begin,
-        phases=(descend(task, local),),
         finish=finish,
         aggregate=aggregate,
-        use=Use(headline="pre" if evaluate == "mixed" else "post"),
-        schedule=Schedule(in_turn=schedule == "sequential"),
-        wire=Wire(sparse=sparse if retained else {}),
-        newcomer=Newcomer(message=newcomer_message),
-        show=Show(server=show),
+        headline="pre" if evaluate == "mixed" else "post",
+        in_turn=schedule == "sequential",
+        private=lambda leaf: False,
+        sparse=sparse if retained else {},
+        message=newcomer_message,
+        server=show,
     )

@@ -26,6 +26,7 @@ A newcomer takes the global model for θ and w, and finds its proximal point whe
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Literal
 
 from torch import Tensor
@@ -36,7 +37,7 @@ from sartor.core.method import Batch, ClientContext, Method, changed
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.fedavg import Weights, averaged
-from sartor.methods.parts.proximal import check_proximal, proximal_hyper, train_phase
+from sartor.methods.parts.proximal import check_proximal, proximal_hyper
 
 
 def pfedme(
@@ -59,6 +60,8 @@ def pfedme(
         train_all: whether all clients train in every round (the paper's), or the sampled ones only.
     """
     check_proximal("pfedme", local, prox_steps)
+    base = averaged(task, local, weights)
+    (train,) = base.phases  # of which a step is one mini-batch with its proximal solve
 
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {"params": params}
@@ -90,12 +93,12 @@ def pfedme(
         return {"params": work["params"]}, {"params": work["local"]}
 
     return changed(
-        averaged(task, local, weights),
+        base,
         name="pfedme",
         hyper=proximal_hyper(local),
         init_client=init_client,
         begin=begin,
-        phases=(train_phase(step, local, enter),),
+        phases=(replace(train, step=step, enter=enter),),
         finish=finish,
         who="everyone_trains" if train_all else "cohort",
     )

@@ -76,9 +76,6 @@ def scaffold(
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
         return {"params": params, "control": tree.zeros_like(params)}
 
-    def broadcast(server: Tree, ctx: ServerContext) -> Tree:
-        return {"params": server["params"], "control": server["control"]}
-
     def init_client(params: Tree, ctx: ClientContext) -> Tree:
         return {**base.init_client(params, ctx), "control": tree.zeros_like(params)}
 
@@ -131,23 +128,24 @@ def scaffold(
         change = weighted_sum(uploads["change"], share)
         return {**moved, "control": tree.add(server["control"], change)}
 
-    phases = [replace(train, enter=enter, step=step, leave=leave) if by_steps else train]
-    rate = Hyper(
-        local.lr, 0.0, open_low=True, note="the step of local training; controls are divided by it"
-    )
+    note = "the step of local training; controls are divided by it"
+    rate = {"local_lr": Hyper(local.lr, 0.0, open_low=True, note=note)} if by_steps else {}
+    phases: tuple[Phase, ...] = (_full_gradient(task, local), train)
+    if by_steps:
+        phases = (replace(train, enter=enter, step=step, leave=leave),)
     return changed(
         base,
         name="scaffold",
         hyper={
             **local.hyper,
-            **({"local_lr": rate} if by_steps else {}),
+            **rate,
             "server_lr": Hyper(1.0, 0.0, note="1 is plain averaging", server=True),
         },
         init_server=init_server,
         init_client=init_client,
-        broadcast=broadcast,
+        broadcast=lambda server, ctx: server,
         begin=begin,
-        phases=tuple(phases if by_steps else [_full_gradient(task, local), *phases]),
+        phases=phases,
         finish=finish,
         aggregate=aggregate,
         private=lambda leaf: leaf in ("control", "renewed"),

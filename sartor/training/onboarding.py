@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from sartor.compose import fine_tuned
-from sartor.compose.parallel import viewed
+from sartor.compose.fields import viewed
 from sartor.core import tree, wire
 from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError, refuse

@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 
 import sartor
-from sartor.methods import METHODS
-from sartor.methods.entry import MethodEntry
+from sartor.methods import METHODS, MethodEntry
 from tests.docs.pages import ROOT, blocks
 
 STEPS = [b.text for b in blocks(ROOT / "CONTRIBUTING.md") if b.language == "python"]

@@ -6,8 +6,7 @@
 | `prototypes` | class means of a client's features | fedproto, fedgh, fedpac, fedrod, dbe |
 | `proximal` | proximal solves on a batch, and steps of w | pfedme, pfedbred |
 | `mixture` | networks that answer together | fedem, pfedbayes |
-| `starts` | initial models that differ | apple, fedem, fedproto |
-| `hypernetworks` | layers of a network of the server's own | pfedhn, pfedla |
+| `starts` | initial models that differ, hypernetworks | apple, fedem, fedproto, pfedhn, pfedla |
 | `simplex` | quadratic programmes over the simplex | fedpac |
 | `grouping` | groups of clients from distances or points | dichotomous |
 | `bregman` | exponential families as geometries | pfedbred |

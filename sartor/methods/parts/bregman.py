@@ -72,13 +72,9 @@ class Gaussian:
             return self
         place = (leaf.device, leaf.dtype)
         if place not in self._placed:  # kept, as nothing may be copied while a step is captured
-            self._placed[place] = Gaussian(
-                None
-                if self.variances is None
-                else tree.map(lambda v: v.to(*place), self.variances),
-                None if self.covariance is None else self.covariance.to(*place),
-                None if self.precision is None else self.precision.to(*place),
-            )
+            given = (self.variances, self.covariance, self.precision)
+            moved = [None if v is None else tree.map(lambda t: t.to(*place), v) for v in given]
+            self._placed[place] = Gaussian(moved[0], moved[1], moved[2])
         return self._placed[place]
 
     def potential(self, s: Tree) -> Tensor:
@@ -115,12 +111,10 @@ class Gaussian:
 
 
 def gaussian(covariance: Any, params: Tree) -> Gaussian:
-    """Build a Gaussian prior for the given parameters.
+    """Build a Gaussian prior for parameters of the given names and shapes.
 
-    Args:
-        covariance: None for the spherical one; a mapping from every leaf's name to a variance or a
-            tensor of variances; or a (d, d) matrix over the flattened leaves in sorted order.
-        params: parameters, for names and shapes.
+    The covariance is None for the spherical one; a mapping from every leaf's name to a variance or
+    a tensor of variances; or a (d, d) matrix over the flattened leaves in sorted order.
     """
     if covariance is None:
         return Gaussian()
@@ -246,10 +240,7 @@ class Separable:
     kind: _Kind
     width: Tensor | None = None
 
-    @property
-    def spherical(self) -> bool:
-        """Whether the divergence is half the squared distance: never."""
-        return False
+    spherical = False
 
     @property
     def _origin(self) -> float:
@@ -302,14 +293,8 @@ class Separable:
 
         Solve ∇g*(x⁺) = [∇g*(x) + αλ∇g*(μ) − α∇f(x)]/(1 + αλ). In the exponential family the right
         side must be negative: there α is halved, entry by entry, until the numerator is at most
-        half of ∇g*(x), so that a step also cannot run off to infinity.
-
-        Args:
-            x: where to step from.
-            centre: μ.
-            slope: ∇f(x).
-            rate: α.
-            strength: λ.
+        half of ∇g*(x), so that a step also cannot run off to infinity. ``centre`` is μ, ``slope``
+        ∇f(x), ``rate`` α and ``strength`` λ.
         """
 
         def one(now: Tensor, prior: Tensor, f: Tensor) -> Tensor:
@@ -328,16 +313,9 @@ def _total(fn: Callable[..., Tensor], *trees: Tree) -> Tensor:
 
 
 def check_prior(family: str, covariance: Any, mapping: str, params: Tree) -> Gaussian:
-    """Refuse options of a prior that contradict each other or the network.
+    """Refuse options of a prior that contradict each other or the initial parameters.
 
-    Args:
-        family: "gaussian" or a name of ``KINDS``.
-        covariance: of the Gaussian; see ``gaussian``.
-        mapping: "auto", "affine" or "none".
-        params: initial parameters.
-
-    Returns:
-        the Gaussian of the given covariance (the spherical one for the other families).
+    Return the Gaussian of the given covariance (the spherical one for the other families).
     """
     if family == "gaussian":
         if mapping == "affine":

@@ -9,15 +9,9 @@ from torch import Tensor
 def cross_distances(first: Tensor, second: Tensor) -> Tensor:
     """Estimate ‖w_i* − w_j*‖² from two independent fits of every client.
 
-    ⟨a_i − a_j, b_i − b_j⟩: the errors of two fits on disjoint samples are independent, so that,
-    unlike in ‖a_i − a_j‖², they add nothing in expectation.
-
-    Args:
-        first: (clients, d) fits on one half of every client's samples.
-        second: (clients, d) fits on the other half.
-
-    Returns:
-        (clients, clients), which may be negative.
+    ⟨a_i − a_j, b_i − b_j⟩ of fits (clients, d) on halves of every client's samples. Their errors
+    are independent, so that, unlike in ‖a_i − a_j‖², they add nothing in expectation. The estimates
+    (clients, clients) may be negative.
     """
     cross = first @ second.mT
     own = cross.diagonal()
@@ -28,13 +22,8 @@ def single_linkage(distances: Tensor) -> Tensor:
     """Group clients by single linkage, cut at the largest gap between merges.
 
     Two clients are in one group if a chain of steps, each shorter than the cut, leads from one to
-    the other. One or two clients are one group.
-
-    Args:
-        distances: (clients, clients), symmetric; negative values count as 0.
-
-    Returns:
-        (clients,) for every client the lowest index of its group.
+    the other. One or two clients are one group. Negative distances (clients, clients) count as 0.
+    Returned is (clients,), for every client the lowest index of its group.
     """
     num = distances.shape[0]
     reach = distances.clamp(min=0.0) * (1 - torch.eye(num, device=distances.device))
@@ -51,15 +40,9 @@ def single_linkage(distances: Tensor) -> Tensor:
 
 
 def k_means(points: Tensor, num_groups: int, iterations: int = 25) -> Tensor:
-    """Group points by Lloyd's algorithm, begun at points that are far from one another.
+    """Group points (clients, d) by Lloyd's algorithm, begun at points far from one another.
 
-    Args:
-        points: (clients, d).
-        num_groups: how many groups; no more than there are points.
-        iterations: how often centres are moved.
-
-    Returns:
-        (clients,) for every client the lowest index of its group.
+    There are no more groups than points. Returned is (clients,), as of ``single_linkage``.
     """
     num_groups = min(num_groups, points.shape[0])
     centres = points[:1]
@@ -68,9 +51,8 @@ def k_means(points: Tensor, num_groups: int, iterations: int = 25) -> Tensor:
         centres = torch.cat([centres, points.index_select(0, gap.argmax().reshape(1))])
     for _ in range(iterations):
         nearest = _squared(points, centres).argmin(1)
-        member = (nearest[:, None] == torch.arange(num_groups, device=points.device)).to(
-            points.dtype
-        )
+        groups = torch.arange(num_groups, device=points.device)
+        member = (nearest[:, None] == groups).to(points.dtype)
         count = member.sum(0)[:, None]
         moved = member.mT @ points / count.clamp(min=1.0)
         centres = torch.where(count > 0, moved, centres)

@@ -13,20 +13,14 @@ from sartor.core.tree import Tree
 
 def component(table: Tree, m: int) -> Tree:
     """Take network m of a table of networks."""
-    found: Tree = tree.map(lambda leaf: leaf[m], table)
-    return found
+    return tree.map(lambda leaf: leaf[m], table)
 
 
 def mixed_scores(task: Task, table: Tree, log_weights: Tensor, x: Tensor) -> Tensor:
     """Return the log of the networks' mean probabilities: log Σ_m w_m p_m(y|x).
 
-    For losses other than cross-entropy, the mean of their outputs.
-
-    Args:
-        task: the network and its loss.
-        table: leaves (networks, ...).
-        log_weights: (networks,), logarithms of weights, up to a constant.
-        x: inputs.
+    ``log_weights`` (networks,) hold up to a constant. For losses other than cross-entropy, return
+    the mean of the outputs.
     """
     log_w = torch.log_softmax(log_weights, -1)
     found = [task.logits(component(table, m), x) for m in range(log_w.shape[0])]

@@ -39,14 +39,8 @@ def partly_shared(
     All leaves are trained together; a method with another order replaces the phases. If all leaves
     are shared this is FedAvg to the bit, and if none is, LocalTrain in the client's own rounds.
 
-    Args:
-        task: the network and its loss.
-        local: local training.
-        is_shared: which leaves travel.
-        name: of the method.
-        rule: how the server averages.
-        by_head: whether the split is that into head and body, so that a network without one of
-            them is refused when a simulation is made.
+    With ``by_head`` the split is that into head and body, so a network without one of them is
+    refused when a simulation is made.
     """
     base = fedavg(task, local, rule=rule)
 
@@ -87,13 +81,6 @@ def train_part(
     """Build the phase that trains some leaves of ``work["params"]`` and leaves the others fixed.
 
     Momentum that is kept between rounds belongs to the leaves: that of the others stays too.
-
-    Args:
-        task: the network and its loss.
-        local: local training.
-        part: which leaves are trained.
-        name: the phase's name and random stream.
-        lr: the hyper-parameter that holds the rate.
     """
     phase = descend(task, local, name=name, lr=lr, train=part)
     if not local.keeps:
@@ -115,21 +102,15 @@ def train_part(
 def layers(task: Task, names: tuple[str, ...]) -> Leaves:
     """Return the predicate of the leaves that belong to the named submodules, at any depth.
 
-    Args:
-        task: the network.
-        names: dotted names of submodules or of single leaves.
-
-    Raises:
-        ConfigError: for a name that the network does not have.
+    A dotted name may also be that of a single leaf; one that the network does not have is refused.
     """
     known = [name for name, _ in task.module.named_modules() if name]
     known += [name for name, _ in task.module.named_parameters()]
-    faults = [
+    refuse(
         f"The network has no layer {name!r}{did_you_mean(name, known)}"
         for name in names
         if name not in known
-    ]
-    refuse(faults)
+    )
     return lambda leaf: any(leaf == name or leaf.startswith(f"{name}.") for name in names)
 
 

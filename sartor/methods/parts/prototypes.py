@@ -10,16 +10,11 @@ from sartor.core.task import Task
 from sartor.core.tree import Tree
 
 
-def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) -> Phase:
+def class_sums(task: Task, name: str) -> Phase:
     """Build the pass through the training samples that adds up the features of every class.
 
-    They are features of ``work["params"]``. It leaves ``work["sums"]`` (classes, features) and
-    ``work["counts"]`` (classes,).
-
-    Args:
-        task: the network; its head must be linear.
-        name: the phase's name.
-        batch: samples a step.
+    They are features of ``work["params"]``, before a linear head. It leaves ``work["sums"]``
+    (classes, features) and ``work["counts"]`` (classes,).
     """
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
@@ -33,7 +28,7 @@ def class_sums(task: Task, *, name: str = "class sums", batch: int | None = 64) 
         sums = work["sums"] + member.mT @ found
         return {**work, "sums": sums, "counts": work["counts"] + member.sum(0)}
 
-    return Phase(name=name, step=step, enter=enter, batch=batch, shuffle=False)
+    return Phase(name, step, enter, batch=64, shuffle=False)
 
 
 def members(task: Task, batch: Batch, dtype: torch.dtype) -> Tensor:
@@ -43,13 +38,7 @@ def members(task: Task, batch: Batch, dtype: torch.dtype) -> Tensor:
 
 
 def class_means(sums: Tensor, counts: Tensor, fallback: Tensor | None = None) -> Tensor:
-    """Return the mean feature of every class (classes, features).
-
-    Args:
-        sums: (classes, features).
-        counts: (classes,).
-        fallback: what to take where a class has no samples; zeros if None.
-    """
+    """Return the mean feature of every class, or the fallback (zeros) where it has no samples."""
     means = sums / counts.clamp(min=1.0)[:, None]
     other = torch.zeros_like(means) if fallback is None else fallback
     return torch.where(counts[:, None] > 0, means, other)

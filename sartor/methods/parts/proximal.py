@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local
-from sartor.core.method import Batch, ClientContext, Phase
-from sartor.core.tree import Tree
 
 
 def check_proximal(name: str, local: Local, prox_steps: int) -> None:
     """Refuse what a proximal solve of K plain steps cannot honour."""
-    faults = []
+    faults = below(1, "the paper takes 5.", prox_steps=prox_steps)
     if local.momentum:
         faults.append(
             f"{name} takes plain gradient steps, so it has no use for momentum={local.momentum:g}; "
             "set momentum = 0."
         )
-    refuse([*faults, *below(1, "the paper takes 5.", prox_steps=prox_steps)])
+    refuse(faults)
 
 
 def proximal_hyper(local: Local) -> dict[str, Hyper]:
@@ -32,22 +28,3 @@ def proximal_hyper(local: Local) -> dict[str, Hyper]:
         ),
         "relax": Hyper(1.0, 0.0, note="1 is plain averaging, 2 is the AM trick", server=True),
     }
-
-
-def train_phase(
-    step: Callable[[Tree, Batch, ClientContext], Tree],
-    local: Local,
-    enter: Callable[[Tree, ClientContext], Tree],
-    draws: int = 1,
-) -> Phase:
-    """Build the phase in which one step is one mini-batch with its proximal solve."""
-    return Phase(
-        name="train",
-        step=step,
-        enter=enter,
-        epochs=local.epochs,
-        steps=local.steps,
-        batch=local.batch,
-        drop_last=local.drop_last,
-        draws=draws,
-    )

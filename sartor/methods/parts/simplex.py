@@ -27,16 +27,13 @@ def minimise(matrix: Tensor, allowed: Tensor, own: Tensor, pivots: int = 60) -> 
     """Minimise αᵀPα over the simplex of the allowed entries, for many P at once.
 
     Where α = e_own is as good as the best, it is the answer; and so it is where there is no
-    certified answer, as for numbers that are not finite.
+    certified answer, as for numbers that are not finite. α is (..., m), in float64.
 
     Args:
         matrix: P, (..., m, m), symmetric positive semidefinite.
         allowed: (..., m), false for entries that must stay zero.
         own: (...), the entry that is the fallback.
         pivots: how many exchanges of the support to take; a dozen is usual for m up to 100.
-
-    Returns:
-        (..., m) in float64: α ≥ 0 with sum 1.
     """
     num = matrix.shape[-1]
     p = matrix.to(torch.float64)
@@ -59,13 +56,7 @@ def minimise(matrix: Tensor, allowed: Tensor, own: Tensor, pivots: int = 60) -> 
 
 
 def gap(matrix: Tensor, alpha: Tensor, allowed: Tensor) -> Tensor:
-    """Return αᵀPα − min_j (Pα)_j over the allowed j, (...): zero at the minimum and only there.
-
-    Args:
-        matrix: P, (..., m, m).
-        alpha: (..., m), a point of the simplex.
-        allowed: (..., m).
-    """
+    """Return αᵀPα − min_j (Pα)_j over the allowed j, (...): zero at the minimum and only there."""
     slope = _times(matrix, alpha)
     return _value(matrix, alpha) - torch.where(allowed, slope, torch.inf).amin(-1)
 

@@ -35,7 +35,7 @@ from sartor.core.loops import lstm_loop
 from sartor.core.task import masked_mean
 from sartor.engines import vectorised
 from sartor.engines.cuda import graphs
-from sartor.engines.lanes import leaves, operations, shapes
+from sartor.engines.lanes import leaves, operations
 from sartor.engines.lanes.fusion import Fusion
 
 SETTLED = 14

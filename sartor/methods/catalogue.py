@@ -11,6 +11,7 @@ from sartor.methods.dbe import dbe
 from sartor.methods.dichotomous import dichotomous
 from sartor.methods.ditto import ditto
 from sartor.methods.entry import Factory, MethodEntry
+from sartor.methods.evidence import evidence
 from sartor.methods.fedala import fedala
 from sartor.methods.fedamp import fedamp, heur_fedamp
 from sartor.methods.fedapa import fedapa
@@ -72,6 +73,13 @@ METHODS: dict[str, MethodEntry] = {
         "model down, gradient of the pull up",
         "regularised",
         ("Yu",),
+    ),
+    "evidence": MethodEntry(
+        evidence,
+        "FedProx with a pull for each coordinate, learned; exact solves, no rates",
+        "ours; evidence as of MacKay, Neural Computation 1992",
+        "prior down, sums up (a matrix of the model's size squared each)",
+        "regularised",
     ),
     "fedprox-two-stage": MethodEntry(
         fedprox_two_stage,

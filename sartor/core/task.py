@@ -538,7 +538,7 @@ def hessian_product(fn: Callable[[Tree], Tensor], at: Tree, direction: Tree) -> 
 
 @contextmanager
 def _nested() -> Iterator[None]:
-    """Derive by ``torch.func``, also where one lane is computed alone: autograd cannot be nested."""
+    """Derive by ``torch.func`` even where one lane is alone: autograd cannot be nested."""
     before = _METER.alone, _METER.around
     _METER.alone, _METER.around = False, nullcontext
     try:

@@ -1,4 +1,4 @@
-"""Evidence: its limits, and what NumPy and SciPy find for the same prior without any of its code."""
+"""Evidence: its limits, and what NumPy and SciPy find for the same prior on their own."""
 
 from __future__ import annotations
 

@@ -105,6 +105,9 @@ VARIANTS: list[Case] = [
         {"lambda_rule": "shrinkage", "preset": "corollary1", "weights": "samples", **_CONVEX},
         {"heterogeneity": 2.0, "noise": 3.0},
     ),
+    Case("evidence", {"groups": "scalar"}, {"spread": 0.5}),
+    Case("evidence", {"groups": "layer", "newton_steps": 2}, {"width": 2.0}),
+    Case("evidence", {"learn": False}, {"spread": 0.3}),
     Case("l2gd", {"gradient": "batch"}, {"average_probability": 0.4}),
     Case("l2gd", {"longest_run": 2}, local=replace(SGD, weight_decay=0.1)),
     Case("l2gd", {"participation": "sampled"}, {"average_probability": 0.6}),
@@ -619,6 +622,13 @@ def _watch(shared: Trials) -> Watched:
 
         return watched
 
+    jacobian = Task.jacobian
+
+    def derived(self: Task, params: Any, batch: Any) -> Any:
+        scores, slopes = jacobian(self, params, batch)
+        seen.samples[1] += int(batch.mask.sum()) * scores.shape[1]
+        return scores, slopes
+
     warm = method.schedule.first
     if warm is not None:
         warm = replace(warm, method=looked_at(warm.method), handover=looked_at(warm.handover))
@@ -629,6 +639,7 @@ def _watch(shared: Trials) -> Watched:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("losses", "judge", "represent"):
             patch.setattr(Task, name, counted(getattr(Task, name)))
+        patch.setattr(Task, "jacobian", derived)
         if method.schedule.before is not None:
             sim.server, _ = sim.rounds.train(
                 sim.server, sim.store, 0, "prologue", record=method.schedule.before

@@ -56,6 +56,8 @@ class Traffic:
 def traffic(method: str | Factory) -> Traffic:
     """Run a method on three clients with a small network and read the ledger of its second round.
 
+    Methods that take linear models only have one.
+
     In the first one some methods have nothing to send yet, such as prototypes.
 
     >>> traffic("fedavg")
@@ -66,7 +68,8 @@ def traffic(method: str | Factory) -> Traffic:
     y = torch.arange(count) % _CLASSES
     who = np.repeat([f"client {i}" for i in range(_CLIENTS)], _SAMPLES)
     federation = Federation.from_arrays(x, y, client=who, test=0.25, val=0.25)
-    network = models.dnn(federation)
+    small = isinstance(method, str) and method in METHODS and METHODS[method].small
+    network = models.mclr(federation) if small else models.dnn(federation)
     task = Task(network, network.head)
     simulation = _simulation(method, task, federation, rounds=2)
     simulation.step()

@@ -350,6 +350,25 @@ class Task:
         _METER.count()
         return (criterion or self.criterion)((predict or self.logits)(params, batch.x), batch.y)
 
+    def jacobian(self, params: Tree, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the scores of a batch and their derivatives, sample by sample.
+
+        Counted as one gradient for each score.
+
+        Returns:
+            (batch, scores), and (batch, scores, parameters) in the order of ``tree.flat``.
+        """
+
+        def scores(row: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+            found = self.logits(tree.shaped(row, params), x[None]).reshape(-1)
+            return found, found
+
+        with _nested():
+            each = torch.func.vmap(torch.func.jacrev(scores, has_aux=True), in_dims=(None, 0))
+            slopes, found = each(tree.flat(params), batch.x)
+        _METER.backward += found.shape[1]
+        return found, slopes
+
     def is_wrong(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return 1 for each sample that does not count as correct, else 0: a criterion.
 
@@ -505,14 +524,21 @@ def grad(fn: Callable[[Any], Any], has_aux: bool = False) -> Callable[[Any], Any
 
 def hessian_product(fn: Callable[[Tree], Tensor], at: Tree, direction: Tree) -> Tree:
     """Return ∇²fn(at) · direction, counted as one gradient, without forming the Hessian."""
-    before = _METER.alone, _METER.around
-    _METER.alone, _METER.around = False, nullcontext  # plain autograd cannot be nested
-    try:
+    with _nested():
         slope = grad(fn)
         product: Tree = torch.func.grad(lambda p: tree.dot(slope(p), direction))(at)
+    return product
+
+
+@contextmanager
+def _nested() -> Iterator[None]:
+    """Derive by ``torch.func`` even where one lane is alone: autograd cannot be nested."""
+    before = _METER.alone, _METER.around
+    _METER.alone, _METER.around = False, nullcontext
+    try:
+        yield
     finally:
         _METER.alone, _METER.around = before
-    return product
 
 
 @contextmanager

@@ -18,6 +18,7 @@ from sartor.methods.apple import apple
 from sartor.methods.dbe import dbe
 from sartor.methods.dichotomous import dichotomous
 from sartor.methods.ditto import ditto
+from sartor.methods.evidence import evidence
 from sartor.methods.fedala import fedala
 from sartor.methods.fedamp import fedamp, heur_fedamp
 from sartor.methods.fedapa import fedapa
@@ -79,6 +80,7 @@ class MethodEntry:
         travels: what goes over the wire, per round and participant.
         family: "baseline", "regularised" or "collaborative"; ``compare`` takes ``all-FAMILY``.
         papers: in which of the papers that Sartor reproduces it appears; see :data:`PAPERS`.
+        small: whether it takes models of few parameters only, such as linear ones.
     """
 
     factory: Factory
@@ -87,6 +89,7 @@ class MethodEntry:
     travels: str
     family: str = "own"
     papers: tuple[str, ...] = ()
+    small: bool = False
 
     @property
     def options(self) -> dict[str, tuple[Any, Any]]:
@@ -120,6 +123,13 @@ _BASELINE = {
     ),
 }
 _REGULARISED = {
+    "evidence": MethodEntry(
+        evidence,
+        "FedProx with a pull for each coordinate, learned from all; exact solves, no rates",
+        "ours; evidence as of MacKay, Neural Computation 1992",
+        "prior down, sums up: two numbers for each parameter, and one for each pair of them",
+        small=True,
+    ),
     "fedprox": MethodEntry(
         fedprox,
         "own models, pulled towards a global one with strength λ",

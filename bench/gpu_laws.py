@@ -1,6 +1,6 @@
 """Hold every method on a GPU to the reference engine, in float64, and write a dated record.
 
-    python -m bench.gpu_laws [--device cuda] [--only PATTERN] [--page docs/gpu-laws.md]
+    python -m bench.gpu_laws [--device cuda] [--only PATTERN] [--jobs N] [--page FILE]
 
 Every configuration of the groups "reference" and "networks" of ``bench.same_numbers`` trains twice
 in float64: one client after the other on the CPU, and on the device as a user would train it
@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import multiprocessing
 import platform
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
@@ -52,8 +54,34 @@ def chosen(only: str) -> Iterator[Configuration]:
     """Yield the configurations of a pattern that can be trained with other settings."""
     for name, one in configurations().items():
         group = name.partition("/")[0]
-        if group in ("reference", "networks") and one.train and fnmatch.fnmatch(name, only):
+        if (
+            group in ("reference", "networks")
+            and one.train
+            and (name == only or fnmatch.fnmatch(name, only))
+        ):
             yield one
+
+
+def compared(name: str, device: str) -> Outcome:
+    """Compare a configuration by its name, as other processes do."""
+    torch.set_num_threads(1)
+    try:
+        return compare(next(chosen(name)), device)
+    except RuntimeError as error:  # of PyTorch, or of CUDA: that is a law broken, too
+        return Outcome(name, np.inf, str(error).splitlines()[0])
+
+
+def outcomes_of(wanted: Sequence[str], device: str, jobs: int) -> Iterator[Outcome]:
+    """Yield the outcomes, in order; ``jobs`` processes share the device."""
+    if jobs == 1:
+        yield from (compared(name, device) for name in wanted)
+        return
+    pool = ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"))
+    try:
+        # Several at a time, so that a process meets the same kernels again.
+        yield from pool.map(compared, wanted, [device] * len(wanted), chunksize=6)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
 
 
 def compare(one: Configuration, device: str) -> Outcome:
@@ -142,19 +170,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--only", default="*")
     parser.add_argument("--page", type=Path)
+    parser.add_argument("--jobs", type=int, default=1, help="processes that share the device")
     parser.add_argument("--minutes", type=float, help="stop after so many, and say what is left")
     given = parser.parse_args(arguments)
     if given.device == "cuda" and not torch.cuda.is_available():
         print("There is no CUDA device here; run this on a machine with one, or --device cpu.")
         return 2
-    began, outcomes, wanted = time.perf_counter(), [], list(chosen(given.only))
-    for number, one in enumerate(wanted, 1):
-        outcome = compare(one, given.device)
+    began, outcomes = time.perf_counter(), []
+    wanted = [one.name for one in chosen(given.only)]
+    for number, outcome in enumerate(outcomes_of(wanted, given.device, given.jobs), 1):
         outcomes.append(outcome)
         passed = time.perf_counter() - began
         if not outcome.holds or number % 25 == 0 or number == len(wanted):
             verdict = "agrees" if outcome.holds else f"DIFFERS at {outcome.where}"
-            print(f"{number} of {len(wanted)}, {passed:.0f} s: {one.name} {verdict}", flush=True)
+            print(
+                f"{number} of {len(wanted)}, {passed:.0f} s: {outcome.name} {verdict}", flush=True
+            )
         if given.minutes and passed > 60 * given.minutes and number < len(wanted):
             print(f"Stopped after {given.minutes} minutes; {len(wanted) - number} were not run.")
             break

@@ -151,7 +151,7 @@ def evidence(
         at = slopes(work["params"], batch, ctx)
         factor = torch.linalg.cholesky_ex(_b(root, at.curvature))[0]
         pull = (root * at.slope + v)[:, None]
-        step = torch.cholesky_solve(pull, factor)[:, 0]
+        step = _solve(factor, pull)[:, 0]
         tried = [v - length * step for length in (LINE[:1] if regression else LINE)]
         models = [placed(centre + root * one, work["params"]) for one in tried]
         cost = [
@@ -176,7 +176,7 @@ def evidence(
         a, noise = at.curvature, ctx.common["noise"].double()
         factor = torch.linalg.cholesky_ex(_b(root, a))[0]
         eye = torch.eye(len(root), dtype=a.dtype, device=a.device)
-        h_inv = root[:, None] * torch.cholesky_solve(eye, factor) * root
+        h_inv = root[:, None] * _solve(factor, eye) * root
         move = h_inv @ a  # I − H⁻¹T⁻¹, by which w_i − w̄ follows w̄
         stay = eye - move
         covariance = ctx.common["covariance"].double()
@@ -191,7 +191,7 @@ def evidence(
             loss = loss + 0.5 * count * at.errors.shape[1] * torch.log(2.0 * math.pi * noise)
         found = {
             "curvature": a - a @ move,
-            "slope": at.slope - a @ (root * torch.cholesky_solve(pull[:, None], factor)[:, 0]),
+            "slope": at.slope - a @ (root * _solve(factor, pull[:, None])[:, 0]),
             "squares": (root * v).square(),
             "sure": sure,
             # log p(D_i | w̄, T), Laplace
@@ -206,8 +206,12 @@ def evidence(
     def left_out(params: Tree, at: Slopes, own: Tensor, batch: Batch, noise: Tensor) -> Tensor:
         """Sum the losses of samples under models that did not see them: f + G(I − ΛG)⁻¹e/σ²."""
         reach = torch.einsum("nap,pq,nbq->nab", at.jacobian, own, at.jacobian)  # G
+        # G = RRᵀ, so that (I − ΛG)⁻¹ = I + ΛR (I − RᵀΛR)⁻¹ Rᵀ with a symmetric inverse
         eye = torch.eye(reach.shape[1], dtype=reach.dtype, device=reach.device)
-        shift = torch.linalg.solve_ex(eye - at.bend @ reach, at.errors[..., None] / noise)[0]
+        root = torch.linalg.cholesky_ex(reach + 1e-12 * eye)[0]
+        factor = torch.linalg.cholesky_ex(eye - root.mT @ at.bend @ root)[0]
+        error = at.errors[..., None] / noise
+        shift = error + at.bend @ root @ _solve(factor, root.mT @ error)
         moved = task.logits(params, batch.x).double() + (reach @ shift)[..., 0]
         return (task.criterion(moved, batch.y) * batch.mask).sum()
 
@@ -240,12 +244,14 @@ def evidence(
         precision = sums["curvature"] + torch.diag(1.0 / width)
         factor = torch.linalg.cholesky_ex(precision)[0]
         slope = sums["slope"] + centre / width
-        step = torch.cholesky_solve(slope[:, None], factor)[:, 0]
+        step = _solve(factor, slope[:, None])[:, 0]
         if not regression:
             # Scores that move by more than 2 leave the parabola behind.
             moved = (4.0 * (slope @ step) / sums["count"].clamp(min=1.0)).clamp(min=0.0).sqrt()
             step = step * (2.0 / moved.clamp(min=2.0))
-        covariance = torch.cholesky_inverse(factor)
+        covariance = _solve(
+            factor, torch.eye(len(centre), dtype=centre.dtype, device=centre.device)
+        )
         log_evidence = sums["evidence"] - 0.5 * (
             (centre.square() / width).sum()
             + width.log().sum()
@@ -340,6 +346,12 @@ def _b(root: Tensor, curvature: Tensor) -> Tensor:
     """Return B = I + T^½ A T^½."""
     eye = torch.eye(len(root), dtype=root.dtype, device=root.device)
     return eye + root[:, None] * curvature * root
+
+
+def _solve(factor: Tensor, right: Tensor) -> Tensor:
+    """Solve (factor · factorᵀ) x = right; torch.cholesky_solve cannot be recorded on a GPU."""
+    half = torch.linalg.solve_triangular(factor, right, upper=False)
+    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
 
 
 def _divide(value: Tensor, by: Tensor) -> Tensor:

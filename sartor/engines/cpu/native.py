@@ -93,8 +93,7 @@ def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 def takes_product(a: Tensor, b: Tensor) -> bool:
     """Say whether a (L, M, K) · b (L, K, N) is such a layer's: rows and columns contiguous."""
     return (
-        serves(a)
-        and a.dtype in NAMES
+        a.dtype in NAMES
         and a.stride(2) == b.stride(1) == 1
         and a.shape[2] >= _LEAST_INPUTS
         and b.shape[2] <= _MOST_OUTPUTS
@@ -226,8 +225,20 @@ def kernel_gradient(
     return weight, bias
 
 
-def pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
-    """Pool images (..., B, C, H, W); or return their gradient from that of the outcome, ``g``."""
+def pooled(x: Tensor, kernel: Sequence[int], rectify: bool = False) -> Tensor:
+    """Pool images (..., B, C, H, W); axes before the batch join it."""
+    found = _pool(x, None, kernel)
+    return found.relu_() if rectify else found
+
+
+def unpooled(g: Tensor, x: Tensor, kernel: Sequence[int], rectify: bool = False) -> Tensor:
+    """Return the gradient of images (..., B, C, H, W) from that of what they were pooled to."""
+    if rectify:
+        g = torch.where(_pool(x, None, kernel) <= 0, 0.0, g)
+    return _pool(x, g, kernel)
+
+
+def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
     front = x.shape[:-3]
     x = _batch_last(x.flatten(0, -4)[None])[0]
     channels, height, width, batch = x.shape

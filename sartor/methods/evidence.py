@@ -159,8 +159,8 @@ def evidence(
         ]
         # The first that is no worse. A little slack, so that rounding does not decide at the end.
         last = cost[-1] + 1e-9 * (1.0 + cost[-1].abs())
-        best = (torch.stack(cost) <= last).to(torch.int8).argmax()
-        chosen = torch.nn.functional.one_hot(best, len(tried)).bool()
+        fits = torch.stack(cost) <= last
+        chosen = fits & (fits.cumsum(0) == 1)
 
         def pick(*leaves: Tensor) -> Tensor:
             keep = chosen.reshape((-1,) + (1,) * leaves[0].dim())

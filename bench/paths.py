@@ -37,7 +37,6 @@ from sartor.core.task import masked_mean
 from sartor.engines import vectorised
 from sartor.engines.cuda import graphs
 from sartor.engines.lanes import leaves, operations
-from sartor.engines.lanes.fusion import Fusion
 
 SETTLED = 14
 """Rounds after which all common graphs have been recorded."""
@@ -119,7 +118,6 @@ def _compiled() -> Iterator[None]:
 
 
 PATHS: dict[str, Callable[[], Any]] = {
-    "fused ReLUs": _replaced(Fusion, "prove", lambda self, before, step: None),
     "recorded server and client functions": _replaced(graphs.Graphed, "_often", _plainly),
     "convolutions": _without(torch.conv2d),
     "poolings": _without(F.max_pool2d, torch.max_pool2d),
@@ -130,7 +128,6 @@ PATHS: dict[str, Callable[[], Any]] = {
     ),
     "settling in one launch": _replaced(leaves, "takes_settle", lambda *a: False),
     "batches in one launch": _replaced(leaves, "takes_fetch", lambda *a: False),
-    "weighted sums in one launch": _replaced(operations.ServerOperations, "forms", {}),
     "LSTM in one launch": _without(lstm_loop),
     "random draws": _without(rng.normal),
     "all lane operators (plain vmap in graphs)": _replaced(operations.LaneOperations, "forms", {}),

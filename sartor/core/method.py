@@ -14,7 +14,6 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.overrides import handle_torch_function, has_torch_function
 
 from sartor.core import tree
 from sartor.core.errors import ContractError
@@ -429,17 +428,9 @@ def weighted_mean(uploads: Tree, weights: Tensor, fallback: Tree) -> Tree:
 
 def weighted_sum(uploads: Tree, weights: Tensor) -> Tree:
     """Return Σ_i weights[i] · uploads[i]; uploads of weight zero are left out even if NaN."""
-    found = iter(weighted_leaves(tree.leaves(uploads), weights))
-    return tree.map(lambda leaf: next(found), uploads)
-
-
-def weighted_leaves(uploads: list[Tensor], weights: Tensor) -> list[Tensor]:
-    """Sum as ``weighted_sum`` does, leaf by leaf; an engine may catch the call, as torch's own."""
-    if has_torch_function((weights,)):
-        return handle_torch_function(weighted_leaves, (weights,), uploads, weights)
 
     def one(leaf: Tensor) -> Tensor:
         w = weights.to(leaf.dtype).reshape((-1,) + (1,) * (leaf.dim() - 1))
         return torch.where(w != 0, w * leaf, torch.zeros_like(leaf)).sum(0)
 
-    return [one(leaf) for leaf in uploads]
+    return tree.map(one, uploads)

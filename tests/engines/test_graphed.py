@@ -66,7 +66,7 @@ class _OneRun(Graphed):
         self.shapes.append(plan.steps.shape)
         assert (np.diff(plan.steps[0]) <= 0).all()
         steps = torch.from_numpy(plan.steps)
-        step = over_lanes(phase.step, 2, dims=dims)
+        step = over_lanes(phase.step, dims=dims)
         for s in range(plan.num_steps):
             batch = plan.batches(self.arena, plan.table[:, :, s % plan.table.shape[2]])
             with metered() as calls:

@@ -14,13 +14,11 @@ from torch.func import grad, vmap
 from torch.nn import functional as F
 
 from sartor.core import tree
-from sartor.core.method import weighted_sum
 from sartor.core.task import masked_mean
 from sartor.core.torch_private import differentiating
 from sartor.core.tree import Tree
 from sartor.engines.lanes import dense, leaves, losses, pooling, recurrence
-from sartor.engines.lanes.fusion import Fusion
-from sartor.engines.lanes.operations import LaneOperations, ServerOperations
+from sartor.engines.lanes.operations import LaneOperations
 from sartor.engines.lanes.shapes import kernels
 from sartor.engines.parts import Arena
 from sartor.engines.plan import BatchPlan
@@ -31,13 +29,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Put plain torch in the place of the kernels; returns what was launched."""
     calls: list[str] = []
 
-    def product(
-        a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
-    ) -> tuple[Tensor, Tensor]:
+    def product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tuple[Tensor, Tensor]:
         calls.append("sums" if sums else "product")
-        a = a if mask is None else torch.where(mask <= 0, 0.0, a)
-        out = a @ b if bias is None else a @ b + bias[:, None, :]
-        return out.relu() if rectify else out, a.sum(2)
+        return a @ b if bias is None else a @ b + bias[:, None, :], a.sum(2)
 
     def entropy(s: Tensor, y: Tensor, g: Tensor | None) -> Tensor:
         calls.append("losses")
@@ -49,15 +43,13 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         slopes = (rows.softmax(-1) - hot) * kept * g.reshape(-1, 1)
         return slopes.reshape(s.shape)
 
-    def pool(x: Tensor, g: Tensor | None, kernel: Any, rectify: bool) -> Tensor:
+    def pool(x: Tensor, g: Tensor | None, kernel: Any) -> Tensor:
         calls.append("pool")
         planes = x.reshape(1, -1, *x.shape[-2:])
         found, where = F.max_pool2d(planes, tuple(kernel), return_indices=True)
         if g is None:
-            found = found.relu() if rectify else found
             return found.reshape(*x.shape[:-2], *found.shape[-2:])
         g = g.reshape(found.shape)
-        g = torch.where(found <= 0, 0.0, g) if rectify else g
         spread = torch.zeros_like(planes).flatten(2)
         spread.scatter_(2, where.flatten(2), g.flatten(2))
         return spread.reshape(x.shape)
@@ -140,39 +132,26 @@ def test_second_derivatives(launched: list[str]) -> None:
     torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-12)
 
 
-def test_weights_shared_by_the_lanes(launched: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_shared_by_the_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then all samples of the inner lanes are rows of one product."""
     shapes: list[tuple[int, ...]] = []
-    launch = dense._launch_product
+    plainly = torch.baddbmm
 
-    def watched(a: Tensor, *rest: Any) -> Any:
+    def watched(bias: Tensor, a: Tensor, b: Tensor) -> Tensor:
         shapes.append(a.shape)
-        return launch(a, *rest)
+        return plainly(bias, a, b)
 
-    monkeypatch.setattr(dense, "_launch_product", watched)
     x = torch.randn(2, 3, 5, 8, dtype=torch.float64)
     params = tree.map(lambda leaf: leaf[:2, 0], _drawn(2, 3)[0])
 
     def runs(x: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        return vmap(lambda one: F.linear(one, w, b))(x)
+        return vmap(lambda one: dense.linear(one, w, b))(x)
 
-    plain = vmap(runs)(x, params["w1"], params["b1"])
-    with LaneOperations():
-        found = vmap(runs)(x, params["w1"], params["b1"])
+    plain = torch.einsum("rlni,roi->rlno", x, params["w1"]) + params["b1"][:, None, None]
+    monkeypatch.setattr(torch, "baddbmm", watched)
+    found = vmap(runs)(x, params["w1"], params["b1"])
     torch.testing.assert_close(found, plain, rtol=1e-12, atol=1e-12)
     assert shapes == [(2, 15, 8)]
-
-
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_library_product_does_as_the_kernel(launched: list[str], masked: bool) -> None:
-    rng = torch.Generator().manual_seed(0)
-    a, b = (torch.randn(3, n, 6, generator=rng, dtype=torch.float64) for n in (4, 5))
-    bias, mask = torch.randn(3, 5, generator=rng, dtype=torch.float64), a.roll(1)
-    over = mask if masked else None
-    for row, rectify, sums in ((bias, True, False), (None, False, True), (bias, False, False)):
-        wanted = dense._launch_product(a, b.mT, row, over, rectify, sums)
-        found = dense._library_product(a, b.mT, row, over, rectify, sums)
-        torch.testing.assert_close(found[: 1 + sums], wanted[: 1 + sums], rtol=1e-12, atol=1e-12)
 
 
 def test_an_update_that_is_differentiated_stays_plain(launched: list[str]) -> None:
@@ -258,7 +237,7 @@ def test_other_losses_stay_plain(launched: list[str], settings: dict[str, Any]) 
 
 def test_every_kernel_that_is_launched_exists() -> None:
     """Launches name their module in words, which no import checks before a GPU is used."""
-    folder = Path(dense.__file__).parents[1]
+    folder = Path(losses.__file__).parents[1]
     text = "".join(path.read_text() for path in folder.rglob("*.py"))
     named = set(re.findall(r'launch\(\s*"(\w+_kernels)",\s*"(\w+)"', text))
     for room, module in ((leaves, "leaf_kernels"), (recurrence, "recurrent_kernels")):
@@ -280,25 +259,6 @@ def test_kernels_are_for_cuda() -> None:
     assert not leaves.takes_settle([x[None], x[None]], [x[None], x[None]])
 
 
-@pytest.mark.parametrize("runs", [0, 2])
-def test_a_server_sums_all_leaves_at_once(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[tuple[int, ...]] = []
-
-    def launch(x: list[Tensor], weights: Tensor) -> list[Tensor]:
-        calls.append((len(x), *weights.shape))
-        return [torch.einsum("ls,ls...->l...", weights, leaf) for leaf in x]
-
-    monkeypatch.setattr(leaves, "takes_weighted", lambda uploads, weights: True)
-    monkeypatch.setattr(leaves, "_launch_weighted", launch)
-    uploads = _drawn(*(runs,) * bool(runs), 5)[0]
-    weights = torch.rand(*(runs,) * bool(runs), 5, dtype=torch.float64)
-    mapped: Any = vmap(weighted_sum) if runs else weighted_sum
-    with ServerOperations():
-        found = mapped(uploads, weights)
-    torch.testing.assert_close(found, mapped(uploads, weights))
-    assert calls == [(len(uploads), runs or 1, 5)]
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("lead", [(3,), (2, 3)])
 def test_kernels(lead: tuple[int, ...]) -> None:
@@ -314,32 +274,6 @@ def test_kernels(lead: tuple[int, ...]) -> None:
     with LaneOperations():
         found = step(single, x.float(), y, mask, rate.float())
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-4, check_dtype=False)
-
-
-@pytest.mark.gpu
-def test_kernels_of_joined_layers() -> None:
-    """Products and poolings with their ReLU, and masked gradients."""
-    params, x, _, _, _ = _drawn(3)
-    params = {"w1": params["w1"], "b1": params["b1"], "w2": params["w2"]}
-
-    def objective(p: Tree, x: Tensor) -> Tensor:
-        hidden = F.relu(F.max_pool2d(x, (2, 3))).flatten(1)
-        scores = F.linear(F.relu(F.linear(hidden, p["w1"], p["b1"])), p["w2"])
-        return scores.square().sum()
-
-    plain = vmap(grad(objective, argnums=(0, 1)))(params, x)
-    here = tree.map(lambda leaf: leaf.float().cuda(), params)
-    fusion = Fusion()
-
-    def step() -> Any:
-        with LaneOperations(fusion):
-            found = vmap(grad(objective, argnums=(0, 1)))(here, x.float().cuda())
-        return tree.map(lambda leaf: leaf[None], {**found[0], "x": found[1]})
-
-    fusion.prove(tree.map(torch.zeros_like, step()), step)
-    assert len(fusion.rectify) == 2
-    wanted = tree.map(lambda leaf: leaf[None].cuda(), {**plain[0], "x": plain[1]})
-    torch.testing.assert_close(step(), wanted, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 @pytest.mark.gpu
@@ -379,45 +313,10 @@ def test_kernels_of_a_large_layer(rows: int) -> None:
 
     every = vmap(grad(objective, argnums=(0, 1, 2)))
     plain = every(weight, bias, x)
-    fusion = Fusion()
-    here = [part.float().cuda() for part in (weight, bias, x)]
-
-    def step() -> Any:
-        with LaneOperations(fusion):
-            found = every(*here)
-        return {str(k): leaf[None] for k, leaf in enumerate(found)}
-
-    fusion.prove(tree.map(torch.zeros_like, step()), step)
-    assert len(fusion.rectify) == (rows <= 16)
-    for k, wanted in enumerate(plain):
-        found = step()[str(k)][0].cpu()
-        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4, check_dtype=False)
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("runs", [0, 2])
-def test_a_server_sums_by_one_kernel(runs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also of runs that are mapped; what has weight zero is left out even if it is no number."""
-    uploads = tree.map(lambda leaf: leaf.float().cuda(), _drawn(*(runs,) * bool(runs), 5)[0])
-    weights = torch.rand(*(runs,) * bool(runs), 5, device=DEVICE)
-    weights[..., 2] = 0.0
-    first = min(uploads)
-    uploads[first][(..., 2, *(slice(None),) * (uploads[first].dim() - 1 - bool(runs)))] = torch.nan
-    mapped: Any = vmap(weighted_sum) if runs else weighted_sum
-    plain = mapped(uploads, weights)
-    calls: list[int] = []
-    launch = leaves._launch_weighted
-
-    def watched(x: Tensor, w: Tensor) -> Any:
-        calls.append(len(x))
-        return launch(x, w)
-
-    monkeypatch.setattr(leaves, "_launch_weighted", watched)
-    with ServerOperations():
-        found = mapped(uploads, weights)
-    assert calls == [len(uploads)]
-    torch.testing.assert_close(found, plain, rtol=1e-5, atol=1e-6)
-    assert all(leaf.isfinite().all() for leaf in tree.leaves(found))
+    with LaneOperations():
+        found = every(*(part.float().cuda() for part in (weight, bias, x)))
+    for one, wanted in zip(found, plain, strict=True):
+        torch.testing.assert_close(one.cpu(), wanted, rtol=1e-4, atol=1e-4, check_dtype=False)
 
 
 @pytest.mark.gpu

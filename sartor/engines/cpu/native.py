@@ -225,20 +225,8 @@ def kernel_gradient(
     return weight, bias
 
 
-def pooled(x: Tensor, kernel: Sequence[int], rectify: bool = False) -> Tensor:
-    """Pool images (..., B, C, H, W); axes before the batch join it."""
-    found = _pool(x, None, kernel)
-    return found.relu_() if rectify else found
-
-
-def unpooled(g: Tensor, x: Tensor, kernel: Sequence[int], rectify: bool = False) -> Tensor:
-    """Return the gradient of images (..., B, C, H, W) from that of what they were pooled to."""
-    if rectify:
-        g = torch.where(_pool(x, None, kernel) <= 0, 0.0, g)
-    return _pool(x, g, kernel)
-
-
-def _pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
+def pool(x: Tensor, g: Tensor | None, kernel: Sequence[int]) -> Tensor:
+    """Pool images (..., B, C, H, W); or return their gradient from that of the outcome, ``g``."""
     front = x.shape[:-3]
     x = _batch_last(x.flatten(0, -4)[None])[0]
     channels, height, width, batch = x.shape

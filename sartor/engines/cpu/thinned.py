@@ -176,7 +176,7 @@ def _lists(step: Node) -> tuple[list[Node], list[Node]]:
 def _gradient(slope: Node) -> Node | None:
     """Return the operation that has this as first result, if it is a gradient of a layer."""
     source = slope.args[0] if slope.target is getitem and slope.args[1] == 0 else None
-    if not isinstance(source, Node) or source.target is not _GRADIENT or source.args[2] is not None:
+    if not isinstance(source, Node) or source.target is not _GRADIENT:
         return None
     others = [user for user in source.users if user is not slope]
     return source if all(u.target is getitem and u.args[1] == 1 for u in others) else None

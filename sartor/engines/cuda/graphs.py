@@ -26,8 +26,7 @@ from sartor.core.task import metered
 from sartor.core.tree import Tree
 from sartor.engines.cuda.recording import Function, copy, flattened, no_collection, once, signature
 from sartor.engines.lanes import leaves
-from sartor.engines.lanes.fusion import Fusion
-from sartor.engines.lanes.operations import LaneOperations, ServerOperations
+from sartor.engines.lanes.operations import LaneOperations
 from sartor.engines.parts import Arena, on_device
 from sartor.engines.plan import BatchPlan, num_steps
 from sartor.engines.vectorised import PER_CLIENT, STOP_EVERY, Vectorised, narrow_context, over_lanes
@@ -35,7 +34,6 @@ from sartor.engines.vectorised import PER_CLIENT, STOP_EVERY, Vectorised, narrow
 _WIDTHS = 40  # the most lane widths to capture for one phase; wastes under 5% of lane-steps
 _WORTH_IT = 12  # uses of a function after which it is captured
 _MOST_COMMON = 1 << 30  # bytes that common messages may take when every lane gets its own copy
-_PROOF = 8  # lanes on which it is tried whether ReLUs can be joined to their neighbours
 _EVERY_LANE = ClientContext._make((0,) * len(ClientContext._fields))
 
 
@@ -111,7 +109,7 @@ class Graphed(Vectorised):
 
     def runs(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a server function to each run."""
-        return self._often(fn, self._runs, fn, *args)
+        return self._often(fn, super().runs, fn, *args)
 
     def addresses(
         self, fn: Callable[..., Any], server: Tree, cohort: Tensor, server_ctx: ServerContext
@@ -122,10 +120,6 @@ class Graphed(Vectorised):
     def clients(self, fn: Callable[..., Any], *args: Any) -> Any:
         """Apply a client function to each lane; the last argument is the ctx."""
         return self._often(fn, super().clients, fn, *args)
-
-    def _runs(self, fn: Callable[..., Any], *args: Any) -> Any:
-        with ServerOperations():
-            return super().runs(fn, *args)
 
     def _addresses(self, fn: Callable[..., Any], *args: Any) -> Any:
         return Vectorised.runs(self, vmap(fn, in_dims=(None, 0, None)), *args)
@@ -183,9 +177,7 @@ class _Captured:
         self.done = torch.zeros_like(self.limit, dtype=torch.bool)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.widths = few_widths(_schedule(phase, engine.arena, plan), plan.steps.shape[1])
-        self.fusion = Fusion()
-        self.step = over_lanes(phase.step, lambda: LaneOperations(self.fusion), dims)
-        self.proven = False
+        self.step = over_lanes(phase.step, LaneOperations, dims)
         self.stop = None if phase.stop is None else over_lanes(phase.stop, dims=dims)
 
     def holds(self, plan: BatchPlan) -> bool:
@@ -201,11 +193,6 @@ class _Captured:
         missing = [width for width in dict.fromkeys(schedule) if width not in self.graphs]
         self._fill(work, ctx, plan, steps)
         if missing:
-            if not self.proven:
-                width = min(missing[0], _PROOF)
-                now = tree.narrow(self.work, 1, 0, width)
-                self.fusion.prove(now, lambda: self._next(width))
-                self.proven = True
             with no_collection():
                 self.graphs.update({width: self._capture(width) for width in missing})
             self._fill(work, ctx, plan, steps)  # recording a step takes it once

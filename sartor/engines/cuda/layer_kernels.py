@@ -9,28 +9,17 @@ from __future__ import annotations
 from sartor.engines.cuda.jit import jit, tl
 
 
-@jit()
-def counted(a, mask, inside, at, over, MASKED: tl.constexpr):
-    """Load numbers of a matrix; MASKED: those count where the mask is above 0, or no number."""
-    found = tl.load(a + at, mask=inside, other=0.0)
-    if MASKED:
-        above = tl.load(mask + over, mask=inside, other=0.0)
-        found = tl.where(above <= 0, 0.0, found).to(found.dtype)
-    return found
-
-
-@jit("a_lane", "b_lane", "bias_lane", "mask_lane", "share")
+@jit("a_lane", "b_lane", "bias_lane", "share")
 def product(
-    a, b, bias, mask, out, sums, a_lane, b_lane, bias_lane, mask_lane, M, N, K, share, am, ak, bk,
-    bn, mm, mk, HAS_BIAS: tl.constexpr, MASKED: tl.constexpr, RECTIFY: tl.constexpr,
+    a, b, bias, out, sums, a_lane, b_lane, bias_lane, M, N, K, share, am, ak, bk,
+    bn, HAS_BIAS: tl.constexpr,
     SUMS: tl.constexpr, SPLITS: tl.constexpr, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Multiply a (M, K) by b (K, N) in every lane; add a row, or sum each row of a.
 
-    MASKED: a counts only where the mask is above 0. RECTIFY: what is below 0 becomes 0. With more
-    SPLITS than one, each program multiplies ``share`` columns of a, and ``out`` gets one product
-    for each split.
+    With more SPLITS than one, each program multiplies ``share`` columns of a, and ``out`` gets one
+    product for each split.
     """
     lane = tl.program_id(1).to(tl.int64)
     tiles = tl.cdiv(N, BN)
@@ -38,7 +27,6 @@ def product(
     n = (tl.program_id(0) % tiles) * BN + tl.arange(0, BN)
     a += lane * a_lane
     b += lane * b_lane
-    mask += lane * mask_lane
     acc = tl.zeros((BM, BN), dtype=tl.float32)
     begin, end = 0, K
     if SPLITS > 1:
@@ -48,8 +36,8 @@ def product(
     for start in range(begin, end, BK):
         k = start + tl.arange(0, BK)
         inside = (m < M)[:, None] & (k < end)[None, :]
-        at, over = m[:, None] * am + k[None, :] * ak, m[:, None] * mm + k[None, :] * mk
-        left = counted(a, mask, inside, at, over, MASKED)
+        at = m[:, None] * am + k[None, :] * ak
+        left = tl.load(a + at, mask=inside, other=0.0)
         right = tl.load(
             b + (k[:, None] * bk + n[None, :] * bn),
             mask=(k < end)[:, None] & (n < N)[None, :],
@@ -59,8 +47,6 @@ def product(
     if HAS_BIAS:
         shift = tl.load(bias + lane * bias_lane + n, mask=n < N, other=0.0).to(tl.float32)
         acc += shift[None, :]
-    if RECTIFY:
-        acc = tl.where(acc < 0, 0.0, acc)
     into = out + lane * M * N + (m[:, None] * N + n[None, :])
     tl.store(into, acc.to(out.dtype.element_ty), mask=(m < M)[:, None] & (n < N)[None, :])
     if SUMS:  # noqa: SIM102 (known when this is compiled)
@@ -71,8 +57,8 @@ def product(
             for start in range(0, K, BK):
                 k = start + tl.arange(0, BK)
                 inside = (m < M)[:, None] & (k < K)[None, :]
-                at, over = m[:, None] * am + k[None, :] * ak, m[:, None] * mm + k[None, :] * mk
-                left = counted(a, mask, inside, at, over, MASKED)
+                at = m[:, None] * am + k[None, :] * ak
+                left = tl.load(a + at, mask=inside, other=0.0)
                 plain += tl.sum(left.to(tl.float32), axis=1)
             tl.store(sums + lane * M + m, plain.to(sums.dtype.element_ty), mask=m < M)
 
@@ -109,12 +95,11 @@ def cross_entropy(
 @jit("total")
 def pool(
     x, grad, out, total, H: tl.constexpr, W: tl.constexpr, HO: tl.constexpr, WO: tl.constexpr,
-    KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, RECTIFY: tl.constexpr,
-    WIDE: tl.constexpr, BLOCK: tl.constexpr,
+    KH: tl.constexpr, KW: tl.constexpr, GRAD: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take the largest value of every window; or give its gradient to the first that has it.
 
-    RECTIFY: what is below 0 becomes 0, and gets no gradient.
     Places are 64-bit numbers only where they must be: they cost twice the arithmetic.
     """
     first = tl.program_id(0).to(tl.int64) if WIDE else tl.program_id(0)
@@ -133,14 +118,10 @@ def pool(
         where = tl.where(larger, k, where)
     if GRAD:
         slope = tl.load(grad + n, mask=live, other=0.0)
-        if RECTIFY:
-            slope = tl.where(best <= 0, 0.0, slope).to(slope.dtype)
         for k in tl.static_range(KH * KW):
             into = out + corner + ((k // KW) * W + k % KW)
             tl.store(into, tl.where(where == k, slope, 0.0).to(out.dtype.element_ty), mask=live)
     else:
-        if RECTIFY:
-            best = tl.where(best < 0, 0.0, best)
         tl.store(out + n, best.to(out.dtype.element_ty), mask=live)
 
 

@@ -41,28 +41,6 @@ def update(
             tl.store(out[i] + lane * SIZES[i] + n, found, mask=inside)
 
 
-@jit("slots")
-def weighted(
-    out, x, weights, slots, SLOTS: tl.constexpr, STEPS: tl.constexpr, SIZES: tl.constexpr,
-    FIRST: tl.constexpr, COUNT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Sum the slots of every leaf with their weights; a slot of weight 0 is left out."""
-    block = tl.program_id(0)
-    lane = tl.program_id(1).to(tl.int64)
-    for i in tl.static_range(COUNT):
-        if (block >= FIRST[i]) & (block < FIRST[i + 1]):
-            n = (block - FIRST[i]) * BLOCK + tl.arange(0, BLOCK)
-            inside = n < SIZES[i]
-            acc = tl.zeros((BLOCK,), dtype=tl.float32)
-            place = x[i] + lane * STEPS[1][i] + n
-            for slot in range(slots):
-                share = tl.load(weights + lane * slots + slot)
-                value = tl.load(place, mask=inside, other=0.0).to(tl.float32)
-                acc += tl.where(share != 0, share.to(tl.float32) * value, 0.0)
-                place += SLOTS[i]
-            tl.store(out[i] + lane * SIZES[i] + n, acc.to(out[i].dtype.element_ty), mask=inside)
-
-
 @jit()
 def settle(
     into, values, limit, counter, STEPS: tl.constexpr, SIZES: tl.constexpr, FIRST: tl.constexpr,

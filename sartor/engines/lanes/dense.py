@@ -18,7 +18,6 @@ from sartor.engines.lanes.shapes import (
     ceil,
     dense,
     in_parallel,
-    kept,
     launch,
     usable,
 )
@@ -36,19 +35,18 @@ def takes_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     return suits and usable(*given) and x.dim() >= 2
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False) -> Tensor:
-    """Return x·Wᵀ + b for one client, as ``F.linear``; with ``rectify`` what is below 0 becomes 0.
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """Return x·Wᵀ + b for one client, as ``F.linear``.
 
     x is (..., I), the weight (O, I), the bias (O) or None.
     """
-    flat = x.reshape(-1, x.shape[-1])
-    out: Tensor = _Linear.apply(flat, weight, bias, rectify)
+    out: Tensor = _Linear.apply(x.reshape(-1, x.shape[-1]), weight, bias)
     return out.reshape(*x.shape[:-1], weight.shape[0])
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """Return the product of two matrices of one client."""
-    found: Tensor = _Product.apply(a, b, None)
+    found: Tensor = _Product.apply(a, b)
     return found
 
 
@@ -56,128 +54,113 @@ class _Linear(Derived):
     """A dense layer of one client."""
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, rectify: bool) -> Any:
-        return alone(lane_product, x, weight.mT, bias, None, rectify)
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+        return alone(lane_product, x, weight.mT, bias)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-        x, weight, bias, rectify = inputs
-        ctx.save_for_backward(x, weight, *((output,) if rectify else ()))
+        x, weight, bias = inputs
+        ctx.save_for_backward(x, weight)
         ctx.biased = bias is not None
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *rectified = ctx.saved_tensors
-        mask = rectified[0] if rectified else None
+        x, weight = ctx.saved_tensors
 
         def of_weight() -> Any:
             if not (ctx.needs_input_grad[1] or ctx.needs_input_grad[2]):
                 return None, None
-            return _ProductAndSums.apply(grad.mT, x, None if mask is None else mask.mT)
+            return _ProductAndSums.apply(grad.mT, x)
 
         def of_x() -> Tensor | None:
-            return _Product.apply(grad, weight, mask) if ctx.needs_input_grad[0] else None
+            return _Product.apply(grad, weight) if ctx.needs_input_grad[0] else None
 
         (to_weight, to_bias), to_x = in_parallel(grad, of_weight, of_x)
-        return to_x, to_weight, to_bias if ctx.biased else None, None
+        return to_x, to_weight, to_bias if ctx.biased else None
 
 
 class _Product(Derived):
-    """The product of two matrices; the left one counts only where ``mask`` is above 0."""
+    """The product of two matrices."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> Any:
-        return alone(lane_product, a, b, None, mask, False)
+    def forward(a: Tensor, b: Tensor) -> Any:
+        return alone(lane_product, a, b, None)
 
     @staticmethod
-    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, Tensor, None]:
-        a, b, *mask = ctx.saved_tensors
-        return kept(along @ b.mT, mask), kept(a, mask).mT @ along, None
+    def backward(ctx: Any, along: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return along @ b.mT, a.mT @ along
 
 
 class _ProductAndSums(Derived):
-    """The product of two matrices, and the sums of the left one's rows; masked as ``_Product``."""
+    """The product of two matrices, and the sums of the left one's rows."""
 
     @staticmethod
-    def forward(a: Tensor, b: Tensor, mask: Tensor | None) -> Any:
-        return alone(lane_product_and_sums, a, b, mask)
+    def forward(a: Tensor, b: Tensor) -> Any:
+        return alone(lane_product_and_sums, a, b)
 
     @staticmethod
-    def backward(ctx: Any, along: Tensor, sums: Tensor) -> tuple[Tensor, Tensor, None]:
-        a, b, *mask = ctx.saved_tensors
-        return kept(along @ b.mT + sums[:, None], mask), kept(a, mask).mT @ along, None
+    def backward(ctx: Any, along: Tensor, sums: Tensor) -> tuple[Tensor, Tensor]:
+        a, b = ctx.saved_tensors
+        return along @ b.mT + sums[:, None], a.mT @ along
 
 
 def _empty_product(a: Tensor, b: Tensor, *_: Any) -> Tensor:
     return a.new_empty(a.shape[0], a.shape[1], b.shape[2])
 
 
-def _as_rows(
-    size: int,
-    dims: Any,
-    a: Tensor,
-    b: Tensor,
-    bias: Tensor | None,
-    mask: Tensor | None,
-    rectify: bool,
-) -> Any:
-    rows = None if mask is not None else folded(a, dims[:3], b, b.shape[-1])
-    return None if rows is None else (rows, b, bias, None, rectify)
+def _as_rows(size: int, dims: Any, a: Tensor, b: Tensor, bias: Tensor | None) -> Any:
+    rows = folded(a, dims[:3], b, b.shape[-1])
+    return None if rows is None else (rows, b, bias)
 
 
 @operator(
-    "lane_product(Tensor a, Tensor b, Tensor? bias, Tensor? mask, bool rectify) -> Tensor",
+    "lane_product(Tensor a, Tensor b, Tensor? bias) -> Tensor",
     _empty_product,
     shared=_as_rows,
 )
-def lane_product(
-    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool
-) -> Tensor:
-    """Return a (L, M, K) · b (L, K, N), plus a row (L, N); a counts where ``mask`` is above 0."""
-    return _launch_product(a, b, bias, mask, rectify, False)[0]
+def lane_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
+    """Return a (L, M, K) · b (L, K, N), plus a row (L, N)."""
+    return _launch_product(a, b, bias, False)[0]
 
 
 @operator(
-    "lane_product_and_sums(Tensor a, Tensor b, Tensor? mask) -> (Tensor, Tensor)",
-    lambda a, b, mask: (_empty_product(a, b), a.new_empty(a.shape[:2])),
+    "lane_product_and_sums(Tensor a, Tensor b) -> (Tensor, Tensor)",
+    lambda a, b: (_empty_product(a, b), a.new_empty(a.shape[:2])),
 )
-def lane_product_and_sums(a: Tensor, b: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return a (L, M, K) · b (L, K, N), and the sums of a's rows (L, M); masked as the product."""
-    return _launch_product(a, b, None, mask, False, True)
+def lane_product_and_sums(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    """Return a (L, M, K) · b (L, K, N), and the sums of a's rows (L, M)."""
+    return _launch_product(a, b, None, True)
 
 
-def _launch_product(
-    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
-) -> tuple[Tensor, Tensor]:
+def _launch_product(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tuple[Tensor, Tensor]:
     if not a.is_cuda:
-        return on_core(a, b, bias, mask, rectify, sums)
+        return on_core(a, b, bias, sums)
     lanes, rows, inner = a.shape
     columns = b.shape[2]
     forwards = b.stride(1) == 1
     large = max(rows, inner) * columns > _MANY_WEIGHTS
     many = lanes >= _MANY_LANES and min(rows, inner) <= _SMALL_BATCH
     if many or (large and rows > _FEW_ROWS):
-        return _library_product(a, b, bias, mask, rectify, sums)
+        return _library_product(a, b, bias, sums)
     if large and forwards and not sums:
-        found = _split_product(a, b, bias, mask, rectify)
+        found = _split_product(a, b, bias)
         return found, found
     tile = (16, 256, 32, 4) if large else _tile(rows, columns, lanes, forwards)
     out = a.new_empty(lanes, rows, columns)
     total = a.new_empty(lanes, rows) if sums else out
-    _multiply(a, b, bias, mask, out, total, tile, rectify=rectify, sums=sums)
+    _multiply(a, b, bias, out, total, tile, sums=sums)
     return out, total
 
 
-def on_core(
-    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
-) -> tuple[Tensor, Tensor]:
+def on_core(a: Tensor, b: Tensor, bias: Tensor | None, sums: bool) -> tuple[Tensor, Tensor]:
     """Multiply on a CPU: by compiled loops where one side is short; else by torch."""
-    if sums and mask is None and native.takes_outer(a, b):
+    if sums and native.takes_outer(a, b):
         return native.outer(a, b), a.sum(2)
-    if not native.takes_product(a, b) or mask is not None or sums:
-        return _library_product(a, b, bias, mask, rectify, sums)
+    if not native.takes_product(a, b) or sums:
+        return _library_product(a, b, bias, sums)
     out = native.dense(a, b.mT, bias)
-    return out.relu_() if rectify else out, out
+    return out, out
 
 
 def moved_on_core(now: Tensor, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
@@ -187,12 +170,10 @@ def moved_on_core(now: Tensor, a: Tensor, b: Tensor, factor: Tensor) -> Tensor:
     """
     if native.takes_outer(a, b):
         return native.outer(a, b, now, factor)
-    return native.updated([now], [on_core(a, b, None, None, False, True)[0]], factor)[0]
+    return native.updated([now], [on_core(a, b, None, True)[0]], factor)[0]
 
 
-def _split_product(
-    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool
-) -> Tensor:
+def _split_product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     """Do as the kernel does for few rows and a long sum, which many programs share."""
     lanes, rows, inner = a.shape
     columns = b.shape[2]
@@ -200,21 +181,19 @@ def _split_product(
     tiles = ceil(rows, tile[0]) * ceil(columns, tile[1]) * lanes
     splits = max(1, min(ceil(5 * PROGRAMS, tiles), inner // _SHORT))
     parts = a.new_empty(lanes, splits, rows, columns, dtype=torch.float32)
-    _multiply(a, b, None, mask, parts, parts, tile, splits=splits)
+    _multiply(a, b, None, parts, parts, tile, splits=splits)
     out = parts.sum(1)
     out = out if bias is None else out + bias[:, None]
-    return (out.relu_() if rectify else out).to(a.dtype)
+    return out.to(a.dtype)
 
 
 def _multiply(
     a: Tensor,
     b: Tensor,
     bias: Tensor | None,
-    mask: Tensor | None,
     out: Tensor,
     total: Tensor,
     tile: tuple[int, int, int, int],
-    rectify: bool = False,
     sums: bool = False,
     splits: int = 1,
 ) -> None:
@@ -223,19 +202,16 @@ def _multiply(
     columns = b.shape[2]
     tall, wide, deep, warps = tile
     bias = None if bias is None else dense(bias)
-    over = a if mask is None else mask
-    apart = (a.stride(0), b.stride(0), 0 if bias is None else bias.stride(0), over.stride(0))
+    apart = (a.stride(0), b.stride(0), 0 if bias is None else bias.stride(0))
     share = ceil(ceil(inner, splits), deep) * deep
-    inside = (*a.stride()[1:], *b.stride()[1:], *over.stride()[1:])
+    inside = (*a.stride()[1:], *b.stride()[1:])
     launch(
         "layer_kernels",
         "product",
         (ceil(rows, tall) * ceil(columns, wide), lanes, splits),
-        *(a, b, a if bias is None else bias, over, out, total),
+        *(a, b, a if bias is None else bias, out, total),
         *(*apart, rows, columns, inner, share, *inside),
         HAS_BIAS=bias is not None,
-        MASKED=mask is not None,
-        RECTIFY=rectify,
         SUMS=sums,
         SPLITS=splits,
         BM=tall,
@@ -248,12 +224,11 @@ def _multiply(
 
 
 def _library_product(
-    a: Tensor, b: Tensor, bias: Tensor | None, mask: Tensor | None, rectify: bool, sums: bool
+    a: Tensor, b: Tensor, bias: Tensor | None, sums: bool
 ) -> tuple[Tensor, Tensor]:
     """Do as the kernel does; with many lanes and few rows a library multiplies in half the time."""
-    a = kept(a, [] if mask is None else [mask])
     out = torch.bmm(a, b) if bias is None else torch.baddbmm(bias[:, None], a, b)
-    return out.relu_() if rectify else out, a.sum(2) if sums else out
+    return out, a.sum(2) if sums else out
 
 
 def _tile(rows: int, columns: int, lanes: int, forwards: bool) -> tuple[int, int, int, int]:

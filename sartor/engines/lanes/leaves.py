@@ -84,48 +84,6 @@ def _launch_update(kind: str, lists: list[list[Tensor]], factors: list[Tensor]) 
     return out
 
 
-# ---- a sum over a cohort ------------------------------------------------------------------------
-
-
-def takes_weighted(uploads: list[Tensor], weights: Tensor) -> bool:
-    """Say whether the kernel sums these leaves (slots, ...) with weights (slots,)."""
-    return (
-        bool(uploads)
-        and weights.dim() == 1
-        and weights.numel() > 0
-        and weights.dtype in DTYPES
-        and all(x.is_cuda and x.dtype == weights.dtype and x.numel() for x in uploads)
-        and all(x.shape[:1] == weights.shape for x in uploads)
-        and installed()
-        and not differentiating()
-    )
-
-
-def weighted(uploads: list[Tensor], weights: Tensor) -> list[Tensor]:
-    """Return Σ_i weights[i] · leaf[i] of every leaf (slots, ...); weight 0 leaves NaN out too."""
-    found: list[Tensor] = alone(lane_weighted, uploads, weights)
-    return found
-
-
-@operator(
-    "lane_weighted(Tensor[] x, Tensor weights) -> Tensor[]",
-    lambda x, weights: [leaf.new_empty((leaf.shape[0], *leaf.shape[2:])) for leaf in x],
-)
-def lane_weighted(x: list[Tensor], weights: Tensor) -> list[Tensor]:
-    """Sum leaves (L, slots, ...) with weights (L, slots)."""
-    return _launch_weighted(x, weights)
-
-
-def _launch_weighted(x: list[Tensor], weights: Tensor) -> list[Tensor]:
-    lanes, slots = weights.shape
-    weights = weights.contiguous()
-    given = [leaf if leaf[0, 0].is_contiguous() else leaf.contiguous() for leaf in x]
-    out = [leaf.new_empty((lanes, *leaf.shape[2:])) for leaf in given]
-    apart = [[leaf.stride(1) for leaf in given]]
-    _launch("weighted", [out, given], (weights, slots), apart)
-    return out
-
-
 # ---- putting an outcome back --------------------------------------------------------------------
 
 

@@ -1,9 +1,9 @@
 """Operations for lanes: what a network of the user calls, in forms that serve all lanes at once.
 
-``LaneOperations`` catches calls while a step is recorded for a GPU, ``ServerOperations`` while a
-server works there, ``CoreLanes`` while the cores of a CPU work on many lanes, ``CoreOperations``
-while one core works on one lane, and ``DrawOperations`` while a step of one lane draws; the network
-is not changed. What they do not know goes its plain way.
+``LaneOperations`` catches calls while a step is recorded for a GPU, ``CoreLanes`` while the cores
+of a CPU work on many lanes, ``CoreOperations`` while one core works on one lane, and
+``DrawOperations`` while a step of one lane draws; the network is not changed. What they do not know
+goes its plain way.
 
 | call | on a GPU, all lanes | on a CPU |
 |---|---|---|
@@ -13,11 +13,9 @@ is not changed. What they do not know goes its plain way.
 | ``cross_entropy`` | ``losses`` | ``losses`` by ``native``, many lanes with few classes |
 | ``sartor.core.task.masked_mean`` | ``losses`` | |
 | ``sartor.core.loops.lstm_loop`` | ``recurrence``: one launch | ``recurrence`` by ``native`` |
-| ``relu`` | in the layer before it or the pooling after it: ``fusion`` | |
 | ``sartor.core.tree.addcmul`` | ``leaves``: one launch | ``leaves`` by ``native``, many lanes |
 | ``sartor.core.tree.add_difference``, ``pulled_step`` | ``leaves``: one launch | |
 | ``sartor.core.rng.normal`` | ``draws``: one launch | ``native`` |
-| ``sartor.core.method.weighted_sum`` | ``leaves``: one launch, for the server | |
 """
 
 from __future__ import annotations
@@ -32,13 +30,11 @@ from torch.overrides import TorchFunctionMode
 
 from sartor.core import rng, tree
 from sartor.core.loops import lstm_loop
-from sartor.core.method import weighted_leaves
 from sartor.core.task import masked_mean
 from sartor.core.torch_private import differentiating
 from sartor.engines.cpu import native
 from sartor.engines.cuda.triton_conv import available, convolve
 from sartor.engines.lanes import dense, draws, leaves, losses, pooling, recurrence
-from sartor.engines.lanes.fusion import Fusion, Pass
 
 _MOST_PATCH = 512  # channels × kernel of a convolution: libraries are faster beyond
 
@@ -109,11 +105,9 @@ def _linear_on_cores(input: Tensor, weight: Tensor, bias: Tensor | None = None) 
     return dense.linear(input, weight, bias) if fits else None
 
 
-def _linear(
-    input: Tensor, weight: Tensor, bias: Tensor | None = None, rectify: bool = False
-) -> Tensor | None:
+def _linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor | None:
     fits = dense.takes_linear(input, weight, bias)
-    return dense.linear(input, weight, bias, rectify) if fits else None
+    return dense.linear(input, weight, bias) if fits else None
 
 
 def _cross_entropy(
@@ -133,11 +127,9 @@ _ENTROPY_DEFAULTS = {
 }
 
 
-def _max_pool2d(*args: Any, rectify: bool = False, **kwargs: Any) -> Tensor | None:
+def _max_pool2d(*args: Any, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
-    if kernel is None or not pooling.takes_pool(x, kernel):
-        return None
-    return pooling.max_pool2d(x, kernel, rectify)
+    return pooling.max_pool2d(x, kernel) if kernel and pooling.takes_pool(x, kernel) else None
 
 
 def _windows(
@@ -193,12 +185,6 @@ def _normal(
     return draws.normal(key, shape, dtype) if draws.takes(key, shape, dtype) else None
 
 
-def _weighted(uploads: list[Tensor], weights: Tensor) -> list[Tensor] | None:
-    weights = weights.to(uploads[0].dtype) if uploads else weights
-    fits = leaves.takes_weighted(uploads, weights)
-    return leaves.weighted(uploads, weights) if fits else None
-
-
 def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
     return pooling.max_pool2d(x, kernel) if kernel and native.takes_pool(x, kernel) else None
@@ -220,35 +206,6 @@ class LaneOperations(_Operations):
         tree.pulled_step_leaves: _update("pulled_step", 2),
         rng.normal: _normal,
     }
-
-    def __init__(self, fusion: Fusion | None = None) -> None:
-        """Begin a pass; ``fusion`` says which ReLUs their neighbours compute."""
-        super().__init__()
-        self.fused: Pass | None = None if fusion is None else fusion.begin()
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Any],
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """Catch as all of them do; and ReLUs."""
-        if self.fused is None:
-            return super().__torch_function__(func, types, args, kwargs)
-        return self.fused.call(
-            func,
-            lambda *a, **k: super(LaneOperations, self).__torch_function__(func, types, a, k),
-            self.forms.get(func),
-            args,
-            kwargs or {},
-        )
-
-
-class ServerOperations(_Operations):
-    """The server of all runs on a GPU."""
-
-    forms: ClassVar = {weighted_leaves: _weighted}
 
 
 class CoreOperations(_Operations):

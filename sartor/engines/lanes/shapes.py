@@ -64,11 +64,6 @@ def usable(*tensors: Tensor) -> bool:
     )
 
 
-def kept(values: Tensor, mask: list[Tensor]) -> Tensor:
-    """Return the values where the mask, if there is one, is above 0 (or no number), else 0."""
-    return torch.where(mask[0] <= 0, 0.0, values) if mask else values
-
-
 def dense(tensor: Tensor) -> Tensor:
     """Make each lane contiguous; steps between lanes are free: what is repeated is not copied."""
     return tensor if tensor[0].is_contiguous() else tensor.contiguous()

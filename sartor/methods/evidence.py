@@ -115,7 +115,7 @@ def evidence(
         like = tree.flat(params)
         one = like.new_ones(())
         return {
-            "params": tree.zeros_like(params),
+            "params": params,
             "spread": tree.map(lambda w: ctx.hyper["spread"].expand(w.shape).clone(), params),
             "width": tree.map(lambda w: ctx.hyper["width"].expand(w.shape).clone(), params),
             "covariance": like.new_zeros(len(like), len(like)),

@@ -62,7 +62,7 @@ def test_class_sums_are_those_of_a_loop() -> None:
     base = build("local", task, Local(), {})
     method = changed(
         base,
-        phases=(replace(class_sums(task), batch=4),),
+        phases=(replace(class_sums(task, "sums"), batch=4),),
         finish=lambda client, work, ctx: (
             client,
             {"sums": work["sums"], "counts": work["counts"]},

@@ -352,12 +352,15 @@ def find(method: str | Factory) -> Factory:
 def expand(names: Sequence[str]) -> list[str]:
     """Replace ``all`` and ``all-FAMILY`` by the methods they stand for; each once.
 
+    Methods for small models alone are in no group; they are called by their names.
+
     >>> expand(["local", "all-baseline"])
     ['local', 'fedavg', 'fedavg-ft']
     """
-    families = dict.fromkeys(entry.family for entry in METHODS.values())
-    groups = {f"all-{f}": [k for k, e in METHODS.items() if e.family == f] for f in families}
-    groups["all"] = list(METHODS)
+    listed = {name: entry for name, entry in METHODS.items() if not entry.small}
+    families = dict.fromkeys(entry.family for entry in listed.values())
+    groups = {f"all-{f}": [k for k, e in listed.items() if e.family == f] for f in families}
+    groups["all"] = list(listed)
     for name in names:
         if name.startswith("all") and name not in groups and name not in METHODS:
             raise ConfigError(f"Unknown group of methods {name!r}{did_you_mean(name, groups)}")

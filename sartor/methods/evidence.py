@@ -92,7 +92,7 @@ def evidence(
 
     Args:
         task: the model and its loss: classification, regression or multi-label.
-        local: not used; the models are solved for.
+        local: not used; the models are solved for. Schedules of its rate are refused.
         groups: which coordinates share a spread; see the module's docstring.
         learn: whether spread, width and noise are learned; False keeps those given (σ² = 1),
             which is FedProx with λ_i = 1/(n_i τ²).
@@ -109,6 +109,7 @@ def evidence(
             f"them; this model has {task.num_trained:,}. Use a linear model, train the head alone "
             '(sartor.models.pretrained(net, train=["fc"])), or use fedprox.'
         )
+    local.without_rate("evidence")  # refuses schedules of a rate that there is not
     regression = task.kind == "regression"
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:

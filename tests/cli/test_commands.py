@@ -399,7 +399,7 @@ def test_methods_lists_what_there_is(command: Any) -> None:
             "hyper",
             "options",
         }
-        assert "local_lr" in entry["hyper"]
+        assert ("local_lr" in entry["hyper"]) == (entry["name"] != "evidence")
         assert entry["family"] in ("baseline", "regularised", "collaborative")
     sizes = [entries["local"], entries["fedavg"], entries["fedavg-ft"]]
     assert [entry["models_down"] for entry in sizes] == [0, 1, 1]

@@ -105,7 +105,7 @@ def _with_rate(method: Method, decay: float) -> Method:
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", [name for name in METHODS if name != "evidence"])
 def test_the_decay_reaches_every_method(name: str) -> None:
     """Each method with lr_decay is the one without whose local_lr is multiplied by δ^t outside."""
     task, runs = net_task(), []
@@ -118,6 +118,12 @@ def test_the_decay_reaches_every_method(name: str) -> None:
     models = [k for k in runs[0] if k.startswith(("server/", "client/", "pre/test/loss"))]
     apart = [np.abs(runs[0][k] - 1.0 * runs[2][k]).max(initial=0) for k in models]
     assert max(apart) > 1e-9
+
+
+def test_a_method_without_a_rate_refuses_its_decay() -> None:
+    """``evidence`` solves, so there is nothing that could fade."""
+    with pytest.raises(ConfigError, match="lr_decay has nothing to act on"):
+        build("evidence", net_task(), Local(lr_decay=0.5), {})
 
 
 # ---- clipping ------------------------------------------------------------------------------------

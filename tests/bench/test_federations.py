@@ -64,9 +64,7 @@ def test_the_optimum_of_fedprox_is_one_large_fit_of_scikit_learn(classes):
         )
         for own, one in enumerate(clients)
     ]
-    theirs = reference(
-        np.concatenate(blocks), np.concatenate([one.y for one in clients]), classes
-    )
+    theirs = reference(np.concatenate(blocks), np.concatenate([one.y for one in clients]), classes)
     ours = [oracles.scores(w, one.x) for w, one in zip(found.models, clients, strict=True)]
     np.testing.assert_allclose(answers(np.concatenate(ours), classes), theirs, atol=2e-4)
 

@@ -49,6 +49,17 @@ ROWS = {
     "layer": "evidence, `layer`",
     "diag": "evidence, `diag`",
 }
+SHORT = {
+    "alone": "alone*",
+    "one": "one*",
+    "prox-sum": "FedProx, sum*",
+    "prox-mean": "FedProx, mean*",
+    "fedavg-ft": "FedAvg+FT",
+    "scalar": "`scalar`",
+    "layer": "`layer`",
+    "diag": "`diag`",
+}
+"""The same in one line; a star for an oracle."""
 OURS = "diag"
 
 
@@ -234,7 +245,8 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
     for one in found:
         kind = f"{one['classes']} classes" if one["classes"] else "regression"
         measure = ("log loss", "accuracy") if one["classes"] else ("squared error", "R²")
-        sizes = f"{one['clients']} clients, {one['samples']:,} samples"
+        splits = len(one["rows"][OURS]["losses"])
+        sizes = f"{one['clients']} clients, {one['samples']:,} samples, {splits} splits"
         lines = [
             f"**{one['name']}**: {sizes}, {one['features']} features, {kind}",
             "",
@@ -252,10 +264,13 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
 
 
 def overview(found: Sequence[dict[str, Any]]) -> str:
-    """Return one table of all federations: a row each, with the losses."""
+    """Return one table of all federations, with a sign where an interval is on one side of 0.
+
+    ▲ is beside what ``diag`` is better than, ▼ beside what is better than ``diag``.
+    """
     keys = [key for key in ROWS if all(key in one["rows"] for one in found)]
     lines = [
-        "| federation | " + " | ".join(ROWS[key] for key in keys) + " |",
+        "| federation | " + " | ".join(SHORT[key] for key in keys) + " |",
         "|---" * (len(keys) + 1) + "|",
     ]
     for one in found:
@@ -290,6 +305,7 @@ def arguments() -> argparse.Namespace:
     add("--only", nargs="+", choices=list(FEDERATIONS), default=list(FEDERATIONS))
     add("--json", type=Path, help="file for all numbers")
     add("--markdown", type=Path, help="file for the tables")
+    add("--show", nargs="+", type=Path, help="the tables of these files of numbers; train nothing")
     return parser.parse_args()
 
 
@@ -297,7 +313,9 @@ def main() -> int:
     """Run the command line."""
     args = arguments()
     found = []
-    for name in args.only:
+    for file in args.show or []:
+        found += json.loads(file.read_text(encoding="utf-8"))["federations"]
+    for name in [] if args.show else args.only:
         try:
             data = FEDERATIONS[name](args.data)
         except Missing as why:
@@ -311,6 +329,8 @@ def main() -> int:
         if args.json is not None:
             settings = {"splits": args.splits, "rounds": args.rounds}
             args.json.write_text(json.dumps({**settings, "federations": found}, indent=1))
+    if args.show:
+        print(overview(found) + "\n" + markdown(found))
     if args.markdown is not None and found:
         args.markdown.write_text(overview(found) + "\n" + markdown(found), encoding="utf-8")
     return 0

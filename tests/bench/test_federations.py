@@ -174,3 +174,20 @@ def test_the_command_skips_what_is_absent_and_writes_the_rest(tmp_path, monkeypa
     apart = np.subtract(found["rows"]["diag"]["losses"], row["losses"])
     assert row["difference"] == pytest.approx(apart.mean())
     assert "| wine |" in (tmp_path / "table.md").read_text()
+
+
+def test_a_sign_says_on_which_side_of_zero_the_interval_is(tmp_path, monkeypatch, capsys):
+    """▲ where evidence is better, ▼ where it is worse, nothing where one cannot say."""
+    ours = np.array([0.30, 0.32, 0.31])
+    losses = {
+        "alone": ours + 0.1,
+        "one": ours - [0.1, 0.11, 0.1],
+        "scalar": ours[::-1],
+        "diag": ours,
+    }
+    found = {key: federations.Row(loss, loss, "", 0.0) for key, loss in losses.items()}
+    numbers = federations.summary("wine", divided.wine(None), found)
+    (tmp_path / "numbers.json").write_text(json.dumps({"federations": [numbers]}))
+    monkeypatch.setattr("sys.argv", ["federations", "--show", str(tmp_path / "numbers.json")])
+    assert federations.main() == 0
+    assert "| wine | 0.4100 ▲ | 0.2067 ▼ | 0.3100 | 0.3100 |" in capsys.readouterr().out

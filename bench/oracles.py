@@ -96,8 +96,8 @@ def single(data: Samples, classes: int, ridge: Floats, start: Floats | None = No
         while (new := cost(w - length * step)) > now + 1e-12 * abs(now) and length > 1e-6:
             length /= 2.0
         w, now = w - length * step, new
-        if slope @ step < DONE * max(1.0, now):
-            break
+        if not classes or slope @ step < DONE * max(1.0, now):
+            break  # a regression is solved by one step
     return w
 
 
@@ -156,7 +156,7 @@ def together(
         ) and length > 1e-6:
             length /= 2.0
         mean, models, now = mean + length * move, models + length * moves, new
-        if gain < DONE * max(1.0, now):
+        if not classes or gain < DONE * max(1.0, now):
             break
     return Found(mean, models)
 

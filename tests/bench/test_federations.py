@@ -108,9 +108,9 @@ def test_the_library_and_the_oracles_agree_where_they_solve_the_same(name):
         data,
         splits,
         "evidence",
-        rounds=6,
-        eval_every=6,
-        options={"groups": "scalar", "learn": False},
+        rounds=8,
+        eval_every=8,
+        options={"groups": "scalar", "learn": False, "newton_steps": 3},
         hyper={"spread": 0.5, "width": 2.0},
     )
     for run, one in enumerate(splits):

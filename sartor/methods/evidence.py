@@ -151,7 +151,7 @@ def evidence(
         centre, root, v = whitened(work, ctx)
         at = slopes(work["params"], batch, ctx)
         factor = torch.linalg.cholesky_ex(_b(root, at.curvature))[0]
-        pull = (root * at.slope + v)[:, None]
+        pull = (root * at.slope + v)[:, None]  # Alg., client: B v_new = B v − (T^½ g + v)
         step = _solve(factor, pull)[:, 0]
         tried = [v - length * step for length in (LINE[:1] if regression else LINE)]
         models = [placed(centre + root * one, work["params"]) for one in tried]
@@ -261,7 +261,7 @@ def evidence(
         noise = server["noise"].double()
         if regression and learn:
             noise = sums["residual"] / sums["count"].clamp(min=1.0)
-        centre = centre - step
+        centre = centre - step  # Alg., server: w̄ ← w̄ − (ΣK_i + S⁻¹)⁻¹ (slope + S⁻¹w̄)
         if learn:
             # The first round measures σ², in whose units the given spread and width are.
             unit = torch.where(ctx.round == 0, noise, torch.ones_like(noise))
@@ -289,6 +289,7 @@ def evidence(
         """Return MacKay's τ² = Σ(w_i − w̄)²/Σγ_i over each group."""
         squares, sure = sums["squares"], sums["sure"]
         least = 1e-6 * ctx.sizes.shape[0]
+        # Alg., server: τ² = Σ(w_i − w̄)²/Σγ_i over the group
         if groups == "scalar":
             return (squares.sum() / sure.sum().clamp(min=least)).expand(spread.shape)
         tensor = _layerwise(squares, like) / _layerwise(sure, like).clamp(min=least)

@@ -578,12 +578,14 @@ def _moved(specs: Mapping[str, Any]) -> list[dict[str, float]]:
 
 
 ROBUST = ("median", "trimmed_mean", "krum", "multi_krum", "clip")
+SINCE = ("evidence",)
+"""Methods since 0.1.0: they come last, so that the others keep their configurations."""
 
 
 def of_methods() -> Iterator[Configuration]:
     """Yield every method on the reference engine in settings that concern all methods."""
-    for number, (method, listed) in enumerate(sartor.methods.METHODS.items()):
-        here = f"reference/{method}"
+    for number, method in enumerate(sorted(sartor.methods.METHODS, key=SINCE.__contains__)):
+        listed, here = sartor.methods.METHODS[method], f"reference/{method}"
         yield _fit(f"{here}/default", method)
         yield _fit(f"{here}/all participate", method, participation=1.0, rounds=2)
         for kind, local in LOCALS.items():

@@ -28,6 +28,8 @@ one for each coordinate (``diag``). With few clients a τ² of each coordinate i
 numbers and too extreme; so it counts ν clients more with the τ² of its tensor. ν = 0 is plain
 ``diag``. Linear models, and networks of at most 1,024 parameters: A_i is held as a matrix.
 
+A newcomer solves once under the learned prior; the fewer its samples, the nearer it is to w̄.
+
 What is shown: the log evidence (Laplace), and the loss of samples that were left out, one at a
 time, approximately (one Newton step from the model that saw them; Rad and Maleki, 2020). Both are
 of the messages before, so one round late.

@@ -166,6 +166,8 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=60.0)
     results.add_outputs(parser)
     args = parser.parse_args()
+    if not torch.cuda.is_available():
+        raise SystemExit("There is no CUDA device here; run this on a machine with one.")
     end = time.monotonic() + 60 * args.minutes
     rows = []
     for workload in args.workloads:

@@ -13,7 +13,7 @@ MacKay, "Bayesian Interpolation", Neural Computation 1992).
 | w_i | work["params"] | argmin L_i(w)/σ² + ½ (w − w̄)ᵀT⁻¹(w − w̄), L_i summed over samples |
 | J, Λ | | the scores' derivative by w, the loss's second derivative by the scores |
 | A_i | ΣJᵀΛJ/σ² | the curvature of L_i (Gauss-Newton; exact for linear models) |
-| B_i | I + T^½ A_i T^½ | so H_i⁻¹ = (A_i + T⁻¹)⁻¹ = T^½ B_i⁻¹ T^½, which stands T = 0 |
+| B_i | I + T^½ A_i T^½ | so H_i⁻¹ = (A_i + T⁻¹)⁻¹ = T^½ B_i⁻¹ T^½, which holds for T = 0 too |
 | K_i | A_i − A_i H_i⁻¹ A_i | what client i says of w̄ |
 | γ_i | 1 − Var(w_i − w̄)/τ² | how much the samples determine; 0 to 1 |
 | ν | pool | clients that a layer's τ² counts for in that of a coordinate |
@@ -52,7 +52,6 @@ from sartor.core.method import (
     ClientContext,
     Method,
     Phase,
-    Schedule,
     ServerContext,
     Show,
     Use,
@@ -68,6 +67,12 @@ LINE = (1.0, 0.5, 0.2, 0.05, 0.0)
 """Lengths of a Newton step that are tried, in this order; the last stays where it is."""
 CHANGE, LEAST, MOST = 30.0, 1e-10, 1e4
 """The most by which a variance changes in a round, and its bounds in units of σ²."""
+
+SUMS = (
+    *("curvature", "slope", "squares", "sure"),
+    *("evidence", "residual", "left_out", "count"),
+)
+"""What a client sends; the server uses their sums alone."""
 
 Groups = Literal["scalar", "layer", "diag"]
 
@@ -249,7 +254,7 @@ def evidence(
         slope = sums["slope"] + centre / width
         step = _solve(factor, slope[:, None])[:, 0]
         if not regression:
-            # Scores that move by more than 2 leave the parabola behind.
+            # The quadratic is not trusted where scores would move by more than 2.
             moved = (4.0 * (slope @ step) / sums["count"].clamp(min=1.0)).clamp(min=0.0).sqrt()
             step = step * (2.0 / moved.clamp(min=2.0))
         covariance = _solve(
@@ -322,10 +327,9 @@ def evidence(
         aggregate=aggregate,
         broadcast=broadcast,
         use=Use(adapt=(solve,), centre=lambda server, ctx: server["params"]),
-        schedule=Schedule(),
         wire=Wire(
             private=lambda leaf: leaf in task.leaf_names,
-            averaged=("curvature", "slope", "squares", "sure"),
+            averaged=SUMS,
         ),
         show=Show(server=shown),
     )

@@ -13,8 +13,10 @@ from torch import nn
 import sartor
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.task import Task
+from sartor.core.method import ServerContext
+from sartor.core.task import Task, binary_cross_entropy, cross_entropy, squared_error
 from sartor.methods import build
+from sartor.methods.evidence import SUMS, _derivatives
 
 SIZES = (5, 14, 9, 70, 33)
 D = 3
@@ -222,3 +224,43 @@ def test_large_models_and_other_tasks_are_refused() -> None:
         build("evidence", Task(nn.Linear(784, 10)), Local(), {})
     with pytest.raises(ConfigError, match="next-token"):
         build("evidence", Task(nn.Linear(3, 2), kind="next-token"), Local(), {})
+
+
+@pytest.mark.parametrize("kind", ["classification", "regression", "multilabel"])
+def test_derivatives_are_those_of_the_loss(kind: str) -> None:
+    """First and second derivatives by the scores, against automatic ones of the task's loss."""
+    drawn = torch.Generator().manual_seed(0)
+    scores = torch.randn(5, 3, generator=drawn, dtype=torch.float64)
+    y = torch.randn(5, 3, generator=drawn, dtype=torch.float64)
+    loss: Any = squared_error
+    if kind == "multilabel":
+        y, loss = (y > 0).double(), binary_cross_entropy
+    if kind == "classification":
+        y, loss = torch.tensor([0, 2, 1, 1, 0]), cross_entropy
+    first, second = _derivatives(kind, scores, y)
+    for k in range(5):
+
+        def one(s: torch.Tensor, k: int = k) -> torch.Tensor:
+            return loss(s[None], y[k : k + 1])[0]
+
+        torch.testing.assert_close(first[k], torch.func.grad(one)(scores[k]))
+        torch.testing.assert_close(second[k], torch.func.jacrev(torch.func.grad(one))(scores[k]))
+
+
+def test_who_is_absent_is_counted_by_those_who_are_there() -> None:
+    """Of alike clients half give what all give; what the absent would have sent does not matter."""
+    task = Task(nn.Linear(2, 2))
+    method = build("evidence", task, Local(), {})
+    hyper = {k: torch.tensor(v.default, dtype=torch.float64) for k, v in method.hyper.items()}
+    key, ids = torch.zeros(2, dtype=torch.int64), torch.arange(4)
+    ctx = ServerContext(hyper, key, torch.tensor(3), torch.full((4,), 9), ids, ids >= 0)
+    params = {k: v.double() for k, v in task.init(0).items()}
+    server = method.init_server(params, ctx)
+    one = {name: torch.rand(6, dtype=torch.float64) for name in ("slope", "squares", "sure")}
+    one |= {name: torch.tensor(7.0, dtype=torch.float64) for name in SUMS if name not in one}
+    one["curvature"] = torch.eye(6, dtype=torch.float64) + 0.1
+    uploads = {k: v.expand(4, *v.shape).clone() for k, v in one.items()}
+    whole = method.aggregate(server, uploads, ctx)
+    half = ctx._replace(present=ids < 2)
+    spoiled = {k: v.index_fill(0, ids[2:], torch.nan) for k, v in uploads.items()}
+    torch.testing.assert_close(method.aggregate(server, spoiled, half), whole)

@@ -96,7 +96,7 @@ def predict(clients: Clients, w: Tensor) -> Tensor:
 
 def sample_losses(clients: Clients, w: Tensor) -> Tensor:
     """Return the loss of every sample, without ridge; 0 for padding."""
-    return _losses(clients, predict(clients, w)) * clients.mask
+    return losses_of(clients, predict(clients, w)) * clients.mask
 
 
 def look(clients: Clients, w: Tensor) -> Point:
@@ -119,7 +119,7 @@ def look(clients: Clients, w: Tensor) -> Point:
     residual = residual * real[..., None]
     curvature = curvature * real[..., None, None]
     n = clients.sizes
-    loss = (_losses(clients, scores) * real).sum(-1) / n
+    loss = (losses_of(clients, scores) * real).sum(-1) / n
     slope = (clients.x.mT @ residual).flatten(-2) / n[..., None]
     if clients.ridge:
         loss = loss + 0.5 * clients.ridge * w.square().sum(-1)
@@ -157,7 +157,8 @@ def gradients(clients: Clients, w: Tensor) -> Tensor:
     return each + clients.ridge * w[..., None, :] * clients.mask[..., None]
 
 
-def _losses(clients: Clients, scores: Tensor) -> Tensor:
+def losses_of(clients: Clients, scores: Tensor) -> Tensor:
+    """Return the loss of every sample at given scores, padding included."""
     if clients.family == "linear":
         return 0.5 * (scores[..., 0] - clients.y).square()
     if clients.family == "logistic":

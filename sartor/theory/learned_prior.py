@@ -20,7 +20,7 @@ Spreads are diagonal: (d,), one for a feature, the same for all outputs of a sof
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -39,6 +39,9 @@ WIDTHS = (1.0, 10.0, 100.0)
 
 RIDGES = (0.1, 10**-0.5, 1.0, 10**0.5, 10.0, 10**1.5, 100.0)
 """What the one number of clients alone, or of one model, is multiplied with."""
+
+MOST_STEPS = 60
+"""Newton steps of a solve at most."""
 
 DECADES = 0.7
 """Deviation of the prior of these multipliers, in powers of ten."""
@@ -62,6 +65,7 @@ class Solved(NamedTuple):
     apart: Tensor  # (clients, p) variances of w_i − w̄
     sure: Tensor  # (p,) variances of w̄
     freedom: Tensor  # 0-d, the effective number of parameters
+    steps: int  # Newton steps, in each of which the clients send sums
 
 
 class Averaged(NamedTuple):
@@ -72,8 +76,10 @@ class Averaged(NamedTuple):
     left_out: Tensor  # (clients, samples, outputs)
     losses: Tensor  # (clients, samples) of samples left out; 0 for padding
     weights: Tensor  # (priors,)
-    learned: Prior
-    evidence: float  # of the learned prior
+    priors: list[Prior]
+    best: int  # the prior of the largest weight
+    evidence: float  # log p(data) of the prior that has the largest, Laplace
+    steps: int  # Newton steps in all
 
 
 def solve(clients: Clients, prior: Prior, start: Solved | None = None) -> Solved:
@@ -84,15 +90,10 @@ def solve(clients: Clients, prior: Prior, start: Solved | None = None) -> Solved
         prior: T, S and σ².
         start: a solution under a prior nearby.
     """
-    p, outputs = clients.num_params, clients.outputs
-    root = prior.spread.repeat_interleave(outputs).sqrt()
-    width = prior.width.repeat_interleave(outputs)
-    free = width > 0
-    pull = torch.where(free, 1.0 / torch.where(free, width, 1.0), 0.0)
-    eye = torch.eye(p, dtype=torch.float64)
-    scale = clients.sizes / prior.noise
-    centre = torch.zeros(p, dtype=torch.float64)
-    away = torch.zeros(len(clients.sizes), p, dtype=torch.float64)  # v_i, w_i = w̄ + T^½ v_i
+    frame = _frame(clients, prior)
+    root, free = frame.root, frame.free
+    centre = torch.zeros(clients.num_params, dtype=torch.float64)
+    away = torch.zeros(len(clients.sizes), clients.num_params, dtype=torch.float64)  # v_i
     if start is not None:
         centre = torch.where(free, start.centre, 0.0)
         far = (start.own - centre) / torch.where(root > 0, root, 1.0)
@@ -101,19 +102,22 @@ def solve(clients: Clients, prior: Prior, start: Solved | None = None) -> Solved
     def cost(centre: Tensor, away: Tensor) -> float:
         loss = losses_of(clients, predict(clients, centre + root * away)) * clients.mask
         found = loss.sum() / prior.noise + 0.5 * away.square().sum()
-        return float(found + 0.5 * (centre.square() * pull).sum())
+        return float(found + 0.5 * (centre.square() * frame.pull).sum())
 
-    now = cost(centre, away)
-    for _ in range(1 if clients.family == "linear" and start is None else 60):
-        at = _at(clients, centre + root * away, root, pull, eye, scale)
+    now, steps = cost(centre, away), 0
+    for _ in range(1 if clients.family == "linear" and start is None else MOST_STEPS):
+        steps += 1
+        at = _at(clients, centre + root * away, frame)
         gv = root * at.slope + away
         inner = torch.cholesky_solve(gv[..., None], at.factor)[..., 0]
-        right = at.slope.sum(0) + centre * pull - (at.curve @ (root * inner)[..., None])[..., 0].sum(0)
-        step = torch.where(free, torch.cholesky_solve(right[:, None], at.whole)[:, 0], 0.0)
+        pushed = (at.curve @ (root * inner)[..., None])[..., 0]
+        slope = at.slope.sum(0) + centre * frame.pull
+        step = torch.cholesky_solve((slope - pushed.sum(0))[:, None], at.whole)[:, 0]
+        step = torch.where(free, step, 0.0)
         # v_i − B_i⁻¹ (T^½ g_i + v_i) + B_i⁻¹ T^½ A_i step: what is left to w_i once w̄ has moved.
         push = root * (at.curve @ step[:, None])[..., 0]
         turn = inner - torch.cholesky_solve(push[..., None], at.factor)[..., 0]
-        slope = float(((at.slope.sum(0) + centre * pull) * step).sum() + (gv * turn).sum())
+        gain = float((slope * step).sum() + (gv * turn).sum())
         length = 1.0
         while length > 1e-6:
             new = cost(centre - length * step, away - length * turn)
@@ -121,34 +125,53 @@ def solve(clients: Clients, prior: Prior, start: Solved | None = None) -> Solved
                 break
             length /= 2.0
         centre, away = centre - length * step, away - length * turn
-        done = slope <= 1e-9 * max(1.0, abs(new)) or clients.family == "linear"
         now = new
-        if done:
+        if gain <= 1e-9 * max(1.0, abs(new)) or clients.family == "linear":
             break
-    own = centre + root * away
-    return _solved(clients, own, centre, away, root, width, pull, eye, scale, prior, now)
+    return _solved(clients, centre, away, frame, now, steps)
+
+
+class _Frame(NamedTuple):
+    """What a prior is to a solve."""
+
+    root: Tensor  # (p,) T^½
+    width: Tensor  # (p,) S
+    free: Tensor  # (p,) whether w̄ is: S > 0
+    pull: Tensor  # (p,) S⁻¹, 0 where w̄ is held
+    scale: Tensor  # (clients,) n_i/σ², by which mean losses become L_i
+    noise: Tensor
+
+
+def _frame(clients: Clients, prior: Prior) -> _Frame:
+    root = prior.spread.repeat_interleave(clients.outputs).sqrt()
+    width = prior.width.repeat_interleave(clients.outputs)
+    free = width > 0
+    pull = torch.where(free, 1.0 / torch.where(free, width, 1.0), 0.0)
+    return _Frame(root, width, free, pull, clients.sizes / prior.noise, prior.noise)
 
 
 class _Point(NamedTuple):
+    """Derivatives at given models, with what a Newton step makes of them."""
+
     slope: Tensor  # (clients, p) ∇L_i/σ²
     curve: Tensor  # (clients, p, p) A_i
     factor: Tensor  # of B_i = I + T^½ A_i T^½
     whole: Tensor  # of ΣK_i + S⁻¹
     move: Tensor  # (clients, p, p) H_i⁻¹ A_i, by which w_i − w̄ follows w̄
     inverse: Tensor  # (clients, p, p) H_i⁻¹
-    errors: Tensor
-    bend: Tensor
+    errors: Tensor  # (clients, samples, outputs) first derivatives by the scores
+    bend: Tensor  # (clients, samples, outputs, outputs) second derivatives
 
 
-def _at(
-    clients: Clients, own: Tensor, root: Tensor, pull: Tensor, eye: Tensor, scale: Tensor
-) -> _Point:
+def _at(clients: Clients, own: Tensor, frame: _Frame) -> _Point:
     point = look(clients, own)
+    root, scale = frame.root, frame.scale
     curve = hessians(clients, point) * scale[:, None, None]
+    eye = torch.eye(len(root), dtype=torch.float64)
     factor = torch.linalg.cholesky_ex(eye + root[:, None] * curve * root)[0]
     inverse = root[:, None] * torch.cholesky_inverse(factor) * root
     move = inverse @ curve
-    whole = (curve - curve @ move).sum(0) + torch.diag(pull)
+    whole = (curve - curve @ move).sum(0) + torch.diag(frame.pull)
     size = whole.diagonal().mean().clamp(min=1e-300)
     return _Point(
         point.slope * scale[:, None],
@@ -163,20 +186,12 @@ def _at(
 
 
 def _solved(
-    clients: Clients,
-    own: Tensor,
-    centre: Tensor,
-    away: Tensor,
-    root: Tensor,
-    width: Tensor,
-    pull: Tensor,
-    eye: Tensor,
-    scale: Tensor,
-    prior: Prior,
-    cost: float,
+    clients: Clients, centre: Tensor, away: Tensor, frame: _Frame, cost: float, steps: int
 ) -> Solved:
-    at = _at(clients, own, root, pull, eye, scale)
-    free = width > 0
+    own = centre + frame.root * away
+    at = _at(clients, own, frame)
+    free, width, noise = frame.free, frame.width, frame.noise
+    eye = torch.eye(len(width), dtype=torch.float64)
     fixed = torch.where(free[:, None] & free, torch.cholesky_inverse(at.whole), 0.0)
     stay = eye - at.move
     cov_own = at.inverse + stay @ fixed @ stay.mT
@@ -184,43 +199,52 @@ def _solved(
     # log p(data): Laplace over all v_i and w̄ together.
     half = at.factor.diagonal(dim1=-2, dim2=-1).log().sum()
     if bool(free.any()):
-        inside = at.whole[free][:, free] if not bool(free.all()) else at.whole
-        half = half + inside.diagonal().log().sum() + 0.5 * width[free].log().sum()
+        half = half + at.whole.diagonal()[free].log().sum() + 0.5 * width[free].log().sum()
     count = clients.sizes.sum()
     if clients.family == "linear":
-        half = half + 0.5 * count * torch.log(2.0 * math.pi * prior.noise)
+        half = half + 0.5 * count * torch.log(2.0 * math.pi * noise)
     d, k = clients.x.shape[-1], clients.outputs
     shaped = cov_own.reshape(-1, d, k, d, k)
     reach = torch.einsum("mnd,mdaeb,mne->mnab", clients.x, shaped, clients.x)
-    bend = at.bend / prior.noise
     small = torch.eye(k, dtype=torch.float64)
     # f + G (I − ΛG)⁻¹ e: the scores after one Newton step away from the sample.
-    inner = small - (1.0 - 1e-6) * bend @ reach
-    shift = torch.linalg.solve(inner, at.errors[..., None] / prior.noise)
-    left_out = predict(clients, own) + (reach @ shift)[..., 0]
-    freedom = (at.curve * cov_own).sum()
+    inner = small - (1.0 - 1e-6) * (at.bend / noise) @ reach
+    shift = torch.linalg.solve(inner, at.errors[..., None] / noise)
     return Solved(
         own,
         centre,
-        left_out,
+        predict(clients, own) + (reach @ shift)[..., 0],
         -cost - float(half),
         cov_apart.diagonal(dim1=-2, dim2=-1),
         fixed.diagonal(),
-        freedom,
+        (at.curve * cov_own).sum(),
+        steps,
     )
 
 
 def learn(
-    clients: Clients, *, alone: bool = False, one: bool = False, rounds: int = 40
+    clients: Clients,
+    *,
+    alone: bool = False,
+    one: bool = False,
+    intercept: bool = True,
+    rounds: int = 40,
 ) -> tuple[Prior, Solved]:
-    """Learn T, S and σ² by MacKay's fixed point of the evidence.
+    """Learn T, S and σ² by MacKay's fixed point of the evidence; ``steps`` counts all solves.
 
     Args:
-        clients: (clients, samples, d), with a constant feature last.
-        alone: hold w̄ at zero (S = 0) and learn one T for all features and one for the constant.
+        clients: (clients, samples, d).
+        alone: hold w̄ at zero (S = 0) and learn one T for all features.
         one: hold the clients' models together (T = 0) and learn S.
+        intercept: whether the last feature is the constant one, whose variances are apart.
         rounds: updates at most.
     """
+
+    def grouped(values: Tensor) -> Tensor:
+        """Replace every number by the sum over its group."""
+        sizes = [len(values) - 1, 1] if intercept else [len(values)]
+        return torch.cat([part.sum().expand(part.shape) for part in values.split(sizes)])
+
     m, k, d = len(clients.sizes), clients.outputs, clients.x.shape[-1]
     ones = torch.ones(d, dtype=torch.float64)
     spread, width = (ones * 0.0 if one else 0.1 * ones), (ones * 0.0 if alone else ones)
@@ -234,6 +258,7 @@ def learn(
     unit = noise.clone()
     spread, width = spread * unit, width * unit
     found = solve(clients, Prior(spread, width, noise))
+    steps = found.steps
     for _ in range(rounds):
         if clients.family == "linear":
             fit = losses_of(clients, predict(clients, found.own)) * clients.mask
@@ -244,16 +269,17 @@ def learn(
             squares = _by_feature((found.own - found.centre).square().sum(0), k)
             safe = torch.where(spread > 0, spread, 1.0).repeat_interleave(k)
             sure = _by_feature((1.0 - found.apart / safe).clamp(0.0, 1.0).sum(0), k)
-            group = _grouped(squares) / _grouped(sure).clamp(min=1e-6 * m * k)
+            group = grouped(squares) / grouped(sure).clamp(min=1e-6 * m * k)
             pool = POOL * k
             new = group if alone else (squares + pool * group) / (sure + pool)
             spread = _near(new, spread, 1e-10 * noise, 1e4 * noise)
         if not alone:
             squares = _by_feature(found.centre.square(), k)
             known = _by_feature((1.0 - found.sure / width.repeat_interleave(k)).clamp(0.0, 1.0), k)
-            new = _grouped(squares) / _grouped(known).clamp(min=0.01)
+            new = grouped(squares) / grouped(known).clamp(min=0.01)
             width = _near(new, width, 1e-3 * noise, 1e3 * noise)
         found = solve(clients, Prior(spread, width, noise), found)
+        steps += found.steps
         moved = [
             float((a / torch.where(b > 0, b, 1.0)).clamp(min=1e-300).log().abs().max())
             for a, b in zip((spread, width), old, strict=True)
@@ -261,11 +287,16 @@ def learn(
         ]
         if max(moved) < 1e-3:
             break
-    return Prior(spread, width, noise), found
+    return Prior(spread, width, noise), found._replace(steps=steps)
 
 
 def averaged(
-    clients: Clients, *, alone: bool = False, one: bool = False, each: Callable[[], None] | None = None
+    clients: Clients,
+    *,
+    alone: bool = False,
+    one: bool = False,
+    intercept: bool = True,
+    each: Callable[[], None] | None = None,
 ) -> Averaged:
     """Learn a prior, and average models over multiples of it by the losses of samples left out.
 
@@ -277,23 +308,24 @@ def averaged(
         clients: see ``learn``.
         alone: every client for itself.
         one: one model for all.
+        intercept: see ``learn``.
         each: is called after every solve.
     """
-    learned, found = learn(clients, alone=alone, one=one)
+    learned, found = learn(clients, alone=alone, one=one, intercept=intercept)
+    steps = found.steps
     count = float(clients.sizes.sum())
-    grid: Sequence[tuple[float, float]]
+    grid: list[tuple[float, float]] = [(a, b) for b in WIDTHS for a in LEVELS]
     if alone:
         grid = [(a, 1.0) for a in RIDGES]
     elif one:
         grid = [(1.0, b) for b in RIDGES]
     else:
-        grid = [(a, b) for b in WIDTHS for a in LEVELS]
-        spread = torch.maximum(learned.spread, learned.noise / count)
-        learned = learned._replace(spread=spread)
+        learned = learned._replace(spread=learned.spread.clamp(min=float(learned.noise) / count))
+    priors = [Prior(learned.spread * a, learned.width * b, learned.noise) for a, b in grid]
     solved: list[Solved] = []
-    for a, b in grid:
-        prior = Prior(learned.spread * a, learned.width * b, learned.noise)
+    for prior in priors:
         found = solve(clients, prior, found)
+        steps += found.steps
         solved.append(found)
         if each is not None:
             each()
@@ -314,20 +346,16 @@ def averaged(
         left_out=scores,
         losses=losses_of(clients, scores) * clients.mask,
         weights=weights,
-        learned=learned,
+        priors=priors,
+        best=int(weights.argmax()),
         evidence=max(one.evidence for one in solved),
+        steps=steps,
     )
 
 
 def _by_feature(values: Tensor, outputs: int) -> Tensor:
     """Sum over the outputs of a feature: (p,) -> (d,)."""
     return values.reshape(-1, outputs).sum(-1)
-
-
-def _grouped(values: Tensor) -> Tensor:
-    """Replace every number by the sum over its group: all features, or the constant, which is last."""
-    features = values[:-1].sum().expand(len(values) - 1)
-    return torch.cat((features, values[-1:]))
 
 
 def _near(new: Tensor, old: Tensor, least: Tensor, most: Tensor) -> Tensor:

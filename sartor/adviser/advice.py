@@ -21,14 +21,25 @@ from sartor.results.tables import Table, jsonable
 from sartor.theory import linear_models
 from sartor.training.progress import Progress
 
-Basis = Literal["theory", "trial"]
+Basis = Literal["evidence", "theory", "trial"]
+Verdict = Literal["alone", "one model", "personalise", "cannot tell"]
 Verifier = Callable[["Advice", Progress | None], Verification]
 
 CONTRADICTED = "by the theory, which held-out samples contradict"
 """What stands below expected errors that cannot be trusted."""
 
 METHODS = {"local": "local", "global": "fedavg", "personalised": "fedprox"}
-"""The method of the library that carries a strategy out."""
+"""The method of the library that carries a strategy out, unless the settings name another."""
+
+KINDS = {"evidence": "held-out loss", "theory": "excess loss", "trial": "validation loss"}
+"""What the errors of an advice are, by its basis."""
+
+VERDICTS: dict[Strategy, Verdict] = {
+    "local": "alone",
+    "global": "one model",
+    "personalised": "personalise",
+}
+"""What a strategy answers, where the data can tell."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +86,7 @@ class Client:
             loss (trial).
         one_model: the same with one model for all.
         advised: the same with the recommendation.
+        half: half the width of the 95 % interval of the gain; NaN where there is none.
     """
 
     name: str
@@ -85,6 +97,14 @@ class Client:
     alone: float
     one_model: float
     advised: float
+    half: float = math.nan
+
+    @property
+    def outcome(self) -> str:
+        """What the recommendation does to this client: "gains", "loses" or "cannot tell"."""
+        if not abs(self.gain) > self.half:
+            return "cannot tell"
+        return "gains" if self.gain > 0 else "loses"
 
     @property
     def gain(self) -> float:
@@ -102,13 +122,15 @@ class Advice:
     """What ``advise`` found.
 
     Attributes:
-        basis: "theory" (estimates from the clients' fits) or "trial" (λ by training).
-        strategy: "local", "global" or "personalised".
+        basis: "evidence" (a learned prior, judged by samples left out), "theory" (estimates from
+            the clients' fits) or "trial" (λ by training).
+        strategy: what is recommended: "local", "global" or "personalised".
         reason: the regime, in one sentence.
         prox_strength: λ of the recommendation; 0 for local, ∞ for global.
         clients: one entry per client.
         pulls: values of λ from 0 to ∞.
-        errors: mean error at these: expected excess loss (theory) or validation loss (trial).
+        errors: mean error at these: loss of samples left out (evidence), expected excess loss
+            (theory) or validation loss (trial).
         rules: λ by each rule, name -> value; empty for a trial.
         constants: n, m, N, L, μ, ρ, and R with its standard errors, by name.
         plan: steps and predicted cost; None for a trial in which no clients train together.
@@ -116,13 +138,17 @@ class Advice:
         doubts: why the theory was not used, or how far it can be trusted.
         ways_out: how to resolve the doubts.
         settings: what a run needs to carry the recommendation out.
-        held_out: mean losses on held-out samples, by the check of the theory: "alone", "theory"
-            (with its choice) and "one model"; "gap" and "error" of the theory's choice against the
-            better end. Empty for a trial.
+        held_out: mean losses on held-out samples. Of the theory's check: "alone", "theory" (with
+            its choice) and "one model"; "gap" and "error" of the theory's choice against the better
+            end. Of the evidence: "alone", "one model" and "personalised"; "gain" of the better of
+            the last two over the first and "degree", what personalising saves against one model,
+            each with "_half", half the width of its 95 % interval. Empty for a trial.
         asked: bytes that the advice itself takes, both ways, all clients, were the clients apart:
             for the "estimates" and the "held-out check", or for the "trial".
         subject: what verification trains; not part of the JSON.
         verifier: trains and compares (``sartor.adviser.verify``); not part of the JSON.
+        verdict: the answer: "alone", "one model", "personalise" or "cannot tell"; that of the
+            strategy if empty.
     """
 
     basis: Basis
@@ -143,16 +169,27 @@ class Advice:
     asked: dict[str, int] = field(default_factory=dict)
     subject: Any = field(default=None, repr=False, compare=False)
     verifier: Verifier | None = field(default=None, repr=False, compare=False)
+    verdict: str = ""
+
+    def __post_init__(self) -> None:
+        """Fill in the verdict that the strategy implies."""
+        object.__setattr__(self, "verdict", self.verdict or VERDICTS[self.strategy])
 
     @property
     def method(self) -> str:
         """The library's method that carries the recommendation out."""
-        return METHODS[self.strategy]
+        return str(self.settings.get("method", METHODS[self.strategy]))
+
+    @property
+    def kind(self) -> str:
+        """What the errors are: held-out, excess or validation loss."""
+        return KINDS[self.basis]
 
     @property
     def contradicted(self) -> bool:
         """Whether held-out samples contradict the theory, whose expected errors are then wrong."""
-        return bool(self.held_out) and self.held_out["gap"] > self.held_out["error"]
+        checked = self.basis == "theory" and bool(self.held_out)
+        return checked and self.held_out["gap"] > self.held_out["error"]
 
     @property
     def hurt(self) -> list[str]:
@@ -169,7 +206,6 @@ class Advice:
 
     def table(self) -> Table:
         """Return one row per client: size, distance, λ_i, expected errors and gain."""
-        what = "excess loss" if self.basis == "theory" else "validation loss"
         shown = {
             "samples": "samples",
             "distance": "distance",
@@ -180,8 +216,11 @@ class Advice:
             "advised": "advised",
             "gain": "gain",
         }
-        if self.basis == "trial":  # weights of a network cannot be compared
+        if self.basis != "theory":  # weights of a network cannot be compared
             del shown["distance"], shown["noise"]
+        if self.basis == "evidence":  # a pull for each coordinate; and gains have intervals
+            del shown["lambda_i"]
+            shown |= {"± 95 %": "half", "outcome": "outcome"}
         rows = [
             [
                 c.name,
@@ -193,7 +232,8 @@ class Advice:
         columns = ["client", *shown, "one model hurts"]
         formats = {"lambda_i": "strength"}
         notes = {"expected": CONTRADICTED} if self.contradicted else {}
-        title = f"Expected {what} of every client"
+        expected = "" if self.basis == "evidence" else "Expected "
+        title = f"{expected}{self.kind} of every client".capitalize()
         return Table(columns, rows, notes, formats=formats, title=title)
 
     def costs(self) -> Table:
@@ -224,17 +264,26 @@ class Advice:
 
     def summary(self) -> str:
         """Return the answer in a few lines."""
+        options = "".join(f", {k}={v}" for k, v in self.settings.get("options", {}).items())
+        by = f"{self.method}{options if self.basis == 'evidence' else ''}"
+        pull = f" with λ = {self.prox_strength:.3g}" if self.basis != "evidence" else ""
         what = {
-            "local": "Do not federate: every client trains alone.",
-            "global": "Federate, with one model for all (fedavg).",
-            "personalised": f"Federate, and personalise with λ = {self.prox_strength:.3g} "
-            "(fedprox).",
+            "local": f"Do not federate: every client trains alone ({by}).",
+            "global": f"Federate, with one model for all ({by}).",
+            "personalised": f"Federate, and personalise{pull} ({by}).",
         }[self.strategy]
+        if self.verdict == "cannot tell":
+            lower = what[0].lower() + what[1:]
+            what = f"These data cannot tell whether to federate. The safer bet: {lower}"
         ends = f"{self.errors[0]:.4g} alone, {self.errors[-1]:.4g} with one model"
-        kind = "excess loss" if self.basis == "theory" else "validation loss"
-        expected = (
-            f"Expected mean {kind}: {self.error_at(self.prox_strength):.4g} ({ends}; {self.model})."
-        )
+        at = self.error_at(self.prox_strength)
+        expected = f"Expected mean {self.kind}: {at:.4g} ({ends}; {self.model})."
+        if self.basis == "evidence":
+            seen = self.held_out
+            expected = (
+                f"Mean {self.kind}: {seen['alone']:.4g} alone, {seen['one model']:.4g} with one "
+                f"model, {seen['personalised']:.4g} personalised ({self.model})."
+            )
         if self.contradicted:
             seen = self.held_out
             expected = (
@@ -250,10 +299,12 @@ class Advice:
                 f"{p.gradients:,} gradient evaluations."
             )
         hurt = self.hurt
-        if hurt:
-            names = ", ".join(hurt[:5]) + (" …" if len(hurt) > 5 else "")
+        if self.basis == "evidence":
+            lines += [] if self.strategy == "local" else [self._outcomes()]
+        elif hurt:
             lines.append(
-                f"One model for all would hurt {len(hurt)} of {len(self.clients)} clients: {names}."
+                f"One model for all would hurt {len(hurt)} of {len(self.clients)} clients: "
+                f"{_some(hurt)}."
             )
         else:
             lines.append("One model for all would hurt nobody.")
@@ -261,12 +312,26 @@ class Advice:
         lines += [f"Way out: {way}" for way in self.ways_out]
         return "\n".join(lines)
 
+    def _outcomes(self) -> str:
+        """Say how many clients gain and lose, by the intervals of their own samples."""
+        named = {
+            word: [c.name for c in self.clients if c.outcome == word] for word in ("gains", "loses")
+        }
+        gaining, losing = (len(found) for found in named.values())
+        unsure = len(self.clients) - gaining - losing
+        who = f" ({_some(named['loses'])})" if losing else ""
+        return (
+            f"Of {len(self.clients)} clients, by their own samples alone: {gaining} surely gain, "
+            f"{losing} surely lose{who}, {unsure} cannot tell."
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON-able values; ∞ is the string "inf"."""
         plan = None if self.plan is None else vars(self.plan)
         found = {
             "basis": self.basis,
             "strategy": self.strategy,
+            "verdict": self.verdict,
             "method": self.method,
             "reason": self.reason,
             "prox_strength": self.prox_strength,
@@ -277,7 +342,12 @@ class Advice:
             "pulls": self.pulls,
             "errors": self.errors,
             "clients": [
-                {**vars(c), "gain": c.gain, "hurt_by_one_model": c.hurt_by_one_model}
+                {
+                    **vars(c),
+                    "gain": c.gain,
+                    "outcome": c.outcome,
+                    "hurt_by_one_model": c.hurt_by_one_model,
+                }
                 for c in self.clients
             ],
             "doubts": self.doubts,
@@ -293,7 +363,7 @@ class Advice:
     def from_dict(cls, values: Mapping[str, Any]) -> Advice:
         """Return the advice that ``to_dict`` wrote down; it can be read, but not verified."""
         known = {key: _unspelled(value) for key, value in values.items() if key != "method"}
-        reported = ("gain", "hurt_by_one_model")
+        reported = ("gain", "outcome", "hurt_by_one_model")
         clients = [{k: v for k, v in c.items() if k not in reported} for c in known["clients"]]
         plan = known["plan"]
         changed = {
@@ -327,6 +397,10 @@ class Advice:
                 "sartor.advise(federation), or sartor advise --verify, and verify that."
             )
         return self.verifier(self, progress)
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:5]) + (" …" if len(names) > 5 else "")
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -10,11 +10,13 @@ from torch import nn
 
 from sartor import models
 from sartor.adviser.advice import Advice, Subject
+from sartor.adviser.by_evidence import by_evidence
 from sartor.adviser.by_theory import by_theory
 from sartor.adviser.by_trial import by_trial
-from sartor.adviser.estimates import Target, estimate
+from sartor.adviser.estimates import Target, estimate, well_posed
 from sartor.adviser.features import View, view
 from sartor.adviser.refusals import check, refusal, too_few, ways_out
+from sartor.adviser.sharing import all_samples, most_features
 from sartor.adviser.trial import try_pulls
 from sartor.adviser.verification import Verification
 from sartor.core.errors import ConfigError, FederationError, PFLError
@@ -32,7 +34,7 @@ def advise(
     model: nn.Module | None = None,
     features: str | None = None,
     ridge: float = 0.0,
-    basis: Literal["auto", "theory", "trial"] = "auto",
+    basis: Literal["auto", "evidence", "theory", "trial"] = "auto",
     target: Target = "loss",
     budget_mb: float | None = None,
     budget_rounds: int | None = None,
@@ -46,9 +48,9 @@ def advise(
 ) -> Advice:
     """Say whether to federate, how much each client should personalise, and what it will cost.
 
-    With a convex model (the default) every client fits its own data and sends its fit, with its
-    noise and curvature; from these follow the heterogeneity R̂, the expected error at every λ, and
-    the cost. Where that cannot be trusted (too few samples, separable classes) or for a network,
+    With a linear model (the default) every client alone, one model for all and a prior that is
+    learned from all are compared by the losses of samples left out, over all samples, and by the
+    evidence; no number is chosen by hand, and the answer is the same for every seed. For a network
     all λ are trained as lanes of one pass and judged on validation data.
 
     Args:
@@ -58,12 +60,15 @@ def advise(
             samples; see ``sartor.models.pretrained``.
         features: "raw", "scaled", or "pca:K", for the convex model; "scaled" if None. For those of
             a network, None takes them as they are with an intercept, so that λ is for its head.
-        ridge: ν of (ν/2)‖w‖² in every client's loss.
-        basis: "theory", "trial", or the theory where it holds ("auto").
-        target: what λ shall make small: excess "loss", or the error of "parameters".
+        ridge: ν of (ν/2)‖w‖² in every client's loss, for the theory or a trial; the evidence learns
+            its own.
+        basis: "evidence", "theory" (of Yu et al. and Chen et al.; refused where its conditions do
+            not hold) or "trial"; "auto" is the evidence, or a trial where the model is a network.
+        target: what λ of the theory shall make small: excess "loss", or the error of "parameters".
         budget_mb: megabytes that may be sent, both ways, all clients.
         budget_rounds: communication rounds at most.
-        accuracy: squared distance to the solution to reach; 1% of the statistical error if None.
+        accuracy: squared distance to the solution that the theory's plan shall reach; 1% of the
+            statistical error if None.
         local: local training of a trial; for a convex model 5 epochs of step 0.1 if None.
         rounds: rounds of a trial.
         draws: drawings that calibrate the noise of the fits.
@@ -82,8 +87,27 @@ def advise(
     'global'
     """
     check(federation, budget_mb, budget_rounds, accuracy, rounds, draws, basis)
+    if basis in ("auto", "evidence"):
+        if ridge > 0:
+            raise ConfigError(
+                "The evidence learns the ridge of every model; leave ridge out, or take "
+                "basis='theory' or basis='trial', which use yours."
+            )
+        whole = all_samples(federation)
+        if model is None and features is None and federation.x.is_floating_point():
+            features = most_features(whole)
+        seen = _seen(whole, model, features, ridge, basis)
+        if seen is not None:
+            beside = _theory_beside(federation, model, features, target, draws, seed)
+            advice = by_evidence(federation, seen, beside, budget_mb, budget_rounds)
+            return replace(advice, verifier=_verify)
+        if basis == "evidence":
+            raise ConfigError(
+                "The evidence is for linear models; leave model out, freeze all of the network but "
+                "a linear head (sartor.models.pretrained), or take basis='trial'."
+            )
     found, reasons = None, []
-    seen = None if basis == "trial" else _seen(federation, model, features, ridge, basis)
+    seen = _seen(federation, model, features, ridge, basis) if basis == "theory" else None
     if seen is not None:
         clients = seen.clients()
         reasons = too_few(federation, clients)
@@ -127,6 +151,32 @@ def advise(
     about = Subject(used, None, None, network, training, rounds, seed, device)
     advice = by_trial(used, trial, words, reasons, ways, about, budget_mb)
     return replace(advice, verifier=_verify)
+
+
+def _theory_beside(
+    federation: Federation,
+    model: nn.Module | None,
+    features: str | None,
+    target: Target,
+    draws: int,
+    seed: int,
+) -> Advice | None:
+    """Return what the theory says of the training samples; None where it does not hold."""
+    try:
+        seen = _seen(federation, model, features, 0.0, "theory")
+        if seen is None or not well_posed(seen.clients()):
+            return None
+        return advise(
+            federation,
+            model=model,
+            features=features,
+            basis="theory",
+            target=target,
+            draws=draws,
+            seed=seed,
+        )
+    except PFLError:
+        return None
 
 
 def _verify(advice: Advice, progress: Progress | None) -> Verification:

@@ -134,6 +134,17 @@ def estimate(
     )
 
 
+def well_posed(clients: Clients) -> bool:
+    """Say at little cost whether every client has samples and features enough for a fit."""
+    if float(clients.sizes.min()) < ENOUGH * clients.num_params:
+        return False
+    x = clients.x * clients.mask[..., None]
+    values = torch.linalg.eigvalsh(x.mT @ x)
+    if bool((values[:, 0] <= FLAT * values[:, -1]).any()):
+        return False
+    return bool(fit_each(clients, tolerance=1e-4, max_steps=15).converged.all())
+
+
 def doubts(clients: Clients, fits: Fits, noise: Noise) -> list[list[str]]:
     """List for one federation, per client, why its estimates cannot be trusted; empty if they can.
 

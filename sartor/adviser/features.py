@@ -41,6 +41,12 @@ class View:
         """Classes of the model; 2 for regression, where it has no meaning."""
         return max(self.federation.num_classes, 2)
 
+    @property
+    def num_params(self) -> int:
+        """Parameters of the model."""
+        outputs = self.num_classes - 1 if self.family == "softmax" else 1
+        return self.federation.input_shape[0] * outputs
+
     def clients(self, split: str = "train") -> Clients:
         """Return a split of all clients, padded and stacked."""
         fed = self.federation

@@ -39,8 +39,8 @@ def check(
     ]
     if draws < 0 or draws == 1:
         faults.append(f"draws must be at least 2, or 0 for no calibration, got {draws}.")
-    if basis not in ("auto", "theory", "trial"):
-        faults.append(f"basis must be 'auto', 'theory' or 'trial', got {basis!r}.")
+    if basis not in ("auto", "evidence", "theory", "trial"):
+        faults.append(f"basis must be 'auto', 'evidence', 'theory' or 'trial', got {basis!r}.")
     if faults:
         raise ConfigError("\n".join(faults))
 

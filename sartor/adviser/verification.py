@@ -1,33 +1,33 @@
-"""What became of an advice: predicted beside measured, with its table and its sentences."""
+"""What became of an advice: the advice beside its rivals on divisions drawn anew."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from sartor.results.tables import Table, jsonable
+
+Judgement = Literal["confirmed", "not confirmed", "cannot tell"]
 
 
 @dataclass(frozen=True)
 class Row:
-    """One strategy, trained.
+    """One way to train, on all divisions.
 
     Attributes:
-        strategy: "advised", "local" or "global".
+        strategy: "advised", "local", "global", "fine-tuned" or "best λ tried".
         method: of the library.
-        expected: the adviser's mean error: excess loss (theory) or validation loss (trial).
+        expected: the adviser's mean error; NaN where it has none.
         loss: mean test loss.
         accuracy: share of right answers on test data; NaN for regression.
         worse: mean test loss above that of the advised strategy.
-        standard_error: of that difference, paired, with clients as the units: the test samples of a
-            client share one model (``trial.clustered_error``).
-        rounds: of training.
-        megabytes: sent, both ways, at 4 bytes a number.
-        gradients: gradient evaluations.
-        sample_error: the standard error if every test sample were a unit of its own, as for these
-            very models.
+        half: half the width of the 95 % interval of that difference, paired by division.
+        chosen: what was chosen afterwards, by the test loss itself: a λ, a rate.
+        rounds: of training; None where models were solved for.
+        megabytes: sent in a division, both ways, at 4 bytes a number.
+        gradients: gradient evaluations of a division.
     """
 
     strategy: str
@@ -36,22 +36,25 @@ class Row:
     loss: float
     accuracy: float
     worse: float
-    standard_error: float
-    rounds: int
-    megabytes: float
-    gradients: int
-    sample_error: float = math.nan
+    half: float
+    chosen: str = ""
+    rounds: int | None = None
+    megabytes: float = math.nan
+    gradients: int | None = None
 
 
 @dataclass(frozen=True)
 class Verification:
-    """Predicted beside measured.
+    """The advice beside its rivals.
 
     Attributes:
-        rows: advised, local and global; an advised end stands twice.
-        holds: the advised strategy's test loss is at most one standard error (clients as units)
-            above the better end.
-        predicted_rounds: rounds to the stated accuracy; None for a trial.
+        rows: advised, both ends, fine-tuned FedAvg and the best λ tried; an advised end stands
+            twice.
+        judgement: "confirmed": the intervals leave no end that is better by more than 1 % of the
+            loss. "not confirmed": some row is better beyond its interval. Else "cannot tell".
+        regret: how much lower the lowest test loss of a row is.
+        divisions: how often every client's samples were divided.
+        predicted_rounds: rounds to the stated accuracy; None where there is no such plan.
         measured_rounds: when the global model was that near; None if not reached or not measured.
         hurt_predicted: clients that one model was expected to hurt.
         hurt_measured: clients whose test loss with one model is above that of training alone.
@@ -59,25 +62,24 @@ class Verification:
     """
 
     rows: list[Row]
-    holds: bool
+    judgement: Judgement
+    regret: float
+    divisions: int
     predicted_rounds: int | None
     measured_rounds: int | None
     hurt_predicted: list[str]
     hurt_measured: list[str]
     notes: list[str]
 
+    @property
+    def holds(self) -> bool:
+        """Whether the advice is confirmed."""
+        return self.judgement == "confirmed"
+
     def table(self) -> Table:
-        """Return predicted beside measured, a row per strategy."""
-        columns = [
-            "strategy",
-            "method",
-            "expected",
-            "test loss",
-            "above advised",
-            "± clients",
-            "± samples",
-        ]
-        columns += ["accuracy %", "rounds", "MB", "gradients"]
+        """Return the rows, with the accuracy in percent."""
+        columns = ["strategy", "method", "expected", "test loss", "above advised", "± 95 %"]
+        columns += ["accuracy %", "chosen", "rounds", "MB", "gradients"]
         rows = [
             [
                 r.strategy,
@@ -85,37 +87,41 @@ class Verification:
                 r.expected,
                 r.loss,
                 r.worse,
-                r.standard_error,
-                r.sample_error,
+                r.half if r.strategy != "advised" else None,
                 100.0 * r.accuracy,
+                r.chosen,
                 r.rounds,
                 r.megabytes,
                 r.gradients,
             ]
             for r in self.rows
         ]
+        keep = [k for k in range(len(columns)) if k < 6 or any(_shown(row[k]) for row in rows)]
         notes = {
-            "±": "standard errors of the difference: with clients as units, which counts, and with "
-            "test samples as units, which takes the trained models as given"
+            "±": f"paired over {self.divisions} random divisions of every client's samples; "
+            "wider than theirs alone, since they share samples (Nadeau and Bengio)"
         }
-        return Table(columns, rows, notes, title="Predicted and measured")
+        if "chosen" in [columns[k] for k in keep]:
+            notes["chosen"] = "by the test loss itself, which nobody has who trains"
+        shown = [[row[k] for k in keep] for row in rows]
+        return Table([columns[k] for k in keep], shown, notes, title="Advised and measured")
 
     def summary(self) -> str:
         """Return the outcome in a few lines."""
-        end = min(self.rows[1:], key=lambda row: row.loss)
-        first = self.rows[0]
-        said = "holds" if self.holds else "does NOT hold"
-        against = (
-            f"that of the better end ({end.strategy}) {end.loss:.4g}, a difference of "
-            f"{-end.worse:+.2g} with standard error {end.standard_error:.2g} over clients."
-        )
-        if end.method == first.method:  # an advised end that is the better one
-            other = max(self.rows[1:], key=lambda row: row.loss)
-            against = (
-                f"that of the other end ({other.strategy}) {other.loss:.4g}, a difference of "
-                f"{-other.worse:+.2g} with standard error {other.standard_error:.2g} over clients."
-            )
-        lines = [f"The recommendation {said}: its test loss is {first.loss:.4g}, {against}"]
+        first, *others = self.rows
+        best = min(others, key=lambda row: row.worse)
+        share = 100.0 * self.regret / first.loss if first.loss else math.nan
+        lines = [
+            {
+                "confirmed": "Confirmed: no end is better than the advice by more than 1 %.",
+                "not confirmed": f"NOT confirmed: {best.strategy} is better beyond its interval.",
+                "cannot tell": "Cannot tell: the intervals allow the advice and its opposite.",
+            }[self.judgement],
+            f"Test loss {first.loss:.4g}; "
+            + ", ".join(f"{r.strategy} {r.worse:+.2g} ± {r.half:.2g}" for r in others)
+            + f" ({self.divisions} divisions, 95 %).",
+            f"Regret against the lowest row: {self.regret:.2g}, {share:.1f} % of the loss.",
+        ]
         if self.predicted_rounds is not None:
             found = self.measured_rounds
             lines.append(
@@ -138,8 +144,10 @@ class Verification:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Verification:
         """Return the verification that ``to_dict`` wrote down."""
+        counts = ("rounds", "gradients")
         numbers: list[dict[str, Any]] = [
-            {k: math.nan if v is None else v for k, v in row.items()} for row in values["rows"]
+            {k: math.nan if v is None and k not in counts else v for k, v in row.items()}
+            for row in values["rows"]
         ]
         rows = [Row(**row) for row in numbers]
         return cls(**{**values, "rows": rows})
@@ -147,3 +155,7 @@ class Verification:
     def __str__(self) -> str:
         """Return the summary."""
         return self.summary()
+
+
+def _shown(value: Any) -> bool:
+    return value not in (None, "") and not (isinstance(value, float) and math.isnan(value))

@@ -55,19 +55,28 @@ def wins_below(advice: Advice) -> float:
 def constants_table(advice: Advice) -> Table:
     """Return what was counted and estimated, with its meaning, a row each."""
     found = advice.constants
+    samples = "samples" if advice.basis == "evidence" else "training samples"
     sizes = [client.samples for client in advice.clients]
     between = f"from {min(sizes):,} to {max(sizes):,}" if min(sizes) < max(sizes) else "all alike"
     notes: dict[str, Any] = {}
     rows: list[list[Any]] = [
         ["m", f"{found['m']:,.0f}", "clients"],
-        ["N", f"{found['N']:,.0f}", "training samples in all"],
-        ["n", f"{found['n']:,.1f}".removesuffix(".0"), f"training samples a client, {between}"],
+        ["N", f"{found['N']:,.0f}", f"{samples} in all"],
+        ["n", f"{found['n']:,.1f}".removesuffix(".0"), f"{samples} a client, {between}"],
     ]
     rows += [
         [_SIGNS.get(key, key), f"{found[key]:.4g}", _MEANINGS[key]]
         for key in _MEANINGS
         if key in found
     ]
+    if "evidence_alone" in found:
+        ways = {"alone": "every client alone", "one": "one model", "learned": "a learned prior"}
+        best = max(found[f"evidence_{way}"] for way in ways)
+        rows += [
+            ["log p", f"{found[f'evidence_{way}'] - best:+.1f}", f"log evidence of {words}"]
+            for way, words in ways.items()
+        ]
+        notes["log p"] = "in nats, against the largest; Laplace's approximation"
     if "R2" in found:
         value, here, like = radius(advice)
         r2 = found["R2"]
@@ -119,6 +128,14 @@ def costs_table(advice: Advice) -> Table:
     plan = advice.plan
     theory = advice.basis == "theory"
     columns = ["quantity", "predicted", "guaranteed" if theory else "of the trial"]
+    if advice.basis == "evidence" and plan is not None:
+        exact = [
+            ["rounds", f"{plan.rounds:,}"],
+            ["sent, both ways", size(plan.bytes_total)],
+            ["gradient evaluations", f"{plan.gradients:,}"],
+        ]
+        note = {"no step size": "every round solves; there is no rate to choose"}
+        return Table(["quantity", "value"], exact, notes=note, title="Cost")
     if plan is None:
         return Table(columns, [], title="Steps and cost")
     more = plan.guaranteed_rounds / max(plan.rounds, 1)

@@ -16,7 +16,14 @@ from sartor.cli import show, work
 from sartor.cli.config import Experiment, build
 from sartor.cli.flags import Json, Overwrite, option, with_flags
 from sartor.cli.interruption import stoppable
-from sartor.cli.settings import federation_code, federation_of, given_flags, local_of, model_of
+from sartor.cli.settings import (
+    federation_code,
+    federation_of,
+    given_flags,
+    kind_of,
+    local_of,
+    model_of,
+)
 from sartor.core.errors import ConfigError, FederationError
 from sartor.core.local import Local
 from sartor.training.progress import reporter
@@ -31,14 +38,14 @@ def advise(
     features: Annotated[
         str | None, option("raw, scaled, pca:K; of the convex model. (scaled)", "KIND")
     ] = None,
-    ridge: Annotated[float, option("ν of (ν/2)|w|² in every client's loss.", "X")] = 0.0,
-    basis: Annotated[str, option("theory, trial, or auto: theory where it holds.", "HOW")] = "auto",
+    ridge: Annotated[float, option("ν of (ν/2)|w|², for theory or trial; else it is learned.", "X")] = 0.0,
+    basis: Annotated[str, option("evidence, theory, trial; auto: evidence, for networks trial.", "HOW")] = "auto",
     budget_mb: Annotated[
         float | None, option("Megabytes that may be sent, both ways.", "MB")
     ] = None,
     budget_rounds: Annotated[int | None, option("Communication rounds at most.", "T")] = None,
     verify: Annotated[
-        bool, option("Train it and both ends, and compare.", None, "--verify")
+        bool, option("Compare it with its rivals, on new divisions.", None, "--verify")
     ] = False,
     json: Json = False,
     overwrite: Overwrite = False,
@@ -53,21 +60,21 @@ def advise(
             "which takes its inputs as they are; leave one or the other out. A network's ridge is "
             "--weight-decay."
         )
-    federation = federation_of(experiment)(experiment.seed)
-    if verify and not len(federation.test.rows):
-        raise ConfigError(
-            "--verify compares on test samples, and there are none; leave out --verify, or hold "
-            "some out."
-        )
+    if kind_of(experiment) == "a table" and "missing" not in flags:
+        experiment = experiment.model_copy(update={"missing": "indicator"})
+    # Own data are read whole, so that neither scaling nor the answer depends on a division.
+    own = kind_of(experiment) != "a data set"
+    whole = experiment.model_copy(update={"test": 0.0}) if own else experiment
+    federation = federation_of(whole)(experiment.seed)
     out = work.free_folder(experiment, f"advice-{Path(experiment.data).name}", overwrite=overwrite)
     progress = reporter(plain=json)
     if experiment.model is None and basis != "trial" and federation.num_clients > 1:
-        show.note(f"Fitting {federation.num_clients} clients, each alone.")
+        show.note(f"Solving for {federation.num_clients} clients, alone and together.")
     with stoppable("Stopped; nothing was kept."), _in_flags():
         advice = adviser.advise(
             federation,
             model=model_of(experiment, federation),
-            features=features or "scaled",
+            features=features,
             ridge=ridge,
             basis=basis,  # type: ignore[arg-type]  # checked there
             budget_mb=budget_mb,
@@ -143,8 +150,16 @@ def _local(experiment: Experiment, flags: dict[str, Any], ridge: float) -> Local
 def how_to(advice: Advice, experiment: Experiment, features: str, ridge: float) -> str:
     """Return the command, or the Python, that carries an advice out.
 
-    The convex model has features of its own, which a command has not, so it is Python.
+    The theory's model, and principal components, have features of their own, which a command has
+    not, so it is Python.
     """
+    if advice.basis == "evidence" and "principal components" not in advice.model:
+        words = ["sartor", "run", advice.method, "--data", experiment.data]
+        words += given_flags(experiment, "data", "device", "out", "rounds")
+        words += [] if experiment.model is not None else ["--model", "mclr"]
+        words += ["--rounds", str(advice.settings["rounds"])]
+        words += [w for k, v in advice.settings["options"].items() for w in ("--set", f"{k}={v}")]
+        return shlex.join(words)
     pull = {"prox_strength": advice.prox_strength} if advice.strategy == "personalised" else {}
     if experiment.model is not None:
         words = ["sartor", "run", advice.method, "--data", experiment.data]

@@ -109,13 +109,13 @@ def column_faults(name: str, kind: str, values: Array, clients: Array, missing: 
 
 
 def cell_faults(name: str, kind: str, values: Array, clients: Array, missing: str) -> list[str]:
-    """List the empty (unless ``missing`` is "mean") and the infinite cells of a column."""
+    """List the empty (if ``missing`` is "error") and the infinite cells of a column."""
     faults = []
     gone = empty_cells(kind, values)
     if len(gone) and missing == "error":
         faults.append(
             f"Column {name!r} has {len(gone)} empty cells{where(gone, clients)}; fill them, leave "
-            "out those rows, or pass missing='mean' (--missing mean)."
+            "out those rows, or pass missing='indicator' (--missing indicator) or 'mean'."
         )
     if kind == "number" and np.isinf(values).any():
         bad = np.flatnonzero(np.isinf(values))
@@ -183,8 +183,8 @@ def combine_statistics(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 def encode(columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[str, Any]]) -> Array:
     """Return features ``(rows, features)`` float32 by the constants of ``combine_statistics``.
 
-    A number becomes (value − mean) / scale, or 0 where it is missing; a category one column for
-    every level, all 0 for a level that no client trained on.
+    A number becomes (value − mean) / scale, or 0 where it is missing, and a second feature says
+    where if the recipe has an "indicator"; a category one column for every level, all 0 for a level that no client trained on.
 
     >>> encode({"c": ("category", np.array(["x", "z"]))}, [
     ...     {"name": "c", "kind": "category", "levels": ["x", "y"]}]).tolist()
@@ -196,9 +196,26 @@ def encode(columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[st
         if step["kind"] == "number":
             scaled = (values - step["mean"]) / step["scale"]
             parts.append(np.nan_to_num(scaled, nan=0.0)[:, None])
+            if step.get("indicator"):
+                parts.append(np.isnan(values)[:, None])
         else:
             parts.append(values[:, None] == np.array(step["levels"], dtype=np.str_))
     return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+
+
+def with_indicators(
+    recipe: Sequence[Mapping[str, Any]],
+    columns: Mapping[str, tuple[str, Array]],
+    rows: Sequence[Array],
+) -> list[dict[str, Any]]:
+    """Give every column of numbers with empty cells, in any client's rows, a second feature."""
+    used = np.concatenate(rows)
+    found = []
+    for step in recipe:
+        kind, values = columns[step["name"]]
+        gaps = kind == "number" and bool(np.isnan(values[used]).any())
+        found.append({**step, "indicator": True} if gaps else dict(step))
+    return found
 
 
 def feature_names(recipe: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -210,8 +227,10 @@ def feature_names(recipe: Sequence[Mapping[str, Any]]) -> list[str]:
     names: list[str] = []
     for step in recipe:
         name = step["name"]
-        is_number = step["kind"] == "number"
-        names += [name] if is_number else [f"{name}={level}" for level in step["levels"]]
+        if step["kind"] == "number":
+            names += [name, f"{name} missing"] if step.get("indicator") else [name]
+        else:
+            names += [f"{name}={level}" for level in step["levels"]]
     return names
 
 

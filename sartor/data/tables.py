@@ -66,7 +66,8 @@ def from_dataframe(
         standardise: give numbers, and the target of a regression, mean 0 and deviation 1 over all
             training rows; predictions and errors are in the units of the table.
         missing: "error" refuses empty cells; "mean" puts the mean for a number, no level for a
-            category.
+            category; "indicator" does the same, and adds a feature that is 1 where a number was
+            missing, for every column of numbers with empty cells.
         test: the fraction of every client's rows held out for testing; or a column of 0 and 1, or
             booleans, that mark the test rows.
         val: the fraction held out for validation.
@@ -90,8 +91,8 @@ def from_dataframe(
         >>> fed.names, fed.info["features"], fed.x[:, 0].abs().sum().item() > 1
         (('a', 'b'), ['age', 'sex=f', 'sex=m'], True)
     """
-    if missing not in ("error", "mean"):
-        raise ConfigError(f"missing must be 'error' or 'mean', got {missing!r}.")
+    if missing not in ("error", "mean", "indicator"):
+        raise ConfigError(f"missing must be 'error', 'mean' or 'indicator', got {missing!r}.")
     faults: list[str] = []
     known = dict(like or {})
     labels = [label] if isinstance(label, str) else list(label)
@@ -154,6 +155,8 @@ def from_dataframe(
         features, recipe, more = _text(columns[text_column], text_column, rows, length, vocabulary)
     else:
         steps = _steps(read, rows, standardise)
+        if missing == "indicator":
+            steps = encoding.with_indicators(steps, read, rows)
         features = encoding.encode(read, steps)
         recipe = {"kind": "table", "columns": steps, "missing": missing}
         more = {"features": encoding.feature_names(steps)}

@@ -51,7 +51,7 @@ def error_by_pull(advice: Advice) -> Figure:
     shown = (x >= low) & (x <= high) & np.isfinite(y)
     left, right = low - 0.09 * (high - low), high + 0.09 * (high - low)
     axes, canvas = make_axes(7.4, 4.2)
-    what = "expected excess loss" if advice.basis == "theory" else "validation loss"
+    what = "expected excess loss" if advice.basis == "theory" else advice.kind
     if steep:
         axes.set_yscale("log")
     xs, ys = x[shown], y[shown]

@@ -16,6 +16,26 @@ from sartor.report.sections import Code, Exhibit, Fold, Section, render_sections
 from sartor.report.words import Words
 
 
+_PULL = "λ_i is the pull that would suit the client best."
+EXPECTED = {
+    "evidence": "“Expected” is the loss of samples left out, when the advice was made.",
+    "theory": "“Expected” is the loss above the best possible, so compare its differences between "
+    "rows with those of the test loss.",
+    "trial": "“Expected” is the validation loss of the trial.",
+}
+OF_CLIENTS = {
+    "evidence": "Loss of samples that were left out,",
+    "theory": "Expected loss in excess of the best possible",
+    "trial": "Validation loss",
+}
+MORE_OF_CLIENTS = {
+    "evidence": "a gain within its 95 % interval of 0 cannot be told from chance.",
+    "theory": _PULL,
+    "trial": _PULL,
+}
+"""What the errors of an advice are, by its basis."""
+
+
 def render_advice(
     advice: Advice,
     verification: Verification | None = None,
@@ -24,16 +44,10 @@ def render_advice(
     environment: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page as text; ``config["carry_out"]`` is the command that follows the advice."""
-    theory = advice.basis == "theory"
     settings = dict(config or {})
     carry_out = settings.pop("carry_out", "")
     data = settings.get("data")
-    expected = (
-        "“Expected” is the loss above the best possible, so compare its differences between rows "
-        "with those of the test loss."
-        if theory
-        else "“Expected” is the validation loss of the trial."
-    )
+    expected = EXPECTED[advice.basis]
     estimates = [Exhibit(adviser_words.constants_table(advice), "Constants")]
     if advice.rules:
         rules = adviser_words.rules_table(advice)
@@ -43,20 +57,19 @@ def render_advice(
         Section(
             "Clients",
             [_client_table(advice)],
-            f"{'Expected loss in excess of the best possible' if theory else 'Validation loss'} of "
-            "each client: alone, with one model for all, and as advised. The gain is what the "
-            "recommendation saves compared with training alone; λ_i is the pull that would suit "
-            "the client best.",
+            f"{OF_CLIENTS[advice.basis]} of each client: alone, with one model for all, and as "
+            "advised. The gain is what the recommendation saves compared with training alone; "
+            f"{MORE_OF_CLIENTS[advice.basis]}",
         ),
         Section("What it costs", [adviser_words.costs_table(advice)], key="costs", link="Costs"),
     ]
     if verification is not None:
         lead = (
-            "The recommendation, every client alone and one model for all, trained and evaluated "
-            f"on test samples. {expected} A positive number under “above advised” means that the "
-            "recommendation does better."
+            "The recommendation and its rivals on several divisions of all samples, each evaluated "
+            f"on the samples held out. {expected} A positive number under “above advised” means "
+            "that the recommendation does better."
         )
-        title, measured = "Predicted and measured", [verification.table()]
+        title, measured = "Advised and measured", [verification.table()]
         sections.append(Section(title, measured, lead, "verification", "Verification"))
     if carry_out:
         sections.append(Section("Follow the advice", [Code(carry_out)], key="carry-out"))
@@ -92,20 +105,22 @@ def summarise_advice(advice: Advice, verification: Verification | None) -> Words
 
 
 def _tiles(advice: Advice) -> list[tuple[str, str, str]]:
-    kind = "excess loss" if advice.basis == "theory" else "validation loss"
-    here = advice.error_at(advice.prox_strength)
+    kind, here = advice.kind, advice.error_at(advice.prox_strength)
     ends = f"alone {advice.errors[0]:.3g}, one model {advice.errors[-1]:.3g}"
     hurt = f"{len(advice.hurt)} of {len(advice.clients)}"
     tiles = [
-        ("Pull λ", spell(advice.prox_strength), advice.method),
+        ("Pull λ", spell(advice.prox_strength), advice.method)
+        if advice.basis != "evidence"
+        else ("Answer", advice.verdict, advice.method),
         (f"Mean {kind}", f"{here:.3g}", ends),
         ("One model hurts", hurt, "clients, against training alone"),
     ]
     plan = advice.plan
     if plan is not None:
-        bound = "guaranteed" if advice.basis == "theory" else "tried"
+        bound = {"theory": "guaranteed", "trial": "tried"}.get(advice.basis)
+        under = f"{plan.guaranteed_rounds:,} {bound}" if bound else "no rate to choose"
         tiles += [
-            ("Rounds", f"{plan.rounds:,}", f"{plan.guaranteed_rounds:,} {bound}"),
+            ("Rounds", f"{plan.rounds:,}", under),
             ("Traffic", adviser_words.size(plan.bytes_total), "both ways, all clients"),
         ]
     return tiles

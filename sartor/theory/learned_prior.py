@@ -31,20 +31,26 @@ from sartor.theory.linear_models import Clients, hessians, look, losses_of, pred
 POOL = 2.0
 """Clients that a group's spread counts for in that of a single feature."""
 
-LEVELS = (0.1, 1.0, 10.0, 100.0)
+LEVELS = (10**-0.5, 1.0, 10.0, 100.0)
 """What a learned spread is multiplied with; classes that can be separated ask for the large ones."""
 
-WIDTHS = (1.0, 10.0, 100.0)
+WIDTHS = (10**-0.5, 1.0, 10.0)
 """What a learned width is multiplied with, beside a spread."""
 
 RIDGES = (0.1, 10**-0.5, 1.0, 10**0.5, 10.0, 10**1.5, 100.0)
 """What the one number of clients alone, or of one model, is multiplied with."""
+
+ROUNDS, FEW = 40, 10
+"""Updates of a prior at most: from nothing, and from that of almost the same samples."""
 
 MOST_STEPS = 60
 """Newton steps of a solve at most."""
 
 DECADES = 0.7
 """Deviation of the prior of these multipliers, in powers of ten."""
+
+LIGHT = 0.01
+"""The weight up to which a multiple is not tried again on almost the same samples."""
 
 
 class Prior(NamedTuple):
@@ -76,7 +82,9 @@ class Averaged(NamedTuple):
     left_out: Tensor  # (clients, samples, outputs)
     losses: Tensor  # (clients, samples) of samples left out; 0 for padding
     weights: Tensor  # (priors,)
-    priors: list[Prior]
+    learned: Prior
+    priors: list[Prior]  # multiples of it
+    grid: list[tuple[float, float]]  # by how much they multiply spread and width
     best: int  # the prior of the largest weight
     evidence: float  # log p(data) of the prior that has the largest, Laplace
     steps: int  # Newton steps in all
@@ -228,7 +236,8 @@ def learn(
     alone: bool = False,
     one: bool = False,
     intercept: bool = True,
-    rounds: int = 40,
+    rounds: int = ROUNDS,
+    start: Prior | None = None,
 ) -> tuple[Prior, Solved]:
     """Learn T, S and σ² by MacKay's fixed point of the evidence; ``steps`` counts all solves.
 
@@ -238,6 +247,7 @@ def learn(
         one: hold the clients' models together (T = 0) and learn S.
         intercept: whether the last feature is the constant one, whose variances are apart.
         rounds: updates at most.
+        start: a prior nearby, such as that of most of these samples.
     """
 
     def grouped(values: Tensor) -> Tensor:
@@ -257,6 +267,8 @@ def learn(
     floor = noise * 1e-12
     unit = noise.clone()
     spread, width = spread * unit, width * unit
+    if start is not None:
+        spread, width, noise = start
     found = solve(clients, Prior(spread, width, noise))
     steps = found.steps
     for _ in range(rounds):
@@ -296,6 +308,7 @@ def averaged(
     alone: bool = False,
     one: bool = False,
     intercept: bool = True,
+    start: Averaged | None = None,
     each: Callable[[], None] | None = None,
 ) -> Averaged:
     """Learn a prior, and average models over multiples of it by the losses of samples left out.
@@ -309,9 +322,13 @@ def averaged(
         alone: every client for itself.
         one: one model for all.
         intercept: see ``learn``.
+        start: the same of almost the same samples: where learning starts, and which of the
+            multiples are tried: those that weighed something there.
         each: is called after every solve.
     """
-    learned, found = learn(clients, alone=alone, one=one, intercept=intercept)
+    before = None if start is None else start.learned
+    ends = {"alone": alone, "one": one, "intercept": intercept}
+    learned, found = learn(clients, **ends, start=before, rounds=ROUNDS if start is None else FEW)
     steps = found.steps
     count = float(clients.sizes.sum())
     grid: list[tuple[float, float]] = [(a, b) for b in WIDTHS for a in LEVELS]
@@ -321,6 +338,8 @@ def averaged(
         grid = [(1.0, b) for b in RIDGES]
     else:
         learned = learned._replace(spread=learned.spread.clamp(min=float(learned.noise) / count))
+    if start is not None:
+        grid = [one for one, w in zip(start.grid, start.weights.tolist(), strict=True) if w > LIGHT]
     priors = [Prior(learned.spread * a, learned.width * b, learned.noise) for a, b in grid]
     solved: list[Solved] = []
     for prior in priors:
@@ -346,7 +365,9 @@ def averaged(
         left_out=scores,
         losses=losses_of(clients, scores) * clients.mask,
         weights=weights,
+        learned=learned,
         priors=priors,
+        grid=grid,
         best=int(weights.argmax()),
         evidence=max(one.evidence for one in solved),
         steps=steps,

@@ -221,7 +221,7 @@ SETTINGS: tuple[Setting, ...] = (
                 "file table advise server everyday", "KIND"),
         Setting("drop", "names", (), "CSV: columns to leave out.",
                 "file table advise server", "A,B"),
-        Setting("missing", "word", "error", "CSV: empty cells: error, or mean.",
+        Setting("missing", "word", "error", "CSV: empty cells: error, mean, indicator.",
                 "file table advise server", "HOW"),
         Setting("standardise", "switch", False,
                 "Folders: features of mean 0 and deviation 1; texts are categories.",

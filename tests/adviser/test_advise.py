@@ -23,17 +23,18 @@ def synthetic(spread: float, **settings: Any) -> sartor.Federation:
 
 @pytest.fixture(scope="module")
 def alike() -> sartor.Advice:
-    return sartor.advise(synthetic(0.0, clients=12, dim=10, test_samples=50), features="raw")
+    fed = synthetic(0.0, clients=12, dim=10, test_samples=50)
+    return sartor.advise(fed, features="raw", basis="theory")
 
 
 @pytest.fixture(scope="module")
 def between() -> sartor.Advice:
-    return sartor.advise(synthetic(0.4), features="raw")
+    return sartor.advise(synthetic(0.4), features="raw", basis="theory")
 
 
 @pytest.fixture(scope="module")
 def apart() -> sartor.Advice:
-    return sartor.advise(synthetic(20.0, samples=400), features="raw")
+    return sartor.advise(synthetic(20.0, samples=400), features="raw", basis="theory")
 
 
 def test_the_strategy_follows_the_heterogeneity(
@@ -89,42 +90,34 @@ def test_rules_are_those_of_the_theory(between: sartor.Advice) -> None:
 
 def test_verification_agrees() -> None:
     fed = synthetic(0.25, clients=12, dim=10, samples=150, test_samples=1500)
-    checked = sartor.advise(fed, features="raw").verify()
-    assert checked.holds
+    checked = sartor.advise(fed, features="raw", basis="theory").verify()
+    assert checked.judgement != "not confirmed"
     assert checked.measured_rounds is not None
     assert checked.measured_rounds <= (checked.predicted_rounds or 0) <= 2 * checked.measured_rounds
-    gaps = {row.strategy: row.worse for row in checked.rows}
-    assert gaps["advised"] == 0.0
-    assert gaps["local"] > 0
-    expected = {row.strategy: row.expected for row in checked.rows}
-    predicted = expected["local"] - expected["advised"]
-    assert 0.5 * predicted < gaps["local"] < 2.0 * predicted
     json.dumps(checked.to_dict(), allow_nan=False)
 
 
-def test_long_plans_are_verified_by_their_solutions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_plans_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
     from sartor.adviser import verify
 
-    fed = synthetic(0.4)
-    advice = sartor.advise(fed, features="raw", accuracy=1e-9, draws=0)
-    trained = advice.verify()
+    advice = sartor.advise(synthetic(0.4), features="raw", accuracy=1e-9, draws=0, basis="theory")
     monkeypatch.setattr(verify, "WORK", 1.0)
-    solved = advice.verify()
-    assert "exact solutions" in solved.notes[0]
-    assert solved.measured_rounds is None
-    for one, other in zip(trained.rows, solved.rows, strict=True):
-        assert one.loss == pytest.approx(other.loss, abs=1e-5)
-        assert one.accuracy == pytest.approx(other.accuracy, abs=2e-3)
+    reached, costs, notes = verify._follow_plan(advice, advice.subject, None)
+    assert (reached, costs) == (None, {})
+    assert "not measured" in notes[0]
 
 
 def test_a_budget_makes_the_pull_smaller(between: sartor.Advice) -> None:
     assert between.plan is not None
-    tight = sartor.advise(synthetic(0.4), features="raw", budget_rounds=between.plan.rounds // 6)
+    rounds = between.plan.rounds // 6
+    tight = sartor.advise(
+        synthetic(0.4), features="raw", budget_rounds=rounds, basis="theory"
+    )
     assert tight.prox_strength < between.prox_strength
     assert "budget" in tight.doubts[0]
     per_round = between.plan.bytes_total / between.plan.rounds
     same = sartor.advise(
-        synthetic(0.4), features="raw", budget_mb=per_round * (between.plan.rounds // 6) / 1e6
+        synthetic(0.4), features="raw", budget_mb=per_round * rounds / 1e6, basis="theory"
     )
     assert same.prox_strength == tight.prox_strength
 
@@ -138,7 +131,7 @@ def test_advice_does_not_depend_on_the_order_of_clients() -> None:
     ways = []
     for label in (lambda i: i, lambda i: 7 - i):
         moved = sartor.Federation.from_arrays(x, y, client=label(owner), test=test)
-        ways.append(sartor.advise(moved, features="raw", draws=4))
+        ways.append(sartor.advise(moved, features="raw", draws=4, basis="theory"))
     assert ways[0].prox_strength == pytest.approx(ways[1].prox_strength)
     assert ways[0].constants["R2"] == pytest.approx(ways[1].constants["R2"], rel=1e-4)
     assert ways[0].held_out == pytest.approx(ways[1].held_out, rel=1e-5)
@@ -158,13 +151,11 @@ def skewed(clients: int = 6, samples: int = 30, seed: int = 0) -> sartor.Federat
 
 @pytest.fixture(scope="module")
 def trial() -> sartor.Advice:
-    return sartor.advise(skewed(), rounds=4)
+    return sartor.advise(skewed(), rounds=4, basis="trial")
 
 
-def test_where_the_theory_fails_training_decides(trial: sartor.Advice) -> None:
+def test_a_trial_trains_every_pull(trial: sartor.Advice) -> None:
     assert trial.basis == "trial"
-    assert "theory does not hold" in trial.doubts[0]
-    assert any("ridge" in way for way in trial.ways_out)
     assert trial.pulls[0] == 0.0
     assert trial.pulls[-1] == math.inf
     assert trial.error_at(trial.prox_strength) <= min(trial.errors[0], trial.errors[-1])
@@ -195,7 +186,8 @@ def test_a_network_is_judged_by_training() -> None:
     assert advice.basis == "trial"
     assert not any("theory" in doubt for doubt in advice.doubts)
     checked = advice.verify()
-    assert {row.strategy for row in checked.rows} == {"advised", "local", "global"}
+    names = {"advised", "local", "global", "fine-tuned", "best λ tried"}
+    assert {row.strategy for row in checked.rows} == names
     assert checked.predicted_rounds is None
 
 
@@ -234,7 +226,7 @@ def test_one_client_is_reported_to_train_alone() -> None:
 
 
 def test_two_clients_are_advised_with_caution() -> None:
-    advice = sartor.advise(synthetic(0.4, clients=2), features="raw")
+    advice = sartor.advise(synthetic(0.4, clients=2), features="raw", basis="theory")
     assert any("two clients" in doubt for doubt in advice.doubts)
 
 
@@ -291,7 +283,7 @@ def test_too_many_parameters_are_refused_with_a_way_out() -> None:
         rng.normal(size=(40, 1500)), np.arange(40) % 2, client=np.arange(40) % 4
     )
     with pytest.raises(ConfigError, match="pca:"):
-        sartor.advise(fed)
+        sartor.advise(fed, basis="theory")
 
 
 def test_regression_is_advised_too() -> None:
@@ -301,8 +293,7 @@ def test_regression_is_advised_too() -> None:
     x = rng.normal(size=(360, 3))
     y = (x * w[owner]).sum(1) + 0.5 * rng.normal(size=360)
     fed = sartor.Federation.from_arrays(x, y, client=owner, num_classes=0)
-    advice = sartor.advise(fed, features="raw")
-    assert advice.basis == "theory"
+    advice = sartor.advise(fed, features="raw", basis="theory")
     assert advice.strategy in ("local", "personalised")
     assert len(advice.hurt) >= 5
     assert advice.verify().holds

@@ -67,12 +67,12 @@ def test_the_adviser_says_that_the_theory_does_not_carry_over(
 ) -> None:
     module = importlib.import_module("sartor.adviser.by_theory")
     fed, _ = logistic(spread=0.4, clients=8, samples=200, dim=4, test_samples=50)
-    usual = sartor.advise(fed, features="raw", draws=0)
+    usual = sartor.advise(fed, features="raw", draws=0, basis="theory")
     assert (usual.strategy, usual.contradicted) == ("personalised", False)
     assert "contradict" not in usual.summary() + str(usual.table())
     against = Check(alone=0.5, chosen=0.6, one_model=0.7, gap=0.1, error=0.01)
     monkeypatch.setattr(module, "cross_check", lambda *_, **__: against)
-    advice = sartor.advise(fed, features="raw", draws=0)
+    advice = sartor.advise(fed, features="raw", draws=0, basis="theory")
     assert (advice.strategy, advice.prox_strength) == ("local", 0.0)
     assert advice.reason.startswith("Held-out samples decide")
     assert "does not carry over" in advice.doubts[0]
@@ -83,5 +83,5 @@ def test_the_adviser_says_that_the_theory_does_not_carry_over(
     assert any("contradict" in note for note in advice.verify().notes)
     wide = Check(alone=0.7, chosen=0.6, one_model=0.5, gap=0.1, error=0.01)
     monkeypatch.setattr(module, "cross_check", lambda *_, **__: wide)
-    tight = sartor.advise(fed, features="raw", draws=0, budget_rounds=1)
+    tight = sartor.advise(fed, features="raw", draws=0, budget_rounds=1, basis="theory")
     assert tight.prox_strength in (0.0, math.inf)

@@ -1,18 +1,20 @@
-"""How far the verification trusts a difference: clients are the units, samples stand beside."""
+"""The advice beside its rivals: how divisions are drawn, and what their intervals may say."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import sartor
-from sartor.adviser import verify
 from sartor.adviser.trial import choose, clustered_error
 from sartor.adviser.verification import Row, Verification
-from sartor.adviser.verify import Trained, judge, owners
+from sartor.adviser.verify import DIVISIONS, half_width, judge, redivide
 from sartor.core.errors import ConfigError
 from sartor.data.synthetic import logistic
 
@@ -47,7 +49,7 @@ def test_clustered_error_is_that_of_federations_drawn_anew() -> None:
 @pytest.fixture(scope="module")
 def advice() -> sartor.Advice:
     fed, _ = logistic(spread=0.4, clients=8, samples=200, dim=4, test_samples=50)
-    return sartor.advise(fed, features="raw", draws=0)
+    return sartor.advise(fed, features="raw", draws=0, basis="theory")
 
 
 @pytest.fixture(scope="module")
@@ -55,73 +57,93 @@ def checked(advice: sartor.Advice) -> Verification:
     return advice.verify()
 
 
-def test_rows_have_both_errors(
-    advice: sartor.Advice, checked: Verification, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The error that counts comes from the clients' mean differences; both are written down."""
-    monkeypatch.setattr(verify, "WORK", 1.0)  # the exact solutions
-    about, local = advice.subject, advice.verify().rows[1]
-    solved = verify._solved(advice, about)
-    gaps = [judge(solved[name].network, about.federation)[0] for name in ("local", advice.strategy)]
-    gap, owner = gaps[0] - gaps[1], owners(about.federation)
-    own = np.bincount(owner, gap) / np.bincount(owner)
-    assert local.standard_error == pytest.approx(own.std(ddof=1) / math.sqrt(8), rel=1e-6)
-    assert local.sample_error == pytest.approx(gap.std(ddof=1) / 20.0, rel=1e-6)
-    assert abs(local.standard_error / local.sample_error - 1.0) > 0.05
-    assert (checked.rows[0].standard_error, checked.rows[0].sample_error) == (0.0, 0.0)
-    local = checked.rows[1]
-    text = json.loads(json.dumps(checked.to_dict(), allow_nan=False))
-    assert text["rows"][1]["sample_error"] == pytest.approx(local.sample_error)
-    assert Verification.from_dict(text) == checked
-    assert checked.table().columns[4:7] == ["above advised", "± clients", "± samples"]
-    assert "over clients" in checked.summary()
-
-
-def test_owners_are_in_the_order_of_the_losses() -> None:
-    """Test samples listed in any order: the losses stand client by client."""
-    draw = np.random.default_rng(1)
-    owner = draw.integers(0, 3, 60)
-    x = draw.normal(size=(60, 2)).astype("float32")
-    y = np.arange(60) % 2
-    fed = sartor.Federation.from_arrays(x, y, client=owner, test=0.4)
-    listed = np.concatenate([np.full(len(fed.test.of(c)), c) for c in range(3)])
-    assert np.array_equal(owners(fed), listed)
-
-
-def test_a_row_of_an_earlier_file_has_no_second_error() -> None:
-    row = Row("advised", "fedprox", 0.1, 0.5, 0.8, 0.0, 0.0, 6, 0.1, 50)
-    assert math.isnan(row.sample_error)
+def row(strategy: str, worse: float, half: float, loss: float = 0.5) -> Row:
+    return Row(strategy, "fedprox", 0.1, loss, 0.8, worse, half)
 
 
 @pytest.mark.parametrize(
-    ("clients", "samples", "holds"),
+    ("local", "one", "tuned", "said"),
     [
-        # Above the better end by 0.1 ± 0.34 over clients and ± 0.045 over samples.
-        ([1.0] * 4 + [-0.8] * 4, 0.0, True),
-        # By 0.1 ± 0 over clients and ± 0.15 over samples.
-        ([0.1] * 8, 3.0, False),
+        ((0.1, 0.05), (0.2, 0.1), (0.0, 0.1), "confirmed"),
+        ((0.1, 0.05), (0.0, 0.004), (0.0, 0.1), "confirmed"),  # an end at most 1 % better
+        ((0.1, 0.05), (0.0, 0.006), (0.0, 0.1), "cannot tell"),
+        ((-0.1, 0.05), (0.2, 0.1), (0.0, 0.1), "not confirmed"),
+        ((0.1, 0.05), (0.2, 0.1), (-0.1, 0.05), "not confirmed"),  # a rival that is no end
+        ((-0.1, 0.2), (0.2, 0.1), (0.0, 0.1), "cannot tell"),
     ],
 )
-def test_holds_is_judged_with_clients_as_units(
-    advice: sartor.Advice,
-    monkeypatch: pytest.MonkeyPatch,
-    clients: list[float],
-    samples: float,
-    holds: bool,
+def test_the_judgement_follows_the_intervals(
+    local: tuple[float, float], one: tuple[float, float], tuned: tuple[float, float], said: str
 ) -> None:
-    """Where the two errors disagree, that over clients decides."""
-    federation = advice.subject.federation
-    owner = owners(federation)
-    assert len(owner) == 400
-    losses = {"local": np.ones(400), "global": np.full(400, 9.0)}
-    turns = samples * (-1.0) ** np.arange(400)
-    losses["personalised"] = 1.0 + np.array(clients)[owner] + turns
-    monkeypatch.setattr(verify, "judge", lambda name, fed: (losses[name], losses[name] > 0))
-    trained = {name: Trained(name, 1, 0.0, 0) for name in losses}
-    found = verify.compare(advice, advice.subject, trained, None, [])
-    assert found.rows[1].worse == pytest.approx(-0.1)
-    by_samples = found.rows[1].sample_error >= 0.1
-    assert found.holds == holds != by_samples
+    rows = [row("advised", 0.0, 0.0), row("local", *local), row("global", *one)]
+    assert judge([*rows, row("fine-tuned", *tuned)]) == said
+
+
+def test_an_interval_covers_the_truth_of_divisions_that_share_samples() -> None:
+    """The mean difference of two constant predictors, over federations drawn anew."""
+    draw = np.random.default_rng(0)
+    covered = plain = 0
+    for _ in range(400):
+        gap = draw.normal(size=200) ** 2 - 1.0  # squared error of 0, less its mean
+        picks = [draw.permutation(200)[:60] for _ in range(DIVISIONS)]
+        means = np.array([gap[pick].mean() for pick in picks])
+        covered += abs(means.mean()) <= half_width(means)
+        plain += abs(means.mean()) <= 2.09 * means.std(ddof=1) / math.sqrt(DIVISIONS)
+    assert covered / 400 > 0.9
+    assert plain / 400 < 0.75
+
+
+def test_a_division_belongs_to_a_client_and_holds_out_three_tenths() -> None:
+    draw = np.random.default_rng(1)
+    owner = np.repeat([0, 1, 2], [20, 1, 7])
+    x = np.arange(28.0)[:, None] + draw.normal(size=(28, 1))
+    fed = sartor.Federation.from_arrays(x, np.arange(28) % 2, client=owner, test=0.4)
+    found = redivide(fed, 3)
+    for one in found:
+        assert one.test.sizes.tolist() == [6, 0, 2]
+        for client in range(3):
+            both = torch.cat((one.train.of(client), one.test.of(client)))
+            assert sorted(both.tolist()) == np.flatnonzero(owner == client).tolist()
+    assert not torch.equal(found[0].test.rows, found[1].test.rows)
+
+
+def test_rows_are_paired_and_read_back(checked: Verification) -> None:
+    names = ["advised", "local", "global", "fine-tuned", "best λ tried"]
+    assert [one.strategy for one in checked.rows] == names
+    assert checked.rows[0].worse == checked.rows[0].half == 0.0
+    assert checked.divisions == DIVISIONS
+    for one in checked.rows:
+        assert one.loss == pytest.approx(checked.rows[0].loss + one.worse)
+    assert checked.regret == max(0.0, -min(one.worse for one in checked.rows))
+    text = json.loads(json.dumps(checked.to_dict(), allow_nan=False))
+    assert Verification.from_dict(text).summary() == checked.summary()
+    assert "Regret" in checked.summary()
+    assert checked.table().columns[4:6] == ["above advised", "± 95 %"]
+
+
+def test_solutions_on_a_division_are_those_of_scikit_learn(advice: sartor.Advice) -> None:
+    """Alone and one model without a ridge: the losses of another program."""
+    from sklearn.linear_model import LogisticRegression
+
+    from sartor.adviser.verify import _models, _score
+
+    seen = advice.subject.view
+    (one,) = redivide(advice.subject.federation, 1)
+    view = dataclasses.replace(seen, federation=one)
+    train, test = view.clients("train"), view.clients("test")
+    found = {name: _score(test, own) for name, own in _models(advice, train, []).items()}
+
+    def theirs(x: Any, y: Any, at: int) -> float:
+        model = LogisticRegression(C=1e9, fit_intercept=False, tol=1e-10, max_iter=1000)
+        held = test.mask[at]
+        chance = model.fit(x, y).predict_proba(test.x[at][held].numpy())
+        return float(-np.log(chance[range(len(chance)), test.y[at][held].long()]).sum())
+
+    for i in range(8):
+        x, y = train.x[i][train.mask[i]].numpy(), train.y[i][train.mask[i]].numpy()
+        assert found["local"][0][i] == pytest.approx(theirs(x, y, i), rel=1e-5)
+    x, y = train.x[train.mask].numpy(), train.y[train.mask].numpy()
+    assert found["global"][0][3] == pytest.approx(theirs(x, y, 3), rel=1e-5)
 
 
 def test_traffic_is_predicted_to_the_byte(advice: sartor.Advice, checked: Verification) -> None:
@@ -148,7 +170,7 @@ def test_the_advice_states_its_own_traffic(advice: sartor.Advice) -> None:
     """Estimates: 4 (4p + 7) bytes a client, 4 (p + 1) more with drawings; the check: 3 folds."""
     assert advice.asked["estimates"] == 4 * (4 * 4 + 7) * 8
     fed, _ = logistic(spread=0.4, clients=8, samples=200, dim=4, test_samples=50)
-    drawn = sartor.advise(fed, features="raw")
+    drawn = sartor.advise(fed, features="raw", basis="theory")
     assert drawn.asked["estimates"] == 4 * (5 * 4 + 8) * 8
     plans = advice.subject.plans
     trained = plans["personalised"].bytes_total + plans["global"].bytes_total

@@ -81,10 +81,12 @@ def make_advice(names=("a", "b", "c", "d"), *, strategy="personalised", basis="t
 
 
 def make_verification() -> Verification:
-    row = Row("advised", "fedprox", 0.012, 0.5, 0.8, 0.0, 0.0, 6, 0.123, 5000)
+    row = Row("advised", "fedprox", 0.012, 0.5, 0.8, 0.0, 0.0, "", 6, 0.123, 5000)
     local = dataclasses.replace(row, strategy="local", method="local", loss=0.52, worse=0.02)
     one = dataclasses.replace(row, strategy="global", method="fedavg", loss=0.6, worse=0.1)
-    return Verification([row, local, one], True, 6, None, ["b"], ["b", "c"], ["a note."])
+    return Verification(
+        [row, local, one], "confirmed", 0.0, 20, 6, None, ["b"], ["b", "c"], ["a note."]
+    )
 
 
 @pytest.fixture(scope="module")

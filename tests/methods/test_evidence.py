@@ -16,7 +16,8 @@ from sartor.core.local import Local
 from sartor.core.method import ServerContext
 from sartor.core.task import Task, binary_cross_entropy, cross_entropy, squared_error
 from sartor.methods import build
-from sartor.methods.evidence import SUMS, _derivatives
+from sartor.methods.evidence import SUMS
+from sartor.methods.parts.curves import derivatives
 
 SIZES = (5, 14, 9, 70, 33)
 D = 3
@@ -58,7 +59,8 @@ def fitted(xs: list[np.ndarray], ys: list[np.ndarray], **settings: Any) -> sarto
         0 if outputs == 1 else outputs,
     )
     usual = {"rounds": 60, "dtype": "float64", "eval_every": 60, "model": nn.Linear(D, outputs)}
-    return sartor.fit("evidence", fed, progress=False, **{**usual, **settings})
+    options = {"multiples": False, **settings.pop("options", {})}
+    return sartor.fit("evidence", fed, progress=False, options=options, **{**usual, **settings})
 
 
 def coefficients(result: sartor.Result, client: int) -> np.ndarray:
@@ -237,7 +239,7 @@ def test_derivatives_are_those_of_the_loss(kind: str) -> None:
         y, loss = (y > 0).double(), binary_cross_entropy
     if kind == "classification":
         y, loss = torch.tensor([0, 2, 1, 1, 0]), cross_entropy
-    first, second = _derivatives(kind, scores, y)
+    first, second = derivatives(kind, scores, y)
     for k in range(5):
 
         def one(s: torch.Tensor, k: int = k) -> torch.Tensor:
@@ -250,15 +252,17 @@ def test_derivatives_are_those_of_the_loss(kind: str) -> None:
 def test_who_is_absent_is_counted_by_those_who_are_there() -> None:
     """Of alike clients half give what all give; what the absent would have sent does not matter."""
     task = Task(nn.Linear(2, 2))
-    method = build("evidence", task, Local(), {})
+    method = build("evidence", task, Local(), {"multiples": False})
     hyper = {k: torch.tensor(v.default, dtype=torch.float64) for k, v in method.hyper.items()}
     key, ids = torch.zeros(2, dtype=torch.int64), torch.arange(4)
     ctx = ServerContext(hyper, key, torch.tensor(3), torch.full((4,), 9), ids, ids >= 0)
     params = {k: v.double() for k, v in task.init(0).items()}
     server = method.init_server(params, ctx)
-    one = {name: torch.rand(6, dtype=torch.float64) for name in ("slope", "squares", "sure")}
+    one = {name: torch.rand(6, dtype=torch.float64) for name in ("squares", "sure")}
+    one |= {name: torch.rand(1, dtype=torch.float64) for name in ("evidence", "left_out")}
+    one |= {"slope": torch.rand(1, 6, dtype=torch.float64)}
+    one |= {"curvature": torch.eye(6, dtype=torch.float64)[None] + 0.1}
     one |= {name: torch.tensor(7.0, dtype=torch.float64) for name in SUMS if name not in one}
-    one["curvature"] = torch.eye(6, dtype=torch.float64) + 0.1
     uploads = {k: v.expand(4, *v.shape).clone() for k, v in one.items()}
     whole = method.aggregate(server, uploads, ctx)
     half = ctx._replace(present=ids < 2)

@@ -281,7 +281,8 @@ def evidence(
             slope = sums["slope"] + centres / widths
             step = solve(factor, slope[..., None])[..., 0]
             eye = torch.eye(centres.shape[1], dtype=centres.dtype, device=centres.device)
-            covariance = solve(factor, eye.expand_as(factor))
+            # Contiguous, as it is after a checkpoint: products by another order round otherwise.
+            covariance = solve(factor, eye.expand_as(factor)).contiguous()
             far = centres.square() / widths + widths.log()
             log_evidence = log_evidence - 0.5 * far.sum(-1) - _half_log_det(factor)
             if not regression:

@@ -69,7 +69,7 @@ def weights_of(lost: Tensor, count: Tensor, multiples: Multiples, regression: bo
         multiples: K of them.
         regression: whether the losses are squared errors.
     """
-    nats = torch.nan_to_num(lost, nan=math.inf, posinf=1e30)
+    nats = torch.nan_to_num(lost, nan=1e30, posinf=1e30)
     if regression:
         nats = nats * count / (2.0 * nats.min().clamp(min=1e-300))
     far = [(math.log10(a) ** 2 + math.log10(b) ** 2) / (2.0 * DECADES**2) for a, b in multiples]

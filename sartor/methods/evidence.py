@@ -69,7 +69,7 @@ from sartor.core.method import (
 from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.methods.parts import priors
-from sartor.methods.parts.curves import Curves, curves, derivatives, left_out, solve
+from sartor.methods.parts.curves import Curves, curves, derivatives, left_out, losses, solve
 from sartor.methods.parts.priors import Groups, Sharing, Update
 
 MOST_PARAMETERS = 1024
@@ -91,9 +91,9 @@ class Point(NamedTuple):
 
     view: Curves
     rows: Tensor  # (K, P) w_i
-    scores: Tensor  # (K, n, c)
-    errors: Tensor  # (K, n, c): e/σ², by the scores
-    bend: Tensor  # (K, n, c, c): Λ/σ²
+    scores: Tensor  # (K, c, n)
+    errors: Tensor  # (K, c, n): e/σ², by the scores
+    bend: Tensor  # (K, c, c, n): Λ/σ²
     slope: Tensor  # (K, P): g
     curvature: Tensor  # (K, P, P): A
 
@@ -177,16 +177,13 @@ def evidence(
         rows = ctx.common["centres"].double() + _times(root, v)
         view, scores = curves(task, work["params"], batch, rows)
         errors, bend = derivatives(task.kind, scores, batch.y)
-        weight = batch.mask.double()[:, None] / noise
-        errors, bend = errors * weight, bend * weight[..., None]
+        weight = batch.mask.double() / noise
+        errors, bend = errors * weight, bend * weight
         return Point(view, rows, scores, errors, bend, view.slope(errors), view.curvature(bend))
 
-    def losses(scores: Tensor, work: Tree, batch: Batch) -> Tensor:
-        """Return summed losses: (..., n, c) -> (...)."""
-        lanes = scores.flatten(0, -3)
-        y = batch.y.expand(len(lanes), *batch.y.shape).flatten(0, 1)
-        found = task.criterion(lanes.flatten(0, 1), y).reshape(scores.shape[:-1])
-        return (found * batch.mask).sum(-1)
+    def lost(scores: Tensor, batch: Batch) -> Tensor:
+        """Return summed losses: (..., c, n) -> (...)."""
+        return (losses(task.kind, scores, batch.y) * batch.mask).sum(-1)
 
     def newton(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
         """Take one Newton step in v, under each prior."""
@@ -199,7 +196,7 @@ def evidence(
             return {**work, "away": (v - step).to(work["away"].dtype)}
         tried = torch.stack([v - length * step for length in LINE])
         scores = at.view.scores(ctx.common["centres"].double() + _times(root, tried))
-        cost = losses(scores, work, batch) / noise + 0.5 * tried.square().sum(-1)
+        cost = lost(scores, batch) / noise + 0.5 * tried.square().sum(-1)
         # The first that is no worse. A little slack, so that rounding does not decide at the end.
         fits = cost <= cost[-1] + 1e-9 * (1.0 + cost[-1].abs())
         chosen = fits & (fits.cumsum(0) == 1)
@@ -228,15 +225,15 @@ def evidence(
         spread = ctx.common["spread"].double()
         spread = torch.diagonal(spread) if full else spread
         sure = 1.0 - torch.diagonal(apart) / torch.where(spread > 0, spread, 1.0)
-        count, outputs = batch.mask.double().sum(), at.scores.shape[-1]
-        loss = losses(at.scores, work, batch) / noise
+        count, outputs = batch.mask.double().sum(), at.scores.shape[-2]
+        loss = lost(at.scores, batch) / noise
         if regression:
             loss = loss + 0.5 * count * outputs * torch.log(2.0 * math.pi * noise)
         pull = _times(root, at.slope, turned=True) + v
         push = _times(root, solve(factor, pull[..., None])[..., 0])[..., None]
         fit = (at.errors[base] * noise).square().sum() + noise * (a[base] * own[base]).sum()
         unseen = left_out(at.scores, at.errors, at.bend, at.view.reach(own), task.kind)
-        mixed = torch.einsum("k,knc->nc", ctx.common["weights"].double(), unseen)
+        mixed = torch.einsum("k,kcn->cn", ctx.common["weights"].double(), unseen)
         found = {
             "curvature": a - a @ move,
             "slope": at.slope - (a @ push)[..., 0],
@@ -245,8 +242,8 @@ def evidence(
             # log p(D_i | w̄, T), Laplace
             "evidence": -loss - 0.5 * v.square().sum(-1) - _half_log_det(factor),
             "residual": fit / outputs,
-            "left_out": losses(unseen, work, batch),
-            "mixed": losses(mixed[None], work, batch)[0],
+            "left_out": lost(unseen, batch),
+            "mixed": lost(mixed, batch),
             "count": count,
         }
         if full:

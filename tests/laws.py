@@ -117,7 +117,7 @@ VARIANTS: list[Case] = [
     Case("evidence", {"learn": False}, {"spread": 0.3}),
     Case("evidence", {"groups": "full", "update": "em"}, {"spread": 0.3}),
     Case("evidence", linear=True),
-    Case("evidence", {"groups": "full"}, linear=True),
+    Case("evidence", {"groups": "full", "posterior": True}, linear=True),
     Case("evidence", {"sharing": "one"}, linear=True),
     Case("evidence", {"sharing": "alone", "multiples": False}, linear=True),
     Case("l2gd", {"gradient": "batch"}, {"average_probability": 0.4}),

@@ -46,6 +46,7 @@ and Maleki, 2020). Both are of the messages before, so one round late.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
@@ -108,6 +109,7 @@ def evidence(
     update: Update = "mackay",
     learn: bool = True,
     newton_steps: int = 6,
+    posterior: bool = False,
 ) -> Method:
     """Build the method: one prior for all clients, learned by the evidence.
 
@@ -122,6 +124,8 @@ def evidence(
         learn: whether spread, width and noise are learned; False keeps those given (σ² = 1),
             which is FedProx with λ_i = 1/(n_i τ²).
         newton_steps: steps of a solve; linear regression takes one.
+        posterior: whether a client's model comes with the covariance of its parameters, by which
+            ``Result.predict(..., uncertainty=True)`` answers.
     """
     linear = task.linear_layer is not None
     _refuse(task, groups, sharing, multiples, learn)
@@ -249,7 +253,13 @@ def evidence(
         if full:
             found["outer"] = gap[:, None] * gap + apart
         kind = work["away"].dtype
-        return {**work, "sums": {name: value.to(kind) for name, value in found.items()}}
+        work = {**work, "sums": {name: value.to(kind) for name, value in found.items()}}
+        if posterior:  # of the mean model: within each prior, and between priors
+            weights = ctx.common["weights"].double()[:, None]
+            off = at.rows - (weights * at.rows).sum(0)
+            whole = (weights[..., None] * own).sum(0) + (weights * off).mT @ off
+            work["posterior"] = whole.to(kind)
+        return work
 
     def enter(work: Tree, ctx: ClientContext) -> Tree:
         like = work["away"]
@@ -259,7 +269,14 @@ def evidence(
         sums |= {**each, "squares": row, "sure": row, "slope": torch.zeros_like(like)}
         sums |= {"curvature": torch.zeros_like(square)}
         sums |= {"outer": torch.zeros_like(square[0])} if full else {}
-        return {**work, "sums": sums}
+        work = {**work, "sums": sums}
+        return {**work, "posterior": torch.zeros_like(square[0])} if posterior else work
+
+    def with_posterior(work: Tree, ctx: ClientContext) -> Tree:
+        return {**work["params"], "posterior": work["posterior"], "noise": ctx.common["noise"]}
+
+    def plain(model: Tree, x: Tensor) -> Tensor:
+        return task.logits({name: model[name] for name in task.leaf_names}, x)
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return {}, work["sums"]
@@ -353,6 +370,8 @@ def evidence(
     steps = 1 if linear and regression else newton_steps
     solving = Phase("solve", newton, leave=leave, batch=None, steps=steps, shuffle=False)
     measuring = Phase("measure", measure, enter=enter, batch=None, steps=1, shuffle=False)
+    centre = Use(adapt=(solving,), centre=lambda server, ctx: server["params"])
+    use = replace(centre, adapt=(solving, measuring), model=with_posterior, predict=plain)
     hyper = {}
     if sharing != "one":
         note = "τ² at first, in units of σ²; 0 is one model for all, for good"
@@ -372,9 +391,9 @@ def evidence(
         finish=finish,
         aggregate=aggregate,
         broadcast=broadcast,
-        use=Use(adapt=(solving,), centre=lambda server, ctx: server["params"]),
+        use=use if posterior else centre,
         wire=Wire(
-            private=lambda leaf: leaf in task.leaf_names,
+            private=lambda leaf: leaf in (*task.leaf_names, "posterior"),
             averaged=(*SUMS, "outer") if full else SUMS,
         ),
         show=Show(server=shown),

@@ -72,6 +72,7 @@ from sartor.core.tree import Tree
 from sartor.methods.parts import priors
 from sartor.methods.parts.curves import Curves, curves, derivatives, left_out, losses, solve
 from sartor.methods.parts.priors import Groups, Sharing, Update
+from sartor.methods.parts.roots import half_log_det, root_of, times, whitened
 
 MOST_PARAMETERS = 1024
 """Of a model: each client forms a matrix of this size squared."""
@@ -172,13 +173,13 @@ def evidence(
 
     def roots(ctx: ClientContext) -> Tensor:
         """Return R of each prior: (K, P), or (K, P, P)."""
-        root = _root_of(ctx.common["spread"].double())
+        root = root_of(ctx.common["spread"].double())
         return torch.stack([math.sqrt(a) * root for a, _ in grid])
 
     def look(v: Tensor, root: Tensor, work: Tree, batch: Batch, ctx: ClientContext) -> Point:
         """Derive the loss at w̄ + R v."""
         noise = ctx.common["noise"].double()
-        rows = ctx.common["centres"].double() + _times(root, v)
+        rows = ctx.common["centres"].double() + times(root, v)
         view, scores = curves(task, work["params"], batch, rows)
         errors, bend = derivatives(task.kind, scores, batch.y)
         weight = batch.mask.double() / noise
@@ -193,13 +194,13 @@ def evidence(
         """Take one Newton step in v, under each prior."""
         root, v, noise = roots(ctx), work["away"].double(), ctx.common["noise"].double()
         at = look(v, root, work, batch, ctx)
-        factor = torch.linalg.cholesky_ex(_b(root, at.curvature))[0]
-        pull = _times(root, at.slope, turned=True) + v
+        factor = torch.linalg.cholesky_ex(whitened(root, at.curvature))[0]
+        pull = times(root, at.slope, turned=True) + v
         step = solve(factor, pull[..., None])[..., 0]  # Alg., client: B v_new = B v − (Rᵀg + v)
         if linear and regression:
             return {**work, "away": (v - step).to(work["away"].dtype)}
         tried = torch.stack([v - length * step for length in LINE])
-        scores = at.view.scores(ctx.common["centres"].double() + _times(root, tried))
+        scores = at.view.scores(ctx.common["centres"].double() + times(root, tried))
         cost = lost(scores, batch) / noise + 0.5 * tried.square().sum(-1)
         # The first that is no worse. A little slack, so that rounding does not decide at the end.
         fits = cost <= cost[-1] + 1e-9 * (1.0 + cost[-1].abs())
@@ -208,7 +209,7 @@ def evidence(
         return {**work, "away": away.to(work["away"].dtype)}
 
     def leave(work: Tree, ctx: ClientContext) -> Tree:
-        rows = ctx.common["centres"].double() + _times(roots(ctx), work["away"].double())
+        rows = ctx.common["centres"].double() + times(roots(ctx), work["away"].double())
         return {**work, "params": averaged(rows, ctx)}
 
     def measure(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
@@ -216,7 +217,7 @@ def evidence(
         root, v, noise = roots(ctx), work["away"].double(), ctx.common["noise"].double()
         at = look(v, root, work, batch, ctx)
         a = at.curvature
-        factor = torch.linalg.cholesky_ex(_b(root, a))[0]
+        factor = torch.linalg.cholesky_ex(whitened(root, a))[0]
         square = root.mT if full else torch.diag_embed(root)
         half = torch.linalg.solve_triangular(factor, square, upper=False)
         h_inv = half.mT @ half
@@ -225,7 +226,7 @@ def evidence(
         covariance = ctx.common["covariance"].double()
         own = h_inv + stay @ covariance @ stay.mT  # Cov(w_i)
         apart = h_inv[base] + move[base] @ covariance[base] @ move[base].mT  # Cov(w_i − w̄)
-        gap = _times(root, v)[base]
+        gap = times(root, v)[base]
         spread = ctx.common["spread"].double()
         spread = torch.diagonal(spread) if full else spread
         sure = 1.0 - torch.diagonal(apart) / torch.where(spread > 0, spread, 1.0)
@@ -233,8 +234,8 @@ def evidence(
         loss = lost(at.scores, batch) / noise
         if regression:
             loss = loss + 0.5 * count * outputs * torch.log(2.0 * math.pi * noise)
-        pull = _times(root, at.slope, turned=True) + v
-        push = _times(root, solve(factor, pull[..., None])[..., 0])[..., None]
+        pull = times(root, at.slope, turned=True) + v
+        push = times(root, solve(factor, pull[..., None])[..., 0])[..., None]
         fit = (at.errors[base] * noise).square().sum() + noise * (a[base] * own[base]).sum()
         unseen = left_out(at.scores, at.errors, at.bend, at.view.reach(own), task.kind)
         mixed = torch.einsum("k,kcn->cn", ctx.common["weights"].double(), unseen)
@@ -244,7 +245,7 @@ def evidence(
             "squares": gap.square(),
             "sure": torch.where(spread > 0, sure.clamp(0.0, 1.0), 0.0),
             # log p(D_i | w̄, T), Laplace
-            "evidence": -loss - 0.5 * v.square().sum(-1) - _half_log_det(factor),
+            "evidence": -loss - 0.5 * v.square().sum(-1) - half_log_det(factor),
             "residual": fit / outputs,
             "left_out": lost(unseen, batch),
             "mixed": lost(mixed, batch),
@@ -298,7 +299,7 @@ def evidence(
             # Contiguous, as it is after a checkpoint: products by another order round otherwise.
             covariance = solve(factor, eye.expand_as(factor)).contiguous()
             far = centres.square() / widths + widths.log()
-            log_evidence = log_evidence - 0.5 * far.sum(-1) - _half_log_det(factor)
+            log_evidence = log_evidence - 0.5 * far.sum(-1) - half_log_det(factor)
             if not regression:
                 # The quadratic is not trusted where scores would move by more than 2.
                 moved = (4.0 * (slope * step).sum(-1) / count).clamp(min=0.0).sqrt()
@@ -432,32 +433,3 @@ def _refuse(
             f"{what} is for linear models: a single nn.Linear that is trained; leave it out."
         )
     refuse(faults)
-
-
-def _times(root: Tensor, v: Tensor, turned: bool = False) -> Tensor:
-    """Return R v (or Rᵀ v) of each prior, (..., K, P)."""
-    if root.dim() == 2:
-        return root * v
-    return ((root.mT if turned else root) @ v[..., None])[..., 0]
-
-
-def _b(root: Tensor, curvature: Tensor) -> Tensor:
-    """Return B = I + Rᵀ A R."""
-    eye = torch.eye(root.shape[-1], dtype=root.dtype, device=root.device)
-    if root.dim() == 2:
-        return eye + root[..., None] * curvature * root[:, None]
-    return eye + root.mT @ curvature @ root
-
-
-def _root_of(spread: Tensor) -> Tensor:
-    """Return R with T = R Rᵀ: (P,) of variances, (P, P) of a matrix."""
-    if spread.dim() == 1:
-        return spread.sqrt()
-    least = 1e-12 * torch.diagonal(spread).mean() + 1e-30  # so that T = 0 has a root
-    eye = torch.eye(len(spread), dtype=spread.dtype, device=spread.device)
-    return torch.linalg.cholesky_ex(spread + least * eye)[0]
-
-
-def _half_log_det(factor: Tensor) -> Tensor:
-    """Return ½ log det of the matrices that have these Cholesky factors."""
-    return torch.diagonal(factor, dim1=-2, dim2=-1).log().sum(-1)

@@ -13,13 +13,14 @@ from torch import nn
 import sartor
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import ServerContext
+from sartor.core.method import Batch, ServerContext
 from sartor.core.task import Task, binary_cross_entropy, cross_entropy, squared_error
 from sartor.methods import build
 from sartor.methods.evidence import SUMS
 from sartor.methods.parts.curves import derivatives, losses
 from sartor.theory import learned_prior
 from sartor.theory.linear_models import Clients, basis, predict
+from tests.toys import Net
 
 SIZES = (5, 14, 9, 70, 33)
 D = 3
@@ -193,7 +194,8 @@ def test_classification_reaches_the_optimum_that_scipy_finds() -> None:
     np.testing.assert_allclose(ours, best.x, atol=2e-3)
 
 
-def test_clients_of_one_class_and_separable_ones_are_answered() -> None:
+@pytest.mark.parametrize("multiples", [False, True])
+def test_clients_of_one_class_and_separable_ones_are_answered(multiples: bool) -> None:
     """Nothing diverges where a client alone has no finite best model."""
     xs, _ = draw(5, "classification")
     ys = [(x[:, 0] > 0).astype(np.int64) for x in xs]
@@ -202,7 +204,7 @@ def test_clients_of_one_class_and_separable_ones_are_answered() -> None:
         [x[:3] if k == 1 else x for k, x in enumerate(xs)],
         [y[:3] if k == 1 else y for k, y in enumerate(ys)],
     )
-    found = fitted(xs, ys, rounds=20)
+    found = fitted(xs, ys, options={"multiples": multiples}, rounds=20)
     for k in range(len(xs)):
         assert np.isfinite(coefficients(found, k)).all()
     assert np.isfinite(server(found, "log_evidence"))
@@ -253,7 +255,9 @@ def test_derivatives_are_those_of_the_loss(kind: str) -> None:
             return loss(s[None], y[k : k + 1])[0]
 
         torch.testing.assert_close(first[:, k], torch.func.grad(one)(scores[k]))
-        torch.testing.assert_close(second[..., k], torch.func.jacrev(torch.func.grad(one))(scores[k]))
+        torch.testing.assert_close(
+            second[..., k], torch.func.jacrev(torch.func.grad(one))(scores[k])
+        )
 
 
 def test_who_is_absent_is_counted_by_those_who_are_there() -> None:
@@ -291,8 +295,8 @@ def central(xs: list[np.ndarray], ys: list[np.ndarray], family: Any) -> Clients:
 
 def scores_of(found: sartor.Result, client: int, x: np.ndarray) -> np.ndarray:
     """Return the scores of a client's model without their mean, which softmax does not see."""
-    outputs = found.model(client).weight.shape[0]
     flat = coefficients(found, client)
+    outputs = len(flat) // (D + 1)
     scores = flat[:outputs] + x @ flat[outputs:].reshape(outputs, D).T
     return scores if outputs == 1 else scores - scores.mean(1, keepdims=True)
 
@@ -431,3 +435,97 @@ def test_options_that_do_not_go_together_are_refused() -> None:
     ):
         with pytest.raises(ConfigError, match=words):
             build("evidence", Task(module), Local(), options)
+
+
+def test_a_newcomer_has_the_average_of_one_solve_under_each_prior() -> None:
+    """On a regression: a ridge regression towards each w̄ in NumPy; without samples w̄ itself."""
+    xs, ys = draw(3)
+    found = fitted(xs, ys, options={"multiples": True}, rounds=30)
+    t, noise = server(found, "spread"), float(server(found, "noise"))
+    centres, weights = server(found, "centres"), server(found, "weights")
+    x, y = xs[4][:6] + 0.3, ys[4][:6]
+    model = found.onboard((x, y), rounds=1, test=0.0).model("newcomer")
+    own = np.concatenate([p.detach().numpy().ravel() for _, p in sorted(model.named_parameters())])
+    wanted, wide = np.zeros(D + 1), with_one(x)
+    levels = [0.1, 1.0, 10.0, 100.0] * 3
+    for a, w, centre in zip(levels, weights, centres, strict=True):
+        pull = np.diag(1.0 / (a * t))
+        right = wide.T @ y / noise + pull @ centre
+        wanted += w * np.linalg.solve(wide.T @ wide / noise + pull, right)
+    np.testing.assert_allclose(own, wanted, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"sharing": "one"}, {"sharing": "alone"}])
+def test_a_round_without_anybody_changes_nothing(options: dict[str, Any]) -> None:
+    """Whatever the absent would have sent."""
+    task = Task(nn.Linear(2, 2))
+    method = build("evidence", task, Local(), options)
+    hyper = {k: torch.tensor(v.default, dtype=torch.float64) for k, v in method.hyper.items()}
+    key, ids = torch.zeros(2, dtype=torch.int64), torch.arange(3)
+    ctx = ServerContext(hyper, key, torch.tensor(3), torch.full((3,), 9), ids, ids < 0)
+    server = method.init_server({k: v.double() for k, v in task.init(0).items()}, ctx)
+    many = len(server["weights"])
+    shapes: dict[str, tuple[int, ...]] = {"slope": (many, 6), "curvature": (many, 6, 6)}
+    shapes |= {"squares": (6,), "sure": (6,), "evidence": (many,), "left_out": (many,)}
+    uploads = {k: torch.full((3, *shapes.get(k, ())), torch.nan).double() for k in SUMS}
+    assert many > 1
+    torch.testing.assert_close(method.aggregate(server, uploads, ctx), server)
+
+
+def test_every_option_moves_the_result() -> None:
+    """Models after six rounds differ from those of the defaults."""
+    xs, ys = draw(2, "classification")
+    first = {"rounds": 6, "eval_every": 6, "options": {"multiples": "auto"}}
+    plain = coefficients(fitted(xs, ys, **first), 3)
+    for option, value in (
+        ("groups", "scalar"),
+        ("groups", "layer"),
+        ("groups", "full"),
+        ("sharing", "one"),
+        ("sharing", "alone"),
+        ("multiples", False),
+        ("update", "em"),
+        ("learn", False),
+        ("newton_steps", 1),
+    ):
+        other = fitted(xs, ys, **{**first, "options": {"multiples": "auto", option: value}})
+        assert np.abs(coefficients(other, 3) - plain).max() > 1e-4, (option, value)
+
+
+def test_a_large_model_has_fewer_multiples() -> None:
+    """Twelve up to 128 parameters, five beyond, so that what travels stays small."""
+    for inputs, wanted in ((127, 12), (128, 5)):
+        task = Task(nn.Linear(inputs, 1), kind="regression", criterion=squared_error)
+        method = build("evidence", task, Local(), {})
+        hyper = {k: torch.tensor(v.default) for k, v in method.hyper.items()}
+        key, ids = torch.zeros(2, dtype=torch.int64), torch.arange(3)
+        ctx = ServerContext(hyper, key, torch.tensor(0), torch.full((3,), 9), ids, ids >= 0)
+        assert len(method.init_server(task.init(0), ctx)["weights"]) == wanted
+
+
+@pytest.mark.parametrize(
+    ("module", "head", "name"),
+    [
+        (nn.Linear(4, 2), None, ""),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), None, "1"),
+        (sartor.models.mclr(input_shape=(4,), num_classes=2), "fc", "fc"),
+        (sartor.models.pretrained(Net(), train=["fc"]), "fc", "fc"),
+        (Net(), "fc", None),
+        (nn.Sequential(nn.Linear(4, 2), nn.Linear(2, 2)), None, None),
+        (nn.Sequential(nn.Linear(4, 2), nn.LogSoftmax(-1)), None, None),
+    ],
+)
+def test_linear_models_are_known_by_what_is_trained(module: Any, head: Any, name: Any) -> None:
+    """One linear layer that gives the scores: the scores are those of its inputs."""
+    task = Task(module, head)
+    found = task.linear_layer
+    assert (None if found is None else found[0]) == name
+    if found is None:
+        return
+    x, params = torch.randn(6, 4), task.init(0)
+    batch = Batch(
+        x, torch.zeros(6).long(), torch.ones(6).bool(), torch.arange(6), torch.tensor(True)
+    )
+    weight, bias = (params[f"{name}.{leaf}" if name else leaf] for leaf in ("weight", "bias"))
+    seen = task.inputs(params, batch).flatten(1)
+    torch.testing.assert_close(seen @ weight.T + bias, task.logits(params, x))

@@ -77,6 +77,7 @@ def test_units_of_the_target_are_those_of_the_deviation() -> None:
     model = sartor.models.mclr(fed)
     found = sartor.fit("evidence", fed, model=model, rounds=10, options=options, progress=False)
     answer = found.predict("n", {"a": [0.0], "b": [0.0]}, uncertainty=True)
+    assert answer.deviation is not None
     assert 15.0 < answer.deviation[0] < 30.0
     assert 480.0 < answer.scores[0] < 520.0
 
@@ -90,9 +91,7 @@ def test_probabilities_are_near_those_of_sampling(classes: int) -> None:
     spread = root @ root.transpose(0, 2, 1)
     z = np.einsum("nab,snb->sna", root, rng.normal(size=(20000, 40, classes)))
     mean = special.softmax(scores + z, -1).mean(0)
-    ours, deviation = averaged(
-        "classification", torch.from_numpy(scores), torch.from_numpy(spread)
-    )
+    ours, deviation = averaged("classification", torch.from_numpy(scores), torch.from_numpy(spread))
     assert np.abs(special.softmax(scores, -1) - mean).max() > 0.1  # what the mean model says
     np.testing.assert_allclose(ours, mean, atol=0.015)
     np.testing.assert_allclose(deviation, special.softmax(scores + z, -1).std(0), atol=0.015)

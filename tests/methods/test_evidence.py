@@ -46,25 +46,30 @@ def draw(
     return xs, ys
 
 
-def fitted(xs: list[np.ndarray], ys: list[np.ndarray], **settings: Any) -> sartor.Result:
-    """Train on all samples; one more of each client is its test."""
+def federated(xs: list[np.ndarray], ys: list[np.ndarray], prefix: str = "") -> sartor.Federation:
+    """Return clients that train on all samples; one more of each is its test."""
     x = np.concatenate([np.concatenate([x, x[:1]]) for x in xs])
     y = np.concatenate([np.concatenate([y, y[:1]]) for y in ys])
     ids = np.repeat(np.arange(len(xs)), [len(y) + 1 for y in ys])
     last = np.cumsum([len(y) + 1 for y in ys]) - 1
     lists = [np.flatnonzero((ids == k) & ~np.isin(np.arange(len(y)), last)) for k in range(len(xs))]
-    outputs = 1 if y.dtype == np.float64 else int(y.max()) + 1
     split = sartor.data.split.Ragged
-    fed = sartor.Federation(
+    return sartor.Federation(
         torch.from_numpy(x),
         torch.from_numpy(y),
         split.from_lists(lists),
         split.empty(len(xs)),
         split.from_lists([[k] for k in last]),
-        [str(k) for k in range(len(xs))],
-        0 if outputs == 1 else outputs,
+        [f"{prefix}{k}" for k in range(len(xs))],
+        0 if y.dtype == np.float64 else int(y.max()) + 1,
     )
-    usual = {"rounds": 60, "dtype": "float64", "eval_every": 60, "model": nn.Linear(D, outputs)}
+
+
+def fitted(xs: list[np.ndarray], ys: list[np.ndarray], **settings: Any) -> sartor.Result:
+    """Train on all samples."""
+    fed = federated(xs, ys)
+    model = nn.Linear(D, max(fed.num_classes, 1))
+    usual = {"rounds": 60, "dtype": "float64", "eval_every": 60, "model": model}
     options = {"multiples": False, **settings.pop("options", {})}
     return sartor.fit("evidence", fed, progress=False, options=options, **{**usual, **settings})
 
@@ -444,7 +449,7 @@ def test_a_newcomer_has_the_average_of_one_solve_under_each_prior() -> None:
     t, noise = server(found, "spread"), float(server(found, "noise"))
     centres, weights = server(found, "centres"), server(found, "weights")
     x, y = xs[4][:6] + 0.3, ys[4][:6]
-    model = found.onboard((x, y), rounds=1, test=0.0).model("newcomer")
+    model = found.onboard(federated([x], [y], "new"), rounds=1).model("new0")
     own = np.concatenate([p.detach().numpy().ravel() for _, p in sorted(model.named_parameters())])
     wanted, wide = np.zeros(D + 1), with_one(x)
     levels = [0.1, 1.0, 10.0, 100.0] * 3

@@ -394,7 +394,7 @@ def evidence(
         broadcast=broadcast,
         use=use if posterior else centre,
         wire=Wire(
-            private=lambda leaf: leaf in (*task.leaf_names, "posterior"),
+            private=lambda leaf: leaf in task.leaf_names,
             averaged=(*SUMS, "outer") if full else SUMS,
         ),
         show=Show(server=shown),

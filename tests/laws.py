@@ -32,6 +32,7 @@ from tests.toys import (
     assert_same,
     differ,
     federation,
+    linear_task,
     net_task,
     outcome,
     run,
@@ -53,11 +54,16 @@ class Case:
     options: dict[str, Any] = field(default_factory=dict)
     hyper: dict[str, float] = field(default_factory=dict)
     local: Local = SGD
+    linear: bool = False
 
     @property
     def is_default(self) -> bool:
         """Whether this is a method as it is listed, and no variant of it."""
-        return not self.options and not self.hyper and self.local is SGD
+        return not (self.options or self.hyper or self.linear) and self.local is SGD
+
+    def task(self) -> Task:
+        """Return the network: a small one, or a linear model."""
+        return linear_task() if self.linear else net_task()
 
     def build(self, task: Task, local: Local | None = None) -> Method:
         """Build the record."""
@@ -68,7 +74,8 @@ class Case:
         kinds = {id(SGD): "", id(HEAVY): "-heavy", id(RESTART): "-restart"}
         name = self.method if isinstance(self.method, str) else self.method.__name__
         options = "-".join(str(v) if isinstance(v, str) else k for k, v in self.options.items())
-        return f"{name}{'-' if options else ''}{options}{kinds.get(id(self.local), '-own')}"
+        kind = f"{kinds.get(id(self.local), '-own')}{'-linear' if self.linear else ''}"
+        return f"{name}{'-' if options else ''}{options}{kind}"
 
 
 _CONVEX = {"smoothness": 2.0, "strong_convexity": 1.0}
@@ -108,6 +115,11 @@ VARIANTS: list[Case] = [
     Case("evidence", {"groups": "scalar"}, {"spread": 0.5}),
     Case("evidence", {"groups": "layer", "newton_steps": 2}, {"width": 2.0}),
     Case("evidence", {"learn": False}, {"spread": 0.3}),
+    Case("evidence", {"groups": "full", "update": "em"}, {"spread": 0.3}),
+    Case("evidence", linear=True),
+    Case("evidence", {"groups": "full", "posterior": True}, linear=True),
+    Case("evidence", {"sharing": "one"}, linear=True),
+    Case("evidence", {"sharing": "alone", "multiples": False}, linear=True),
     Case("l2gd", {"gradient": "batch"}, {"average_probability": 0.4}),
     Case("l2gd", {"longest_run": 2}, local=replace(SGD, weight_decay=0.1)),
     Case("l2gd", {"participation": "sampled"}, {"average_probability": 0.6}),
@@ -221,7 +233,7 @@ class Trials:
 
     def __init__(self, case: Case) -> None:
         self.case = case
-        self.task = net_task()
+        self.task = case.task()
         self.method = case.build(self.task)
         self._pairs: dict[tuple[Any, ...], Outcome] = {}
 
@@ -499,7 +511,7 @@ def gradients_are_counted(case: Case) -> None:
 
 def an_epoch_costs_its_samples(case: Case) -> None:
     """A method whose only phase is E epochs evaluates E·n_i gradients (times those of a step)."""
-    task = net_task()
+    task = case.task()
     local = replace(case.local, drop_last=False)
     method = case.build(task, local)
     (phase,) = method.phases if len(method.phases) == 1 else (None,)
@@ -629,6 +641,13 @@ def _watch(shared: Trials) -> Watched:
         seen.samples[1] += int(batch.mask.sum()) * scores.shape[1]
         return scores, slopes
 
+    inputs = Task.inputs
+
+    def received(self: Task, params: Any, batch: Any, models: int = 1) -> Any:
+        assert self.linear_layer is not None
+        seen.samples[1] += int(batch.mask.sum()) * self.linear_layer[1].out_features * models
+        return inputs(self, params, batch, models)
+
     warm = method.schedule.first
     if warm is not None:
         warm = replace(warm, method=looked_at(warm.method), handover=looked_at(warm.handover))
@@ -640,6 +659,7 @@ def _watch(shared: Trials) -> Watched:
         for name in ("losses", "judge", "represent"):
             patch.setattr(Task, name, counted(getattr(Task, name)))
         patch.setattr(Task, "jacobian", derived)
+        patch.setattr(Task, "inputs", received)
         if method.schedule.before is not None:
             sim.server, _ = sim.rounds.train(
                 sim.server, sim.store, 0, "prologue", record=method.schedule.before
@@ -716,7 +736,7 @@ def _tells_clients_apart(method: Method, case: Case) -> bool:
 
 def permuting_clients_permutes_the_result(case: Case) -> None:
     """Clients in another order give the same models in that order (full batches: no randomness)."""
-    task = net_task()
+    task = case.task()
     local = replace(case.local, batch=None, drop_last=False)
     method = case.build(task, local)
     if _tells_clients_apart(method, case):
@@ -741,7 +761,7 @@ def permuting_clients_permutes_the_result(case: Case) -> None:
 
 def equal_clients_stay_equal(case: Case) -> None:
     """Clients with the same data (and full batches) always have the same model."""
-    task = net_task()
+    task = case.task()
     method = case.build(task, replace(case.local, batch=None, drop_last=False))
     if _tells_clients_apart(method, case):
         return

@@ -24,6 +24,7 @@ from sartor.engines.sequential import Sequential
 from sartor.engines.shard.processes import Processes
 from sartor.engines.vectorised import Vectorised
 from sartor.methods import build
+from sartor.models import mclr
 from sartor.results.scores import COUNTERS, ONCE, Run
 from sartor.training.simulation import Simulation
 
@@ -103,6 +104,11 @@ def two_allocations() -> list[Federation]:
 def net_task(compute: torch.dtype | None = None) -> Task:
     """Wrap the small network."""
     return Task(Net(), head="fc", compute=compute)
+
+
+def linear_task() -> Task:
+    """Wrap a linear model for the same samples."""
+    return Task(mclr(input_shape=(4,), num_classes=3), head="fc")
 
 
 def quadratic_task(dim: int = 1) -> Task:

@@ -316,7 +316,8 @@ class Task:
             params = {k: v.to(self.compute) for k, v in params.items()}
             x = x.to(self.compute) if x.is_floating_point() else x
         if self.fixed:
-            params = {**self.settle(x.device, dtype)[part], **params}
+            fixed = self.settle(x.device, dtype)["whole" if part == "inputs" else part]
+            params = {**fixed, **params}
         with _METER.around(), plain_attention():
             found: Tensor = torch.func.functional_call(module, params, (x,))
         return found if self.compute is None else found.to(dtype)
@@ -328,7 +329,7 @@ class Task:
         shared = {id(t): t for name, t in held if name in self.fixed}
         module = looped(copy.deepcopy(self.module, shared))
         if part != "whole":
-            name, head = self._linear_head()
+            name, head = (part == "inputs" and self.linear_layer) or self._linear_head()
             owner, _, leaf = name.rpartition(".")
             setattr(module.get_submodule(owner), leaf, nn.Identity())
             module = copy.deepcopy(head) if part == "head" else module
@@ -368,6 +369,35 @@ class Task:
             slopes, found = each(tree.flat(params), batch.x)
         _METER.backward += found.shape[1]
         return found, slopes
+
+    @property
+    def linear_layer(self) -> tuple[str, nn.Linear] | None:
+        """The name and layer that alone is trained and gives the scores; None if there is none.
+
+        It is the network itself, its head, or the end of an ``nn.Sequential``.
+        """
+        name = self.head or ""
+        if self.head is None and isinstance(self.module, nn.Sequential):
+            name = list(self.module._modules)[-1]
+        layer = self.module.get_submodule(name)
+        if type(layer) is not nn.Linear:
+            return None
+        inside = {f"{name}.{leaf}" if name else leaf for leaf, _ in layer.named_parameters()}
+        return (name, layer) if inside == set(self.leaf_names) else None
+
+    def inputs(self, params: Tree, batch: Batch, models: int = 1) -> Tensor:
+        """Return what the linear layer receives that alone is trained: (batch, features).
+
+        Counted as one gradient for each score of each model.
+        """
+        found = self.linear_layer
+        if found is None:
+            raise ConfigError("More is trained here than one linear layer; use jacobian.")
+        name, layer = found
+        _METER.backward += layer.out_features * models
+        if not name:
+            return batch.x
+        return self._call("inputs", {}, batch.x, self._kind(params, batch.x))
 
     def is_wrong(self, scores: Tensor, y: Tensor) -> Tensor:
         """Return 1 for each sample that does not count as correct, else 0: a criterion.

@@ -127,7 +127,7 @@ _REGULARISED = {
         evidence,
         "FedProx with a pull for each coordinate, learned from all; exact solves, no rates",
         "ours; evidence as of MacKay, Neural Computation 1992",
-        "prior down, sums up: two numbers for each parameter, and one for each pair of them",
+        "priors down, sums up: for each prior a number for each parameter and each pair of them",
         small=True,
     ),
     "fedprox": MethodEntry(

@@ -6,45 +6,54 @@ MacKay, "Bayesian Interpolation", Neural Computation 1992).
 
 | symbol | here | meaning |
 |---|---|---|
-| w̄, S | server["params"], server["width"] | the mean of the prior; its own prior N(0, S) |
-| T = diag(τ²) | server["spread"] | how far clients' models are from w̄, coordinate by coordinate |
-| σ² | server["noise"] | the noise of a regression; 1 for classification |
-| C | server["covariance"] | of w̄ given all data |
-| w_i | work["params"] | argmin L_i(w)/σ² + ½ (w − w̄)ᵀT⁻¹(w − w̄), L_i summed over samples |
-| J, Λ | | the scores' derivative by w, the loss's second derivative by the scores |
-| A_i | ΣJᵀΛJ/σ² | the curvature of L_i (Gauss-Newton; exact for linear models) |
-| B_i | I + T^½ A_i T^½ | so H_i⁻¹ = (A_i + T⁻¹)⁻¹ = T^½ B_i⁻¹ T^½, which holds for T = 0 too |
+| w̄, S | common["centres"], server["width"] | the mean of the prior; its own prior N(0, S) |
+| T = diag(τ²) | common["spread"] | how far clients' models are from w̄, coordinate by coordinate |
+| R | ``roots`` | T = R Rᵀ |
+| σ² | common["noise"] | the noise of a regression; 1 for classification |
+| C | common["covariance"] | of w̄ given all data |
+| w_i = w̄ + R v | work["away"] is v | argmin L_i(w)/σ² + ½ ‖v‖², L_i summed over samples |
+| A_i | ``curvature`` | of L_i/σ² (Gauss-Newton; exact for linear models) |
+| B_i | I + Rᵀ A_i R | so H_i⁻¹ = (A_i + T⁻¹)⁻¹ = R B_i⁻¹ Rᵀ, which holds for T = 0 too |
 | K_i | A_i − A_i H_i⁻¹ A_i | what client i says of w̄ |
 | γ_i | 1 − Var(w_i − w̄)/τ² | how much the samples determine; 0 to 1 |
 | ν | pool | clients that a layer's τ² counts for in that of a coordinate |
 
 A round: clients solve for w_i by Newton steps with a line search (no learning rate), and send
-sums: K_i, the slope, (w_i − w̄)², γ_i and four numbers. The server takes a Newton step of w̄ and
+sums: K_i, the slope, (w_i − w̄)², γ_i and a few numbers. The server takes a Newton step of w̄ and
 MacKay's step τ² = Σ(w_i − w̄)²/Σγ_i; for w̄'s own width S alike. In FedProx's terms
 λ_i = σ²/(n_i τ²): τ = 0 is one model for all, τ → ∞ every client alone.
 
 `groups`: one τ for all (``scalar``), one for each tensor (``layer``, so that intercepts run free),
-one for each coordinate (``diag``). With few clients a τ² of each coordinate is learned from few
-numbers and too extreme; so it counts ν clients more with the τ² of its tensor. ν = 0 is plain
-``diag``. Linear models, and networks of at most 1,024 parameters: A_i is held as a matrix.
+one for each coordinate (``diag``), or a matrix T (``full``). With few clients a τ² of each
+coordinate is learned from few numbers and too extreme; so it counts ν clients more with the τ² of
+its tensor. ν = 0 is plain ``diag``. The ends have one variance to learn: ``sharing="one"`` is one
+model with its ridge (T = 0), ``"alone"`` every client for itself (w̄ = 0, one τ for each tensor).
 
-A newcomer solves once under the learned prior; the fewer its samples, the nearer it is to w̄.
+`multiples`: where classes can be separated the learned T and S are too small, as the Laplace
+approximation takes the curvature as given. So a linear model is solved under multiples of the
+learned prior at once, each with its own w̄ and C, and the models are averaged with the weights
+exp(−Σ losses of samples left out − log10² of the multipliers/(2 · 0.7²)). The loss is convex in a
+linear model, so the average is no worse than the models in the mean.
 
-What is shown: the log evidence (Laplace), and the loss of samples that were left out, one at a
-time, approximately (one Newton step from the model that saw them; Rad and Maleki, 2020). Both are
-of the messages before, so one round late.
+Linear models, and networks of at most 1,024 parameters: A_i is held as a matrix. A newcomer solves
+once under the learned prior; the fewer its samples, the nearer it is to w̄.
+
+What is shown: the log evidence (Laplace; of the prior that has the most), and the loss of samples
+that were left out, one at a time, approximately (one Newton step from the model that saw them; Rad
+and Maleki, 2020). Both are of the messages before, so one round late.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from sartor.core import tree
-from sartor.core.errors import ConfigError
+from sartor.core.errors import refuse
 from sartor.core.hyper import Hyper
 from sartor.core.local import Local
 from sartor.core.method import (
@@ -60,31 +69,35 @@ from sartor.core.method import (
 )
 from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.methods.parts import priors
+from sartor.methods.parts.curves import Curves, curves, derivatives, left_out, losses, solve
+from sartor.methods.parts.priors import Groups, Sharing, Update
+from sartor.methods.parts.roots import half_log_det, root_of, times, whitened
 
 MOST_PARAMETERS = 1024
 """Of a model: each client forms a matrix of this size squared."""
+MOST_FULL = 64
+"""Of a model with ``groups="full"``."""
 LINE = (1.0, 0.5, 0.2, 0.05, 0.0)
 """Lengths of a Newton step that are tried, in this order; the last stays where it is."""
-CHANGE, LEAST, MOST = 30.0, 1e-10, 1e4
-"""The most by which a variance changes in a round, and its bounds in units of σ²."""
 
 SUMS = (
-    *("curvature", "slope", "squares", "sure"),
-    *("evidence", "residual", "left_out", "count"),
+    *("curvature", "slope", "squares", "sure", "evidence"),
+    *("residual", "left_out", "mixed", "count"),
 )
-"""What a client sends; the server uses their sums alone."""
-
-Groups = Literal["scalar", "layer", "diag"]
+"""What a client sends; the server uses their sums alone. With ``groups="full"`` also "outer"."""
 
 
-class Slopes(NamedTuple):
-    """The derivatives of a client's loss at a model, in double precision."""
+class Point(NamedTuple):
+    """A client's K models, with the derivatives of its loss, in double precision."""
 
-    errors: Tensor  # (n, c): by the scores
-    slope: Tensor  # (P,): g = ΣJᵀe/σ²
-    curvature: Tensor  # (P, P): A
-    jacobian: Tensor  # (n, c, P): J
-    bend: Tensor  # (n, c, c): Λ/σ²
+    view: Curves
+    rows: Tensor  # (K, P) w_i
+    scores: Tensor  # (K, c, n)
+    errors: Tensor  # (K, c, n): e/σ², by the scores
+    bend: Tensor  # (K, c, c, n): Λ/σ²
+    slope: Tensor  # (K, P): g
+    curvature: Tensor  # (K, P, P): A
 
 
 def evidence(
@@ -92,8 +105,12 @@ def evidence(
     local: Local,
     *,
     groups: Groups = "diag",
+    sharing: Sharing = "learned",
+    multiples: bool | Literal["auto"] = "auto",
+    update: Update = "mackay",
     learn: bool = True,
     newton_steps: int = 6,
+    posterior: bool = False,
 ) -> Method:
     """Build the method: one prior for all clients, learned by the evidence.
 
@@ -101,220 +118,269 @@ def evidence(
         task: the model and its loss: classification, regression or multi-label.
         local: not used; the models are solved for. Schedules of its rate are refused.
         groups: which coordinates share a spread; see the module's docstring.
+        sharing: learned, or one of its ends with its ridge learned: "one" model, or all "alone".
+        multiples: whether models are averaged over multiples of the learned prior; "auto" does so
+            for linear models, for which it is made.
+        update: MacKay's step of the variances, or the slower one of EM.
         learn: whether spread, width and noise are learned; False keeps those given (σ² = 1),
             which is FedProx with λ_i = 1/(n_i τ²).
-        newton_steps: steps of a solve; linear regression needs one.
+        newton_steps: steps of a solve; linear regression takes one.
+        posterior: whether a client's model comes with the covariance of its parameters, by which
+            ``Result.predict(..., uncertainty=True)`` answers.
     """
-    if task.kind not in ("classification", "regression", "multilabel"):
-        raise ConfigError(
-            f"evidence serves classification, regression and multi-label tasks, not {task.kind!r}; "
-            "use fedprox."
-        )
-    if task.num_trained > MOST_PARAMETERS:
-        raise ConfigError(
-            f"evidence forms a matrix of all parameters, so it takes at most {MOST_PARAMETERS} of "
-            f"them; this model has {task.num_trained:,}. Use a linear model, train the head alone "
-            '(sartor.models.pretrained(net, train=["fc"])), or use fedprox.'
-        )
+    linear = task.linear_layer is not None
+    _refuse(task, groups, sharing, multiples, learn)
     local.without_rate("evidence")  # refuses schedules of a rate that there is not
-    regression = task.kind == "regression"
+    regression, full = task.kind == "regression", groups == "full"
+    averages = linear and learn if multiples == "auto" else multiples
+    grid = priors.multiples_of(sharing, task.num_trained) if averages else priors.JUST_THIS
+    base = grid.index((1.0, 1.0))  # the prior that is learned; the others follow it
+    shapes = {k: task.module.get_parameter(k).detach().to("meta") for k in task.leaf_names}
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:
         like = tree.flat(params)
-        one = like.new_ones(())
+        size, k = len(like), len(grid)
+        start = tree.zeros_like(params) if sharing == "alone" else params
+
+        def alike(name: str) -> Tensor:
+            return ctx.hyper.get(name, torch.zeros_like(like[0])).expand(like.shape).clone()
+
+        spread = alike("spread")
         return {
-            "params": params,
-            "spread": tree.map(lambda w: ctx.hyper["spread"].expand(w.shape).clone(), params),
-            "width": tree.map(lambda w: ctx.hyper["width"].expand(w.shape).clone(), params),
-            "covariance": like.new_zeros(len(like), len(like)),
-            "noise": one,
-            "log_evidence": torch.zeros_like(one),
-            "left_out": torch.zeros_like(one),
+            "params": tree.map(torch.clone, start),
+            "centres": tree.flat(start).expand(k, -1).clone(),
+            "spread": torch.diag(spread) if full else tree.shaped(spread, params),
+            "width": tree.shaped(alike("width"), params),
+            "covariance": like.new_zeros(k, size, size),
+            "weights": torch.nn.functional.one_hot(torch.tensor(base), k).to(like),
+            **{name: like.new_zeros(()) for name in ("log_evidence", "left_out")},
+            "noise": like.new_ones(()),
         }
 
     def broadcast(server: Tree, ctx: ServerContext) -> Tree:
-        return {k: server[k] for k in ("params", "spread", "covariance", "noise")}
+        spread = server["spread"] if full else tree.flat(server["spread"])
+        same = ("centres", "covariance", "noise", "weights")
+        return {"spread": spread, **{name: server[name] for name in same}}
 
     def begin(client: Tree, ctx: ClientContext) -> Tree:
-        return {"params": ctx.common["params"]}  # v = T^-½ (w − w̄) = 0
+        away = torch.zeros_like(ctx.common["centres"])
+        return {"params": averaged(ctx.common["centres"], ctx), "away": away}
 
-    def slopes(params: Tree, batch: Batch, ctx: ClientContext) -> Slopes:
-        scores, jacobian = task.jacobian(params, batch)
-        errors, bend = _derivatives(task.kind, scores.double(), batch.y)
-        mask = batch.mask.double() / ctx.common["noise"].double()
-        errors, jacobian = errors * batch.mask[:, None], jacobian.double()
-        bend = bend * mask[:, None, None]
-        half = torch.einsum("nab,nbp->nap", bend, jacobian).flatten(0, 1)
-        slope = torch.einsum("na,nap->p", errors, jacobian) / ctx.common["noise"].double()
-        return Slopes(errors, slope, jacobian.flatten(0, 1).T @ half, jacobian, bend)
+    def averaged(rows: Tensor, ctx: ClientContext) -> Tree:
+        """Return the mean of models by the weights of their priors."""
+        kind = ctx.common["weights"].dtype
+        return tree.shaped(ctx.common["weights"] @ rows.to(kind), shapes)
 
-    def objective(params: Tree, batch: Batch, ctx: ClientContext) -> Tensor:
-        """Return L_i(w)/σ²; the prior's part is added in whitened coordinates."""
-        losses = task.losses(params, batch).double() * batch.mask
-        return losses.sum() / ctx.common["noise"].double()
+    def roots(ctx: ClientContext) -> Tensor:
+        """Return R of each prior: (K, P), or (K, P, P)."""
+        root = root_of(ctx.common["spread"].double())
+        return torch.stack([math.sqrt(a) * root for a, _ in grid])
+
+    def look(v: Tensor, root: Tensor, work: Tree, batch: Batch, ctx: ClientContext) -> Point:
+        """Derive the loss at w̄ + R v."""
+        noise = ctx.common["noise"].double()
+        rows = ctx.common["centres"].double() + times(root, v)
+        view, scores = curves(task, work["params"], batch, rows)
+        errors, bend = derivatives(task.kind, scores, batch.y)
+        weight = batch.mask.double() / noise
+        errors, bend = errors * weight, bend * weight
+        return Point(view, rows, scores, errors, bend, view.slope(errors), view.curvature(bend))
+
+    def lost(scores: Tensor, batch: Batch) -> Tensor:
+        """Return summed losses: (..., c, n) -> (...)."""
+        return (losses(task.kind, scores, batch.y) * batch.mask).sum(-1)
 
     def newton(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-        """Take one Newton step in v, w = w̄ + T^½ v."""
-        centre, root, v = whitened(work, ctx)
-        at = slopes(work["params"], batch, ctx)
-        factor = torch.linalg.cholesky_ex(_b(root, at.curvature))[0]
-        pull = (root * at.slope + v)[:, None]  # Alg., client: B v_new = B v − (T^½ g + v)
-        step = _solve(factor, pull)[:, 0]
-        tried = [v - length * step for length in (LINE[:1] if regression else LINE)]
-        models = [placed(centre + root * one, work["params"]) for one in tried]
-        cost = [
-            objective(m, batch, ctx) + 0.5 * (v @ v) for m, v in zip(models, tried, strict=True)
-        ]
+        """Take one Newton step in v, under each prior."""
+        root, v, noise = roots(ctx), work["away"].double(), ctx.common["noise"].double()
+        at = look(v, root, work, batch, ctx)
+        factor = torch.linalg.cholesky_ex(whitened(root, at.curvature))[0]
+        pull = times(root, at.slope, turned=True) + v
+        step = solve(factor, pull[..., None])[..., 0]  # Alg., client: B v_new = B v − (Rᵀg + v)
+        if linear and regression:
+            return {**work, "away": (v - step).to(work["away"].dtype)}
+        tried = torch.stack([v - length * step for length in LINE])
+        scores = at.view.scores(ctx.common["centres"].double() + times(root, tried))
+        cost = lost(scores, batch) / noise + 0.5 * tried.square().sum(-1)
         # The first that is no worse. A little slack, so that rounding does not decide at the end.
-        last = cost[-1] + 1e-9 * (1.0 + cost[-1].abs())
-        fits = torch.stack(cost) <= last
+        fits = cost <= cost[-1] + 1e-9 * (1.0 + cost[-1].abs())
         chosen = fits & (fits.cumsum(0) == 1)
+        away = torch.where(chosen[..., None], tried, 0.0).sum(0)
+        return {**work, "away": away.to(work["away"].dtype)}
 
-        def pick(*leaves: Tensor) -> Tensor:
-            keep = chosen.reshape((-1,) + (1,) * leaves[0].dim())
-            return torch.where(keep, torch.stack(leaves), 0.0).sum(0)
-
-        return {**work, "params": tree.map(pick, *models)}
+    def leave(work: Tree, ctx: ClientContext) -> Tree:
+        rows = ctx.common["centres"].double() + times(roots(ctx), work["away"].double())
+        return {**work, "params": averaged(rows, ctx)}
 
     def measure(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-        """Sum what the server needs, at the solution."""
-        _, root, v = whitened(work, ctx)
-        at = slopes(work["params"], batch, ctx)
-        pull = root * at.slope + v
-        a, noise = at.curvature, ctx.common["noise"].double()
-        factor = torch.linalg.cholesky_ex(_b(root, a))[0]
-        eye = torch.eye(len(root), dtype=a.dtype, device=a.device)
-        h_inv = root[:, None] * _solve(factor, eye) * root
+        """Sum what the server needs, at the solutions."""
+        root, v, noise = roots(ctx), work["away"].double(), ctx.common["noise"].double()
+        at = look(v, root, work, batch, ctx)
+        a = at.curvature
+        factor = torch.linalg.cholesky_ex(whitened(root, a))[0]
+        square = root.mT if full else torch.diag_embed(root)
+        half = torch.linalg.solve_triangular(factor, square, upper=False)
+        h_inv = half.mT @ half
         move = h_inv @ a  # I − H⁻¹T⁻¹, by which w_i − w̄ follows w̄
-        stay = eye - move
+        stay = torch.eye(a.shape[-1], dtype=a.dtype, device=a.device) - move
         covariance = ctx.common["covariance"].double()
-        apart = h_inv + move @ covariance @ move.T  # Cov(w_i − w̄)
-        own = h_inv + stay @ covariance @ stay.T  # Cov(w_i)
-        spread = root.square()
+        own = h_inv + stay @ covariance @ stay.mT  # Cov(w_i)
+        apart = h_inv[base] + move[base] @ covariance[base] @ move[base].mT  # Cov(w_i − w̄)
+        gap = times(root, v)[base]
+        spread = ctx.common["spread"].double()
+        spread = torch.diagonal(spread) if full else spread
         sure = 1.0 - torch.diagonal(apart) / torch.where(spread > 0, spread, 1.0)
-        sure = torch.where(spread > 0, sure.clamp(0.0, 1.0), 0.0)
-        count = batch.mask.double().sum()
-        loss = objective(work["params"], batch, ctx)
+        count, outputs = batch.mask.double().sum(), at.scores.shape[-2]
+        loss = lost(at.scores, batch) / noise
         if regression:
-            loss = loss + 0.5 * count * at.errors.shape[1] * torch.log(2.0 * math.pi * noise)
+            loss = loss + 0.5 * count * outputs * torch.log(2.0 * math.pi * noise)
+        pull = times(root, at.slope, turned=True) + v
+        push = times(root, solve(factor, pull[..., None])[..., 0])[..., None]
+        fit = (at.errors[base] * noise).square().sum() + noise * (a[base] * own[base]).sum()
+        unseen = left_out(at.scores, at.errors, at.bend, at.view.reach(own), task.kind)
+        mixed = torch.einsum("k,kcn->cn", ctx.common["weights"].double(), unseen)
         found = {
             "curvature": a - a @ move,
-            "slope": at.slope - a @ (root * _solve(factor, pull[:, None])[:, 0]),
-            "squares": (root * v).square(),
-            "sure": sure,
+            "slope": at.slope - (a @ push)[..., 0],
+            "squares": gap.square(),
+            "sure": torch.where(spread > 0, sure.clamp(0.0, 1.0), 0.0),
             # log p(D_i | w̄, T), Laplace
-            "evidence": -loss - 0.5 * (v @ v) - torch.diagonal(factor).log().sum(),
-            "residual": (at.errors.square().sum() + noise * (a * own).sum()) / at.errors.shape[1],
-            "left_out": left_out(work["params"], at, own, batch, noise),
+            "evidence": -loss - 0.5 * v.square().sum(-1) - half_log_det(factor),
+            "residual": fit / outputs,
+            "left_out": lost(unseen, batch),
+            "mixed": lost(mixed, batch),
             "count": count,
         }
-        kind = tree.leaves(work["params"])[0].dtype
-        return {**work, "sums": {name: value.to(kind) for name, value in found.items()}}
+        if full:
+            found["outer"] = gap[:, None] * gap + apart
+        kind = work["away"].dtype
+        work = {**work, "sums": {name: value.to(kind) for name, value in found.items()}}
+        if posterior:  # of the mean model: within each prior, and between priors
+            weights = ctx.common["weights"].double()[:, None]
+            off = at.rows - (weights * at.rows).sum(0)
+            whole = (weights[..., None] * own).sum(0) + (weights * off).mT @ off
+            work["posterior"] = whole.to(kind)
+        return work
 
-    def left_out(params: Tree, at: Slopes, own: Tensor, batch: Batch, noise: Tensor) -> Tensor:
-        """Sum the losses of samples under models that did not see them: f + G(I − ΛG)⁻¹e/σ²."""
-        reach = torch.einsum("nap,pq,nbq->nab", at.jacobian, own, at.jacobian)  # G
-        # G = RRᵀ, so that (I − ΛG)⁻¹ = I + ΛR (I − RᵀΛR)⁻¹ Rᵀ with a symmetric inverse
-        eye = torch.eye(reach.shape[1], dtype=reach.dtype, device=reach.device)
-        root = torch.linalg.cholesky_ex(reach + 1e-12 * eye)[0]
-        factor = torch.linalg.cholesky_ex(eye - root.mT @ at.bend @ root)[0]
-        error = at.errors[..., None] / noise
-        shift = error + at.bend @ root @ _solve(factor, root.mT @ error)
-        moved = task.logits(params, batch.x).double() + (reach @ shift)[..., 0]
-        return (task.criterion(moved, batch.y) * batch.mask).sum()
+    def enter(work: Tree, ctx: ClientContext) -> Tree:
+        like = work["away"]
+        row, square = torch.zeros_like(like[0]), like[..., None] * torch.zeros_like(like[0])
+        sums = {name: torch.zeros_like(row.sum()) for name in ("residual", "mixed", "count")}
+        each = {name: torch.zeros_like(like.sum(-1)) for name in ("evidence", "left_out")}
+        sums |= {**each, "squares": row, "sure": row, "slope": torch.zeros_like(like)}
+        sums |= {"curvature": torch.zeros_like(square)}
+        sums |= {"outer": torch.zeros_like(square[0])} if full else {}
+        work = {**work, "sums": sums}
+        return {**work, "posterior": torch.zeros_like(square[0])} if posterior else work
 
-    def whitened(work: Tree, ctx: ClientContext) -> tuple[Tensor, Tensor, Tensor]:
-        """Return w̄, T^½ and v."""
-        centre = tree.flat(ctx.common["params"]).double()
-        root = tree.flat(ctx.common["spread"]).double().sqrt()
-        return centre, root, _divide(tree.flat(work["params"]).double() - centre, root)
+    def with_posterior(work: Tree, ctx: ClientContext) -> Tree:
+        return {**work["params"], "posterior": work["posterior"], "noise": ctx.common["noise"]}
 
-    def placed(row: Tensor, like: Tree) -> Tree:
-        return tree.shaped(row.to(tree.leaves(like)[0].dtype), like)
+    def plain(model: Tree, x: Tensor) -> Tensor:
+        return task.logits({name: model[name] for name in task.leaf_names}, x)
 
     def finish(client: Tree, work: Tree, ctx: ClientContext) -> tuple[Tree, Tree]:
         return {}, work["sums"]
-
-    def enter(work: Tree, ctx: ClientContext) -> Tree:
-        like = tree.flat(work["params"])
-        zero = like.new_zeros(())
-        names = ("evidence", "residual", "left_out", "count")
-        sums = {name: torch.zeros_like(like) for name in ("slope", "squares", "sure")}
-        square = like[:, None] * torch.zeros_like(like)
-        return {**work, "sums": {**sums, "curvature": square, **dict.fromkeys(names, zero)}}
 
     def aggregate(server: Tree, uploads: Tree, ctx: ServerContext) -> Tree:
         present = ctx.present.double()
         share = ctx.sizes.shape[0] / present.sum().clamp(min=1.0)
         sums = weighted_sum(tree.map(torch.Tensor.double, uploads), present * share)
-        centre = tree.flat(server["params"]).double()
-        width, spread = (tree.flat(server[k]).double() for k in ("width", "spread"))
-        precision = sums["curvature"] + torch.diag(1.0 / width)
-        factor = torch.linalg.cholesky_ex(precision)[0]
-        slope = sums["slope"] + centre / width
-        step = _solve(factor, slope[:, None])[:, 0]
-        if not regression:
-            # The quadratic is not trusted where scores would move by more than 2.
-            moved = (4.0 * (slope @ step) / sums["count"].clamp(min=1.0)).clamp(min=0.0).sqrt()
-            step = step * (2.0 / moved.clamp(min=2.0))
-        covariance = _solve(
-            factor, torch.eye(len(centre), dtype=centre.dtype, device=centre.device)
-        )
-        log_evidence = sums["evidence"] - 0.5 * (
-            (centre.square() / width).sum()
-            + width.log().sum()
-            + 2.0 * torch.diagonal(factor).log().sum()
-        )
-        noise = server["noise"].double()
+        centres, width = server["centres"].double(), tree.flat(server["width"]).double()
+        noise, count = server["noise"].double(), sums["count"].clamp(min=1.0)
+        log_evidence, step = sums["evidence"], torch.zeros_like(centres)
+        covariance = torch.zeros_like(sums["curvature"])
+        if sharing != "alone":
+            widths = torch.stack([b * width for _, b in grid])
+            factor = torch.linalg.cholesky_ex(sums["curvature"] + torch.diag_embed(1.0 / widths))[0]
+            slope = sums["slope"] + centres / widths
+            step = solve(factor, slope[..., None])[..., 0]
+            eye = torch.eye(centres.shape[1], dtype=centres.dtype, device=centres.device)
+            # Contiguous, as it is after a checkpoint: products by another order round otherwise.
+            covariance = solve(factor, eye.expand_as(factor)).contiguous()
+            far = centres.square() / widths + widths.log()
+            log_evidence = log_evidence - 0.5 * far.sum(-1) - half_log_det(factor)
+            if not regression:
+                # The quadratic is not trusted where scores would move by more than 2.
+                moved = (4.0 * (slope * step).sum(-1) / count).clamp(min=0.0).sqrt()
+                step = step * (2.0 / moved.clamp(min=2.0))[:, None]
         if regression and learn:
-            noise = sums["residual"] / sums["count"].clamp(min=1.0)
-        centre = centre - step  # Alg., server: w̄ ← w̄ − (ΣK_i + S⁻¹)⁻¹ (slope + S⁻¹w̄)
-        if learn:
-            # The first round measures σ², in whose units the given spread and width are.
-            unit = torch.where(ctx.round == 0, noise, torch.ones_like(noise))
-            spread, width = spread * unit, width * unit
-            learned = learn_spread(sums, spread, server["params"], ctx)
-            spread = torch.where(ctx.round == 0, spread, _bounded(learned, spread, noise))
-            known = 1.0 - torch.diagonal(covariance) / width
-            learned = _layerwise(centre.square(), server["params"]) / _layerwise(
-                known.clamp(0.0, 1.0), server["params"]
-            ).clamp(min=0.01)
-            width = torch.where(ctx.round == 0, width, _bounded(learned, width, noise, 1e-3, 1e3))
+            noise = sums["residual"] / count
+        centres = centres - step  # Alg., server: w̄ ← w̄ − (ΣK_i + S⁻¹)⁻¹ (slope + S⁻¹w̄)
+        targets = count * (task.linear_layer[1].out_features if task.linear_layer else 1)
+        weights = priors.weights_of(sums["left_out"], targets, grid, regression)
+        spread, width = learned(server, sums, covariance, centres, noise, ctx)
         new = {
-            "params": placed(centre, server["params"]),
-            "spread": placed(spread, server["params"]),
-            "width": placed(width, server["params"]),
-            "covariance": covariance.to(server["covariance"].dtype),
-            "noise": noise.to(server["noise"].dtype),
-            "log_evidence": log_evidence.to(server["noise"].dtype),
-            "left_out": (sums["left_out"] / sums["count"].clamp(min=1.0)).to(server["noise"].dtype),
+            "params": tree.shaped(weights @ centres, server["params"]),
+            "centres": centres,
+            "spread": spread if full else tree.shaped(spread, server["params"]),
+            "width": tree.shaped(width, server["params"]),
+            "covariance": covariance,
+            "weights": weights,
+            "noise": noise,
+            "log_evidence": log_evidence.max(),
+            "left_out": sums["mixed"] / count,
         }
         some = present.sum() > 0
-        return tree.map(lambda value, old: torch.where(some, value, old), new, server)
+        return tree.map(lambda value, old: torch.where(some, value.to(old), old), new, server)
 
-    def learn_spread(sums: Tree, spread: Tensor, like: Tree, ctx: ServerContext) -> Tensor:
-        """Return MacKay's τ² = Σ(w_i − w̄)²/Σγ_i over each group."""
-        squares, sure = sums["squares"], sums["sure"]
-        least = 1e-6 * ctx.sizes.shape[0]
-        # Alg., server: τ² = Σ(w_i − w̄)²/Σγ_i over the group
-        if groups == "scalar":
-            return (squares.sum() / sure.sum().clamp(min=least)).expand(spread.shape)
-        tensor = _layerwise(squares, like) / _layerwise(sure, like).clamp(min=least)
-        if groups == "layer":
-            return tensor
-        pool = ctx.hyper["pool"].double()
-        return (squares + pool * tensor) / (sure + pool).clamp(min=least)
+    def learned(
+        server: Tree,
+        sums: Tree,
+        covariance: Tensor,
+        centres: Tensor,
+        noise: Tensor,
+        ctx: ServerContext,
+    ) -> tuple[Tensor, Tensor]:
+        """Return the next T and S."""
+        like, width = server["params"], tree.flat(server["width"]).double()
+        spread = (server["spread"] if full else tree.flat(server["spread"])).double()
+        if not learn:
+            return spread, width
+        # The first round measures σ², in whose units the given spread and width are.
+        first, clients = ctx.round == 0, ctx.sizes.shape[0]
+        unit = torch.where(first, noise, torch.ones_like(noise))
+        spread, width = spread * unit, width * unit
+        if sharing != "one":
+            diagonal = torch.diagonal(spread) if full else spread
+            top, below = priors.quotient(sums["squares"], sums["sure"], diagonal, clients, update)
+            kind: Groups = "layer" if sharing == "alone" else groups
+            pool = ctx.hyper["pool"].double() if "pool" in ctx.hyper else 0.0
+            new = priors.grouped(top, below, like, kind, pool, 1e-6 * clients)
+            # Multiples of nothing are nothing, so there τ² is at least the noise of one sample.
+            least = 1.0 / ctx.sizes.sum().clamp(min=1).double() if averages else priors.LEAST
+            least = priors.LEAST if sharing == "alone" else least
+            if full:
+                new = new.clamp(min=priors.LEAST * noise)
+                new = (sums["outer"] + pool * torch.diag(new)) / (clients + pool)
+            else:
+                new = priors.bounded(new, spread, noise, least)
+            spread = torch.where(first, spread, new)
+        if sharing != "alone":
+            known = 1.0 - torch.diagonal(covariance[base]) / width
+            squares = centres[base].square()
+            top, below = priors.quotient(squares, known.clamp(0.0, 1.0), width, 1, update)
+            new = priors.grouped(top, below, like, "layer", 0.0, 0.01)
+            width = torch.where(first, width, priors.bounded(new, width, noise, 1e-3, 1e3))
+        return spread, width
 
     def shown(server: Tree, ctx: ServerContext) -> Tree:
-        return {name: server[name] for name in ("log_evidence", "left_out", "noise", "spread")}
+        names = ("log_evidence", "left_out", "noise", "spread", "weights")
+        return {name: server[name] for name in names}
 
-    solve = Phase("solve", newton, batch=None, steps=newton_steps, shuffle=False)
-    note = "τ² at first, in units of σ²; 0 is one model for all, for good"
-    hyper = {
-        "spread": Hyper(0.1, 0.0, note=note),
-        "width": Hyper(1.0, 0.0, open_low=True, note="S, alike: how far the mean is from zero"),
-    }
-    if learn and groups == "diag":
+    steps = 1 if linear and regression else newton_steps
+    solving = Phase("solve", newton, leave=leave, batch=None, steps=steps, shuffle=False)
+    measuring = Phase("measure", measure, enter=enter, batch=None, steps=1, shuffle=False)
+    centre = Use(adapt=(solving,), centre=lambda server, ctx: server["params"])
+    use = replace(centre, adapt=(solving, measuring), model=with_posterior, predict=plain)
+    hyper = {}
+    if sharing != "one":
+        note = "τ² at first, in units of σ²; 0 is one model for all, for good"
+        hyper["spread"] = Hyper(0.1, 0.0, note=note)
+    if sharing != "alone":
+        note = "S, alike: how far the mean is from zero"
+        hyper["width"] = Hyper(1.0, 0.0, open_low=True, note=note)
+    if learn and sharing == "learned" and groups in ("diag", "full"):
         note = "clients that a layer's τ² counts for in that of a coordinate; 0 learns each alone"
         hyper["pool"] = Hyper(2.0, 0.0, note=note, server=True)
     return Method(
@@ -322,60 +388,48 @@ def evidence(
         hyper=hyper,
         init_server=init_server,
         begin=begin,
-        phases=(solve, Phase("measure", measure, enter=enter, batch=None, steps=1, shuffle=False)),
+        phases=(solving, measuring),
         finish=finish,
         aggregate=aggregate,
         broadcast=broadcast,
-        use=Use(adapt=(solve,), centre=lambda server, ctx: server["params"]),
+        use=use if posterior else centre,
         wire=Wire(
             private=lambda leaf: leaf in task.leaf_names,
-            averaged=SUMS,
+            averaged=(*SUMS, "outer") if full else SUMS,
         ),
         show=Show(server=shown),
     )
 
 
-def _derivatives(kind: str, scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the first and second derivative of each sample's loss by its scores."""
-    if kind == "regression":
-        errors = scores - y.reshape(scores.shape).to(scores.dtype)
-        return errors, torch.eye(scores.shape[1], dtype=scores.dtype, device=scores.device).expand(
-            len(scores), -1, -1
+def _refuse(
+    task: Task, groups: Groups, sharing: Sharing, multiples: bool | Literal["auto"], learn: bool
+) -> None:
+    """Raise an error for what the method cannot do."""
+    size = task.num_trained
+    faults = []
+    if task.kind not in ("classification", "regression", "multilabel"):
+        faults.append(
+            f"evidence serves classification, regression and multi-label tasks, not {task.kind!r}; "
+            "use fedprox."
         )
-    if kind == "multilabel":
-        p, labels = torch.sigmoid(scores), scores.shape[1]
-        return (p - y.to(p.dtype)) / labels, torch.diag_embed(p * (1.0 - p) / labels)
-    p = torch.softmax(scores, -1)
-    truth = torch.nn.functional.one_hot(y, scores.shape[1]).to(p.dtype)
-    return p - truth, torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
-
-
-def _b(root: Tensor, curvature: Tensor) -> Tensor:
-    """Return B = I + T^½ A T^½."""
-    eye = torch.eye(len(root), dtype=root.dtype, device=root.device)
-    return eye + root[:, None] * curvature * root
-
-
-def _solve(factor: Tensor, right: Tensor) -> Tensor:
-    """Solve (factor · factorᵀ) x = right; torch.cholesky_solve cannot be recorded on a GPU."""
-    half = torch.linalg.solve_triangular(factor, right, upper=False)
-    return torch.linalg.solve_triangular(factor.mT, half, upper=True)
-
-
-def _divide(value: Tensor, by: Tensor) -> Tensor:
-    """Return value/by, and 0 where ``by`` is: there w_i is w̄."""
-    return torch.where(by > 0, value / torch.where(by > 0, by, 1.0), 0.0)
-
-
-def _layerwise(row: Tensor, like: Tree) -> Tensor:
-    """Replace every number by the sum over its tensor."""
-    sizes = [leaf.numel() for leaf in tree.leaves(like)]
-    return torch.cat([part.sum().expand(part.shape) for part in row.split(sizes)])
-
-
-def _bounded(
-    new: Tensor, old: Tensor, unit: Tensor, least: float = LEAST, most: float = MOST
-) -> Tensor:
-    """Keep a variance near its last value and within its bounds."""
-    near = torch.minimum(torch.maximum(new, old / CHANGE), old * CHANGE)
-    return torch.minimum(torch.maximum(near, least * unit), most * unit)
+    if size > MOST_PARAMETERS:
+        faults.append(
+            f"evidence forms a matrix of all parameters, so it takes at most {MOST_PARAMETERS} of "
+            f"them; this model has {size:,}. Use a linear model, train the head alone "
+            '(sartor.models.pretrained(net, train=["fc"])), or use fedprox.'
+        )
+    if groups == "full" and size > MOST_FULL:
+        faults.append(
+            f'groups="full" learns a matrix of at most {MOST_FULL} parameters squared; this model '
+            f'has {size:,}. Use groups="diag".'
+        )
+    if groups != "diag" and sharing != "learned":
+        faults.append(f"groups has no effect with sharing={sharing!r}; leave it out.")
+    if multiples is True and not learn:
+        faults.append("There are multiples of a learned prior only; leave out learn=False.")
+    if task.linear_layer is None and (multiples is True or sharing == "alone"):
+        what = "multiples=True" if multiples is True else 'sharing="alone"'
+        faults.append(
+            f"{what} is for linear models: a single nn.Linear that is trained; leave it out."
+        )
+    refuse(faults)

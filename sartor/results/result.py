@@ -317,7 +317,13 @@ class Result(Readings):
         return self._models(index, chosen, point or self.headline)
 
     def predict(
-        self, client: str | int, x: Any, *, run: int = 0, point: str | None = None
+        self,
+        client: str | int,
+        x: Any,
+        *,
+        run: int = 0,
+        point: str | None = None,
+        uncertainty: bool = False,
     ) -> Prediction:
         """Answer for new samples with the model of a client.
 
@@ -330,12 +336,14 @@ class Result(Readings):
                 dict of columns, or a list of dicts; for texts a list of them.
             run: index of the run.
             point: "pre", "post" or "global"; the headline point by default.
+            uncertainty: average over what the model could be, given its samples, and return
+                deviations; for ``evidence`` with its option ``posterior``.
 
         Returns:
             labels and scores; see ``sartor.results.serving.Prediction``.
         """
         (chosen,) = self._indices(run)
-        return predict(self, self.model(client, chosen, point), x, chosen)
+        return predict(self, self.model(client, chosen, point), x, chosen, uncertainty)
 
     def score(self, federation: Federation, split: str = "test", run: int = 0) -> Table:
         """Return the measures of the task for every client; see ``sartor.results.measures.score``.

@@ -34,6 +34,7 @@ from sartor.core.tree import Tree
 from sartor.data.encoding import Array, prepare
 from sartor.data.federation import Federation
 from sartor.results.readings import Readings
+from sartor.results.uncertainty import averaged, scores_with_spread
 
 BATCH = 4096
 """Samples that a network sees at once."""
@@ -55,10 +56,13 @@ class Prediction(NamedTuple):
             ``(samples, labels)`` of 0 and 1; ``(samples, steps)`` token ids.
         scores: probabilities of every class, ``(samples, classes)``; of every label; of every token
             after each step; the targets themselves for a regression.
+        deviation: with ``uncertainty``: the standard deviation of each target, its noise included,
+            or of each probability; else None.
     """
 
     labels: Array
     scores: Array
+    deviation: Array | None = None
 
 
 def facts_of(
@@ -92,13 +96,18 @@ def facts_of(
     }
 
 
-def predict(result: Readings, network: nn.Module, x: Any, run: int) -> Prediction:
+def predict(
+    result: Readings, network: nn.Module, x: Any, run: int, uncertainty: bool = False
+) -> Prediction:
     """Answer for samples with a model; see ``Result.predict``."""
     given = x.detach().cpu().numpy() if isinstance(x, Tensor) else x
-    return answer(result, network, torch.as_tensor(prepare(given, result.recipe(run))), run)
+    features = torch.as_tensor(prepare(given, result.recipe(run)))
+    return answer(result, network, features, run, uncertainty)
 
 
-def answer(result: Readings, network: nn.Module, features: Tensor, run: int) -> Prediction:
+def answer(
+    result: Readings, network: nn.Module, features: Tensor, run: int, uncertainty: bool = False
+) -> Prediction:
     """Answer for samples that are prepared already."""
     kind = result.config.get("task", "classification")
     if kind is None:
@@ -116,6 +125,8 @@ def answer(result: Readings, network: nn.Module, features: Tensor, run: int) -> 
         )
     dtype = next(p.dtype for p in network.parameters())
     features = features.long() if facts.get("tokens") else features.to(dtype)
+    if uncertainty:
+        return uncertain(network, features, kind, facts.get("class_names", []), result.target(run))
     with torch.no_grad():
         parts = [network(part) for part in features.split(BATCH)]
     scores = torch.cat(parts) if parts else torch.empty(0, max(facts.get("num_classes", 1), 1))
@@ -137,6 +148,24 @@ def _answers(scores: Tensor, kind: str, names: Sequence[str], x: Tensor) -> Pred
         chosen = torch.where(x == PADDING, PADDING, chosen)
     labels = np.asarray(names)[chosen.numpy()] if names else chosen.numpy()
     return Prediction(labels, torch.softmax(scores, -1).numpy())
+
+
+def uncertain(
+    network: nn.Module, x: Tensor, kind: str, names: Sequence[str], target: tuple[float, float]
+) -> Prediction:
+    """Answer with the average over what the model could be; see `uncertainty.py`."""
+    parts = [scores_with_spread(network, part) for part in x.split(BATCH)]
+    scores, spread = torch.cat([one[0] for one in parts]), torch.cat([one[1] for one in parts])
+    if kind == "regression":
+        mean, scale = target
+        variance = torch.diagonal(spread, dim1=-2, dim2=-1) + parts[0][2]
+        plain = _answers(scores * scale + mean, kind, names, x)
+        deviation = (scale * variance.sqrt()).numpy().reshape(plain.scores.shape)
+        return plain._replace(deviation=deviation)
+    chances, deviations = averaged(kind, scores, spread)
+    if kind == "multilabel":
+        return Prediction((chances > 0.5).long().numpy(), chances.numpy(), deviations.numpy())
+    return _answers(chances.log(), kind, names, x)._replace(deviation=deviations.numpy())
 
 
 # ---------------------------------------------------------------------- export

@@ -1,0 +1,515 @@
+"""Auto: which methods, which rates, how many rounds, and how much of each for whom.
+
+``fit("auto", federation)`` takes no hyper-parameter. It trains twice:
+
+1. Trials. Some samples of every client are held out: the federation's validation samples if every
+   client has some; else every sample once, in FOLDS folds, or where there are many samples, one
+   fold of them. Every candidate trains at all RATES, as lanes of one pass, and is scored on them.
+   Its rate and rounds are those of the lowest mean loss.
+2. The choice, from the same losses (`sartor/theory/stacking.py`): one candidate for all, each
+   client's best, or a stack of all with weights that are shrunk towards those of the federation;
+   whatever has the lowest cross-fitted loss. A client for which that is worse than alone by more
+   than a standard error stays alone.
+3. The training that counts, on all samples, as one record (`sartor/methods/auto.py`): the
+   candidates that have weight, at their rates, for their rounds, with the weights fixed.
+
+The trials do not depend on the order of clients and of their samples: both are sorted by a hash of
+their content, which also says which sample is in which fold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sartor import methods
+from sartor.core.errors import ConfigError
+from sartor.core.local import Local
+from sartor.core.task import PADDING, Task
+from sartor.data.federation import Federation
+from sartor.data.split import Ragged
+from sartor.engines import make_engine
+from sartor.engines.shard import processes
+from sartor.methods.auto import candidates, slot
+from sartor.results.result import Result
+from sartor.results.scores import Ledger, Run
+from sartor.theory.stacking import FOLDS, Answers, cross_fit
+from sartor.training.driver import drive
+from sartor.training.settings import Settings
+from sartor.training.simulation import Simulation
+from sartor.training.stopping import EarlyStopping
+
+RATES = (0.3, 0.1, 0.03, 0.01)
+LOOKS = 10
+"""Evaluations of a trial, spread evenly over its rounds."""
+FEW = 5000
+"""Training samples up to which every one of them is held out once."""
+LEAST = 0.02
+"""The weight below which a candidate is not trained again."""
+LOCAL = Local()
+"""Local training of every candidate, but for its rate."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What the trials on one federation found.
+
+    Attributes:
+        names: the candidates.
+        rates: the rate of each, or None.
+        rounds: the rounds of each.
+        losses: the mean held-out loss of each, and its standard error against "local".
+        rules: rule of choice -> cross-fitted loss.
+        rule: the one that was taken.
+        weights: (clients, candidates).
+        held: per client: samples, loss alone, loss of the choice, its standard error.
+        alone: clients that stay alone.
+        cost: counted costs of the trials.
+        left_out: candidate -> why it was not tried.
+    """
+
+    names: list[str]
+    rates: list[float | None]
+    rounds: list[int]
+    losses: list[tuple[float, float]]
+    rules: dict[str, float]
+    rule: str
+    weights: np.ndarray
+    held: np.ndarray
+    alone: np.ndarray
+    cost: dict[str, float]
+    left_out: dict[str, str]
+
+
+def select(
+    federations: dict[int, Federation],
+    settings: Settings,
+    tried: Callable[[Federation], Task],
+) -> dict[str, Any]:
+    """Choose for the federation of every seed; return JSON-able facts.
+
+    ``parts`` are the candidates that are trained again for any seed, ``rounds`` the most that one
+    of them takes; ``seeds`` holds for every seed (as a word) the hyper-parameters of `auto`, and
+    how they were found.
+    """
+    known: dict[int, Choice] = {}
+    for seed, federation in federations.items():
+        if id(federation) not in known:
+            known[id(federation)] = choose(tried(federation), federation, seed, settings)
+    choices = {seed: known[id(federation)] for seed, federation in federations.items()}
+    used = {
+        name
+        for c in choices.values()
+        for name, weights in zip(c.names, c.weights.T, strict=True)
+        if weights.any()
+    }
+    parts = [name for c in choices.values() for name in c.names if name in used]
+    return {
+        "parts": list(dict.fromkeys(parts)),
+        "rounds": max(
+            t
+            for c in choices.values()
+            for name, t in zip(c.names, c.rounds, strict=True)
+            if name in (used | {"local"})
+        ),
+        "limit": settings.rounds,
+        "seeds": {str(seed): facts(c, federations[seed]) for seed, c in choices.items()},
+    }
+
+
+def facts(choice: Choice, federation: Federation) -> dict[str, Any]:
+    """Return a choice as JSON-able values."""
+    weights = choice.weights.T
+    rows = zip(choice.names, choice.rates, choice.rounds, choice.losses, weights, strict=True)
+    return {
+        "candidates": {
+            name: {
+                "rate": rate,
+                "rounds": rounds,
+                "loss": loss,
+                "error": error,
+                "weights": own.tolist(),
+            }
+            for name, rate, rounds, (loss, error), own in rows
+        },
+        "rules": choice.rules,
+        "rule": choice.rule,
+        "clients": {
+            name: {
+                "samples": int(held[0]),
+                "alone": None if held[0] == 0 else float(held[1]),
+                "chosen": None if held[0] == 0 else float(held[2]),
+                "error": None if held[0] < 2 else float(held[3]),
+                "stays alone": bool(alone),
+            }
+            for name, held, alone in zip(federation.names, choice.held, choice.alone, strict=True)
+        },
+        "cost": choice.cost,
+        "left out": choice.left_out,
+    }
+
+
+def hyper_of(found: dict[str, Any], parts: Sequence[str], seed: int) -> dict[str, Any]:
+    """Return the hyper-parameters of `auto` for a seed."""
+    given: dict[str, Any] = {"horizon": float(found["limit"])} if "fedphp" in parts else {}
+    for name in parts:
+        one = found["seeds"][str(seed)]["candidates"].get(name)
+        if one is None:  # left out for this seed
+            given |= {f"{slot(name)}_weight": 0.0, f"{slot(name)}_rounds": 0.0}
+            continue
+        given |= {f"{slot(name)}_weight": one["weights"], f"{slot(name)}_rounds": one["rounds"]}
+        if one["rate"] is not None:
+            given[f"{slot(name)}_lr"] = one["rate"]
+    return given
+
+
+def add_cost(result: Result, found: dict[str, Any]) -> None:
+    """Count the trials among what is spent once."""
+    ledger = result.ledger
+    for name, column in (
+        ("bytes", "setup_bytes"),
+        ("gradients", "setup_gradients"),
+        ("forward", "setup_forward"),
+    ):
+        spent = [found["seeds"][str(run.seed)]["cost"][name] for run in result.runs]
+        setattr(ledger, column, getattr(ledger, column) + np.array(spent))
+
+
+def refuse_settings(
+    local: Local | None, hyper: Any, sweep: Any, options: Any, settings: Settings, harm: bool
+) -> None:
+    """Refuse everything that auto chooses itself."""
+    given = {
+        "local (rate, epochs, batch, ...)": local is not None and local != Local(),
+        "hyper": bool(hyper),
+        "sweep": bool(sweep),
+        "options": bool(options),
+        "early_stopping": settings.early_stopping is not None,
+        "do_no_harm": harm,
+    }
+    if names := [name for name, there in given.items() if there]:
+        raise ConfigError(
+            f"auto chooses rates, rounds and methods itself and does no harm by itself, so it "
+            f"takes no {', '.join(names)}. Leave that out; or name a method to set it for, such "
+            "as fedavg-ft (`sartor methods` lists them)."
+        )
+
+
+# ---------------------------------------------------------------------- held-out samples
+
+
+def prints(federation: Federation, rows: Tensor) -> Tensor:
+    """Return a hash of the content of samples, (rows,) int64, which their order does not change."""
+    x, y = (t[rows][:, None].flatten(1).double() for t in (federation.x, federation.y))
+    bits = torch.cat([y, x], 1).view(torch.int64)
+    odd = 2 * torch.arange(bits.shape[1]) + 1
+    mixed = ((bits ^ (bits >> 31)) * odd * 0x9E3779B1).sum(1)
+    mixed = (mixed ^ (mixed >> 29)) * 0xC2B2AE3D
+    return mixed ^ (mixed >> 32)
+
+
+def divided(federation: Federation) -> tuple[list[Federation], np.ndarray]:
+    """Return the federations of the trials, one per fold, and the clients in their order."""
+    given = bool((federation.val.sizes > 0).all())
+    lists: dict[str, list[Tensor]] = {"train": [], "val": []}
+    marks = []
+    for client in range(federation.num_clients):
+        found = 0
+        for name, rows in (("train", federation.train), ("val", federation.val)):
+            own = rows.of(client)
+            keys = prints(federation, own)
+            lists[name].append(own[keys.argsort(stable=True)])
+            found += int(keys.sum()) * (3 if name == "val" else 1)
+        marks.append(found)
+    order = np.argsort(np.array([mark & (2**62 - 1) for mark in marks]), kind="stable")
+    train, val = ([lists[name][i] for i in order] for name in ("train", "val"))
+    names = tuple(federation.names[i] for i in order)
+    base = replace(federation, names=names, test=Ragged.empty(len(order)))
+    if given:
+        parts = Ragged.from_lists(train), Ragged.from_lists(val)
+        return [replace(base, train=parts[0], val=parts[1])], order
+    whole = [torch.cat(pair) for pair in zip(train, val, strict=True)]
+    many = 1 if sum(map(len, whole)) > FEW else FOLDS
+    found = []
+    for fold in range(many):
+        held = [torch.arange(len(rows)) % FOLDS == fold for rows in whole]
+        held = [mark & (len(mark) > 1) for mark in held]
+        pairs = list(zip(whole, held, strict=True))
+        found.append(
+            replace(
+                base,
+                train=Ragged.from_lists([rows[~mark] for rows, mark in pairs]),
+                val=Ragged.from_lists([rows[mark] for rows, mark in pairs]),
+            )
+        )
+    if not any(len(one.val.rows) for one in found):
+        raise ConfigError(
+            "auto chooses by held-out samples, and no client has two samples; train alone with "
+            "method 'local', or one model with 'fedavg'."
+        )
+    return [one for one in found if len(one.val.rows)], order
+
+
+# ---------------------------------------------------------------------- trials
+
+
+@dataclass
+class Trial:
+    """A candidate at its best rate."""
+
+    name: str
+    rate: float | None
+    rounds: int
+    said: list[list[Tensor]]  # fold, client -> scores of its held-out samples
+
+
+def _trials(
+    task: Task, folds: Sequence[Federation], seed: int, settings: Settings
+) -> tuple[list[Trial], dict[str, str], dict[str, float]]:
+    """Train every candidate at every rate; return them at their best one, and the costs."""
+    found: list[Trial] = []
+    left_out: dict[str, str] = {}
+    cost: dict[str, float] = dict.fromkeys(("bytes", "gradients", "forward", "seconds"), 0.0)
+    leader: Simulation | None = None
+    for name in candidates(task):
+        try:
+            record = methods.build(name, task, LOCAL, {})
+        except ConfigError as error:
+            left_out[name] = str(error)
+            continue
+        rated = "local_lr" in record.hyper
+        rows: list[dict[str, float]] = [{}]
+        if rated:
+            rows = [{"local_lr": rate} for rate in RATES]
+        for row in rows:
+            if "ft_lr" in record.hyper:
+                row["ft_lr"] = row["local_lr"]
+            if "horizon" in record.hyper:
+                row["horizon"] = float(settings.rounds)
+        runs = [Run(seed=seed, hyper=dict(row), options={}) for row in rows for _ in folds]
+        simulation = Simulation(
+            record,
+            task,
+            [fold for _ in rows for fold in folds],
+            runs,
+            lambda arena: make_engine(settings.engine, arena, settings.chunk, task),
+            rounds=settings.rounds,
+            participation=settings.participation,
+            device=processes.device_for(settings.device),
+            dtype=settings.dtype,
+            eval_every=max(1, settings.rounds // LOOKS),
+            points=(record.use.headline,),
+            eval_start=False,
+            stopping=EarlyStopping(patience=settings.rounds, restore=True),
+        )
+        drive(simulation, progress=settings.progress, title=f"auto: trials of {name}")
+        _count(cost, simulation.ledger(), leader)
+        best = _best(simulation, len(folds))
+        if best is None:
+            left_out[name] = "its loss became NaN or infinite at every rate"
+            continue
+        found.append(_trial(name, simulation, folds, best, rows[best].get("local_lr")))
+    return found, left_out, cost
+
+
+def _count(cost: dict[str, float], ledger: Ledger, leader: Simulation | None) -> None:
+    shared = leader is not None
+    once = ledger.setup_bytes, ledger.setup_gradients, ledger.setup_forward
+    rounds = (
+        ledger.total("bytes_up") + ledger.total("bytes_down"),
+        ledger.total("gradient_evaluations"),
+        ledger.total("forward_evaluations"),
+    )
+    for name, one, many in zip(("bytes", "gradients", "forward"), once, rounds, strict=True):
+        cost[name] += float(np.sum(one)) + (0.0 if shared else float(np.sum(many)))
+    cost["seconds"] += ledger.total_seconds
+
+
+def _best(simulation: Simulation, folds: int) -> int | None:
+    """Return the rate of the lowest held-out loss, as a mean over all held-out samples."""
+    assert simulation.watch is not None
+    count = simulation.answers("val")[0].sum(1).reshape(-1, folds)
+    lost = np.array([d is not None for d in simulation.log.diverged]).reshape(-1, folds).any(1)
+    values = (simulation.watch.best.reshape(-1, folds) * count).sum(1) / count.sum(1)
+    values = np.where(lost | ~np.isfinite(values), np.inf, values)
+    return int(values.argmin()) if np.isfinite(values).any() else None
+
+
+def _trial(
+    name: str, simulation: Simulation, folds: Sequence[Federation], best: int, rate: float | None
+) -> Trial:
+    """Return what a candidate says of the held-out samples at its best rate and round."""
+    assert simulation.watch is not None
+    task, method = simulation.task, simulation.method
+    runs = range(best * len(folds), (best + 1) * len(folds))
+    ends = [simulation.watch.ends(simulation.round_index)[run][1] for run in runs]
+    clients = folds[0].num_clients
+    everybody = np.tile(np.arange(clients), (len(simulation.runs), 1))
+    models = simulation.models(everybody)
+    predict = method.use.predict or task.logits
+    arena = simulation.context.arena
+    said = []
+    with torch.no_grad():
+        for run, fold in zip(runs, folds, strict=True):
+            row = []
+            for client in range(clients):
+                x = fold.x[fold.val.of(client)].to(arena.device)
+                x = x.to(simulation.dtype) if x.is_floating_point() else x
+                own = _leaf(models, run, client)
+                row.append(predict(own, x).double().cpu() if len(x) else torch.empty(0))
+            said.append(row)
+    return Trial(name, rate, max(1, round(float(np.median(ends)))), said)
+
+
+def _leaf(models: Any, run: int, client: int) -> Any:
+    if isinstance(models, dict):
+        return {k: _leaf(v, run, client) for k, v in models.items()}
+    return models[run, client]
+
+
+def _answers(task: Task, trials: Sequence[Trial], folds: Sequence[Federation]) -> Answers:
+    """Put what all candidates say of all held-out samples into one tensor."""
+    clients = folds[0].num_clients
+    values: list[Tensor] = []
+    masks: list[Tensor] = []
+    truths: list[Tensor] = []
+    for client in range(clients):
+        y = torch.cat([fold.y[fold.val.of(client)] for fold in folds])
+        many = [
+            torch.cat([t.said[f][client] for f, fold in enumerate(folds) if len(fold.val.of(client))])
+            if len(y)
+            else torch.empty(0)
+            for t in trials
+        ]
+        own, mask = _said(task.kind, many, y)
+        values.append(own)
+        masks.append(mask)
+        truths.append(y.double().reshape(len(y), -1))
+    longest = max(len(mask) for mask in masks)
+    width = max(mask.shape[1] for mask in masks)
+    shape = (clients, len(trials), longest, width)
+    found = torch.zeros(shape, dtype=torch.float64)
+    mask = torch.zeros(clients, longest, width, dtype=torch.bool)
+    truth = torch.zeros(clients, longest, width, dtype=torch.float64)
+    for i, (own, there) in enumerate(zip(values, masks, strict=True)):
+        n = len(there)
+        if n:
+            found[i, :, :n], mask[i, :n] = own, there
+            if task.kind == "regression":
+                truth[i, :n] = truths[i]
+    found = found.nan_to_num(nan=-1e3, posinf=1e3, neginf=-1e3)
+    if task.kind != "regression":
+        return Answers(found, mask)
+    answers = Answers(found, mask, truth)
+    errors = answers.single()[..., :].sum((0, 2)) / mask.any(-1).sum()
+    return replace(answers, noise=float((2.0 * errors.min()).clamp(min=1e-12)))
+
+
+def _said(kind: str, scores: list[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (candidates, samples, answers), log p of the truth or predictions, and a mask."""
+    if not len(y):
+        return torch.empty(len(scores), 0, 1), torch.empty(0, 1, dtype=torch.bool)
+    stack = torch.stack(scores)
+    if kind == "regression":
+        flat = stack.reshape(len(scores), len(y), -1)
+        return flat, torch.ones(flat.shape[1:], dtype=torch.bool)
+    if kind == "multilabel":
+        signed = torch.where(y > 0.5, stack, -stack)
+        return torch.nn.functional.logsigmoid(signed), torch.ones_like(y, dtype=torch.bool)
+    true = y.reshape(len(y), -1)
+    log_p = stack.log_softmax(-1).reshape(len(scores), len(y), true.shape[1], -1)
+    index = true[None, :, :, None].expand(len(scores), -1, -1, 1)
+    known = true != PADDING if kind == "next-token" else torch.ones_like(true, dtype=torch.bool)
+    return log_p.gather(-1, index)[..., 0], known
+
+
+# ---------------------------------------------------------------------- the choice
+
+
+def choose(task: Task, federation: Federation, seed: int, settings: Settings) -> Choice:
+    """Train the candidates on a federation and choose.
+
+    Args:
+        task: the network.
+        federation: the data.
+        seed: of the trials.
+        settings: of the call of ``fit``; ``rounds`` are the most that a candidate may take.
+    """
+    folds, order = divided(federation)
+    trials, left_out, cost = _trials(task, folds, seed, settings)
+    names = [trial.name for trial in trials]
+    if "local" not in names:
+        raise ConfigError("Every trial of auto diverged; scale the features, or check the labels.")
+    answers = _answers(task, trials, folds)
+    real = answers.real
+    rank = torch.arange(real.shape[1]).expand(real.shape)
+    single = answers.single()
+    crossed = cross_fit(answers, rank)
+    rules = {name: float(value.sum() / real.sum()) for name, value in crossed.items()}
+    rule = min(rules, key=lambda name: rules[name])
+    weights = _weights(answers, single, rule)
+    weights = _pruned(answers, weights, rule, names.index("local"))
+    gain = torch.where(real, single[:, names.index("local")] - crossed[rule], 0.0)
+    num = real.sum(1).double()
+    mean = gain.sum(1) / num.clamp(min=1.0)
+    spread = (torch.where(real, gain - mean[:, None], 0.0).square().sum(1)) / (num - 1).clamp(min=1)
+    error = (spread / num.clamp(min=1.0)).sqrt()
+    alone = (num >= 2) & (mean < -error)
+    weights[alone] = torch.eye(len(names), dtype=torch.float64)[names.index("local")]
+    held = torch.stack(
+        [
+            num,
+            (single[:, names.index("local")] * real).sum(1) / num,
+            (crossed[rule] * real).sum(1) / num,
+            error,
+        ],
+        1,
+    )
+    back = np.argsort(order)
+    paired = torch.where(real[:, None], single - single[:, [names.index("local")]], 0.0)
+    total = real.sum()
+    centre = paired.sum((0, 2)) / total
+    off = torch.where(real[:, None], paired - centre[:, None], 0.0)
+    errors = (off.square().sum((0, 2)) / total).sqrt() / total.sqrt()
+    losses = (single * real[:, None]).sum((0, 2)) / total
+    return Choice(
+        names=names,
+        rates=[trial.rate for trial in trials],
+        rounds=[trial.rounds for trial in trials],
+        losses=list(zip(losses.tolist(), errors.tolist(), strict=True)),
+        rules=rules,
+        rule=rule,
+        weights=weights.numpy()[back],
+        held=held.numpy()[back],
+        alone=alone.numpy()[back],
+        cost=cost,
+        left_out=left_out,
+    )
+
+
+def _weights(answers: Answers, single: Tensor, rule: str) -> Tensor:
+    """Return (clients, candidates) weights by a rule, from all held-out samples."""
+    sums = (single * answers.real[:, None]).sum(-1)
+    best = sums.sum(0).argmin()
+    eye = torch.eye(single.shape[1], dtype=torch.float64)
+    if rule == "one":
+        return eye[best].repeat(len(sums), 1)
+    if rule == "each":
+        return eye[torch.where(answers.real.any(1), sums.argmin(1), best)]
+    return answers.fit(answers.pooled(), float(rule.split()[1])).exp().clone()
+
+
+def _pruned(answers: Answers, weights: Tensor, rule: str, alone: int) -> Tensor:
+    """Fit again without the candidates that hardly count for anyone."""
+    kept = weights.mean(0) >= LEAST
+    if bool(kept.all()) or not rule.startswith("stack"):
+        return weights
+    part = replace(answers, values=answers.values[:, kept])
+    found = torch.zeros_like(weights)
+    found[:, kept] = part.fit(part.pooled(), float(rule.split()[1])).exp()
+    return found

@@ -9,6 +9,8 @@ Our own; stacking as of Wolpert, Neural Networks 1992, and Breiman, Machine Lear
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sartor.compose.stacking import stacked
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
@@ -21,7 +23,7 @@ from sartor.methods.fedphp import fedphp
 from sartor.methods.local import local as local_train
 from sartor.methods.pfedhn import pfedhn
 
-FACTORIES = {
+FACTORIES: dict[str, Callable[..., Method]] = {
     "local": local_train,
     "fedavg": fedavg,
     "fedavg-ft": fedavg_ft,
@@ -60,12 +62,9 @@ def auto(
 def candidates(task: Task) -> list[str]:
     """Return the methods that are worth a trial for a network."""
     names = ["local", "fedavg", "fedavg-ft"]
-    linear = all(map(task.is_head, task.leaf_names))
-    if task.num_trained <= MOST_PARAMETERS:
-        names.append("evidence")
-    if not linear:
-        names += ["dbe", "fedphp"]
-    return names
+    if not all(map(task.is_head, task.leaf_names)):
+        return [*names, "dbe", "fedphp"]
+    return [*names, "evidence"] if task.num_trained <= MOST_PARAMETERS else names
 
 
 def slot(name: str) -> str:

@@ -343,7 +343,7 @@ METHODS: dict[str, MethodEntry] = {
 
 AUTO = MethodEntry(
     auto,
-    "the best of a few methods for every client, their predictions stacked; nothing to choose",
+    "a few methods, stacked with weights of each client; chooses all its numbers itself",
     "ours; stacking as of Wolpert, Neural Networks 1992",
     "what its parts send, and what they send in the trials before",
     family="chosen",

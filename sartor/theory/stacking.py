@@ -94,11 +94,11 @@ class Answers:
             search.zero_grad()
             share = theta.log_softmax(-1)
             value = self.losses(share).sum() / self.noise - strength * (target * share).sum()
-            value.backward()  # type: ignore[no-untyped-call]
+            value.backward()
             return value
 
         with torch.enable_grad():
-            search.step(objective)  # type: ignore[no-untyped-call]
+            search.step(objective)
         return theta.detach().log_softmax(-1)
 
     def pooled(self) -> Tensor:

@@ -19,7 +19,8 @@ their content, which also says which sample is in which fold.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -28,6 +29,7 @@ import torch
 from torch import Tensor
 
 from sartor import methods
+from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
 from sartor.core.task import PADDING, Task
@@ -37,22 +39,22 @@ from sartor.engines import make_engine
 from sartor.engines.shard import processes
 from sartor.methods.auto import candidates, slot
 from sartor.results.result import Result
-from sartor.results.scores import Ledger, Run
+from sartor.results.scores import ONCE, Ledger, Run
 from sartor.theory.stacking import FOLDS, Answers, cross_fit
 from sartor.training.driver import drive
 from sartor.training.settings import Settings
 from sartor.training.simulation import Simulation
-from sartor.training.stopping import EarlyStopping
 
 RATES = (0.3, 0.1, 0.03, 0.01)
 LOOKS = 10
 """Evaluations of a trial, spread evenly over its rounds."""
-FEW = 5000
+FEW = 2000
 """Training samples up to which every one of them is held out once."""
 LEAST = 0.02
 """The weight below which a candidate is not trained again."""
-LOCAL = Local()
-"""Local training of every candidate, but for its rate."""
+SCORE = "loss"
+SMALL = 320
+"""Training samples of a client in the middle, below which batches are of 10 and not of 32."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,7 @@ def select(
     how they were found.
     """
     known: dict[int, Choice] = {}
+    settings = replace(settings, local=local_for(federations.values()))
     for seed, federation in federations.items():
         if id(federation) not in known:
             known[id(federation)] = choose(tried(federation), federation, seed, settings)
@@ -118,6 +121,7 @@ def select(
             if name in (used | {"local"})
         ),
         "limit": settings.rounds,
+        "batch": settings.local.batch,
         "seeds": {str(seed): facts(c, federations[seed]) for seed, c in choices.items()},
     }
 
@@ -158,26 +162,34 @@ def hyper_of(found: dict[str, Any], parts: Sequence[str], seed: int) -> dict[str
     """Return the hyper-parameters of `auto` for a seed."""
     given: dict[str, Any] = {"horizon": float(found["limit"])} if "fedphp" in parts else {}
     for name in parts:
-        one = found["seeds"][str(seed)]["candidates"].get(name)
-        if one is None:  # left out for this seed
-            given |= {f"{slot(name)}_weight": 0.0, f"{slot(name)}_rounds": 0.0}
-            continue
-        given |= {f"{slot(name)}_weight": one["weights"], f"{slot(name)}_rounds": one["rounds"]}
+        one = found["seeds"][str(seed)]["candidates"].get(name, {"weights": [], "rate": None})
+        used = any(one["weights"])
+        given |= {f"{slot(name)}_weight": one["weights"] if used else 0.0}
+        given |= {f"{slot(name)}_rounds": one["rounds"] if used else 0.0}
         if one["rate"] is not None:
             given[f"{slot(name)}_lr"] = one["rate"]
+    if len(parts) == 1:  # whatever its weight beside others is
+        one = found["seeds"][str(seed)]["candidates"][parts[0]]
+        given |= {f"{slot(parts[0])}_weight": 1.0, f"{slot(parts[0])}_rounds": one["rounds"]}
     return given
 
 
 def add_cost(result: Result, found: dict[str, Any]) -> None:
     """Count the trials among what is spent once."""
     ledger = result.ledger
-    for name, column in (
-        ("bytes", "setup_bytes"),
-        ("gradients", "setup_gradients"),
-        ("forward", "setup_forward"),
-    ):
+    for column in ONCE:
+        name = column.removeprefix("setup_")
         spent = [found["seeds"][str(run.seed)]["cost"][name] for run in result.runs]
         setattr(ledger, column, getattr(ledger, column) + np.array(spent))
+
+
+CHOSEN = ("local", "sweep", "early_stopping")
+"""Keywords of ``fit`` that auto does without."""
+
+
+def without_choices(settings: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings of a comparison without those that auto chooses itself."""
+    return {name: value for name, value in settings.items() if name not in CHOSEN}
 
 
 def refuse_settings(
@@ -214,19 +226,21 @@ def prints(federation: Federation, rows: Tensor) -> Tensor:
 
 
 def divided(federation: Federation) -> tuple[list[Federation], np.ndarray]:
-    """Return the federations of the trials, one per fold, and the clients in their order."""
+    """Return the federations of the trials, one per fold, and the order of their clients."""
     given = bool((federation.val.sizes > 0).all())
     lists: dict[str, list[Tensor]] = {"train": [], "val": []}
     marks = []
     for client in range(federation.num_clients):
-        found = 0
-        for name, rows in (("train", federation.train), ("val", federation.val)):
+        mark = 0
+        for times, (name, rows) in enumerate(
+            (("train", federation.train), ("val", federation.val))
+        ):
             own = rows.of(client)
             keys = prints(federation, own)
             lists[name].append(own[keys.argsort(stable=True)])
-            found += int(keys.sum()) * (3 if name == "val" else 1)
-        marks.append(found)
-    order = np.argsort(np.array([mark & (2**62 - 1) for mark in marks]), kind="stable")
+            mark += int(keys.sum()) * (2 * times + 1)
+        marks.append(mark & (2**62 - 1))
+    order = np.argsort(np.array(marks), kind="stable")
     train, val = ([lists[name][i] for i in order] for name in ("train", "val"))
     names = tuple(federation.names[i] for i in order)
     base = replace(federation, names=names, test=Ragged.empty(len(order)))
@@ -265,7 +279,13 @@ class Trial:
     name: str
     rate: float | None
     rounds: int
-    said: list[list[Tensor]]  # fold, client -> scores of its held-out samples
+    scores: list[list[Tensor]]  # fold, client -> of its held-out samples
+
+
+def local_for(federations: Iterable[Federation]) -> Local:
+    """Return the local training of every candidate, but for its rate."""
+    sizes = torch.cat([federation.train.sizes for federation in federations])
+    return Local(batch=10 if float(sizes.double().median()) < SMALL else 32)
 
 
 def _trials(
@@ -275,10 +295,9 @@ def _trials(
     found: list[Trial] = []
     left_out: dict[str, str] = {}
     cost: dict[str, float] = dict.fromkeys(("bytes", "gradients", "forward", "seconds"), 0.0)
-    leader: Simulation | None = None
     for name in candidates(task):
         try:
-            record = methods.build(name, task, LOCAL, {})
+            record = methods.build(name, task, settings.local, {})
         except ConfigError as error:
             left_out[name] = str(error)
             continue
@@ -305,55 +324,75 @@ def _trials(
             eval_every=max(1, settings.rounds // LOOKS),
             points=(record.use.headline,),
             eval_start=False,
-            stopping=EarlyStopping(patience=settings.rounds, restore=True),
         )
-        drive(simulation, progress=settings.progress, title=f"auto: trials of {name}")
-        _count(cost, simulation.ledger(), leader)
-        best = _best(simulation, len(folds))
-        if best is None:
+        best = _Best(simulation, len(folds))
+        title = f"auto: trials of {name}"
+        drive(simulation, progress=settings.progress, title=title, after_round=best.look)
+        _count(cost, simulation.ledger())
+        if best.state is None:
             left_out[name] = "its loss became NaN or infinite at every rate"
             continue
-        found.append(_trial(name, simulation, folds, best, rows[best].get("local_lr")))
+        found.append(_trial(name, simulation, folds, best, rows[best.row].get("local_lr")))
     return found, left_out, cost
 
 
-def _count(cost: dict[str, float], ledger: Ledger, leader: Simulation | None) -> None:
-    shared = leader is not None
-    once = ledger.setup_bytes, ledger.setup_gradients, ledger.setup_forward
-    rounds = (
-        ledger.total("bytes_up") + ledger.total("bytes_down"),
-        ledger.total("gradient_evaluations"),
-        ledger.total("forward_evaluations"),
-    )
-    for name, one, many in zip(("bytes", "gradients", "forward"), once, rounds, strict=True):
-        cost[name] += float(np.sum(one)) + (0.0 if shared else float(np.sum(many)))
+class _Best:
+    """The rate and the round of the lowest mean loss on all held-out samples, so far."""
+
+    def __init__(self, simulation: Simulation, folds: int) -> None:
+        self.simulation, self.folds = simulation, folds
+        self.value, self.row, self.rounds = math.inf, 0, 0
+        self.state: Any = None
+
+    def look(self) -> None:
+        """See whether the round that is done is better."""
+        simulation = self.simulation
+        log, point = simulation.log, simulation.method.use.headline
+        if not log.scored(point, simulation.round_index):
+            return
+        count, weight = simulation.answers("val")
+        series = log.history[f"{point}/val"]
+        sums = weight * series["loss"][-1].sum(1)
+        if SCORE == "error":
+            sums = 1e-3 * sums + count.sum(1) - series["correct"][-1].sum(1)
+        lost = np.array([lost is not None for lost in log.diverged])
+        sums = np.where(lost | ~np.isfinite(sums), np.inf, sums).reshape(-1, self.folds).sum(1)
+        values = sums / count.sum(1).reshape(-1, self.folds).sum(1)
+        if values.min() < self.value:
+            self.value, self.row = float(values.min()), int(values.argmin())
+            self.rounds = simulation.round_index
+            trees, arrays, meta = simulation.state()
+            self.state = tree.map(torch.clone, trees), arrays, meta
+
+    def restore(self) -> None:
+        """Put the simulation back to that round."""
+        self.simulation.load(*self.state)
+
+
+def _count(cost: dict[str, float], ledger: Ledger) -> None:
+    for name, counters in (
+        ("bytes", ("bytes_up", "bytes_down")),
+        ("gradients", ("gradient_evaluations",)),
+        ("forward", ("forward_evaluations",)),
+    ):
+        once = float(np.sum(getattr(ledger, f"setup_{name}")))
+        cost[name] += once + sum(float(np.sum(ledger.total(k))) for k in counters)
     cost["seconds"] += ledger.total_seconds
 
 
-def _best(simulation: Simulation, folds: int) -> int | None:
-    """Return the rate of the lowest held-out loss, as a mean over all held-out samples."""
-    assert simulation.watch is not None
-    count = simulation.answers("val")[0].sum(1).reshape(-1, folds)
-    lost = np.array([d is not None for d in simulation.log.diverged]).reshape(-1, folds).any(1)
-    values = (simulation.watch.best.reshape(-1, folds) * count).sum(1) / count.sum(1)
-    values = np.where(lost | ~np.isfinite(values), np.inf, values)
-    return int(values.argmin()) if np.isfinite(values).any() else None
-
-
 def _trial(
-    name: str, simulation: Simulation, folds: Sequence[Federation], best: int, rate: float | None
+    name: str, simulation: Simulation, folds: Sequence[Federation], best: _Best, rate: float | None
 ) -> Trial:
     """Return what a candidate says of the held-out samples at its best rate and round."""
-    assert simulation.watch is not None
+    best.restore()
     task, method = simulation.task, simulation.method
-    runs = range(best * len(folds), (best + 1) * len(folds))
-    ends = [simulation.watch.ends(simulation.round_index)[run][1] for run in runs]
+    runs = range(best.row * len(folds), (best.row + 1) * len(folds))
     clients = folds[0].num_clients
     everybody = np.tile(np.arange(clients), (len(simulation.runs), 1))
     models = simulation.models(everybody)
     predict = method.use.predict or task.logits
     arena = simulation.context.arena
-    said = []
+    scores = []
     with torch.no_grad():
         for run, fold in zip(runs, folds, strict=True):
             row = []
@@ -362,8 +401,8 @@ def _trial(
                 x = x.to(simulation.dtype) if x.is_floating_point() else x
                 own = _leaf(models, run, client)
                 row.append(predict(own, x).double().cpu() if len(x) else torch.empty(0))
-            said.append(row)
-    return Trial(name, rate, max(1, round(float(np.median(ends)))), said)
+            scores.append(row)
+    return Trial(name, rate, best.rounds, scores)
 
 
 def _leaf(models: Any, run: int, client: int) -> Any:
@@ -379,14 +418,15 @@ def _answers(task: Task, trials: Sequence[Trial], folds: Sequence[Federation]) -
     masks: list[Tensor] = []
     truths: list[Tensor] = []
     for client in range(clients):
-        y = torch.cat([fold.y[fold.val.of(client)] for fold in folds])
-        many = [
-            torch.cat([t.said[f][client] for f, fold in enumerate(folds) if len(fold.val.of(client))])
-            if len(y)
-            else torch.empty(0)
-            for t in trials
-        ]
-        own, mask = _said(task.kind, many, y)
+        there = [f for f, fold in enumerate(folds) if len(fold.val.of(client))]
+        if not there:
+            values.append(torch.empty(len(trials), 0, 1))
+            masks.append(torch.empty(0, 1, dtype=torch.bool))
+            truths.append(torch.empty(0, 1))
+            continue
+        y = torch.cat([folds[f].y[folds[f].val.of(client)] for f in there])
+        scores = torch.stack([torch.cat([t.scores[f][client] for f in there]) for t in trials])
+        own, mask = _said(task.kind, scores, y)
         values.append(own)
         masks.append(mask)
         truths.append(y.double().reshape(len(y), -1))
@@ -406,23 +446,20 @@ def _answers(task: Task, trials: Sequence[Trial], folds: Sequence[Federation]) -
     if task.kind != "regression":
         return Answers(found, mask)
     answers = Answers(found, mask, truth)
-    errors = answers.single()[..., :].sum((0, 2)) / mask.any(-1).sum()
+    errors = answers.single().sum((0, 2)) / mask.any(-1).sum()
     return replace(answers, noise=float((2.0 * errors.min()).clamp(min=1e-12)))
 
 
-def _said(kind: str, scores: list[Tensor], y: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (candidates, samples, answers), log p of the truth or predictions, and a mask."""
-    if not len(y):
-        return torch.empty(len(scores), 0, 1), torch.empty(0, 1, dtype=torch.bool)
-    stack = torch.stack(scores)
+def _said(kind: str, scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    """Return (candidates, samples, answers) log p of the truth, or predictions, and a mask."""
     if kind == "regression":
-        flat = stack.reshape(len(scores), len(y), -1)
+        flat = scores.flatten(2) if scores.dim() > 2 else scores[..., None]
         return flat, torch.ones(flat.shape[1:], dtype=torch.bool)
     if kind == "multilabel":
-        signed = torch.where(y > 0.5, stack, -stack)
+        signed = torch.where(y > 0.5, scores, -scores)
         return torch.nn.functional.logsigmoid(signed), torch.ones_like(y, dtype=torch.bool)
     true = y.reshape(len(y), -1)
-    log_p = stack.log_softmax(-1).reshape(len(scores), len(y), true.shape[1], -1)
+    log_p = scores.log_softmax(-1).reshape(*scores.shape[:2], true.shape[1], -1)
     index = true[None, :, :, None].expand(len(scores), -1, -1, 1)
     known = true != PADDING if kind == "next-token" else torch.ones_like(true, dtype=torch.bool)
     return log_p.gather(-1, index)[..., 0], known
@@ -445,43 +482,30 @@ def choose(task: Task, federation: Federation, seed: int, settings: Settings) ->
     names = [trial.name for trial in trials]
     if "local" not in names:
         raise ConfigError("Every trial of auto diverged; scale the features, or check the labels.")
-    answers = _answers(task, trials, folds)
-    real = answers.real
+    answers, home = _answers(task, trials, folds), names.index("local")
+    real, single = answers.real, answers.single()
+    num = real.sum(1).double()
     rank = torch.arange(real.shape[1]).expand(real.shape)
-    single = answers.single()
     crossed = cross_fit(answers, rank)
-    rules = {name: float(value.sum() / real.sum()) for name, value in crossed.items()}
+    rules = {name: float(value.sum() / num.sum()) for name, value in crossed.items()}
     rule = min(rules, key=lambda name: rules[name])
     weights = _weights(answers, single, rule)
-    weights = _pruned(answers, weights, rule, names.index("local"))
-    gain = torch.where(real, single[:, names.index("local")] - crossed[rule], 0.0)
-    num = real.sum(1).double()
-    mean = gain.sum(1) / num.clamp(min=1.0)
-    spread = (torch.where(real, gain - mean[:, None], 0.0).square().sum(1)) / (num - 1).clamp(min=1)
-    error = (spread / num.clamp(min=1.0)).sqrt()
-    alone = (num >= 2) & (mean < -error)
-    weights[alone] = torch.eye(len(names), dtype=torch.float64)[names.index("local")]
-    held = torch.stack(
-        [
-            num,
-            (single[:, names.index("local")] * real).sum(1) / num,
-            (crossed[rule] * real).sum(1) / num,
-            error,
-        ],
-        1,
-    )
+    gain, error = _mean(single[:, home] - crossed[rule], real)
+    alone = (num >= 2) & (gain < -error)
+    weights[alone] = torch.eye(len(names), dtype=torch.float64)[home]
+    before, _ = _mean(single[:, home], real)
+    held = torch.stack([num, before, before - gain, error], 1)
+    everyone = real.flatten()[None]
+    losses, errors = [], []
+    for one in single.unbind(1):
+        losses.append(float(_mean(one.flatten()[None], everyone)[0]))
+        errors.append(float(_mean((one - single[:, home]).flatten()[None], everyone)[1]))
     back = np.argsort(order)
-    paired = torch.where(real[:, None], single - single[:, [names.index("local")]], 0.0)
-    total = real.sum()
-    centre = paired.sum((0, 2)) / total
-    off = torch.where(real[:, None], paired - centre[:, None], 0.0)
-    errors = (off.square().sum((0, 2)) / total).sqrt() / total.sqrt()
-    losses = (single * real[:, None]).sum((0, 2)) / total
     return Choice(
         names=names,
         rates=[trial.rate for trial in trials],
         rounds=[trial.rounds for trial in trials],
-        losses=list(zip(losses.tolist(), errors.tolist(), strict=True)),
+        losses=list(zip(losses, errors, strict=True)),
         rules=rules,
         rule=rule,
         weights=weights.numpy()[back],
@@ -490,6 +514,14 @@ def choose(task: Task, federation: Federation, seed: int, settings: Settings) ->
         cost=cost,
         left_out=left_out,
     )
+
+
+def _mean(values: Tensor, real: Tensor) -> tuple[Tensor, Tensor]:
+    """Return means and standard errors (clients,) over the samples that there are."""
+    num = real.sum(1).double()
+    mean = torch.where(real, values, 0.0).sum(1) / num.clamp(min=1.0)
+    square = torch.where(real, values - mean[:, None], 0.0).square().sum(1)
+    return mean, (square / (num - 1.0).clamp(min=1.0) / num.clamp(min=1.0)).sqrt()
 
 
 def _weights(answers: Answers, single: Tensor, rule: str) -> Tensor:
@@ -501,15 +533,11 @@ def _weights(answers: Answers, single: Tensor, rule: str) -> Tensor:
         return eye[best].repeat(len(sums), 1)
     if rule == "each":
         return eye[torch.where(answers.real.any(1), sums.argmin(1), best)]
-    return answers.fit(answers.pooled(), float(rule.split()[1])).exp().clone()
-
-
-def _pruned(answers: Answers, weights: Tensor, rule: str, alone: int) -> Tensor:
-    """Fit again without the candidates that hardly count for anyone."""
+    strength = float(rule.removeprefix("stack "))
+    weights = answers.fit(answers.pooled(), strength).exp()
     kept = weights.mean(0) >= LEAST
-    if bool(kept.all()) or not rule.startswith("stack"):
-        return weights
-    part = replace(answers, values=answers.values[:, kept])
-    found = torch.zeros_like(weights)
-    found[:, kept] = part.fit(part.pooled(), float(rule.split()[1])).exp()
-    return found
+    if not bool(kept.all()):  # what hardly counts for anyone is not worth its training
+        part = replace(answers, values=answers.values[:, kept])
+        weights = torch.zeros_like(weights)
+        weights[:, kept] = part.fit(part.pooled(), strength).exp()
+    return weights.clone()

@@ -177,7 +177,9 @@ def _fit_auto(
         found = auto.select(
             federations, settings, lambda one: make_task(settings.model, one, settings.compute)
         )
-    settings = replace(settings, rounds=found["rounds"], local=auto.LOCAL, points=("pre",))
+    local = Local(batch=found["batch"])
+    settings = replace(settings, rounds=found["rounds"], local=local, points=("pre",))
+    settings = replace(settings, eval_every=max(settings.eval_every, found["rounds"] // auto.LOOKS))
 
     def alone() -> Result:
         quiet = replace(settings, progress=None, callbacks=())

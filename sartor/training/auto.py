@@ -52,9 +52,10 @@ FEW = 2000
 """Training samples up to which every one of them is held out once."""
 LEAST = 0.02
 """The weight below which a candidate is not trained again."""
-SCORE = "loss"
 SMALL = 320
 """Training samples of a client in the middle, below which batches are of 10 and not of 32."""
+A_ROUND = 100
+"""Samples that such a client trains on in a round, at least."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +122,7 @@ def select(
             if name in (used | {"local"})
         ),
         "limit": settings.rounds,
-        "batch": settings.local.batch,
+        "local": {"epochs": settings.local.epochs, "batch": settings.local.batch},
         "seeds": {str(seed): facts(c, federations[seed]) for seed, c in choices.items()},
     }
 
@@ -285,7 +286,8 @@ class Trial:
 def local_for(federations: Iterable[Federation]) -> Local:
     """Return the local training of every candidate, but for its rate."""
     sizes = torch.cat([federation.train.sizes for federation in federations])
-    return Local(batch=10 if float(sizes.double().median()) < SMALL else 32)
+    middle = float(sizes.double().median())
+    return Local(epochs=max(1, round(A_ROUND / middle)), batch=10 if middle < SMALL else 32)
 
 
 def _trials(
@@ -351,10 +353,7 @@ class _Best:
         if not log.scored(point, simulation.round_index):
             return
         count, weight = simulation.answers("val")
-        series = log.history[f"{point}/val"]
-        sums = weight * series["loss"][-1].sum(1)
-        if SCORE == "error":
-            sums = 1e-3 * sums + count.sum(1) - series["correct"][-1].sum(1)
+        sums = weight * log.history[f"{point}/val"]["loss"][-1].sum(1)
         lost = np.array([lost is not None for lost in log.diverged])
         sums = np.where(lost | ~np.isfinite(sums), np.inf, sums).reshape(-1, self.folds).sum(1)
         values = sums / count.sum(1).reshape(-1, self.folds).sum(1)

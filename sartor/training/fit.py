@@ -177,7 +177,7 @@ def _fit_auto(
         found = auto.select(
             federations, settings, lambda one: make_task(settings.model, one, settings.compute)
         )
-    local = Local(batch=found["batch"])
+    local = Local(**found["local"])
     settings = replace(settings, rounds=found["rounds"], local=local, points=("pre",))
     settings = replace(settings, eval_every=max(settings.eval_every, found["rounds"] // auto.LOOKS))
 

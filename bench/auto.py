@@ -45,7 +45,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     task = make_task(model, federation(0), None)
     shared: dict[str, Any] = {"model": model, "seeds": seeds, "device": args.device}
     rows: dict[str, Any] = {}
-    local = auto.local_for(map(federation, seeds))
+    local = auto.local_for(map(federation, seeds), args.rounds)
     for name in () if args.alone else candidates(task):
         try:
             known = build(name, task, local, {}).hyper

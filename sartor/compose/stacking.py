@@ -7,7 +7,7 @@ hyper-parameters, so that a sweep and clients of their own need nothing new.
 | symbol | here | meaning |
 |---|---|---|
 | w_ik | SLOT_weight | the weight of part k at client i, divided by their sum |
-| η_k | SLOT_lr | ``local_lr`` of the part, and the rate of its fine-tuning |
+| η_k | SLOT_lr | ``local_lr`` of the part; with what decay leaves of it, it is fine-tuned |
 | T_k | SLOT_rounds | rounds after which the part rests: no work, no messages, no change |
 
 Mixed are probabilities, log Σ_k w_ik softmax(s_k), label by label in a multi-label task; in a
@@ -85,10 +85,16 @@ def _at_own_pace(slot: str, method: Method) -> Method:
     rated = "local_lr" in method.hyper
     pace = f"{slot}_rounds"
 
-    def own(hyper: dict[str, Tensor]) -> dict[str, Tensor]:
+    def own(ctx: Any) -> Any:
         if not rated:
-            return hyper
-        return {**hyper, **dict.fromkeys(("local_lr", "ft_lr"), hyper[f"{slot}_lr"])}
+            return ctx
+        rate = ctx.hyper[f"{slot}_lr"]
+        tuning = rate
+        if "lr_decay" in ctx.hyper:  # fine-tuning is at the rate at which training has ended
+            tuning = rate * ctx.hyper["lr_decay"] ** torch.minimum(
+                ctx.round.to(rate.dtype), ctx.hyper[pace]
+            )
+        return ctx._replace(hyper={**ctx.hyper, "local_lr": rate, "ft_lr": tuning})
 
     def active(ctx: ClientContext | ServerContext) -> Tensor:
         return ctx.round < ctx.hyper[pace].reshape(-1)[0]
@@ -124,11 +130,7 @@ def _at_own_pace(slot: str, method: Method) -> Method:
             connected=connected,
         )
 
-    seen = viewed(
-        method,
-        lambda ctx: ctx._replace(hyper=own(ctx.hyper)),
-        lambda server_ctx: server_ctx._replace(hyper=own(server_ctx.hyper)),
-    )
+    seen = viewed(method, own, own)
     hyper = {k: v for k, v in method.hyper.items() if k not in ("local_lr", "ft_lr")}
     if rated:
         rate = method.hyper["local_lr"].default

@@ -10,6 +10,7 @@ Our own; stacking as of Wolpert, Neural Networks 1992, and Breiman, Machine Lear
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from sartor.compose.stacking import stacked
 from sartor.core.errors import ConfigError
@@ -29,7 +30,7 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "fedavg-ft": fedavg_ft,
     "dbe": dbe,
     "fedphp": fedphp,
-    "evidence": evidence,
+    "evidence": lambda task, local: evidence(task, replace(local, lr_decay=1.0)),  # has no rate
     "pfedhn": pfedhn,
 }
 """What can be a part."""

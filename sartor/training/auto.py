@@ -56,6 +56,8 @@ SMALL = 320
 """Training samples of a client in the middle, below which batches are of 10 and not of 32."""
 A_ROUND = 100
 """Samples that such a client trains on in a round, at least."""
+LEFT = 0.1
+"""What is left of a rate after all rounds: less noise in the last step."""
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ def select(
     how they were found.
     """
     known: dict[int, Choice] = {}
-    settings = replace(settings, local=local_for(federations.values()))
+    settings = replace(settings, local=local_for(federations.values(), settings.rounds))
     for seed, federation in federations.items():
         if id(federation) not in known:
             known[id(federation)] = choose(tried(federation), federation, seed, settings)
@@ -122,7 +124,7 @@ def select(
             if name in (used | {"local"})
         ),
         "limit": settings.rounds,
-        "local": {"epochs": settings.local.epochs, "batch": settings.local.batch},
+        "local": {k: getattr(settings.local, k) for k in ("epochs", "batch", "lr_decay")},
         "seeds": {str(seed): facts(c, federations[seed]) for seed, c in choices.items()},
     }
 
@@ -283,11 +285,15 @@ class Trial:
     scores: list[list[Tensor]]  # fold, client -> of its held-out samples
 
 
-def local_for(federations: Iterable[Federation]) -> Local:
+def local_for(federations: Iterable[Federation], rounds: int) -> Local:
     """Return the local training of every candidate, but for its rate."""
     sizes = torch.cat([federation.train.sizes for federation in federations])
     middle = float(sizes.double().median())
-    return Local(epochs=max(1, round(A_ROUND / middle)), batch=10 if middle < SMALL else 32)
+    return Local(
+        epochs=max(1, round(A_ROUND / middle)),
+        batch=10 if middle < SMALL else 32,
+        lr_decay=LEFT ** (1.0 / rounds),
+    )
 
 
 def _trials(
@@ -299,19 +305,14 @@ def _trials(
     cost: dict[str, float] = dict.fromkeys(("bytes", "gradients", "forward", "seconds"), 0.0)
     for name in candidates(task):
         try:
-            record = methods.build(name, task, settings.local, {})
+            record = methods.build("auto", task, settings.local, {"parts": (name,)})
         except ConfigError as error:
             left_out[name] = str(error)
             continue
-        rated = "local_lr" in record.hyper
-        rows: list[dict[str, float]] = [{}]
-        if rated:
-            rows = [{"local_lr": rate} for rate in RATES]
-        for row in rows:
-            if "ft_lr" in record.hyper:
-                row["ft_lr"] = row["local_lr"]
-            if "horizon" in record.hyper:
-                row["horizon"] = float(settings.rounds)
+        rate = f"{slot(name)}_lr"
+        rates = RATES if rate in record.hyper else (None,)
+        fixed = {"horizon": float(settings.rounds)} if "horizon" in record.hyper else {}
+        rows = [fixed if value is None else {**fixed, rate: value} for value in rates]
         runs = [Run(seed=seed, hyper=dict(row), options={}) for row in rows for _ in folds]
         simulation = Simulation(
             record,
@@ -334,7 +335,7 @@ def _trials(
         if best.state is None:
             left_out[name] = "its loss became NaN or infinite at every rate"
             continue
-        found.append(_trial(name, simulation, folds, best, rows[best.row].get("local_lr")))
+        found.append(_trial(name, simulation, folds, best, rates[best.row]))
     return found, left_out, cost
 
 

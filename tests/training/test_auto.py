@@ -240,6 +240,17 @@ def test_all_candidates_of_a_deep_network(monkeypatch: pytest.MonkeyPatch) -> No
     assert result.selection()[0].column("candidate") == names
 
 
+def test_evidence_is_a_part_that_needs_no_rate() -> None:
+    fed = federation(clients=2)
+    method = sartor.methods.build(
+        "auto",
+        Task(sartor.models.mclr(fed), "fc"),
+        sartor.Local(lr_decay=0.9),
+        {"parts": ("local", "evidence")},
+    )
+    assert "evidence_lr" not in method.hyper and "local_lr" in method.hyper
+
+
 def test_it_stands_in_a_comparison() -> None:
     fed = federation(clients=2)
     model = sartor.models.mclr(fed)

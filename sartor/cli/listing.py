@@ -106,10 +106,9 @@ def _short(citation: str) -> str:
 def describe_method(name: str) -> Answer:
     """Describe one method: its hyper-parameters with their ranges, its options, its paper."""
     if name == "auto":
-        about = {"name": name, "summary": AUTO.summary, "travels": AUTO.travels}
-        about |= {"citation": AUTO.citation, "parts": list(FACTORIES)}
-        rows = [[key, ", ".join(v) if isinstance(v, list) else v] for key, v in about.items()]
-        return about, [Table(["", name], rows[1:])]
+        words = {"does": AUTO.summary, "travels": AUTO.travels, "paper": AUTO.citation}
+        words["parts"] = ", ".join(FACTORIES)
+        return {"name": name, **words}, [Table(["", name], [[*pair] for pair in words.items()])]
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
     entry = _method(name)

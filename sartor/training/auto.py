@@ -413,35 +413,20 @@ def _leaf(models: Any, run: int, client: int) -> Any:
 
 def _answers(task: Task, trials: Sequence[Trial], folds: Sequence[Federation]) -> Answers:
     """Put what all candidates say of all held-out samples into one tensor."""
-    clients = folds[0].num_clients
-    values: list[Tensor] = []
-    masks: list[Tensor] = []
-    truths: list[Tensor] = []
-    for client in range(clients):
+    said: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+    for client in range(folds[0].num_clients):
         there = [f for f, fold in enumerate(folds) if len(fold.val.of(client))]
-        if not there:
-            values.append(torch.empty(len(trials), 0, 1))
-            masks.append(torch.empty(0, 1, dtype=torch.bool))
-            truths.append(torch.empty(0, 1))
-            continue
-        y = torch.cat([folds[f].y[folds[f].val.of(client)] for f in there])
-        scores = torch.stack([torch.cat([t.scores[f][client] for f in there]) for t in trials])
-        own, mask = _said(task.kind, scores, y)
-        values.append(own)
-        masks.append(mask)
-        truths.append(y.double().reshape(len(y), -1))
-    longest = max(len(mask) for mask in masks)
-    width = max(mask.shape[1] for mask in masks)
-    shape = (clients, len(trials), longest, width)
-    found = torch.zeros(shape, dtype=torch.float64)
-    mask = torch.zeros(clients, longest, width, dtype=torch.bool)
-    truth = torch.zeros(clients, longest, width, dtype=torch.float64)
-    for i, (own, there) in enumerate(zip(values, masks, strict=True)):
-        n = len(there)
-        if n:
-            found[i, :, :n], mask[i, :n] = own, there
-            if task.kind == "regression":
-                truth[i, :n] = truths[i]
+        if there:
+            y = torch.cat([folds[f].y[folds[f].val.of(client)] for f in there])
+            scores = torch.stack([torch.cat([t.scores[f][client] for f in there]) for t in trials])
+            said[client] = (*_said(task.kind, scores, y), y.double().reshape(len(y), -1))
+    shape = max(len(mask) for _, mask, _ in said.values()), next(iter(said.values()))[1].shape[1]
+    found = torch.zeros(folds[0].num_clients, len(trials), *shape, dtype=torch.float64)
+    mask, truth = torch.zeros_like(found[:, 0], dtype=torch.bool), torch.zeros_like(found[:, 0])
+    for client, (value, real, y) in said.items():
+        found[client, :, : len(y)], mask[client, : len(y)] = value, real
+        if task.kind == "regression":
+            truth[client, : len(y)] = y
     found = found.nan_to_num(nan=-1e3, posinf=1e3, neginf=-1e3)
     if task.kind != "regression":
         return Answers(found, mask)

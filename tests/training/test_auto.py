@@ -20,6 +20,7 @@ from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.data.split import Ragged
 from sartor.methods.auto import candidates
+from sartor.theory.stacking import FOLDS
 from sartor.training import auto
 
 LINEAR = ["local", "fedavg", "fedavg-ft", "evidence"]
@@ -108,7 +109,8 @@ def test_all_samples_are_used_in_the_end(alike: sartor.Result) -> None:
 def test_every_sample_is_held_out_once() -> None:
     fed = federation(clients=3, samples=9)
     folds, order = auto.divided(fed)
-    assert len(folds) == auto.FOLDS and sorted(order) == [0, 1, 2]
+    assert len(folds) == FOLDS
+    assert sorted(order) == [0, 1, 2]
     held = torch.cat([fold.val.rows for fold in folds])
     assert sorted(held.tolist()) == sorted(fed.train.rows.tolist())
     for fold in folds:
@@ -120,7 +122,8 @@ def test_own_validation_samples_are_used() -> None:
     fed = federation()
     half = Ragged.from_lists([fed.test.of(i) for i in range(4)])
     folds, _ = auto.divided(replace(fed, val=half, test=Ragged.empty(4)))
-    assert len(folds) == 1 and sorted(folds[0].val.rows.tolist()) == sorted(half.rows.tolist())
+    assert len(folds) == 1
+    assert sorted(folds[0].val.rows.tolist()) == sorted(half.rows.tolist())
 
 
 def test_the_order_of_rows_and_clients_does_not_matter() -> None:
@@ -248,7 +251,8 @@ def test_evidence_is_a_part_that_needs_no_rate() -> None:
         sartor.Local(lr_decay=0.9),
         {"parts": ("local", "evidence")},
     )
-    assert "evidence_lr" not in method.hyper and "local_lr" in method.hyper
+    assert "evidence_lr" not in method.hyper
+    assert "local_lr" in method.hyper
 
 
 def test_it_stands_in_a_comparison() -> None:

@@ -205,6 +205,25 @@ def test_a_network_of_ones_own_and_two_allocations(tmp_path: Path) -> None:
         fit(made, **given)
 
 
+def test_a_killed_run_resumes_with_the_choice_it_was_made_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Kill:
+        def on_round(self, event: Any) -> None:
+            if event.number > 1:
+                raise KeyboardInterrupt
+
+    fed = federation(clients=2)
+    given = {"rounds": 3, "out": tmp_path / "run", "checkpoint_every": 1}
+    with pytest.raises(KeyboardInterrupt):
+        fit(fed, **given, callbacks=[Kill()])
+    whole = fit(fed, rounds=3)
+    monkeypatch.setattr(auto, "choose", None)  # the trials are not run again
+    result = fit(fed, **given, resume=True)
+    assert result.selection()[0].rows == whole.selection()[0].rows
+    assert result.loss_curve()[1][-1] == whole.loss_curve()[1][-1]
+
+
 def test_what_the_trials_cost_is_counted(alike: sartor.Result) -> None:
     cost = alike.config["selection"]["seeds"]["0"]["cost"]
     assert alike.gradient_evaluations > cost["gradients"] > 0

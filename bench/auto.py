@@ -17,6 +17,7 @@ import functools
 import json
 import math
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,9 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     rows: dict[str, Any] = {}
     local = auto.local_for(map(federation, seeds), args.rounds)
     for name in () if args.alone else candidates(task):
+        own = replace(local, lr_decay=1.0) if name == "evidence" else local
         try:
-            known = build(name, task, local, {}).hyper
+            known = build(name, task, own, {}).hyper
         except sartor.errors.ConfigError as error:
             print(f"{name}: {error}")
             continue
@@ -59,7 +61,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         result = sartor.fit(
             name,
             federation,
-            local=local,
+            local=own,
             rounds=args.rounds,
             hyper={"horizon": float(args.rounds)} if "horizon" in known else {},
             sweep=grid if known.keys() & values.keys() else None,

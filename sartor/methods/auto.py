@@ -18,7 +18,7 @@ from sartor.core.local import Local
 from sartor.core.method import Method
 from sartor.core.task import Task
 from sartor.methods.dbe import dbe
-from sartor.methods.evidence import MOST_PARAMETERS, evidence
+from sartor.methods.evidence import evidence
 from sartor.methods.fedavg import fedavg, fedavg_ft
 from sartor.methods.fedphp import fedphp
 from sartor.methods.local import local as local_train
@@ -34,6 +34,8 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "pfedhn": pfedhn,
 }
 """What can be a part."""
+QUICK = 256
+"""Parameters up to which `evidence` is tried: it factors a matrix of all of them in every step."""
 
 
 def auto(
@@ -65,7 +67,7 @@ def candidates(task: Task) -> list[str]:
     names = ["local", "fedavg", "fedavg-ft"]
     if not all(map(task.is_head, task.leaf_names)):
         return [*names, "dbe", "fedphp"]
-    return [*names, "evidence"] if task.num_trained <= MOST_PARAMETERS else names
+    return [*names, "evidence"] if task.num_trained <= QUICK else names
 
 
 def slot(name: str) -> str:

@@ -43,7 +43,7 @@ def candidates_table(result: Readings, run: int) -> Table:
     limit = result.config["selection"]["limit"]
     late = [name for name, one in found["candidates"].items() if one["rounds"] == limit]
     if late:
-        notes["still improving after all rounds"] = f"{', '.join(late)}; more --rounds may help"
+        notes["best after all rounds"] = f"{', '.join(late)}; more rounds may help"
     cost = found["cost"]
     notes["the trials took"] = (
         f"{cost['gradients']:,.0f} gradients, {cost['bytes'] / 1e6:,.1f} MB, "

@@ -91,7 +91,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "seconds": seconds,
         "gradients": np.atleast_1d(result.gradient_evaluations).tolist(),
         "gradients_of_trials": [s["cost"]["gradients"] for s in _seeds(result)],
-        "megabytes": (np.atleast_1d(result.bytes_up + result.bytes_down) / 1e6).tolist(),
+        "megabytes": np.atleast_1d(result.megabytes).tolist(),
         "chosen": _seeds(result),
     }
     return {"settings": {k: str(v) for k, v in vars(args).items()}, "rows": rows}
@@ -135,7 +135,7 @@ def table(found: dict[str, Any]) -> Table:
         lines.append(
             [name, rate, float(np.mean(row["accuracy"])), lead, error, round(row["seconds"], 1)]
         )
-    heads = ["method", "best rate on test", "accuracy %", "auto gains (points)", "±", "seconds"]
+    heads = ["method", "best rate on test", "accuracy", "auto gains (points)", "±", "seconds"]
     auto_row = rows["auto"]
     notes = {
         "worse than alone beyond noise": f"{sum(auto_row['hurt'])} clients",
@@ -145,7 +145,7 @@ def table(found: dict[str, Any]) -> Table:
         f"{np.mean(auto_row['gradients_of_trials']):.3g}; {np.mean(auto_row['megabytes']):.0f} MB",
         "rule": ", ".join(one["rule"] for one in auto_row["chosen"]),
     }
-    return Table(heads, lines, formats={"accuracy %": "percent"}, notes=notes)
+    return Table(heads, lines, formats={"accuracy": "percent"}, notes=notes)
 
 
 def main() -> None:

@@ -14,6 +14,8 @@ from sartor.cli.settings import federation_of
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.data.datasets import available
 from sartor.methods import METHODS, PAPERS
+from sartor.methods.auto import FACTORIES
+from sartor.methods.catalogue import AUTO
 from sartor.results.tables import Table
 
 Answer = tuple[Any, list[Table]]
@@ -83,6 +85,7 @@ def list_methods() -> Answer:
         tables.append(Table([family, *columns], rows))
     tables[-1].notes.update(
         {
+            "auto": f"{AUTO.summary}: sartor run auto",
             "travels": "per client, in sizes of the model; measured, for 64 inputs, 100 hidden "
             "units and 10 classes",
             "a family": "sartor compare all-regularised",
@@ -102,6 +105,10 @@ def _short(citation: str) -> str:
 
 def describe_method(name: str) -> Answer:
     """Describe one method: its hyper-parameters with their ranges, its options, its paper."""
+    if name == "auto":
+        words = {"does": AUTO.summary, "travels": AUTO.travels, "paper": AUTO.citation}
+        words["parts"] = ", ".join(FACTORIES)
+        return {"name": name, **words}, [Table(["", name], [[*pair] for pair in words.items()])]
     if name not in METHODS:
         raise ConfigError(f"unknown method {name!r}{did_you_mean(name, METHODS)}")
     entry = _method(name)

@@ -15,7 +15,7 @@ from sartor.core.local import Local
 from sartor.core.task import Task
 from sartor.data.federation import Federation
 from sartor.data.tables import is_table, read_table
-from sartor.methods import METHODS
+from sartor.methods import KNOWN
 from sartor.methods import build as build_method
 from sartor.methods.options import OF_NETWORK
 from sartor.training.schema import flag, settings_on
@@ -32,13 +32,15 @@ _KINDS = {
 def check_names(experiment: Experiment) -> None:
     """Refuse methods, hyper-parameters and options that do not exist, all at once."""
     faults = [
-        f"unknown method {name!r}{did_you_mean(name, METHODS)}"
+        f"unknown method {name!r}{did_you_mean(name, KNOWN)}"
         for name in experiment.methods
-        if name not in METHODS
+        if name not in KNOWN
     ]
+    if experiment.methods == ("auto",):
+        refuse(_not_for_auto(experiment))
     known: dict[str, set[str]] = {}
     for method in experiment.methods:
-        if method in METHODS:
+        if method in KNOWN:
             try:
                 known[method] = names_of(experiment, method)
             except ConfigError as error:
@@ -58,11 +60,28 @@ def check_names(experiment: Experiment) -> None:
     refuse(faults)
 
 
+def _not_for_auto(experiment: Experiment) -> list[str]:
+    """Find what auto chooses itself."""
+    tables = [
+        f"--{table} {name}" for table in ("set", "sweep") for name in getattr(experiment, table)
+    ]
+    flags = [*_given(experiment, "local"), *_given(experiment, "stopping")]
+    flags += [k for k in ("do_no_harm", "finetune_steps") if getattr(experiment, k)]
+    if words := [*map(flag, flags), *tables]:
+        return [
+            f"auto chooses rates, rounds and methods itself, so it takes no {', '.join(words)}; "
+            "leave that out, or name a method to set it for (see `sartor methods`)"
+        ]
+    return []
+
+
 def names_of(experiment: Experiment, method: str) -> set[str]:
     """Return the names of a method's options and of the hyper-parameters that they bring."""
     from torch import nn
 
-    options = METHODS[method].options
+    if method == "auto":
+        return set()
+    options = KNOWN[method].options
     here = options.keys() - OF_NETWORK  # the network below replaces one that is not made yet
     fixed = {k: v for k, v in _chosen(experiment, method).items() if k in here}
     swept = {k: v for k, v in _mine(experiment.sweep, method).items() if k in here}
@@ -93,7 +112,7 @@ def settings_of(experiment: Experiment, method: str) -> dict[str, dict[str, Any]
 
     A plain name goes to every method that has it; ``METHOD.NAME`` to that one only.
     """
-    known, options = names_of(experiment, method), METHODS[method].options
+    known, options = names_of(experiment, method), KNOWN[method].options
     values = {k: v for k, v in _chosen(experiment, method).items() if k in known}
     return {
         "hyper": {k: v for k, v in values.items() if k not in options},
@@ -105,6 +124,7 @@ def settings_of(experiment: Experiment, method: str) -> dict[str, dict[str, Any]
 def training_of(experiment: Experiment, method: str, federations: Any) -> dict[str, Any]:
     """Return what ``fit`` and ``search`` take alike: network, seeds, local training, engine."""
     settings = settings_of(experiment, method)
+    chosen = method == "auto"  # by itself
     # do_no_harm is among the options, where names_of sees the hyper-parameters that it brings.
     same = settings_on("fit", "file").keys() - {"do_no_harm"}
     return {
@@ -113,8 +133,8 @@ def training_of(experiment: Experiment, method: str, federations: Any) -> dict[s
         "seeds": experiment.all_seeds,
         "hyper": settings["hyper"],
         "options": settings["options"],
-        "local": local_of(experiment),
-        "early_stopping": stopping_of(experiment),
+        "local": None if chosen else local_of(experiment),
+        "early_stopping": None if chosen else stopping_of(experiment),
     }
 
 

@@ -88,7 +88,9 @@ def _train(experiment: Experiment, name: str, *, overwrite: bool, json: bool) ->
 def finish(experiment: Experiment, results: Comparison, out: Path, *, json: bool) -> None:
     """Print the table, where the files are, and, if asked, the last line of JSON."""
     places = work.write_page(out) if is_first() else [("Files", out)]
-    show.tables(results.table(), *_of_clients(experiment, results, quiet=json), quiet=json)
+    chosen = [one for r in results.values() if "selection" in r.config for one in r.selection()]
+    few = [one for one in chosen if len(one) <= MOST_CLIENTS]
+    show.tables(results.table(), *_of_clients(experiment, results, quiet=json), *few, quiet=json)
     show.places(*places, quiet=json)
     if json:
         rows = [

@@ -8,12 +8,13 @@
     parts/        what several methods share, or what is too much for the file of one
 """
 
-from sartor.methods.catalogue import METHODS, PAPERS, Factory, MethodEntry, expand, find
+from sartor.methods.catalogue import KNOWN, METHODS, PAPERS, Factory, MethodEntry, expand, find
 from sartor.methods.making import build
 from sartor.methods.options import COMMON, static_options
 
 __all__ = [
     "COMMON",
+    "KNOWN",
     "METHODS",
     "PAPERS",
     "Factory",

@@ -15,6 +15,7 @@ from sartor.core.method import Method
 from sartor.core.task import Task
 from sartor.methods.apfl import apfl
 from sartor.methods.apple import apple
+from sartor.methods.auto import auto
 from sartor.methods.dbe import dbe
 from sartor.methods.dichotomous import dichotomous
 from sartor.methods.ditto import ditto
@@ -340,13 +341,26 @@ METHODS: dict[str, MethodEntry] = {
 """Every method by its name, in the order of the lists."""
 
 
+AUTO = MethodEntry(
+    auto,
+    "a few methods, stacked with weights of each client; chooses all its numbers itself",
+    "ours; stacking as of Wolpert, Neural Networks 1992",
+    "what its parts send, and what they send in the trials before",
+    family="chosen",
+)
+"""Not a method but a stack of some, which ``fit`` chooses; so it stands in no list of methods."""
+
+KNOWN = {"auto": AUTO, **METHODS}
+"""Everything that ``fit`` takes by name."""
+
+
 def find(method: str | Factory) -> Factory:
     """Return the factory of a name, or the factory itself."""
     if not isinstance(method, str):
         return method
-    if method not in METHODS:
-        raise ConfigError(f"Unknown method {method!r}{did_you_mean(method, METHODS)}")
-    return METHODS[method].factory
+    if method not in KNOWN:
+        raise ConfigError(f"Unknown method {method!r}{did_you_mean(method, KNOWN)}")
+    return KNOWN[method].factory
 
 
 def expand(names: Sequence[str]) -> list[str]:

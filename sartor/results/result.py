@@ -24,6 +24,7 @@ from sartor.results.measures import score
 from sartor.results.metrics import Array
 from sartor.results.readings import Readings
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
+from sartor.results.selection import candidates_table, weights_table
 from sartor.results.serving import Prediction, export, predict
 from sartor.results.summaries import group_runs, notebook_page, one_line, summarise
 from sartor.results.tables import Table, import_pandas
@@ -197,6 +198,14 @@ class Result(Readings):
             run: index of a run; None for all of them (then with a column "run").
         """
         return client_table(self, run)
+
+    def selection(self, run: int = 0) -> tuple[Table, Table]:
+        """Return what ``auto`` chose and why: the candidates, and what every client uses.
+
+        Args:
+            run: index of the run.
+        """
+        return candidates_table(self, run), weights_table(self, run)
 
     def fairness(self, run: int | None = None) -> Table:
         """Return how evenly accuracy (or error) is spread over the clients, one row per run.

@@ -275,7 +275,7 @@ def tree_of(network: nn.Module) -> Tree:
 def record_of(result: Readings, task: Task, run: int) -> Method:
     """Return the method's record, made again from the settings of a result."""
     name = result.facts()["method"]
-    if name not in methods.METHODS:
+    if name not in methods.KNOWN:
         raise RunFolderError(
             f"The method {result.method!r} is not one of sartor.methods, so it cannot be made "
             f"again from a file{did_you_mean(str(name), methods.METHODS)}"

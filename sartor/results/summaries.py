@@ -8,7 +8,8 @@ from typing import Any
 from sartor.results import metrics
 from sartor.results.client_tables import client_table
 from sartor.results.readings import POINT_WORDS, Readings
-from sartor.results.scores import COUNTERS, varying
+from sartor.results.scores import COUNTERS, Run, varying
+from sartor.results.selection import selection_of
 from sartor.results.tables import Table, format_cell, jsonable
 
 MOST_ROWS = 40
@@ -24,6 +25,8 @@ def summarise(result: Readings, run: int) -> dict[str, Any]:
     if ended is not None:
         reported["ended_with"] = {word: ended.count(word) for word in result.choices}
         reported["ended_with_by_client"] = dict(zip(result.clients, ended, strict=True))
+    if "selection" in result.config:
+        reported["selection"] = selection_of(result, run)
     points = {
         f"accuracy_{point}": result.curve(point, run=run)[1][-1]
         for point in POINT_WORDS
@@ -69,13 +72,18 @@ def summarise(result: Readings, run: int) -> dict[str, Any]:
 
 def group_runs(result: Readings) -> dict[str, list[int]]:
     """Return the runs that are repeats of one another; see ``Result.groups``."""
-    keys = [{**run.options, **run.hyper} for run in result.runs]
+    keys = [_settings(result, run) for run in result.runs]
     names = varying(keys)
     found: dict[str, list[int]] = {}
     for index, key in enumerate(keys):
         parts = [f"{name}={format_cell(key.get(name))}" for name in names]
         found.setdefault(" ".join([result.method, *parts]), []).append(index)
     return found
+
+
+def _settings(result: Readings, run: Run) -> dict[str, Any]:
+    """Return what was set for a run; what `auto` chose for it was not."""
+    return dict(run.options) if "selection" in result.config else {**run.options, **run.hyper}
 
 
 def one_line(result: Readings) -> str:
@@ -110,7 +118,7 @@ def notebook_page(result: Readings) -> str:
 
 def runs_table(result: Readings) -> Table:
     """Return one row per run: what sets it apart, accuracy, worst client and rounds."""
-    keys = [{**run.options, **run.hyper, "seed": run.seed} for run in result.runs]
+    keys = [{**_settings(result, run), "seed": run.seed} for run in result.runs]
     names = varying(keys)
     reported = ("pooled_measure", "worst_client", "rounds")
     summaries = [summarise(result, run) for run in range(len(result.runs))]

@@ -13,6 +13,7 @@ from sartor.core.hyper import Value
 from sartor.engines.shard import processes
 from sartor.results.comparison import Comparison
 from sartor.runs import ComparisonFolder
+from sartor.training.auto import without_choices
 from sartor.training.fit import begin_folder, fit, save_or_warn
 from sartor.training.settings import Federations, remembered
 
@@ -66,10 +67,10 @@ def compare(
                 federations,
                 hyper=(hyper or {}).get(name),
                 options=(options or {}).get(name),
-                do_no_harm=do_no_harm and name != "local",
+                do_no_harm=do_no_harm and name not in ("local", "auto"),
                 out=None if folder is None else folder.run_path(name),
                 resume=resume,
-                **settings,
+                **(settings if name != "auto" else without_choices(settings)),
             )
         except DivergedError as error:
             warnings.warn(f"{name} is left out of the comparison: {error}", stacklevel=2)

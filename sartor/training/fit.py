@@ -30,6 +30,7 @@ from sartor.engines.shard import processes
 from sartor.results.joined import join
 from sartor.results.result import Result
 from sartor.runs import ComparisonFolder, RunFolder
+from sartor.training import auto
 from sartor.training.callbacks import Listeners
 from sartor.training.driver import drive
 from sartor.training.onboarding import result_of, stored_form, trained
@@ -122,6 +123,9 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
     5
     """
     settings = Settings.read(locals())
+    if method == "auto":
+        auto.refuse_settings(local, hyper, sweep, options, settings, do_no_harm)
+        return _fit_auto(federation, settings, out, resume, reopen)
     factory = methods.find(method)
     static = methods.static_options(factory)
     if do_no_harm:
@@ -156,6 +160,52 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
     return merged
 
 
+def _fit_auto(
+    federation: Federations,
+    settings: Settings,
+    out: str | Path | None,
+    resume: bool,
+    reopen: bool,
+) -> Result:
+    """Choose by trials what `auto` consists of, and train that on all samples."""
+    federations = {seed: federation_of(federation, settings.seeds, seed) for seed in settings.seeds}
+    there = out is not None and (Path(out) / "folder.json").exists()
+    if there and not resume:
+        raise RunFolderError(f"{out} already holds a run; choose another folder, or resume it.")
+    found = RunFolder.open(str(out)).config.get("selection") if there else None
+    if found is None:
+        found = auto.select(
+            federations, settings, lambda one: make_task(settings.model, one, settings.compute)
+        )
+    local = Local(**found["local"])
+    settings = replace(settings, rounds=found["rounds"], local=local, points=("pre",))
+    settings = replace(settings, eval_every=max(settings.eval_every, found["rounds"] // auto.LOOKS))
+
+    def alone() -> Result:
+        quiet = replace(settings, progress=None, callbacks=())
+        own = {"parts": ("local",)}
+        result = _fit_lanes(
+            "auto", federations.__getitem__, quiet, own, {}, {}, None, False, selection=found
+        )
+        result.method = "local"
+        return result
+
+    parts = {"parts": tuple(found["parts"])}
+    return _fit_lanes(
+        "auto",
+        federations.__getitem__,
+        settings,
+        parts,
+        {},
+        {},
+        out,
+        resume,
+        reopen,
+        selection=found,
+        baseline=alone,
+    )
+
+
 def _fit_lanes(
     method: str | methods.Factory,
     federation: Federations,
@@ -166,8 +216,14 @@ def _fit_lanes(
     out: str | Path | None,
     resume: bool,
     reopen: bool = False,
+    *,
+    selection: dict[str, Any] | None = None,
+    baseline: Callable[[], Result] | None = None,
 ) -> Result:
-    """Train all runs of one program in one pass."""
+    """Train all runs of one program in one pass.
+
+    ``selection`` is what ``auto.select`` found; ``baseline`` trains LocalTrain, if not as always.
+    """
     federations = {seed: federation_of(federation, settings.seeds, seed) for seed in settings.seeds}
     for seed, fed in federations.items():
         if not len(fed.test.rows):
@@ -185,6 +241,10 @@ def _fit_lanes(
         points = tuple(point for point in points if point != "post")
     runs = list_runs(record, options, hyper, sweep, settings.seeds)
     config = resolved(method, record, settings, local, task, options, hyper, sweep, federations)
+    if selection is not None:
+        for run in runs:
+            run.hyper.update(auto.hyper_of(selection, options["parts"], run.seed))
+        config["selection"] = selection
     # Everything that can be refused is refused before a folder is made.
     clients = federations[runs[0].seed].num_clients
     stack_hypers(record.hyper, [run.hyper for run in runs], clients, torch.float64)
@@ -232,8 +292,11 @@ def _fit_lanes(
         )
         if len(runs) == 1 and simulation.log.diverged[0] is not None:
             raise _diverged(simulation)
-        baseline = None if method == "local" else _lazily_local(federations, settings, local, hyper)
+        if baseline is None and method != "local":
+            baseline = _lazily_local(federations, settings, local, hyper)
         result = result_of(simulation, config, baseline)
+        if selection is not None:
+            auto.add_cost(result, selection)
         if folder is not None and not (reopen and finished):
             # The result is written last: a folder that has one is not resumed.
             save_or_warn(lambda: _write_models(folder, simulation), folder.path)

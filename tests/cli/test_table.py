@@ -141,3 +141,25 @@ def test_a_regression_has_its_report(capsys: pytest.CaptureFixture[str]) -> None
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["measure"], found["accuracy"]) == ("RMSE", None)
     assert 0 < found["pooled_measure"] < 100
+
+
+def test_auto_needs_nothing_but_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It prints what was chosen and why, says so in JSON, resumes, and refuses what it chooses."""
+    monkeypatch.setattr("sartor.training.auto.candidates", lambda task: ["local", "fedavg"])
+    words = ["run", "auto", *WORDS, "--label", "y"]
+    assert main([*words, "--json", "--out", "run"]) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert set(answer["selection"]["candidates"]) == {"local", "fedavg"}
+    assert set(answer["selection"]["clients"]) == {"s0", "s1", "s2"}
+    assert main(["resume", "run"]) == 0
+    shown = capsys.readouterr().out
+    assert "what auto tried" in shown
+    assert "what every client uses" in shown
+    assert sartor.load("run").predict("s1", {"age": [20.0], "sex": ["m"]}).labels.shape == (1,)
+    assert main([*words, "--lr", "0.1", "--set", "fedavg_lr=1"]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "takes no --lr, --set fedavg_lr; leave that out" in error
+    assert main(["methods", "auto"]) == 0
+    assert "fedavg-ft" in capsys.readouterr().out

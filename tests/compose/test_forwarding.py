@@ -22,6 +22,7 @@ from sartor.compose.fine_tuning import fine_tuned
 from sartor.compose.groups import within_groups
 from sartor.compose.parallel import in_parallel, kept_after_training, on_share
 from sartor.compose.robust import robust
+from sartor.compose.stacking import stacked
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.hyper import Hyper
@@ -176,12 +177,16 @@ def test_a_field_that_few_methods_need_is_in_a_small_value() -> None:
             assert len(users) >= 2, one.name
 
 
+STACK = ("lr", "rounds", "weight")
+"""The hyper-parameters that a stack gives each of its parts."""
+
 # ---- reaching every field of a result ------------------------------------------------------------
 
 
 def contexts() -> tuple[ClientContext, ServerContext]:
     """Return what clients and server read: two clients with some samples."""
-    names = ("local_lr", "own", "ft_lr", "harm_margin", "relax")
+    names = ["local_lr", "own", "ft_lr", "harm_margin", "relax"]
+    names += [f"{slot}_{what}" for slot in ("part", "other") for what in STACK]
     hyper = {name: torch.tensor(0.1) for name in names}
     key, zero = torch.zeros(2, dtype=torch.int64), torch.tensor(0)
     ids, yes = torch.arange(2), torch.ones(2, dtype=torch.bool)
@@ -356,6 +361,14 @@ COMBINATORS = {
         lambda m: build(lambda task, local: m, TASK, SGD, {"do_no_harm": True}),
         {
             **{k: v for k, v in CHOSEN.items() if k not in ("name", "server")},
+            "adapt": "the model before local training is not used",
+        },
+        refuses=("predict", "first"),
+    ),
+    "stacked": Combinator(
+        lambda m: stacked("whole", TASK, part=m, other=build("local", TASK, SGD, {})),
+        {
+            **{k: v for k, v in IN_SLOTS.items() if k != "predict"},
             "adapt": "the model before local training is not used",
         },
         refuses=("predict", "first"),

@@ -12,7 +12,7 @@ from sartor.methods import METHODS
 
 CITES = re.compile(r"#.*(\bEq\. \(\d+\)|\bAlg\.|\bline \d+)")
 FILES = sorted({Path(inspect.getfile(entry.factory)) for entry in METHODS.values()})
-HELPERS = {"__init__", "catalogue", "making", "options"}
+HELPERS = {"auto", "__init__", "catalogue", "making", "options"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)

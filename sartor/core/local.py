@@ -137,12 +137,12 @@ class Local:
         )
 
     def fade(self, ctx: ClientContext) -> Tensor | float:
-        """Return δ^t s(t), what decay and schedule have left of the rate in this round."""
+        """Return δ^t s(t), what decay and schedule have left of the rate."""
         left: Tensor | float = 1.0
         if self.lr_decay != 1.0:
-            left = ctx.hyper["lr_decay"] ** ctx.round
+            left = ctx.hyper["lr_decay"] ** ctx.rate_round
         if self._schedule is not None:
-            left = left * self._schedule.share(ctx.round, ctx.hyper["local_lr"].dtype)
+            left = left * self._schedule.share(ctx.rate_round, ctx.hyper["local_lr"].dtype)
         return left
 
     def rate(self, ctx: ClientContext) -> Tensor:

@@ -27,8 +27,8 @@ from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOpera
 from sartor.engines.parts import Arena
 from sartor.engines.plan import BatchPlan
 
-# The common message and the round belong to the run: they are not copied per client.
-PER_CLIENT = ClientContext._make((0, None, 0, 0, None, 0, 0, 0, 0))
+# The common message and the rounds belong to the run: they are not copied per client.
+PER_CLIENT = ClientContext._make((0, None, 0, 0, None, None, 0, 0, 0, 0))
 _UNTUNED = 256  # lanes in a block on a CPU before anything was measured
 STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 

@@ -53,6 +53,7 @@ def world(sizes: list[list[int]]) -> World:
         own={"bias": 10.0 * lane.double()[..., None].expand(runs, slots, 2)},
         key=torch.from_numpy(key),
         round=torch.full((runs,), 4),
+        rate_round=torch.full((runs,), 4),
         index=torch.from_numpy(cohort),
         num_samples=torch.from_numpy(split.size),
         mask=torch.arange(split.capacity) < torch.from_numpy(split.size)[..., None],

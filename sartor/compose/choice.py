@@ -255,9 +255,10 @@ def paired_sums(losses: Tensor, mask: Tensor) -> Tensor:
 def beyond_noise(sums: Tensor, margin: Tensor) -> tuple[Tensor, Tree]:
     """Choose the method with the lowest loss among those that beat the first beyond its noise.
 
-    Method k passes if d̄_k > margin · s_k/√n beyond rounding, where d̄_k and s_k are mean and sample standard
-    deviation of the paired gains in ``sums``, see :func:`paired_sums`. If none passes, or of fewer
-    than two samples, it is the first; a margin of 0 takes the lowest loss, ties to the first.
+    Method k passes if d̄_k > margin · s_k/√n by more than rounding. d̄_k and s_k are the mean and the
+    sample standard deviation of the paired gains in ``sums``, see :func:`paired_sums`. If none
+    passes, or of fewer than two samples, it is the first; a margin of 0 takes the lowest loss, ties
+    to the first.
     Returned are its number, and mean losses and standard errors (methods,) with the count.
     """
     total, gain, square, count = sums.unbind(0)

@@ -51,7 +51,8 @@ def from_arrays(
     """Make a federation from arrays and a client id for every sample.
 
     Args:
-        x: ``(samples, ...)`` numbers; array or tensor.
+        x: ``(samples, ...)`` numbers; array or tensor. They are kept in float32 if that loses
+            nothing, else in float64; a run rounds them to its own ``dtype``.
         y: ``(samples,)`` labels 0, 1, ..., or strings (classes in sorted order); ``(samples,
             labels)`` of 0 and 1 with ``task="multilabel"``; ``(samples, steps)`` token ids
             with ``task="next-token"``, or None for the tokens of ``x`` shifted by one.

@@ -24,7 +24,10 @@ IGNORED = -100
 
 
 def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
-    """Return features as a float32 (or int64, for tokens) tensor, or note why it cannot be."""
+    """Return features as real numbers (or int64, for tokens), or note why it cannot be.
+
+    See :func:`as_real` for their precision.
+    """
     if not isinstance(x, Tensor):
         array = np.asarray(x)
         if array.dtype.kind not in "biuf":
@@ -49,7 +52,23 @@ def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
             )
             return None
         return features.to(torch.int64).contiguous()
-    return features.to(torch.float32).contiguous()
+    return as_real(features).contiguous()
+
+
+def as_real(values: Tensor) -> Tensor:
+    """Return numbers in single precision where that loses nothing, else in double precision.
+
+    A run works in the precision that it is asked for; what it is given must not be rounded before.
+    Numbers that single precision does not reach are returned in it, as infinities, which are
+    refused later.
+
+    >>> as_real(torch.tensor([2**24, 2**24 + 1])).dtype, as_real(torch.tensor([1, 2])).dtype
+    (torch.float64, torch.float32)
+    """
+    narrow = values.to(torch.float32)
+    wide = values.to(torch.float64)
+    kept = torch.equal(narrow.double(), wide) or not bool(torch.isfinite(narrow).all())
+    return narrow if kept else wide
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -64,7 +83,7 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 def as_labels(
     y: Any, num_classes: int | None, faults: list[str], owners: OwnersOf, task: str | None = None
 ) -> tuple[Tensor | None, list[str]]:
-    """Return labels as int64 (float32 for regression), and the class names if they were text."""
+    """Return labels as int64 (real for regression), and the class names if they were text."""
     array = y.detach().cpu().numpy() if isinstance(y, Tensor) else plain(y)
     if task in MATRIX_TASKS:
         return _matrix(array, task, faults), []
@@ -81,7 +100,7 @@ def as_labels(
         )
         return None, []
     if num_classes == 0:
-        return torch.from_numpy(array.astype(np.float32)), []
+        return as_real(torch.from_numpy(array.astype(_native(array.dtype)))), []
     if array.dtype.kind == "f":
         broken = np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))
         if len(broken):

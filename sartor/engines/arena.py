@@ -7,6 +7,7 @@ one gather.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +21,7 @@ from sartor.data.split import SPLITS
 from sartor.engines.parts import Arena, Split
 
 _WORTH_PACKING = 1 << 20  # features; fewer fit into a cache
+_COARSE = 1e-3  # of a column's deviation: rounding that a fit may show
 _GLANCE = 1 << 16  # of them are looked at first
 
 
@@ -63,6 +65,8 @@ def build_arena(
     samples = {_samples(fed): fed for fed in federations}
     row_of = _starts(features)
     sources = _starts({key: fed.y for key, fed in samples.items()})
+    _warn_of_rounding("features", list(features.values()), dtype)
+    _warn_of_rounding("targets", [fed.y for fed in samples.values()], dtype)
     x = _joined(list(features.values()), device, dtype)
     y = _joined([fed.y for fed in samples.values()], device, dtype)
     row = None
@@ -155,6 +159,22 @@ def _starts(parts: dict[tuple[int, ...], Tensor]) -> dict[tuple[int, ...], int]:
         starts[key] = total
         total += len(part)
     return starts
+
+
+def _warn_of_rounding(what: str, parts: list[Tensor], dtype: torch.dtype) -> None:
+    """Warn where single precision is too coarse for how much a column of numbers varies."""
+    for part in parts:
+        if part.dtype != torch.float64 or dtype == torch.float64 or len(part) < 2:
+            continue
+        rows = part.reshape(len(part), -1)
+        lost = (rows - rows.to(dtype)).abs().amax(0)
+        if bool((lost > _COARSE * rows.std(0)).any()):
+            warnings.warn(
+                f"The {what} vary by little beside their size, and {dtype} rounds them by more "
+                f"than {_COARSE:g} of their deviation; take dtype='float64', or standardise them.",
+                stacklevel=2,
+            )
+            return
 
 
 def _joined(parts: list[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:

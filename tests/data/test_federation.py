@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 import sartor
 from sartor.core.errors import ConfigError, FederationError
 from sartor.data import Federation, Ragged
+from sartor.engines.arena import build_arena
 
 
 def make(sizes, *, seed=0, classes=3, width=2, **options):
@@ -249,6 +250,32 @@ def test_labels_may_be_text_floats_or_real_targets():
     json.dumps(real.describe())
     with pytest.raises(FederationError, match="targets are NaN"):
         Federation.from_arrays(x, [0.5, np.nan, 1.0], client=client, num_classes=0)
+
+
+@pytest.mark.parametrize("kind", ["float64", "int64", "list", "torch"])
+def test_numbers_are_kept_as_they_are_given(kind: str):
+    """1e8 … 1e8 + 7 are eight numbers, as targets and features; a float64 run trains on them.
+
+    A float32 run cannot, and says so; before they became two values for every run.
+    """
+    values = np.arange(8, dtype=np.int64) + 10**8
+    y = {
+        "float64": values.astype(np.float64),
+        "int64": values,
+        "list": values.tolist(),
+        "torch": torch.from_numpy(values).double(),
+    }[kind]
+    x = torch.stack([y] * 2, 1) if kind == "torch" else np.stack([y] * 2, 1)
+    fed = Federation.from_arrays(x, y, client=[0, 1] * 4, num_classes=0, test=0.0)
+    assert fed.y.tolist() == values.tolist()
+    assert fed.x[:, 1].tolist() == values.tolist()
+    arena = build_arena([fed], torch.device("cpu"), torch.float64)
+    assert arena.y.tolist() == values.tolist()
+    with (
+        pytest.warns(UserWarning, match="features vary by little .* dtype='float64'"),
+        pytest.warns(UserWarning, match="targets vary by little .* dtype='float64'"),
+    ):
+        assert len(build_arena([fed], torch.device("cpu"), torch.float32).y.unique()) == 2
 
 
 def test_integers_are_features_unless_they_are_tokens():

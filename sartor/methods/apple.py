@@ -22,7 +22,7 @@ by −η_2(⟨g, w_j^C⟩ + λ(r) μ (p_ij − p_0j)), both from one gradient g 
 
 Differs from the authors' code: its penalty has no ½ (halve their μ), and its cores start as
 unequal networks (`start_cores="own"`: here every leaf of the common start in an order of its own).
-As p_ii is near 1/M, a core hardly moves: `core_rate="times_clients"` (the default) steps with
+`lr_decay` and a schedule fade both rates, as in the authors' code. As p_ii is near 1/M, a core hardly moves: `core_rate="times_clients"` (the default) steps with
 M·η_1, as a public re-implementation does; "plain" is the paper's, slower and safer: M times the
 step also enters all other clients' models, which may diverge over many rounds of unlike clients.
 Weight decay of local training pulls a core to 0 and p_i to where it began.

@@ -68,7 +68,7 @@ def pin_self(rows: Tensor, own: Tensor, weight: Tensor) -> Tensor:
 
 
 def normalise(rows: Tensor, own: Tensor) -> Tensor:
-    """Divide each row by its sum; one that sums to (almost) nothing, or less, becomes its unit vector.
+    """Divide each row by its sum; one that sums to nothing, or less, becomes its unit vector.
 
     A negative sum would turn the sign of every weight.
     """

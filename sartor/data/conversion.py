@@ -23,7 +23,11 @@ IGNORED = -100
 """The label that PyTorch's losses pass over; in a next-token task it becomes padding."""
 
 
-def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
+COARSE = 1e-3
+"""The share of a column's deviation that rounding may take: more would show in a fit."""
+
+
+def as_features(x: Any, tokens: bool, faults: list[str], exact: bool = False) -> Tensor | None:
     """Return features as real numbers (or int64, for tokens), or note why it cannot be.
 
     See :func:`as_real` for their precision.
@@ -52,23 +56,29 @@ def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
             )
             return None
         return features.to(torch.int64).contiguous()
-    return as_real(features).contiguous()
+    return as_real(features, exact).contiguous()
 
 
-def as_real(values: Tensor) -> Tensor:
-    """Return numbers in single precision where that loses nothing, else in double precision.
+def as_real(values: Tensor, exact: bool = False) -> Tensor:
+    """Return numbers in single precision, or in double where that would be coarse or is asked for.
 
-    A run works in the precision that it is asked for; what it is given must not be rounded before.
     Numbers that single precision does not reach are returned in it, as infinities, which are
     refused later.
 
-    >>> as_real(torch.tensor([2**24, 2**24 + 1])).dtype, as_real(torch.tensor([1, 2])).dtype
+    >>> as_real(torch.tensor([1e8, 1e8 + 1])).dtype, as_real(torch.tensor([0.1, 0.2])).dtype
     (torch.float64, torch.float32)
     """
-    narrow = values.to(torch.float32)
-    wide = values.to(torch.float64)
-    kept = torch.equal(narrow.double(), wide) or not bool(torch.isfinite(narrow).all())
-    return narrow if kept else wide
+    return values.to(torch.float64 if exact or is_coarse(values) else torch.float32)
+
+
+def is_coarse(values: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether a type rounds some column by a noticeable share of its standard deviation."""
+    if values.dtype in (dtype, torch.bool, torch.uint8) or len(values) < 2:
+        return False
+    rows = values.reshape(len(values), -1).double()
+    lost = (rows - rows.to(dtype)).abs().amax(0)
+    varies = torch.isfinite(lost) & (rows.amax(0) > rows.amin(0))
+    return bool((varies & (lost > COARSE * rows.std(0))).any())
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -81,7 +91,12 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def as_labels(
-    y: Any, num_classes: int | None, faults: list[str], owners: OwnersOf, task: str | None = None
+    y: Any,
+    num_classes: int | None,
+    faults: list[str],
+    owners: OwnersOf,
+    task: str | None = None,
+    exact: bool = False,
 ) -> tuple[Tensor | None, list[str]]:
     """Return labels as int64 (real for regression), and the class names if they were text."""
     array = y.detach().cpu().numpy() if isinstance(y, Tensor) else plain(y)
@@ -100,7 +115,7 @@ def as_labels(
         )
         return None, []
     if num_classes == 0:
-        return as_real(torch.from_numpy(array.astype(_native(array.dtype)))), []
+        return as_real(torch.from_numpy(array.astype(_native(array.dtype))), exact), []
     if array.dtype.kind == "f":
         broken = np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))
         if len(broken):

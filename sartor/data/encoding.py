@@ -181,7 +181,7 @@ def combine_statistics(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
 
 
 def encode(columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[str, Any]]) -> Array:
-    """Return features ``(rows, features)`` by the constants of ``combine_statistics``.
+    """Return features ``(rows, features)`` float32 by the constants of ``combine_statistics``.
 
     A number becomes (value − mean) / scale, or 0 where it is missing; a category one column for
     every level, all 0 for a level that no client trained on.
@@ -198,7 +198,7 @@ def encode(columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[st
             parts.append(np.nan_to_num(scaled, nan=0.0)[:, None])
         else:
             parts.append(values[:, None] == np.array(step["levels"], dtype=np.str_))
-    return np.concatenate([part.astype(np.float64) for part in parts], axis=1)
+    return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
 
 
 def feature_names(recipe: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -235,8 +235,7 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
         array = np.asarray(x, dtype=np.float64)
         shape = (-1, *([1] * (array.ndim - 2)))
         mean, scale = (np.reshape(recipe[key], shape) for key in ("mean", "scale"))
-        scaled: Array = (array - mean) / scale
-        return scaled
+        return np.asarray((array - mean) / scale, dtype=recipe.get("dtype", "float32"))
     if recipe["kind"] == "text":
         is_table = isinstance(x, Mapping) or hasattr(x, "columns")
         texts = columns_of(x, [recipe["column"]])[recipe["column"]] if is_table else x

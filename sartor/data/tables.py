@@ -162,7 +162,7 @@ def from_dataframe(
             (step,) = _steps({"y": ("number", y)}, rows, standardise)
             recipe["target"] = {key: step[key] for key in ("mean", "scale")}
         step = recipe["target"]
-        scaled = torch.from_numpy((y - step["mean"]) / step["scale"])
+        scaled = torch.from_numpy(((y - step["mean"]) / step["scale"]).astype(np.float32))
         made = replace(made, y=scaled)
     info = made.info | {"source": source, "client": client, "label": label}
     info |= {"preprocessing": recipe} | more | ({"class_names": names} if names else {})

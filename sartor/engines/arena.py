@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from sartor.core.errors import FederationError
+from sartor.data.conversion import COARSE, is_coarse
 from sartor.data.federation import Federation
 from sartor.data.split import SPLITS
 from sartor.engines.parts import Arena, Split
 
 _WORTH_PACKING = 1 << 20  # features; fewer fit into a cache
-_COARSE = 1e-3  # of a column's deviation: rounding that a fit may show
 _GLANCE = 1 << 16  # of them are looked at first
 
 
@@ -162,19 +162,13 @@ def _starts(parts: dict[tuple[int, ...], Tensor]) -> dict[tuple[int, ...], int]:
 
 
 def _warn_of_rounding(what: str, parts: list[Tensor], dtype: torch.dtype) -> None:
-    """Warn where single precision is too coarse for how much a column of numbers varies."""
-    for part in parts:
-        if part.dtype != torch.float64 or dtype == torch.float64 or len(part) < 2:
-            continue
-        rows = part.reshape(len(part), -1)
-        lost = (rows - rows.to(dtype)).abs().amax(0)
-        if bool((lost > _COARSE * rows.std(0)).any()):
-            warnings.warn(
-                f"The {what} vary by little beside their size, and {dtype} rounds them by more "
-                f"than {_COARSE:g} of their deviation; take dtype='float64', or standardise them.",
-                stacklevel=2,
-            )
-            return
+    """Warn where the precision of a run is too coarse for how much a column of numbers varies."""
+    if any(part.dtype == torch.float64 and is_coarse(part, dtype) for part in parts):
+        warnings.warn(
+            f"The {what} vary by little beside their size, and {dtype} rounds them by more than "
+            f"{COARSE:g} of their deviation; take dtype='float64', or standardise them.",
+            stacklevel=2,
+        )
 
 
 def _joined(parts: list[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -25,8 +25,8 @@ Differs from the paper: ξ_ii >= 0 asks for α <= σ/(m−1), and a good σ depe
 default (`scale="relative"`) σ is a multiple of the mean squared distance between two models,
 α_k = mix_weight·σ/(m−1), and the pull λ/α_k is given; `scale="absolute"` takes λ, α and σ as they
 are. Clients may be drawn: those that never reported are in no mixture, receive the mean of
-the pool (that of all who did, if the pool is empty), and start from it. In some public code the pull has no gradient, so that the method is
-LocalTrain; here it has one.
+the pool (that of all who did, if the pool is empty), and start from it. In some public code the
+pull has no gradient, so that the method is LocalTrain; here it has one.
 
 A newcomer receives the mean of all models that were ever reported, and trains from it with a pull
 back to it.

@@ -278,6 +278,31 @@ def test_numbers_are_kept_as_they_are_given(kind: str):
         assert len(build_arena([fed], torch.device("cpu"), torch.float32).y.unique()) == 2
 
 
+def test_numbers_are_held_in_the_precision_that_is_asked_for():
+    """By default single where it is fine enough, as for a constant; else to the last bit."""
+    x = np.array([[0.1, 0.7], [0.2, 0.7], [0.3, 0.7], [0.4, 0.7]])
+    settings = {"client": [0, 1, 0, 1], "num_classes": 0, "test": 0.0}
+    for standardise in (False, True):
+        made = {
+            dtype: Federation.from_arrays(
+                x, x[:, 0], dtype=dtype, standardise=standardise, **settings
+            )
+            for dtype in (None, "float32", "float64")
+        }
+        assert made[None].x.dtype == made["float32"].y.dtype == torch.float32
+        own = x - x.mean(0) if standardise else x
+        wanted = own[:, 0] / x[:, 0].std() if standardise else own[:, 0]
+        np.testing.assert_allclose(made["float64"].x[:, 0], wanted, rtol=1e-14)
+        assert made["float64"].y.tolist() == x[:, 0].tolist()
+        torch.testing.assert_close(made["float64"].x.float(), made[None].x, rtol=0, atol=2e-7)
+    assert (
+        Federation.from_arrays(x + 1e9, x[:, 0] + 1e9, dtype="float32", **settings).x.dtype
+        == torch.float32
+    )
+    with pytest.raises(FederationError, match="no dtype 'float46'; did you mean 'float64'"):
+        Federation.from_arrays(x, x[:, 0], dtype="float46", **settings)
+
+
 def test_integers_are_features_unless_they_are_tokens():
     """Integer arrays become float32, with tokens=True int64, in any byte order or width."""
     for dtype in (np.uint8, np.int16, np.dtype(">i4"), np.dtype(">f8"), np.float16, np.bool_):

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from sartor.adviser.by_theory import _simplest
 from sartor.adviser.estimates import doubts, estimate
 from sartor.theory.exact_fits import fit_each
 from sartor.theory.heterogeneity import from_fits
@@ -111,3 +112,12 @@ def test_directions_that_run_away_are_undetermined() -> None:
     found = said(replace(clients, x=x, y=y))
     assert found[0] != ""
     assert found[1:] == [""] * 7
+
+
+def test_an_end_must_be_within_five_percent_of_the_best() -> None:
+    """Just inside the better end is advised, just outside the best λ, whichever end it is."""
+    for error, is_near in ((1.049, True), (1.0501, False), (1.4, False)):
+        for ends in ((error, 2.0), (2.0, error)):
+            curve = torch.tensor([ends[0], 1.2, 1.0, 1.1, ends[1]], dtype=torch.float64)
+            end = 0 if ends[0] < ends[1] else 4
+            assert _simplest(curve) == (end if is_near else 2)

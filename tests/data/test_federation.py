@@ -7,6 +7,7 @@ import json
 import pickle
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -259,12 +260,13 @@ def test_numbers_are_kept_as_they_are_given(kind: str):
     A float32 run cannot, and says so; before they became two values for every run.
     """
     values = np.arange(8, dtype=np.int64) + 10**8
-    y = {
+    kinds: dict[str, Any] = {
         "float64": values.astype(np.float64),
         "int64": values,
         "list": values.tolist(),
         "torch": torch.from_numpy(values).double(),
-    }[kind]
+    }
+    y = kinds[kind]
     x = torch.stack([y] * 2, 1) if kind == "torch" else np.stack([y] * 2, 1)
     fed = Federation.from_arrays(x, y, client=[0, 1] * 4, num_classes=0, test=0.0)
     assert fed.y.tolist() == values.tolist()

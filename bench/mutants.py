@@ -13,7 +13,8 @@ changed file, so a mutant takes about as long as the tests that run on it.
 `TARGETS` lists the tests of each file; a later stage runs only for the survivors of the earlier
 ones. `EQUIVALENT` lists mutants that compute the same as the file, with the reason; they are not
 counted. Hypothesis draws the same examples every time. `NAMED` holds faults that are no single
-changed expression, or that went unnoticed once; `--named` tries these and no others. Needs `os.fork`: Linux or macOS.
+changed expression, or that went unnoticed once; `--named` tries these and no others. Needs
+`os.fork`: Linux or macOS.
 """
 
 from __future__ import annotations

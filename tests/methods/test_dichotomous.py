@@ -182,9 +182,8 @@ def test_a_large_client_outweighs_two_small_ones(large: int) -> None:
     errors = torch.tensor([[0.0, 10.0], [10.0, 0.0], [10.0, 0.0]], dtype=torch.float64)
     errors = errors if large == 0 else errors.flip(1)
     sums = torch.cat((errors, torch.full((3, 1), 10.0, dtype=torch.float64)), 1)
-    server = {"choice": zero, "group": zero, "errors": errors * 0.0}
-    for part in ("global", "local"):
-        server[part] = {}
+    server: Any = {"choice": zero, "group": zero, "errors": errors * 0.0}
+    server |= {"global": {}, "local": {}}
     assert last.aggregate(server, {"sums": sums}, ctx)["choice"].tolist() == [large] * 3
 
 

@@ -65,8 +65,8 @@ def as_real(values: Tensor, exact: bool = False) -> Tensor:
     Numbers that single precision does not reach are returned in it, as infinities, which are
     refused later.
 
-    >>> as_real(torch.tensor([1e8, 1e8 + 1])).dtype, as_real(torch.tensor([0.1, 0.2])).dtype
-    (torch.float64, torch.float32)
+    >>> [as_real(torch.tensor(v).double() + 1).dtype for v in ([10**8, 10**8 + 1], [0, 1])]
+    [torch.float64, torch.float32]
     """
     return values.to(torch.float64 if exact or is_coarse(values) else torch.float32)
 

@@ -426,6 +426,28 @@ def test_one_lane_has_operations_of_its_own_on_a_cpu(monkeypatch: pytest.MonkeyP
     assert len(entered) == 3
 
 
+def test_threads_for_blocks_keep_one_core_whatever_is_set_elsewhere() -> None:
+    """Also if the process sets another number between a thread's start and its first operation.
+
+    Convolutions are rounded otherwise on two cores, so blocks would depend on what ran before.
+    """
+    threads, before = 7, torch.get_num_threads()  # a pool that no other test has
+    begun = threading.Barrier(threads)
+    pool = vectorised._pool(threads)
+    list(pool.map(lambda _: begun.wait(), range(threads)))
+    torch.set_num_threads(2)
+    try:
+
+        def cores(_: int) -> int:
+            begun.wait()
+            torch.ones(200, 200) @ torch.ones(200, 200)
+            return torch.get_num_threads()
+
+        assert list(pool.map(cores, range(threads))) == [1] * threads
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_lanes_at_once_are_those_given_or_measured_or_all(monkeypatch: pytest.MonkeyPatch) -> None:
     """A CPU takes 256 until it has measured; another device takes as many as there are."""
     freed = []

@@ -1,6 +1,7 @@
 """Check that the tests notice faults: put small faults into a file one at a time and run its tests.
 
     python -m bench.mutants [FILE ...] [--most N] [--seed S]
+    python -m bench.mutants --named
 
 A mutant is the file with one expression changed: a comparison negated or moved by one, an operator
 swapped, a term or factor left out, a constant or a truth value changed, a condition negated, a sign
@@ -11,7 +12,9 @@ changed file, so a mutant takes about as long as the tests that run on it.
 
 `TARGETS` lists the tests of each file; a later stage runs only for the survivors of the earlier
 ones. `EQUIVALENT` lists mutants that compute the same as the file, with the reason; they are not
-counted. Hypothesis draws the same examples every time. Needs `os.fork`: Linux or macOS.
+counted. Hypothesis draws the same examples every time. `NAMED` holds faults that are no single
+changed expression, or that went unnoticed once; `--named` tries these and no others. Needs
+`os.fork`: Linux or macOS.
 """
 
 from __future__ import annotations
@@ -102,6 +105,91 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         "pairs = zip(tries, choices, strict=False)": "tries are made from choices, one each",
     },
 }
+
+
+class Named(NamedTuple):
+    """A fault by hand: what is changed into what, and the tests that must notice."""
+
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+
+def _law(law: str, case: str) -> tuple[str, ...]:
+    return (f"tests/methods/test_laws.py::test_law[{law}-{case}]",)
+
+
+_PADDED = "padding_is_no_client"
+NAMED = (
+    Named(
+        "sartor/methods/fedprox.py",
+        "/ ctx.present.sum().clamp(min=1)",
+        "/ len(ctx.present)",
+        _law(_PADDED, "fedprox-paper_real-unbiased"),
+    ),
+    Named(
+        "sartor/methods/fedavg.py",
+        "num = ctx.present.sum().clamp(min=1)",
+        "num = torch.tensor(len(ctx.present))",
+        _law(_PADDED, "fedavg-chen"),
+    ),
+    Named(
+        "sartor/methods/fedprox_two_stage.py",
+        "/ ctx.present.sum().clamp(min=1).to(p.dtype)",
+        "/ len(ctx.present)",
+        _law(_PADDED, "fedprox-two-stage"),
+    ),
+    Named(
+        "sartor/methods/pfedme.py",
+        """rate = local.rate(ctx) * ctx.hyper["prox_strength"]""",
+        """rate = local.rate(ctx) * ctx.hyper["prox_strength"].clamp(max=20.0)""",
+        ("tests/methods/test_pfedme.py", "-k", "whole_pull"),
+    ),
+    Named(
+        "sartor/methods/fedem.py",
+        "torch.where(num > 0, mean",
+        "torch.where(num > 1, mean",
+        ("tests/methods/test_fedem.py", "-k", "one_sample"),
+    ),
+    Named(
+        "sartor/results/metrics.py",
+        "t_quantile(0.5 + confidence / 2, number - 1)",
+        "t_quantile(0.5 + confidence / 2, number)",
+        ("tests/results/test_metrics.py", "-k", "one_degree"),
+    ),
+    Named(
+        "sartor/compose/choice.py",
+        "weights = server_ctx.sizes.to(errors.dtype) * (count",
+        "weights = torch.ones_like(errors[:, 0]) * (count",
+        ("tests/methods/test_dichotomous.py", "-k", "outweighs"),
+    ),
+    Named(
+        "sartor/training/onboarding.py",
+        "round=ctx.round + past",
+        "round=ctx.round",
+        ("tests/core/test_schedule.py", "-k", "newcomers"),
+    ),
+    Named(
+        "sartor/adviser/by_theory.py",
+        "WORTH = 0.05",
+        "WORTH = 0.1",
+        ("tests/adviser/test_estimates.py", "-k", "five_percent"),
+    ),
+    Named(
+        "sartor/training/onboarding.py",
+        "rate_round=last",
+        "rate_round=ctx.round + past",
+        ("tests/core/test_schedule.py", "-k", "newcomers"),
+    ),
+    Named(
+        "sartor/engines/context.py",
+        "server_ctx.round - 1 if stage in AFTER and t else server_ctx.round",
+        "server_ctx.round",
+        ("tests/core/test_schedule.py", "-k", "rate_of_the_last_round"),
+    ),
+)
+"""Faults that no test noticed, or that a number once had."""
 
 NEGATED: dict[type[ast.cmpop], type[ast.cmpop]] = {
     ast.Lt: ast.GtE,
@@ -324,6 +412,23 @@ def judge(file: str, target: Target, chosen: Sequence[Mutant]) -> list[str]:
     return fates
 
 
+def try_named() -> int:
+    """Put every named fault into its file; the exit status is 1 if a test did not notice."""
+    unnoticed = 0
+    for one in NAMED:
+        source = (ROOT / one.file).read_text(encoding="utf-8")
+        if source.count(one.before) != 1:
+            raise SystemExit(f"NAMED: {one.before!r} is not once in {one.file}; write it anew.")
+        for text, wanted in ((source, "survived"), (source.replace(one.before, one.after), "")):
+            code = compile(text, ROOT / one.file, "exec", dont_inherit=True)
+            fate, said = trial(one.file, code, one.tests, 120)
+            if wanted and fate != wanted:
+                raise SystemExit(f"{said}\n{' '.join(one.tests)}: {fate} without any fault.")
+        unnoticed += fate == "survived"
+        print(f"{fate}: {one.file}: {one.after}", flush=True)
+    return int(unnoticed > 0)
+
+
 def counted(file: str, target: Target) -> list[Mutant]:
     """Return the mutants of a file that are faults."""
     made = mutants(ROOT / file, target.only)
@@ -356,10 +461,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", metavar="FILE", help=f"of {', '.join(TARGETS)}")
     parser.add_argument("--most", type=int, help="the most mutants per file, a random sample")
     parser.add_argument("--seed", type=int, default=0, help="of the sample")
+    parser.add_argument("--named", action="store_true", help="the faults of NAMED alone")
     options = parser.parse_args(arguments)
     if unknown := set(options.files) - set(TARGETS):
         parser.error(f"no tests are listed for {sorted(unknown)}; add them to TARGETS")
     prepare()
+    if options.named:
+        return try_named()
     rows, alive, low = [], [], False
     for file in options.files or TARGETS:
         begun = time.perf_counter()

@@ -32,6 +32,16 @@ settings.register_profile(
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "dev"))
 
+
+@pytest.fixture(autouse=True)
+def one_core() -> Generator[None, Any, Any]:
+    """Find the test that leaves this thread more cores, not one that is rounded otherwise by it."""
+    yield
+    left = torch.get_num_threads()
+    torch.set_num_threads(1)
+    assert left == 1, f"the test leaves torch {left} threads; set what it found before"
+
+
 LAWS = "tests/methods/test_laws.py::test_law["
 
 

@@ -16,11 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from sartor.compose.fields import get
 from sartor.core import task as task_module
 from sartor.core import tree
-from sartor.core.errors import ContractError
+from sartor.core.errors import ConfigError, ContractError
 from sartor.core.local import Local
 from sartor.core.method import ClientContext, Method, Phase, changed, endings
 from sartor.core.task import Task
@@ -228,6 +229,18 @@ class Watched(NamedTuple):
     """Functions that wrote into their arguments."""
 
 
+class Uneven(NamedTuple):
+    """What was seen while very unequal clients were trained one by one, two rounds and an end."""
+
+    again: Any
+    """The same run on all lanes at once, which has not begun."""
+    outcome: Outcome
+    narrow: set[str]
+    """Functions of the record that computed in single precision."""
+    padding: list[float]
+    """How far each aggregate moves if the slots that only pad its cohort are left out."""
+
+
 class Trials:
     """The runs of one case; each is trained once, however many laws read it."""
 
@@ -284,6 +297,11 @@ class Trials:
         """Train one by one with every function of the record and of the task looked at."""
         return _watch(self)
 
+    @cached_property
+    def uneven(self) -> Uneven:
+        """Two rounds of clients of 1 to 66 samples one by one, with a rate that fades."""
+        return _uneven(self)
+
 
 _LAST: list[Trials] = []
 
@@ -311,6 +329,28 @@ def engines_agree(case: Case) -> None:
     wanted = shared.pair(engine="sequential")
     for chunk in (None, 3):
         assert_same(shared.pair(chunk=chunk), wanted, atol=1e-11)
+
+
+def unequal_clients_agree(case: Case) -> None:
+    """Clients of 1 to 66 samples, a warm-up and a decay: engines agree to the end."""
+    seen = trials(case).uneven
+    assert_same(outcome(run(seen.again)), seen.outcome, atol=1e-10)
+
+
+def padding_is_no_client(case: Case) -> None:
+    """An aggregate is that of the slots whose clients are there: the others count for nothing.
+
+    Not even as a number of clients, by which a sum is divided.
+    """
+    moved, schedule = trials(case).uneven.padding, trials(case).method.schedule
+    # Where clients are served in turn or all take part there is no padding.
+    assert moved or schedule.in_turn or schedule.who != "cohort"
+    assert max(moved, default=0.0) < 1e-12
+
+
+def nothing_is_rounded(case: Case) -> None:
+    """In a run in double precision no function of a record computes in single precision."""
+    assert not trials(case).uneven.narrow
 
 
 def a_sweep_row_is_the_single_run(case: Case) -> None:
@@ -673,6 +713,78 @@ def _watch(shared: Trials) -> Watched:
     return seen._replace(series=series)
 
 
+class _Narrow(TorchDispatchMode):
+    """Notes whether anything is computed in single precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen = False
+
+    def __torch_dispatch__(self, fn: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        found = fn(*args, **(kwargs or {}))
+        parts = found if isinstance(found, (tuple, list)) else (found,)
+        copies = fn in (torch.ops.aten.clone.default, torch.ops.aten.detach.default)
+        narrow = any(isinstance(p, torch.Tensor) and p.dtype == torch.float32 for p in parts)
+        self.seen |= narrow and not copies  # a network that is wrapped is copied as it is
+        return found
+
+
+def _uneven(shared: Trials) -> Uneven:
+    """Run a case one by one on very unequal clients; look at precision and at padded cohorts."""
+    local = replace(shared.case.local, batch=16)
+    try:
+        method = shared.case.build(
+            shared.task, replace(local, lr_decay=0.9, lr_schedule="warmup:3")
+        )
+    except ConfigError:  # it computes its own step size
+        method = shared.case.build(shared.task, local)
+    settings = {"rounds": 2, "eval_every": 2, "participation": "at_least:0.4", "seeds": [3]}
+    fed = [federation(sizes=(3, 66, 1, 7, 11), test=3)]
+    narrow: set[str] = set()
+    padding: list[float] = []
+
+    def watch(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(*args: Any) -> Any:
+            with _Narrow() as mode:
+                found = fn(*args)
+            if mode.seen:
+                narrow.add(name)
+            return found
+
+        return watched
+
+    def phase(p: Phase) -> Phase:
+        parts = ("enter", "step", "leave")
+        return replace(p, **{k: watch(f"{p.name}.{k}", getattr(p, k)) for k in parts})
+
+    def looked_at(record: Method) -> Method:
+        def aggregate(server: Any, uploads: Any, ctx: Any) -> Any:
+            found = watch("aggregate", record.aggregate)(server, uploads, ctx)
+            there = ctx.present.nonzero()[:, 0]
+            if 0 < len(there) < len(ctx.present):
+                padding.append(0.0)
+                rows = tree.map(lambda leaf: leaf[there], uploads)
+                cut = ctx._replace(cohort=ctx.cohort[there], present=ctx.present[there])
+                other = dict(tree.items(record.aggregate(server, rows, cut)))
+                for name, leaf in tree.items(found):
+                    off = (leaf.double() - other[name].double()).abs().nan_to_num(0.0)
+                    padding.append(float(off.amax()) if off.numel() else 0.0)
+            return found
+
+        watched = (name for name in _RECORD if name not in ("init_server", "aggregate"))
+        return changed(
+            record,
+            **{k: watch(k, get(record, k)) for k in watched},
+            aggregate=aggregate,
+            phases=tuple(phase(p) for p in record.phases),
+            adapt=tuple(phase(p) for p in record.use.adapt),
+            after=None if record.schedule.after is None else looked_at(record.schedule.after),
+        )
+
+    sim = shared.new(fed, looked_at(method), engine="sequential", **settings)
+    return Uneven(shared.new(fed, method, **settings), outcome(run(sim)), narrow, padding)
+
+
 def inputs_are_not_changed(case: Case) -> None:
     """No function of the record writes into its arguments."""
     seen = trials(case).watched
@@ -809,6 +921,9 @@ LAWS: dict[str, Callable[..., None]] = {
     law.__name__: law
     for law in (
         engines_agree,
+        unequal_clients_agree,
+        padding_is_no_client,
+        nothing_is_rounded,
         a_sweep_row_is_the_single_run,
         a_mapped_store_is_a_store,
         a_trace_is_the_step,
@@ -833,6 +948,9 @@ LAWS: dict[str, Callable[..., None]] = {
 
 FOR_VARIANTS = (
     "engines_agree",
+    "unequal_clients_agree",
+    "padding_is_no_client",
+    "nothing_is_rounded",
     "private_values_stay_home",
     "bytes_are_those_of_the_trees",
     "what_does_not_travel_does_not_matter",

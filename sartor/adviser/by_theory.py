@@ -108,7 +108,7 @@ def by_theory(
     chosen = plan(best)
     if chosen.strategy != "local" and chosen.rounds > affordable(best):
         chosen = chosen.within(int(affordable(best)))
-    own = found.risks.total(found.effects.own, found.curvature / 2.0)
+    own = found.own_errors()
     distance = found.heterogeneity.distances2.clamp(min=0.0).sqrt()
     people = [
         Client(
@@ -264,12 +264,13 @@ def _affordable(each: int, budget_mb: float | None, budget_rounds: int | None) -
 def _asked(clients: Clients, found: Estimates, plans: list[CostPlan]) -> dict[str, int]:
     """Return the bytes of the estimates and of the held-out check, all clients, at 4 a number.
 
-    A client sends its fit, variances, curvatures and five numbers, receives w̄ and sends two numbers
+    A client sends the half of its curvature that differs and receives the eigenvectors of their
+    mean; it sends its fit, variances, curvatures and five numbers, receives w̄ and sends two numbers
     for the standard error; the calibration adds k one way and b_i the other. The check trains the
     theory's choice and one model on every fold, and a client sends three sums of losses.
     """
     p, m = clients.num_params, len(found.sizes)
-    numbers = (3 * p + 5) + (p + 2)
+    numbers = p * (p + 1) // 2 + p * p + (3 * p + 5) + (p + 2)
     if found.calibrated:
         numbers += p + 1
     trained = {plan.prox_strength: plan.bytes_total for plan in plans}

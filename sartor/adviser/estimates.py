@@ -18,7 +18,7 @@ from sartor.theory.exact_fits import Fits, fit_each
 from sartor.theory.heterogeneity import Heterogeneity, from_fits
 from sartor.theory.linear_models import Clients
 from sartor.theory.noise import Noise, noise_of
-from sartor.theory.random_effects import Effects, Risks, best_pull, default_pulls, risks
+from sartor.theory.random_effects import Effects, Frame, Risks, best_pull, default_pulls, risks
 
 Target = Literal["loss", "parameters"]
 
@@ -36,9 +36,10 @@ FLAT = 1e-6
 class Estimates:
     """What the adviser knows of a federation before training, the federated way.
 
-    A client sends ŵ_i, and the variance and curvature of its coordinates (three messages of the
-    model's size), and the numbers n_i, ρ̂_i², μ_i, L_i and tr(H_i⁻¹G_i), once; for the standard
-    error of R̂² the whole of V̂_i, p(p + 1)/2 numbers.
+    A client sends H_i, p(p + 1)/2 numbers, and receives the eigenvectors of their mean, p². It
+    sends ŵ_i, its variance and curvature along these (three messages of the model's size), and the
+    numbers n_i, ρ̂_i², μ_i, L_i and tr(H_i⁻¹G_i), once; for the standard error of R̂² the whole of
+    V̂_i, p(p + 1)/2 numbers.
 
     Attributes:
         sizes: (..., clients) n_i.
@@ -48,8 +49,8 @@ class Estimates:
         heterogeneity: R̂² (R1) with its errors, and distances.
         effects: τ², by restricted likelihood.
         pulls: (pulls,) values of λ, from 0 (alone) to ∞ (one model for all).
-        risks: expected errors at these, per client and coordinate.
-        curvature: (..., clients, p) h_ij.
+        frame: fits, variances and curvatures h_ij along common eigenvectors.
+        risks: expected errors at these, per client and coordinate of the frame.
         pull: (...) the λ of smallest expected mean error.
         own_pull: (..., clients) the common λ that serves client i best, by its own τ_i².
         calibrated: whether the noise was, by drawn labels; it costs a client two messages more.
@@ -62,16 +63,30 @@ class Estimates:
     heterogeneity: Heterogeneity
     effects: Effects
     pulls: Tensor
+    frame: Frame
     risks: Risks
-    curvature: Tensor
     pull: Tensor
     own_pull: Tensor
     calibrated: bool
 
     def errors(self, target: Target) -> Tensor:
         """Return the expected error of every client at every λ, (..., pulls, clients)."""
-        by = self.curvature / 2.0 if target == "loss" else None
-        return self.risks.total(self.effects.tau2, by)
+        return _expected(self.risks, self.frame, self.effects.tau2, target)
+
+    def own_errors(self) -> Tensor:
+        """Return the expected losses by the clients' own τ_i², (..., pulls, clients)."""
+        return _expected(self.risks, self.frame, self.effects.own, "loss")
+
+    @property
+    def curvature(self) -> Tensor:
+        """(..., clients, p) h_ij."""
+        return self.frame.curvature
+
+
+def _expected(risks: Risks, at: Frame, tau2: Tensor, target: Target) -> Tensor:
+    if target == "parameters":
+        return risks.total(tau2)
+    return risks.total(tau2, at.curvature / 2.0, at.share)
 
 
 def estimate(
@@ -109,15 +124,12 @@ def estimate(
             draws=draws,
             seed=seed,
         )
-    each = noise.each
-    variance = torch.maximum(each, 1e-9 * each.flatten(-2).amax(-1)[..., None, None] + 1e-300)
-    curvature = noise.curvature
-    found = random_effects.effects(fits.w, variance)
-    tried = default_pulls(curvature) if pulls is None else pulls
-    expected = risks(tried, variance, curvature, weights)
-    by = curvature / 2.0 if target == "loss" else None
-    mean = (weights[..., None, :] * expected.total(found.tau2, by)).sum(-1)
-    own = expected.total(found.own, by).transpose(-1, -2)
+    at = random_effects.frame(fits.w, noise.covariance, noise.hessian, weights)
+    found = random_effects.effects(at.w, at.variance)
+    tried = default_pulls(at.curvature) if pulls is None else pulls
+    expected = risks(tried, at.variance, at.curvature, weights)
+    mean = (weights[..., None, :] * _expected(expected, at, found.tau2, target)).sum(-1)
+    own = _expected(expected, at, found.own, target).transpose(-1, -2)
     return Estimates(
         sizes=clients.sizes,
         weights=weights,
@@ -126,8 +138,8 @@ def estimate(
         heterogeneity=from_fits(fits.w, weights, noise.covariance, noise.doubt, noise.stretch),
         effects=found,
         pulls=tried,
+        frame=at,
         risks=expected,
-        curvature=curvature,
         pull=best_pull(tried, mean),
         own_pull=best_pull(tried, own),
         calibrated=calibrate,

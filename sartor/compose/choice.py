@@ -21,6 +21,8 @@ SelectOn = Literal["holdout", "validation", "test"]
 Score = Literal["error", "loss"]
 HUGE = 1e30
 """Stands for a loss that is not a number."""
+TIE = 1e-9
+"""How much a mean gain must exceed its bound, as a share: equal ones must not pass by rounding."""
 
 
 def best_of(
@@ -253,9 +255,10 @@ def paired_sums(losses: Tensor, mask: Tensor) -> Tensor:
 def beyond_noise(sums: Tensor, margin: Tensor) -> tuple[Tensor, Tree]:
     """Choose the method with the lowest loss among those that beat the first beyond its noise.
 
-    Method k passes if d̄_k > margin · s_k/√n, where d̄_k and s_k are mean and sample standard
-    deviation of the paired gains in ``sums``, see :func:`paired_sums`. If none passes, or of fewer
-    than two samples, it is the first; a margin of 0 takes the lowest loss, ties to the first.
+    Method k passes if d̄_k > margin · s_k/√n by more than rounding. d̄_k and s_k are the mean and the
+    sample standard deviation of the paired gains in ``sums``, see :func:`paired_sums`. If none
+    passes, or of fewer than two samples, it is the first; a margin of 0 takes the lowest loss, ties
+    to the first.
     Returned are its number, and mean losses and standard errors (methods,) with the count.
     """
     total, gain, square, count = sums.unbind(0)
@@ -263,7 +266,7 @@ def beyond_noise(sums: Tensor, margin: Tensor) -> tuple[Tensor, Tree]:
     mean = gain / num
     spread = (square - num * mean.square()).clamp(min=0.0) / (num - 1.0).clamp(min=1.0)
     error = (spread / num).sqrt()
-    passes = (mean > margin * error) & (count >= 2.0)
+    passes = (mean > margin * error * (1.0 + TIE)) & (count >= 2.0)
     ranked = torch.where(passes, total / num, torch.full_like(total, torch.inf))
     choice = torch.where(passes.any(), ranked.argmin(), torch.zeros_like(ranked.argmin()))
     return choice, {"loss": total / num, "error": error, "count": count[0]}

@@ -20,7 +20,9 @@ With ``mix`` every upload is first replaced by the mean of the n − f uploads n
 among them (nearest-neighbour mixing; Allouah et al., Fixing by Mixing, AISTATS 2023). The bad ones
 are far from the good ones or harmless, so good uploads mix with good ones, and what a rule then
 selects or trims is an average already: where Krum alone ends with the model of one client, it ends
-with the mean of n − f of them. Krum therefore mixes by default.
+with the mean of n − f of them. Krum therefore mixes by default. Ties go to the client with the
+smallest number, as in Krum's paper; without mixing they are common, as two clients that are each
+other's nearest are equally near.
 
 These rules do not weigh clients by their samples, and where clients differ much they also push away
 what is merely different; hence an option, and off unless asked for.
@@ -76,12 +78,16 @@ def robust(method: Method, rule: Rule, share: float = 0.2, mix: bool | None = No
             return record
 
         def aggregate(server: Tree, uploads: Tree, server_ctx: ServerContext) -> Tree:
+            # Ties go to the smallest number of a client; slots are ordered by local work.
+            order = server_ctx.cohort.argsort()
             branch = {k: v for k, v in uploads.items() if k in record.wire.averaged}
-            there = server_ctx.present
+            branch = tree.map(lambda leaf: leaf.index_select(0, order), branch)
+            there = server_ctx.present.index_select(0, order)
             if mixes:
                 branch, there = mixed(branch, there, share)
-            fixed = {**uploads, **pick(branch, there, share)}
-            return record.aggregate(server, fixed, server_ctx)
+            picked, back = pick(branch, there, share), order.argsort()
+            picked = tree.map(lambda leaf: leaf.index_select(0, back), picked)
+            return record.aggregate(server, {**uploads, **picked}, server_ctx)
 
         return changed(record, aggregate=aggregate)
 
@@ -130,7 +136,8 @@ def krum(uploads: Tree, present: Tensor, share: float) -> Tree:
 def multi_krum(uploads: Tree, present: Tensor, share: float) -> Tree:
     """Return the mean of the n − f uploads with the closest neighbours, in all slots."""
     num = present.sum()
-    rank = torch.argsort(torch.argsort(_crowding(uploads, present, share), dim=0), dim=0)
+    order = torch.argsort(_crowding(uploads, present, share), dim=0, stable=True)
+    rank = torch.argsort(order, dim=0)
     chosen = (rank < num - _bad(num, share)) & present
 
     def one(leaf: Tensor) -> Tensor:
@@ -198,7 +205,8 @@ def _crowding(uploads: Tree, present: Tensor, share: float) -> Tensor:
 
 
 def _bad(num: Tensor, share: float) -> Tensor:
-    return (num * share + 1e-9).floor().to(num.dtype)
+    # In double precision: share · 150 must not fall below a whole number by rounding.
+    return (num.double() * share + 1e-9).floor().to(num.dtype)
 
 
 def _ranked(leaf: Tensor, present: Tensor) -> Tensor:

@@ -48,7 +48,7 @@ class Local:
         weight_decay: default of the hyper-parameter ``weight_decay``; 0 leaves it out.
         clip_norm: default of the hyper-parameter ``clip_norm``, the longest gradient of a step
             before decay and momentum; 0 leaves clipping out. Models that are trained together are
-            clipped apart.
+            clipped apart, those of a stack too.
         lr_decay: default of the hyper-parameter ``lr_decay``: what is left of ``local_lr`` after a
             round; 1 leaves it out.
         lr_schedule: how ``local_lr`` also changes from round to round, such as "cosine",
@@ -137,12 +137,12 @@ class Local:
         )
 
     def fade(self, ctx: ClientContext) -> Tensor | float:
-        """Return δ^t s(t), what decay and schedule have left of the rate in this round."""
+        """Return δ^t s(t), what decay and schedule have left of the rate."""
         left: Tensor | float = 1.0
         if self.lr_decay != 1.0:
-            left = ctx.hyper["lr_decay"] ** ctx.round
+            left = ctx.hyper["lr_decay"] ** ctx.rate_round
         if self._schedule is not None:
-            left = left * self._schedule.share(ctx.round, ctx.hyper["local_lr"].dtype)
+            left = left * self._schedule.share(ctx.rate_round, ctx.hyper["local_lr"].dtype)
         return left
 
     def rate(self, ctx: ClientContext) -> Tensor:
@@ -158,6 +158,13 @@ class Local:
         limit = ctx.hyper["clip_norm"]
         norm = tree.dot(slope, slope).sqrt()
         return tree.scale(slope, torch.where(limit > 0, limit / torch.maximum(norm, limit), 1.0))
+
+    def clipped_apart(self, slopes: Tree, ctx: ClientContext) -> Tree:
+        """Return the slopes of models on a leading axis, each clipped by itself."""
+        number = tree.leaves(slopes)[0].shape[0]
+        each = (tree.map(lambda leaf, m=m: leaf[m], slopes) for m in range(number))
+        found: Tree = tree.stack([self.clipped(slope, ctx) for slope in each])
+        return found
 
     @property
     def keeps(self) -> bool:
@@ -199,6 +206,7 @@ def descend(
     aux: bool = False,
     after: Callable[[Tree, ClientContext], Tree] | None = None,
     data: str = "train",
+    stacked: bool = False,
 ) -> Phase:
     """Build the phase that descends an objective by SGD.
 
@@ -218,6 +226,7 @@ def descend(
         aux: whether the objective also returns entries of work to store.
         after: ``(work, ctx) -> work`` after every step, such as a projection.
         data: the split to train on.
+        stacked: whether the entries are models on a leading axis, which are clipped apart.
     """
     is_trained = train or (lambda _: True)
 
@@ -267,7 +276,8 @@ def descend(
             for entry, (strength, centre) in pulls.items():
                 slope[entry] = tree.add_difference(slope[entry], now[entry], centre, strength)
         if local.clip_norm:
-            slope = {entry: local.clipped(slope[entry], ctx) for entry in over}
+            clip = local.clipped_apart if stacked else local.clipped
+            slope = {entry: clip(slope[entry], ctx) for entry in over}
         if local.weight_decay:
             slope = tree.addcmul(slope, now, ctx.hyper["weight_decay"])
         if local.momentum:

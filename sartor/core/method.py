@@ -30,6 +30,8 @@ class ClientContext(NamedTuple):
         own: the message to this client alone.
         key: two words, folded with seed, stage, round, client, stream and step.
         round: the round, 0-d.
+        rate_round: the round whose learning rate is taken, 0-d: `round`, and in work after the
+            last round (extra rounds, adaptation, newcomers) that round.
         index: the number of this client, 0-d.
         num_samples: how many training samples it has, 0-d.
         mask: (capacity,), true for the real rows of its list of training samples.
@@ -42,6 +44,7 @@ class ClientContext(NamedTuple):
     own: Tree
     key: Tensor
     round: Tensor
+    rate_round: Tensor
     index: Tensor  # type: ignore[assignment]  # hides tuple.index, which is never called
     num_samples: Tensor
     mask: Tensor

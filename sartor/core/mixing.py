@@ -68,11 +68,15 @@ def pin_self(rows: Tensor, own: Tensor, weight: Tensor) -> Tensor:
 
 
 def normalise(rows: Tensor, own: Tensor) -> Tensor:
-    """Divide each row by its sum; one that sums to (almost) nothing becomes its unit vector."""
+    """Divide each row by its sum; one that sums to nothing, or less, becomes its unit vector.
+
+    A negative sum would turn the sign of every weight.
+    """
     total = rows.sum(-1, keepdim=True)
-    safe = torch.where(total.abs() < 1e-12, torch.ones_like(total), total)
+    nothing = total < 1e-12
+    safe = torch.where(nothing, torch.ones_like(total), total)
     alone = _is_own(rows, own).to(rows.dtype)
-    return torch.where(total.abs() < 1e-12, alone, rows / safe)
+    return torch.where(nothing, alone, rows / safe)
 
 
 def _is_own(rows: Tensor, own: Tensor) -> Tensor:

@@ -12,7 +12,8 @@ in a file, in a run folder and on the command line. It gives s(t), and the rate 
 | ``cosine:T:F`` | F + (1 − F)·½(1 + cos(π u/(T − W))); T the rounds of the run, F = 0 if left out |
 
 Exponential decay is ``lr_decay`` (δ), which can be swept. Work after the last round (extra rounds,
-the adaptation before use) takes the rate of the last round.
+the adaptation before use, the rounds of newcomers) takes the rate of the last round; before the
+first round it is that of round 0.
 """
 
 from __future__ import annotations

@@ -23,8 +23,15 @@ IGNORED = -100
 """The label that PyTorch's losses pass over; in a next-token task it becomes padding."""
 
 
-def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
-    """Return features as a float32 (or int64, for tokens) tensor, or note why it cannot be."""
+COARSE = 1e-3
+"""The share of a column's deviation that rounding may take: more would show in a fit."""
+
+
+def as_features(x: Any, tokens: bool, faults: list[str], exact: bool = False) -> Tensor | None:
+    """Return features as real numbers (or int64, for tokens), or note why it cannot be.
+
+    See :func:`as_real` for their precision.
+    """
     if not isinstance(x, Tensor):
         array = np.asarray(x)
         if array.dtype.kind not in "biuf":
@@ -49,7 +56,29 @@ def as_features(x: Any, tokens: bool, faults: list[str]) -> Tensor | None:
             )
             return None
         return features.to(torch.int64).contiguous()
-    return features.to(torch.float32).contiguous()
+    return as_real(features, exact).contiguous()
+
+
+def as_real(values: Tensor, exact: bool = False) -> Tensor:
+    """Return numbers in single precision, or in double where that would be coarse or is asked for.
+
+    Numbers that single precision does not reach are returned in it, as infinities, which are
+    refused later.
+
+    >>> [as_real(torch.tensor(v).double() + 1).dtype for v in ([10**8, 10**8 + 1], [0, 1])]
+    [torch.float64, torch.float32]
+    """
+    return values.to(torch.float64 if exact or is_coarse(values) else torch.float32)
+
+
+def is_coarse(values: Tensor, dtype: torch.dtype = torch.float32) -> bool:
+    """Return whether a type rounds some column by a noticeable share of its standard deviation."""
+    if values.dtype in (dtype, torch.bool, torch.uint8) or len(values) < 2:
+        return False
+    rows = values.reshape(len(values), -1).double()
+    lost = (rows - rows.to(dtype)).abs().amax(0)
+    varies = torch.isfinite(lost) & (rows.amax(0) > rows.amin(0))
+    return bool((varies & (lost > COARSE * rows.std(0))).any())
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
@@ -62,9 +91,14 @@ def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def as_labels(
-    y: Any, num_classes: int | None, faults: list[str], owners: OwnersOf, task: str | None = None
+    y: Any,
+    num_classes: int | None,
+    faults: list[str],
+    owners: OwnersOf,
+    task: str | None = None,
+    exact: bool = False,
 ) -> tuple[Tensor | None, list[str]]:
-    """Return labels as int64 (float32 for regression), and the class names if they were text."""
+    """Return labels as int64 (real for regression), and the class names if they were text."""
     array = y.detach().cpu().numpy() if isinstance(y, Tensor) else plain(y)
     if task in MATRIX_TASKS:
         return _matrix(array, task, faults), []
@@ -81,7 +115,7 @@ def as_labels(
         )
         return None, []
     if num_classes == 0:
-        return torch.from_numpy(array.astype(np.float32)), []
+        return as_real(torch.from_numpy(array.astype(_native(array.dtype))), exact), []
     if array.dtype.kind == "f":
         broken = np.flatnonzero(~np.isfinite(array) | (array != np.floor(array)))
         if len(broken):

@@ -254,7 +254,7 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
         array = np.asarray(x, dtype=np.float64)
         shape = (-1, *([1] * (array.ndim - 2)))
         mean, scale = (np.reshape(recipe[key], shape) for key in ("mean", "scale"))
-        return np.asarray((array - mean) / scale, dtype=np.float32)
+        return np.asarray((array - mean) / scale, dtype=recipe.get("dtype", "float32"))
     if recipe["kind"] == "text":
         is_table = isinstance(x, Mapping) or hasattr(x, "columns")
         texts = columns_of(x, [recipe["column"]])[recipe["column"]] if is_table else x

@@ -49,7 +49,7 @@ class Federation(Samples):
     Treat them as read-only.
 
     Attributes:
-        x: ``(samples, ...)`` features, float32 (float64 is kept; int64 for tokens), on the CPU.
+        x: ``(samples, ...)`` features, float32 or float64 (int64 for tokens), on the CPU.
         y: ``(samples,)`` int64 class labels, or real targets when ``num_classes`` is 0;
             ``(samples, labels)`` 0.0 and 1.0 of a multi-label task; ``(samples, steps)`` token ids
             of a next-token task, 0 for padding.

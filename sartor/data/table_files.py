@@ -125,9 +125,9 @@ def _parquet_cells(file: Path) -> dict[str, npt.NDArray[Any]]:
     }
 
 
-def _numbers(name: str, column: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+def _numbers(name: str, column: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     try:
-        return column.astype(np.float32)
+        return column.astype(np.float64)
     except ValueError:
         row = next(i for i, cell in enumerate(column.tolist()) if number_of(cell) is None)
         raise ValueError(

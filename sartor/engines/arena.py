@@ -7,6 +7,7 @@ one gather.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sartor.core.errors import FederationError
+from sartor.data.conversion import COARSE, is_coarse
 from sartor.data.federation import Federation
 from sartor.data.split import SPLITS
 from sartor.engines.parts import Arena, Split
@@ -63,6 +65,8 @@ def build_arena(
     samples = {_samples(fed): fed for fed in federations}
     row_of = _starts(features)
     sources = _starts({key: fed.y for key, fed in samples.items()})
+    _warn_of_rounding("features", list(features.values()), dtype)
+    _warn_of_rounding("targets", [fed.y for fed in samples.values()], dtype)
     x = _joined(list(features.values()), device, dtype)
     y = _joined([fed.y for fed in samples.values()], device, dtype)
     row = None
@@ -155,6 +159,16 @@ def _starts(parts: dict[tuple[int, ...], Tensor]) -> dict[tuple[int, ...], int]:
         starts[key] = total
         total += len(part)
     return starts
+
+
+def _warn_of_rounding(what: str, parts: list[Tensor], dtype: torch.dtype) -> None:
+    """Warn where the precision of a run is too coarse for how much a column of numbers varies."""
+    if any(part.dtype == torch.float64 and is_coarse(part, dtype) for part in parts):
+        warnings.warn(
+            f"The {what} vary by little beside their size, and {dtype} rounds them by more than "
+            f"{COARSE:g} of their deviation; take dtype='float64', or standardise them.",
+            stacklevel=2,
+        )
 
 
 def _joined(parts: list[Tensor], device: torch.device, dtype: torch.dtype) -> Tensor:

@@ -35,6 +35,9 @@ from sartor.engines.parts import (
 )
 from sartor.engines.plan import BatchPlan, build_plan, num_steps
 
+AFTER = ("epilogue", "evaluate")
+"""The stages of work that follows a round and takes its learning rate; they are numbered one up."""
+
 
 class Engine(Protocol):
     """What an engine must do; see `sequential.py` for the plainest one."""
@@ -177,6 +180,7 @@ class Context:
             own=own,
             key=on_device(keys, device),
             round=server_ctx.round,
+            rate_round=server_ctx.round - 1 if stage in AFTER and t else server_ctx.round,
             index=cohort,
             num_samples=sizes,
             mask=rows < sizes[:, :, None],

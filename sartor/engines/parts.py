@@ -277,7 +277,8 @@ class Some:
         )
 
 
-_BY_RUN = ("common", "round")  # the fields of a client context that have no axis of slots
+BY_RUN = ("common", "round", "rate_round")
+"""The fields of a client context that have no axis of slots."""
 
 
 def cut_context(ctx: ClientContext, block: Block) -> ClientContext:
@@ -286,7 +287,7 @@ def cut_context(ctx: ClientContext, block: Block) -> ClientContext:
 
     def cut(name: str, value: Any) -> Tree:
         runs = tree.narrow(value, 0, block.run, block.runs)
-        if name in _BY_RUN:
+        if name in BY_RUN:
             return runs
         if only is None:
             return tree.narrow(runs, 1, block.slot, block.slots)
@@ -305,7 +306,7 @@ def reorder(value: Tree, order: Tensor) -> Tree:
 def reorder_context(ctx: ClientContext, order: Tensor) -> ClientContext:
     """Put the slots of every run of a context into another order."""
     moved: dict[str, Any] = ctx._asdict()
-    moved |= {k: reorder(v, order) for k, v in moved.items() if k not in _BY_RUN}
+    moved |= {k: reorder(v, order) for k, v in moved.items() if k not in BY_RUN}
     return ClientContext(**moved)
 
 

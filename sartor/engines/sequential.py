@@ -11,7 +11,7 @@ from sartor.core import tree
 from sartor.core.method import ClientContext, Phase, ServerContext
 from sartor.core.task import metered
 from sartor.core.tree import Tree
-from sartor.engines.parts import Arena
+from sartor.engines.parts import BY_RUN, Arena
 from sartor.engines.plan import BatchPlan
 
 
@@ -22,8 +22,8 @@ def _at(value: Any, *index: int) -> Any:
 
 
 def _context_at(ctx: ClientContext, r: int, k: int) -> ClientContext:
-    """Take the context of slot k of run r; the common message and the round belong to the run."""
-    run = {"common": _at(ctx.common, r), "round": ctx.round[r]}
+    """Take the context of slot k of run r; the common message and the rounds belong to the run."""
+    run = {name: _at(getattr(ctx, name), r) for name in BY_RUN}
     return ClientContext(
         **{f: run[f] if f in run else _at(getattr(ctx, f), r, k) for f in ClientContext._fields}
     )

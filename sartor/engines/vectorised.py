@@ -27,8 +27,8 @@ from sartor.engines.lanes.operations import CoreLanes, CoreOperations, DrawOpera
 from sartor.engines.parts import Arena
 from sartor.engines.plan import BatchPlan
 
-# The common message and the round belong to the run: they are not copied per client.
-PER_CLIENT = ClientContext._make((0, None, 0, 0, None, 0, 0, 0, 0))
+# The common message and the rounds belong to the run: they are not copied per client.
+PER_CLIENT = ClientContext._make((0, None, 0, 0, None, None, 0, 0, 0, 0))
 _UNTUNED = 256  # lanes in a block on a CPU before anything was measured
 STOP_EVERY = 8  # how often the host asks whether all lanes of a stopping phase are done
 
@@ -223,9 +223,18 @@ def _drawing(phase: Phase) -> Callable[[], AbstractContextManager[Any]]:
 @cache
 def _pool(workers: int) -> ThreadPoolExecutor:
     """Return the threads for blocks, one core each; kept for the life of the process."""
-    return ThreadPoolExecutor(
-        workers, "sartor-block", initializer=torch.set_num_threads, initargs=(1,)
-    )
+    return ThreadPoolExecutor(workers, "sartor-block", initializer=_take_one_core)
+
+
+def _take_one_core() -> None:
+    """Let this thread use one core from now on.
+
+    The first operation of a thread gives it the number of cores that was set last anywhere in the
+    process, and so may undo what the thread has set for itself. Asking for the number counts as
+    that operation; after it the thread keeps its own.
+    """
+    torch.get_num_threads()
+    torch.set_num_threads(1)
 
 
 def over_lanes(

@@ -20,12 +20,13 @@ Luo, Wu, "Adapt to Adaptation: Learning Personalization for Cross-Silo Federated
 p_i is on no simplex and never normalised. A step moves the own core by −η_1 p_ii g and every p_ij
 by −η_2(⟨g, w_j^C⟩ + λ(r) μ (p_ij − p_0j)), both from one gradient g = ∇ℓ(w_i^P).
 
-Differs from the authors' code: its penalty has no ½ (halve their μ), and its cores start as
-unequal networks (`start_cores="own"`: here every leaf of the common start in an order of its own).
-As p_ii is near 1/M, a core hardly moves: `core_rate="times_clients"` (the default) steps with
-M·η_1, as a public re-implementation does; "plain" is the paper's, slower and safer: M times the
-step also enters all other clients' models, which may diverge over many rounds of unlike clients.
-Weight decay of local training pulls a core to 0 and p_i to where it began.
+Differs from the authors' code: its penalty has no ½ (halve their μ), and its cores start as unequal
+networks (`start_cores="own"`: here every leaf of the common start in an order of its own).
+`lr_decay` and a schedule fade both rates, as in the authors' code. As p_ii is near 1/M, a core
+hardly moves: `core_rate="times_clients"` (the default) steps with M·η_1, as a public
+re-implementation does; "plain" is the paper's, slower and safer: M times the step also enters all
+other clients' models, which may diverge over many rounds of unlike clients. Weight decay of local
+training pulls a core to 0 and p_i to where it began.
 
 With a budget K a client keeps its own core and a copy of every other, asks for K of them with its
 upload, and gets them in its next round; copies that were not renewed still enter w_i^P. First it

@@ -25,8 +25,8 @@ Differs from the paper: ξ_ii >= 0 asks for α <= σ/(m−1), and a good σ depe
 default (`scale="relative"`) σ is a multiple of the mean squared distance between two models,
 α_k = mix_weight·σ/(m−1), and the pull λ/α_k is given; `scale="absolute"` takes λ, α and σ as they
 are. Clients may be drawn: those that never reported are in no mixture, receive the mean of
-the others, and start from it. In some public code the pull has no gradient, so that the method is
-LocalTrain; here it has one.
+the pool (that of all who did, if the pool is empty), and start from it. In some public code the
+pull has no gradient, so that the method is LocalTrain; here it has one.
 
 A newcomer receives the mean of all models that were ever reported, and trains from it with a pull
 back to it.
@@ -185,8 +185,10 @@ def _attentive(
         eye = torch.eye(len(there), dtype=torch.bool, device=there.device)
         mask = there & ~eye
         found = torch.where(mask, others(server["models"], mask, ctx, fade(ctx)), 0.0)
-        even = known.to(found.dtype) / known.sum().clamp(min=1)
-        found = torch.where(known[:, None], found, even)  # a client without a model gets the mean
+        # A client without a model gets the mean of the pool, or of all if nobody came.
+        pool_or_all = torch.where(there.any(), there, known)
+        even = pool_or_all.to(found.dtype) / pool_or_all.sum().clamp(min=1)
+        found = torch.where(known[:, None], found, even)
         return torch.where(eye, 1.0 - torch.where(eye, 0.0, found).sum(1, keepdim=True), found)
 
     def init_server(params: Tree, ctx: ServerContext) -> Tree:

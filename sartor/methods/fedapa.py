@@ -22,7 +22,8 @@ takes the plus sign, "as_printed" the minus; see `test_mix_step_lowers_the_proxy
 other, and pins and normalises a row just before its next use. Table 3 leaves out steps: without
 clipping, self weight or normalising (`clip_weights`, `pin_weights`, `normalise_weights`; the
 authors' "without self weight" has the number of `self_weight=0`), and `share="all"` for the whole
-model. `sartor.theory.adaptive_mixing` has Theorem 1 and Corollary 1.
+model. A row that sums to nothing or less, as can be without clipping, leaves its client alone.
+`sartor.theory.adaptive_mixing` has Theorem 1 and Corollary 1.
 
 A newcomer receives the plain mean of all extractors, and trains it with a head of its own.
 """

@@ -90,7 +90,7 @@ def fedem(
         name="fedem",
         init_server=init_server,
         init_client=init_client,
-        phases=(expect, descend(task, local, objective)),
+        phases=(expect, descend(task, local, objective, stacked=True)),
         # As logarithms, so that fine-tuning cannot make them negative.
         model=lambda work, ctx: {"params": work["params"], "weights": work["mixture"].log()},
         predict=lambda model, x: mixed_scores(task, model["params"], model["weights"], x),

@@ -169,7 +169,7 @@ def fedprox_two_stage(
             eta = torch.where(moves, 2.0 / torch.where(moves, envelope, 1.0), 0.0) / (ctx.round + 1)
         else:
             eta = ctx.hyper["server_lr"]
-        unbias = ctx.sizes.shape[0] / ctx.present.sum().clamp(min=1)  # m/B_g
+        unbias = ctx.sizes.shape[0] / ctx.present.sum().clamp(min=1).to(p.dtype)  # m/B_g
         step = eta * unbias * (lam * p)[ctx.cohort] * ctx.present
         drift = tree.map(lambda g, w: g - w, server["params"], uploads["params"])
         # Alg. 2, server: w_g ← w_g − (λ m η_t/B_g) Σ p_i (w_g − w_i)

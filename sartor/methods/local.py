@@ -13,7 +13,9 @@ Learning" (arXiv 2103.01901).
 
 Differs from public code: all clients train in every round by default, since there is no server that
 could sample them; ``participation="sampled"`` gives each client only its share of the compute, as
-other libraries do.
+other libraries do. Momentum begins at zero in every round, as everywhere here, so that methods that
+become LocalTrain do so to the bit; as nothing else is reset, ``keep_optimiser=True`` is the one
+long descent that a round does not interrupt.
 
 A newcomer trains alone, from the common start.
 """

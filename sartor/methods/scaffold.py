@@ -160,7 +160,9 @@ def _full_gradient(task: Task, local: Local) -> Phase:
         return {**work, "renewed": tree.zeros_like(work["params"])}
 
     def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-        share = batch.mask.sum() / ctx.num_samples
+        # Two integers would be divided in single precision.
+        like = tree.leaves(work["params"])[0]
+        share = batch.mask.sum().to(like.dtype) / ctx.num_samples
         slope = grad(lambda params: share * task.loss(params, batch))(work["params"])
         return {**work, "renewed": tree.add(work["renewed"], slope)}
 

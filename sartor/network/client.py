@@ -125,10 +125,12 @@ class Client:
 
 def _facts(data: Federation) -> dict[str, Any]:
     """Return what the server must know of a client's data."""
+    # Real numbers take the precision of the run, whatever a client holds them in.
+    kind = torch.float32 if data.y.is_floating_point() else data.y.dtype
     return {
         "sizes": {split: int(data.split(split).sizes[0]) for split in SPLITS},
         "shape": list(data.input_shape),
-        "labels": [str(data.y.dtype).removeprefix("torch."), list(data.y.shape[1:])],
+        "labels": [str(kind).removeprefix("torch."), list(data.y.shape[1:])],
         "tokens": not data.x.dtype.is_floating_point,
         "classes": data.num_classes,
         "task": data.task,

@@ -3,22 +3,25 @@
 The clients' best models are modelled as draws around a common centre, w_i* = c + u_i, with variance
 τ² in every coordinate, and the fits as ŵ_i = w_i* + noise with variance v_ij. Losses are quadratic
 with curvature h_ij, so the models of one-stage FedProx are averages of the fits, and their errors
-have a closed form in each coordinate:
+have a closed form in each coordinate, if all matrices are diagonal. They are nearly so in the
+eigenvectors of the mean curvature, where everything here is meant to be taken (``frame``): in the
+features themselves, strong correlations would be lost, and the answer would change with a rotation.
 
 w̃_i = (1 − a_i) ŵ_i + a_i Σ_k b_k ŵ_k, with a_i = λ_i/(h_i + λ_i), b_k ∝ p_k h_k λ_k/(h_k + λ_k),
 E(w̃_i − w_i*)² = Σ_k m_ik² v_k + τ² Σ_k (m_ik − δ_ik)², m_ik = (1 − a_i) δ_ik + a_i b_k.
 
 λ = 0 is every client alone, λ = ∞ the minimiser of Σ p_i L_i. For equal clients the λ of smallest
 error is φ/(nτ²), with φ = 1 if the model is true (v = φ/(nh)). This is the rule ``shrinkage`` with
-ρ²/μ replaced by tr(H⁻¹G). A client sends its fit, its v and its h, three vectors of the model's
-size. The method is ours; the papers leave the estimation of R open.
+ρ²/μ replaced by tr(H⁻¹G). A client sends H_i, and then its fit, its v and its h, three vectors of
+the model's size. The method is ours; the papers leave the estimation of R open.
 
 | symbol | here | meaning |
 |---|---|---|
 | τ² | tau2 | variance of the clients' best models, in each coordinate |
 | R² | p τ² (1 − 1/m) | the resulting heterogeneity, for equal weights |
 | v_ij | variance | of the fits; (..., clients, p) |
-| h_ij | curvature | likewise, 1/(H_i⁻¹)_jj; v_ij = φ_i/(n_i h_ij) if the model is true |
+| h_ij | curvature | likewise, of H_i; v_ij = φ_i/(n_i h_ij) if the model is true |
+| s_i | share | tr(H_i V_i)/Σ_j h_ij v_ij: by what the diagonals alone overstate the noise |
 """
 
 from __future__ import annotations
@@ -28,6 +31,35 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+
+class Frame(NamedTuple):
+    """The eigenvectors of the mean curvature, and what is seen in them."""
+
+    axes: Tensor  # (..., p, p) the eigenvectors, in columns
+    w: Tensor  # (..., clients, p) the fits
+    variance: Tensor  # (..., clients, p) v_ij
+    curvature: Tensor  # (..., clients, p) h_ij
+    share: Tensor  # (..., clients) s_i
+
+
+def frame(w: Tensor, covariance: Tensor, hessian: Tensor, weights: Tensor) -> Frame:
+    """Turn fits (..., clients, p), their covariances and curvatures to common eigenvectors.
+
+    These are those of Σ p_i H_i, with the weights p_i (..., clients). Variances and curvatures are
+    kept above 1e-9 of the federation's largest, as they are divided by.
+    """
+    axes = torch.linalg.eigh((weights[..., None, None] * hessian).sum(-3)).eigenvectors
+    turn = axes[..., None, :, :]
+
+    def diagonal(matrix: Tensor) -> Tensor:
+        found = ((matrix @ turn) * turn).sum(-2)
+        return torch.maximum(found, 1e-9 * found.flatten(-2).amax(-1)[..., None, None] + 1e-300)
+
+    variance, curvature = diagonal(covariance), diagonal(hessian)
+    own = (hessian * covariance).sum((-2, -1))
+    share = own / (curvature * variance).sum(-1)
+    return Frame(axes, w @ axes, variance, curvature, share)
 
 
 class Effects(NamedTuple):
@@ -81,14 +113,17 @@ class Risks(NamedTuple):
     noise: Tensor  # (..., pulls, clients, p) due to the samples
     apart: Tensor  # (..., pulls, clients, p) due to the clients' differences, per unit of τ²
 
-    def total(self, tau2: Tensor, by: Tensor | None = None) -> Tensor:
+    def total(self, tau2: Tensor, by: Tensor | None = None, share: Tensor | None = None) -> Tensor:
         """Return expected squared errors (..., pulls, clients), for τ² or for τ_i² (..., clients).
 
-        Weights of the coordinates, (..., clients, p), may be given; h/2 gives excess losses.
+        Weights of the coordinates, (..., clients, p), may be given; h/2 gives excess losses. Then
+        ``share``, s_i, corrects the part of the noise, so that training alone has its own,
+        tr(H_i V_i)/2, exactly.
         """
         per_client = tau2.ndim == self.noise.ndim - 2
         wide = tau2[..., None, :, None] if per_client else tau2[..., None, None, None]
-        found = self.noise + wide * self.apart
+        noise = self.noise if share is None else self.noise * share[..., None, :, None]
+        found = noise + wide * self.apart
         return (found if by is None else found * by[..., None, :, :]).sum(-1)
 
 

@@ -327,5 +327,9 @@ def as_newcomer(method: Method, num: int, past: int, **answers: Any) -> Method:
 
 
 def _later(ctx: ClientContext, num: int, past: int) -> ClientContext:
-    """Number a newcomer after the known clients, and count rounds after theirs."""
-    return ctx._replace(index=ctx.index + num, round=ctx.round + past)
+    """Number a newcomer after the known clients, and count rounds after theirs.
+
+    The learning rate stays that of the last round of training.
+    """
+    last = torch.full_like(ctx.rate_round, max(past - 1, 0))
+    return ctx._replace(index=ctx.index + num, round=ctx.round + past, rate_round=last)

@@ -167,11 +167,14 @@ def test_a_gain_must_be_clear() -> None:
 
 
 def test_the_advice_states_its_own_traffic(advice: sartor.Advice) -> None:
-    """Estimates: 4 (4p + 7) bytes a client, 4 (p + 1) more with drawings; the check: 3 folds."""
-    assert advice.asked["estimates"] == 4 * (4 * 4 + 7) * 8
+    """Estimates: 4p + 7 numbers a client, p + 1 more with drawings, and the frame; 3 folds.
+
+    The frame is p(p + 1)/2 numbers up and p² down: with p = 4, 10 and 16.
+    """
+    assert advice.asked["estimates"] == 4 * (4 * 4 + 7 + 26) * 8
     fed, _ = logistic(spread=0.4, clients=8, samples=200, dim=4, test_samples=50)
     drawn = sartor.advise(fed, features="raw", basis="theory")
-    assert drawn.asked["estimates"] == 4 * (5 * 4 + 8) * 8
+    assert drawn.asked["estimates"] == 4 * (5 * 4 + 8 + 26) * 8
     plans = advice.subject.plans
     trained = plans["personalised"].bytes_total + plans["global"].bytes_total
     assert advice.asked["held-out check"] == 3 * (trained + 4 * 3 * 8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from bench.mutants import EQUIVALENT, ROOT, TARGETS, mutants
+from bench.mutants import EQUIVALENT, NAMED, ROOT, TARGETS, mutants
 
 SOURCE = '''\
 """Words are left alone."""
@@ -59,3 +59,12 @@ def test_the_lists_name_what_exists() -> None:
     found = mutants(ROOT / "sartor/methods/fedapa.py")
     assert len(found) > 20
     assert all(m.before != m.after for m in found)
+
+
+def test_named_faults_can_be_put_in() -> None:
+    """What is changed stands in its file once, the changed file is Python, and the tests exist."""
+    for fault in NAMED:
+        text = (ROOT / fault.file).read_text(encoding="utf-8")
+        assert text.count(fault.before) == 1, fault
+        compile(text.replace(fault.before, fault.after), fault.file, "exec")
+        assert (ROOT / fault.tests[0].partition("::")[0]).exists()

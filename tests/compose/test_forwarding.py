@@ -191,7 +191,7 @@ def contexts() -> tuple[ClientContext, ServerContext]:
     key, zero = torch.zeros(2, dtype=torch.int64), torch.tensor(0)
     ids, yes = torch.arange(2), torch.ones(2, dtype=torch.bool)
     mask = torch.ones(6, dtype=torch.bool)
-    client = ClientContext(hyper, {}, {}, key, zero, zero, torch.tensor(6), mask, yes[0])
+    client = ClientContext(hyper, {}, {}, key, zero, zero, zero, torch.tensor(6), mask, yes[0])
     return client, ServerContext(hyper, key, zero, torch.tensor([6, 8]), ids, yes)
 
 

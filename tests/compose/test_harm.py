@@ -71,6 +71,24 @@ def test_of_those_that_pass_the_lowest_loss_wins() -> None:
     assert verdict(alone, alone, margin=0.0)[0] == 0
 
 
+def test_what_is_a_tie_by_algebra_stays_alone() -> None:
+    """One error fewer of n has d̄ = s/√n = 1/n: at margin 1 it does not pass, whatever n.
+
+    With k errors fewer and no other change d̄ √n/s is √(k (n − 1)/(n − k)); beside it all is clear.
+    """
+    for num in range(2, 301):
+        for fewer in {1, 2, num // 2} - {num}:
+            alone = [1.0] * fewer + [0.0] * (num - fewer)
+            tie = float(np.sqrt(fewer * (num - 1) / (num - fewer)))
+            sums = paired_sums(
+                torch.tensor([alone, [0.0] * num], dtype=torch.float64),
+                torch.ones(num, dtype=torch.bool),
+            )
+            for margin, wanted in ((tie, 0), (tie * (1 + 1e-6), 0), (tie * (1 - 1e-6), 1)):
+                choice, _ = beyond_noise(sums, torch.tensor(margin, dtype=torch.float64))
+                assert int(choice) == wanted, (num, fewer, margin)
+
+
 def test_one_sample_decides_nothing() -> None:
     """Its noise is not known."""
     assert verdict([4.0], [0.0], margin=0.0)[0] == 0

@@ -50,6 +50,35 @@ def test_trimmed_mean_by_hand() -> None:
     assert first(robust.trimmed_mean(ROWS, four, 0.25)) == [2.5, 2.5]
 
 
+def test_the_number_of_bad_uploads_is_exact() -> None:
+    """⌊share · n⌋ in whole numbers: 0.42 · 150 is 63, not a little less."""
+    for percent in range(50):
+        for n in range(1, 301):
+            assert int(robust._bad(torch.tensor(n), percent / 100)) == percent * n // 100
+
+
+@pytest.mark.parametrize("rule", ["krum", "multi_krum"])
+def test_ties_go_to_the_smallest_number(rule: str) -> None:
+    """As in Krum's paper, whatever the order of the slots, which is by size.
+
+    Of two uploads both are equally near; of three in equal steps (f = 1) all are, and two are kept.
+    """
+    method = robust.robust(fedavg(net_task(), Local()), rule, share=0.34, mix=False)
+    two = rule == "krum"
+    rows = [[30.0], [10.0]] if two else [[2.0], [-2.0], [0.0]]
+    numbers = [1, 0] if two else [2, 0, 1]
+    ctx = SimpleNamespace(
+        cohort=torch.tensor(numbers),
+        present=torch.ones(len(rows), dtype=torch.bool),
+        sizes=torch.tensor([1, 2, 3][: len(rows)]),
+        hyper={"relax": torch.tensor(1.0, dtype=torch.float64)},
+    )
+    server = {"params": {"w": torch.zeros(1, dtype=torch.float64)}}
+    uploads = {"params": {"w": torch.tensor(rows, dtype=torch.float64)}}
+    found = float(method.aggregate(server, uploads, ctx)["params"]["w"])
+    assert found == (10.0 if two else -1.0)
+
+
 LINE = {"w": torch.tensor([[0.0], [1.0], [1.5], [4.0], [100.0]]).double()}
 
 

@@ -86,7 +86,7 @@ def _with_rate(method: Method, decay: float) -> Method:
     def seen(fn: Callable[..., Any]) -> Callable[..., Any]:
         def with_view(*args: Any) -> Any:
             *rest, ctx = args
-            rates = {k: ctx.hyper[k] * decay**ctx.round for k in names}
+            rates = {k: ctx.hyper[k] * decay**ctx.rate_round for k in names}
             return fn(*rest, ctx._replace(hyper={**ctx.hyper, **rates}))
 
         return with_view
@@ -184,6 +184,34 @@ def test_models_trained_together_are_clipped_apart() -> None:
         np.testing.assert_allclose(
             apfl[f"server/params/{leaf}"], fedavg[f"server/params/{leaf}"], atol=1e-13
         )
+
+
+def test_stacked_models_are_clipped_apart() -> None:
+    """In FedEM a component with a short gradient keeps it beside one whose gradient is cut.
+
+    Two components on one client in one step: each moves by its slope, cut to the norm by itself.
+    """
+    task = net_task()
+    fed = federation(sizes=(70,))
+    plain = Local(steps=1, batch=None, lr=0.1)
+    moved = []
+    for clip in (0.0, 0.1):
+        local = replace(plain, clip_norm=clip)
+        method = build("fedem", task, local, {"components": 2})
+        sim = simulation(method, task, [fed], rounds=1)
+        # Components of very unequal slopes: the second is near zero, and so is its gradient.
+        sim.server = {"params": {k: v.clone() for k, v in sim.server["params"].items()}}
+        for leaf in sim.server["params"].values():
+            leaf[:, 1] *= 0.01
+        start = {k: v[0].clone() for k, v in sim.server["params"].items()}
+        run(sim)
+        moved.append({k: (v[0] - start[k]) / -0.1 for k, v in sim.server["params"].items()})
+    slopes, cut = moved
+    for m in range(2):
+        norm = torch.stack([leaf[m].square().sum() for leaf in slopes.values()]).sum().sqrt()
+        for k, leaf in slopes.items():
+            wanted = leaf[m] * min(1.0, 0.1 / float(norm))
+            torch.testing.assert_close(cut[k][m], wanted, rtol=0, atol=1e-12)
 
 
 # ---- the pull to a centre ------------------------------------------------------------------------

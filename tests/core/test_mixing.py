@@ -65,6 +65,13 @@ def test_clip_pin_and_normalise_end_on_the_simplex(
     assert bool((found <= 1 + 1e-12).all())
 
 
+def test_a_row_of_negative_sum_becomes_its_own_unit_vector() -> None:
+    """Divided by its sum it would have every sign turned: neighbours that repel would attract."""
+    rows = torch.tensor([[0.5, -1.0, -0.25], [0.5, -0.25, 0.0]], dtype=torch.float64)
+    found = mixing.normalise(rows, torch.tensor([0, 1]))
+    assert found.tolist() == [[1.0, 0.0, 0.0], [2.0, -1.0, 0.0]]
+
+
 def test_an_empty_row_becomes_its_own_unit_vector() -> None:
     """A row of zeros has no direction: the client stays alone."""
     assert mixing.normalise(torch.zeros(1, 3), torch.tensor([1])).tolist() == [[0.0, 1.0, 0.0]]

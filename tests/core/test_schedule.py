@@ -17,6 +17,7 @@ from sartor.core.local import Local
 from sartor.core.method import Method, Phase, changed
 from sartor.core.schedule import parse
 from sartor.methods import METHODS, build
+from sartor.training.onboarding import onboard
 from tests.toys import Net, assert_same, federation, net_task, outcome, personal, q3, run
 from tests.toys import simulation as simulate
 
@@ -55,6 +56,93 @@ def test_work_after_the_last_round_takes_its_rate() -> None:
     assert share[0] > share[1]
 
 
+FADING = {
+    "lr_decay": (Local(lr_decay=0.5), lambda t: 0.5**t),
+    "step": (Local(lr_schedule="step:2:0.1"), lambda t: 0.1 ** (t // 2)),
+    "warmup": (Local(lr_schedule="warmup:4"), lambda t: min(1.0, (t + 1) / 4)),
+    "cosine": (Local(lr_schedule="cosine:3"), lambda t: 0.5 * (1 + math.cos(math.pi * t / 3))),
+    "all": (
+        Local(lr_decay=0.7, lr_schedule="warmup:2+step:1:0.3"),
+        lambda t: 0.7**t * min(1.0, (t + 1) / 2) * 0.3 ** max(t - 2, 0),
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", FADING)
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_the_last_stage_takes_the_rate_of_the_last_round(kind: str, rounds: int) -> None:
+    """An epilogue of one plain step at λ = 0: its size is η_0 s(T − 1), whatever fades it."""
+    local, share = FADING[kind]
+    local = replace(local, steps=1, batch=None, lr=0.2)
+    sim = q3("fedprox-two-stage", local, hyper={"prox_strength": 0.0}, rounds=rounds, start=1.0)
+    steps = [*range(rounds), rounds - 1]
+    for (a, c), w in zip(QUADRATICS, personal(sim), strict=True):
+        mine = 1.0
+        for t in steps:
+            mine -= 0.2 * share(t) * a * (mine - c)
+        assert w == pytest.approx(mine, rel=1e-6)  # the features of q3 are float32
+
+
+@pytest.mark.parametrize("kind", FADING)
+def test_adaptation_takes_the_rate_of_the_last_round(kind: str) -> None:
+    """Before training that is the first rate; after T rounds it is that of round T − 1."""
+    local, share = FADING[kind]
+    local, task = replace(local, steps=1, batch=None, lr=0.2), net_task()
+    method = build("per-fedavg", task, local, {"preset": "prior"})
+    hyper = {"personal_lr": 0.0}  # the step with the rate of training alone
+    fed = federation(sizes=(70, 3), val=0)
+    sim = simulate(method, task, [fed], hyper=hyper, rounds=3, points=("pre",))
+    x, y = fed.x[fed.train.of(0)], fed.y[fed.train.of(0)]
+
+    def loss(w: dict[str, torch.Tensor]) -> torch.Tensor:
+        scores = torch.func.functional_call(task.module, w, (x,))
+        return torch.nn.functional.cross_entropy(scores, y)
+
+    for t in range(4):
+        w = sim.params(0, point="global")
+        slope = torch.func.grad(loss)(w)
+        wanted = {k: w[k] - 0.2 * share(max(t - 1, 0)) * slope[k] for k in w}
+        found = sim.params(0, point="pre")
+        for k in w:
+            torch.testing.assert_close(found[k], wanted[k], rtol=0, atol=1e-12)
+        if t < 3:
+            sim.step()
+
+
+@pytest.mark.parametrize("kind", FADING)
+def test_newcomers_take_the_rate_of_the_last_round(kind: str) -> None:
+    """All their rounds: a newcomer of LocalTrain is LocalTrain with that constant rate."""
+    local, share = FADING[kind]
+    local, task = replace(local, batch=4, lr=0.2), net_task()
+    fed = federation()
+    sim = run(simulate(build("local", task, local, {}), task, [fed.without(4)], rounds=3))
+    found = onboard(sim, fed.without(0, 1, 2, 3), rounds=2).model(0).state_dict()
+    steady = Local(batch=4, lr=0.2 * share(2))
+    method = build("local", task, steady, {})
+    alone = run(simulate(method, task, [fed.without(0, 1, 2, 3)], rounds=2))
+    for leaf, value in alone.params(0).items():
+        torch.testing.assert_close(found[leaf], value, rtol=0, atol=1e-12)
+
+
+def test_newcomers_count_rounds_after_those_of_training() -> None:
+    """What depends on the round (a fading pull, a share) continues; the rate alone stays."""
+    seen: list[tuple[int, int]] = []
+    task = net_task()
+    method = build("local", task, Local(batch=4, lr=0.2), {})
+    begin = method.begin
+
+    def watched(client: Any, ctx: Any) -> Any:
+        seen.append((int(ctx.round), int(ctx.rate_round)))
+        return begin(client, ctx)
+
+    method, fed = changed(method, begin=watched), federation()
+    sim = simulate(method, task, [fed.without(4)], rounds=3, engine="sequential")
+    run(sim)
+    seen.clear()
+    onboard(sim, fed.without(0, 1, 2, 3), rounds=2)
+    assert set(seen) >= {(3, 2), (4, 2)}
+
+
 def _with_rate(method: Method, factor: Callable[[Any], Any]) -> Method:
     """Let a plain method read a local_lr (APPLE: both rates) that is multiplied outside."""
     names = ("local_lr", "relation_lr") if method.name == "apple" else ("local_lr",)
@@ -62,7 +150,7 @@ def _with_rate(method: Method, factor: Callable[[Any], Any]) -> Method:
     def seen(fn: Callable[..., Any]) -> Callable[..., Any]:
         def with_view(*args: Any) -> Any:
             *rest, ctx = args
-            rates = {k: ctx.hyper[k] * factor(ctx.round) for k in names}
+            rates = {k: ctx.hyper[k] * factor(ctx.rate_round) for k in names}
             return fn(*rest, ctx._replace(hyper={**ctx.hyper, **rates}))
 
         return with_view

@@ -7,6 +7,7 @@ import json
 import pickle
 import time
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from hypothesis import strategies as st
 import sartor
 from sartor.core.errors import ConfigError, FederationError
 from sartor.data import Federation, Ragged
+from sartor.engines.arena import build_arena
 
 
 def make(sizes, *, seed=0, classes=3, width=2, **options):
@@ -249,6 +251,58 @@ def test_labels_may_be_text_floats_or_real_targets():
     json.dumps(real.describe())
     with pytest.raises(FederationError, match="targets are NaN"):
         Federation.from_arrays(x, [0.5, np.nan, 1.0], client=client, num_classes=0)
+
+
+@pytest.mark.parametrize("kind", ["float64", "int64", "list", "torch"])
+def test_numbers_are_kept_as_they_are_given(kind: str):
+    """1e8 … 1e8 + 7 are eight numbers, as targets and features; a float64 run trains on them.
+
+    A float32 run cannot, and says so; before they became two values for every run.
+    """
+    values = np.arange(8, dtype=np.int64) + 10**8
+    kinds: dict[str, Any] = {
+        "float64": values.astype(np.float64),
+        "int64": values,
+        "list": values.tolist(),
+        "torch": torch.from_numpy(values).double(),
+    }
+    y = kinds[kind]
+    x = torch.stack([y] * 2, 1) if kind == "torch" else np.stack([y] * 2, 1)
+    fed = Federation.from_arrays(x, y, client=[0, 1] * 4, num_classes=0, test=0.0)
+    assert fed.y.tolist() == values.tolist()
+    assert fed.x[:, 1].tolist() == values.tolist()
+    arena = build_arena([fed], torch.device("cpu"), torch.float64)
+    assert arena.y.tolist() == values.tolist()
+    with (
+        pytest.warns(UserWarning, match="features vary by little .* dtype='float64'"),
+        pytest.warns(UserWarning, match="targets vary by little .* dtype='float64'"),
+    ):
+        assert len(build_arena([fed], torch.device("cpu"), torch.float32).y.unique()) == 2
+
+
+def test_numbers_are_held_in_the_precision_that_is_asked_for():
+    """By default single where it is fine enough, as for a constant; else to the last bit."""
+    x = np.array([[0.1, 0.7], [0.2, 0.7], [0.3, 0.7], [0.4, 0.7]])
+    settings = {"client": [0, 1, 0, 1], "num_classes": 0, "test": 0.0}
+    for standardise in (False, True):
+        made = {
+            dtype: Federation.from_arrays(
+                x, x[:, 0], dtype=dtype, standardise=standardise, **settings
+            )
+            for dtype in (None, "float32", "float64")
+        }
+        assert made[None].x.dtype == made["float32"].y.dtype == torch.float32
+        own = x - x.mean(0) if standardise else x
+        wanted = own[:, 0] / x[:, 0].std() if standardise else own[:, 0]
+        np.testing.assert_allclose(made["float64"].x[:, 0], wanted, rtol=1e-14)
+        assert made["float64"].y.tolist() == x[:, 0].tolist()
+        torch.testing.assert_close(made["float64"].x.float(), made[None].x, rtol=0, atol=2e-7)
+    assert (
+        Federation.from_arrays(x + 1e9, x[:, 0] + 1e9, dtype="float32", **settings).x.dtype
+        == torch.float32
+    )
+    with pytest.raises(FederationError, match="no dtype 'float46'; did you mean 'float64'"):
+        Federation.from_arrays(x, x[:, 0], dtype="float46", **settings)
 
 
 def test_integers_are_features_unless_they_are_tokens():

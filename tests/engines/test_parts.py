@@ -8,6 +8,7 @@ import torch
 
 from sartor.core.method import ClientContext, Phase
 from sartor.engines.parts import (
+    BY_RUN,
     Arena,
     Block,
     Split,
@@ -20,7 +21,6 @@ from sartor.engines.trial import planned
 
 RUNS, SLOTS = 3, 5
 LANES = torch.arange(RUNS * SLOTS).reshape(RUNS, SLOTS)
-BY_RUN = ("common", "round")
 
 
 def _client_context() -> ClientContext:
@@ -33,6 +33,7 @@ def _client_context() -> ClientContext:
             **fields,
             "common": {"a": 100 * torch.arange(RUNS)},
             "round": torch.arange(RUNS),
+            "rate_round": torch.arange(RUNS),
             "index": LANES,
         }
     )
@@ -66,7 +67,7 @@ def test_a_block_is_its_runs_and_slots(block: Block, rows: list[int], columns: l
 
 
 def test_slots_are_put_in_order_run_by_run() -> None:
-    """Each run has its own order; the message to all and the round have none."""
+    """Each run has its own order; the message to all and the rounds have none."""
     order = torch.tensor([[4, 3, 2, 1, 0], [0, 1, 2, 3, 4], [1, 0, 3, 2, 4]])
     wanted = torch.stack([LANES[r, order[r]] for r in range(RUNS)])
     assert torch.equal(reorder({"a": LANES}, order)["a"], wanted)

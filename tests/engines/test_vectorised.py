@@ -53,6 +53,7 @@ def world(sizes: list[list[int]]) -> World:
         own={"bias": 10.0 * lane.double()[..., None].expand(runs, slots, 2)},
         key=torch.from_numpy(key),
         round=torch.full((runs,), 4),
+        rate_round=torch.full((runs,), 4),
         index=torch.from_numpy(cohort),
         num_samples=torch.from_numpy(split.size),
         mask=torch.arange(split.capacity) < torch.from_numpy(split.size)[..., None],
@@ -423,6 +424,28 @@ def test_one_lane_has_operations_of_its_own_on_a_cpu(monkeypatch: pytest.MonkeyP
     zero = {"w": torch.zeros(1, 1, dtype=torch.float64)}
     Vectorised(there.arena).phase(phase, zero, there.ctx, plan_of(there, phase))
     assert len(entered) == 3
+
+
+def test_threads_for_blocks_keep_one_core_whatever_is_set_elsewhere() -> None:
+    """Also if the process sets another number between a thread's start and its first operation.
+
+    Convolutions are rounded otherwise on two cores, so blocks would depend on what ran before.
+    """
+    threads, before = 7, torch.get_num_threads()  # a pool that no other test has
+    begun = threading.Barrier(threads)
+    pool = vectorised._pool(threads)
+    list(pool.map(lambda _: begun.wait(), range(threads)))
+    torch.set_num_threads(2)
+    try:
+
+        def cores(_: int) -> int:
+            begun.wait()
+            torch.ones(200, 200) @ torch.ones(200, 200)
+            return torch.get_num_threads()
+
+        assert list(pool.map(cores, range(threads))) == [1] * threads
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_lanes_at_once_are_those_given_or_measured_or_all(monkeypatch: pytest.MonkeyPatch) -> None:

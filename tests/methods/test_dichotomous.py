@@ -13,7 +13,7 @@ from torch import nn
 from sartor.core import tree
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
-from sartor.core.method import changed
+from sartor.core.method import ServerContext, changed
 from sartor.core.task import Task, given, never
 from sartor.data.federation import Federation
 from sartor.methods import build
@@ -169,6 +169,22 @@ def test_the_system_weighs_clients_by_their_samples() -> None:
     messages = 5 * (model + 8)  # the last common model and the choice so far, to everybody
     assert sim.ledger().setup_bytes[0] == messages + 5 * 3 * 8
     assert sim.ledger().setup_forward[0] == 2 * 5 * 4
+
+
+@pytest.mark.parametrize("large", [0, 1])
+def test_a_large_client_outweighs_two_small_ones(large: int) -> None:
+    """Of 70, 3 and 1 samples the first decides for all, whom the others would outvote evenly."""
+    method = build("dichotomous", net_task(), SGD, {"select_on": "validation"})
+    last = method.schedule.after
+    assert last is not None
+    sizes, zero = torch.tensor([70, 3, 1]), torch.zeros(3, dtype=torch.int64)
+    ctx = ServerContext({}, torch.zeros(2), zero[0], sizes, torch.arange(3), zero == 0)
+    errors = torch.tensor([[0.0, 10.0], [10.0, 0.0], [10.0, 0.0]], dtype=torch.float64)
+    errors = errors if large == 0 else errors.flip(1)
+    sums = torch.cat((errors, torch.full((3, 1), 10.0, dtype=torch.float64)), 1)
+    server: Any = {"choice": zero, "group": zero, "errors": errors * 0.0}
+    server |= {"global": {}, "local": {}}
+    assert last.aggregate(server, {"sums": sums}, ctx)["choice"].tolist() == [large] * 3
 
 
 def test_one_client_has_nothing_to_choose() -> None:

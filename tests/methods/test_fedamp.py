@@ -214,6 +214,17 @@ def test_who_never_reported_receives_the_mean_of_those_who_did(name: str) -> Non
 
 
 @pytest.mark.parametrize("name", BOTH)
+def test_who_never_reported_receives_the_mean_of_the_pool(name: str) -> None:
+    """With ``pool="participants"`` of the last round alone; of all who did if nobody came then."""
+    models = np.random.default_rng(2).normal(size=(4, 3))
+    known, options = [True, False, True, True], {"pool": "participants"}
+    some = _mix(name, models, {}, options, known=known, pool=[True, False, False, True])
+    np.testing.assert_allclose(some[1], [0.5, 0, 0, 0.5], atol=1e-13)
+    none = _mix(name, models, {}, options, known=known, pool=[False] * 4)
+    np.testing.assert_allclose(none[1], [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-13)
+
+
+@pytest.mark.parametrize("name", BOTH)
 def test_a_newcomer_receives_the_mean_of_the_known(name: str) -> None:
     """``Newcomer.message`` has the form of ``address``; unknown clients receive it."""
     method = build(name, quadratic_task(3), SGD, {})

@@ -190,6 +190,19 @@ def test_weights_stay_on_the_simplex_and_with_the_absent() -> None:
     assert rested > 1
 
 
+def test_the_weights_of_one_sample_are_its_own() -> None:
+    """n_i = 1: π_i is q of that sample, and not what the client had before."""
+    task, fed = net_task(), federation(sizes=(1, 70, 2))
+    method = build("fedem", task, SGD, {"components": 3})
+    sim = simulation(method, task, [fed], participation="all", rounds=1)
+    table = {k: v[0].clone() for k, v in sim.server["params"].items()}
+    run(sim)
+    for i in range(3):
+        q = torch.softmax(math.log(1 / 3) - _losses(task, table, fed, i), -1)
+        assert_allclose(_mixtures(sim)[i], q.mean(0), atol=1e-13)
+        assert float((_mixtures(sim)[i] - 1 / 3).abs().max()) > 1e-4
+
+
 def test_the_kept_weights_enter_the_next_e_step() -> None:
     """The second round's q starts from the first round's π_i, not from 1/M."""
     task, fed = net_task(), federation()

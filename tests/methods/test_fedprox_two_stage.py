@@ -181,6 +181,23 @@ def test_the_server_step_is_unbiased_over_cohorts() -> None:
     np.testing.assert_allclose(step((1, 2)), [0, 1.5 / 3, 1.5 / 2])
 
 
+def test_the_scale_of_a_cohort_is_in_double_precision() -> None:
+    """m/B_g = 6/5 is no number of single precision: a step of w_g is exact to 1e-15."""
+    one = torch.tensor(1.0, dtype=torch.float64)
+    ctx = ServerContext(
+        hyper={"prox_strength": one, "server_lr": one},
+        key=None,
+        round=torch.tensor(0),
+        sizes=torch.full((6,), 10),
+        cohort=torch.arange(5),
+        present=torch.ones(5, dtype=torch.bool),
+    )
+    pushed = {"params": {"w": torch.ones(5, 1, dtype=torch.float64)}}
+    server = {"params": {"w": torch.zeros(1, dtype=torch.float64)}}
+    found = build(NAME, quadratic_task(), SGD, {}).aggregate(server, pushed, ctx)["params"]["w"]
+    assert float(found) == pytest.approx(1.0, rel=1e-14)  # (6/5) · 5 · (1/6)
+
+
 def test_stage_two_trains_everybody_around_the_last_global_model() -> None:
     """Clients that were never drawn train too; w_g stays, nothing is sent up, |θ| comes down."""
     hyper = {"prox_strength": 2.0}

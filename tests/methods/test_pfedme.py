@@ -56,6 +56,17 @@ def test_one_exact_step_has_the_known_numbers() -> None:
     assert centre(sim) == pytest.approx(1.1333333333, abs=1e-7)
 
 
+@pytest.mark.parametrize("lam", [0.5, 1.0, 30.0, 1000.0])
+def test_the_outer_step_has_the_whole_pull(lam: float) -> None:
+    """W⁺ = w − ηλ(w − θ) with θ = (ac + λw)/(a + λ), for pulls far from 1 in both directions."""
+    hyper = {"prox_strength": lam, "personal_lr": [1.0 / (a + lam) for a in A]}
+    sim = q3("pfedme", ONE, options={"prox_steps": 1}, hyper=hyper, start=1.0)
+    theta = (A * C + lam) / (A + lam)
+    np.testing.assert_allclose(personal(sim), theta, rtol=1e-9)
+    wanted = (1.0 - 0.1 * lam * (1.0 - theta)).mean()
+    assert centre(sim) == pytest.approx(wanted, rel=1e-6)
+
+
 def test_without_a_pull_the_global_model_stays() -> None:
     """λ = 0: w never moves, and θ_i is K plain gradient steps from it."""
     hyper = {"prox_strength": 0.0, "personal_lr": 0.1}

@@ -212,6 +212,13 @@ def test_a_control_by_gradient_is_that_of_all_samples() -> None:
             assert_allclose(kept, leaf, atol=1e-14)
 
 
+def test_a_control_by_gradient_is_exact_for_several_batches() -> None:
+    """150 samples are batches of 64, 64 and 22: their shares are those of double precision."""
+    settings = {"options": {"control": "gradient"}, "samples": 150, "start": 5.0}
+    sim = q3("scaffold", GD, curvatures=[1.0, 4.0], centres=[0.0, 2.0], **settings)
+    assert_allclose(_controls(sim), [5.0, 12.0, 8.5], rtol=1e-14)
+
+
 def test_the_own_control_never_leaves_and_a_zero_rate_is_refused() -> None:
     """Only its change is sent; a rate of 0 cannot be divided by."""
     method = build("scaffold", net_task(), SGD, {})

@@ -141,6 +141,15 @@ def test_t_quantile_agrees_with_the_printed_table(degrees, expected):
     assert metrics.t_quantile(0.975, degrees) == pytest.approx(expected, abs=5e-5)
 
 
+def test_an_interval_of_pairs_has_one_degree_less_than_pairs():
+    """Three differences 1, 2, 3 have deviation 1, and t at 2 degrees is 4.3027."""
+    found = metrics.paired([2.0, 4.0, 6.0], [1.0, 2.0, 3.0])
+    assert (found.mean, found.std) == (2.0, 1.0)
+    wanted = 4.302653 / np.sqrt(3)
+    assert found[3] - found.mean == pytest.approx(wanted, rel=1e-6)
+    assert found.mean - found[2] == pytest.approx(wanted, rel=1e-6)
+
+
 def test_t_quantile_agrees_with_scipy_everywhere():
     """An independent implementation, over probabilities and degrees of freedom."""
     stats = pytest.importorskip("scipy.stats")

@@ -91,7 +91,7 @@ def _solve(p: Tensor, wanted: Tensor, inside: Tensor) -> Tensor:
     pair = inside[..., :, None] & inside[..., None, :]
     p = torch.where(pair, p, 0.0)
     wanted = torch.where(inside, wanted, 0.0)
-    prop = torch.where(inside, _RIDGE, 1.0)
+    prop = torch.where(inside, _RIDGE, torch.ones_like(wanted))
     factor, _ = torch.linalg.cholesky_ex(p + torch.diag_embed(prop))
 
     def solved(right: Tensor) -> Tensor:

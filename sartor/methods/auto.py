@@ -9,6 +9,7 @@ Our own; stacking as of Wolpert, Neural Networks 1992, and Breiman, Machine Lear
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -22,7 +23,13 @@ from sartor.methods.evidence import evidence
 from sartor.methods.fedavg import fedavg, fedavg_ft
 from sartor.methods.fedphp import fedphp
 from sartor.methods.local import local as local_train
+from sartor.methods.parts.priors import Sharing
 from sartor.methods.pfedhn import pfedhn
+
+def _without_rate(task: Task, local: Local, sharing: Sharing) -> Method:
+    """Build ``evidence``, or one of its ends, which know no rate that could fall."""
+    return evidence(task, replace(local, lr_decay=1.0), sharing=sharing)
+
 
 FACTORIES: dict[str, Callable[..., Method]] = {
     "local": local_train,
@@ -30,7 +37,14 @@ FACTORIES: dict[str, Callable[..., Method]] = {
     "fedavg-ft": fedavg_ft,
     "dbe": dbe,
     "fedphp": fedphp,
-    "evidence": lambda task, local: evidence(task, replace(local, lr_decay=1.0)),  # has no rate
+    **{
+        name: functools.partial(_without_rate, sharing=sharing)
+        for name, sharing in (
+            ("evidence", "learned"),
+            ("evidence-one", "one"),
+            ("evidence-alone", "alone"),
+        )
+    },
     "pfedhn": pfedhn,
 }
 """What can be a part."""
@@ -67,7 +81,9 @@ def candidates(task: Task) -> list[str]:
     names = ["local", "fedavg", "fedavg-ft"]
     if not all(map(task.is_head, task.leaf_names)):
         return [*names, "dbe", "fedphp"]
-    return [*names, "evidence"] if task.num_trained <= QUICK else names
+    if task.num_trained > QUICK or task.linear_layer is None:
+        return names
+    return [*names, "evidence", "evidence-one", "evidence-alone"]
 
 
 def slot(name: str) -> str:

@@ -347,9 +347,9 @@ def test_multiples_are_worth_it_where_classes_can_be_separated() -> None:
     xs, _ = draw(5, "classification")
     ys = [(x @ np.array([1.0, -0.5, 0.0]) > 0).astype(np.int64) for x in xs]
     one, many = (fitted(xs, ys, options={"multiples": m}, rounds=25) for m in (False, True))
-    assert float(server(many, "left_out")) < 0.8 * float(server(one, "left_out"))
+    assert float(server(many, "left_out")) < 0.85 * float(server(one, "left_out"))
     assert 0.999 < server(many, "weights").sum() < 1.001
-    assert server(many, "weights")[1] < 0.5  # the learned prior
+    assert server(many, "weights")[5] < 0.5  # the learned prior
 
 
 def test_the_average_is_of_models_under_multiples_of_the_learned_prior() -> None:
@@ -358,7 +358,8 @@ def test_the_average_is_of_models_under_multiples_of_the_learned_prior() -> None
     found = fitted(xs, ys, options={"multiples": True}, rounds=100, eval_every=100)
     t, s, noise = server(found, "spread"), server(found, "width"), float(server(found, "noise"))
     weights = server(found, "weights")
-    grid = [(a, b) for b in (1.0, 10.0, 100.0) for a in (0.1, 1.0, 10.0, 100.0)]
+    low = 10**-0.5
+    grid = [(a, b) for b in (low, 1.0, 10.0) for a in (low, 1.0, 10.0, 100.0)]
     solved = [joint(xs, ys, a * t, b * s, noise)[1] for a, b in grid]
     for k in range(len(xs)):
         wanted = sum(w * models[k] for w, models in zip(weights, solved, strict=True))
@@ -452,7 +453,7 @@ def test_a_newcomer_has_the_average_of_one_solve_under_each_prior() -> None:
     model = found.onboard(federated([x], [y], "new"), rounds=1).model("new0")
     own = np.concatenate([p.detach().numpy().ravel() for _, p in sorted(model.named_parameters())])
     wanted, wide = np.zeros(D + 1), with_one(x)
-    levels = [0.1, 1.0, 10.0, 100.0] * 3
+    levels = [10**-0.5, 1.0, 10.0, 100.0] * 3
     for a, w, centre in zip(levels, weights, centres, strict=True):
         pull = np.diag(1.0 / (a * t))
         right = wide.T @ y / noise + pull @ centre

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from sartor.core import tree
 from sartor.core.tree import Tree
+from sartor.theory.learned_prior import DECADES, LEVELS, RIDGES, WIDTHS
 
 Groups = Literal["scalar", "layer", "diag", "full"]
 Sharing = Literal["learned", "one", "alone"]
@@ -29,18 +30,9 @@ Update = Literal["mackay", "em"]
 CHANGE, LEAST, MOST = 30.0, 1e-10, 1e4
 """The most by which a variance changes in a round, and its bounds in units of σ²."""
 
-LEVELS = (0.1, 1.0, 10.0, 100.0)
-"""What a learned T is multiplied with; classes that can be separated ask for the large ones."""
-WIDTHS = (1.0, 10.0, 100.0)
-"""What a learned S is multiplied with, beside T."""
-FEW = ((1.0, 1.0), (10.0, 1.0), (1.0, 10.0), (10.0, 10.0), (100.0, 100.0))
+FEW = ((1.0, 1.0), (10.0, 1.0), (100.0, 1.0), (10.0, 10.0), (100.0, 10.0))
 """The multiples (of T, of S) for a model of more than ``MANY`` parameters."""
 MANY = 128
-RIDGES = (0.1, 10**-0.5, 1.0, 10**0.5, 10.0, 10**1.5, 100.0)
-"""What the one variance of clients alone, or of one model, is multiplied with."""
-DECADES = 0.7
-"""Deviation of the prior of these multipliers, in powers of ten."""
-
 Multiples = tuple[tuple[float, float], ...]
 """Of (T, S), one pair for each prior."""
 

@@ -292,7 +292,8 @@ class Advice:
                 "theory's, which these contradict."
             )
         lines = [what, self.reason, expected]
-        if self.plan is not None and self.plan.strategy != "local":
+        sends = self.basis == "evidence" or self.strategy != "local"
+        if self.plan is not None and sends:
             p = self.plan
             lines.append(
                 f"Cost: about {p.rounds} rounds, {p.bytes_total / 1e6:.3g} MB and "

@@ -17,6 +17,7 @@ from sartor.adviser.features import View
 from sartor.adviser.plan import CostPlan, Strategy
 from sartor.adviser.sharing import FACTORS, Sharing, judge
 from sartor.data.federation import Federation
+from sartor.methods.parts.priors import multiples_of
 
 LEAN, CLEAR = 1.0, 5.0
 """Nats of evidence: a leaning, and odds of 150 to 1."""
@@ -30,9 +31,11 @@ LITTLE = 0.01
 ROUNDS = 25
 """Rounds in which the method ``evidence`` arrives."""
 
+STEPS = 6
+"""Newton steps in a round; a regression takes one."""
+
 WAY_OF: dict[Strategy, str] = {"local": "alone", "global": "one", "personalised": "learned"}
-SHARING = {"alone": "alone", "one": "one", "learned": "learned"}
-"""The option ``sharing`` of the method ``evidence``."""
+"""A way of sharing, by strategy; also the option ``sharing`` of the method ``evidence``."""
 
 
 class Gap(NamedTuple):
@@ -84,9 +87,7 @@ def by_evidence(
     strategy, verdict = decide(loss, gain, back, degree)
     way = WAY_OF[strategy]
     scale = found.scale
-    people = [
-        _client(found, i, name, way, scale) for i, name in enumerate(federation.names)
-    ]
+    people = [_client(found, i, name, way, scale) for i, name in enumerate(federation.names)]
     best = found.found["learned"].priors[found.found["learned"].best]
     sizes = seen.federation.train.sizes.double()
     variance = float(best.spread[:-1].mean() if len(best.spread) > 1 else best.spread.mean())
@@ -96,7 +97,13 @@ def by_evidence(
     notes = _notes(federation, seen, found, gain)
     if theory is not None:
         notes.append(_beside(theory))
-    options = {} if way == "learned" else {"sharing": SHARING[way]}
+    if strategy == "local":
+        notes.append(
+            "alone, too, sends sums: they learn one ridge for all. The method local with a weight "
+            "decay of a client's own sends nothing."
+        )
+    options = {} if way == "learned" else {"sharing": way}
+    plan = _plan(strategy, chosen, seen, options, (budget_mb, budget_rounds), notes)
     return Advice(
         basis="evidence",
         strategy=strategy,
@@ -114,14 +121,10 @@ def by_evidence(
             "p": float(seen.clients().num_params),
             **{f"evidence_{name}": one.evidence for name, one in found.found.items()},
         },
-        plan=_plan(strategy, pull, federation, seen, options, loss[way] * scale),
+        plan=plan,
         model=f"{seen.family} regression on {seen.kept}",
         doubts=notes,
-        settings={
-            "method": "evidence",
-            "options": options,
-            "rounds": ROUNDS,
-        },
+        settings={"method": "evidence", "options": options, "rounds": plan.rounds},
         held_out={
             "alone": loss["alone"] * scale,
             "one model": loss["one"] * scale,
@@ -175,7 +178,7 @@ def more_samples(gain: Gap, per_client: float) -> float:
 
 
 def _client(found: Sharing, i: int, name: str, way: str, scale: float) -> Client:
-    value, error = found.difference("alone", way, i)
+    _, error = found.difference("alone", way, i)
     size = int(found.mask[i].sum())
     return Client(
         name=name,
@@ -250,7 +253,7 @@ def _notes(federation: Federation, seen: View, found: Sharing, gain: Gap) -> lis
     ]
     if tiny:
         notes.append(
-            f"{len(tiny)} clients have one sample ({', '.join(tiny[:3])}), which cannot be left out."
+            f"{len(tiny)} clients have one sample, which cannot be left out: {', '.join(tiny[:3])}."
         )
     return notes
 
@@ -267,25 +270,57 @@ def _beside(theory: Advice) -> str:
 def _plan(
     strategy: Strategy,
     pull: float,
-    federation: Federation,
     seen: View,
     options: dict[str, str],
-    loss: float,
+    limits: tuple[float | None, int | None],
+    notes: list[str],
 ) -> CostPlan:
-    """Return the cost of the rounds in which ``evidence`` arrives."""
-    samples = int(seen.federation.train.sizes.sum())
+    """Return the cost of the rounds in which ``evidence`` arrives, or that a budget allows."""
+    sizes = seen.federation.train.sizes
+    down, up = (numbers * len(sizes) for numbers in round_bytes(seen, options))
+    each, rounds, (budget_mb, budget_rounds) = down + up, ROUNDS, limits
+    allowed = [budget_rounds or ROUNDS]
+    if budget_mb is not None:
+        allowed.append(int((budget_mb * 1e6 - down) // each))
+    if min(allowed) < ROUNDS:
+        rounds = max(min(allowed), 1)
+        notes.insert(
+            0,
+            f"the budget allows {min(allowed)} rounds of {each / 1e6:.3g} MB; with fewer than "
+            f"{ROUNDS} the prior is not learned to its end.",
+        )
+    steps = 1 if seen.family == "linear" else STEPS
     return CostPlan(
         strategy=strategy,
-        prox_strength=pull if strategy == "personalised" else 0.0 if strategy == "local" else math.inf,
+        prox_strength=pull,
         local_lr=math.nan,
         server_lr=math.nan,
         num_local_steps=0,
-        rounds=ROUNDS,
-        guaranteed_rounds=ROUNDS,
-        start=loss,
-        accuracy=0.0,
-        bytes_total=0,
-        gradients=ROUNDS * samples,
+        rounds=rounds,
+        guaranteed_rounds=rounds,
+        start=math.nan,
+        accuracy=math.nan,
+        bytes_total=rounds * each + down,  # the last models are solved for once more
+        gradients=(rounds * (steps + 1) + steps) * _scores(seen, options) * int(sizes.sum()),
         rate=math.nan,
         guaranteed_rate=math.nan,
     )
+
+
+def _scores(seen: View, options: dict[str, str]) -> int:
+    """Return the gradient evaluations of a sample in a step: each score's, under each prior."""
+    return max(seen.federation.num_classes, 1) * _priors(seen, options)
+
+
+def _priors(seen: View, options: dict[str, str]) -> int:
+    p = seen.federation.input_shape[0] * max(seen.federation.num_classes, 1)
+    return len(multiples_of(options.get("sharing", "learned"), p))  # type: ignore[arg-type]
+
+
+def round_bytes(seen: View, options: dict[str, str]) -> tuple[int, int]:
+    """Return the bytes that a client receives and sends in a round, at 4 bytes a number."""
+    p = seen.federation.input_shape[0] * max(seen.federation.num_classes, 1)
+    k = _priors(seen, options)
+    down = k * (p * p + p + 1) + p + 1  # covariances, centres, weights; spread, noise
+    up = k * (p * p + p + 2) + 2 * p + 3  # curvatures, slopes, scores; squares, sure; three numbers
+    return 4 * down, 4 * up

@@ -28,8 +28,8 @@ from sartor.results.metrics import Array
 from sartor.theory.learned_prior import Averaged, Prior, averaged, solve
 from sartor.theory.linear_models import Clients, losses_of, predict
 
-WAYS: dict[str, dict[str, bool]] = {"alone": {"alone": True}, "one": {"one": True}, "learned": {}}
-"""Ways of sharing, as ``averaged`` takes them."""
+WAYS = ("alone", "one", "learned")
+"""Ways of sharing."""
 
 FACTORS = tuple(float(f) for f in np.logspace(2, -2, 9))
 """What the learned spread is multiplied with for the curve, from nearly alone to nearly one."""
@@ -67,7 +67,7 @@ class Sharing:
 
     def mean(self, way: str, client: int | None = None) -> float:
         """Return a mean loss, of one client or of all samples."""
-        rows = self.losses[[*WAYS].index(way)]
+        rows = self.losses[WAYS.index(way)]
         mask = self.mask
         if client is not None:
             rows, mask = rows[client], mask[client]
@@ -75,8 +75,8 @@ class Sharing:
 
     def difference(self, way: str, other: str, client: int | None = None) -> tuple[float, float]:
         """Return the mean of loss(way) − loss(other), and the standard error, paired by sample."""
-        names = [*WAYS]
-        gap, mask = self.losses[names.index(way)] - self.losses[names.index(other)], self.mask
+        gap = self.losses[WAYS.index(way)] - self.losses[WAYS.index(other)]
+        mask = self.mask
         if client is not None:
             gap, mask = gap[client], mask[client]
         gap = gap[mask]
@@ -123,14 +123,9 @@ def judge(seen: View, *, each: Callable[[], None] | None = None) -> Sharing:
         return _judge(seen, clients, scale, each)
 
 
-def _judge(
-    seen: View, clients: Clients, scale: float, each: Callable[[], None] | None
-) -> Sharing:
+def _judge(seen: View, clients: Clients, scale: float, each: Callable[[], None] | None) -> Sharing:
     intercept = "an intercept" in seen.kept
-    found = {
-        name: averaged(clients, **way, intercept=intercept, each=each)
-        for name, way in WAYS.items()
-    }
+    found = {way: solved(clients, way, intercept, each=each) for way in WAYS}
     folds, repeats = divisions(clients)
     total = torch.zeros(len(WAYS), *clients.mask.shape, dtype=torch.float64)
     curve = torch.zeros(len(FACTORS), dtype=torch.float64)
@@ -144,16 +139,32 @@ def _judge(
             def loss(own: Tensor, held: Tensor = held) -> Tensor:
                 return unit * losses_of(clients, predict(clients, own)) * held
 
-            for k, (name, way) in enumerate(WAYS.items()):
-                one = averaged(part, **way, intercept=intercept, start=found[name], each=each)
+            for k, way in enumerate(WAYS):
+                one = solved(part, way, intercept, start=found[way], each=each)
                 total[k] += loss(one.own)
-                if name == "learned":
+                if way == "learned":
                     curve += torch.stack([loss(own).sum() for own in _along(part, one)])
     count = (clients.mask & (clients.sizes[:, None] > 1)).sum()
     single = clients.mask & (clients.sizes[:, None] == 1)
     # A client of one sample is never without it, so that it has no say.
     losses = torch.where(clients.mask & ~single, total / repeats, torch.nan)
-    return Sharing(found, losses.numpy(), (curve / (repeats * count)).numpy(), folds, repeats, scale)
+    return Sharing(
+        found, losses.numpy(), (curve / (repeats * count)).numpy(), folds, repeats, scale
+    )
+
+
+def solved(
+    clients: Clients,
+    way: str,
+    intercept: bool,
+    *,
+    start: Averaged | None = None,
+    each: Callable[[], None] | None = None,
+) -> Averaged:
+    """Solve for one of the ``WAYS``; see ``averaged``."""
+    return averaged(
+        clients, alone=way == "alone", one=way == "one", intercept=intercept, start=start, each=each
+    )
 
 
 def _along(part: Clients, one: Averaged) -> list[Tensor]:
@@ -217,7 +228,9 @@ def ranks(samples: Samples, mask: Tensor, repeat: int) -> Tensor:
         start = 0
         for i, size in enumerate(mask.sum(1).tolist()):
             words = rng.fold(rng.key(repeat), "advice", samples.names[i]).numpy().astype(np.uint64)
-            own = _mixed(number[start : start + size] ^ _mixed(words[0] << np.uint64(32) | words[1]))
+            own = _mixed(
+                number[start : start + size] ^ _mixed(words[0] << np.uint64(32) | words[1])
+            )
             found[i, :size] = torch.from_numpy(np.argsort(np.argsort(own, kind="stable")))
             start += size
     return found

@@ -1,9 +1,10 @@
 """Verification: the advice beside its rivals, on divisions of all samples that are drawn anew.
 
-Every client's samples are divided several times, 70/30 or as the federation was. On each division the advised strategy is
-carried out, and beside it training alone, one model, FedAvg with fine-tuning, and FedProx at several
-λ; they are compared on the samples that were held out, paired by division. Linear models are solved
-for exactly, networks are trained as the advice's trial trained them.
+Every client's samples are divided several times, 70/30 or as the federation was. On each division
+the advised strategy is carried out, and beside it training alone, one model, FedAvg with
+fine-tuning, and FedProx at several λ; they are compared on the samples that were held out, paired
+by division. Linear models are solved for exactly, networks are trained as the advice's trial
+trained them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from torch import Tensor
 from sartor import methods
 from sartor.adviser.advice import Advice, Subject
 from sartor.adviser.by_evidence import LITTLE
-from sartor.adviser.sharing import WAYS, all_samples, standardised, suitable_threads
+from sartor.adviser.sharing import WAYS, all_samples, solved, standardised, suitable_threads
 from sartor.adviser.verification import Judgement, Row, Verification
 from sartor.core import rng, tree
 from sartor.core.cohort import Participation
@@ -32,7 +33,7 @@ from sartor.engines import make_engine
 from sartor.results.metrics import Array
 from sartor.results.result import Result
 from sartor.theory.exact_fits import fit_coupled, fit_each, fit_pooled
-from sartor.theory.learned_prior import Prior, averaged, solve
+from sartor.theory.learned_prior import Prior, solve
 from sartor.theory.linear_models import Clients, basis, losses_of, predict
 from sartor.training.driver import drive
 from sartor.training.fit import fit
@@ -107,9 +108,7 @@ def share_of(federation: Federation) -> float:
     return away / federation.num_samples if away else HELD_OUT
 
 
-def redivide(
-    federation: Federation, divisions: int, share: float = HELD_OUT
-) -> list[Federation]:
+def redivide(federation: Federation, divisions: int, share: float = HELD_OUT) -> list[Federation]:
     """Divide all samples of every client anew; a client of one sample keeps it for training.
 
     A division belongs to a client's name, not to its place in the list.
@@ -169,9 +168,7 @@ def _solved(
             progress.update(number, {})
     if progress is not None:
         progress.stop()
-    found = {
-        name: Scored("", np.stack(losses[name]), np.array(right[name])) for name in names
-    }
+    found = {name: Scored("", np.stack(losses[name]), np.array(right[name])) for name in names}
     tried = [found.pop(str(k)) for k in range(len(pulls))]
     best = min(range(len(pulls)), key=lambda k: tried[k].losses.sum())
     methods_of = {"local": "local", "global": "fedavg", "personalised": "fedprox"}
@@ -203,7 +200,7 @@ def _models(advice: Advice, train: Clients, pulls: Sequence[float]) -> dict[str,
     if advice.basis == "evidence":
         # Without an intercept ("raw"), all features have one spread.
         intercept = "an intercept" in advice.model
-        ways = {name: averaged(train, **way, intercept=intercept) for name, way in WAYS.items()}
+        ways = {way: solved(train, way, intercept) for way in WAYS}
         found = {
             "local": ways["alone"].own,
             "global": ways["one"].own,
@@ -244,9 +241,7 @@ def _score(test: Clients, own: Tensor) -> tuple[Array, float]:
 # ---------------------------------------------------------------------- training
 
 
-def _fine_tuned(
-    about: Subject, divided: Sequence[Federation], progress: Progress | None
-) -> Scored:
+def _fine_tuned(about: Subject, divided: Sequence[Federation], progress: Progress | None) -> Scored:
     """Train FedAvg with fine-tuning on all divisions, at the best of a few rates."""
     used, scale = list(divided), 1.0
     settings: dict[str, Any] = {"model": about.model, "local": about.local, "rounds": about.rounds}
@@ -343,10 +338,14 @@ def _follow_plan(
     assert plan is not None
     assert seen is not None
     if plan.gradients > WORK:
-        return None, {}, [
-            f"following the plan takes {plan.gradients:.1e} gradient evaluations, more than "
-            f"{WORK:.0e}, so its rounds were not measured."
-        ]
+        return (
+            None,
+            {},
+            [
+                f"following the plan takes {plan.gradients:.1e} gradient evaluations, more than "
+                f"{WORK:.0e}, so its rounds were not measured."
+            ],
+        )
     rounds, inner = min(plan.rounds, PATIENCE), plan.num_local_steps
     if rounds < plan.rounds:
         notes.append(f"the plan was followed for {rounds} of {plan.rounds} rounds.")

@@ -38,8 +38,12 @@ def advise(
     features: Annotated[
         str | None, option("raw, scaled, pca:K; of the convex model. (scaled)", "KIND")
     ] = None,
-    ridge: Annotated[float, option("ν of (ν/2)|w|², for theory or trial; else it is learned.", "X")] = 0.0,
-    basis: Annotated[str, option("evidence, theory, trial; auto: evidence, for networks trial.", "HOW")] = "auto",
+    ridge: Annotated[
+        float, option("ν of (ν/2)|w|², for theory or trial; else it is learned.", "X")
+    ] = 0.0,
+    basis: Annotated[
+        str, option("evidence, theory, trial; auto: evidence, for networks trial.", "HOW")
+    ] = "auto",
     budget_mb: Annotated[
         float | None, option("Megabytes that may be sent, both ways.", "MB")
     ] = None,
@@ -63,7 +67,8 @@ def advise(
     if kind_of(experiment) == "a table" and "missing" not in flags:
         experiment = experiment.model_copy(update={"missing": "indicator"})
     # Own data are read whole, so that neither scaling nor the answer depends on a division.
-    own = kind_of(experiment) != "a data set"
+    uses_all = basis in ("auto", "evidence") and experiment.model is None
+    own = uses_all and kind_of(experiment) != "a data set"
     whole = experiment.model_copy(update={"test": 0.0}) if own else experiment
     federation = federation_of(whole)(experiment.seed)
     out = work.free_folder(experiment, f"advice-{Path(experiment.data).name}", overwrite=overwrite)

@@ -7,7 +7,7 @@
 | `parallel` | several methods at once on the same clients, each as if it were alone |
 | `choice` | of several methods, each client or all together use the best by held-out samples |
 | `harm` | that choice among training alone, FedAvg and the method: do no harm |
-| `stacking` | several methods at their own rates, their predictions mixed by weights of each client |
+| `stacking` | several methods at their own rates, their predictions mixed, client by client |
 | `robust` | the method with an average that a few bad uploads cannot carry away |
 
 None knows what the methods do. They are options of every method (`sartor.methods.build`).

@@ -184,7 +184,8 @@ def encode(columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[st
     """Return features ``(rows, features)`` float32 by the constants of ``combine_statistics``.
 
     A number becomes (value − mean) / scale, or 0 where it is missing, and a second feature says
-    where if the recipe has an "indicator"; a category one column for every level, all 0 for a level that no client trained on.
+    where if the recipe has an "indicator"; a category one column for every level, all 0 for a level
+    that no client trained on.
 
     >>> encode({"c": ("category", np.array(["x", "z"]))}, [
     ...     {"name": "c", "kind": "category", "levels": ["x", "y"]}]).tolist()

@@ -26,25 +26,25 @@ from sartor.methods.local import local as local_train
 from sartor.methods.parts.priors import Sharing
 from sartor.methods.pfedhn import pfedhn
 
+
 def _without_rate(task: Task, local: Local, sharing: Sharing) -> Method:
     """Build ``evidence``, or one of its ends, which know no rate that could fall."""
     return evidence(task, replace(local, lr_decay=1.0), sharing=sharing)
 
 
+ENDS: dict[str, Sharing] = {
+    "evidence": "learned",
+    "evidence-one": "one",
+    "evidence-alone": "alone",
+}
+"""`evidence` and its ends, by their names among the parts."""
 FACTORIES: dict[str, Callable[..., Method]] = {
     "local": local_train,
     "fedavg": fedavg,
     "fedavg-ft": fedavg_ft,
     "dbe": dbe,
     "fedphp": fedphp,
-    **{
-        name: functools.partial(_without_rate, sharing=sharing)
-        for name, sharing in (
-            ("evidence", "learned"),
-            ("evidence-one", "one"),
-            ("evidence-alone", "alone"),
-        )
-    },
+    **{name: functools.partial(_without_rate, sharing=sharing) for name, sharing in ENDS.items()},
     "pfedhn": pfedhn,
 }
 """What can be a part."""

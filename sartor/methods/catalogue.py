@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -350,7 +351,7 @@ AUTO = MethodEntry(
 )
 """Not a method but a stack of some, which ``fit`` chooses; so it stands in no list of methods."""
 
-KNOWN = {"auto": AUTO, **METHODS}
+KNOWN: Mapping[str, MethodEntry] = ChainMap({"auto": AUTO}, METHODS)
 """Everything that ``fit`` takes by name."""
 
 

@@ -15,7 +15,6 @@ from sartor.report.layout import MOST_ROWS, count
 from sartor.report.sections import Code, Exhibit, Fold, Section, render_sections
 from sartor.report.words import Words
 
-
 _PULL = "λ_i is the pull that would suit the client best."
 EXPECTED = {
     "evidence": "“Expected” is the loss of samples left out, when the advice was made.",
@@ -29,7 +28,7 @@ OF_CLIENTS = {
     "trial": "Validation loss",
 }
 MORE_OF_CLIENTS = {
-    "evidence": "a gain within its 95 % interval of 0 cannot be told from chance.",
+    "evidence": "a gain smaller than its 95 % interval may be chance.",
     "theory": _PULL,
     "trial": _PULL,
 }

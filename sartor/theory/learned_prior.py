@@ -1,7 +1,8 @@
-"""Solve for all clients under one Gaussian prior, learn that prior, and leave every sample out once.
+"""Solve for all clients under a Gaussian prior, learn the prior, leave every sample out once.
 
 What the method ``evidence`` trains in rounds is solved here at one place, for the linear models of
-`linear_models.py`; the adviser asks it what training alone, one model and a learned prior are worth.
+`linear_models.py`; the adviser asks it what training alone, one model and a learned prior are
+worth.
 
 | symbol | here | meaning |
 |---|---|---|
@@ -13,7 +14,7 @@ What the method ``evidence`` trains in rounds is solved here at one place, for t
 | H_i⁻¹ | | (A_i + T⁻¹)⁻¹ = T^½ (I + T^½ A_i T^½)⁻¹ T^½, which holds for T = 0 too |
 | C | | the covariance of w̄ given all data |
 
-S = 0 is every client alone with a ridge, T = 0 one model with a ridge, and anything else in between.
+S = 0 is every client alone with a ridge, T = 0 one model with a ridge, anything else in between.
 Spreads are diagonal: (d,), one for a feature, the same for all outputs of a softmax.
 """
 
@@ -32,7 +33,7 @@ POOL = 2.0
 """Clients that a group's spread counts for in that of a single feature."""
 
 LEVELS = (10**-0.5, 1.0, 10.0, 100.0)
-"""What a learned spread is multiplied with; classes that can be separated ask for the large ones."""
+"""What a learned spread is multiplied with; separable classes ask for the large ones."""
 
 WIDTHS = (10**-0.5, 1.0, 10.0)
 """What a learned width is multiplied with, beside a spread."""

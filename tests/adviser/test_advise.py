@@ -110,9 +110,7 @@ def test_long_plans_are_not_followed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_budget_makes_the_pull_smaller(between: sartor.Advice) -> None:
     assert between.plan is not None
     rounds = between.plan.rounds // 6
-    tight = sartor.advise(
-        synthetic(0.4), features="raw", budget_rounds=rounds, basis="theory"
-    )
+    tight = sartor.advise(synthetic(0.4), features="raw", budget_rounds=rounds, basis="theory")
     assert tight.prox_strength < between.prox_strength
     assert "budget" in tight.doubts[0]
     per_round = between.plan.bytes_total / between.plan.rounds

@@ -205,3 +205,27 @@ def test_the_theory_stands_beside_where_it_holds() -> None:
     assert any("theory of Yu et al." in note for note in advice.doubts)
     short = sartor.advise(drawn(0.4, samples=10))
     assert not any("theory of Yu et al." in note for note in short.doubts)
+
+
+@pytest.mark.parametrize(("spread", "classes"), [(0.0, 2), (0.5, 0), (0.5, 3), (20.0, 2)])
+def test_costs_are_those_of_the_run(spread: float, classes: int) -> None:
+    """Bytes and gradients of the plan, from a run of the advised method on the same samples."""
+    fed = drawn(spread, samples=60, regression=not classes)
+    if classes == 3:
+        y = fed.y + (fed.x[:, 1] > 1.0)
+        fed = dataclasses.replace(fed, y=y, num_classes=3)
+    advice = sartor.advise(fed, budget_rounds=2)
+    assert advice.plan is not None
+    outputs = max(classes, 1)
+    result = sartor.fit(
+        advice.method,
+        fed,
+        model=torch.nn.Linear(3, outputs),
+        rounds=2,
+        options=advice.settings["options"],
+    )
+    sent = int(1e6 * float(result.megabytes) + 0.5)
+    assert advice.plan.bytes_total == sent
+    share = len(fed.x) / len(fed.train.rows)
+    assert advice.plan.gradients == pytest.approx(result.gradient_evaluations * share)
+    assert "budget allows 2 rounds" in advice.doubts[0]

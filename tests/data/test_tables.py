@@ -96,7 +96,7 @@ def test_missing_cells_can_be_filled():
     fed = Federation.from_dataframe(given, client="site", label="ill", missing="mean")
     assert fed.x[4, 0] == 0
     assert fed.x[5, 2:].tolist() == [0, 0]
-    with pytest.raises(ConfigError, match="'error' or 'mean'"):
+    with pytest.raises(ConfigError, match="'error', 'mean' or 'indicator'"):
         Federation.from_dataframe(given, client="site", label="ill", missing="median")
 
 

@@ -23,7 +23,7 @@ from sartor.methods.auto import candidates
 from sartor.theory.stacking import FOLDS
 from sartor.training import auto
 
-LINEAR = ["local", "fedavg", "fedavg-ft", "evidence"]
+LINEAR = ["local", "fedavg", "fedavg-ft", "evidence", "evidence-one", "evidence-alone"]
 
 
 @pytest.fixture(autouse=True, scope="module")

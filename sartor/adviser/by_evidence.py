@@ -93,6 +93,7 @@ def by_evidence(
     variance = float(best.spread[:-1].mean() if len(best.spread) > 1 else best.spread.mean())
     pull = float(best.noise) / (float(sizes.mean()) * max(variance, 1e-300))
     curve = [loss["alone"], *found.curve.tolist(), loss["one"]]
+    curve[1 + FACTORS.index(1.0)] = loss["learned"]  # the average over spreads and widths
     chosen = {"local": 0.0, "global": math.inf, "personalised": pull}[strategy]
     notes = _notes(federation, seen, found, gain)
     if theory is not None:

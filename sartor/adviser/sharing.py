@@ -31,7 +31,7 @@ from sartor.theory.linear_models import Clients, losses_of, predict
 WAYS = ("alone", "one", "learned")
 """Ways of sharing."""
 
-FACTORS = tuple(float(f) for f in np.logspace(2, -2, 9))
+FACTORS = tuple(10.0 ** (k / 2) for k in range(4, -5, -1))
 """What the learned spread is multiplied with for the curve, from nearly alone to nearly one."""
 
 MOST_WORK = 1e8

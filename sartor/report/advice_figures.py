@@ -67,7 +67,8 @@ def error_by_pull(advice: Advice) -> Figure:
         return float(np.clip(math.log10(pull), low, high))
 
     chosen = advice.error_at(advice.prox_strength)
-    label = f"chosen: λ = {spell(advice.prox_strength)}"
+    evidence = advice.basis == "evidence"
+    label = "advised" if evidence else f"chosen: λ = {spell(advice.prox_strength)}"
     dot = {"markersize": 11, "linestyle": "none", "zorder": 5, "label": label}
     plot(axes, [place_of(advice.prox_strength)], [chosen], GOOD, "o", **dot)
     _mark_rules(axes, advice, place_of)
@@ -83,6 +84,9 @@ def error_by_pull(advice: Advice) -> Figure:
     scale = " Both axes are logarithmic." if steep else ""
     rules = " Triangles: λ by each rule; one outside the range is drawn at its edge."
     rules *= bool(advice.rules)
+    if evidence:
+        rules = " Both ends have a ridge of their own, and the learned prior is an average over "
+        rules += "several; the other points are single multiples of its spread."
     return Figure(
         "error-by-pull",
         f"{what[0].upper()}{what[1:]} at every λ",
@@ -178,7 +182,7 @@ def distances(advice: Advice) -> Figure:
 
 
 def losses(advice: Advice) -> Figure:
-    """Draw every client's validation loss alone, with one model, and as advised."""
+    """Draw every client's loss alone, with one model, and as advised."""
     order = sorted(advice.clients, key=lambda c: -c.alone if math.isfinite(c.alone) else math.inf)
     people, thin = _thinned(order)
     places = np.arange(len(people))
@@ -198,14 +202,14 @@ def losses(advice: Advice) -> Figure:
         look = {"linestyle": "none", "markersize": size, "alpha": 0.9, "label": label}
         plot(axes, places, values, colour, mark, **look)
     _name(axes, [client.name for client in people])
-    axes.set_ylabel("validation loss")
+    axes.set_ylabel(advice.kind)
     legend_above(axes, 3)
     return Figure(
         "loss-by-client",
         "Loss of each client",
-        "Validation loss of every client: alone, with one model for all, and as advised; lower is "
-        f"better. With few validation samples, single clients are uncertain.{thin}",
-        f"Chart of the validation losses of {len(people)} clients; one model for all is worse than "
+        f"{advice.kind.capitalize()} of every client: alone, with one model for all, and as "
+        f"advised; lower is better. With few samples, single clients are uncertain.{thin}",
+        f"Chart of the {advice.kind}es of {len(people)} clients; one model for all is worse than "
         f"training alone for {len(advice.hurt)} of them.",
         canvas,
     )

@@ -43,6 +43,7 @@ def render_advice(
     environment: Mapping[str, Any] | None = None,
 ) -> str:
     """Return the page as text; ``config["carry_out"]`` is the command that follows the advice."""
+    samples = "samples" if advice.basis == "evidence" else "training samples"
     settings = dict(config or {})
     carry_out = settings.pop("carry_out", "")
     data = settings.get("data")
@@ -82,7 +83,7 @@ def render_advice(
         words=summarise_advice(advice, verification),
         facts=[
             count(len(advice.clients), "client"),
-            f"{advice.constants['N']:,.0f} training samples",
+            f"{advice.constants['N']:,.0f} {samples}",
             advice.model,
         ],
         environment=environment,

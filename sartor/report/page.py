@@ -161,6 +161,12 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
         Section("Clients", clients),
         Section("Costs", [Exhibit(ledger_table(comparison), "Ledger", looks=looks)], key="ledger"),
     ]
+    for result in comparison.values():
+        if result.config.get("selection"):
+            tried, used = result.selection()
+            lead = "Judged on held-out samples before training; no test sample took part."
+            parts = [Exhibit(tried, ""), Exhibit(used, "")]
+            sections.append(Section("What auto chose", parts, lead, "selection", "Choice"))
     if _events(comparison):
         lead = "Clients that were missing, late or refused; each counts as absent in that round."
         events = [event_table(comparison)]

@@ -125,7 +125,7 @@ def test_the_answer_comes_first_and_nothing_is_left_out(page):
         "A doubt of the page.",
         "Way out: a way out of it.",
         "sartor run fedprox --set <x>",
-        "The recommendation holds",
+        "Confirmed: no end is better",
         "not reached",
         "A note.",
         "123 kB",

@@ -124,14 +124,15 @@ def scaled(data: Divided, train: list[Array], test: list[Array]) -> Split:
 
 
 def stratified(data: Divided, seed: int) -> Split:
-    """Divide every client as FLamby does: 66/34, with equal shares of the classes."""
+    """Divide every client as FLamby does: 66/34, with equal shares of classes of three or more."""
     from sklearn.model_selection import train_test_split
 
     train, test = [], []
     for client in range(data.clients):
         rows = np.flatnonzero(data.owner == client)
         share = {"train_size": 0.66, "test_size": 0.34}
-        parts = train_test_split(rows, **share, random_state=seed, stratify=data.y[rows])
+        labels = data.y[rows] if np.bincount(data.y[rows], minlength=2).min() > 2 else None
+        parts = train_test_split(rows, **share, random_state=seed, stratify=labels)
         train.append(parts[0])
         test.append(parts[1])
     return scaled(data, train, test)
@@ -452,12 +453,11 @@ def mark(one: dict[str, Any]) -> Any:
 def flamby(folder: Path | None, splits: int, rounds: int) -> str:
     """Return a table of accuracies per hospital, beside those of FLamby's benchmark."""
     lines = [
-        "| | Cleveland | Hungary | Switzerland | VA | mean of the four |",
-        "|---|---|---|---|---|---|",
+        "| | Cleveland | Hungary | Switzerland | VA | mean of four | without Switzerland |",
+        "|---" * 7 + "|",
     ]
     for name, published in PUBLISHED.items():
-        cells = [f"{value:.1f}" for value in (*published, sum(published) / 4)]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+        lines.append(_accuracies(name, np.array([published])))
     for name, make in {
         "heart, FLamby's features": heart_flamby,
         "heart": heart,
@@ -465,15 +465,25 @@ def flamby(folder: Path | None, splits: int, rounds: int) -> str:
     }.items():
         data = make(folder)
         made = [stratified(data, seed) for seed in range(splits)]
+        sizes = np.array([[len(rows) for rows in one.test] for one in made])
         settings = {"rounds": rounds, "eval_every": rounds, "options": {"groups": OURS}}
         _, right = trained(data, made, "evidence", **settings)
-        sizes = np.array([[len(rows) for rows in one.test] for one in made])
-        each = 100 * np.asarray(right) / sizes
-        cells = [
-            f"{mean:.1f} ± {half:.1f}" for mean, half in map(interval, (*each.T, each.mean(1)))
+        lines.append(_accuracies(f"`diag`, {name}", 100 * right / sizes))
+        usual = [
+            [np.mean(data.y[test] == np.bincount(data.y[train]).argmax()) for train, test in parts]
+            for parts in (zip(one.train, one.test, strict=True) for one in made)
         ]
-        lines.append(f"| evidence, {name} | " + " | ".join(cells) + " |")
+        lines.append(_accuracies(f"the commoner class, {name}", 100 * np.array(usual)))
     return "\n".join(lines) + "\n"
+
+
+def _accuracies(name: str, each: Array) -> str:
+    """Return a line of that table: (splits, hospitals) in percent, and their means."""
+    cells = []
+    for column in (*each.T, each.mean(1), each[:, [0, 1, 3]].mean(1)):
+        mean, half = interval(column)
+        cells.append(f"{mean:.1f}" if len(column) < 2 else f"{mean:.1f} ± {half:.1f}")
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def arguments() -> argparse.Namespace:

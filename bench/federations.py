@@ -433,7 +433,7 @@ def overview(found: Sequence[dict[str, Any]]) -> str:
         for key in keys:
             row = one["rows"].get(key)
             sign = ""
-            if row and key != OURS and row["half"] and abs(row["difference"]) > row["half"]:
+            if row and OURS in one["rows"] and abs(row["difference"]) > row["half"]:
                 sign = " ▲" if row["difference"] < 0 else " ▼"
             cells.append(f"{row['loss']:.4f}{sign}" if row else "")
         best = mark(one)

@@ -334,6 +334,7 @@ class Judged(NamedTuple):
     Attributes:
         losses: the mean test loss of every answer.
         winner: the answer with the lowest.
+        ahead: by how much the next is above it, and half the 95 % interval.
         ties: answers of which the 95 % interval of their difference to the winner has 0 in it.
         right: whether the verdict names the winner or an answer within ``NEAR`` of it, or cannot
             tell where there is a tie.
@@ -342,6 +343,7 @@ class Judged(NamedTuple):
 
     losses: dict[str, float]
     winner: str
+    ahead: tuple[float, float]
     ties: list[str]
     right: bool
     regret: float
@@ -354,25 +356,26 @@ def judged(rows: dict[str, Any], verdict: str, strategy: str) -> Judged:
         for answer, keys in ANSWERS.items()
     }
     losses = {answer: row["loss"] for answer, row in best.items()}
-    winner = min(losses, key=lambda answer: losses[answer])
-    ties = []
-    for answer, row in best.items():
-        mean, half = interval(np.subtract(row["losses"], best[winner]["losses"]))
-        if answer != winner and not mean > half:
-            ties.append(answer)
+    winner, *others = sorted(losses, key=lambda answer: losses[answer])
+    behind = {
+        answer: interval(np.subtract(best[answer]["losses"], best[winner]["losses"]))
+        for answer in others
+    }
+    ties = [answer for answer, (mean, half) in behind.items() if not mean > half]
     if verdict == "cannot tell":
         right = bool(ties)
     else:
         right = losses[verdict] <= (1 + NEAR) * losses[winner]
-    return Judged(losses, winner, ties, right, 100 * (losses[strategy] / losses[winner] - 1))
+    regret = 100 * (losses[strategy] / losses[winner] - 1)
+    return Judged(losses, winner, behind[others[0]], ties, right, regret)
 
 
 def verdicts(found: Sequence[dict[str, Any]]) -> str:
     """Return the table of what the adviser says, and what the oracles say of it."""
     lines = [
-        "| federation | verdict | recommended | alone* | one* | FedProx* | winner | tied with it | "
-        "right | regret |",
-        "|---" * 10 + "|",
+        "| federation | verdict | recommended | alone* | one* | FedProx* | winner | ahead by | "
+        "tied with it | right | regret |",
+        "|---" * 11 + "|",
     ]
     for one in found:
         if "advice" not in one or not all(key in one["rows"] for key in ORACLES):
@@ -380,10 +383,11 @@ def verdicts(found: Sequence[dict[str, Any]]) -> str:
         advice = one["advice"]
         so = judged(one["rows"], advice["verdict"], advice["strategy"])
         losses = " | ".join(f"{loss:.4f}" for loss in so.losses.values())
+        ahead = "{:.4f} ± {:.4f}".format(*so.ahead)
         right = "yes" if so.right else "**no**"
         lines.append(
             f"| {one['name']} | {advice['verdict']} | {advice['strategy']} | {losses} | "
-            f"{so.winner} | {', '.join(so.ties)} | {right} | {so.regret:.1f} % |"
+            f"{so.winner} | {ahead} | {', '.join(so.ties)} | {right} | {so.regret:.1f} % |"
         )
     return "\n".join(lines) + "\n"
 

@@ -26,7 +26,7 @@ class Divided:
     """Samples, and the client of each.
 
     Attributes:
-        x: (samples, features).
+        x: (samples, features); NaN where a value is missing.
         y: labels from 0, or targets with mean 0 and deviation 1.
         owner: (samples,) the number of the client.
         classes: 0 for regression.
@@ -79,6 +79,33 @@ def heart(folder: Path | None) -> Divided:
     """Return the four hospitals, without the columns that most of them did not measure."""
     rows = _table(folder, "heart.csv").drop(columns=["slope", "ca", "thal"]).dropna()
     return divided(rows.drop(columns=["hospital", "disease"]), rows.disease, rows.hospital)
+
+
+def heart_flamby(folder: Path | None) -> Divided:
+    """Return the same rows with the features of FLamby's Fed-Heart-Disease.
+
+    Its ``dataset.py`` drops the same three columns and then incomplete rows, and turns the type of
+    chest pain and the resting ECG into indicators of every level but the first: 13 features.
+    """
+    import pandas as pd
+
+    rows = _table(folder, "heart.csv").drop(columns=["slope", "ca", "thal"]).dropna()
+    x = rows.drop(columns=["hospital", "disease"])
+    x = pd.get_dummies(x, columns=["cp", "restecg"], drop_first=True)
+    return divided(x, rows.disease, rows.hospital)
+
+
+def heart_all(folder: Path | None) -> Divided:
+    """Return all rows and columns, and for each column with gaps another that says where.
+
+    So does ``Federation.from_file(..., missing="indicator")``; a gap is NaN here, and later becomes
+    the mean of the training part.
+    """
+    rows = _table(folder, "heart.csv")
+    x = rows.drop(columns=["hospital", "disease"])
+    gaps = x.isna()
+    x = x.join(gaps.loc[:, gaps.any()].add_suffix(" missing"))
+    return divided(x, rows.disease, rows.hospital)
 
 
 def school(folder: Path | None) -> Divided:
@@ -178,6 +205,7 @@ def digits(folder: Path | None) -> Divided:
 
 FEDERATIONS: dict[str, Callable[[Path | None], Divided]] = {
     "heart": heart,
+    "heart-all": heart_all,
     "school": school,
     "tcga_brca": brca,
     "cancer": cancer,

@@ -1,6 +1,9 @@
 """Compare evidence with oracles on federations that nature divided.
 
-    python -m bench.federations --data FOLDER [--only heart wine] [--json FILE] [--markdown FILE]
+    python -m bench.federations --data FOLDER [--only heart wine] [--rows diag one] [--verdicts]
+                                [--json FILE] [--markdown FILE]
+    python -m bench.federations --data FOLDER --flamby
+    python -m bench.federations --show FILE...
 
 Every federation is divided 20 times at random, 70/30 within every client; features are
 standardised by the training part. The models are linear. Rows are mean test losses over all
@@ -9,6 +12,8 @@ the differences evidence − row on the same divisions, with 95 % intervals (Stu
 
 An oracle is solved exactly by ``bench.oracles``, which shares no code with the library, for every
 value of a grid; the best is chosen by the mean TEST loss, which nobody has who trains.
+
+With ``--verdicts`` the adviser sees all samples, and its verdict is held against the oracles.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from torch import nn
 
 import sartor
 from bench import oracles
-from bench.divided import FEDERATIONS, Array, Divided, Missing
+from bench.divided import FEDERATIONS, Array, Divided, Missing, heart, heart_all, heart_flamby
 from bench.oracles import Samples
 from sartor.data.split import Ragged
 
@@ -61,6 +66,18 @@ SHORT = {
 }
 """The same in one line; a star for an oracle."""
 OURS = "diag"
+ORACLES = ("alone", "one", "prox-sum", "prox-mean")
+ANSWERS = {"alone": ("alone",), "one model": ("one",), "personalise": ("prox-sum", "prox-mean")}
+"""What the adviser can answer, and the oracles of that answer: the better one speaks for it."""
+ANSWER_OF = {"local": "alone", "global": "one model", "personalised": "personalise"}
+NEAR = 0.01
+"""A share of the winner's loss within which an answer is as good."""
+PUBLISHED = {
+    "FLamby, pooled": (78.3, 76.4, 75.0, 64.4),
+    "FLamby, local": (74.6, 74.6, 72.5, 70.2),
+    "FLamby, FedAvg": (73.1, 71.9, 65.0, 64.0),
+}
+"""Accuracies of Fed-Heart-Disease in percent: Cleveland, Hungary, Switzerland, VA."""
 
 
 class Split(NamedTuple):
@@ -87,7 +104,7 @@ class Row(NamedTuple):
 
 
 def split(data: Divided, seed: int) -> Split:
-    """Divide every client 70/30, and standardise by the training part."""
+    """Divide every client 70/30 at random."""
     rng = np.random.default_rng(seed)
     train, test = [], []
     for client in range(data.clients):
@@ -95,9 +112,30 @@ def split(data: Divided, seed: int) -> Split:
         cut = min(max(1, round(SHARE * len(rows))), len(rows) - 1)
         train.append(rows[:cut])
         test.append(rows[cut:])
+    return scaled(data, train, test)
+
+
+def scaled(data: Divided, train: list[Array], test: list[Array]) -> Split:
+    """Standardise by the training part; a gap becomes its mean, which is 0."""
     seen = data.x[np.concatenate(train)]
-    deviation = seen.std(0)
-    return Split(train, test, (data.x - seen.mean(0)) / np.where(deviation > 0, deviation, 1.0))
+    deviation = np.nanstd(seen, axis=0)
+    x = (data.x - np.nanmean(seen, axis=0)) / np.where(deviation > 0, deviation, 1.0)
+    return Split(train, test, np.nan_to_num(x, nan=0.0))
+
+
+def stratified(data: Divided, seed: int) -> Split:
+    """Divide every client as FLamby does: 66/34, with equal shares of classes of three or more."""
+    from sklearn.model_selection import train_test_split
+
+    train, test = [], []
+    for client in range(data.clients):
+        rows = np.flatnonzero(data.owner == client)
+        share = {"train_size": 0.66, "test_size": 0.34}
+        labels = data.y[rows] if np.bincount(data.y[rows], minlength=2).min() > 2 else None
+        parts = train_test_split(rows, **share, random_state=seed, stratify=labels)
+        train.append(parts[0])
+        test.append(parts[1])
+    return scaled(data, train, test)
 
 
 def federation(data: Divided, one: Split) -> sartor.Federation:
@@ -113,9 +151,14 @@ def federation(data: Divided, one: Split) -> sartor.Federation:
     )
 
 
-def library(data: Divided, splits: Sequence[Split], method: str, **settings: Any) -> Row:
-    """Train a method on all splits at once; every split is a seed."""
-    began = time.perf_counter()
+def trained(
+    data: Divided, splits: Sequence[Split], method: str, **settings: Any
+) -> tuple[Array, Array]:
+    """Train a method on all splits at once; every split is a seed.
+
+    Returns:
+        (splits, clients) summed losses of the test samples, and how many answers were right.
+    """
     made = [federation(data, one) for one in splits]
     result = sartor.fit(
         method,
@@ -127,9 +170,16 @@ def library(data: Divided, splits: Sequence[Split], method: str, **settings: Any
         **settings,
     )
     at = result.scores[result.headline, "test"]
-    loss = at.loss[:, -1].sum(-1) * (1.0 if data.classes else 2.0)
+    return at.loss[:, -1] * (1.0 if data.classes else 2.0), at.correct[:, -1]
+
+
+def library(data: Divided, splits: Sequence[Split], method: str, **settings: Any) -> Row:
+    """Return the row of a method of the library."""
+    began = time.perf_counter()
+    losses, right = trained(data, splits, method, **settings)
     tested = [np.concatenate(one.test) for one in splits]
-    score = score_of(data, tested, loss, at.correct[:, -1].sum(-1))
+    loss = losses.sum(-1)
+    score = score_of(data, tested, loss, right.sum(-1))
     return Row(loss / len(tested[0]), score, "", time.perf_counter() - began)
 
 
@@ -197,9 +247,11 @@ def oracle(data: Divided, splits: Sequence[Split], name: str) -> Row:
     return Row(loss / len(tested[0]), score, words, time.perf_counter() - began)
 
 
-def rows(data: Divided, splits: Sequence[Split], rounds: int) -> Iterator[tuple[str, Row]]:
-    """Return all rows of a federation."""
-    for name in ROWS:
+def rows(
+    data: Divided, splits: Sequence[Split], rounds: int, names: Sequence[str]
+) -> Iterator[tuple[str, Row]]:
+    """Return the rows of a federation that are asked for."""
+    for name in names:
         if name in SOLVERS:
             yield name, oracle(data, splits, name)
         elif name == "fedavg-ft":
@@ -221,22 +273,123 @@ def interval(difference: Array) -> tuple[float, float]:
     return float(difference.mean()), float(width)
 
 
-def summary(name: str, data: Divided, found: dict[str, Row]) -> dict[str, Any]:
-    """Return a federation's part of the numbers."""
-    table: dict[str, Any] = {}
+def summary(
+    name: str, data: Divided, found: dict[str, Row], earlier: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a federation's part of the numbers.
+
+    Args:
+        name: of the federation.
+        data: its samples.
+        found: the rows that were made now.
+        earlier: rows of an earlier summary, on the same splits.
+    """
+    made = dict(earlier or {})
     for key, row in found.items():
-        mean, half = interval(found[OURS].loss - row.loss)
-        table[key] = {
+        made[key] = {
             "loss": float(row.loss.mean()),
             "score": float(row.score.mean()),
-            "difference": mean,
-            "half": half,
             "chosen": row.chosen,
             "seconds": row.seconds,
             "losses": row.loss.tolist(),
         }
+    table = {key: made[key] for key in ROWS if key in made}
+    for row in table.values():
+        row["difference"], row["half"] = None, None
+        if OURS in table:
+            apart = np.subtract(table[OURS]["losses"], row["losses"])
+            row["difference"], row["half"] = interval(apart)
     about = {"clients": data.clients, "samples": len(data.y), "features": data.x.shape[1]}
     return {"name": name, "classes": data.classes, **about, "rows": table}
+
+
+def kept(earlier: dict[str, Any] | None, data: Divided, splits: int) -> dict[str, Any]:
+    """Return the rows of an earlier summary that are of the same samples and splits."""
+    if earlier is None or (earlier["samples"], earlier["features"]) != data.x.shape:
+        return {}
+    return {key: row for key, row in earlier["rows"].items() if len(row["losses"]) == splits}
+
+
+def whole(data: Divided) -> sartor.Federation:
+    """Return all samples, for the adviser; a gap becomes the mean of its column."""
+    filled = np.where(np.isnan(data.x), np.nanmean(data.x, axis=0), data.x)
+    every = [np.flatnonzero(data.owner == client) for client in range(data.clients)]
+    return federation(data, Split(every, [np.arange(0)] * data.clients, filled))
+
+
+def advised(data: Divided) -> dict[str, Any]:
+    """Return what the adviser says of all samples, with its defaults."""
+    began = time.perf_counter()
+    advice = sartor.advise(whole(data))
+    return {
+        "verdict": advice.verdict,
+        "strategy": ANSWER_OF[advice.strategy],
+        "seconds": time.perf_counter() - began,
+    }
+
+
+class Judged(NamedTuple):
+    """A verdict beside the oracles.
+
+    Attributes:
+        losses: the mean test loss of every answer.
+        winner: the answer with the lowest.
+        ahead: by how much the next is above it, and half the 95 % interval.
+        ties: answers of which the 95 % interval of their difference to the winner has 0 in it.
+        right: whether the verdict names the winner or an answer within ``NEAR`` of it, or cannot
+            tell where there is a tie.
+        regret: how much higher the loss of the recommended strategy is, in percent.
+    """
+
+    losses: dict[str, float]
+    winner: str
+    ahead: tuple[float, float]
+    ties: list[str]
+    right: bool
+    regret: float
+
+
+def judged(rows: dict[str, Any], verdict: str, strategy: str) -> Judged:
+    """Hold a verdict against the oracles of every answer."""
+    best = {
+        answer: min((rows[key] for key in keys), key=lambda row: row["loss"])
+        for answer, keys in ANSWERS.items()
+    }
+    losses = {answer: row["loss"] for answer, row in best.items()}
+    winner, *others = sorted(losses, key=lambda answer: losses[answer])
+    behind = {
+        answer: interval(np.subtract(best[answer]["losses"], best[winner]["losses"]))
+        for answer in others
+    }
+    ties = [answer for answer, (mean, half) in behind.items() if not mean > half]
+    if verdict == "cannot tell":
+        right = bool(ties)
+    else:
+        right = losses[verdict] <= (1 + NEAR) * losses[winner]
+    regret = 100 * (losses[strategy] / losses[winner] - 1)
+    return Judged(losses, winner, behind[others[0]], ties, right, regret)
+
+
+def verdicts(found: Sequence[dict[str, Any]]) -> str:
+    """Return the table of what the adviser says, and what the oracles say of it."""
+    lines = [
+        "| federation | verdict | recommended | alone* | one* | FedProx* | winner | ahead by | "
+        "tied with it | right | regret |",
+        "|---" * 11 + "|",
+    ]
+    for one in found:
+        if "advice" not in one or not all(key in one["rows"] for key in ORACLES):
+            continue
+        advice = one["advice"]
+        so = judged(one["rows"], advice["verdict"], advice["strategy"])
+        losses = " | ".join(f"{loss:.4f}" for loss in so.losses.values())
+        ahead = "{:.4f} ± {:.4f}".format(*so.ahead)
+        right = "yes" if so.right else "**no**"
+        lines.append(
+            f"| {one['name']} | {advice['verdict']} | {advice['strategy']} | {losses} | "
+            f"{so.winner} | {ahead} | {', '.join(so.ties)} | {right} | {so.regret:.1f} % |"
+        )
+    return "\n".join(lines) + "\n"
 
 
 def markdown(found: Sequence[dict[str, Any]]) -> str:
@@ -245,8 +398,7 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
     for one in found:
         kind = f"{one['classes']} classes" if one["classes"] else "regression"
         measure = ("log loss", "accuracy") if one["classes"] else ("squared error", "R²")
-        splits = len(one["rows"][OURS]["losses"])
-        sizes = f"{one['clients']} clients, {one['samples']:,} samples, {splits} splits"
+        sizes = f"{one['clients']} clients, {one['samples']:,} samples, {count(one)} splits"
         lines = [
             f"**{one['name']}**: {sizes}, {one['features']} features, {kind}",
             "",
@@ -254,7 +406,8 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
             "|---|---|---|---|---|",
         ]
         for key, row in one["rows"].items():
-            apart = "" if key == OURS else f"{row['difference']:+.4f} ± {row['half']:.4f}"
+            none = key == OURS or row["difference"] is None
+            apart = "" if none else f"{row['difference']:+.4f} ± {row['half']:.4f}"
             score = f"{row['score']:.4f}"
             lines.append(
                 f"| {ROWS[key]} | {row['loss']:.4f} | {score} | {apart} | {row['chosen']} |"
@@ -263,26 +416,78 @@ def markdown(found: Sequence[dict[str, Any]]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def count(one: dict[str, Any]) -> int:
+    """Return the number of splits."""
+    return max((len(row["losses"]) for row in one["rows"].values()), default=0)
+
+
 def overview(found: Sequence[dict[str, Any]]) -> str:
     """Return one table of all federations, with a sign where an interval is on one side of 0.
 
-    ▲ is beside what ``diag`` is better than, ▼ beside what is better than ``diag``.
+    ▲ is beside what ``diag`` is better than, ▼ beside what is better than ``diag``. The last column
+    is the mark: the best of the oracles, and how far ``diag`` is above (+) or below (−) it.
     """
-    keys = [key for key in ROWS if all(key in one["rows"] for one in found)]
+    keys = [key for key in ROWS if any(key in one["rows"] for one in found)]
     lines = [
-        "| federation | " + " | ".join(SHORT[key] for key in keys) + " |",
-        "|---" * (len(keys) + 1) + "|",
+        "| federation | splits | " + " | ".join(SHORT[key] for key in keys) + " | `diag` − best* |",
+        "|---" * (len(keys) + 3) + "|",
     ]
     for one in found:
         cells = []
         for key in keys:
-            row = one["rows"][key]
+            row = one["rows"].get(key)
             sign = ""
-            if key != OURS and abs(row["difference"]) > row["half"]:
+            if row and OURS in one["rows"] and abs(row["difference"]) > row["half"]:
                 sign = " ▲" if row["difference"] < 0 else " ▼"
-            cells.append(f"{row['loss']:.4f}{sign}")
-        lines.append(f"| {one['name']} | " + " | ".join(cells) + " |")
+            cells.append(f"{row['loss']:.4f}{sign}" if row else "")
+        best = mark(one)
+        cells.append(best and f"{best['difference']:+.4f} ± {best['half']:.4f}")
+        lines.append(f"| {one['name']} | {count(one)} | " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
+
+
+def mark(one: dict[str, Any]) -> Any:
+    """Return the row of the best oracle, or "" where it or ``diag`` is not there."""
+    table = one["rows"]
+    if OURS not in table or not all(key in table for key in ORACLES):
+        return ""
+    return min((table[key] for key in ORACLES), key=lambda row: row["loss"])
+
+
+def flamby(folder: Path | None, splits: int, rounds: int) -> str:
+    """Return a table of accuracies per hospital, beside those of FLamby's benchmark."""
+    lines = [
+        "| | Cleveland | Hungary | Switzerland | VA | mean of four | without Switzerland |",
+        "|---" * 7 + "|",
+    ]
+    for name, published in PUBLISHED.items():
+        lines.append(_accuracies(name, np.array([published])))
+    for name, make in {
+        "heart, FLamby's features": heart_flamby,
+        "heart": heart,
+        "heart-all": heart_all,
+    }.items():
+        data = make(folder)
+        made = [stratified(data, seed) for seed in range(splits)]
+        sizes = np.array([[len(rows) for rows in one.test] for one in made])
+        settings = {"rounds": rounds, "eval_every": rounds, "options": {"groups": OURS}}
+        _, right = trained(data, made, "evidence", **settings)
+        lines.append(_accuracies(f"`diag`, {name}", 100 * right / sizes))
+        usual = [
+            [np.mean(data.y[test] == np.bincount(data.y[train]).argmax()) for train, test in parts]
+            for parts in (zip(one.train, one.test, strict=True) for one in made)
+        ]
+        lines.append(_accuracies(f"the commoner class, {name}", 100 * np.array(usual)))
+    return "\n".join(lines) + "\n"
+
+
+def _accuracies(name: str, each: Array) -> str:
+    """Return a line of that table: (splits, hospitals) in percent, and their means."""
+    cells = []
+    for column in (*each.T, each.mean(1), each[:, [0, 1, 3]].mean(1)):
+        mean, half = interval(column)
+        cells.append(f"{mean:.1f}" if len(column) < 2 else f"{mean:.1f} ± {half:.1f}")
+    return f"| {name} | " + " | ".join(cells) + " |"
 
 
 def arguments() -> argparse.Namespace:
@@ -303,18 +508,35 @@ def arguments() -> argparse.Namespace:
     add("--splits", type=int, default=20, help="random 70/30 divisions (default 20)")
     add("--rounds", type=int, default=25, help="of the library's methods (default 25)")
     add("--only", nargs="+", choices=list(FEDERATIONS), default=list(FEDERATIONS))
-    add("--json", type=Path, help="file for all numbers")
+    add("--rows", nargs="*", choices=list(ROWS), default=list(ROWS), help="what to make anew")
+    add("--verdicts", action="store_true", help="ask the adviser as well")
+    add("--flamby", action="store_true", help="accuracies beside FLamby's, and nothing else")
+    add("--json", type=Path, help="file for all numbers; what it has of the same splits is kept")
     add("--markdown", type=Path, help="file for the tables")
     add("--show", nargs="+", type=Path, help="the tables of these files of numbers; train nothing")
     return parser.parse_args()
 
 
+def read(files: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Return the federations of files of numbers, by name."""
+    found = {}
+    for file in files:
+        for one in json.loads(file.read_text(encoding="utf-8"))["federations"]:
+            found[one["name"]] = one
+    return found
+
+
 def main() -> int:
     """Run the command line."""
     args = arguments()
-    found = []
-    for file in args.show or []:
-        found += json.loads(file.read_text(encoding="utf-8"))["federations"]
+    known: dict[str, dict[str, Any]] = {}
+    if args.flamby:
+        print(flamby(args.data, args.splits, args.rounds))
+        return 0
+    if args.show:
+        known = read(args.show)
+    elif args.json is not None and args.json.is_file():
+        known = read([args.json])
     for name in [] if args.show else args.only:
         try:
             data = FEDERATIONS[name](args.data)
@@ -322,18 +544,30 @@ def main() -> int:
             print(f"{name}: skipped, {why}")
             continue
         splits = [split(data, seed) for seed in range(args.splits)]
-        made = dict(rows(data, splits, args.rounds))
-        found.append(summary(name, data, made))
-        print(markdown(found[-1:]))
+        made = dict(rows(data, splits, args.rounds, args.rows))
+        earlier = known.get(name)
+        known[name] = summary(name, data, made, kept(earlier, data, args.splits))
+        if args.verdicts:
+            known[name]["advice"] = advised(data)
+        elif earlier and "advice" in earlier:
+            known[name]["advice"] = earlier["advice"]
+        print(markdown([known[name]]))
         print(f"seconds: {sum(row.seconds for row in made.values()):.0f}\n", flush=True)
         if args.json is not None:
-            settings = {"splits": args.splits, "rounds": args.rounds}
-            args.json.write_text(json.dumps({**settings, "federations": found}, indent=1))
+            settings = {"rounds": args.rounds, "federations": in_order(known)}
+            args.json.write_text(json.dumps(settings, indent=1), encoding="utf-8")
+    found = in_order(known)
+    text = f"{overview(found)}\n{verdicts(found)}\n{markdown(found)}"
     if args.show:
-        print(overview(found) + "\n" + markdown(found))
+        print(text)
     if args.markdown is not None and found:
-        args.markdown.write_text(overview(found) + "\n" + markdown(found), encoding="utf-8")
+        args.markdown.write_text(text, encoding="utf-8")
     return 0
+
+
+def in_order(known: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the federations in the order of the page."""
+    return [known[name] for name in FEDERATIONS if name in known]
 
 
 if __name__ == "__main__":

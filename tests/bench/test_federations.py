@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression, Ridge
 
+import sartor
 from bench import divided, federations, oracles
 from bench.oracles import Samples
 
@@ -190,4 +191,105 @@ def test_a_sign_says_on_which_side_of_zero_the_interval_is(tmp_path, monkeypatch
     (tmp_path / "numbers.json").write_text(json.dumps({"federations": [numbers]}))
     monkeypatch.setattr("sys.argv", ["federations", "--show", str(tmp_path / "numbers.json")])
     assert federations.main() == 0
-    assert "| wine | 0.4100 ▲ | 0.2067 ▼ | 0.3100 | 0.3100 |" in capsys.readouterr().out
+    assert "| wine | 3 | 0.4100 ▲ | 0.2067 ▼ | 0.3100 | 0.3100 |" in capsys.readouterr().out
+
+
+def hospitals(folder):
+    """Write a table of two hospitals, in which one measured nothing of ``ca`` and ``thal``."""
+    rng = np.random.default_rng(0)
+    names = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal"
+    lines = [f"hospital,{names},disease"]
+    for number in range(40):
+        values = [f"{value:.2f}" for value in rng.normal(size=13)]
+        values[2], values[6] = str(1 + number % 4), str(number % 3)
+        if number % 2:
+            values[-2:] = "?", "?"
+        lines.append(",".join([f"h{number % 2}", *values, str(number // 2 % 2)]))
+    (folder / "heart.csv").write_text("\n".join(lines))
+
+
+def test_gaps_become_the_mean_of_training_and_a_column_says_where(tmp_path):
+    """As ``Federation.from_file(..., missing="indicator")``, which a table of one part shows."""
+    hospitals(tmp_path)
+    data = divided.heart_all(tmp_path)
+    assert data.x.shape == (40, 15)
+    np.testing.assert_array_equal(np.isnan(data.x[:, -3]), data.x[:, -1] == 1)
+    one = federations.split(data, 0)
+    seen = one.x[np.concatenate(one.train)]
+    np.testing.assert_allclose(seen.mean(0), 0.0, atol=1e-12)
+    assert (one.x[data.x[:, -1] == 1, -3] == 0).all()
+    fed = sartor.Federation.from_file(
+        tmp_path / "heart.csv", client="hospital", label="disease", missing="indicator"
+    )
+    assert fed.x.shape == data.x.shape
+    assert np.isfinite(federations.whole(data).x.numpy()).all()
+
+
+def test_flambys_features_and_divisions(tmp_path):
+    """Indicators of every level but the first; 66/34, with equal shares of the classes."""
+    hospitals(tmp_path)
+    data = divided.heart_flamby(tmp_path)
+    assert data.x.shape == (40, 8 + 3 + 2)
+    one = federations.stratified(data, 1)
+    for train, test in zip(one.train, one.test, strict=True):
+        assert (len(train), len(test)) == (13, 7)
+        assert abs(data.y[test].mean() - 0.5) < 0.1
+
+
+def numbers(**losses):
+    """Return rows as in a file, by their losses."""
+    keys = {key.replace("_", "-"): value for key, value in losses.items()}
+    return {key: {"losses": list(at), "loss": float(np.mean(at))} for key, at in keys.items()}
+
+
+def test_a_verdict_is_right_if_it_names_the_winner_or_a_tie():
+    """Or an answer within 1 % of the winner's loss; and regret is that of what is recommended."""
+    base = np.array([1.0, 1.02, 0.98])
+    clear = numbers(alone=base + 0.3, one=base + 0.005, prox_sum=base, prox_mean=base + 0.1)
+    so = federations.judged(clear, "personalise", "personalise")
+    assert (so.winner, so.ties, so.right, so.regret) == ("personalise", [], True, 0.0)
+    assert federations.judged(clear, "one model", "one model").right
+    wrong = federations.judged(clear, "alone", "alone")
+    assert not wrong.right
+    assert wrong.regret == pytest.approx(30.0)
+    assert not federations.judged(clear, "cannot tell", "one model").right
+    tied = numbers(
+        alone=base + 0.3, one=base[[2, 0, 1]] + 0.001, prox_sum=base, prox_mean=base + 0.1
+    )
+    so = federations.judged(tied, "cannot tell", "one model")
+    assert so.ties == ["one model"]
+    assert so.right
+
+
+def test_rows_of_choice_keep_the_others_of_the_same_splits(tmp_path, monkeypatch, capsys):
+    """A second run replaces what it makes, and the differences are of both."""
+    file = tmp_path / "numbers.json"
+    command = f"federations --data {tmp_path} --rounds 2 --only wine --json {file} --splits "
+
+    def run(more):
+        monkeypatch.setattr("sys.argv", (command + more).split())
+        assert federations.main() == 0
+        (found,) = json.loads(file.read_text())["federations"]
+        return found["rows"]
+
+    first = run("2 --rows one")
+    assert first["one"]["difference"] is None
+    both = run("2 --rows diag")
+    assert list(both) == ["one", "diag"]
+    assert both["one"]["losses"] == first["one"]["losses"]
+    assert both["one"]["difference"] == pytest.approx(both["diag"]["loss"] - both["one"]["loss"])
+    assert list(run("3 --rows diag")) == ["diag"]
+
+
+def test_the_adviser_sees_all_samples(tmp_path, monkeypatch, capsys):
+    """Its verdict is beside the oracles' in the second table."""
+    data = divided.wine(None)
+    fed = federations.whole(data)
+    assert sorted(fed.train.rows.tolist()) == list(range(len(data.y)))
+    said = {"verdict": "one model", "strategy": "one model", "seconds": 0.0}
+    monkeypatch.setattr(federations, "advised", lambda data: said)
+    command = f"federations --data {tmp_path} --only wine --splits 2 --verdicts --markdown "
+    command += f"{tmp_path / 'table.md'} --rows alone one prox-sum prox-mean"
+    monkeypatch.setattr("sys.argv", command.split())
+    assert federations.main() == 0
+    assert "| wine | one model | one model |" in (tmp_path / "table.md").read_text()

@@ -252,25 +252,25 @@ def test_the_adviser_sees_through_a_frozen_body() -> None:
     heads = sartor.models.features(net, fed)
     ones = torch.ones(len(heads.x), 1)
     with_bias = replace(heads, x=torch.cat((heads.x, ones), 1))
-    through = sartor.advise(fed, model=net, ridge=0.1)
-    plain = sartor.advise(with_bias, features="raw", ridge=0.1)
+    by: Any = {"ridge": 0.1, "basis": "theory"}
+    through = sartor.advise(fed, model=net, **by)
+    plain = sartor.advise(with_bias, features="raw", **by)
     assert through.basis == plain.basis == "theory"
     assert (through.strategy, through.prox_strength) == (plain.strategy, plain.prox_strength)
     assert through.errors == plain.errors
     assert "through the frozen Trained" in through.model
-    scaled = sartor.advise(fed, model=net, features="scaled", ridge=0.1)
-    assert scaled.errors == sartor.advise(heads, ridge=0.1).errors
+    scaled = sartor.advise(fed, model=net, features="scaled", **by)
+    assert scaled.errors == sartor.advise(heads, **by).errors
     assert "for which λ holds" in scaled.model
     with pytest.raises(ConfigError, match="freeze all of the network but a linear head"):
         sartor.advise(fed, model=pretrained(Trained()), basis="theory")
 
 
-def test_the_adviser_tries_the_network_where_the_theory_does_not_hold() -> None:
-    """Too few samples, too many features: the network that was given is tried, as it is."""
-    few = sartor.advise(images(), model=pretrained(Trained(), train=["fc"]), rounds=1)
-    assert few.basis == "trial"
-    assert few.model == "the network that was given"
-    assert not any("frozen up to a linear head" in way for way in few.doubts)
+def test_the_adviser_tries_the_network_of_which_a_linear_model_has_too_much() -> None:
+    """Few samples are answered by the evidence; too many features of a body are tried as it is."""
+    few = sartor.advise(images(), model=pretrained(Trained(), train=["fc"]))
+    assert few.basis == "evidence"
+    assert "through the frozen Trained" in few.model
     layers = (nn.Flatten(), nn.Linear(36, 1300), nn.Linear(1300, 3))
     wide: Any = pretrained(nn.Sequential(*layers), head="2")
     wide[1].requires_grad_(False)

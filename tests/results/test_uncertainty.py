@@ -52,7 +52,8 @@ def test_the_spread_between_priors_counts() -> None:
     options = {"multiples": True, "posterior": True}
     found = fitted(xs, ys, options=options, rounds=100, eval_every=100)
     t, s, noise = server(found, "spread"), server(found, "width"), float(server(found, "noise"))
-    grid = [(a, b) for b in (1.0, 10.0, 100.0) for a in (0.1, 1.0, 10.0, 100.0)]
+    low = 10**-0.5
+    grid = [(a, b) for b in (low, 1.0, 10.0) for a in (low, 1.0, 10.0, 100.0)]
     each = [posterior(xs, ys, a * t, b * s, noise) for a, b in grid]
     weights, wide = server(found, "weights"), with_one(xs[1])
     for k in range(len(xs)):

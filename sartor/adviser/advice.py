@@ -241,6 +241,13 @@ class Advice:
         if self.plan is None:
             return Table(["quantity", "value"], [], title="Cost")
         p = self.plan
+        if self.basis == "evidence":  # every round solves; there are no steps to choose
+            exact = [
+                ["rounds", p.rounds],
+                ["megabytes, both ways", p.bytes_total / 1e6],
+                ["gradient evaluations", p.gradients],
+            ]
+            return Table(["quantity", "value"], exact, title="Cost")
         rows: list[list[Any]] = [
             ["local steps a round K", p.num_local_steps],
             ["local step size η", p.local_lr],
@@ -383,14 +390,14 @@ class Advice:
         return lines + self.table()._repr_html_()
 
     def verify(self, *, progress: Progress | None = None) -> Verification:
-        """Train the recommendation and both ends, and show predicted beside measured.
+        """Put the recommendation beside its rivals, on divisions of all samples drawn anew.
 
         Args:
             progress: shows how far it is.
 
         Raises:
             ConfigError: the advice was read from a file, which has no data to train on.
-            FederationError: there are no test samples.
+            FederationError: no client has two samples.
         """
         if self.subject is None or self.verifier is None:
             raise ConfigError(

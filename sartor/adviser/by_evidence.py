@@ -95,7 +95,7 @@ def by_evidence(
     curve = [loss["alone"], *found.curve.tolist(), loss["one"]]
     curve[1 + FACTORS.index(1.0)] = loss["learned"]  # the average over spreads and widths
     chosen = {"local": 0.0, "global": math.inf, "personalised": pull}[strategy]
-    notes = _notes(federation, seen, found, gain)
+    notes = _notes(federation, seen, found)
     if theory is not None:
         notes.append(_beside(theory))
     if strategy == "local":
@@ -109,7 +109,7 @@ def by_evidence(
         basis="evidence",
         strategy=strategy,
         verdict=verdict,
-        reason=_reason(verdict, strategy, loss, gain, degree, sizes.mean().item()),
+        reason=_reason(verdict, loss, gain, degree, sizes.mean().item()),
         prox_strength=chosen,
         clients=people,
         pulls=[0.0, *(pull / factor for factor in FACTORS), math.inf],
@@ -194,14 +194,7 @@ def _client(found: Sharing, i: int, name: str, way: str, scale: float) -> Client
     )
 
 
-def _reason(
-    verdict: str,
-    strategy: Strategy,
-    loss: dict[str, float],
-    gain: Gap,
-    degree: Gap,
-    per_client: float,
-) -> str:
+def _reason(verdict: str, loss: dict[str, float], gain: Gap, degree: Gap, per_client: float) -> str:
     low = min(loss.values())
 
     def share(value: float) -> str:
@@ -227,11 +220,12 @@ def _reason(
             f"{share(-gain.value)} ± {100.0 * gain.half / low:.1f} against training alone."
         )
     more = more_samples(gain, per_client)
-    needed = (
-        f"With some {more:,.0f} more samples a client they could"
-        if more < 50 * per_client
-        else f"Not with {50 * per_client:,.0f} more samples a client either"
-    )
+    if gain.value > gain.half:
+        needed = "The interval leaves out 0, but the evidence does not lean that way"
+    elif more < 50 * per_client:
+        needed = f"With some {max(more, 1.0):,.0f} more samples a client they could"
+    else:
+        needed = f"Not with {50 * per_client:,.0f} more samples a client either"
     return (
         f"Sharing changes the loss of samples left out by {share(-gain.value)} ± "
         f"{100.0 * gain.half / low:.1f} against training alone (evidence {gain.nats:+.0f} nats). "
@@ -239,7 +233,7 @@ def _reason(
     )
 
 
-def _notes(federation: Federation, seen: View, found: Sharing, gain: Gap) -> list[str]:
+def _notes(federation: Federation, seen: View, found: Sharing) -> list[str]:
     notes = [
         f"all {int(seen.federation.train.sizes.sum()):,} samples were used, those for validation "
         f"and testing too: each was left out {found.repeats} times in {found.folds} parts, so "
@@ -282,7 +276,7 @@ def _plan(
     each, rounds, (budget_mb, budget_rounds) = down + up, ROUNDS, limits
     allowed = [budget_rounds or ROUNDS]
     if budget_mb is not None:
-        allowed.append(int((budget_mb * 1e6 - down) // each))
+        allowed.append(max(int((budget_mb * 1e6 - down) // each), 0))
     if min(allowed) < ROUNDS:
         rounds = max(min(allowed), 1)
         notes.insert(

@@ -42,6 +42,12 @@ class View:
         return max(self.federation.num_classes, 2)
 
     @property
+    def intercept(self) -> bool:
+        """Whether the last feature is the constant one."""
+        last = self.federation.x[..., -1]
+        return self.federation.x.dim() == 2 and bool((last == 1.0).all())
+
+    @property
     def num_params(self) -> int:
         """Parameters of the model."""
         outputs = self.num_classes - 1 if self.family == "softmax" else 1

@@ -5,7 +5,10 @@ or prior learned: "alone", "one" and "learned". Every sample is held out once in
 cross-validation over all samples of all clients; the losses are paired, sample by sample.
 
 The folds depend on a sample's values and its client's name alone: not on a seed, nor on the order
-of rows, clients or columns' units (ranks of values stand for values).
+of rows or clients, nor on the units of a column (ranks of values stand for values).
+
+Without a part, a prior is learned anew from where that of all samples is, and of its multiples
+those are tried that weighed something there; so much of the choice has seen the part.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from torch import Tensor
 
 from sartor.adviser.features import View
 from sartor.core import rng
+from sartor.core.errors import FederationError
 from sartor.data.federation import Federation
 from sartor.data.samples import Samples
 from sartor.data.split import SPLITS, Ragged
@@ -119,12 +123,16 @@ def judge(seen: View, *, each: Callable[[], None] | None = None) -> Sharing:
         each: is called after every solve for all clients.
     """
     clients, scale = standardised(seen.clients())
+    if not bool((clients.sizes > 1).any()):
+        raise FederationError(
+            "Every client has a single sample, so none can be left out to judge by; bring more."
+        )
     with suitable_threads(clients.num_params):
         return _judge(seen, clients, scale, each)
 
 
 def _judge(seen: View, clients: Clients, scale: float, each: Callable[[], None] | None) -> Sharing:
-    intercept = "an intercept" in seen.kept
+    intercept = seen.intercept
     found = {way: solved(clients, way, intercept, each=each) for way in WAYS}
     folds, repeats = divisions(clients)
     total = torch.zeros(len(WAYS), *clients.mask.shape, dtype=torch.float64)
@@ -197,6 +205,12 @@ def most_features(federation: Federation) -> str:
     """Return how many features a quick answer can look at: "scaled" for all, or "pca:K"."""
     outputs = max(federation.num_classes - 1, 1)
     m, mean = federation.num_clients, float(federation.train.sizes.double().mean())
+    if _work(m, 2 * outputs, mean) > MOST_WORK:
+        raise FederationError(
+            f"{federation.num_classes} classes and {m} clients are more than the evidence can look "
+            "at. If the label is a number and no class, say so with task='regression'; else take "
+            "basis='trial'."
+        )
     width = math.prod(federation.input_shape)
     keep = width
     while keep > 1 and _work(m, (keep + 1) * outputs, mean) > MOST_WORK:

@@ -21,6 +21,7 @@ from torch import Tensor
 from sartor import methods
 from sartor.adviser.advice import Advice, Subject
 from sartor.adviser.by_evidence import LITTLE
+from sartor.adviser.features import View
 from sartor.adviser.sharing import WAYS, all_samples, solved, standardised, suitable_threads
 from sartor.adviser.verification import Judgement, Row, Verification
 from sartor.core import rng, tree
@@ -198,9 +199,8 @@ def _models(advice: Advice, train: Clients, pulls: Sequence[float]) -> dict[str,
     """Return (clients, p) for every way of sharing, and for every λ by its number."""
     sizes = train.sizes
     if advice.basis == "evidence":
-        # Without an intercept ("raw"), all features have one spread.
-        intercept = "an intercept" in advice.model
-        ways = {way: solved(train, way, intercept) for way in WAYS}
+        seen: View = advice.subject.view
+        ways = {way: solved(train, way, seen.intercept) for way in WAYS}
         found = {
             "local": ways["alone"].own,
             "global": ways["one"].own,

@@ -71,6 +71,16 @@ def advise(
     own = uses_all and kind_of(experiment) != "a data set"
     whole = experiment.model_copy(update={"test": 0.0}) if own else experiment
     federation = federation_of(whole)(experiment.seed)
+    filled = [
+        step["name"]
+        for step in (federation.info.get("preprocessing") or {}).get("columns", ())
+        if step.get("indicator")
+    ]
+    if filled:
+        show.note(
+            f"Empty cells of {len(filled)} columns ({', '.join(filled[:5])}"
+            f"{', …' if len(filled) > 5 else ''}) count as the mean, and a feature marks them."
+        )
     out = work.free_folder(experiment, f"advice-{Path(experiment.data).name}", overwrite=overwrite)
     progress = reporter(plain=json)
     if experiment.model is None and basis != "trial" and federation.num_clients > 1:
@@ -130,7 +140,7 @@ def as_flags(text: str) -> str:
     >>> as_flags("fewer features, features='pca:2', or basis='trial'; budget_mb must be positive")
     'fewer features, --features pca:2, or --basis trial; --budget-mb must be positive'
     """
-    text = re.sub(r"\b(features|basis|ridge)=(['\"]?)([\w:.]*\w)\2", r"--\1 \3", text)
+    text = re.sub(r"\b(features|basis|ridge|task)=(['\"]?)([\w:.]*\w)\2", r"--\1 \3", text)
     text = re.sub(r"\b(features|basis|ridge) must be", r"--\1 must be", text)
     return re.sub(r"\bbudget_(mb|rounds)\b", r"--budget-\1", text).replace("model=...", "--model")
 

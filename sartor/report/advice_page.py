@@ -108,12 +108,15 @@ def _tiles(advice: Advice) -> list[tuple[str, str, str]]:
     kind, here = advice.kind, advice.error_at(advice.prox_strength)
     ends = f"alone {advice.errors[0]:.3g}, one model {advice.errors[-1]:.3g}"
     hurt = f"{len(advice.hurt)} of {len(advice.clients)}"
+    sure = [client.outcome for client in advice.clients]
     tiles = [
         ("Pull λ", spell(advice.prox_strength), advice.method)
         if advice.basis != "evidence"
         else ("Answer", advice.verdict, advice.method),
         (f"Mean {kind}", f"{here:.3g}", ends),
-        ("One model hurts", hurt, "clients, against training alone"),
+        ("One model hurts", hurt, "clients, against training alone")
+        if advice.basis != "evidence"
+        else ("Surely gain", f"{sure.count('gains')} of {len(sure)}", "clients, by their samples"),
     ]
     plan = advice.plan
     if plan is not None:

@@ -12,10 +12,11 @@ import pytest
 import torch
 
 import sartor
-from sartor.adviser.by_evidence import Gap, decide, more_samples
+from sartor.adviser.by_evidence import Gap, _reason, decide, more_samples
 from sartor.adviser.features import view
-from sartor.adviser.sharing import all_samples, judge, most_features, ranks
-from sartor.core.errors import ConfigError
+from sartor.adviser.sharing import all_samples, judge, most_features, ranks, standardised
+from sartor.core.errors import ConfigError, FederationError
+from sartor.theory.learned_prior import averaged
 
 
 def drawn(
@@ -104,21 +105,32 @@ def test_units_of_a_regression_scale_its_losses_alone() -> None:
 
 
 def test_held_out_losses_are_those_of_refits() -> None:
-    """Alone and one model on a regression, by NumPy: a ridge on every fold, of the learned size."""
+    """Alone, on a regression: ridges in NumPy without each fold, under the priors and weights."""
     fed = all_samples(drawn(0.5, regression=True, clients=3, samples=20))
     seen = view(fed)
     found = judge(seen)
-    assert found.folds == 10
-    clients = seen.clients()
-    assert found.losses.shape == (3, 3, 20)
-    assert np.isfinite(found.losses).all()
-    # No prior can beat the noise by far, nor lose to the mean of the targets.
-    assert all(0.0 < found.mean(way) < 1.1 for way in ("alone", "one", "learned"))
+    clients, _ = standardised(seen.clients())
+    assert (found.folds, found.repeats) == (10, 3)
+    assert seen.intercept
+    wanted = np.zeros((3, 20))
+    for repeat in range(3):
+        place = (ranks(seen.federation, clients.mask, repeat) % 10).numpy()
+        for fold in range(10):
+            held = torch.from_numpy(place == fold)
+            one = averaged(clients.where(~held), alone=True, start=found.found["alone"])
+            for i in range(3):
+                x, y, away = clients.x[i].numpy(), clients.y[i].numpy(), place[i] == fold
+                w = np.zeros(4)
+                for share, prior in zip(one.weights.tolist(), one.priors, strict=True):
+                    pull = np.diag(float(prior.noise) / prior.spread.numpy())
+                    left = x[~away]
+                    w += share * np.linalg.solve(left.T @ left + pull, left.T @ y[~away])
+                wanted[i, away] += (x[away] @ w - y[away]) ** 2 / 3.0
+    np.testing.assert_allclose(found.losses[0], wanted, rtol=1e-6)
     value, error = found.difference("alone", "one")
     gap = (found.losses[0] - found.losses[1]).ravel()
     assert value == pytest.approx(gap.mean())
     assert error == pytest.approx(gap.std(ddof=1) / math.sqrt(60))
-    assert clients.num_params == 4
 
 
 def test_few_samples_one_class_and_separable_clients_are_answered() -> None:
@@ -177,6 +189,28 @@ def test_many_features_are_reduced_and_reported() -> None:
     fed = sartor.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), client=np.arange(120) % 4)
     assert most_features(all_samples(fed)).startswith("pca:")
     assert most_features(all_samples(drawn(0.1))) == "scaled"
+
+
+def test_more_than_it_can_look_at_is_refused_with_a_way_out() -> None:
+    """Scores that were read as 70 classes, in many clients; and clients of one sample each."""
+    draw = np.random.default_rng(0)
+    owner = np.repeat(np.arange(60), 80)
+    x, y = draw.normal(size=(4800, 3)), np.arange(4800) % 70
+    fed = sartor.Federation.from_arrays(x, y, client=owner)
+    with pytest.raises(FederationError, match="task='regression'"):
+        sartor.advise(fed)
+    ones = sartor.Federation.from_arrays(x[:9], y[:9] % 2, client=np.arange(9), test=0)
+    with pytest.raises(FederationError, match="single sample"):
+        sartor.advise(ones)
+
+
+def test_judges_that_disagree_are_reported() -> None:
+    """No samples are asked for where the interval is clear and the evidence is not."""
+    said = _reason("cannot tell", LOSS, Gap(0.1, 0.01, 0.0), Gap(0.1, 0.01, 9.0), 50.0)
+    assert "evidence does not lean" in said
+    assert "more samples" not in said
+    said = _reason("cannot tell", LOSS, Gap(0.1, 0.1, 0.0), Gap(0.1, 0.01, 9.0), 50.0)
+    assert "With some 142 more samples" in said
 
 
 def test_a_ridge_of_ones_own_is_refused() -> None:

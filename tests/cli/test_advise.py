@@ -131,6 +131,7 @@ def test_a_table_with_gaps_and_categories_is_answered(advise: Any) -> None:
     assert answer.code == 0, answer.err
     assert "5 scaled features" in answer.json["model"]  # age, whether it is missing, three kinds
     assert "--missing indicator" in answer.json["carry_out"]
+    assert "Empty cells of 1 columns (age)" in answer.err
 
 
 def test_the_last_line_is_the_advice(advise: Any) -> None:

@@ -295,7 +295,7 @@ def built(settings: Mapping[str, Any], data: Any) -> Any:
     chosen = settings_of(experiment, experiment.method)
     local = with_static_parts(local_of(experiment).over(experiment.rounds), chosen["hyper"], {})
     compute = settings_on("fit")["compute"].read(experiment.compute)
-    task = make_task(model_of(experiment, data), data, compute)
+    task = make_task(model_of(experiment, data), data, compute, experiment.measure)
     return methods.build(experiment.method, task, local, cast(Any, chosen["options"])), task
 
 

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -129,6 +130,7 @@ class Task:
             sample asks for several.
         compute: the dtype of the forward and backward pass, if not that of the parameters.
         kind: what there is to learn, as ``Federation.task`` says it.
+        measure: a measure of a client's labels and scores that has no sums, such as the AUROC.
         leaf_names: the names of the parameters that are trained.
         fixed: frozen parameters and buffers by name. They are the same for all clients, so no
             client has a copy of them, and they never travel.
@@ -140,6 +142,7 @@ class Task:
     is_correct: Criterion = most_likely
     compute: torch.dtype | None = None
     kind: str = "classification"
+    measure: Callable[[np.ndarray, np.ndarray], float] | None = None
     leaf_names: tuple[str, ...] = field(init=False, default=())
     fixed: dict[str, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
     _copies: threading.local = field(init=False, default_factory=threading.local, repr=False)

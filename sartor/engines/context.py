@@ -27,6 +27,7 @@ from sartor.engines.parts import (
     Group,
     Sparing,
     T,
+    Tally,
     Which,
     cut_arena,
     on_device,
@@ -189,6 +190,10 @@ class Context:
         return Group(run, ids, np.ones_like(ids, dtype=bool), ctx, keys)
 
     # ---- states
+
+    def blank_tally(self) -> Tally:
+        """Return a tally of all clients in which nobody was scored."""
+        return Tally.blank(self.everybody.shape, 2 if self.task.measure is None else 3)
 
     def models(self, dtype: torch.dtype) -> Tree:
         """Draw the initial models of all runs."""

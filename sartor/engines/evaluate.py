@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sartor.core import tree, wire
 from sartor.core.method import Batch, ClientContext, Method, Phase, changed
 from sartor.core.tree import Tree
 from sartor.engines.context import Context
 from sartor.engines.parts import (
+    Arena,
     Block,
     Costs,
     Group,
@@ -68,7 +70,7 @@ class Evaluator:
     ) -> tuple[dict[str, Tally], Receipt]:
         """Score what every client, or those of the blocks, would use now, and what that costs."""
         context, method = self.context, self.context.record(round_index)
-        tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
+        tallies = {split: context.blank_tally() for split in splits}
 
         def score(block: Some) -> tuple[Costs, np.ndarray]:
             here = tree.narrow(server, 0, block.run, len(block.ids))
@@ -96,7 +98,7 @@ class Evaluator:
     ) -> dict[str, Tally]:
         """Score one model per run, (runs, ...), on the data of the first clients, or of all."""
         context = self.context
-        tallies = {split: Tally.blank(context.everybody.shape) for split in splits}
+        tallies = {split: context.blank_tally() for split in splits}
 
         def score(block: Some) -> None:
             run, ids = block.run, block.ids
@@ -215,8 +217,7 @@ class Evaluator:
     def _score_phase(self, method: Method, split: str, pooled: bool) -> Phase:
         predict = method.use.predict or self.context.task.logits
 
-        def scored(model: Tree, batch: Batch) -> Tree:
-            scores = predict(model, batch.x)
+        def scored(scores: Tensor, batch: Batch) -> Tree:
             loss = torch.where(batch.mask, self.context.task.criterion(scores, batch.y), 0.0)
             return {
                 "correct": self.context.task.is_correct(scores, batch.y) & batch.mask,
@@ -224,12 +225,18 @@ class Evaluator:
             }
 
         def step(sums: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-            found = scored(ctx.own, batch)
+            scores = predict(ctx.own, batch.x)
+            found = scored(scores, batch)
             right, loss = found["correct"].sum(), found["loss"].sum()
-            return {"correct": sums["correct"] + right, "loss": sums["loss"] + loss.double()}
+            new = {"correct": sums["correct"] + right, "loss": sums["loss"] + loss.double()}
+            if "scores" in sums:  # padding goes to the spare row
+                flat = scores.reshape(scores.shape[0], -1)
+                new["scores"] = sums["scores"].index_copy(0, batch.rows, flat)
+            return new
 
         def pooled_step(sums: Tree, batch: Batch, ctx: ClientContext) -> Tree:
-            whose, found = ctx.own["slot"][batch.rows], scored(ctx.own["model"], batch)
+            whose = ctx.own["slot"][batch.rows]
+            found = scored(predict(ctx.own["model"], batch.x), batch)
             # Samples are the last axis; before it may be the steps of a text.
             rows = {k: v.reshape(-1, v.shape[-1]).double().sum(0) for k, v in found.items()}
             return {k: sums[k].index_add(0, whose, rows[k]) for k in sums}
@@ -245,7 +252,7 @@ class Evaluator:
     def _score_split(
         self, method: Method, model: Tree, group: Group, split: str, tally: Tally
     ) -> None:
-        """Add up correct answers and losses of one model per lane."""
+        """Add up correct answers and losses of one model per lane; take the measure, if any."""
         run, ids, present = group.run, group.ids, group.present
         arena, engine = cut_arena(self.context.arena, run, len(ids)), self.context.engine
         size = np.where(present, np.take_along_axis(arena.splits[split].size, ids, 1), 0)
@@ -255,16 +262,42 @@ class Evaluator:
             here = self._ordered(here, order)
             ids, size, present = (np.take_along_axis(v, order, 1) for v in (ids, size, present))
         one_by_one = len(ids) == 1 < ids.size and self._groups(engine.chunk(()))
-        if one_by_one and all(leaf.stride(1) == 0 for leaf in tree.leaves(model)):
+        lists = self.context.task.measure is not None
+        if one_by_one and not lists and all(leaf.stride(1) == 0 for leaf in tree.leaves(model)):
             sums = self._pooled(method, here, ids, size, run, split)
         else:
             phase = self.phase(method, split)
             zero = torch.zeros(ids.shape, device=arena.device, dtype=torch.float64)
             start, plan = {"correct": zero.long(), "loss": zero}, self._plan(phase, ids, size, run)
+            if lists:
+                start["scores"] = self._blank_scores(method, here, arena, split)
             run_phase = self._one_by_one if one_by_one else engine.phase
             sums = run_phase(phase, start, here, plan)[0]
         found = torch.stack((sums["correct"].double(), sums["loss"])).cpu().numpy()
-        tally.put(np.nonzero(present)[0] + run, ids[present], *found[:, present])
+        columns = list(found[:, present])
+        if lists:
+            columns.append(self._measured(sums["scores"], arena.splits[split], ids)[present])
+        tally.put(np.nonzero(present)[0] + run, ids[present], *columns)
+
+    def _blank_scores(self, method: Method, ctx: ClientContext, arena: Arena, split: str) -> Tensor:
+        """Return a list for the scores of all samples of a client, with a spare row: per lane."""
+        predict = method.use.predict or self.context.task.logits
+        model = tree.map(lambda leaf: leaf[0, 0], ctx.own)
+        with torch.no_grad():
+            one = predict(model, arena.features(arena.splits[split].rows[:1]))
+        shape = (*ctx.index.shape, arena.splits[split].capacity + 1, one[0].numel())
+        return one.new_zeros(shape)
+
+    def _measured(self, scores: Tensor, lists: Split, ids: np.ndarray) -> np.ndarray:
+        """Return the task's measure of the scores (runs, slots, rows, outputs) of clients."""
+        held, y = scores.cpu().numpy(), self.context.arena.y
+        found = np.full(ids.shape, np.nan)
+        for run, slot in np.ndindex(ids.shape):
+            start, size = (int(part[run, ids[run, slot]]) for part in (lists.start, lists.size))
+            if size and self.context.task.measure is not None:
+                labels = y[lists.rows[start : start + size]].cpu().numpy()
+                found[run, slot] = self.context.task.measure(labels, held[run, slot, :size])
+        return found
 
     def _ordered(self, ctx: ClientContext, order: np.ndarray) -> ClientContext:
         """Put models and the clients' numbers in order; one that all lanes share needs no copy."""

@@ -172,20 +172,33 @@ class Order:
 
 @dataclass
 class Tally:
-    """Sums over test samples: (runs, clients), NaN where a client was not scored."""
+    """Scores of clients: (runs, clients), NaN where a client was not scored.
+
+    Attributes:
+        correct: right answers.
+        loss: the sum of the losses.
+        measured: the task's measure, if it has one; NaN also where samples do not define it.
+    """
 
     correct: np.ndarray
     loss: np.ndarray
+    measured: np.ndarray | None = None
 
     @classmethod
-    def blank(cls, shape: tuple[int, ...]) -> Tally:
-        """Return a tally in which no client was scored."""
-        return cls(np.full(shape, np.nan), np.full(shape, np.nan))
+    def blank(cls, shape: tuple[int, ...], columns: int) -> Tally:
+        """Return a tally of so many columns in which no client was scored."""
+        return cls(*(np.full(shape, np.nan) for _ in range(columns)))
 
-    def put(self, run: Any, client: Any, correct: Any, loss: Any) -> None:
-        """Put the sums of single clients: number j is that of ``client[j]`` in ``run[j]``."""
-        self.correct[run, client] = correct
-        self.loss[run, client] = loss
+    @property
+    def columns(self) -> dict[str, np.ndarray]:
+        """The columns that there are, by name."""
+        found = {"correct": self.correct, "loss": self.loss}
+        return found if self.measured is None else {**found, "measured": self.measured}
+
+    def put(self, run: Any, client: Any, *values: Any) -> None:
+        """Put the scores of single clients: number j is that of ``client[j]`` in ``run[j]``."""
+        for column, value in zip(self.columns.values(), values, strict=True):
+            column[run, client] = value
 
 
 @dataclass

@@ -15,7 +15,7 @@ from sartor.core import wire
 from sartor.core.method import Method
 from sartor.core.tree import Tree
 from sartor.engines.context import Context
-from sartor.engines.parts import Order, Receipt, States, Tally, on_device
+from sartor.engines.parts import Order, Receipt, States, on_device
 from sartor.engines.work import ClientWork
 
 Watch = Callable[[Tree, np.ndarray, np.ndarray], None]
@@ -61,7 +61,7 @@ class Rounds:
         cohort, trains, present = self.draw(method, stage, round_index)
         receipt = Receipt.blank(len(cohort))
         receipt.participants += trains.sum(1)
-        receipt.tally = {split: Tally.blank(self.context.everybody.shape) for split in score}
+        receipt.tally = {split: self.context.blank_tally() for split in score}
         slots = cohort.shape[1]
         width = 1 if method.schedule.in_turn else slots
         for first in range(0, slots, width):

@@ -93,13 +93,17 @@ def _nested(like: Tree, leaves: Mapping[str, Tensor], prefix: str = "") -> Tree:
     }
 
 
-def scores(meta: Mapping[str, Any], splits: tuple[str, ...]) -> dict[str, tuple[float, float]]:
-    """Read the sums of correct answers and losses that a client reports, or refuse them."""
+def scores(
+    meta: Mapping[str, Any], splits: tuple[str, ...], columns: int = 2
+) -> dict[str, tuple[float, ...]]:
+    """Read the correct answers, losses and measure that a client reports, or refuse them."""
     try:
-        found = {s: (float(meta["scores"][s][0]), float(meta["scores"][s][1])) for s in splits}
+        found = {
+            s: tuple(float(meta["scores"][s][column]) for column in range(columns)) for s in splits
+        }
     except (KeyError, IndexError, TypeError, ValueError) as error:
         raise MessageError(f"the scores cannot be read: {error!r}") from error
-    if any(not correct >= 0 for correct, _ in found.values()):
+    if any(not numbers[0] >= 0 for numbers in found.values()):
         raise MessageError("a number of correct answers is negative or not a number")
     return found
 

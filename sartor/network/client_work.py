@@ -170,11 +170,11 @@ class SingleClient:
         return {}
 
     def _tallies(self, splits: list[str]) -> dict[str, Tally]:
-        return {split: Tally.blank((1, self.context.arena.num_clients)) for split in splits}
+        return {split: self.context.blank_tally() for split in splits}
 
     def _scores(self, tallies: Mapping[str, Tally]) -> dict[str, list[float]]:
         where = (0, self.index)
-        return {s: [float(t.correct[where]), float(t.loss[where])] for s, t in tallies.items()}
+        return {s: [float(v[where]) for v in t.columns.values()] for s, t in tallies.items()}
 
 
 class _Lane:

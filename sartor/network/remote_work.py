@@ -206,7 +206,7 @@ class Remote:
         """Let all clients score what they would use now; also return what that costs."""
         numbers, method = _numbers(store), self.context.record(round_index)
         receipt = Receipt.blank(1)
-        tallies = {split: Tally.blank(self.context.everybody.shape) for split in splits}
+        tallies = {split: self.context.blank_tally() for split in splits}
 
         def take(i: int, body: Tree, meta: dict[str, Any]) -> None:
             self._take_scores(i, meta, tallies)
@@ -229,7 +229,7 @@ class Remote:
     ) -> dict[str, Tally]:
         """Let all clients, or the first ones, score a model that they are sent."""
         arena = self.context.arena
-        tallies = {split: Tally.blank(self.context.everybody.shape) for split in splits}
+        tallies = {split: self.context.blank_tally() for split in splits}
         common = tree.map(lambda leaf: leaf[0], models)
         head = {"kind": "centre", "round": round_index, "score": list(splits)}
         number = arena.num_clients if clients is None else clients
@@ -294,7 +294,8 @@ class Remote:
         return self.dispatcher.send(orders, 1 << 20, lambda i, body, meta: None, note)
 
     def _take_scores(self, i: int, meta: dict[str, Any], tallies: dict[str, Tally]) -> None:
-        for split, sums in admission.scores(meta, tuple(tallies)).items():
+        columns = len(next(iter(tallies.values())).columns)
+        for split, sums in admission.scores(meta, tuple(tallies), columns).items():
             tallies[split].put(0, i, *sums)
 
     def _send_scores(
@@ -309,11 +310,13 @@ class Remote:
         """Collect scores; a client that is not there keeps its last ones."""
         taken = self.dispatcher.send(orders, 1 << 20, take, {"kind": kind, "round": round_index})
         for split, tally in tallies.items():
-            before = self._last.setdefault((point, split), Tally(*np.zeros((2, *tally.loss.shape))))
+            columns = tally.columns
+            none = Tally(**{name: np.zeros_like(column) for name, column in columns.items()})
+            before = self._last.setdefault((point, split), none).columns.values()
             for i in orders.keys() - taken:
-                tally.put(0, i, before.correct[0, i], before.loss[0, i])
+                tally.put(0, i, *(column[0, i] for column in before))
             self._last[point, split] = Tally(
-                np.nan_to_num(tally.correct), np.where(np.isnan(tally.loss), 0.0, tally.loss)
+                **{name: np.where(np.isnan(v), 0.0, v) for name, v in columns.items()}
             )
 
     # ---- messages

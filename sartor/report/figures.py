@@ -102,8 +102,8 @@ def measure_by_round(comparison: Comparison) -> Figure:
         f"{headline_metric.title} by round",
         "Solid: the point of the round at which each method is meant to be used "
         f"({points}); thin dashes: the other point{centre}. Pre is after aggregation, post after "
-        "local training; compare pre with pre and post with post. The test samples of all clients "
-        f"are pooled.{_better(headline_metric)}{band}",
+        "local training; compare pre with pre and post with post. Values of all "
+        f"clients are {headline_metric.pooled}.{_better(headline_metric)}{band}",
         f"Line chart of pooled test {headline_metric.name} by round. {finals}.",
         canvas,
     )

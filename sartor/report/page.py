@@ -152,8 +152,7 @@ def render(content: Result | Comparison, environment: Mapping[str, Any] | None =
         Section(
             "Comparison of methods",
             methods,
-            f"{ABOUT_MEASURES[metric.name]} is taken at the last evaluation over the test samples "
-            "of all clients together; each client is evaluated with its own model.",
+            _about(metric),
             "methods",
             "Table",
         ),
@@ -195,6 +194,21 @@ ABOUT_MEASURES = {
     "loss": "Loss is what the network itself returns: less is better. It",
 }
 """Headline metric -> the beginning of the sentence that explains it."""
+
+
+def _about(metric: HeadlineMetric) -> str:
+    """Return how the numbers of the comparison are made."""
+    if metric.function is None:
+        return (
+            f"{ABOUT_MEASURES[metric.name]} is taken at the last evaluation over the test samples "
+            "of all clients together; each client is evaluated with its own model."
+        )
+    less = ": less is better" if metric.sign < 0 else ""
+    return (
+        f"{metric.title}{less}. It is taken at the last evaluation on the test samples of each "
+        "client, with its own model; what stands here is the mean over clients, each alike, of "
+        "those whose samples define it."
+    )
 
 
 def _drawn(comparison: Comparison) -> tuple[dict[str, tuple[int, str]], Part]:

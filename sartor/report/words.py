@@ -10,6 +10,7 @@ import numpy as np
 
 from sartor.results import metrics
 from sartor.results.comparison import Comparison, paired_gains
+from sartor.results.headline import HeadlineMetric
 from sartor.results.result import Result
 from sartor.results.tables import format_cell
 
@@ -84,13 +85,22 @@ def summarise(comparison: Comparison) -> Words:
     return words
 
 
+def _reaches(metric: HeadlineMetric) -> tuple[str, str]:
+    """Return verb and phrase with which a sentence states the value of a method."""
+    article = "an" if metric.name[0] in "AEIOFR" else "a"
+    mean = f"{article} {metric.name} of {{}}, the mean over clients"
+    return REACHES.get(metric.name, ("has", mean))
+
+
 def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | None) -> None:
     headline_metric = best.result.headline_metric
-    verb, phrase = REACHES[headline_metric.name]
+    verb, phrase = _reaches(headline_metric)
     repeats = f" (mean of {len(best.runs)} runs)" if len(best.runs) > 1 else ""
     reported = f"{phrase.format(best.text)}{repeats}"
     most, no_more = ("is the most accurate of", "is more accurate")
-    if not headline_metric.is_share:
+    if headline_metric.sign > 0 and headline_metric.function is not None:
+        most, no_more = ("is the best of", "is better")
+    elif headline_metric.sign < 0:
         most, no_more = ("has the smallest error of", "has a smaller error")
     if len(alive) == 1:
         words.headline = f"{best.label} {verb} {reported}."
@@ -103,7 +113,9 @@ def _say_best(words: Words, best: _Row, alive: list[_Row], reference: _Row | Non
     else:
         words.headline = f"{best.label} {most} {len(alive)} methods: {reported}."
     less = "" if headline_metric.sign > 0 else "; less is better"
-    words.tiles.append((headline_metric.title, best.text, f"{best.label}, pooled{less}"))
+    words.tiles.append(
+        (headline_metric.title, best.text, f"{best.label}, {headline_metric.pooled}{less}")
+    )
     if reference is not None and best.name == reference.name and len(alive) > 1:
         words.tiles.append(("Best federated", alive[1].text, alive[1].label))
     if len(alive) > 1:
@@ -122,11 +134,12 @@ def _say_gain(words: Words, comparison: Comparison, best: _Row, reference: _Row)
     worth = f"is worth {_gap(best, difference)}"
     if headline_metric.sign < 0:
         worth = f"lowers the {headline_metric.name} by {_signed(best, difference).lstrip('+')}"
-    verb = REACHES[headline_metric.name][0]
+    verb = _reaches(headline_metric)[0]
     words.findings.append(
         f"Training alone {verb} {reference.text}, so federating {worth}: {_mean(best, pair)}."
     )
-    what = "points of" if headline_metric.is_share else "reduction of the"
+    what = "reduction of the" if headline_metric.sign < 0 else "more"
+    what = "points of" if headline_metric.is_share else what
     remark = f"{what} {headline_metric.name}"
     words.tiles.append(("Against training alone", _signed(best, difference), remark))
     hurt = comparison.hurt(best.name)

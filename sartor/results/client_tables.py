@@ -9,7 +9,7 @@ import numpy as np
 
 from sartor.results import metrics
 from sartor.results.evenness import Fairness, fairness
-from sartor.results.headline import HeadlineMetric
+from sartor.results.headline import HeadlineMetric, has_accuracy
 from sartor.results.readings import POINT_WORDS, Readings
 from sartor.results.tables import Table
 
@@ -151,7 +151,7 @@ def metric_columns(result: Readings) -> dict[str, Any]:
                 np.tile(names, evaluations),
                 np.full(size, point, dtype=object),
                 np.full(size, split, dtype=object),
-                np.where(valid & result.headline_metric.is_share, right, np.nan).ravel(),
+                np.where(valid & has_accuracy(result.config), right, np.nan).ravel(),
                 np.where(valid, scores.mean_loss(run), np.nan).ravel(),
                 np.tile(np.asarray(scores.count[run]), evaluations),
             )

@@ -216,7 +216,9 @@ class Comparison(Mapping[str, Result]):
             window: evaluations in a row.
         """
         reported = measure or self.headline_metric.name
-        columns = {"method": "", "target": "percent" if reported in SHARES else ""}
+        own = self.headline_metric
+        kind = own.kind if reported == own.name else "percent" if reported in SHARES else ""
+        columns = {"method": "", "target": kind}
         columns |= {"reached by": "", "rounds": "count", "MB": "megabytes"}
         columns |= {"gradient evaluations": "count"}
         rows: list[list[Any]] = []

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from sartor.core.errors import ConfigError
 from sartor.results import metrics
+from sartor.results.headline import has_accuracy
 from sartor.results.readings import Readings
 
 MEASURES = ("accuracy", "loss")
@@ -45,7 +46,9 @@ def to_reach(
         ConfigError: an unknown measure; a task without right and wrong has no accuracy.
     """
     own = result.headline_metric
-    known = tuple(dict.fromkeys((own.name, *(MEASURES if own.is_share else ("loss",)))))
+    known = tuple(
+        dict.fromkeys((own.name, *(MEASURES if has_accuracy(result.config) else ("loss",))))
+    )
     if measure not in (None, *known):
         raise ConfigError(f"measure must be one of {', '.join(known)}, got {measure!r}.")
     if measure in (None, own.name):

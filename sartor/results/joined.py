@@ -62,11 +62,16 @@ def _join_scores(parts: list[Scores]) -> Scores:
     rounds = sorted({t for part in parts for t in part.rounds})
     index = [np.searchsorted(part.rounds, rounds, side="right") - 1 for part in parts]
     pairs = list(zip(parts, index, strict=True))
+
+    def joined(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name)[:, at] for part, at in pairs])
+
     return Scores(
         rounds=rounds,
-        correct=np.concatenate([part.correct[:, at] for part, at in pairs]),
-        loss=np.concatenate([part.loss[:, at] for part, at in pairs]),
+        correct=joined("correct"),
+        loss=joined("loss"),
         count=np.concatenate([part.count for part in parts]),
+        measured=None if parts[0].measured is None else joined("measured"),
     )
 
 

@@ -2,7 +2,7 @@
 
 | series | entries | holds |
 |---|---|---|
-| ``history["pre/test"]`` | one per evaluation | right answers and losses, (runs, clients) each |
+| ``history["pre/test"]`` | one per evaluation | the columns of a tally, (runs, clients) each |
 | ``when["pre"]`` | the same | round t for "post", after t rounds for "pre" and "global" |
 | ``costs["bytes_up"]`` | one per round | a counter of the ledger, (runs,) |
 | ``seconds["train"]`` | one per round | wall time, of all runs together |
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from sartor.engines.parts import Receipt, Tally
+from sartor.results.metrics import macro
 from sartor.results.scores import COUNTERS, ONCE, PHASES, Ledger, Scores
 
 
@@ -43,7 +44,7 @@ class Log:
         self.stopped: list[dict[str, Any] | None] = [None] * runs
         self.post: dict[str, Tally] = {}
         self.bytes = np.zeros(runs, dtype=np.int64)  # that travelled in all rounds so far
-        self._means: dict[str, tuple[int, np.ndarray, np.ndarray]] = {}
+        self._means: dict[str, tuple[int, np.ndarray, np.ndarray, np.ndarray | None]] = {}
         # Of rounds whose times were not read yet: of the round itself, and of its training.
         self.unread: list[tuple[dict[str, float], dict[str, float]]] = []
 
@@ -53,9 +54,9 @@ class Log:
         """Log the scores of an evaluation point by split, and the runs that diverged."""
         self.when.setdefault(point, []).append(t)
         for split, tally in tallies.items():
-            series = self.history.setdefault(f"{point}/{split}", {"correct": [], "loss": []})
-            series["correct"].append(tally.correct.copy())
-            series["loss"].append(tally.loss.copy())
+            series = self.history.setdefault(f"{point}/{split}", {})
+            for name, column in tally.columns.items():
+                series.setdefault(name, []).append(column.copy())
             broken = ~np.isfinite(tally.loss)
             for run in np.flatnonzero(broken.any(1)).tolist():
                 if self.diverged[run] is None and self.stopped[run] is None:
@@ -65,16 +66,16 @@ class Log:
 
     def start_post(self, tallies: Mapping[str, Tally]) -> None:
         """Let the scores after local training begin with those of the initial models."""
-        self.post = {s: Tally(t.correct.copy(), t.loss.copy()) for s, t in tallies.items()}
+        self.post = {s: Tally(**_each(np.copy, t.columns)) for s, t in tallies.items()}
 
     def update_post(self, split: str, new: Tally) -> None:
         """Take the new scores after local training where there are any.
 
         A client that did not train still has its last model.
         """
-        fresh, old = ~np.isnan(new.correct), self.post[split]
+        fresh, old = ~np.isnan(new.correct), self.post[split].columns
         self.post[split] = Tally(
-            np.where(fresh, new.correct, old.correct), np.where(fresh, new.loss, old.loss)
+            **{name: np.where(fresh, now, old[name]) for name, now in new.columns.items()}
         )
 
     def scored(self, point: str, round_index: int) -> bool:
@@ -99,15 +100,16 @@ class Log:
                 correct=np.stack(series["correct"], 1),
                 loss=weight * np.stack(series["loss"], 1),
                 count=count,
+                measured=np.stack(series["measured"], 1) if "measured" in series else None,
             )
         return found
 
     def means(
         self, name: str, answers: Callable[[str], tuple[np.ndarray, int]]
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return shares of right answers and mean losses, (runs,) each, at the end of a series.
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Return shares of right answers, mean losses and the mean measure at the end of a series.
 
-        They are asked for after every round, and computed when there is a new entry.
+        They are (runs,) each, asked for after every round, and computed when there is a new entry.
         """
         series = self.history[name]
         number = len(series["loss"])
@@ -115,7 +117,8 @@ class Log:
             count, weight = answers(name.split("/")[1])
             sizes = np.maximum(count.sum(1), 1)
             right, loss = (series[kind][-1].sum(1) / sizes for kind in ("correct", "loss"))
-            self._means[name] = (number, right, weight * loss)
+            measured = macro(series["measured"][-1]) if "measured" in series else None
+            self._means[name] = (number, right, weight * loss, measured)
         return self._means[name][1:]
 
     # ---- costs
@@ -204,7 +207,7 @@ class Log:
         arrays: dict[str, Any] = {
             "history": {name: _each(np.stack, series) for name, series in self.history.items()},
             "books": {name: np.stack(rows) for name, rows in self.costs.items() if rows},
-            "post": {s: {"correct": t.correct, "loss": t.loss} for s, t in self.post.items()},
+            "post": {s: t.columns for s, t in self.post.items()},
             "once": _each(np.copy, self.once),
             "snapshots": {
                 f"{k:06d}": {name: value for name, value in snap.items() if name != "round"}
@@ -225,7 +228,7 @@ class Log:
         self.history = {name: _each(list, series) for name, series in arrays["history"].items()}
         self.costs = {name: list(arrays["books"].get(name, [])) for name in COUNTERS}
         self.recount()
-        self.post = {s: Tally(t["correct"], t["loss"]) for s, t in arrays.get("post", {}).items()}
+        self.post = {s: Tally(**columns) for s, columns in arrays.get("post", {}).items()}
         self.once = _each(np.copy, arrays["once"])
         self.when, self.seconds = _each(list, meta["when"]), _each(list, meta["seconds"])
         self.diverged = list(meta["diverged"])

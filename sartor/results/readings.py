@@ -14,7 +14,7 @@ import numpy as np
 
 from sartor.core.errors import ConfigError, RunFolderError
 from sartor.results import metrics
-from sartor.results.headline import HeadlineMetric, headline_metric_of
+from sartor.results.headline import HeadlineMetric, has_accuracy, headline_metric_of
 from sartor.results.metrics import Array
 from sartor.results.scores import Ledger, Run, Scores
 
@@ -67,7 +67,7 @@ class Readings:
             run: index of the run.
         """
         scores = self._scores(point, split)
-        known = self._valid(point, split, run) & self.headline_metric.is_share
+        known = self._valid(point, split, run) & has_accuracy(self.config)
         return scores.rounds, np.where(known, scores.curve(run), np.nan)
 
     def loss_curve(
@@ -80,9 +80,9 @@ class Readings:
 
     def client_accuracy(self, point: str | None = None, run: int = 0) -> Array:
         """Return (clients,) test accuracies at the last evaluation of a point; see ``curve``."""
-        if not self.headline_metric.is_share:
+        if not has_accuracy(self.config) or self.diverged[run] is not None:
             return np.full(len(self.clients), np.nan)
-        return self.client_measure(point, run)
+        return self._scores(point).accuracy(run)[-1]
 
     @property
     def headline_metric(self) -> HeadlineMetric:
@@ -97,10 +97,15 @@ class Readings:
     def measure_curve(
         self, point: str | None = None, split: str = "test", run: int = 0
     ) -> tuple[list[int], Array]:
-        """Return rounds and what the task is measured by, over all samples; see ``curve``."""
+        """Return rounds and what models are measured by, over all clients; see ``curve``.
+
+        Sums are taken over all samples; what has no sums is a mean, each client alike.
+        """
         rounds, accuracy = self.curve(point, split, run)
-        losses = self.loss_curve(point, split, run)[1]
-        return rounds, self.headline_metric.measure(accuracy, losses, self._unit(run))
+        losses, measured = self.loss_curve(point, split, run)[1], None
+        if (each := self._scores(point, split).measured) is not None:
+            measured = np.where(self._valid(point, split, run), metrics.macro(each[run]), np.nan)
+        return rounds, self.headline_metric.measure(accuracy, losses, self._unit(run), measured)
 
     def client_measure(self, point: str | None = None, run: int = 0) -> Array:
         """Return (clients,) values of what the task is measured by, at the last evaluation."""
@@ -108,10 +113,11 @@ class Readings:
             return np.full(len(self.clients), np.nan)
         scores = self._scores(point)
         accuracy, loss = scores.accuracy(run)[-1], scores.mean_loss(run)[-1]
-        return self.headline_metric.measure(accuracy, loss, self._unit(run))
+        measured = None if scores.measured is None else scores.measured[run, -1]
+        return self.headline_metric.measure(accuracy, loss, self._unit(run), measured)
 
     def pooled_measure(self, run: int = 0) -> float:
-        """Return what the task is measured by, over the test samples of all clients."""
+        """Return what models are measured by, over the test samples of all clients."""
         if self.diverged[run] is not None:
             return math.nan
         return metrics.last(self.measure_curve(run=run)[1])
@@ -127,7 +133,7 @@ class Readings:
 
     def _unit(self, run: int) -> float:
         """Return what a target's deviation of 1 is in the units of the data."""
-        return 1.0 if self.headline_metric.is_share else self.target(run)[1]
+        return self.target(run)[1] if self.headline_metric.in_units else 1.0
 
     def facts(self) -> dict[str, Any]:
         """Return what is needed to use the models without the training data.
@@ -181,7 +187,7 @@ class Readings:
         return values[0] if len(values) == 1 else np.asarray(values)
 
     def _accuracy_of(self, kind: str, run: int) -> float:
-        if self.diverged[run] is not None or not self.headline_metric.is_share:
+        if self.diverged[run] is not None or not has_accuracy(self.config):
             return math.nan
         rounds, curve = self.curve(run=run)
         if kind == "best":

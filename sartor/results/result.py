@@ -20,9 +20,9 @@ from sartor.core.errors import ConfigError, ContractError, RunFolderError, did_y
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.results.client_tables import client_table, fairness_by_run, gain_table, metric_columns
-from sartor.results.measures import score
 from sartor.results.metrics import Array
 from sartor.results.readings import Readings
+from sartor.results.score_table import score
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.results.selection import candidates_table, weights_table
 from sartor.results.serving import Prediction, export, predict
@@ -164,10 +164,7 @@ class Result(Readings):
         share = len(kept) / len(self.runs)
         chosen = copy.copy(self)
         chosen.runs = [self.runs[run] for run in kept]
-        chosen.scores = {
-            key: Scores(s.rounds, s.correct[kept], s.loss[kept], s.count[kept])
-            for key, s in self.scores.items()
-        }
+        chosen.scores = {key: scores.select(kept) for key, scores in self.scores.items()}
         chosen.ledger = Ledger(
             **{name: np.asarray(getattr(ledger, name))[kept] for name in (*COUNTERS, *ONCE)},
             seconds={p: [share * t for t in times] for p, times in ledger.seconds.items()},
@@ -355,7 +352,7 @@ class Result(Readings):
         return predict(self, self.model(client, chosen, point), x, chosen, uncertainty)
 
     def score(self, federation: Federation, split: str = "test", run: int = 0) -> Table:
-        """Return the measures of the task for every client; see ``sartor.results.measures.score``.
+        """Return all measures of the task for every client; see ``sartor.results.score_table``.
 
         Args:
             federation: with the clients of this result, prepared as for training.

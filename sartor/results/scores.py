@@ -48,6 +48,7 @@ class Scores:
     correct: Array  # (runs, evaluations, clients) correct answers
     loss: Array  # the same, sums of the losses
     count: Array  # (runs, clients) samples
+    measured: Array | None = None  # as correct, values of a measure that has no sums
 
     def accuracy(self, run: int) -> Array:
         """Return (evaluations, clients) accuracies of a run; NaN for a client without samples."""
@@ -64,7 +65,18 @@ class Scores:
     def faults(self, runs: int, clients: int) -> list[str]:
         """Return what is wrong with the shapes, one sentence each."""
         cube, flat = (runs, len(self.rounds), clients), (runs, clients)
-        return _faults(self, {"correct": cube, "loss": cube, "count": flat})
+        wanted = {"correct": cube, "loss": cube, "count": flat}
+        return _faults(self, wanted | ({} if self.measured is None else {"measured": cube}))
+
+    def select(self, runs: list[int]) -> Scores:
+        """Return the scores of some runs."""
+        measured = None if self.measured is None else self.measured[runs]
+        return Scores(self.rounds, self.correct[runs], self.loss[runs], self.count[runs], measured)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return what there is but the rounds, by name."""
+        found = {name: getattr(self, name) for name in ("correct", "loss", "count", "measured")}
+        return {name: array for name, array in found.items() if array is not None}
 
 
 COUNTERS = (

@@ -33,6 +33,7 @@ from sartor.core.task import PADDING, Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.encoding import Array, prepare
 from sartor.data.federation import Federation
+from sartor.results import measures
 from sartor.results.readings import Readings
 from sartor.results.uncertainty import averaged, scores_with_spread
 
@@ -142,12 +143,12 @@ def _answers(scores: Tensor, kind: str, names: Sequence[str], x: Tensor) -> Pred
         flat = values[:, 0] if values.shape[1] == 1 else values
         return Prediction(flat, flat)
     if kind == "multilabel":
-        return Prediction((scores > 0).long().numpy(), torch.sigmoid(scores).numpy())
+        return Prediction((scores > 0).long().numpy(), measures.probabilities(kind, scores))
     chosen = scores.argmax(-1)
     if kind == "next-token":
         chosen = torch.where(x == PADDING, PADDING, chosen)
     labels = np.asarray(names)[chosen.numpy()] if names else chosen.numpy()
-    return Prediction(labels, torch.softmax(scores, -1).numpy())
+    return Prediction(labels, measures.probabilities(kind, scores))
 
 
 def uncertain(

@@ -69,7 +69,9 @@ def _number(value: float, kind: str, decimals: int | None = None) -> str:
         return f"{value:,.0f}" if whole else f"{value:,.1f}"
     if kind == "strength":
         return f"{value:.3g}" if math.isfinite(value) else "∞"
-    form = {"megabytes": ",.2f", "seconds": ".2f", "index": ".4f"}.get(kind, ".4g")
+    if kind == "score gain":
+        return f"{value:+.3f}" if round(value, 3) else "0.000"
+    form = {"megabytes": ",.2f", "seconds": ".2f", "index": ".4f", "score": ".3f"}.get(kind, ".4g")
     return f"{value:{form}}"
 
 
@@ -87,7 +89,8 @@ def format_cell(value: Any, kind: str = "", decimals: int | None = None) -> str:
         value: a string, a number, a :class:`~sartor.results.metrics.Spread`, or None.
         kind: "percent" (of a share), "points" (signed, of a share; less is worse), "change"
             (signed, and less is not worse), "error" (in the unit of the data), "gain" (of errors:
-            signed, less is worse), "count", "megabytes", "seconds", "index" (four decimals),
+            signed, less is worse), "score" (such as an AUROC; three decimals) and "score gain",
+            "count", "megabytes", "seconds", "index" (four decimals),
             "strength" (a λ, which may be infinite), or "" for the value as it is.
         decimals: of errors and gains; None for a few significant figures.
 

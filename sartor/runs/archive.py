@@ -17,10 +17,7 @@ from sartor.results.tables import jsonable
 
 def pack_result(result: Result) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the arrays of a result as a tree, and the rest as a JSON-able dict."""
-    scores = {
-        f"{point}.{split}": {"correct": s.correct, "loss": s.loss, "count": s.count}
-        for (point, split), s in result.scores.items()
-    }
+    scores = {f"{point}.{split}": one.arrays() for (point, split), one in result.scores.items()}
     counters = {name: getattr(result.ledger, name) for name in (*COUNTERS, *ONCE)}
     pictures, plain = {}, []
     for position, snapshot in enumerate(result.snapshots):

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from sartor.core.errors import CallbackError, PFLError
-from sartor.results.headline import HEADLINE_METRICS
-from sartor.results.metrics import Array, micro
+from sartor.results.headline import HEADLINE_METRICS, chosen_metric
+from sartor.results.metrics import Array, macro, micro
 from sartor.results.scores import COUNTERS, Run
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ def name_of(callback: Any) -> str:
 
 def evaluation_of(simulation: Simulation) -> Evaluation | None:
     """Return the scores after the last round, or None where there were none."""
-    log, metric = simulation.log, HEADLINE_METRICS[simulation.task.measured_as]
+    log, task = simulation.log, simulation.task.measured_as
+    metric, answers = chosen_metric(task, simulation.measure), HEADLINE_METRICS[task].is_share
     value, accuracy, loss, correct, count = {}, {}, {}, {}, {}
     for name, series in log.history.items():
         point, split = name.split("/")
@@ -204,8 +205,9 @@ def evaluation_of(simulation: Simulation) -> Evaluation | None:
         correct[key] = series["correct"][-1].copy()
         loss[key] = micro(weight * series["loss"][-1], count[split])
         right = micro(correct[key], count[split])
-        accuracy[key] = right if metric.is_share else np.full_like(right, np.nan)
-        value[key] = metric.measure(right, loss[key], simulation.units)
+        accuracy[key] = right if answers else np.full_like(right, np.nan)
+        measured = macro(series["measured"][-1]) if "measured" in series else None
+        value[key] = metric.measure(right, loss[key], simulation.units, measured)
     if not value:
         return None
     return Evaluation(

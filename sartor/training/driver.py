@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sartor.results.headline import HEADLINE_METRICS
+from sartor.results.headline import chosen_metric
 from sartor.training.progress import Progress
 from sartor.training.simulation import Simulation
 
@@ -69,14 +69,16 @@ def progress_of(simulation: Simulation) -> dict[str, Any]:
     log = simulation.log
     wanted = f"{simulation.method.use.headline}/test"
     name = wanted if wanted in log.history else next(iter(log.history), None)
-    accuracy = loss = np.full(len(simulation.runs), np.nan)
-    if name is not None:
-        accuracy, loss = log.means(name, simulation.answers)
-    headline_metric = HEADLINE_METRICS[simulation.task.measured_as]
+    unknown = np.full(len(simulation.runs), np.nan)
+    accuracy, loss, measured = (
+        (unknown, unknown, None) if name is None else log.means(name, simulation.answers)
+    )
+    headline_metric = chosen_metric(simulation.task.measured_as, simulation.measure)
+    value = headline_metric.measure(accuracy, loss, simulation.units, measured)
     return {
         "accuracy": float(np.mean(accuracy)),
         "measure": headline_metric.name,
-        "value": float(np.mean(headline_metric.measure(accuracy, loss, simulation.units))),
+        "value": float(np.mean(value)),
         "bytes": int(log.bytes.sum()),
         "seconds": log.seconds["round"][-1],
         "runs": len(simulation.runs),

@@ -84,6 +84,7 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
     progress: Progress | bool | None = None,
     callbacks: Sequence[Any] = (),
     early_stopping: EarlyStopping | int | None = None,
+    measure: str | None = None,
 ) -> Result:
     """Train a model for every client of a federation.
 
@@ -175,7 +176,9 @@ def _fit_auto(
     found = RunFolder.open(str(out)).config.get("selection") if there else None
     if found is None:
         found = auto.select(
-            federations, settings, lambda one: make_task(settings.model, one, settings.compute)
+            federations,
+            settings,
+            lambda one: make_task(settings.model, one, settings.compute, settings.measure),
         )
     local = Local(**found["local"])
     settings = replace(settings, rounds=found["rounds"], local=local, points=("pre",))
@@ -232,7 +235,9 @@ def _fit_lanes(
                 "hold some out, for example with Federation.from_arrays(..., test=0.25)."
             )
     local = with_static_parts(settings.local, hyper, sweep)
-    task = make_task(settings.model, federations[settings.seeds[0]], settings.compute)
+    task = make_task(
+        settings.model, federations[settings.seeds[0]], settings.compute, settings.measure
+    )
     warn_of_lost_weights(settings.model)
     options = with_held_out(method, task, local, options, list(federations.values()))
     record = methods.build(method, task, local, options)
@@ -268,6 +273,7 @@ def _fit_lanes(
         store_folder=where,
         clients=client_work(processes.current()),
         stopping=settings.early_stopping,
+        measure=settings.measure,
     )
     if where is not None:  # mapped states live as long as models can be asked for
         weakref.finalize(simulation, shutil.rmtree, where, ignore_errors=True)

@@ -36,6 +36,7 @@ from sartor.core.cohort import Participation
 from sartor.core.errors import ConfigError, did_you_mean
 from sartor.core.local import Local
 from sartor.engines.shard import processes
+from sartor.results.headline import WORDS
 from sartor.training.progress import shown
 from sartor.training.stopping import EarlyStopping
 
@@ -47,6 +48,7 @@ DTYPES = {"float32": torch.float32, "float64": torch.float64}
 COMPUTE = {**DTYPES, "bfloat16": torch.bfloat16}
 """Of forward and backward passes."""
 
+MEASURES = {word: word for word in WORDS}
 POINTS = {point: point for point in ("pre", "post", "global")}
 STORES = {store: store for store in ("memory", "mapped")}
 
@@ -352,6 +354,12 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("early_stopping", reader=EarlyStopping.parse,
                 about="when to stop before the rounds are over, judged on validation data; a "
                 "number is the patience. See ``sartor.EarlyStopping``."),
+        Setting("measure", "word", None,
+                "What clients are compared by: auroc, f1, brier, mae, ...; else the task's.",
+                "fit file everyday", "NAME", choices=MEASURES,
+                about="what clients are compared by, stop by and are searched by, such as "
+                '"auroc", "balanced-accuracy", "brier" or "mae"; accuracy (of a regression RMSE) '
+                "if None. See ``sartor.results.headline``."),
         Setting("track", "names", (),
                 "tensorboard:FOLDER, mlflow:FILE, wandb:NAME, trackio:NAME.", "file", "WHERE"),
         Setting("out", "path", None, "Run folder; else runs/TIME-NAME.",

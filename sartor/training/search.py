@@ -23,12 +23,13 @@ import numpy as np
 
 from sartor import methods
 from sartor.core.errors import ConfigError, DivergedError, MissingExtraError, refuse
+from sartor.results.headline import HeadlineMetric
 from sartor.results.result import Result
 from sartor.results.tables import Table, format_cell
 from sartor.training.fit import fit
-from sartor.training.schema import parse_seeds, parse_whole
+from sartor.training.schema import MEASURES, parse_choice, parse_seeds, parse_whole
 from sartor.training.settings import Federations, federation_of, remembered
-from sartor.training.stopping import MEASURES
+from sartor.training.stopping import watched_metric
 
 Space = Mapping[str, Sequence[Any]]
 """Name -> (low, high), (low, high, "log"), (low, high, "int"), or a list of choices."""
@@ -40,7 +41,7 @@ class Search:
 
     Attributes:
         method: the name of the method.
-        measure: "loss" or "accuracy", on validation data.
+        measure: what it went by on validation data: "loss", "accuracy", "auroc", ...
         best: the values of the best trial.
         value: what they reached: the mean over seeds, after the last round.
         result: the Result of the best trial, one run per seed.
@@ -92,7 +93,7 @@ def search(
             choices. Names are hyper-parameters or static options.
         trials: how many values to try.
         lanes: trials a batch; those of a batch are chosen without knowing of one another.
-        measure: "loss" (smaller is better) or "accuracy".
+        measure: "loss" (smaller is better), "accuracy", "auroc", or any that ``fit`` takes.
         seeds: every trial trains with each; its value is the mean.
         hyper: values that are not searched.
         options: static options that are not searched.
@@ -109,29 +110,27 @@ def search(
         MissingExtraError: Optuna is not installed, and no study is given.
     """
     trials, lanes = parse_whole("trials", trials), parse_whole("lanes", lanes)
-    if measure not in MEASURES:
-        raise ConfigError(f"measure must be loss or accuracy, got {measure!r}.")
+    parse_choice("measure", measure, MEASURES)
     for name in ("sweep", "out", "resume"):
         if name in settings:
             raise ConfigError(f"search takes no {name}; train the best values with fit for that.")
     _check_space(space)
     chosen, federations = parse_seeds(seeds), remembered(federation)
     gives_loss = getattr(settings.get("model"), "criterion", None) == "given"
+    kind = None if gives_loss else federation_of(federations, chosen, chosen[0]).task
+    metric = watched_metric(measure, kind, measure)
+    if measure != "accuracy":
+        settings["measure"] = measure
     for seed in chosen:
         of_seed = federation_of(federations, chosen, seed)
-        if measure == "accuracy" and (gives_loss or of_seed.task == "regression"):
-            raise ConfigError(
-                "There is no right or wrong in this task, so a search cannot go by its accuracy; "
-                "use measure='loss'."
-            )
         if not len(of_seed.val.rows):
             raise ConfigError(
                 "A search is judged on validation data, but no client has any; hold some out, for "
                 "example with val=0.2 when the federation is made."
             )
-    study = study if study is not None else _new_study(measure, sampler_seed)
+    study = study if study is not None else _new_study(metric, sampler_seed)
     static = methods.static_options(methods.find(method))
-    sign = 1.0 if measure == "loss" else -1.0
+    sign = -metric.sign
     rows: list[list[Any]] = []
     best: tuple[float, dict[str, Any], Result] | None = None
     while len(rows) < trials:
@@ -155,7 +154,7 @@ def search(
                 continue
             for place, m in enumerate(members):
                 runs = range(place * len(chosen), (place + 1) * len(chosen))
-                reached[m] = _validated(result, measure, runs)
+                reached[m] = _validated(result, runs)
                 # Comparisons with NaN are false: a trial that diverged is never the best.
                 if sign * reached[m] < (math.inf if best is None else sign * best[0]):
                     best = (reached[m], values[m], result.select(list(runs)))
@@ -165,7 +164,7 @@ def search(
     if best is None:
         raise ConfigError("Every trial diverged; search smaller rates (local_lr).")
     value, found, result = best
-    formats = {f"validation {measure}": "percent" if measure == "accuracy" else ""}
+    formats = {f"validation {measure}": "percent" if metric.is_share else ""}
     title = f"{result.method}: {trials} trials"
     table = Table(["trial", *space, f"validation {measure}"], rows, formats=formats, title=title)
     return Search(result.method, measure, found, value, result, table, study)
@@ -209,12 +208,11 @@ def _together(values: list[dict[str, Any]], static: Mapping[str, Any]) -> list[l
     return list(groups.values())
 
 
-def _validated(result: Result, measure: str, runs: Sequence[int]) -> float:
+def _validated(result: Result, runs: Sequence[int]) -> float:
     """Return the mean over runs of the last value on validation data; NaN if one diverged."""
     if any(result.diverged[run] is not None for run in runs):
         return math.nan
-    curve = result.loss_curve if measure == "loss" else result.curve
-    return float(np.mean([curve(split="val", run=run)[1][-1] for run in runs]))
+    return float(np.mean([result.measure_curve(split="val", run=run)[1][-1] for run in runs]))
 
 
 def _report(study: Any, trial: Any, value: float) -> None:
@@ -225,7 +223,7 @@ def _report(study: Any, trial: Any, value: float) -> None:
         study.tell(trial, value)
 
 
-def _new_study(measure: str, seed: int) -> Any:
+def _new_study(metric: HeadlineMetric, seed: int) -> Any:
     try:
         optuna = importlib.import_module("optuna")
     except ImportError as error:
@@ -238,5 +236,5 @@ def _new_study(measure: str, seed: int) -> Any:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         # Trials of one batch do not know of one another: the liar keeps them apart.
         sampler = optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-    direction = "minimize" if measure == "loss" else "maximize"
+    direction = "minimize" if metric.sign < 0 else "maximize"
     return optuna.create_study(direction=direction, sampler=sampler)

@@ -37,6 +37,8 @@ from sartor.core.task import (
     token_cross_entropy,
 )
 from sartor.data.federation import Federation
+from sartor.results.headline import HeadlineMetric, chosen_metric
+from sartor.results.measures import probabilities
 from sartor.results.scores import Run
 from sartor.results.serving import facts_of
 from sartor.training.progress import Progress
@@ -80,6 +82,7 @@ class Settings:
     progress: Progress | None
     callbacks: tuple[Any, ...]
     early_stopping: EarlyStopping | None
+    measure: str | None
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> Settings:
@@ -180,16 +183,35 @@ def warn_of_lost_weights(model: nn.Module | None) -> None:
         )
 
 
-def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
-    """Wrap the user's network, or the one that fits the data, with the loss that it says."""
+def make_task(
+    model: nn.Module | None,
+    federation: Federation,
+    compute: torch.dtype | None,
+    measure: str | None = None,
+) -> Task:
+    """Wrap the user's network, or the one that fits the data, with the loss that it says.
+
+    ``measure`` is one of the words of ``sartor.results.headline``; None takes that of the task.
+    """
     network = model or models.default(federation)
     head = head_of(network)
     models.check_module(network, head)
     if isinstance(federation, Federation):  # a server knows their shape alone
         models.check_buffers(network, federation.x[:2])
     if getattr(network, "criterion", None) == "given":
+        chosen_metric(None, measure)
         return Task(network, head, given, never, compute)
-    return Task(network, head, *LOSSES[federation.task], compute, federation.task)
+    kind = federation.task
+    metric = chosen_metric(kind, measure)
+    own = functools.partial(_measured, metric, kind) if metric.function is not None else None
+    return Task(network, head, *LOSSES[kind], compute, kind, own)
+
+
+def _measured(metric: HeadlineMetric, kind: str, y: np.ndarray, scores: np.ndarray) -> float:
+    """Return the measure of a client's labels and scores; NaN where scores have diverged."""
+    if metric.function is None or not np.isfinite(scores).all():
+        return math.nan
+    return metric.function(y, probabilities(kind, scores), None)
 
 
 def with_static_parts(local: Local, hyper: Mapping[str, Any], sweep: Sweep) -> Local:

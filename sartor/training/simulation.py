@@ -32,6 +32,7 @@ from sartor.engines.round import Rounds
 from sartor.engines.work import ClientWork, InProcess
 from sartor.results.headline import unit_of
 from sartor.results.log import Log
+from sartor.results.metrics import macro
 from sartor.results.scores import PHASES, Ledger, Run, Scores
 from sartor.training.stopping import EarlyStopping, Watch, per_run, watch_over
 
@@ -49,6 +50,8 @@ class Simulation:
         store_folder: a folder for memory-mapped client states; None keeps them in memory.
         arena: the data of all runs where they are not simply those of the federations.
         clients: makes what does the clients' work; in this process by default.
+        measure: what clients are compared by; that of the task by default. The task of a measure
+            that has no sums has it too.
 
     Attributes:
         store: the clients' kept states.
@@ -77,10 +80,11 @@ class Simulation:
         arena: Arena | None = None,
         clients: Callable[[Context], ClientWork] = InProcess,
         stopping: EarlyStopping | None = None,
+        measure: str | None = None,
     ) -> None:
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
-        self.eval_every, self.points = eval_every, points
+        self.eval_every, self.points, self.measure = eval_every, points, measure
         if arena is None:
             arena = build_arena(federations, device, dtype)
             arena = with_palette(arena) if device.type == "cuda" else arena  # a CPU gathers as fast
@@ -104,7 +108,7 @@ class Simulation:
         self.log = Log([federation.names for federation in self.federations])
         self.watch = None
         if stopping is not None:
-            self.watch = watch_over(stopping, len(self.runs), self.splits, task)
+            self.watch = watch_over(stopping, len(self.runs), self.splits, task, measure)
         self._adaptation: Receipt | None = None  # what that of the last evaluation cost
         self.receipt: Receipt | None = None
         self.leader: Simulation | None = None
@@ -225,10 +229,11 @@ class Simulation:
         """Let early stopping see the scores of this round; return whether every run stops."""
         series = self.log.history[f"{self.method.use.headline}/val"]
         count, weight = self.answers("val")
+        sizes = np.maximum(count.sum(1), 1)
         with np.errstate(over="ignore", invalid="ignore"):  # of runs that are diverging
-            by_loss = watch.rule.measure == "loss"
-            sums = weight * series["loss"][-1].sum(1) if by_loss else series["correct"][-1].sum(1)
-        values = sums / np.maximum(count.sum(1), 1)
+            accuracy, loss = series["correct"][-1].sum(1), weight * series["loss"][-1].sum(1)
+            measured = macro(series["measured"][-1]) if "measured" in series else None
+            values = watch.metric.measure(accuracy / sizes, loss / sizes, 1.0, measured)
         lost = np.array([d is not None for d in self.log.diverged])
         over = watch.look(self.round_index, values, lost, self._to_keep)
         self.log.stopped = watch.verdicts()

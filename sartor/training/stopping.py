@@ -26,10 +26,10 @@ import torch
 
 from sartor.core import tree
 from sartor.core.errors import ConfigError, refuse
-from sartor.core.task import Task, never
+from sartor.core.task import Task
 from sartor.core.tree import Tree
+from sartor.results.headline import HEADLINE_METRICS, WORDS, HeadlineMetric, chosen_metric
 
-MEASURES = ("loss", "accuracy")
 _ARRAYS = ("best", "best_round", "waited", "stopped", "kept_round")
 
 
@@ -41,14 +41,15 @@ class EarlyStopping:
         patience: evaluations in a row without improvement; the run stops at the last of them.
             With ``eval_every=k`` an evaluation is every k rounds.
         min_delta: an improvement is larger than this.
-        measure: "loss" (mean over all validation samples, smaller is better) or "accuracy".
+        measure: "loss" (mean over all validation samples, smaller is better), "accuracy", or what
+            ``fit`` is given as its measure, such as "auroc". None is that measure, else the loss.
         restore: end with the models of the best evaluation, whether the run stopped early or not.
             That takes a second copy of all states in memory.
     """
 
     patience: int = 5
     min_delta: float = 0.0
-    measure: str = "loss"
+    measure: str | None = None
     restore: bool = False
 
     def __post_init__(self) -> None:
@@ -59,8 +60,8 @@ class EarlyStopping:
             faults.append(f"patience must be a whole number >= 1, got {self.patience!r}.")
         if not (math.isfinite(self.min_delta) and self.min_delta >= 0):
             faults.append(f"min_delta must be >= 0, got {self.min_delta!r}.")
-        if self.measure not in MEASURES:
-            faults.append(f"measure must be loss or accuracy, got {self.measure!r}.")
+        if self.measure not in (None, *WORDS):
+            faults.append(f"measure must be one of {', '.join(WORDS)}, got {self.measure!r}.")
         refuse(faults)
 
     @classmethod
@@ -81,8 +82,8 @@ class Watch:
         kept_round: (runs,) the round of each, or −1.
     """
 
-    def __init__(self, rule: EarlyStopping, runs: int) -> None:
-        self.rule = rule
+    def __init__(self, rule: EarlyStopping, runs: int, metric: HeadlineMetric) -> None:
+        self.rule, self.metric = rule, metric
         self.best = np.full(runs, np.inf)
         self.best_round, self.stopped, self.kept_round = (np.full(runs, -1) for _ in range(3))
         self.waited = np.zeros(runs, dtype=np.int64)
@@ -98,8 +99,7 @@ class Watch:
             lost: (runs,) true for runs that diverged, which have no result.
             state: returns what to put aside, (runs, ...) each.
         """
-        sign = -1.0 if self.rule.measure == "accuracy" else 1.0
-        values = sign * np.asarray(values, dtype=np.float64)
+        values = -self.metric.sign * np.asarray(values, dtype=np.float64)
         live = (self.stopped < 0) & ~lost
         better = live & (values < self.best - self.rule.min_delta)
         self.best = np.where(better, values, self.best)
@@ -126,7 +126,7 @@ class Watch:
     def verdicts(self) -> list[dict[str, Any] | None]:
         """Return for every run why it stopped, after which round, and its best one; or None."""
         many = f"{self.rule.patience} evaluation{'s' * (self.rule.patience > 1)}"
-        why = f"validation {self.rule.measure} has not improved for {many}"
+        why = f"validation {self.metric.name} has not improved for {many}"
         pairs = zip(self.stopped.tolist(), self.best_round.tolist(), strict=True)
         return [None if s < 0 else {"round": s, "best_round": b, "why": why} for s, b in pairs]
 
@@ -149,7 +149,9 @@ class Watch:
         self.kept = tree.map(lambda leaf: leaf.to(device), kept) if kept else None
 
 
-def watch_over(rule: EarlyStopping, runs: int, splits: Sequence[str], task: Task) -> Watch:
+def watch_over(
+    rule: EarlyStopping, runs: int, splits: Sequence[str], task: Task, measure: str | None = None
+) -> Watch:
     """Make what decides when to stop, from the splits in which some client has samples.
 
     Raises:
@@ -160,12 +162,27 @@ def watch_over(rule: EarlyStopping, runs: int, splits: Sequence[str], task: Task
             "Early stopping needs validation data, but no client has any; hold some out, "
             "for example with val=0.2 when the federation is made."
         )
-    if rule.measure == "accuracy" and task.is_correct is never:
+    word = rule.measure or measure or "loss"
+    metric = watched_metric(word, task.measured_as, measure)
+    return Watch(rule, runs, metric)
+
+
+def watched_metric(word: str, task: str | None, measure: str | None) -> HeadlineMetric:
+    """Return the metric that validation data are judged by; a ConfigError says what is missing."""
+    if word == "accuracy" and HEADLINE_METRICS[task].is_share:
+        return HEADLINE_METRICS[task]  # also where it has a name of its own
+    if word == "accuracy":
         raise ConfigError(
-            "There is no right or wrong in this task, so early stopping cannot judge by its "
-            "accuracy; use EarlyStopping(measure='loss')."
+            "There is no right or wrong in this task, so nothing can be judged by its accuracy; "
+            "use measure='loss'."
         )
-    return Watch(rule, runs)
+    metric = chosen_metric(task, word)
+    if metric.function is not None and word != measure:
+        raise ConfigError(
+            f"To judge by {word!r} on validation data, training must record it: give fit, search "
+            f"or the command measure={word!r} too."
+        )
+    return metric
 
 
 def per_run(mask: torch.Tensor, leaf: torch.Tensor) -> torch.Tensor:

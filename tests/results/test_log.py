@@ -128,14 +128,14 @@ def test_means_follow_the_last_entry():
         right, loss = (log.history[name][kind][-1].mean(1) / 4 for kind in ("correct", "loss"))
         return right, 2 * loss
 
-    np.testing.assert_allclose(log.means(name, answers), plain())
+    np.testing.assert_allclose(log.means(name, answers)[:2], plain())
     for kind in ("correct", "loss"):
         log.history[name][kind].append(log.history[name][kind][-1] + 1.0)
-    np.testing.assert_allclose(log.means(name, answers), plain())
+    np.testing.assert_allclose(log.means(name, answers)[:2], plain())
     log.history[name]["loss"][-1] += 1.0
     log.costs["bytes_up"][-1][:] = 0
     log.recount()
-    np.testing.assert_allclose(log.means(name, answers), plain())
+    np.testing.assert_allclose(log.means(name, answers)[:2], plain())
     ledger = log.ledger()
     np.testing.assert_array_equal(log.bytes, (ledger.bytes_up + ledger.bytes_down).sum(1))
 

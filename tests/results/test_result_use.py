@@ -67,7 +67,7 @@ def test_predictions_go_through_the_stored_standardisation(result, federations, 
     found = result.predict("s1", raw, run=1)
     with torch.no_grad():
         scores = torch.softmax(result.model("s1", run=1)(federation.x[rows]), -1).numpy()
-    assert np.array_equal(found.scores, scores)
+    np.testing.assert_allclose(found.scores, scores, rtol=1e-6)
     assert found.labels.tolist() == [["ill", "well"][k] for k in scores.argmax(1)]
 
 

@@ -11,6 +11,7 @@ import torch
 from sartor import EarlyStopping, Federation, fit
 from sartor.core.errors import ConfigError
 from sartor.core.local import Local
+from sartor.results.headline import ACCURACY, LOSS
 from sartor.results.result import Result
 from sartor.runs import RunFolder
 from sartor.training.stopping import Watch
@@ -39,7 +40,7 @@ def _state() -> dict[str, torch.Tensor]:
 
 def test_the_verdict_by_hand() -> None:
     """Patience counts evaluations without an improvement by more than min_delta."""
-    watch = Watch(EarlyStopping(patience=2, min_delta=0.1), 1)
+    watch = Watch(EarlyStopping(patience=2, min_delta=0.1), 1, LOSS)
     none = np.zeros(1, dtype=bool)
     for t, (value, over) in enumerate(
         [(1.0, False), (0.95, False), (0.85, False), (0.8, False), (np.nan, True)], start=1
@@ -52,7 +53,7 @@ def test_the_verdict_by_hand() -> None:
             "why": "validation loss has not improved for 2 evaluations",
         }
     ]
-    up = Watch(EarlyStopping(patience=1, measure="accuracy"), 1)
+    up = Watch(EarlyStopping(patience=1, measure="accuracy"), 1, ACCURACY)
     assert [up.look(t, np.array([v]), none, _state) for t, v in enumerate((0.5, 0.6, 0.6))] == [
         False,
         False,
@@ -245,7 +246,7 @@ def test_a_run_that_diverges_has_no_verdict_and_does_not_keep_the_others_waiting
     [
         ({"patience": 0}, "patience must be a whole number >= 1, got 0"),
         ({"min_delta": -1.0}, "min_delta must be >= 0, got -1"),
-        ({"measure": "auc"}, "measure must be loss or accuracy, got 'auc'"),
+        ({"measure": "auc"}, "measure must be one of accuracy, .*, got 'auc'"),
     ],
 )
 def test_faults_are_named(values: dict, words: str) -> None:

@@ -257,7 +257,7 @@ class Sharded(InProcess):
         me, device = self.processes.rank, self.context.arena.device
         mine["tally"] = {
             split: on_device(
-                np.stack([tally.correct[clients[me]], tally.loss[clients[me]]], 1), device
+                np.stack([one[clients[me]] for one in tally.columns.values()], 1), device
             )
             for split, tally in tallies.items()
         }

@@ -145,12 +145,12 @@ class Experiment(_Keys):  # type: ignore[misc]
     @property
     def all_seeds(self) -> tuple[int, ...]:
         """The seeds of the runs: ``seed``, ``seed + 1``, ...; each has its own allocation."""
-        return tuple(range(self.seed, self.seed + self.seeds))
+        return tuple(range(self.seed, self.seed + (self.seeds or 1)))
 
     @property
     def is_single(self) -> bool:
         """Whether this is one run of one method: no sweep, no repeats."""
-        return len(self.methods) == 1 and self.seeds == 1 and not self.sweep
+        return len(self.methods) == 1 and len(self.all_seeds) == 1 and not self.sweep
 
     def stored(self) -> dict[str, Any]:
         """Return the experiment as plain JSON values, from which :func:`build` makes it again.

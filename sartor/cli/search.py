@@ -35,7 +35,6 @@ def search(
     space: Annotated[list[str], option("NAME=LOW:HIGH[:log], NAME=A,B; repeatable.", "WHAT")],
     trials: Annotated[int, option("How many values to try.", "N", min=1)] = 40,
     lanes: Annotated[int, option("Trials in one pass.", "N", min=1)] = 10,
-    measure: Annotated[str, option("loss or accuracy, on validation data.", "NAME")] = "loss",
     json: Json = False,
     **flags: Any,
 ) -> None:
@@ -58,14 +57,14 @@ def search(
         chosen,
         trials=trials,
         lanes=lanes,
-        measure=measure,
         progress=reporter(plain=json),
         **training_of(experiment, experiment.method, federations),
     )
     show.table(found.table, quiet=json)
     words = " ".join(f"--set {name}={value}" for name, value in found.best.items())
     show.say(f"Best on validation data: {words}", quiet=json)
-    answer = {"method": found.method, "best": found.best, f"validation_{measure}": found.value}
+    value = f"validation_{found.measure.replace('-', '_')}"
+    answer = {"method": found.method, "best": found.best, value: found.value}
     if experiment.out is not None:
         with naming(experiment.out, "create"):
             experiment.out.mkdir(parents=True, exist_ok=True)

@@ -11,10 +11,13 @@ from sartor.cli.flags import Folder, Json, Overwrite, argument, option, read_exp
 from sartor.cli.settings import kind_of
 from sartor.engines.shard.processes import is_first
 from sartor.methods import expand
-from sartor.results.comparison import Comparison
+from sartor.results.comparison import Comparison, as_comparison
 from sartor.results.tables import Table
 from sartor.training.compare import BASELINES
 from sartor.training.progress import reporter
+
+REPEATS, REPEATS_OF_AUTO = 10, 5
+"""Divisions of one's own data, if none are asked for; auto chooses anew in each."""
 
 MOST_CLIENTS = 40
 """Rows of a table of clients on the screen; the report has them all."""
@@ -81,6 +84,10 @@ def resume(folder: Folder, json: Json = False) -> None:
 
 
 def _train(experiment: Experiment, name: str, *, overwrite: bool, json: bool) -> None:
+    if experiment.seeds is None and kind_of(experiment) == "a table":
+        # Gains of one division say little; several train as lanes of one pass.
+        repeats = REPEATS_OF_AUTO if "auto" in experiment.methods else REPEATS
+        experiment = experiment.model_copy(update={"seeds": repeats})
     results, out = work.start(experiment, name, reporter(plain=json), overwrite=overwrite)
     finish(experiment, results, out, json=json)
 
@@ -90,31 +97,44 @@ def finish(experiment: Experiment, results: Comparison, out: Path, *, json: bool
     places = work.write_page(out) if is_first() else [("Files", out)]
     chosen = [one for r in results.values() if "selection" in r.config for one in r.selection()]
     few = [one for one in chosen if len(one) <= MOST_CLIENTS]
-    show.tables(results.table(), *_of_clients(experiment, results, quiet=json), *few, quiet=json)
+    shown = as_comparison(*results.values()) if len(results) == 1 else results
+    gains = _gains(shown)
+    show.tables(shown.table(), *_of_clients(experiment, results, gains), *few, quiet=json)
     show.places(*places, quiet=json)
     if json:
+        hurt = {row["name"]: row["clients_hurt"] for row in shown.summaries()}
         rows = [
-            {**row, "out": str(work.folder_of(experiment, row["name"], out))}
+            {
+                **row,
+                "clients_hurt": hurt[row["name"]],
+                "gains": None if (gain := gains.get(row["name"])) is None else gain.records(),
+                "out": str(work.folder_of(experiment, row["name"], out)),
+            }
             for row in results.summaries()
         ]
         show.json_line(rows[0] if experiment.is_single else rows)
 
 
-def _of_clients(experiment: Experiment, results: Comparison, *, quiet: bool) -> list[Table]:
-    """Return what each client gains over training alone, if they are few.
+def _gains(shown: Comparison) -> dict[str, Table]:
+    """Return what every client gains over training alone, by every method."""
+    if shown.reference is None:
+        return {}
+    alone = shown[shown.reference]
+    return {k: result.gain(alone) for k, result in shown.items() if k != shown.reference}
 
-    Of one's own table, by every method; else by every method that let its clients choose.
+
+def _of_clients(
+    experiment: Experiment, results: Comparison, gains: dict[str, Table]
+) -> list[Table]:
+    """Return the tables of clients, if they are few.
+
+    Of one's own table the gains by every method; else of those that let their clients choose.
     """
-    alone = None if results.reference is None else results[results.reference]
     few = {k: v for k, v in results.items() if len(v.clients) <= MOST_CLIENTS}
-    gains = [
-        result.gain(alone, run=0)
+    if kind_of(experiment) == "a table":
+        return [gains[name] for name in few if name in gains]
+    return [
+        gains[name] if name in gains else result.per_client(run=0)
         for name, result in few.items()
-        if not quiet and kind_of(experiment) == "a table" and name != results.reference
-        if alone is not None or result.can_compare
-    ]
-    return gains or [
-        result.per_client(run=0) if alone is None else result.gain(alone, run=0)
-        for result in few.values()
         if result.ended_with() is not None
     ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import time
 from collections.abc import Callable
@@ -11,7 +12,14 @@ import sartor
 from sartor.cli import show
 from sartor.cli.config import Experiment, build
 from sartor.cli.interruption import stoppable
-from sartor.cli.settings import check_names, federation_of, model_of, settings_of, training_of
+from sartor.cli.settings import (
+    check_names,
+    federation_of,
+    kind_of,
+    model_of,
+    settings_of,
+    training_of,
+)
 from sartor.core.errors import DivergedError, PFLError, RunFolderError
 from sartor.data.federation import Federation
 from sartor.engines.shard import processes
@@ -19,7 +27,7 @@ from sartor.results.comparison import Comparison
 from sartor.results.result import Result
 from sartor.runs import ComparisonFolder, RunFolder, slug
 from sartor.runs.storage import read_json, write_json
-from sartor.training.fit import begin_folder
+from sartor.training.fit import begin_folder, save_or_warn
 from sartor.training.progress import Progress
 
 EXPERIMENT_FILE = "experiment.json"
@@ -107,6 +115,8 @@ def train(
             except DivergedError as error:  # the other methods are still worth having
                 lost = error
                 show.note(f"Warning: {method} is left out: {error}")
+        if several is None and kind_of(experiment) == "a table":
+            _train_alone(results, out)
     if lost is not None and not results:
         raise lost
     comparison = Comparison(results, config=experiment.stored())
@@ -116,6 +126,15 @@ def train(
         except RunFolderError as error:  # the results are printed all the same
             show.note(f"Warning: {error}")
     return comparison
+
+
+def _train_alone(results: dict[str, Result], out: Path) -> None:
+    """Train every client alone too, so that terminal, page and JSON show the same gains."""
+    for result in results.values():
+        if result.known_baseline is None and result.can_compare:
+            result.baseline()
+            if processes.is_first():
+                save_or_warn(functools.partial(RunFolder.open(out).write_result, result), out)
 
 
 def folder_of(experiment: Experiment, method: str, out: Path) -> Path:

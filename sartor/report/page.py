@@ -18,7 +18,7 @@ from sartor.report.sections import Exhibit, Fold, Part, Section, render_sections
 from sartor.report.words import summarise
 from sartor.reproduce.outcome import Outcome
 from sartor.reproduce.runner import ABOUT
-from sartor.results.comparison import Comparison
+from sartor.results.comparison import Comparison, as_comparison
 from sartor.results.headline import HeadlineMetric
 from sartor.results.readings import POINT_WORDS
 from sartor.results.result import Result
@@ -265,17 +265,6 @@ def _to_reach(comparison: Comparison, goals: Mapping[float, str]) -> Table:
     text = comparison.headline_metric.text
     table.notes["target"] = ", ".join(f"{text(goal)} ({why})" for goal, why in goals.items())
     return table
-
-
-def as_comparison(content: Result | Comparison) -> Comparison:
-    """Return a comparison; a single result is compared with its baseline, if that is known."""
-    if isinstance(content, Comparison):
-        return content
-    baseline = content.known_baseline
-    if baseline is not None and baseline.method != content.method:
-        results = {baseline.method: baseline, content.method: content}
-        return Comparison(results, reference=baseline.method, config=content.config)
-    return Comparison({content.method: content}, reference=None, config=content.config)
 
 
 def client_table(comparison: Comparison) -> Table:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,50 +43,6 @@ def client_table(result: Readings, run: int | None) -> Table:
         notes={"headline": f"{result.headline} ({POINT_WORDS[result.headline]})"},
         formats=dict.fromkeys(measures, result.headline_metric.kind),
         title=f"{result.method}: clients",
-    )
-
-
-def gain_table(
-    result: Readings, reference: Readings, partner: Sequence[int], run: int | None
-) -> Table:
-    """Return what every client gains over training alone; see ``Result.gain``.
-
-    Run k is compared with run ``partner[k]`` of ``reference``: the same clients, each alone.
-    """
-    indices, metric = result._indices(run), result.headline_metric
-    several = len(indices) > 1
-    ended = {index: result.ended_with(index) for index in indices}
-    chose = any(ended.values())
-    rows: list[list[Any]] = []
-    pairs: list[tuple[float, float]] = []
-    for index in indices:
-        words = ended[index]
-        alone = reference.client_measure(run=partner[index])
-        federated = result.client_measure(run=index)
-        count = result._scores().count[index]
-        for client, name in enumerate(result.clients):
-            a, f = float(alone[client]), float(federated[client])
-            row = [index] * several + [name, int(count[client]), a, f, metric.gain(f, a)]
-            rows.append(row + [words[client] if words else None] * chose)
-            pairs.append((metric.sign * f, metric.sign * a))
-    gains = metrics.gain(*zip(*pairs, strict=True))
-    notes: dict[str, Any] = {"mean gain": gains.mean, "minimum gain": gains.minimum}
-    notes |= {"fraction hurt": gains.fraction_hurt, "clients hurt": gains.hurt}
-    if metric.sign < 0:
-        notes["measure"] = f"{metric.name}; the gain is what it falls by"
-    if (reported := result.ended_with_words(*indices)) is not None:
-        notes["ended with"] = reported
-    columns = ["run"] * several + ["client", "test samples", "alone", "federated", "gain"]
-    return Table(
-        columns + ["ended with"] * chose,
-        rows,
-        notes=notes,
-        formats={
-            **dict.fromkeys(("alone", "federated"), metric.kind),
-            **dict.fromkeys(("gain", "mean gain", "minimum gain"), metric.gain_kind),
-            "fraction hurt": "percent",
-        },
-        title=f"{result.method}: gain over training alone",
     )
 
 

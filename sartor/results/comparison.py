@@ -12,6 +12,7 @@ from sartor.core.errors import ConfigError, did_you_mean
 from sartor.results import metrics
 from sartor.results.client_tables import fairness_of, fairness_table
 from sartor.results.costs import pareto_front, to_reach
+from sartor.results.gains import overlap
 from sartor.results.headline import ACCURACY, SHARES, HeadlineMetric
 from sartor.results.metrics import Array
 from sartor.results.result import Result
@@ -28,7 +29,8 @@ def paired_gains(
     else:
         mine, theirs = (one.client_measure(run=rs[0]) for one, rs in sides)
     sign = result.headline_metric.sign
-    return metrics.paired(sign * mine, sign * theirs, confidence)
+    share = overlap(result.config) if len(runs) > 1 else 0.0
+    return metrics.paired(sign * mine, sign * theirs, confidence, share)
 
 
 class Comparison(Mapping[str, Result]):
@@ -289,3 +291,14 @@ class Comparison(Mapping[str, Result]):
 
     def _repr_html_(self) -> str:
         return self.table()._repr_html_()
+
+
+def as_comparison(content: Result | Comparison) -> Comparison:
+    """Return a comparison; a single result is compared with its baseline, if that is known."""
+    if isinstance(content, Comparison):
+        return content
+    baseline = content.known_baseline
+    if baseline is not None and baseline.method != content.method:
+        results = {baseline.method: baseline, content.method: content}
+        return Comparison(results, reference=baseline.method, config=content.config)
+    return Comparison({content.method: content}, reference=None, config=content.config)

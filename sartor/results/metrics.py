@@ -277,11 +277,18 @@ class Paired(NamedTuple):
     number: int  # of pairs
 
 
-def paired(values: npt.ArrayLike, reference: npt.ArrayLike, confidence: float = 0.95) -> Paired:
+def paired(
+    values: npt.ArrayLike,
+    reference: npt.ArrayLike,
+    confidence: float = 0.95,
+    overlap: float = 0.0,
+) -> Paired:
     """Return the mean of ``values - reference`` with its two-sided t-interval.
 
     Pairs with a missing member are left out. The interval supposes independent pairs whose
     differences are roughly normal: fair for repeats, a mere description over clients of one run.
+    Repeats that divide the same samples have an ``overlap`` of n_test/n_train, which makes it wider
+    (Nadeau and Bengio, 2003).
 
     >>> pair = paired([0.9, 0.8, 0.7], [0.8, 0.7, 0.6])
     >>> round(pair.mean, 6), pair.number
@@ -297,7 +304,8 @@ def paired(values: npt.ArrayLike, reference: npt.ArrayLike, confidence: float = 
     if number == 1:
         return Paired(mean, math.nan, math.nan, math.nan, 1)
     std = float(differences.std(ddof=1))
-    half = t_quantile(0.5 + confidence / 2, number - 1) * std / math.sqrt(number)
+    error = std * math.sqrt(1 / number + overlap)
+    half = t_quantile(0.5 + confidence / 2, number - 1) * error
     return Paired(mean, std, mean - half, mean + half, number)
 
 

@@ -19,7 +19,8 @@ from torch import nn
 from sartor.core.errors import ConfigError, ContractError, RunFolderError, did_you_mean
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
-from sartor.results.client_tables import client_table, fairness_by_run, gain_table, metric_columns
+from sartor.results.client_tables import client_table, fairness_by_run, metric_columns
+from sartor.results.gains import gain_table
 from sartor.results.metrics import Array
 from sartor.results.readings import Readings
 from sartor.results.score_table import score
@@ -243,18 +244,21 @@ class Result(Readings):
         self._baseline_result = baseline
 
     def gain(self, baseline: Result | None = None, run: int | None = None) -> Table:
-        """Return for each client its accuracy alone, federated, and the gain.
+        """Return for each client its accuracy alone, federated, and the gain with its interval.
 
-        In a regression it is the root mean squared error, and the gain what it falls by.
-        The notes hold ``mean gain``, ``minimum gain``, ``fraction hurt`` and ``clients hurt``.
-        Where each client ended with one of several models, a column says with which.
+        Repeats become one row a client: their mean, and a verdict, "gains", "loses" or "cannot
+        tell"; see ``sartor.results.gains``. In a regression it is the root mean squared error, and
+        the gain what it falls by. The notes hold ``mean gain``, ``minimum gain``, ``fraction
+        hurt``, ``clients hurt`` and ``verdicts``. Where each client ended with one of several
+        models, a column says with which.
 
         Args:
             baseline: the LocalTrain result on the same seeds; made on demand by default.
-            run: index of a run; None for all of them (then with a column "run").
+            run: index of a run; None for all of them. Settings of a sweep are kept apart.
         """
         reference = baseline if baseline is not None else self.baseline()
-        return gain_table(self, reference, self.partners(reference), run)
+        groups = self.groups() if run is None else {self.method: self._indices(run)}
+        return gain_table(self, reference, self.partners(reference), groups)
 
     def partners(self, reference: Result) -> list[int]:
         """Return for every run the run of ``reference`` on the same allocation (equal seed).

@@ -54,7 +54,7 @@ FIGURES = {"error": 4, "gain": 3}
 def _number(value: float, kind: str, decimals: int | None = None) -> str:
     if kind == "percent":
         return f"{100 * value:.1f}"
-    if kind in ("points", "change"):
+    if kind in ("points", "change", "end"):
         rounded = round(100 * value, 1)
         return f"{rounded:+.1f}" if rounded else "0.0"
     if kind in FIGURES:
@@ -88,8 +88,9 @@ def format_cell(value: Any, kind: str = "", decimals: int | None = None) -> str:
     Args:
         value: a string, a number, a :class:`~sartor.results.metrics.Spread`, or None.
         kind: "percent" (of a share), "points" (signed, of a share; less is worse), "change"
-            (signed, and less is not worse), "error" (in the unit of the data), "gain" (of errors:
-            signed, less is worse), "score" (such as an AUROC; three decimals) and "score gain",
+            (signed, and less is not worse), "end" (of an interval of points), "error"
+            (in the unit of the data), "gain" (of errors: signed, less is worse),
+            "score" (such as an AUROC; three decimals) and "score gain",
             "count", "megabytes", "seconds", "index" (four decimals),
             "strength" (a λ, which may be infinite), or "" for the value as it is.
         decimals: of errors and gains; None for a few significant figures.

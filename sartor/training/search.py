@@ -76,7 +76,7 @@ def search(
     *,
     trials: int = 40,
     lanes: int = 10,
-    measure: str = "loss",
+    measure: str | None = None,
     seeds: Sequence[int] | int = (0,),
     hyper: Mapping[str, Any] | None = None,
     options: Mapping[str, Any] | None = None,
@@ -93,7 +93,8 @@ def search(
             choices. Names are hyper-parameters or static options.
         trials: how many values to try.
         lanes: trials a batch; those of a batch are chosen without knowing of one another.
-        measure: "loss" (smaller is better), "accuracy", "auroc", or any that ``fit`` takes.
+        measure: "loss" (smaller is better), "accuracy", "auroc", or any that ``fit`` takes; the
+            loss if None.
         seeds: every trial trains with each; its value is the mean.
         hyper: values that are not searched.
         options: static options that are not searched.
@@ -110,6 +111,7 @@ def search(
         MissingExtraError: Optuna is not installed, and no study is given.
     """
     trials, lanes = parse_whole("trials", trials), parse_whole("lanes", lanes)
+    measure = measure or "loss"
     parse_choice("measure", measure, MEASURES)
     for name in ("sweep", "out", "resume"):
         if name in settings:

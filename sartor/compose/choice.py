@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from sartor.compose.judging import Score, beyond_noise, criterion_of, paired_sums, ranked_sums
 from sartor.compose.parallel import in_parallel
 from sartor.core import tree, wire
 from sartor.core.errors import ConfigError
@@ -18,11 +19,6 @@ from sartor.theory.heterogeneity import shares
 
 Scope = Literal["system", "client"]
 SelectOn = Literal["holdout", "validation", "test"]
-Score = Literal["error", "loss"]
-HUGE = 1e30
-"""Stands for a loss that is not a number."""
-TIE = 1e-9
-"""How much a mean gain must exceed its bound, as a share: equal ones must not pass by rounding."""
 
 
 def best_of(
@@ -53,7 +49,7 @@ def best_of(
             client for itself (then nothing is sent for it).
         select_on: the samples that decide: a part of the training data, which the methods must
             then leave out; the federation's validation data; or its test data, which is optimistic.
-        score: the share of wrong answers, or the mean loss.
+        score: what is judged by; see ``sartor.compose.judging``.
         held_out: from where to where in the training data, for ``select_on="holdout"``.
         margin: for ``scope="client"``: the hyper-parameter that says by how many standard errors a
             score must lie below that of the first method, see :func:`beyond_noise`; None takes the
@@ -66,7 +62,9 @@ def best_of(
     """
     if margin is not None and scope != "client":
         raise ConfigError(f"A margin is each client's own: it needs scope='client', got {scope!r}.")
-    criterion = task.is_wrong if score == "error" else task.criterion
+    if margin is None and score not in ("error", "loss"):
+        raise ConfigError(f"The lowest score is that of losses or errors, got score={score!r}.")
+    criterion = criterion_of(task, score)
     others = {f"{slot}_used": m for slot, m in (instead or {}).items()}
     trained = {**parts, **others}
     whole = in_parallel(name, **trained)
@@ -133,6 +131,8 @@ def best_of(
             rows = [
                 task.losses(found[k], batch, m.use.predict, criterion) for k, m in parts.items()
             ]
+            if score == "auroc":
+                return {**work, "sums": ranked_sums(torch.stack(rows), batch.y, batch.mask)}
             return {**work, "sums": work["sums"] + paired_sums(torch.stack(rows), batch.mask)}
         judged = [
             task.judge(found[k], batch, m.use.predict)[score == "error"] for k, m in parts.items()
@@ -176,7 +176,7 @@ def best_of(
         enter=enter,
         data={"validation": "val", "test": "test"}.get(select_on, "train"),
         part=held_out if select_on == "holdout" else (0.0, 1.0),
-        batch=64,
+        batch=None if score == "auroc" else 64,
         shuffle=False,
     )
     method = changed(
@@ -238,35 +238,3 @@ def _with_rest(
         aggregate=aggregate,
         after=_with_rest(record.schedule.after, slots, follow),
     )
-
-
-def paired_sums(losses: Tensor, mask: Tensor) -> Tensor:
-    """Return Σ ℓ_k, Σ d_k, Σ d_k² and n over the real samples of a batch: (4, methods).
-
-    d_k = ℓ_0 − ℓ_k is what method k gains on a sample over the first. A loss (methods, batch) that
-    is not a number counts as very large.
-    """
-    real = losses.double().nan_to_num(nan=HUGE, posinf=HUGE).clamp(max=HUGE)
-    gain = real[:1] - real
-    rows = torch.stack((real, gain, gain.square(), torch.ones_like(real)))
-    return torch.where(mask, rows, torch.zeros_like(rows)).sum(-1)
-
-
-def beyond_noise(sums: Tensor, margin: Tensor) -> tuple[Tensor, Tree]:
-    """Choose the method with the lowest loss among those that beat the first beyond its noise.
-
-    Method k passes if d̄_k > margin · s_k/√n by more than rounding. d̄_k and s_k are the mean and the
-    sample standard deviation of the paired gains in ``sums``, see :func:`paired_sums`. If none
-    passes, or of fewer than two samples, it is the first; a margin of 0 takes the lowest loss, ties
-    to the first.
-    Returned are its number, and mean losses and standard errors (methods,) with the count.
-    """
-    total, gain, square, count = sums.unbind(0)
-    num = count.clamp(min=1.0)
-    mean = gain / num
-    spread = (square - num * mean.square()).clamp(min=0.0) / (num - 1.0).clamp(min=1.0)
-    error = (spread / num).sqrt()
-    passes = (mean > margin * error * (1.0 + TIE)) & (count >= 2.0)
-    ranked = torch.where(passes, total / num, torch.full_like(total, torch.inf))
-    choice = torch.where(passes.any(), ranked.argmin(), torch.zeros_like(ranked.argmin()))
-    return choice, {"loss": total / num, "error": error, "count": count[0]}

@@ -22,7 +22,8 @@ end exactly where LocalTrain would have left them. The model that it stands for 
 so the comparison leans a little towards the others; a larger c leans back.
 
 Losses and answers can disagree: a global model that is still young is often right more often than
-the client's own, and less sure of it. ``score="error"`` compares wrong answers in place of losses.
+the client's own, and less sure of it. ``score="error"`` compares wrong answers in place of losses,
+"auroc" and "brier" what they say. With ``measure="auroc"`` and the like, ``fit`` sets it.
 
 What it costs: the gradients and bytes of FedAvg and the gradients of LocalTrain on top of the
 method's own (FedAvg is trained anew even beside a method that contains it), and of LocalTrain on
@@ -42,7 +43,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from sartor.compose.choice import Score, best_of
+from sartor.compose.choice import best_of
+from sartor.compose.judging import Score
 from sartor.compose.parallel import kept_after_training, on_share
 from sartor.core import tree
 from sartor.core.errors import ConfigError
@@ -79,7 +81,7 @@ def do_no_harm(
         common: FedAvg.
         on: which samples decide: a part of the training data, or the federation's validation data.
         share: the part of the training data that decides, for ``on="holdout"``.
-        score: what is compared on them: losses, or wrong answers (0 or 1).
+        score: what is compared on them; see ``sartor.compose.judging``.
     """
     if not 0.0 < share < 1.0:
         raise ConfigError(

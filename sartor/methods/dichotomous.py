@@ -39,7 +39,7 @@ import torch
 from torch import Tensor
 
 from sartor.compose import within_groups
-from sartor.compose.choice import Scope, Score, SelectOn, best_of
+from sartor.compose.choice import Scope, SelectOn, best_of
 from sartor.core import tree
 from sartor.core.errors import below, refuse
 from sartor.core.hyper import Hyper
@@ -62,7 +62,7 @@ def dichotomous(
     radius: Literal["given", "estimated"] = "given",
     inside: Literal["holdout", "threshold"] = "holdout",
     select_on: SelectOn = "holdout",
-    score: Score = "error",
+    score: Literal["error", "loss"] = "error",
     val_share: float = 0.2,
     split_share: float = 0.5,
     num_clusters: int | None = None,

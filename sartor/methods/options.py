@@ -18,7 +18,7 @@ COMMON: dict[str, tuple[Any, Any]] = {
     "robust_mix": (None, bool | None),
     "do_no_harm": (False, bool),
     "harm_share": (0.2, float),
-    "harm_score": ("loss", Literal["loss", "error"]),
+    "harm_score": ("loss", Literal["loss", "error", "brier", "auroc"]),
     "harm_on": ("auto", Literal["auto", "holdout", "validation"]),
 }
 """Static options of every method.

@@ -239,7 +239,9 @@ def _fit_lanes(
         settings.model, federations[settings.seeds[0]], settings.compute, settings.measure
     )
     warn_of_lost_weights(settings.model)
-    options = with_held_out(method, task, local, options, list(federations.values()))
+    options = with_held_out(
+        method, task, local, options, list(federations.values()), settings.measure
+    )
     record = methods.build(method, task, local, options)
     points = tuple(dict.fromkeys((*settings.points, record.use.headline)))
     if options.get("do_no_harm"):  # the choice follows the last round: there is no "post" model

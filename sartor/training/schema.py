@@ -212,7 +212,7 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("scale", "word", None, "Of images: symmetric, unit, standard, pixel.",
                 "file plan dataset advise", "NAME"),
         Setting("val", "number", 0.0, "Share held out for validation.",
-                "file dataset folder table advise everyday", "P", low=0, below=1),
+                "file dataset folder table advise", "P", low=0, below=1),
         Setting("val", "number", None, "Share held out for validation.",
                 "plan dataset", low=0, below=1),
         Setting("test", "number", 0.25, "Folders: share held out for testing.",
@@ -252,7 +252,7 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("first_seed", "whole", 0, "The seed of the first repeat.", "plan", low=0),
         Setting("seeds", "object", (0,), reader=parse_seeds),
         Setting("seeds", "whole", None,
-                "Repeat with seeds S, S+1, ..., S+K-1; else 10 for a CSV (auto: 5), 1 for others.",
+                "Repeats, with seeds S, S+1, ...; else 10 for a CSV.",
                 "file everyday", "K", low=1),
         Setting("seeds", "whole", 1, "Repeat with seeds S, S+1, ..., S+K-1.", "plan", "K", low=1),
         Setting("hyper"),
@@ -290,7 +290,7 @@ SETTINGS: tuple[Setting, ...] = (
         Setting("finetune_steps", "whole", None, "Steps of fine-tuning before use; not for local.",
                 "file", "K", low=0),
         Setting("participation", "share", 1.0, "Per round: 0.5, 10, at_least:0.6.",
-                "fit file plan server everyday", "P", reader=Participation.parse),
+                "fit file plan server", "P", reader=Participation.parse),
         Setting("do_no_harm", "switch", False,
                 "Each client's best of alone, global, own; not for local.",
                 "fit file everyday", group="Switches"),
@@ -357,7 +357,7 @@ SETTINGS: tuple[Setting, ...] = (
                 about="when to stop before the rounds are over, judged on validation data; a "
                 "number is the patience. See ``sartor.EarlyStopping``."),
         Setting("measure", "word", None,
-                "What clients are compared by: auroc, f1, brier, mae, ...; else the task's.",
+                "Compare by auroc, f1, brier, mae, ...; else the task's.",
                 "fit file everyday", "NAME", choices=MEASURES,
                 about="what clients are compared by, stop by and are searched by, such as "
                 '"auroc", "balanced-accuracy", "brier" or "mae"; accuracy (of a regression RMSE) '

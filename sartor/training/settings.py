@@ -241,19 +241,40 @@ def _given(name: str, hyper: Mapping[str, Any], sweep: Sweep) -> list[float]:
     return [float(v) for v in flat if isinstance(v, (int, float)) and math.isfinite(v)]
 
 
+HARM_SCORES = {
+    "accuracy": "error",
+    "exact-match": "error",
+    "tokens-right": "error",
+    "balanced-accuracy": "error",
+    "f1": "error",
+    "micro-f1": "error",
+    "labels-right": "error",
+    "auroc": "auroc",
+    "average-precision": "auroc",
+    "brier": "brier",
+}
+"""Measure -> what ``do_no_harm`` compares by; the loss for all others."""
+
+
 def with_held_out(
     method: str | methods.Factory,
     task: Task,
     local: Local,
     options: dict[str, Any],
     federations: Sequence[Federation],
+    measure: str | None = None,
 ) -> dict[str, Any]:
-    """Say which samples decide under ``do_no_harm``, where that is left open.
+    """Say what decides under ``do_no_harm``, where that is left open: which score, which samples.
 
-    The validation data, if every client of every federation has some and the method does not use
-    them itself; else a part of the training data.
+    The score is the one that is nearest to the measure. The samples are the validation data, if
+    every client of every federation has some and the method does not use them itself; else a part
+    of the training data.
     """
-    if not options.get("do_no_harm") or options.get("harm_on", "auto") != "auto":
+    if not options.get("do_no_harm"):
+        return options
+    if measure in HARM_SCORES:
+        options = {"harm_score": HARM_SCORES[measure], **options}
+    if options.get("harm_on", "auto") != "auto":
         return options
     own = {k: v for k, v in options.items() if k != "do_no_harm" and not k.startswith("harm_")}
     used = phases_on("val", methods.build(method, task, local, own))

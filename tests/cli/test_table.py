@@ -132,12 +132,12 @@ def test_a_regression_has_its_report(capsys: pytest.CaptureFixture[str]) -> None
     shown = capsys.readouterr()
     assert "RMSE" in shown.out
     assert "ditto: gain over training alone" in shown.out
-    assert re.search(r"ditto  round 2/2  RMSE [1-9]", shown.err)
+    assert re.search(r"ditto \(10 runs\)  round 2/2  RMSE [1-9]", shown.err)
     assert "accuracy" not in shown.out + shown.err
     page = write_report(Path("run")).read_text(encoding="utf-8")
     assert "RMSE by round" in page
     capsys.readouterr()
-    assert main(["run", "ditto", *words[:-1], "other", "--json"]) == 0
+    assert main(["run", "ditto", *words[:-1], "other", "--seeds", "1", "--json"]) == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert (found["measure"], found["accuracy"]) == ("RMSE", None)
     assert 0 < found["pooled_measure"] < 100
@@ -148,7 +148,7 @@ def test_auto_needs_nothing_but_the_table(
 ) -> None:
     """It prints what was chosen and why, says so in JSON, resumes, and refuses what it chooses."""
     monkeypatch.setattr("sartor.training.auto.candidates", lambda task: ["local", "fedavg"])
-    words = ["run", "auto", *WORDS, "--label", "y"]
+    words = ["run", "auto", *WORDS, "--label", "y", "--seeds", "1"]
     assert main([*words, "--json", "--out", "run"]) == 0
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert set(answer["selection"]["candidates"]) == {"local", "fedavg"}

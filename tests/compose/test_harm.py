@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 import sartor
-from sartor.compose.choice import HUGE, beyond_noise, paired_sums
+from sartor.compose.judging import HUGE, beyond_noise, paired_sums, ranked_sums
 from sartor.compose.parallel import kept_after_training, on_share
 from sartor.core import tree
 from sartor.core.errors import ConfigError
@@ -528,3 +529,72 @@ def test_with_and_without_in_one_sweep() -> None:
     found = sartor.fit("ditto", fed, rounds=2, **QUICK, sweep={"do_no_harm": [False, True]})
     assert found.ended_with(0) is None
     assert found.ended_with(1) is not None
+
+
+def delong(y: np.ndarray, first: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    """Difference of two AUROCs and its standard error, pair by pair, in NumPy."""
+    kernel = [
+        (np.greater.outer(p[y == 1], p[y == 0]) + 0.5 * np.equal.outer(p[y == 1], p[y == 0]))
+        for p in (first, other)
+    ]
+    apart = kernel[1] - kernel[0]
+    of_positive, of_negative = apart.mean(1), apart.mean(0)
+    variance = of_positive.var(ddof=1) / len(of_positive) + of_negative.var(ddof=1) / len(
+        of_negative
+    )
+    return float(apart.mean()), float(np.sqrt(variance))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_areas_are_compared_by_delongs_variance(seed: int) -> None:
+    """Two classes, ties included, padding left out: the values are those of the definition."""
+    rng = np.random.default_rng(seed)
+    y = rng.permutation(np.repeat([0, 1], [rng.integers(3, 20), rng.integers(3, 20)]))
+    scores = rng.integers(0, 6, (3, len(y) + 2, 2)).astype(float)  # the last two rows are padding
+    mask = torch.arange(len(y) + 2) < len(y)
+    padded = torch.from_numpy(np.append(y, [1, 0]))
+    sums = ranked_sums(torch.from_numpy(scores), padded, mask)
+    _, found = beyond_noise(sums, torch.tensor(1.0))
+    p = (scores[..., 1] - scores[..., 0])[:, : len(y)]
+    for k in range(3):
+        gain, error = delong(y, p[0], p[k])
+        assert float(sums[1, k] / sums[3, k]) == pytest.approx(gain, abs=1e-12)
+        assert float(found["error"][k]) == pytest.approx(error, abs=1e-9)
+        assert float(found["loss"][k]) == pytest.approx(1 - roc_auc_score(y, p[k]), abs=1e-12)
+
+
+def test_of_more_classes_the_area_is_their_mean() -> None:
+    """One against the rest, over the classes that occur; samples of one class decide nothing."""
+    rng = np.random.default_rng(0)
+    y, scores = rng.integers(0, 3, 30), rng.normal(size=(2, 30, 4))
+    mask = torch.ones(30, dtype=torch.bool)
+    sums = ranked_sums(torch.from_numpy(scores), torch.from_numpy(y), mask)
+    p = np.exp(scores[1]) / np.exp(scores[1]).sum(1, keepdims=True)
+    each = [roc_auc_score(y == k, p[:, k]) for k in range(3)]
+    assert float(1 - sums[0, 1] / sums[3, 1]) == pytest.approx(np.mean(each))
+    one = ranked_sums(torch.from_numpy(scores), torch.zeros(30, dtype=torch.long), mask)
+    assert beyond_noise(one, torch.tensor(0.0))[0] == 0
+
+
+def test_a_measure_decides_about_harm_too() -> None:
+    """With measure="auroc" held-out areas decide; the scores recorded are 1 − AUROC."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(400, 3))
+    y = (x[:, 0] + rng.normal(size=400) > 1).astype(int)
+    fed = sartor.Federation.from_arrays(x, y, client=np.arange(400) % 4, val=0.2)
+    result = sartor.fit("fedavg", fed, rounds=2, measure="auroc", do_no_harm=True)
+    assert result.config["options"]["harm_score"] == "auroc"
+    held_out = result.snapshots[-1]["held_out_loss"][0]
+    alone = sartor.fit("local", fed, rounds=2)
+    for client in range(4):
+        rows = fed.val.of(client)
+        p = alone.predict(client, fed.x[rows].numpy()).scores[:, 1]
+        area = roc_auc_score(fed.y[rows].numpy(), p)
+        assert held_out[client, 0] == pytest.approx(1 - area, abs=1e-6)
+    brier = sartor.fit("fedavg", fed, rounds=1, measure="brier", do_no_harm=True)
+    assert brier.config["options"]["harm_score"] == "brier"
+    numbers = sartor.Federation.from_arrays(
+        x, x[:, 0], client=np.arange(400) % 4, task="regression"
+    )
+    with pytest.raises(sartor.errors.ConfigError, match="needs probabilities of classes"):
+        sartor.fit("fedavg", numbers, do_no_harm=True, options={"harm_score": "auroc"})

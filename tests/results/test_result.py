@@ -133,10 +133,10 @@ def test_the_gain_table_adds_up():
     assert table.notes["minimum gain"] == pytest.approx(gains.min())
     assert table.notes["fraction hurt"] == pytest.approx((gains < 0).mean())
     assert len(table) == 20
-    lines = str(table).splitlines()[-4:]
-    assert lines[0] == f"mean gain: {100 * gains.mean():+.1f} points"
-    assert lines[2] == f"fraction hurt: {100 * (gains < 0).mean():.1f} %"
-    assert lines[3] == f"clients hurt: {(gains < 0).sum()}"
+    lines = str(table).splitlines()
+    assert f"mean gain: {100 * gains.mean():+.1f} points" in lines
+    assert f"fraction hurt: {100 * (gains < 0).mean():.1f} %" in lines
+    assert f"clients hurt: {(gains < 0).sum()}" in lines
 
 
 def test_a_note_of_words_has_no_unit():

@@ -20,13 +20,14 @@ SIGNATURES = {
     "fit": "method federation model=None rounds=20 seeds=(0,) hyper=None sweep=None options=None "
     "local=None participation=1.0 do_no_harm=False engine='auto' chunk=None device='auto' "
     "dtype='float32' compute=None store='memory' eval_every=1 points=('pre', 'post') out=None "
-    "checkpoint_every=10 resume=False reopen=False progress=None callbacks=() early_stopping=None",
+    "checkpoint_every=10 resume=False reopen=False progress=None callbacks=() early_stopping=None "
+    "measure=None",
     "compare": "names federation baselines=True hyper=None options=None do_no_harm=False out=None "
     "resume=False **settings",
-    "search": "method federation space trials=40 lanes=10 measure='loss' seeds=(0,) hyper=None "
+    "search": "method federation space trials=40 lanes=10 measure=None seeds=(0,) hyper=None "
     "options=None study=None sampler_seed=0 **settings",
 }
-"""The public calls of version 0.1.0."""
+"""The public calls of version 0.1.0, and what was added since."""
 
 
 @pytest.mark.parametrize("name", SIGNATURES)

@@ -145,6 +145,7 @@ class Advice:
             each with "_half", half the width of its 95 % interval. Empty for a trial.
         asked: bytes that the advice itself takes, both ways, all clients, were the clients apart:
             for the "estimates" and the "held-out check", or for the "trial".
+        measured: the advice by a measure that was asked for; see ``sartor.adviser.measured``.
         subject: what verification trains; not part of the JSON.
         verifier: trains and compares (``sartor.adviser.verify``); not part of the JSON.
         verdict: the answer: "alone", "one model", "personalise" or "cannot tell"; that of the
@@ -167,6 +168,7 @@ class Advice:
     settings: dict[str, Any] = field(default_factory=dict)
     held_out: dict[str, float] = field(default_factory=dict)
     asked: dict[str, int] = field(default_factory=dict)
+    measured: dict[str, Any] = field(default_factory=dict)
     subject: Any = field(default=None, repr=False, compare=False)
     verifier: Verifier | None = field(default=None, repr=False, compare=False)
     verdict: str = ""
@@ -362,6 +364,7 @@ class Advice:
             "ways_out": self.ways_out,
             "settings": self.settings,
             "held_out": self.held_out,
+            "measured": self.measured,
             "asked": self.asked,
         }
         result: dict[str, Any] = jsonable(_spelled(found))

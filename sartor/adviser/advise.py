@@ -22,6 +22,7 @@ from sartor.adviser.verification import Verification
 from sartor.core.errors import ConfigError, FederationError, PFLError
 from sartor.core.local import Local
 from sartor.data.federation import Federation
+from sartor.results.headline import chosen_metric
 from sartor.training.progress import Progress
 
 SCALED = "scaled"
@@ -45,6 +46,7 @@ def advise(
     seed: int = 0,
     device: str = "auto",
     progress: Progress | None = None,
+    measure: str | None = None,
 ) -> Advice:
     """Say whether to federate, how much each client should personalise, and what it will cost.
 
@@ -75,6 +77,8 @@ def advise(
         seed: of draws and trials.
         device: of a trial.
         progress: shows how far a trial is.
+        measure: what the answer is shown by beside the losses, such as "auroc" or "mae"; with the
+            evidence.
 
     Raises:
         FederationError: one client, one class, or features that never vary.
@@ -87,6 +91,7 @@ def advise(
     'global'
     """
     check(federation, budget_mb, budget_rounds, accuracy, rounds, draws, basis)
+    metric = None if measure is None else chosen_metric(federation.task, measure)
     if basis in ("auto", "evidence"):
         if ridge > 0:
             raise ConfigError(
@@ -99,13 +104,18 @@ def advise(
         seen = _seen(whole, model, features, ridge, basis)
         if seen is not None:
             beside = _theory_beside(federation, model, features, target, draws, seed)
-            advice = by_evidence(federation, seen, beside, budget_mb, budget_rounds)
+            advice = by_evidence(federation, seen, beside, budget_mb, budget_rounds, metric)
             return replace(advice, verifier=_verify)
         if basis == "evidence":
             raise ConfigError(
                 "The evidence is for linear models; leave model out, freeze all of the network but "
                 "a linear head (sartor.models.pretrained), or take basis='trial'."
             )
+    if metric is not None:
+        raise ConfigError(
+            "The theory and a trial are judged by losses alone; leave measure out, or take a "
+            "linear model and basis='evidence'."
+        )
     found, reasons = None, []
     seen = _seen(federation, model, features, ridge, basis) if basis == "theory" else None
     if seen is not None:

@@ -14,10 +14,12 @@ from typing import NamedTuple
 
 from sartor.adviser.advice import Advice, Client, Subject
 from sartor.adviser.features import View
+from sartor.adviser.measured import against, measure
 from sartor.adviser.plan import CostPlan, Strategy
 from sartor.adviser.sharing import FACTORS, Sharing, judge
 from sartor.data.federation import Federation
 from sartor.methods.parts.priors import multiples_of
+from sartor.results.headline import HeadlineMetric
 
 LEAN, CLEAR = 1.0, 5.0
 """Nats of evidence: a leaning, and odds of 150 to 1."""
@@ -69,6 +71,7 @@ def by_evidence(
     theory: Advice | None,
     budget_mb: float | None,
     budget_rounds: int | None,
+    metric: HeadlineMetric | None = None,
 ) -> Advice:
     """Return the advice that follows from samples left out and from the evidence.
 
@@ -78,6 +81,7 @@ def by_evidence(
         theory: what the theory of Yu et al. says; None where its conditions do not hold.
         budget_mb: megabytes that may be sent, if there is a limit.
         budget_rounds: rounds at most, if there is a limit.
+        metric: what the advice is shown by beside the losses, if anything.
     """
     found = judge(seen)
     loss = {way: found.mean(way) for way in found.found}
@@ -96,6 +100,9 @@ def by_evidence(
     curve[1 + FACTORS.index(1.0)] = loss["learned"]  # the average over spreads and widths
     chosen = {"local": 0.0, "global": math.inf, "personalised": pull}[strategy]
     notes = _notes(federation, seen, found)
+    measured = {} if metric is None else measure(seen, found, way, metric)
+    if measured and (doubt := against(measured)) is not None:
+        notes.insert(0, doubt)
     if theory is not None:
         notes.append(_beside(theory))
     if strategy == "local":
@@ -135,6 +142,7 @@ def by_evidence(
             "degree": degree.value * scale,
             "degree_half": degree.half * scale,
         },
+        measured=measured,
         subject=Subject(seen.federation, seen, None, None, None, ROUNDS, 0, "cpu"),
     )
 

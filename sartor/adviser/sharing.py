@@ -60,6 +60,8 @@ class Sharing:
         folds: parts that every client's samples were divided in.
         repeats: how often.
         scale: what one squared error is in units of the target; 1 for classes.
+        clients: the samples; a regression's targets have mean 0 and variance 1.
+        scores: (ways, clients, samples, outputs) mean scores of the models without the sample.
     """
 
     found: dict[str, Averaged]
@@ -68,6 +70,8 @@ class Sharing:
     folds: int
     repeats: int
     scale: float
+    clients: Clients
+    scores: Array
 
     def mean(self, way: str, client: int | None = None) -> float:
         """Return a mean loss, of one client or of all samples."""
@@ -136,6 +140,7 @@ def _judge(seen: View, clients: Clients, scale: float, each: Callable[[], None] 
     found = {way: solved(clients, way, intercept, each=each) for way in WAYS}
     folds, repeats = divisions(clients)
     total = torch.zeros(len(WAYS), *clients.mask.shape, dtype=torch.float64)
+    scores = torch.zeros(*total.shape, clients.outputs, dtype=torch.float64)
     curve = torch.zeros(len(FACTORS), dtype=torch.float64)
     unit = 2.0 if clients.family == "linear" else 1.0
     for repeat in range(repeats):
@@ -144,20 +149,30 @@ def _judge(seen: View, clients: Clients, scale: float, each: Callable[[], None] 
             held = clients.mask & (place == fold) & (clients.sizes[:, None] > 1)
             part = clients.where(~held)
 
-            def loss(own: Tensor, held: Tensor = held) -> Tensor:
-                return unit * losses_of(clients, predict(clients, own)) * held
+            def loss(found: Tensor, held: Tensor = held) -> Tensor:
+                return unit * losses_of(clients, found) * held
 
             for k, way in enumerate(WAYS):
                 one = solved(part, way, intercept, start=found[way], each=each)
-                total[k] += loss(one.own)
+                left_out = predict(clients, one.own)
+                total[k] += loss(left_out)
+                scores[k] += left_out * held[..., None]
                 if way == "learned":
-                    curve += torch.stack([loss(own).sum() for own in _along(part, one)])
+                    others = [predict(clients, own) for own in _along(part, one)]
+                    curve += torch.stack([loss(other).sum() for other in others])
     count = (clients.mask & (clients.sizes[:, None] > 1)).sum()
     single = clients.mask & (clients.sizes[:, None] == 1)
     # A client of one sample is never without it, so that it has no say.
     losses = torch.where(clients.mask & ~single, total / repeats, torch.nan)
     return Sharing(
-        found, losses.numpy(), (curve / (repeats * count)).numpy(), folds, repeats, scale
+        found,
+        losses.numpy(),
+        (curve / (repeats * count)).numpy(),
+        folds,
+        repeats,
+        scale,
+        clients,
+        (scores / repeats).numpy(),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 from sartor import adviser
 from sartor.adviser import Advice, words
+from sartor.adviser.measured import table_of as measured_table
 from sartor.cli import show, work
 from sartor.cli.config import Experiment, build
 from sartor.cli.flags import Json, Overwrite, option, with_flags
@@ -99,6 +100,7 @@ def advise(
             seed=experiment.seed,
             device=experiment.device,
             progress=progress,
+            measure=experiment.measure,
         )
     carry_out = how_to(advice, experiment, features or "scaled", ridge)
     stored = experiment.stored()
@@ -116,6 +118,7 @@ def advise(
     show.say(f"{as_flags(advice.summary())}\n", quiet=json)
     rules = [words.rules_table(advice)] if advice.rules else []
     tables = [words.constants_table(advice), *rules, words.client_table(advice, MOST_CLIENTS)]
+    tables += [measured_table(advice.measured)] if advice.measured else []
     show.tables(*tables, words.costs_table(advice), quiet=json)
     found = None
     if verify:

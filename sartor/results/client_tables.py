@@ -8,7 +8,8 @@ import numpy as np
 
 from sartor.results import metrics
 from sartor.results.evenness import Fairness, fairness
-from sartor.results.headline import HeadlineMetric, has_accuracy
+from sartor.results.gains import largest_class
+from sartor.results.headline import ACCURACY, HeadlineMetric, has_accuracy
 from sartor.results.readings import POINT_WORDS, Readings
 from sartor.results.tables import Table
 
@@ -23,6 +24,7 @@ def client_table(result: Readings, run: int | None) -> Table:
     several = len(indices) > 1
     ended = {index: result.ended_with(index) for index in indices}
     chose = any(ended.values())
+    shows_class = result.headline_metric is ACCURACY and result.held(0) is not None
     rows = []
     for index in indices:
         words, held = ended[index], result.held(index)
@@ -30,18 +32,24 @@ def client_table(result: Readings, run: int | None) -> Table:
         measured = [result.client_measure(point, index) for point in points]
         fine = result.diverged[index] is None
         loss = result._scores().mean_loss(index)[-1]
+        largest = largest_class(result, [index])
         for client, name in enumerate(result.clients):
             row = [index] * several + [name, *(held[client] if held else (None, None))]
+            row += [float(largest[client])] * shows_class
             row += [int(count[client]), *(float(column[client]) for column in measured)]
             row.append(float(loss[client]) if fine else None)
             rows.append(row + [words[client] if words else None] * chose)
     measures = [f"{result.measure} {point}" for point in points]
-    columns = ["run"] * several + ["client", "train samples", "classes", "test samples"]
+    columns = ["run"] * several + ["client", "train samples", "classes"]
+    columns += ["largest class"] * shows_class + ["test samples"]
     return Table(
         [*columns, *measures, "loss"] + ["ended with"] * chose,
         rows,
         notes={"headline": f"{result.headline} ({POINT_WORDS[result.headline]})"},
-        formats=dict.fromkeys(measures, result.headline_metric.kind),
+        formats={
+            **dict.fromkeys(measures, result.headline_metric.kind),
+            "largest class": "percent",
+        },
         title=f"{result.method}: clients",
     )
 

@@ -12,7 +12,7 @@ from sartor.core.errors import ConfigError, did_you_mean
 from sartor.results import metrics
 from sartor.results.client_tables import fairness_of, fairness_table
 from sartor.results.costs import pareto_front, to_reach
-from sartor.results.gains import overlap
+from sartor.results.gains import largest_class, overlap
 from sartor.results.headline import ACCURACY, SHARES, HeadlineMetric
 from sartor.results.metrics import Array
 from sartor.results.result import Result
@@ -149,7 +149,21 @@ class Comparison(Mapping[str, Result]):
             notes["worst client"] = (
                 f"among clients with at least {metrics.FLOOR} test samples; {below} left out"
             )
+        if (share := self._largest_class()) is not None:
+            notes["largest class"] = (
+                f"{format_cell(share, 'percent')} % for answering with each client's most frequent "
+                "class"
+            )
         return Table(list(columns), rows, notes=notes, formats=columns)
+
+    def _largest_class(self) -> float | None:
+        """Return the accuracy of answering with the class that is most frequent at each client."""
+        first = next(iter(self.values()), None)
+        if first is None or self.headline_metric is not ACCURACY or first.held(0) is None:
+            return None
+        runs = range(len(first.runs))
+        share, count = largest_class(first, list(runs)), first._scores().count[0]
+        return float(np.nansum(share * count) / np.nansum(count * np.isfinite(share)))
 
     def paired(self, reference: str | None = None, confidence: float = 0.95) -> Table:
         """Return the difference of every method to the reference, with its interval.

@@ -98,7 +98,7 @@ def client_gains(
     count = np.stack([np.asarray(result._scores().count[k], dtype=float) for k in runs])
     several = divisions(result.config, [result.runs[k].seed for k in runs]) > 1
     share = overlap(result.config)
-    least = _largest(result, runs)
+    least = largest_class(result, runs)
     each = [
         _gain(name, metric, alone[:, i], federated[:, i], count[:, i], several, share, least[i])
         for i, name in enumerate(result.clients)
@@ -138,7 +138,7 @@ def _gain(
     return ClientGain(name, samples, before, after, mean, mean - half, mean + half, largest)
 
 
-def _largest(result: Readings, runs: Sequence[int]) -> Array:
+def largest_class(result: Readings, runs: Sequence[int]) -> Array:
     """Return (clients,) the share of the most frequent class in the training data."""
     counts = result.label_counts
     if counts is None or result.held(runs[0]) is None:

@@ -358,7 +358,7 @@ SETTINGS: tuple[Setting, ...] = (
                 "number is the patience. See ``sartor.EarlyStopping``."),
         Setting("measure", "word", None,
                 "Compare by auroc, f1, brier, mae, ...; else the task's.",
-                "fit file everyday", "NAME", choices=MEASURES,
+                "fit file advise everyday", "NAME", choices=MEASURES,
                 about="what clients are compared by, stop by and are searched by, such as "
                 '"auroc", "balanced-accuracy", "brier" or "mae"; accuracy (of a regression RMSE) '
                 "if None. See ``sartor.results.headline``."),

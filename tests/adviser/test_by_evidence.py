@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from sklearn.metrics import roc_auc_score
 
 import sartor
+from sartor.adviser.advice import Advice
 from sartor.adviser.by_evidence import Gap, _reason, decide, more_samples
 from sartor.adviser.features import view
+from sartor.adviser.measured import against
 from sartor.adviser.sharing import all_samples, judge, most_features, ranks, standardised
 from sartor.core.errors import ConfigError, FederationError
 from sartor.theory.learned_prior import averaged
@@ -263,3 +266,65 @@ def test_costs_are_those_of_the_run(spread: float, classes: int) -> None:
     share = len(fed.x) / len(fed.train.rows)
     assert advice.plan.gradients == pytest.approx(result.gradient_evaluations * share)
     assert "budget allows 2 rounds" in advice.doubts[0]
+
+
+def test_the_advice_in_a_measure_that_people_use() -> None:
+    """The AUROC of samples left out is scikit-learn's, and its interval about DeLong's.
+
+    Other orders of rows and clients give the same rows.
+    """
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(600, 3))
+    client = np.array(list("abc"))[np.arange(600) % 3]
+    y = (x[:, 0] + 0.5 * rng.normal(size=600) > 1.2).astype(int)
+    fed = sartor.Federation.from_arrays(x, y, client=client)
+    advice = sartor.advise(fed, measure="auroc")
+    assert [row[0] for row in advice.measured["clients"]] == ["a", "b", "c", "all clients"]
+    whole = all_samples(fed)
+    found = judge(view(whole, "scaled", 0.0))
+    for i, row in enumerate(advice.measured["clients"][:3]):
+        own = found.mask[i]
+        labels = found.clients.y[i].numpy()[own]
+        areas = [roc_auc_score(labels, way[i, own, 0]) for way in found.scores]
+        assert row[1:3] == pytest.approx(areas[:2])
+        low, high = row[5:]
+        assert low <= row[4] <= high
+    order = rng.permutation(600)
+    other = sartor.advise(
+        sartor.Federation.from_arrays(x[order], y[order], client=client[order]), measure="auroc"
+    )
+    assert other.measured["clients"][0][1:] == pytest.approx(
+        advice.measured["clients"][0][1:], abs=1e-6
+    )
+    again = Advice.from_dict(advice.to_dict())
+    assert again.measured == advice.to_dict()["measured"]
+
+
+def test_a_measure_speaks_against_the_advice() -> None:
+    """If its interval lies below zero, a note says that losses and the measure disagree."""
+    rows = [["all clients", 0.8, 0.7, 0.7, -0.1, -0.15, -0.05]]
+    measured = {"measure": "AUROC", "sign": 1, "clients": rows}
+    assert "by AUROC the advice is worse than training alone" in (against(measured) or "")
+    rows[0][-1] = 0.01
+    assert against(measured) is None
+    with pytest.raises(ConfigError, match="judged by losses alone"):
+        sartor.advise(federation_of_two(), basis="trial", measure="auroc")
+
+
+def federation_of_two() -> sartor.Federation:
+    """Two small clients."""
+    x = np.random.default_rng(0).normal(size=(40, 2))
+    return sartor.Federation.from_arrays(x, (x[:, 0] > 0).astype(int), client=np.arange(40) % 2)
+
+
+@pytest.mark.parametrize("measure", ["mae", "r2", "rmse"])
+def test_a_regression_is_measured_in_its_own_units(measure: str) -> None:
+    """A target in other units changes errors by their factor, and R² not at all."""
+    rng = np.random.default_rng(1)
+    x, client = rng.normal(size=(200, 2)), np.arange(200) % 4
+    y = x[:, 0] + 0.3 * rng.normal(size=200)
+    found = []
+    for factor in (1.0, 1000.0):
+        fed = sartor.Federation.from_arrays(x, factor * y, client=client, task="regression")
+        found.append(sartor.advise(fed, measure=measure).measured["clients"][-1][1])
+    assert found[1] == pytest.approx(found[0] * (1 if measure == "r2" else 1000.0), rel=1e-5)

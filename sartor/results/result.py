@@ -9,6 +9,7 @@ What it is made of stands in the other modules of this room.
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from sartor.results.client_tables import client_table, fairness_by_run, metric_c
 from sartor.results.gains import gain_table
 from sartor.results.metrics import Array
 from sartor.results.readings import Readings
-from sartor.results.score_table import score
+from sartor.results.score_table import calibration_table, confusion_table, score
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.results.selection import candidates_table, weights_table
 from sartor.results.serving import Prediction, export, predict
@@ -365,6 +366,45 @@ class Result(Readings):
         """
         (chosen,) = self._indices(run)
         return score(self, lambda client: self.model(client, chosen), federation, split, chosen)
+
+    def confusion(
+        self,
+        federation: Federation,
+        client: str | int | None = None,
+        split: str = "test",
+        run: int = 0,
+    ) -> Table:
+        """Return how often each class was answered with each, of a client or of all.
+
+        Arguments are those of :meth:`score`; ``client`` is a name, an index, or None for all.
+        """
+        return self._of_answers(confusion_table, federation, client, split, run)
+
+    def calibration(
+        self,
+        federation: Federation,
+        client: str | int | None = None,
+        split: str = "test",
+        run: int = 0,
+    ) -> Table:
+        """Return the calibration curve of a client or of all: probability against what came true.
+
+        Arguments are those of :meth:`confusion`.
+        """
+        return self._of_answers(calibration_table, federation, client, split, run)
+
+    def _of_answers(
+        self,
+        make: Callable[..., Table],
+        federation: Federation,
+        client: str | int | None,
+        split: str,
+        run: int,
+    ) -> Table:
+        (chosen,) = self._indices(run)
+        clients = [*range(len(self.clients))] if client is None else [self.client_index(client)]
+        models = functools.partial(self.model, run=chosen)
+        return make(self, models, federation, split, clients, chosen)
 
     def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
         """Write the result with the models of all clients, for ``sartor.load``.

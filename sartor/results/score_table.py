@@ -176,3 +176,69 @@ def _all_clients(
         [POOLED, sum(sizes), *(pooled.get(name) for name in columns)],
         [MEAN, float(np.mean(sizes)), *means],
     ]
+
+
+def confusion_table(
+    result: Readings,
+    network: Callable[[int], nn.Module],
+    federation: Federation,
+    split: str,
+    clients: list[int],
+    run: int,
+) -> Table:
+    """Return how often each class was answered with each, over the samples of some clients."""
+    y, p = _together(result, network, federation, split, clients, run)
+    names = result.facts().get("class_names") or [str(k) for k in range(p.shape[1])]
+    rows = [[f"true {a}", *row] for a, row in zip(names, measures.confusion(y, p), strict=True)]
+    columns = [f"answered {name}" for name in names]
+    title = f"{result.method}: confusion, {split}"
+    return Table(["", *columns], rows, formats=dict.fromkeys(columns, "count"), title=title)
+
+
+def calibration_table(
+    result: Readings,
+    network: Callable[[int], nn.Module],
+    federation: Federation,
+    split: str,
+    clients: list[int],
+    run: int,
+) -> Table:
+    """Return mean probability, share of positives and samples of every bin that is not empty.
+
+    Of more than two classes it is the probability of the likeliest, and whether it is right.
+    """
+    y, p = _together(result, network, federation, split, clients, run)
+    if p.shape[1] == 2:
+        chance, truth, meaning = p[:, 1], y, "positive"
+    else:
+        chance, truth, meaning = p.max(-1), (p.argmax(-1) == y).astype(int), "right"
+    columns = ("mean probability", f"share {meaning}", "samples")
+    rows = [list(row) for row in zip(*measures.calibration_curve(truth, chance), strict=True)]
+    notes = {"calibration error": round(measures.calibration_error(y, p), 4)}
+    formats = {**dict.fromkeys(columns[:2], "score"), "samples": "count"}
+    title = f"{result.method}: calibration, {split}"
+    return Table(columns, rows, formats=formats, notes=notes, title=title)
+
+
+def _together(
+    result: Readings,
+    network: Callable[[int], nn.Module],
+    federation: Federation,
+    split: str,
+    clients: list[int],
+    run: int,
+) -> tuple[Array, Array]:
+    if federation.task != "classification":
+        raise ConfigError(
+            f"Confusion and calibration are of classes, and this task is {federation.task}; see "
+            "result.score(federation)."
+        )
+    pairs = [
+        answered(result, network(c), federation, split, c, run)
+        for c in clients
+        if len(federation.split(split).of(c))
+    ]
+    if not pairs:
+        raise ConfigError(f"These clients have no samples in the split {split!r}; take another.")
+    y, p = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    return y, p

@@ -235,3 +235,21 @@ def test_scores_of_all_clients(rare):
     assert [row[0] for row in table.rows[-2:]] == ["all samples", "mean over clients"]
     micro = dict(zip(table.columns, table.rows[-2], strict=True))
     assert micro["accuracy"] == pytest.approx(result.accuracy)
+
+
+def test_confusion_and_calibration_of_a_client_and_of_all(rare):
+    """Counts and curves are scikit-learn's, for one client and over all."""
+    result = sartor.fit("fedavg", rare, rounds=2)
+    rows = rare.test.of(2)
+    y, p = rare.y[rows].numpy(), result.predict(2, rare.x[rows].numpy()).scores
+    table = result.confusion(rare, 2)
+    assert [row[1:] for row in table.rows] == theirs.confusion_matrix(
+        y, p.argmax(1), labels=[0, 1]
+    ).tolist()
+    whole = result.confusion(rare)
+    assert sum(sum(row[1:]) for row in whole.rows) == len(rare.test.rows)
+    true, predicted = calibration.calibration_curve(y, p[:, 1], n_bins=10)
+    curve = result.calibration(rare, 2)
+    assert curve.column("mean probability") == pytest.approx(predicted.tolist())
+    assert curve.column("share positive") == pytest.approx(true.tolist())
+    assert sum(curve.column("samples")) == len(y)

@@ -18,14 +18,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sartor.core.errors import FederationError
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data import image_folder
 from sartor.data.arrays import from_arrays
-from sartor.data.checks import check, raise_faults
+from sartor.data.checks import check, raise_faults, some
 from sartor.data.encoding import prepare
+from sartor.data.numerals import Decimal
 from sartor.data.samples import Samples
 from sartor.data.table_files import ENDINGS, Table, read_samples
-from sartor.data.tables import from_dataframe
+from sartor.data.tables import READERS, from_dataframe, other_file
 
 
 def from_folder(
@@ -39,6 +40,8 @@ def from_folder(
     num_classes: int | None = None,
     min_samples: int = 0,
     standardise: bool = False,
+    missing: str = "error",
+    decimal: Decimal = "auto",
     image_size: image_folder.Size | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> Samples:
@@ -60,6 +63,9 @@ def from_folder(
             samples. CSV and Parquet files then become one table: columns of text are categories,
             and the target of a regression is standardised too (``sartor.data.tables``). Of npz
             files it is every feature (of images every channel), see ``Federation.from_arrays``.
+        missing: with ``standardise``, what is put for empty cells of CSV and Parquet files, see
+            ``Federation.from_dataframe``.
+        decimal: with ``standardise``, how numbers in them are written, see there.
         image_size: bring images to this height and width, or (height, width).
         like: ``info`` of a federation that was trained, for newcomers: their samples are then
             prepared with the constants of that one.
@@ -70,7 +76,12 @@ def from_folder(
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise FederationError(f"{folder} is not a folder; give one that holds a file per client.")
+        is_file = folder.is_file()
+        raise FederationError(
+            f"{folder} is {'a file' if is_file else 'not a folder'}; give a folder that holds a "
+            "file per client"
+            + (", or read one table with Federation.from_file." if is_file else ".")
+        )
     files = sorted(
         file
         for file in folder.iterdir()
@@ -94,7 +105,7 @@ def from_folder(
     if not files:
         raise FederationError(
             f"{folder} holds no file that ends in {', '.join(ENDINGS)}, and no images in "
-            "CLIENT/CLASS/; put one file per client there."
+            f"CLIENT/CLASS/; {_instead(folder)}"
         )
     given = all(file.stem.endswith((".train", ".test")) for file in files)
     is_test = [file.stem.endswith(".test") for file in files]
@@ -102,7 +113,13 @@ def from_folder(
     wanted = standardise if recipe is None else recipe["kind"] == "table"
     if wanted and not any(file.suffix.lower() == ".npz" for file in files):
         rest |= {"test": test, "like": like if recipe else None}
+        rest |= {"missing": missing, "decimal": decimal}
         return _as_table(files, stems, is_test if given else None, label, num_classes, rest)
+    if missing != "error":
+        raise ConfigError(
+            f"missing={missing!r} fills the cells of tables; for files of numbers it needs "
+            "standardise=True (--standardise), and npz files and images have no empty cells."
+        )
     tables = list(_read(files, label, as_cells=False).values())
     names = list(dict.fromkeys(stems))
     sizes = [len(table.y) for table in tables]
@@ -116,6 +133,26 @@ def from_folder(
         **whole,
     )
     return _prepared(made, recipe)
+
+
+def _instead(folder: Path) -> str:
+    """Say what to do with a folder that holds other things than files of clients."""
+    inside = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    other = [file for file in inside if file.suffix.lower() in READERS]
+    if other:
+        return f"it holds {some([file.name for file in other], 3)}. {other_file(other[0])}"
+    if pictures := [file for file in inside if file.suffix.lower() in image_folder.ENDINGS]:
+        return (
+            f"its {len(pictures)} images lie in the folder itself: put them into folders, the "
+            "outer named by the client, the inner by the class."
+        )
+    below = [file for p in inside if p.is_dir() for file in sorted(p.glob("*"))]
+    if deep := [file for file in below if file.suffix.lower() in ENDINGS]:
+        return (
+            f"{len(deep)} such files lie in folders below, such as {deep[0].relative_to(folder)}: "
+            f"name one of these folders, or put one file per client into {folder.name} itself."
+        )
+    return "put one file per client there."
 
 
 def _prepared(made: Samples, recipe: Mapping[str, Any] | None) -> Samples:

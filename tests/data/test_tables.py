@@ -10,7 +10,8 @@ import pytest
 
 from sartor.core.errors import ConfigError, FederationError
 from sartor.data import Federation
-from sartor.data.encoding import client_statistics, combine_statistics, prepare, read_column
+from sartor.data.cells import read_column
+from sartor.data.encoding import client_statistics, combine_statistics, prepare
 
 
 def table(rows=60, seed=0):
@@ -96,8 +97,8 @@ def test_missing_cells_can_be_filled():
     fed = Federation.from_dataframe(given, client="site", label="ill", missing="mean")
     assert fed.x[4, 0] == 0
     assert fed.x[5, 2:].tolist() == [0, 0]
-    with pytest.raises(ConfigError, match="'error', 'mean' or 'indicator'"):
-        Federation.from_dataframe(given, client="site", label="ill", missing="median")
+    with pytest.raises(ConfigError, match="'indicator' or 'median\\+indicator'"):
+        Federation.from_dataframe(given, client="site", label="ill", missing="mode")
 
 
 def test_arrays_are_standardised_by_channel():

@@ -25,8 +25,8 @@ from sartor.data.checks import check, raise_faults, some
 from sartor.data.encoding import prepare
 from sartor.data.numerals import Decimal
 from sartor.data.samples import Samples
-from sartor.data.table_files import ENDINGS, Table, read_samples
-from sartor.data.tables import READERS, from_dataframe, other_file
+from sartor.data.table_files import ENDINGS, READERS, Table, other_file, read_samples
+from sartor.data.tables import from_dataframe
 
 
 def from_folder(
@@ -40,6 +40,8 @@ def from_folder(
     num_classes: int | None = None,
     min_samples: int = 0,
     standardise: bool = False,
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
     missing: str = "error",
     decimal: Decimal = "auto",
     image_size: image_folder.Size | None = None,
@@ -63,6 +65,8 @@ def from_folder(
             samples. CSV and Parquet files then become one table: columns of text are categories,
             and the target of a regression is standardised too (``sartor.data.tables``). Of npz
             files it is every feature (of images every channel), see ``Federation.from_arrays``.
+        drop: with ``standardise``, columns of CSV and Parquet files to leave out.
+        categories: with ``standardise``, columns of numbers in them that are categories.
         missing: with ``standardise``, what is put for empty cells of CSV and Parquet files, see
             ``Federation.from_dataframe``.
         decimal: with ``standardise``, how numbers in them are written, see there.
@@ -82,11 +86,7 @@ def from_folder(
             "file per client"
             + (", or read one table with Federation.from_file." if is_file else ".")
         )
-    files = sorted(
-        file
-        for file in folder.iterdir()
-        if file.is_file() and file.suffix.lower() in ENDINGS and not file.name.startswith(".")
-    )
+    files = _files(folder)
     recipe = (like or {}).get("preprocessing")
     rest: dict[str, Any] = {"val": val, "seed": seed, "stratify": stratify}
     rest["min_samples"] = min_samples
@@ -113,12 +113,13 @@ def from_folder(
     wanted = standardise if recipe is None else recipe["kind"] == "table"
     if wanted and not any(file.suffix.lower() == ".npz" for file in files):
         rest |= {"test": test, "like": like if recipe else None}
-        rest |= {"missing": missing, "decimal": decimal}
+        rest |= {"missing": missing, "decimal": decimal, "drop": drop, "categories": categories}
         return _as_table(files, stems, is_test if given else None, label, num_classes, rest)
-    if missing != "error":
+    wishes = {"missing": missing != "error", "drop": drop, "categories": categories}
+    if lost := [name for name, wish in wishes.items() if wish]:
         raise ConfigError(
-            f"missing={missing!r} fills the cells of tables; for files of numbers it needs "
-            "standardise=True (--standardise), and npz files and images have no empty cells."
+            f"{' and '.join(lost)} belong to CSV and Parquet files that are prepared as one table; "
+            "add standardise=True (--standardise), or leave that out."
         )
     tables = list(_read(files, label, as_cells=False).values())
     names = list(dict.fromkeys(stems))
@@ -173,6 +174,21 @@ def _as_table(
     rest: dict[str, Any],
 ) -> Samples:
     """Join CSV and Parquet files to one table, prepared by federated statistics."""
+    table, client, target, sizes = _joined(files, stems, label)
+    if held is not None:
+        rest = {**rest, "test": np.repeat(held, sizes)}
+    task = {None: None, 0: "regression"}.get(num_classes, "classification")
+    made = from_dataframe(table, client=client, label=target, task=task, source="folder", **rest)
+    columns = [name for name in table if name not in (client, target)]
+    about = {"files": len(files), "columns": columns}
+    classes = max(made.num_classes, num_classes or 0)
+    return replace(made, num_classes=classes, info=made.info | about)
+
+
+def _joined(
+    files: Sequence[Path], stems: Sequence[str], label: str | None
+) -> tuple[dict[str, Any], str, str, list[int]]:
+    """Return the columns of all files, the names of client and label among them, and sizes."""
     found = list(_read(files, label, as_cells=True).values())
     _, _, columns, target = found[0]
     sizes = [len(cells.y) for cells in found]
@@ -183,13 +199,36 @@ def _as_table(
     table = {name: cells[:, i] for i, name in enumerate(columns)}
     table |= {target: np.concatenate([one.y for one in found])}
     table |= {client: np.repeat(np.array(stems, dtype=object), sizes)}
-    if held is not None:
-        rest = {**rest, "test": np.repeat(held, sizes)}
-    task = {None: None, 0: "regression"}.get(num_classes, "classification")
-    made = from_dataframe(table, client=client, label=target, task=task, source="folder", **rest)
-    about = {"files": len(files), "columns": list(columns)}
-    classes = max(made.num_classes, num_classes or 0)
-    return replace(made, num_classes=classes, info=made.info | about)
+    return table, client, target, sizes
+
+
+def table_of(path: str | Path, label: str | None) -> tuple[dict[str, Any], str, str]:
+    """Return the CSV and Parquet files of a folder as one table, and its client and label columns.
+
+    Raises:
+        FederationError: there are none, or files that cannot be used.
+    """
+    folder = Path(path).expanduser()
+    if not holds_tables(folder):
+        raise FederationError(f"{folder} holds no CSV or Parquet files of clients, but other data.")
+    files = _files(folder)
+    given = all(file.stem.endswith((".train", ".test")) for file in files)
+    stems = [file.stem.rsplit(".", 1)[0] if given else file.stem for file in files]
+    return _joined(files, stems, label)[:3]
+
+
+def holds_tables(folder: Path) -> bool:
+    """Say whether a folder holds CSV or Parquet files of clients, and nothing but those."""
+    files = _files(folder)
+    return bool(files) and not any(file.suffix.lower() == ".npz" for file in files)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.is_file() and file.suffix.lower() in ENDINGS and not file.name.startswith(".")
+    )
 
 
 def _read(files: Sequence[Path], label: str | None, *, as_cells: bool) -> dict[Path, Table]:

@@ -11,11 +11,28 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from sartor.core.errors import MissingExtraError, did_you_mean
-from sartor.data.cells import Note, is_missing, read_column, sample_of, words_of
+from sartor.core.errors import FederationError, MissingExtraError, did_you_mean
+from sartor.data.cells import Array, Note, is_missing, read_column, sample_of, words_of
+from sartor.data.checks import raise_faults, some
 from sartor.data.numerals import Decimal, by_mark, decimal_of
 
 ENDINGS = (".npz", ".csv", ".parquet")  # of the files that ``read_samples`` reads
+FILES = (".csv", ".tsv", ".parquet")
+"""Endings of files that hold a whole table."""
+
+READERS = {
+    ".xlsx": ("read_excel", "pandas openpyxl"),
+    ".xlsm": ("read_excel", "pandas openpyxl"),
+    ".xls": ("read_excel", "pandas xlrd"),
+    ".ods": ("read_excel", "pandas odfpy"),
+    ".sav": ("read_spss", "pandas pyreadstat"),
+    ".sas7bdat": ("read_sas", "pandas"),
+    ".dta": ("read_stata", "pandas"),
+    ".feather": ("read_feather", "pandas pyarrow"),
+    ".json": ("read_json", "pandas"),
+}
+"""What pandas reads other files with, and what that needs."""
+
 LABELS = ("y", "label", "target", "class")  # tried in this order when no label column is named
 
 
@@ -38,7 +55,7 @@ def csv_lines(file: Path) -> list[tuple[int, list[str]]]:
     except UnicodeDecodeError:
         rows = _lines(file, "cp1252", errors="replace")
         warnings.warn(
-            f"{file.name} is not UTF-8 and was read as Windows-1252 (Latin-1); if letters with "
+            f"{file.name} is not UTF-8 and was read as Windows-1252 (Latin-1); if umlauts or "
             "accents look wrong, save it as UTF-8.",
             stacklevel=2,
         )
@@ -82,6 +99,77 @@ def parquet_columns(file: Path) -> dict[str, npt.NDArray[Any]]:
         }
     except ArrowException as error:
         raise ValueError(str(error)) from error
+
+
+def read_table(file: Path) -> dict[str, Array]:
+    """Read the columns of a CSV, TSV or Parquet file, cells of CSV as text.
+
+    Raises:
+        FederationError: says what is wrong with the file, every uneven line included.
+    """
+    if not file.is_file():
+        raise FederationError(f"There is no file {file}; check the path.")
+    ending = file.suffix.lower()
+    if ending not in FILES:
+        raise FederationError(other_file(file))
+    if ending == ".parquet":
+        try:
+            return parquet_columns(file)
+        except ValueError as error:
+            raise FederationError(f"{file} cannot be read: {error}.") from error
+    try:
+        lines = csv_lines(file)
+    except (OSError, UnicodeError, csv.Error) as error:
+        raise FederationError(
+            f"{file} cannot be read as text: {error}; save it as UTF-8."
+        ) from error
+    if len(lines) < 2:
+        raise FederationError(f"{file} has no rows below its header; it needs one per sample.")
+    (_, names), *lines = lines
+    header = [name.strip() or f"column {i}" for i, name in enumerate(names, 1)]
+    faults = []
+    if any(len(row) != len(header) for _, row in lines):
+        uneven = [f"{i} has {len(row)}" for i, row in lines if len(row) != len(header)]
+        faults.append(
+            f"{len(uneven)} lines of {file.name} do not have {len(header)} cells (line "
+            f"{some(uneven, 3)}); every line needs as many as the header."
+        )
+    twice = sorted({name for name in header if header.count(name) > 1})
+    if twice:
+        faults.append(
+            f"Two columns of {file.name} have the same name: {', '.join(twice)}; rename one of "
+            "each."
+        )
+    raise_faults(faults)
+    columns = zip(*(row for _, row in lines), strict=True)
+    return {
+        name: np.array(cells, dtype=object) for name, cells in zip(header, columns, strict=True)
+    }
+
+
+def other_file(file: Path) -> str:
+    """Say what to do with a file that is no CSV, TSV or Parquet file."""
+    ending = file.suffix.lower()
+    if ending in READERS:
+        reader, packages = READERS[ending]
+        return (
+            f"{file} is not a CSV file. Save it as one (in a spreadsheet program: Save As, CSV "
+            f"UTF-8), or read it in Python: sartor.Federation.from_dataframe(pandas.{reader}("
+            f"{file.name!r}), client=..., label=...), which needs: pip install {packages}."
+        )
+    fix = "unpack it first" if ending in (".gz", ".zip", ".bz2", ".xz") else "save it as one"
+    if ending in (".txt", ".dat", ".data"):
+        fix = "if it has a header and one row per sample, rename it to .csv, or .tsv for tabs"
+    if ending == ".npz":
+        fix = "put one .npz file per client into a folder, and name the folder"
+    got = ending or "nothing"
+    return f"{file} must end in {', '.join(FILES)}, got {got}; {fix}."
+
+
+def is_table(path: str | Path) -> bool:
+    """Say whether a path names one file rather than a folder with a file per client."""
+    file = Path(path).expanduser()
+    return not file.is_dir() and (file.is_file() or file.suffix.lower() in (*FILES, *READERS))
 
 
 class Table(NamedTuple):
@@ -168,13 +256,7 @@ def _numbers(
     faults: list[str] = []
     found = read_column(name, column, faults, decimal=decimal, notes=notes)
     if found is not None and found[0] == "number":
-        gone = np.flatnonzero(np.isnan(found[1]))
-        if not len(gone):
-            return found[1]
-        raise ValueError(
-            f"column {name!r} is empty in sample {gone[0]}; fill it, or say standardise=True and "
-            "missing='median' (--standardise --missing median)"
-        )
+        return found[1]
     if any("decimal=" in fault for fault in faults):
         raise ValueError(f"{faults[0][0].lower()}{faults[0][1:]}")
     cells = column.tolist()

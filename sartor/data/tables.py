@@ -6,7 +6,6 @@ rows alone (``sartor.data.encoding``), and the label becomes classes, several la
 
 from __future__ import annotations
 
-import csv
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -31,29 +30,14 @@ from sartor.data.cells import (
 from sartor.data.checks import check, raise_faults, some
 from sartor.data.numerals import DECIMALS, Decimal, decimal_of
 from sartor.data.samples import Samples
-from sartor.data.table_files import csv_lines, parquet_columns
+from sartor.data.table_files import is_table as is_table
+from sartor.data.table_files import read_table as read_table
 
 MOST_CLASSES = 100
 """A label of whole numbers with more values than this is a target, unless the task says so."""
 
 FILLS = ("error", "mean", "median", "indicator", "median+indicator")
 """What may be done with empty cells."""
-
-FILES = (".csv", ".tsv", ".parquet")
-"""Endings of the files that ``from_file`` reads."""
-
-READERS = {
-    ".xlsx": ("read_excel", "pandas openpyxl"),
-    ".xlsm": ("read_excel", "pandas openpyxl"),
-    ".xls": ("read_excel", "pandas xlrd"),
-    ".ods": ("read_excel", "pandas odfpy"),
-    ".sav": ("read_spss", "pandas pyreadstat"),
-    ".sas7bdat": ("read_sas", "pandas"),
-    ".dta": ("read_stata", "pandas"),
-    ".feather": ("read_feather", "pandas pyarrow"),
-    ".json": ("read_json", "pandas"),
-}
-"""What pandas reads other files with, and what that needs."""
 
 
 def from_dataframe(
@@ -130,28 +114,21 @@ def from_dataframe(
     notes: list[Note] = []
     known = dict(like or {})
     labels = [label] if isinstance(label, str) else list(label)
-    columns = _columns(frame, faults)
+    columns = read_frame(frame, faults)
     marks = test if isinstance(test, str) else None
     wanted: dict[str, Sequence[str | None]]
     wanted = {"client": [client], "label": labels, "drop": drop, "categories": categories}
     wanted |= {"text_column": [text_column], "test": [marks]}
-    faults += [
-        f"The table has no column {name!r} ({role}){did_you_mean(str(name), columns)}"
-        for role, names in wanted.items()
-        for name in names
-        if name is not None and name not in columns
-    ]
-    if client in labels:
-        faults.append(f"Column {client!r} cannot be both client and label.")
-    raise_faults(faults)  # without these columns the others cannot be told apart
-    ids = _clients(columns[client], client, faults)
+    # Without these columns the others cannot be told apart.
+    raise_faults([*faults, *role_faults(columns, wanted)])
+    ids = read_clients(columns[client], client, faults)
     special = {client, marks, *labels, *drop}
     rest = [name for name in columns if name not in special]
     if decimal == "auto":
         looked = [name for name in (*rest, *labels) if name not in categories]
         decimal = decimal_of(sample_of(columns[name]) for name in looked)
     read_as: dict[str, Any] = {"decimal": decimal, "notes": notes}
-    y, names, kind = _labels({n: columns[n] for n in labels}, task, ids, faults, read_as)
+    y, names, kind = read_labels({n: columns[n] for n in labels}, task, ids, faults, read_as)
     if known.get("class_names") and kind == "classification" and y is not None:
         y, names = _renumbered(y, names, list(known["class_names"]), faults)
     read = {}
@@ -223,81 +200,11 @@ def from_file(path: str | Path, *, client: str, label: str | Sequence[str], **re
     return from_dataframe(read_table(file), client=client, label=label, source=file.name, **rest)
 
 
-def read_table(file: Path) -> dict[str, Array]:
-    """Read the columns of a CSV, TSV or Parquet file, cells of CSV as text.
-
-    Raises:
-        FederationError: says what is wrong with the file, every uneven line included.
-    """
-    if not file.is_file():
-        raise FederationError(f"There is no file {file}; check the path.")
-    ending = file.suffix.lower()
-    if ending not in FILES:
-        raise FederationError(other_file(file))
-    if ending == ".parquet":
-        try:
-            return parquet_columns(file)
-        except ValueError as error:
-            raise FederationError(f"{file} cannot be read: {error}.") from error
-    try:
-        lines = csv_lines(file)
-    except (OSError, UnicodeError, csv.Error) as error:
-        raise FederationError(
-            f"{file} cannot be read as text: {error}; save it as UTF-8."
-        ) from error
-    if len(lines) < 2:
-        raise FederationError(f"{file} has no rows below its header; it needs one per sample.")
-    (_, names), *lines = lines
-    header = [name.strip() or f"column {i}" for i, name in enumerate(names, 1)]
-    faults = []
-    if any(len(row) != len(header) for _, row in lines):
-        uneven = [f"{i} has {len(row)}" for i, row in lines if len(row) != len(header)]
-        faults.append(
-            f"{len(uneven)} lines of {file.name} do not have {len(header)} cells (line "
-            f"{some(uneven, 3)}); every line needs as many as the header."
-        )
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        faults.append(
-            f"Two columns of {file.name} have the same name: {', '.join(twice)}; rename one of "
-            "each."
-        )
-    raise_faults(faults)
-    columns = zip(*(row for _, row in lines), strict=True)
-    return {
-        name: np.array(cells, dtype=object) for name, cells in zip(header, columns, strict=True)
-    }
-
-
-def other_file(file: Path) -> str:
-    """Say what to do with a file that is no CSV, TSV or Parquet file."""
-    ending = file.suffix.lower()
-    if ending in READERS:
-        reader, packages = READERS[ending]
-        return (
-            f"{file} is not a CSV file. Save it as one (in a spreadsheet program: Save As, CSV "
-            f"UTF-8), or read it in Python: sartor.Federation.from_dataframe(pandas.{reader}("
-            f"{file.name!r}), client=..., label=...), which needs: pip install {packages}."
-        )
-    fix = "unpack it first" if ending in (".gz", ".zip", ".bz2", ".xz") else "save it as one"
-    if ending in (".txt", ".dat", ".data"):
-        fix = "if it has a header and one row per sample, rename it to .csv, or .tsv for tabs"
-    if ending == ".npz":
-        fix = "put one .npz file per client into a folder, and name the folder"
-    got = ending or "nothing"
-    return f"{file} must end in {', '.join(FILES)}, got {got}; {fix}."
-
-
-def is_table(path: str | Path) -> bool:
-    """Say whether a path names one file rather than a folder with a file per client."""
-    file = Path(path).expanduser()
-    return not file.is_dir() and (file.is_file() or file.suffix.lower() in (*FILES, *READERS))
-
-
 # ---------------------------------------------------------------------- parts
 
 
-def _columns(frame: Any, faults: list[str]) -> dict[str, Array]:
+def read_frame(frame: Any, faults: list[str]) -> dict[str, Array]:
+    """Return the columns of a data frame or a dict."""
     if isinstance(frame, Mapping):
         found = {str(name): np.asarray(values) for name, values in frame.items()}
     elif hasattr(frame, "columns") and hasattr(frame, "__getitem__"):
@@ -322,7 +229,24 @@ def _columns(frame: Any, faults: list[str]) -> dict[str, Array]:
     return found
 
 
-def _clients(values: Array, name: str, faults: list[str]) -> Array:
+def role_faults(
+    columns: Mapping[str, Array], wanted: Mapping[str, Sequence[str | None]]
+) -> list[str]:
+    """List the columns that are named for a role and are not there, or have two roles."""
+    faults = [
+        f"The table has no column {name!r} ({role}){did_you_mean(str(name), columns)}"
+        for role, names in wanted.items()
+        for name in names
+        if name is not None and name not in columns
+    ]
+    (client,) = wanted["client"]
+    if client in wanted["label"]:
+        faults.append(f"Column {client!r} cannot be both client and label.")
+    return faults
+
+
+def read_clients(values: Array, name: str, faults: list[str]) -> Array:
+    """Return the name of every row's client."""
     cells = values.tolist()
     gone = [i for i, cell in enumerate(cells) if is_missing(cell)]
     if gone:
@@ -341,7 +265,7 @@ def _marks(values: Array, name: str, faults: list[str]) -> Array:
     return found[1].astype(np.bool_)
 
 
-def _labels(
+def read_labels(
     columns: Mapping[str, Array],
     task: str | None,
     ids: Array,

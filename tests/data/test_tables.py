@@ -281,9 +281,9 @@ def test_a_broken_file_is_reported(tmp_path):
     assert "same name: v" in str(caught.value)
     with pytest.raises(FederationError, match="no file"):
         Federation.from_file(tmp_path / "b.csv", client="site", label="v")
-    (tmp_path / "c.xlsx").write_text("")
+    (tmp_path / "c.txt").write_text("")
     with pytest.raises(FederationError, match="must end in"):
-        Federation.from_file(tmp_path / "c.xlsx", client="site", label="v")
+        Federation.from_file(tmp_path / "c.txt", client="site", label="v")
     (tmp_path / "d.csv").write_text("site,v\n")
     with pytest.raises(FederationError, match="no rows"):
         Federation.from_file(tmp_path / "d.csv", client="site", label="v")

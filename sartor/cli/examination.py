@@ -8,6 +8,7 @@ from itertools import groupby
 
 from sartor.cli.config import Experiment
 from sartor.data.examination import Examination
+from sartor.data.findings import listed
 from sartor.data.shifts import CHANCE, LEAST, RANK, VARIATION, Shift
 from sartor.results.tables import Table
 
@@ -159,8 +160,8 @@ def command(found: Examination, experiment: Experiment, *, is_folder: bool) -> s
     settled = found.flags()
     new = dict(zip(settled[::2], settled[1::2], strict=True))
     for name in ("drop", "categories"):
-        if both := [*getattr(experiment, name), *filter(None, [new.get(f"--{name}")])]:
-            words += [f"--{name}", ",".join(both)]
+        both = [listed(getattr(experiment, name)), new.get(f"--{name}", "")]
+        words += [f"--{name}", ",".join(filter(None, both))] if any(both) else []
     for name, default in (("missing", "error"), ("decimal", "auto")):
         value = new.get(f"--{name}", getattr(experiment, name))
         words += [f"--{name}", value] if value != default else []

@@ -19,8 +19,8 @@ import numpy as np
 
 from sartor.data.cells import Array, Note, read_column, sample_of
 from sartor.data.checks import raise_faults
-from sartor.data.detection import detect, refused
-from sartor.data.findings import STATES, Columns, Finding
+from sartor.data.detection import detect
+from sartor.data.findings import STATES, Columns, Finding, listed, refused
 from sartor.data.folder import table_of
 from sartor.data.numerals import Decimal, decimal_of
 from sartor.data.shifts import Shift, shifts, shown, units
@@ -92,10 +92,12 @@ class Examination:
         """Return the words for the command line that settle what flags can settle."""
         settled: dict[str, list[str]] = {}
         for finding in self.findings:
+            if finding.state == "note":
+                continue
             for name, value in zip(finding.flags[::2], finding.flags[1::2], strict=True):
                 known = settled.setdefault(name, [])
                 known += [value] if value not in known else []
-        return [word for name, values in settled.items() for word in (name, ",".join(values))]
+        return [word for name, values in settled.items() for word in (name, listed(values))]
 
     def with_faults(self, faults: Sequence[str]) -> Examination:
         """Return this with what else the reader refuses, if no finding says it yet."""

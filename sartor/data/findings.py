@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,7 +11,9 @@ from typing import Any, Literal
 import numpy as np
 
 from sartor.data.cells import Array, Note
+from sartor.data.checks import some
 from sartor.data.encoding import empty_cells
+from sartor.data.numerals import by_mark
 
 State = Literal["fault", "suspect", "note"]
 STATES: tuple[State, ...] = ("fault", "suspect", "note")
@@ -90,3 +93,41 @@ class Columns:
         """Return the share of empty cells of a column, for every client."""
         gone = self.owner[empty_cells(*self.read[name])]
         return np.bincount(gone, minlength=len(self.clients)) / np.maximum(self.sizes, 1)
+
+
+def refused(kind: str, columns: tuple[str, ...], fault: str, *clients: str) -> Finding:
+    """Make a finding of what the reader refuses, in its words."""
+    found, _, fix = fault.partition("; ")
+    flags = ("--drop", *columns) if f"--drop {''.join(columns)}" in fault else ()
+    flags = ("--categories", *columns) if not flags and "--categories" in fault else flags
+    return Finding("fault", kind, columns, clients, found, fix.rstrip(".") or "see there", flags)
+
+
+def drop(name: str) -> str:
+    """Write the flag that leaves out a column, as a shell takes it."""
+    return f"--drop {shlex.quote(listed([name]))}"
+
+
+def listed(names: Sequence[str]) -> str:
+    """Write names for a flag that takes several with commas; one that has a comma is quoted."""
+    return ",".join(f'"{name}"' if "," in name else name for name in names)
+
+
+def strip_words(marks: Sequence[str]) -> str:
+    """Say what to do with units and signs in cells."""
+    return f"take {quoted(marks)} off the cells in the file, so that numbers are left"
+
+
+def is_number(cell: Any) -> bool:
+    """Say whether a cell is a number in some way of writing."""
+    return by_mark(cell, ".") is not None or by_mark(cell, ",") is not None
+
+
+def many(things: Sequence[Any] | dict[str, Any], what: str) -> str:
+    """Count things."""
+    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
+
+
+def quoted(words: Sequence[str]) -> str:
+    """Show the first words in quotes."""
+    return some([repr(word) for word in words])

@@ -220,6 +220,8 @@ FACTORS = {
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9)
 _GAP = math.log(1.7)  # clients whose medians are closer share a unit, as far as anybody can see
 _NEAR = 0.15  # a factor may be so far from a known one, in logarithms: clients do differ
+_FAR = 1.4  # times the width, from the tenth to the ninetieth percentile, that a unit moves values
+_EVEN = 0.5  # the usual medians may differ by this share of a factor, in logarithms
 _FEWEST_UNITS = 15  # values that a client must have
 
 
@@ -243,8 +245,9 @@ class Unit:
 def units(name: str, values: Array, owner: Array, clients: Sequence[str]) -> list[Unit]:
     """Find clients whose values of a column are those of the others in another unit.
 
-    All quantiles must lie the same factor apart, and ranges must hardly overlap: two groups of
-    people differ in the middle by less than they differ among themselves, two units do not.
+    All quantiles must lie about the same factor apart, and farther than values of one client do:
+    two groups of people differ in the middle by less than they differ among themselves. So a small
+    factor is not seen in a column that varies widely.
     """
     known = np.isfinite(values) & (values > 0)
     own = [values[known & (owner == i)] for i in range(len(clients))]
@@ -265,12 +268,26 @@ def units(name: str, values: Array, owner: Array, clients: Sequence[str]) -> lis
         return []
     most = max(groups, key=lambda group: (len(group), sum(len(own[i]) for i in group)))
     usual = np.quantile(np.concatenate([own[i] for i in most]), _QUANTILES)
+    spread = max(middle[i] for i in most) - min(middle[i] for i in most)
     found = []
-    for i in sorted(set(usable) - set(most)):
-        unit = _unit(np.quantile(own[i], _QUANTILES), usual)
-        if unit is not None:
-            found.append(Unit(name, clients[i], *unit))
+    for group in groups:
+        rest = np.concatenate([own[i] for i in usable if i not in group])
+        for i in group if group is not most else ():
+            unit = _unit(np.quantile(own[i], _QUANTILES), usual)
+            apart = min(abs(middle[i] - middle[j]) for j in most)
+            if (
+                unit is not None
+                and spread <= _EVEN * apart
+                and _between(own[i], rest) > 0.15 * apart
+            ):
+                found.append(Unit(name, clients[i], *unit))
     return found
+
+
+def _between(here: Array, rest: Array) -> float:
+    """Return the logarithm of the gap between two sets of values, without their outermost."""
+    pairs = (here, rest), (rest, here)
+    return max(math.log(np.quantile(high, 0.05) / np.quantile(low, 0.95)) for high, low in pairs)
 
 
 def _unit(here: Array, usual: Array) -> tuple[float, str] | None:
@@ -280,13 +297,14 @@ def _unit(here: Array, usual: Array) -> tuple[float, str] | None:
             return 0.0, "degrees Celsius and Fahrenheit"
     apart = np.log(here / usual)
     factor = float(np.median(apart))
-    (low, high) = (usual, here) if factor > 0 else (here, usual)
-    if abs(factor) < _GAP or high[0] <= low[-1]:
-        return None
-    uneven = float(np.abs(apart - factor).max()) / abs(factor)
+    widths = [float(np.log(side[-1] / side[0])) for side in (here, usual)]
+    if abs(factor) < max(_GAP, _FAR * max(widths)):
+        return None  # no farther apart than people are among themselves
+    if np.abs(apart - factor).max() > 0.4 * max(widths):
+        return None  # another shape, not another unit
     near = min(FACTORS, key=lambda known: abs(math.log(known) - abs(factor)))
     is_known = abs(math.log(near) - abs(factor)) <= _NEAR
-    if uneven > (0.3 if is_known else 0.15) or (not is_known and abs(factor) < math.log(3)):
+    if not is_known and abs(factor) < math.log(3):
         return None
     return math.exp(factor), FACTORS[near] if is_known else ""
 

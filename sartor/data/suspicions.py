@@ -27,6 +27,10 @@ CORRELATION = 0.998
 CODES = (-1, 0, 9, 88, 99, 777, 888, 999, 7777, 8888, 9999, 99999, 999999)
 """Numbers that often stand for an empty cell (those above 1 with either sign)."""
 
+COPIES = 0.3
+"""Equal rows are copies if so many of the pairs that are equal but for one column are equal in it,
+whichever column that is."""
+
 _ID = re.compile(
     r"(^|[_\s.-])(id|ids|uid|uuid|guid|mrn|nr|no|number|index|idx|key|pid|ssn|rowid|unnamed.*)$"
     r"|^(id|uuid|guid|pid|mrn)([_\s.-]|$)|[a-z]I[Dd]$",
@@ -199,8 +203,9 @@ class Copies(NamedTuple):
 def copies(columns: Mapping[str, tuple[str, Array]], owner: Array) -> Copies:
     """Count equal rows, and say whether columns of so few values would make them anyway.
 
-    Rows that are equal in all columns but the one with most values are equal in that one as well
-    if they are copies; if they are not, only as often as two of its values are.
+    Rows that are equal in all columns but one are equal in that one as well if they are copies; if
+    they are not, only about as often as two of its values are. So the column counts that tells
+    most of them apart.
     """
     rows = len(owner)
     codes = {name: _bits(kind, values) for name, (kind, values) in columns.items()}
@@ -211,11 +216,7 @@ def copies(columns: Mapping[str, tuple[str, Array]], owner: Array) -> Copies:
     pairs = _pairs(whole)
     if pairs == 0:
         return Copies(0, 0, (), True)
-    spread = {name: _pairs(code) for name, code in codes.items()}
-    finest = min(spread, key=spread.__getitem__)
-    share = spread[finest] / (rows * (rows - 1) / 2)
-    without = _pairs(whole ^ hashes[finest]) if len(codes) > 1 else 0
-    is_chance = without == 0 or pairs < max(0.3, 5 * share) * without
+    is_chance = len(codes) < 2 or any(pairs < COPIES * _pairs(whole ^ h) for h in hashes.values())
     order = np.lexsort((owner, whole))
     same = whole[order][1:] == whole[order][:-1]
     alike = owner[order][1:] == owner[order][:-1]

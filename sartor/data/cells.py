@@ -77,14 +77,14 @@ def read_column(
             return "number", array.astype(np.float64)
         except (TypeError, ValueError):
             pass
-    distinct, places = _distinct(array)
-    empty = np.array([is_missing(cell) for cell in distinct], dtype=np.bool_)
-    given = [cell for cell, gone in zip(distinct, empty.tolist(), strict=True) if not gone]
+    different, places = distinct(array)
+    empty = np.array([is_missing(cell) for cell in different], dtype=np.bool_)
+    given = [cell for cell, gone in zip(different, empty.tolist(), strict=True) if not gone]
     if not category:
         found = read_numbers(given, decimal)
-        numbers = np.full(len(distinct), np.nan)
+        numbers = np.full(len(different), np.nan)
         numbers[~empty] = [np.nan if value is None else value for value in found.values]
-        known = np.zeros(len(distinct), dtype=np.bool_)
+        known = np.zeros(len(different), dtype=np.bool_)
         known[~empty] = [value is not None for value in found.values]
         if known.sum() == len(given):
             if not found.how:
@@ -99,7 +99,7 @@ def read_column(
         if all(map(is_date, given)):
             faults.append(_no_dates(name, f"dates or times ({str(given[0])[:20]!r})"))
             return None
-    text = ["" if gone else level_of(c) for c, gone in zip(distinct, empty.tolist(), strict=True)]
+    text = ["" if gone else level_of(c) for c, gone in zip(different, empty.tolist(), strict=True)]
     return "category", np.array(text, dtype=np.str_)[places]
 
 
@@ -128,7 +128,7 @@ def words_of(notes: Sequence[Note]) -> list[str]:
     return found
 
 
-def _distinct(array: Array) -> tuple[list[Any], Array]:
+def distinct(array: Array) -> tuple[list[Any], Array]:
     """Return the different cells and the position of every cell among them.
 
     Cells of several kinds stay apart: True, 1 and 1.0 would count as one.

@@ -11,7 +11,7 @@ from sartor.data.checks import some
 from sartor.data.encoding import column_faults
 from sartor.data.findings import Columns, Finding, drop, is_number, quoted, refused, strip_words
 from sartor.data.numerals import is_date
-from sartor.data.shifts import VARIATION, Shift, chance_of_counts, levels_of
+from sartor.data.shifts import VARIATION, Shift, chance_of_counts
 from sartor.data.suspicions import (
     CORRELATION,
     RECALL,
@@ -44,13 +44,12 @@ def column_findings(
     if faults:
         return
     known = values[values != ""] if kind == "category" else values[~np.isnan(values)]
-    distinct = set(known.tolist())
-    if len(distinct) == 1 and (copied := [*_label_copies(table, name, kind, values)]):
+    same = bool((known == known[0]).all())
+    if same and (copied := [*_label_copies(table, name, kind, values)]):
         yield from copied  # it is filled for one class alone
         return
-    if len(distinct) == 1:
-        (only,) = distinct
-        shown = only if kind == "category" else f"{only:.10g}"
+    if same:
+        shown = str(known[0]) if kind == "category" else f"{known[0]:.10g}"
         found = f"every cell that is not empty holds {shown!r}"
         yield Finding("note", "constant", (name,), (), found, out, flag)
         return
@@ -110,7 +109,7 @@ def _label_copies(table: Columns, name: str, kind: str, values: Array) -> Iterat
 
 
 def _texts(table: Columns, name: str, values: Array, shifts: Sequence[Shift]) -> Iterator[Finding]:
-    levels, codes = levels_of("category", values) or ([], values)
+    levels, codes = table.levels[name] or ([], values)
     for group in twin_levels(levels):
         yield Finding(
             "suspect",
@@ -209,7 +208,7 @@ def _numbers(table: Columns, name: str, values: Array) -> Iterator[Finding]:
 
 def _constant(table: Columns, name: str, values: Array, code: float | None) -> Iterator[Finding]:
     """Find clients at which nothing varies that varies elsewhere."""
-    if levels_of("number", values) is not None:
+    if table.levels[name] is not None:
         return  # of few values, a shift says it
     total, same = int((~np.isnan(values)).sum()), []
     for client, part in zip(table.clients, table.parts(values), strict=True):

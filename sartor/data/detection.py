@@ -226,7 +226,7 @@ def _copies(table: Columns, dropped: set[str]) -> Iterator[Finding]:
     columns = {name: found for name, found in table.read.items() if name not in dropped}
     if not columns:
         return
-    found = copies({**columns, **table.labels}, table.owner)
+    found = copies({**columns, **table.labels}, table.levels, table.owner)
     facts = {"within": found.within, "across": found.across}
     if not found.within and not found.across:
         return

@@ -224,7 +224,8 @@ def _read(
 def _examined(
     source: str, client: str, labels: tuple[str, ...], table: Columns, faults: Sequence[str]
 ) -> Examination:
-    moved = shifts({**table.read, **table.labels}, table.owner, table.clients)
+    columns = {**table.read, **table.labels}
+    moved = shifts(columns, table.levels, table.owner, table.clients)
     other = [
         unit
         for name, (kind, values) in table.read.items()

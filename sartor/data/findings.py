@@ -14,6 +14,7 @@ from sartor.data.cells import Array, Note
 from sartor.data.checks import some
 from sartor.data.encoding import empty_cells
 from sartor.data.numerals import by_mark
+from sartor.data.shifts import levels_of
 
 State = Literal["fault", "suspect", "note"]
 STATES: tuple[State, ...] = ("fault", "suspect", "note")
@@ -79,6 +80,12 @@ class Columns:
     def sizes(self) -> Array:
         """The rows of every client."""
         return np.bincount(self.owner, minlength=len(self.clients))
+
+    @cached_property
+    def levels(self) -> dict[str, tuple[list[str], Array] | None]:
+        """Levels and codes of every column, as ``levels_of`` gives them."""
+        columns = {**self.read, **self.labels}
+        return {name: levels_of(*found) for name, found in columns.items()}
 
     @cached_property
     def _by_client(self) -> tuple[Array, Array]:

@@ -68,13 +68,19 @@ class Shift:
 
 
 def shifts(
-    columns: Mapping[str, tuple[str, Array]], owner: Array, clients: Sequence[str]
+    columns: Mapping[str, tuple[str, Array]],
+    levels: Mapping[str, tuple[list[str], Array] | None],
+    owner: Array,
+    clients: Sequence[str],
 ) -> list[Shift]:
-    """Compare every client with the others in every column, as ``read_column`` gives columns."""
+    """Compare every client with the others in every column, as ``read_column`` gives columns.
+
+    ``levels`` is what ``levels_of`` gives for them.
+    """
     found: list[Shift] = []
     if len(clients) > 1:
-        for name, (kind, values) in columns.items():
-            coded = levels_of(kind, values)
+        for name, (_, values) in columns.items():
+            coded = levels[name]
             if coded is None:
                 found += _by_rank(name, values, owner, clients)
             else:
@@ -92,9 +98,9 @@ def levels_of(kind: str, values: Array) -> tuple[list[str], Array] | None:
         order[""] = -1
         codes = np.fromiter(map(order.__getitem__, cells), np.int64, len(cells))
         return [level for level in order if level], codes
-    known = values[~np.isnan(values)]
-    if len(np.unique(known[:10_000])) > FEW_LEVELS:
+    if len(np.unique(values[:10_000])) > FEW_LEVELS + 1:  # NaN is one of them
         return None
+    known = values[~np.isnan(values)]
     distinct = np.unique(known)
     if len(distinct) > FEW_LEVELS or (distinct != np.floor(distinct)).any():
         return None

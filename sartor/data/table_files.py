@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import csv
+import gc
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -72,7 +75,20 @@ def _lines(file: Path, encoding: str, errors: str = "strict") -> list[tuple[int,
             marks = "\t,;|" if file.suffix.lower() == ".tsv" else ",;\t|"
             mark = max(marks, key=header.count)
         reader = csv.reader(lines, delimiter=mark)
-        return [(reader.line_num + skipped, row) for row in reader if any(row)]
+        with _no_collection():
+            return [(reader.line_num + skipped, row) for row in reader if any(row)]
+
+
+@contextmanager
+def _no_collection() -> Iterator[None]:
+    """Put off the search for circular garbage: a million rows, all kept, make it search often."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
 
 
 def parquet_columns(file: Path) -> dict[str, npt.NDArray[Any]]:

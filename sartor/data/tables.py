@@ -21,6 +21,7 @@ from sartor.data.arrays import from_arrays
 from sartor.data.cells import (
     Array,
     Note,
+    distinct,
     is_missing,
     level_of,
     read_column,
@@ -247,14 +248,14 @@ def role_faults(
 
 def read_clients(values: Array, name: str, faults: list[str]) -> Array:
     """Return the name of every row's client."""
-    cells = values.tolist()
-    gone = [i for i, cell in enumerate(cells) if is_missing(cell)]
+    different, places = distinct(values)
+    gone = np.flatnonzero(np.array([is_missing(cell) for cell in different])[places]).tolist()
     if gone:
         faults.append(
             f"Column {name!r} names no client in {len(gone)} rows ({some(gone)}); fill them in, or "
             "leave out those rows."
         )
-    return np.array([level_of(cell) for cell in cells], dtype=np.str_)
+    return np.array([level_of(cell) for cell in different], dtype=np.str_)[places]
 
 
 def _marks(values: Array, name: str, faults: list[str]) -> Array:

@@ -116,7 +116,8 @@ def _shifts(found: Examination) -> Table | None:
         "is the way of writing, the findings below say how to fix it",
     }
     if not rows:
-        notes = {"flagged": notes["flagged"]}
+        one = [f"none of {compared} columns, beyond chance"]
+        return Table(["shift between clients"], [one], {"flagged": notes["flagged"]})
     return Table(columns, rows[:MOST_COLUMNS], notes, title=title)
 
 

@@ -207,7 +207,10 @@ def examine_data(experiment: Experiment) -> tuple[Any, list[Table], list[str]] |
     answer |= {"healthy": found.healthy, "examination": found.describe()}
     lines = [made.summary().splitlines()[0]] if made and found.healthy else []
     words = examination.command(found, experiment, is_folder=kind == "a folder")
-    lines.append(f"To train on it, with the flags that settle what flags can: {words}")
+    first = ""
+    if any(one.state == "fault" and not one.flags for one in found.findings):
+        first = "fix the faults that no flag settles; then "
+    lines.append(f"To train on it, {first}with the flags that settle the rest: {words}")
     return answer, examination.tables(found), lines
 
 

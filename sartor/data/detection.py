@@ -232,10 +232,10 @@ def _copies(table: Columns, dropped: set[str]) -> Iterator[Finding]:
         return
     words = []
     if found.within:
-        words.append(f"{found.within:,} rows repeat an earlier row of the same client")
+        words.append(f"{many(found.within, 'row')} equal to an earlier one of the same client")
     if found.across:
         pair = " and ".join(table.clients[i] for i in found.clients)
-        words.append(f"{found.across:,} rows are held by several clients, most by {pair}")
+        words.append(f"{many(found.across, 'row')} that several clients hold, most {pair}")
     if found.is_chance:
         words.append("columns of so few values make such rows by themselves")
         yield Finding("note", "equal rows", (), (), "; ".join(words), "nothing", facts=facts)

@@ -224,8 +224,8 @@ def words_of_unseen(found: Mapping[str, Mapping[str, int]]) -> str:
         levels = some([f"{level!r} in {number}" for level, number in list(counts.items())[:4]], 3)
         each.append(f"{name!r} ({levels})")
     return (
-        f"{cells} cells hold a category that no client trained on, in {some(each)}; the models "
-        "read them as none of the categories that they know."
+        f"{cells} cell{' holds' if cells == 1 else 's hold'} a category that no client trained on, in {some(each)}; the models "
+        "take it for none of those that they know."
     )
 
 
@@ -309,7 +309,8 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
     if faults:
         raise FederationError("\n".join(faults))
     strange = unseen(read, steps)
-    for sentence in [*words_of(notes), *([words_of_unseen(strange)] if strange else [])]:
+    odd = [note for note in notes if note.how != recipe.get("decimal")]  # not as in training
+    for sentence in [*words_of(odd), *([words_of_unseen(strange)] if strange else [])]:
         warnings.warn(sentence, stacklevel=2)
     return encode(read, steps)
 

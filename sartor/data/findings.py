@@ -130,9 +130,10 @@ def is_number(cell: Any) -> bool:
     return by_mark(cell, ".") is not None or by_mark(cell, ",") is not None
 
 
-def many(things: Sequence[Any] | dict[str, Any], what: str) -> str:
+def many(things: int | Sequence[Any] | dict[str, Any], what: str) -> str:
     """Count things."""
-    return f"{len(things)} {what}{'' if len(things) == 1 else 's'}"
+    count = things if isinstance(things, int) else len(things)
+    return f"{count:,} {what}{'' if count == 1 else 's'}"
 
 
 def quoted(words: Sequence[str]) -> str:

@@ -80,11 +80,9 @@ def from_folder(
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        is_file = folder.is_file()
+        or_table = ", or read one table with Federation.from_file" if folder.is_file() else ""
         raise FederationError(
-            f"{folder} is {'a file' if is_file else 'not a folder'}; give a folder that holds a "
-            "file per client"
-            + (", or read one table with Federation.from_file." if is_file else ".")
+            f"{folder} is not a folder; give one that holds a file per client{or_table}."
         )
     files = _files(folder)
     recipe = (like or {}).get("preprocessing")

@@ -214,8 +214,8 @@ def copies(
     """Count equal rows, and say whether columns of so few values would make them anyway.
 
     Rows that are equal in all columns but one are equal in that one as well if they are copies; if
-    they are not, only about as often as two of its values are. So the column counts that tells
-    most of them apart.
+    they are not, only about as often as two of its values are. The column that keeps
+    most of them apart decides.
     """
     rows = len(owner)
     codes = {name: _bits(levels[name], values) for name, (_, values) in columns.items()}

@@ -224,8 +224,8 @@ def words_of_unseen(found: Mapping[str, Mapping[str, int]]) -> str:
         levels = some([f"{level!r} in {number}" for level, number in list(counts.items())[:4]], 3)
         each.append(f"{name!r} ({levels})")
     return (
-        f"{cells} cell{' holds' if cells == 1 else 's hold'} a category that no client trained on, in {some(each)}; the models "
-        "take it for none of those that they know."
+        f"{cells} cell{' holds' if cells == 1 else 's hold'} a category that no client trained "
+        f"on, in {some(each)}; the models take it for none of those that they know."
     )
 
 

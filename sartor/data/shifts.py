@@ -308,11 +308,11 @@ def _unit(here: Array, usual: Array) -> tuple[float, str] | None:
         return None  # no farther apart than people are among themselves
     if np.abs(apart - factor).max() > 0.4 * max(widths):
         return None  # another shape, not another unit
-    near = min(FACTORS, key=lambda known: abs(math.log(known) - abs(factor)))
-    is_known = abs(math.log(near) - abs(factor)) <= _NEAR
-    if not is_known and abs(factor) < math.log(3):
+    off = {abs(math.log(known) - abs(factor)): name for known, name in FACTORS.items()}
+    near = [off[distance] for distance in sorted(off) if distance <= _NEAR]
+    if not near and abs(factor) < math.log(3):
         return None
-    return math.exp(factor), FACTORS[near] if is_known else ""
+    return math.exp(factor), ", or ".join(near[:2])
 
 
 def shown(shift: Shift) -> dict[str, Any]:

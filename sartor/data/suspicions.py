@@ -7,7 +7,7 @@ words for what it suspects, or nothing. Each counts what chance alone would do.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -31,8 +31,11 @@ CODES = (-1, 0, 9, 88, 99, 777, 888, 999, 7777, 8888, 9999, 99999, 999999)
 """Numbers that often stand for an empty cell (those above 1 with either sign)."""
 
 COPIES = 0.3
-"""Equal rows are copies if so many of the pairs that are equal but for one column are equal in it,
-whichever column that is."""
+"""Equal rows are copies if of the pairs that are equal but for some columns so many are equal in
+those too, whichever columns these are."""
+
+RARELY = 0.05
+"""Columns are left out together until two rows are equal in them with at most this chance."""
 
 _ID = re.compile(
     r"(^|[_\s.-])(id|ids|uid|uuid|guid|mrn|nr|no|number|index|idx|key|pid|ssn|rowid|unnamed.*)$"
@@ -213,9 +216,9 @@ def copies(
 ) -> Copies:
     """Count equal rows, and say whether columns of so few values would make them anyway.
 
-    Rows that are equal in all columns but one are equal in that one as well if they are copies; if
-    they are not, only about as often as two of its values are. The column that keeps
-    most of them apart decides.
+    Rows that are equal in all columns but some are equal in those as well if they are copies; if
+    they are not, only about as often as two rows are. The columns that keep most of them apart
+    decide.
     """
     rows = len(owner)
     codes = {name: _bits(levels[name], values) for name, (_, values) in columns.items()}
@@ -226,7 +229,7 @@ def copies(
     pairs = _pairs(whole)
     if pairs == 0:
         return Copies(0, 0, (), True)
-    is_chance = len(codes) < 2 or any(pairs < COPIES * _pairs(whole ^ h) for h in hashes.values())
+    is_chance = any(pairs < COPIES * _pairs(whole ^ one) for one in _groups(codes, hashes))
     order = np.lexsort((owner, whole))
     same = whole[order][1:] == whole[order][:-1]
     alike = owner[order][1:] == owner[order][:-1]
@@ -243,6 +246,20 @@ def copies(
         met, often = np.unique(np.stack([low[shared], high[shared]]), axis=1, return_counts=True)
         clients = tuple(met[:, int(np.argmax(often))].tolist())
     return Copies(within, across, clients, is_chance)
+
+
+def _groups(codes: Mapping[str, Array], hashes: Mapping[str, Array]) -> Iterator[Array]:
+    """Return joint hashes of columns, each of so many values that two rows are rarely equal."""
+    rows = len(next(iter(codes.values())))
+    share = {name: _pairs(code) / (rows * (rows - 1) / 2) for name, code in codes.items()}
+    joint, chance, whole = np.zeros(rows, dtype=np.uint64), 1.0, False
+    for name in sorted(share, key=share.__getitem__):
+        joint, chance = joint ^ hashes[name], chance * share[name]
+        if chance <= RARELY:
+            yield joint
+            joint, chance, whole = np.zeros(rows, dtype=np.uint64), 1.0, True
+    if not whole:
+        yield joint  # all columns together, which make equal rows by themselves
 
 
 def _bits(coded: tuple[list[str], Array] | None, values: Array) -> Array:

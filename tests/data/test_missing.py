@@ -109,8 +109,8 @@ def test_categories_that_nobody_trained_on_are_reported():
     columns = {"sex": ("category", np.array(["x", "f", "x", ""]))}
     steps = [step for step in recipe["columns"] if step["name"] == "sex"]
     assert unseen(columns, steps) == {"sex": {"x": 2}}
+    rows = {**new, "clinic": ["d"] * 4, "ill": [0, 1, 0, 1]}
     with pytest.warns(UserWarning, match="no client trained on"):
-        rows = {**new, "clinic": ["d"] * 4, "ill": [0, 1, 0, 1]}
         Federation.from_dataframe(rows, like=fed.info, test=0, **WORDS)
 
 

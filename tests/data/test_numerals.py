@@ -11,6 +11,7 @@ import pytest
 from sartor.core.errors import ConfigError, FederationError
 from sartor.data import Federation
 from sartor.data.cells import read_column
+from sartor.data.encoding import prepare
 from sartor.data.numerals import by_mark, is_date, read_numbers
 
 
@@ -109,10 +110,8 @@ def test_two_hospitals_two_ways():
 
 def test_new_samples_are_read_as_the_training_was():
     """A prediction reads ``1,234`` as the table did that the model has seen."""
-    with pytest.warns(UserWarning):
+    with pytest.warns(UserWarning, match="decimal comma"):
         fed = Federation.from_dataframe(table(german), **WORDS)
-    from sartor.data.encoding import prepare
-
     recipe = fed.info["preprocessing"]
     new = prepare({"size": ["1,712"], "income": ["12.000"]}, recipe)
     same = prepare({"size": [1.712], "income": [12000]}, recipe)

@@ -163,11 +163,11 @@ def test_every_spreadsheet_is_read(tmp_path: Path, encoding: str):
 
 def test_a_fault_names_the_line_of_the_file(tmp_path: Path):
     """Blank lines count, as in an editor; a column without a name gets one."""
-    (tmp_path / "a.csv").write_text(",site,v\n0,a,1\n\n\n1,b\n")
+    (tmp_path / "a.csv").write_text(",clinic,v\n0,a,1\n\n\n1,b\n")
     with pytest.raises(FederationError, match="line 5 has 2"):
-        Federation.from_file(tmp_path / "a.csv", client="site", label="v")
-    (tmp_path / "b.csv").write_text(",site,v\n0,a,1\n1,b,0\n")
-    made = Federation.from_file(tmp_path / "b.csv", client="site", label="v", test=0)
+        Federation.from_file(tmp_path / "a.csv", client="clinic", label="v")
+    (tmp_path / "b.csv").write_text(",clinic,v\n0,a,1\n1,b,0\n")
+    made = Federation.from_file(tmp_path / "b.csv", client="clinic", label="v", test=0)
     assert made.info["features"] == ["column 1"]
 
 

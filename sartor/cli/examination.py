@@ -18,6 +18,9 @@ MOST_CLIENTS = 20
 MOST_COLUMNS = 15
 """Rows of the tables of columns on a screen."""
 
+MOST_FINDINGS = 40
+"""Rows of the table of findings on a screen."""
+
 WIDEST = 8
 """With more clients than this, empty cells are shown for all of them together."""
 
@@ -139,9 +142,10 @@ def _findings(found: Examination) -> Table | None:
             one.found,
             one.fix,
         ]
-        for one in found.findings
+        for one in found.findings[:MOST_FINDINGS]
     ]
-    notes = {}
+    left = len(found.findings) - MOST_FINDINGS
+    notes = {"more": f"{left} findings (--json)"} if left > 0 else {}
     faults = sum(one.state == "fault" for one in found.findings)
     if faults:
         notes["fault"] = "training refuses the table until it is fixed"

@@ -210,7 +210,8 @@ def examine_data(experiment: Experiment) -> tuple[Any, list[Table], list[str]] |
     first = ""
     if any(one.state == "fault" and not one.flags for one in found.findings):
         first = "fix the faults that no flag settles; then "
-    lines.append(f"To train on it, {first}with the flags that settle the rest: {words}")
+    how = f", {first}with the flags that settle the rest" if found.flags() or first else ""
+    lines.append(f"To train on it{how}: {words}")
     return answer, examination.tables(found), lines
 
 

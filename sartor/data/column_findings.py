@@ -49,9 +49,7 @@ def column_findings(
         yield from copied  # it is filled for one class alone
         return
     if same:
-        shown = str(known[0]) if kind == "category" else f"{known[0]:.10g}"
-        found = f"every cell that is not empty holds {shown!r}"
-        yield Finding("note", "constant", (name,), (), found, out, flag)
+        yield Finding("note", "constant", (name,), (), "one value", out, flag)
         return
     if values_by_client := _of_clients(table, kind, values):
         if values_by_client == len(table.clients):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from sartor.data.findings import (
     Finding,
     drop,
     is_number,
+    listed,
     many,
     quoted,
     refused,
@@ -43,16 +45,24 @@ def detect(
     yield from _notes(table)
     yield from _targets(table)
     dropped: set[str] = set()
+    single: list[str] = []
     alike: dict[tuple[str, str, str], list[str]] = {}
     for name, (kind, values) in table.read.items():
         for finding in column_findings(table, name, kind, values, shifts):
             dropped |= {name} if "--drop" in finding.flags else set()
             if finding.kind == "of clients":
                 alike.setdefault((finding.kind, finding.found, finding.fix), []).append(name)
+            elif finding.kind == "constant" and finding.state == "note":
+                single.append(name)
             else:
                 yield finding
     for (what, found, fix), names in alike.items():
         yield Finding("note", what, tuple(names), (), found, fix)
+    if single:
+        found = f"{many(single, 'column')} with one value in every cell that is not empty"
+        flags = ("--drop", listed(single))
+        fix = f"they say nothing; to leave them out: --drop {shlex.quote(listed(single))}"
+        yield Finding("note", "constant", tuple(single), (), found, fix, flags)
     yield from _units(units)
     yield from _twins(table, dropped)
     yield from _copies(table, dropped)

@@ -127,25 +127,24 @@ def _by_rank(name: str, values: Array, owner: Array, clients: Sequence[str]) -> 
     if total < 2 * FEWEST:
         return []
     ranks, ties = average_ranks(x)
-    sizes = np.bincount(k, minlength=len(clients)).astype(np.float64)
-    sums = np.bincount(k, weights=ranks, minlength=len(clients))
+    here = np.bincount(k, minlength=len(clients)).astype(np.float64)
+    rest = total - here
+    used = np.flatnonzero((here >= FEWEST) & (rest >= FEWEST))
+    pairs = here[used] * rest[used]
+    sums = np.bincount(k, weights=ranks, minlength=len(clients))[used]
+    above = sums - here[used] * (here[used] + 1) / 2
+    variance = pairs / 12 * (total + 1 - ties / (total * (total - 1)))
+    z = (above - pairs / 2) / np.sqrt(np.maximum(variance, 1e-300)) * (variance > 0)
+    share = np.clip(above / pairs, 0.5 / pairs, 1 - 0.5 / pairs)
+    distance = math.sqrt(2) * torch.special.ndtri(torch.from_numpy(share)).numpy()
     found = []
-    for i, client in enumerate(clients):
-        here, rest = sizes[i], total - sizes[i]
-        if here < FEWEST or rest < FEWEST:
-            continue
-        pairs = here * rest
-        above = sums[i] - here * (here + 1) / 2
-        variance = pairs / 12 * (total + 1 - ties / (total * (total - 1)))
-        z = (above - pairs / 2) / math.sqrt(variance) if variance > 0 else 0.0
-        share = min(max(above / pairs, 0.5 / pairs), 1 - 0.5 / pairs)
-        distance = math.sqrt(2) * float(torch.special.ndtri(torch.tensor(share).double()))
-        own = k == i
+    for place, i in enumerate(used.tolist()):
+        chance = math.erfc(abs(z[place]) / math.sqrt(2))
         medians = (math.nan, math.nan)  # of many clients, only those that may be shown
-        if len(clients) <= 50 or abs(distance) >= LEAST[RANK]:
+        if len(clients) <= 50 or chance <= CHANCE:
+            own = k == i
             medians = float(np.median(x[own])), float(np.median(x[~own]))
-        chance = math.erfc(abs(z) / math.sqrt(2))
-        found.append(Shift(name, client, RANK, distance, chance, *medians))
+        found.append(Shift(name, clients[i], RANK, float(distance[place]), chance, *medians))
     return found
 
 
@@ -256,7 +255,9 @@ def units(name: str, values: Array, owner: Array, clients: Sequence[str]) -> lis
     factor is not seen in a column that varies widely.
     """
     known = np.isfinite(values) & (values > 0)
-    own = [values[known & (owner == i)] for i in range(len(clients))]
+    x, k = values[known], owner[known]
+    ends = np.cumsum(np.bincount(k, minlength=len(clients)))[:-1]
+    own = np.split(x[np.argsort(k, kind="stable")], ends)
     usable = [
         i
         for i, part in enumerate(own)

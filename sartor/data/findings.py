@@ -105,8 +105,9 @@ class Columns:
 def refused(kind: str, columns: tuple[str, ...], fault: str, *clients: str) -> Finding:
     """Make a finding of what the reader refuses, in its words."""
     found, _, fix = fault.partition("; ")
-    flags = ("--drop", *columns) if f"--drop {''.join(columns)}" in fault else ()
-    flags = ("--categories", *columns) if not flags and "--categories" in fault else flags
+    flags: tuple[str, ...] = ()
+    if len(columns) == 1 and f"--drop {columns[0]}" in fault:
+        flags = ("--drop", *columns)
     return Finding("fault", kind, columns, clients, found, fix.rstrip(".") or "see there", flags)
 
 

@@ -78,9 +78,10 @@ def advise(
         if step.get("indicator")
     ]
     if filled:
+        put = "median" if experiment.missing.startswith("median") else "mean"
         show.note(
             f"Empty cells of {len(filled)} columns ({', '.join(filled[:5])}"
-            f"{', …' if len(filled) > 5 else ''}) count as the mean, and a feature marks them."
+            f"{', …' if len(filled) > 5 else ''}) count as the {put}, and a feature marks them."
         )
     out = work.free_folder(experiment, f"advice-{Path(experiment.data).name}", overwrite=overwrite)
     progress = reporter(plain=json)

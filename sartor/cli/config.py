@@ -7,6 +7,7 @@ flags win over the file. Every fault is listed at once; an unknown key names the
 
 from __future__ import annotations
 
+import csv
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -85,11 +86,12 @@ def _parse_lists(values: Any) -> Any:
 def parse_names(value: Any) -> Any:
     """Read names with commas; what is no text stays as it is.
 
-    >>> parse_names("north, south,")
-    ['north', 'south']
+    >>> parse_names("north, south,"), parse_names('"Carcinoma, NOS",age')
+    (['north', 'south'], ['Carcinoma, NOS', 'age'])
     """
     if isinstance(value, str):
-        return [name.strip() for name in value.split(",") if name.strip()]
+        names = next(csv.reader([value], skipinitialspace=True), [])
+        return [name.strip() for name in names if name.strip()]
     return value
 
 

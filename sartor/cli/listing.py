@@ -5,14 +5,19 @@ from __future__ import annotations
 import re
 import types
 import typing
+import warnings
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 from sartor.cli.config import Experiment, is_folder
-from sartor.cli.settings import federation_of
-from sartor.core.errors import ConfigError, did_you_mean
+from sartor.cli.settings import federation_of, kind_of, label_of
+from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data.datasets import available
+from sartor.data.examination import examine
+from sartor.data.federation import Federation
+from sartor.data.folder import holds_tables, table_of
+from sartor.data.tables import read_table
 from sartor.methods import METHODS, PAPERS
 from sartor.methods.auto import FACTORIES
 from sartor.methods.catalogue import AUTO
@@ -165,6 +170,49 @@ def list_data(data_dir: Path | None) -> Answer:
         "data folder": "--data-dir, else the variable SARTOR_DATA",
     }
     return [asdict(entry) for entry in found], [Table(columns, rows, notes)]
+
+
+def examine_data(experiment: Experiment) -> tuple[Any, list[Table], list[str]] | None:
+    """Examine a table, or a folder of them: an answer, tables, lines for a person; else None."""
+    from sartor.cli import examination
+
+    kind = kind_of(experiment)
+    lost = experiment.client is None or experiment.label is None
+    if kind == "a data set" or (kind == "a table" and lost):
+        return None
+    path = Path(experiment.data).expanduser()
+    label: Any = None if experiment.label is None else label_of(experiment.label)
+    client = experiment.client
+    if kind == "a table":
+        columns = read_table(path)
+    elif client is None and path.is_dir() and holds_tables(path):
+        columns, client, label = table_of(path, label)
+    else:
+        return None
+    keys = ("task", "drop", "categories", "missing", "decimal")
+    given = {key: getattr(experiment, key) for key in keys} | {"client": client, "label": label}
+    found = examine(columns, name=path.name, **given)
+    made, faults = None, []
+    fill = "mean" if experiment.missing == "error" and found.empty else experiment.missing
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the findings say it
+            made = Federation.from_dataframe(
+                {**columns, **found.read}, **{**given, "missing": fill}, seed=experiment.seed
+            )
+    except FederationError as error:
+        faults = [*(error.faults or (str(error),))]
+    found = found.with_faults(faults)
+    answer = {"name": experiment.data, **(made.describe() if made else {})}
+    answer |= {"healthy": found.healthy, "examination": found.describe()}
+    lines = [made.summary().splitlines()[0]] if made and found.healthy else []
+    words = examination.command(found, experiment, is_folder=kind == "a folder")
+    first = ""
+    if any(one.state == "fault" and not one.flags for one in found.findings):
+        first = "fix the faults that no flag settles; then "
+    how = f", {first}with the flags that settle the rest" if found.flags() or first else ""
+    lines.append(f"To train on it{how}: {words}")
+    return answer, examination.tables(found), lines
 
 
 def describe_data(experiment: Experiment) -> tuple[Any, str]:

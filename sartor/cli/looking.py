@@ -55,15 +55,24 @@ def data(
     json: Json = False,
     **flags: Any,
 ) -> None:
-    """List the data sets, or show one divided among clients."""
-    from sartor.cli.listing import describe_data, list_data
+    """List the data sets, or show one divided among clients; examine a table of your own."""
+    from sartor.cli.listing import describe_data, examine_data, list_data
 
     if name is None:
         answer, tables = list_data(None if flags["data_dir"] is None else Path(flags["data_dir"]))
         _print(tables, answer, json=json)
         return
     given = {key: value for key, value in flags.items() if value is not None}
-    answer, text = describe_data(build({"method": "local"}, flags={"data": name, **given}))
+    experiment = build({"method": "local"}, flags={"data": name, **given})
+    if (examined := examine_data(experiment)) is not None:
+        answer, tables, lines = examined
+        _print(tables, answer, json=json)
+        for line in [] if json else lines:
+            show.say(f"\n{line}")
+        if not answer["healthy"]:
+            raise typer.Exit(2)
+        return
+    answer, text = describe_data(experiment)
     if json:
         show.json_line(answer)
     else:

@@ -158,6 +158,12 @@ def federation_of(experiment: Experiment) -> Callable[[int], Federation]:
     kind = kind_of(experiment)
     word, rule = _KINDS[kind]
     others = {key for other, _ in _KINDS.values() for key in _given(experiment, other)}
+    if kind == "a folder" and experiment.client is not None:
+        raise ConfigError(
+            f"{experiment.data} is a folder, in which every file (or folder of images) is one "
+            "client, with the client's name; leave out --client, or name one file of it to read "
+            "that as a table with a column for the client."
+        )
     if given := sorted(others - settings_on("file", word).keys()):
         raise ConfigError(
             f"{experiment.data} is {kind}, which {rule}; leave out {' and '.join(given)}."

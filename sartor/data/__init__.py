@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from sartor.data.datasets import available, load
+from sartor.data.examination import Examination, examine
 from sartor.data.federation import Federation
 from sartor.data.layouts import DATASETS
 from sartor.data.partition import Partition, divide, parse_partition
@@ -18,11 +19,13 @@ from_torch = Federation.from_torch
 
 __all__ = [
     "DATASETS",
+    "Examination",
     "Federation",
     "Partition",
     "Ragged",
     "available",
     "divide",
+    "examine",
     "from_arrays",
     "from_dataframe",
     "from_dataset",

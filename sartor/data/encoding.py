@@ -12,25 +12,26 @@ training rows alone, three numbers (or, for a category, its levels); the server 
 | q_k | ``squares`` | the sum of their squares |
 
 The result is the same, up to rounding, as standardising the pooled training rows. What is sent is a
-sum over a client's rows: a client with one row sends that row.
+sum over a client's rows: a client with one row sends that row. A median, if empty cells are to be
+filled with one, is found by questions that each client answers with a count (``federated_median``).
 """
 
 from __future__ import annotations
 
+import math
+import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from sartor.core.errors import FederationError, did_you_mean
+from sartor.data.cells import Array as Array
+from sartor.data.cells import Note, read_column, words_of
 from sartor.data.checks import some
 from sartor.data.text import encode as encode_text
 from sartor.data.text import tokenise
-
-Array = npt.NDArray[Any]
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?", "<na>"})
-"""Words that mean that a cell is empty, in any case."""
 
 MOST_LEVELS = 100
 """A text column with more levels than this is hardly a category."""
@@ -39,56 +40,6 @@ FEWEST_ROWS = 20
 """With at least so many rows, a text column whose cells all differ is no category either."""
 
 _CONSTANT = 1e-14  # a variance below this share of the mean square is rounding
-
-
-def is_missing(cell: Any) -> bool:
-    """Say whether a cell is empty: None, NaN, or a word such as NA.
-
-    >>> [is_missing(cell) for cell in (None, float("nan"), " NA ", 0, "x")]
-    [True, True, True, False, False]
-    """
-    if cell is None:
-        return True
-    if isinstance(cell, str):
-        return cell.strip().lower() in MISSING
-    return bool(cell != cell) if isinstance(cell, float | np.floating) else str(cell) == "<NA>"
-
-
-def read_column(
-    name: str, values: Any, faults: list[str], *, category: bool = False
-) -> tuple[str, Array] | None:
-    """Read a column: ("number", float64 with NaN) or ("category", text with ``""``).
-
-    If it cannot be used, add the reason to the faults and return None.
-    """
-    array = np.asarray(values)
-    if array.ndim != 1:
-        faults.append(f"Column {name!r} has shape {array.shape}; every cell must be one value.")
-        return None
-    if array.dtype.kind in "biuf" and not category:
-        return "number", array.astype(np.float64)
-    if array.dtype.kind in "mM":
-        faults.append(
-            f"Column {name!r} holds dates; turn them into numbers (days, hours) or drop the column."
-        )
-        return None
-    cells = array.tolist()
-    empty = [is_missing(cell) for cell in cells]
-    numbers = [None if gone else number_of(cell) for cell, gone in zip(cells, empty, strict=True)]
-    known = sum(number is not None for number in numbers)
-    given = len(cells) - sum(empty)
-    if known == given and not category:
-        return "number", np.array([np.nan if n is None else n for n in numbers], dtype=np.float64)
-    if 2 * known > given and not category:
-        bad = [i for i, n in enumerate(numbers) if n is None and not empty[i]]
-        shown = some([f"{str(cells[i])[:20]!r} in row {i}" for i in bad], 3)
-        faults.append(
-            f"Column {name!r} holds numbers, but {len(bad)} cells are text: {shown}; "
-            f"fix them, or name the column in categories=[{name!r}]."
-        )
-        return None
-    text = ["" if gone else level_of(cell) for cell, gone in zip(cells, empty, strict=True)]
-    return "category", np.array(text, dtype=np.str_)
 
 
 def column_faults(name: str, kind: str, values: Array, clients: Array, missing: str) -> list[str]:
@@ -115,7 +66,8 @@ def cell_faults(name: str, kind: str, values: Array, clients: Array, missing: st
     if len(gone) and missing == "error":
         faults.append(
             f"Column {name!r} has {len(gone)} empty cells{where(gone, clients)}; fill them, leave "
-            "out those rows, or pass missing='indicator' (--missing indicator) or 'mean'."
+            "out those rows, or pass missing='median+indicator' (--missing median+indicator), "
+            "'indicator', 'median' or 'mean'."
         )
     if kind == "number" and np.isinf(values).any():
         bad = np.flatnonzero(np.isinf(values))
@@ -180,12 +132,54 @@ def combine_statistics(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, 
     return found
 
 
+def federated_median(parts: Sequence[Array]) -> float:
+    """Return the median of all clients' values by bisection over counts; NaN are left out.
+
+    The server asks how many values are at most t, and every client answers with a number. After at
+    most 64 questions (128 for an even count) the answer is exact: a double has 64 bits.
+
+    >>> federated_median([np.array([3.0, np.nan, 1.0]), np.array([10.0, 2.0])])
+    2.5
+    """
+    clients = [np.sort(part[~np.isnan(part)]) for part in parts]
+    count = sum(map(len, clients))
+    if not count:
+        return 0.0
+    held = [part for part in clients if len(part)]
+    low, high = min(part[0] for part in held), max(part[-1] for part in held)
+
+    def smallest(rank: int) -> float:
+        """Return the value of this rank: the least that so many values do not exceed."""
+        least, most = _place(low), _place(high)
+        while least < most:
+            middle = (least + most) // 2
+            asked = _value(middle)
+            below = sum(int(np.searchsorted(part, asked, "right")) for part in held)
+            least, most = (least, middle) if below >= rank else (middle + 1, most)
+        return _value(least)
+
+    middle = (count + 1) // 2
+    first = smallest(middle)
+    return first if count % 2 else (first + smallest(middle + 1)) / 2
+
+
+def _place(value: float) -> int:
+    """Return the position of a double among all doubles."""
+    bits = int(np.float64(value).view(np.int64))
+    return bits if bits >= 0 else -(bits & 0x7FFFFFFFFFFFFFFF)
+
+
+def _value(place: int) -> float:
+    """Return the double at a position."""
+    return math.copysign(float(np.int64(abs(place)).view(np.float64)), place)
+
+
 def encode(columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[str, Any]]) -> Array:
     """Return features ``(rows, features)`` float32 by the constants of ``combine_statistics``.
 
-    A number becomes (value − mean) / scale, or 0 where it is missing, and a second feature says
-    where if the recipe has an "indicator"; a category one column for every level, all 0 for a level
-    that no client trained on.
+    A number becomes (value − mean) / scale, with the "fill" of the recipe (else the mean) where it
+    is missing, and a second feature says where if the recipe has an "indicator"; a category one
+    column for every level, all 0 for a level that no client trained on (``unseen`` counts those).
 
     >>> encode({"c": ("category", np.array(["x", "z"]))}, [
     ...     {"name": "c", "kind": "category", "levels": ["x", "y"]}]).tolist()
@@ -195,13 +189,44 @@ def encode(columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[st
     for step in recipe:
         _, values = columns[step["name"]]
         if step["kind"] == "number":
-            scaled = (values - step["mean"]) / step["scale"]
-            parts.append(np.nan_to_num(scaled, nan=0.0)[:, None])
+            filled = np.where(np.isnan(values), step.get("fill", step["mean"]), values)
+            parts.append(((filled - step["mean"]) / step["scale"])[:, None])
             if step.get("indicator"):
                 parts.append(np.isnan(values)[:, None])
         else:
             parts.append(values[:, None] == np.array(step["levels"], dtype=np.str_))
     return np.concatenate([part.astype(np.float32) for part in parts], axis=1)
+
+
+def unseen(
+    columns: Mapping[str, tuple[str, Array]], recipe: Sequence[Mapping[str, Any]]
+) -> dict[str, dict[str, int]]:
+    """Count, for every column of categories, the cells with a level that no client trained on.
+
+    >>> unseen({"c": ("category", np.array(["x", "z", "z", ""]))}, [
+    ...     {"name": "c", "kind": "category", "levels": ["x", "y"]}])
+    {'c': {'z': 2}}
+    """
+    found: dict[str, dict[str, int]] = {}
+    for step in recipe:
+        if step["kind"] == "category":
+            counts = Counter(columns[step["name"]][1].tolist())
+            strange = {k: n for k, n in counts.most_common() if k and k not in step["levels"]}
+            found |= {step["name"]: strange} if strange else {}
+    return found
+
+
+def words_of_unseen(found: Mapping[str, Mapping[str, int]]) -> str:
+    """Say which levels no client trained on, and in how many cells."""
+    cells = sum(sum(counts.values()) for counts in found.values())
+    each = []
+    for name, counts in found.items():
+        levels = some([f"{level!r} in {number}" for level, number in list(counts.items())[:4]], 3)
+        each.append(f"{name!r} ({levels})")
+    return (
+        f"{cells} cell{' holds' if cells == 1 else 's hold'} a category that no client trained "
+        f"on, in {some(each)}; the models take it for none of those that they know."
+    )
 
 
 def with_indicators(
@@ -265,10 +290,12 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
     steps = recipe["columns"]
     given = columns_of(x, [step["name"] for step in steps])
     faults: list[str] = []
+    notes: list[Note] = []
     read: dict[str, tuple[str, Array]] = {}
     for step in steps:
         name, category = step["name"], step["kind"] == "category"
-        found = read_column(name, given[name], faults, category=category)
+        mark = recipe.get("decimal", "auto")
+        found = read_column(name, given[name], faults, category=category, decimal=mark, notes=notes)
         if found is None:
             continue
         if found[0] != step["kind"]:
@@ -281,6 +308,10 @@ def prepare(x: Any, recipe: Mapping[str, Any] | None) -> Array:
         read[name] = found
     if faults:
         raise FederationError("\n".join(faults))
+    strange = unseen(read, steps)
+    odd = [note for note in notes if note.how != recipe.get("decimal")]  # not as in training
+    for sentence in [*words_of(odd), *([words_of_unseen(strange)] if strange else [])]:
+        warnings.warn(sentence, stacklevel=2)
     return encode(read, steps)
 
 
@@ -310,21 +341,6 @@ def columns_of(x: Any, names: Sequence[str]) -> dict[str, Any]:
     if lost:
         raise FederationError(f"Columns that the models know are missing: {', '.join(lost)}")
     return {name: table[name] for name in names}
-
-
-def number_of(cell: Any) -> float | None:
-    """Return the number in a cell, or None if it is none."""
-    try:
-        return float(cell)
-    except (TypeError, ValueError):
-        return None
-
-
-def level_of(cell: Any) -> str:
-    """Write a cell as the name of a level: 3.0 and 3 are one level."""
-    if isinstance(cell, float) and cell.is_integer():
-        cell = int(cell)
-    return str(cell).strip()
 
 
 def where(rows: Array, clients: Array) -> str:

@@ -18,13 +18,14 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from sartor.core.errors import FederationError
+from sartor.core.errors import ConfigError, FederationError
 from sartor.data import image_folder
 from sartor.data.arrays import from_arrays
-from sartor.data.checks import check, raise_faults
+from sartor.data.checks import check, raise_faults, some
 from sartor.data.encoding import prepare
+from sartor.data.numerals import Decimal
 from sartor.data.samples import Samples
-from sartor.data.table_files import ENDINGS, Table, read_samples
+from sartor.data.table_files import ENDINGS, READERS, Table, other_file, read_samples
 from sartor.data.tables import from_dataframe
 
 
@@ -39,6 +40,10 @@ def from_folder(
     num_classes: int | None = None,
     min_samples: int = 0,
     standardise: bool = False,
+    drop: Sequence[str] = (),
+    categories: Sequence[str] = (),
+    missing: str = "error",
+    decimal: Decimal = "auto",
     image_size: image_folder.Size | None = None,
     like: Mapping[str, Any] | None = None,
 ) -> Samples:
@@ -60,6 +65,11 @@ def from_folder(
             samples. CSV and Parquet files then become one table: columns of text are categories,
             and the target of a regression is standardised too (``sartor.data.tables``). Of npz
             files it is every feature (of images every channel), see ``Federation.from_arrays``.
+        drop: with ``standardise``, columns of CSV and Parquet files to leave out.
+        categories: with ``standardise``, columns of numbers in them that are categories.
+        missing: with ``standardise``, what is put for empty cells of CSV and Parquet files, see
+            ``Federation.from_dataframe``.
+        decimal: with ``standardise``, how numbers in them are written, see there.
         image_size: bring images to this height and width, or (height, width).
         like: ``info`` of a federation that was trained, for newcomers: their samples are then
             prepared with the constants of that one.
@@ -70,12 +80,11 @@ def from_folder(
     """
     folder = Path(path).expanduser()
     if not folder.is_dir():
-        raise FederationError(f"{folder} is not a folder; give one that holds a file per client.")
-    files = sorted(
-        file
-        for file in folder.iterdir()
-        if file.is_file() and file.suffix.lower() in ENDINGS and not file.name.startswith(".")
-    )
+        or_table = ", or read one table with Federation.from_file" if folder.is_file() else ""
+        raise FederationError(
+            f"{folder} is not a folder; give one that holds a file per client{or_table}."
+        )
+    files = _files(folder)
     recipe = (like or {}).get("preprocessing")
     rest: dict[str, Any] = {"val": val, "seed": seed, "stratify": stratify}
     rest["min_samples"] = min_samples
@@ -94,7 +103,7 @@ def from_folder(
     if not files:
         raise FederationError(
             f"{folder} holds no file that ends in {', '.join(ENDINGS)}, and no images in "
-            "CLIENT/CLASS/; put one file per client there."
+            f"CLIENT/CLASS/; {_instead(folder)}"
         )
     given = all(file.stem.endswith((".train", ".test")) for file in files)
     is_test = [file.stem.endswith(".test") for file in files]
@@ -102,7 +111,14 @@ def from_folder(
     wanted = standardise if recipe is None else recipe["kind"] == "table"
     if wanted and not any(file.suffix.lower() == ".npz" for file in files):
         rest |= {"test": test, "like": like if recipe else None}
+        rest |= {"missing": missing, "decimal": decimal, "drop": drop, "categories": categories}
         return _as_table(files, stems, is_test if given else None, label, num_classes, rest)
+    wishes = {"missing": missing != "error", "drop": drop, "categories": categories}
+    if lost := [name for name, wish in wishes.items() if wish]:
+        raise ConfigError(
+            f"{' and '.join(lost)} belong to CSV and Parquet files that are prepared as one table; "
+            "add standardise=True (--standardise), or leave that out."
+        )
     tables = list(_read(files, label, as_cells=False).values())
     names = list(dict.fromkeys(stems))
     sizes = [len(table.y) for table in tables]
@@ -116,6 +132,26 @@ def from_folder(
         **whole,
     )
     return _prepared(made, recipe)
+
+
+def _instead(folder: Path) -> str:
+    """Say what to do with a folder that holds other things than files of clients."""
+    inside = sorted(p for p in folder.iterdir() if not p.name.startswith("."))
+    other = [file for file in inside if file.suffix.lower() in READERS]
+    if other:
+        return f"it holds {some([file.name for file in other], 3)}. {other_file(other[0])}"
+    if pictures := [file for file in inside if file.suffix.lower() in image_folder.ENDINGS]:
+        return (
+            f"its {len(pictures)} images lie in the folder itself: put them into folders, the "
+            "outer named by the client, the inner by the class."
+        )
+    below = [file for p in inside if p.is_dir() for file in sorted(p.glob("*"))]
+    if deep := [file for file in below if file.suffix.lower() in ENDINGS]:
+        return (
+            f"{len(deep)} such files lie in folders below, such as {deep[0].relative_to(folder)}: "
+            f"name one of these folders, or put one file per client into {folder.name} itself."
+        )
+    return "put one file per client there."
 
 
 def _prepared(made: Samples, recipe: Mapping[str, Any] | None) -> Samples:
@@ -136,6 +172,21 @@ def _as_table(
     rest: dict[str, Any],
 ) -> Samples:
     """Join CSV and Parquet files to one table, prepared by federated statistics."""
+    table, client, target, sizes = _joined(files, stems, label)
+    if held is not None:
+        rest = {**rest, "test": np.repeat(held, sizes)}
+    task = {None: None, 0: "regression"}.get(num_classes, "classification")
+    made = from_dataframe(table, client=client, label=target, task=task, source="folder", **rest)
+    columns = [name for name in table if name not in (client, target)]
+    about = {"files": len(files), "columns": columns}
+    classes = max(made.num_classes, num_classes or 0)
+    return replace(made, num_classes=classes, info=made.info | about)
+
+
+def _joined(
+    files: Sequence[Path], stems: Sequence[str], label: str | None
+) -> tuple[dict[str, Any], str, str, list[int]]:
+    """Return the columns of all files, the names of client and label among them, and sizes."""
     found = list(_read(files, label, as_cells=True).values())
     _, _, columns, target = found[0]
     sizes = [len(cells.y) for cells in found]
@@ -146,13 +197,36 @@ def _as_table(
     table = {name: cells[:, i] for i, name in enumerate(columns)}
     table |= {target: np.concatenate([one.y for one in found])}
     table |= {client: np.repeat(np.array(stems, dtype=object), sizes)}
-    if held is not None:
-        rest = {**rest, "test": np.repeat(held, sizes)}
-    task = {None: None, 0: "regression"}.get(num_classes, "classification")
-    made = from_dataframe(table, client=client, label=target, task=task, source="folder", **rest)
-    about = {"files": len(files), "columns": list(columns)}
-    classes = max(made.num_classes, num_classes or 0)
-    return replace(made, num_classes=classes, info=made.info | about)
+    return table, client, target, sizes
+
+
+def table_of(path: str | Path, label: str | None) -> tuple[dict[str, Any], str, str]:
+    """Return the CSV and Parquet files of a folder as one table, and its client and label columns.
+
+    Raises:
+        FederationError: there are none, or files that cannot be used.
+    """
+    folder = Path(path).expanduser()
+    if not holds_tables(folder):
+        raise FederationError(f"{folder} holds no CSV or Parquet files of clients, but other data.")
+    files = _files(folder)
+    given = all(file.stem.endswith((".train", ".test")) for file in files)
+    stems = [file.stem.rsplit(".", 1)[0] if given else file.stem for file in files]
+    return _joined(files, stems, label)[:3]
+
+
+def holds_tables(folder: Path) -> bool:
+    """Say whether a folder holds CSV or Parquet files of clients, and nothing but those."""
+    files = _files(folder)
+    return bool(files) and not any(file.suffix.lower() == ".npz" for file in files)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(
+        file
+        for file in folder.iterdir()
+        if file.is_file() and file.suffix.lower() in ENDINGS and not file.name.startswith(".")
+    )
 
 
 def _read(files: Sequence[Path], label: str | None, *, as_cells: bool) -> dict[Path, Table]:

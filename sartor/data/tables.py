@@ -6,7 +6,7 @@ rows alone (``sartor.data.encoding``), and the label becomes classes, several la
 
 from __future__ import annotations
 
-import csv
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -18,16 +18,27 @@ import torch
 from sartor.core.errors import ConfigError, FederationError, did_you_mean
 from sartor.data import encoding, text
 from sartor.data.arrays import from_arrays
+from sartor.data.cells import (
+    Array,
+    Note,
+    distinct,
+    is_missing,
+    level_of,
+    read_column,
+    sample_of,
+    words_of,
+)
 from sartor.data.checks import check, raise_faults, some
-from sartor.data.encoding import Array
+from sartor.data.numerals import DECIMALS, Decimal, decimal_of
 from sartor.data.samples import Samples
-from sartor.data.table_files import csv_rows, parquet_columns
+from sartor.data.table_files import is_table as is_table
+from sartor.data.table_files import read_table as read_table
 
 MOST_CLASSES = 100
 """A label of whole numbers with more values than this is a target, unless the task says so."""
 
-FILES = (".csv", ".tsv", ".parquet")
-"""Endings of the files that ``from_file`` reads."""
+FILLS = ("error", "mean", "median", "indicator", "median+indicator")
+"""What may be done with empty cells."""
 
 
 def from_dataframe(
@@ -41,6 +52,7 @@ def from_dataframe(
     text_column: str | None = None,
     standardise: bool = True,
     missing: str = "error",
+    decimal: Decimal = "auto",
     test: Any = 0.25,
     val: float = 0.0,
     seed: int = 0,
@@ -65,9 +77,13 @@ def from_dataframe(
         text_column: learn from this column of texts alone, as token ids.
         standardise: give numbers, and the target of a regression, mean 0 and deviation 1 over all
             training rows; predictions and errors are in the units of the table.
-        missing: "error" refuses empty cells; "mean" puts the mean for a number, no level for a
-            category; "indicator" does the same, and adds a feature that is 1 where a number was
-            missing, for every column of numbers with empty cells.
+        missing: "error" refuses empty cells; "mean" or "median" puts that of all training rows for
+            a number, no level for a category; "indicator" puts the mean and adds a feature that is
+            1 where a number was missing, for every column of numbers with empty cells;
+            "median+indicator" does the same with the median.
+        decimal: how numbers in texts are written: "point" (1,234.5), "comma" (1.234,5), or "auto":
+            as their columns show, with an error where they do not. What is not written as in Python
+            is read with a warning.
         test: the fraction of every client's rows held out for testing; or a column of 0 and 1, or
             booleans, that mark the test rows.
         val: the fraction held out for validation.
@@ -91,34 +107,35 @@ def from_dataframe(
         >>> fed.names, fed.info["features"], fed.x[:, 0].abs().sum().item() > 1
         (('a', 'b'), ['age', 'sex=f', 'sex=m'], True)
     """
-    if missing not in ("error", "mean", "indicator"):
-        raise ConfigError(f"missing must be 'error', 'mean' or 'indicator', got {missing!r}.")
+    for name, word, known_words in (("missing", missing, FILLS), ("decimal", decimal, DECIMALS)):
+        if word not in known_words:
+            *most, last = map(repr, known_words)
+            raise ConfigError(f"{name} must be {', '.join(most)} or {last}, got {word!r}.")
     faults: list[str] = []
+    notes: list[Note] = []
     known = dict(like or {})
     labels = [label] if isinstance(label, str) else list(label)
-    columns = _columns(frame, faults)
+    columns = read_frame(frame, faults)
     marks = test if isinstance(test, str) else None
     wanted: dict[str, Sequence[str | None]]
     wanted = {"client": [client], "label": labels, "drop": drop, "categories": categories}
     wanted |= {"text_column": [text_column], "test": [marks]}
-    faults += [
-        f"The table has no column {name!r} ({role}){did_you_mean(str(name), columns)}"
-        for role, names in wanted.items()
-        for name in names
-        if name is not None and name not in columns
-    ]
-    if client in labels:
-        faults.append(f"Column {client!r} cannot be both client and label.")
-    raise_faults(faults)  # without these columns the others cannot be told apart
-    ids = _clients(columns[client], client, faults)
-    y, names, kind = _labels({n: columns[n] for n in labels}, task, ids, faults)
-    if known.get("class_names") and kind == "classification" and y is not None:
-        y, names = _renumbered(y, names, list(known["class_names"]), faults)
+    # Without these columns the others cannot be told apart.
+    raise_faults([*faults, *role_faults(columns, wanted)])
+    ids = read_clients(columns[client], client, faults)
     special = {client, marks, *labels, *drop}
     rest = [name for name in columns if name not in special]
+    if decimal == "auto":
+        looked = [name for name in (*rest, *labels) if name not in categories]
+        decimal = decimal_of(sample_of(columns[name]) for name in looked)
+    read_as: dict[str, Any] = {"decimal": decimal, "notes": notes}
+    y, names, kind = read_labels({n: columns[n] for n in labels}, task, ids, faults, read_as)
+    if known.get("class_names") and kind == "classification" and y is not None:
+        y, names = _renumbered(y, names, list(known["class_names"]), faults)
     read = {}
     for name in rest if text_column is None and like is None else ():
-        found = encoding.read_column(name, columns[name], faults, category=name in categories)
+        category = name in categories
+        found = read_column(name, columns[name], faults, category=category, **read_as)
         if found is not None:
             faults += encoding.column_faults(name, *found, ids, missing)
             read[name] = found
@@ -146,6 +163,8 @@ def from_dataframe(
         raise_faults([*faults, *(getattr(error, "faults", None) or [str(error)])])
         raise
     raise_faults(faults)
+    for sentence in words_of(notes):
+        warnings.warn(sentence, stacklevel=2)
     rows = [made.train.of(i).numpy() for i in range(made.num_clients)]
     more: dict[str, Any] = {}
     if like is not None:
@@ -154,11 +173,12 @@ def from_dataframe(
     elif text_column is not None:
         features, recipe, more = _text(columns[text_column], text_column, rows, length, vocabulary)
     else:
-        steps = _steps(read, rows, standardise)
-        if missing == "indicator":
+        steps = _steps(read, rows, standardise, median=missing.startswith("median"))
+        if missing.endswith("indicator"):
             steps = encoding.with_indicators(steps, read, rows)
         features = encoding.encode(read, steps)
         recipe = {"kind": "table", "columns": steps, "missing": missing}
+        recipe |= {"decimal": decimal} if decimal == "comma" or notes else {}
         more = {"features": encoding.feature_names(steps)}
     if kind == "regression" and y is not None:
         if like is None:
@@ -181,60 +201,11 @@ def from_file(path: str | Path, *, client: str, label: str | Sequence[str], **re
     return from_dataframe(read_table(file), client=client, label=label, source=file.name, **rest)
 
 
-def read_table(file: Path) -> dict[str, Array]:
-    """Read the columns of a CSV, TSV or Parquet file, cells of CSV as text.
-
-    Raises:
-        FederationError: says what is wrong with the file, every uneven line included.
-    """
-    if not file.is_file():
-        raise FederationError(f"There is no file {file}; check the path.")
-    ending = file.suffix.lower()
-    if ending not in FILES:
-        raise FederationError(f"{file} must end in {', '.join(FILES)}, got {ending or 'nothing'}.")
-    if ending == ".parquet":
-        try:
-            return parquet_columns(file)
-        except ValueError as error:
-            raise FederationError(f"{file} cannot be read: {error}.") from error
-    try:
-        rows = csv_rows(file)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise FederationError(
-            f"{file} cannot be read as text: {error}; save it as UTF-8."
-        ) from error
-    if len(rows) < 2:
-        raise FederationError(f"{file} has no rows below its header; it needs one per sample.")
-    header = [name.strip() for name in rows.pop(0)]
-    faults = []
-    uneven = [i for i, row in enumerate(rows, 2) if len(row) != len(header)]
-    if uneven:
-        shown = some([f"{i} has {len(rows[i - 2])}" for i in uneven], 3)
-        faults.append(
-            f"{len(uneven)} lines of {file.name} do not have {len(header)} cells (line {shown}); "
-            "every line needs as many as the header."
-        )
-    twice = sorted({name for name in header if header.count(name) > 1})
-    if twice:
-        faults.append(
-            f"Two columns of {file.name} have the same name: {', '.join(twice)}; rename one of "
-            "each."
-        )
-    raise_faults(faults)
-    cells = np.array(rows, dtype=object)
-    return {name: cells[:, i] for i, name in enumerate(header)}
-
-
-def is_table(path: str | Path) -> bool:
-    """Say whether a path names one table rather than a folder with a file per client."""
-    file = Path(path).expanduser()
-    return file.suffix.lower() in FILES and not file.is_dir()
-
-
 # ---------------------------------------------------------------------- parts
 
 
-def _columns(frame: Any, faults: list[str]) -> dict[str, Array]:
+def read_frame(frame: Any, faults: list[str]) -> dict[str, Array]:
+    """Return the columns of a data frame or a dict."""
     if isinstance(frame, Mapping):
         found = {str(name): np.asarray(values) for name, values in frame.items()}
     elif hasattr(frame, "columns") and hasattr(frame, "__getitem__"):
@@ -259,34 +230,55 @@ def _columns(frame: Any, faults: list[str]) -> dict[str, Array]:
     return found
 
 
-def _clients(values: Array, name: str, faults: list[str]) -> Array:
-    cells = values.tolist()
-    gone = [i for i, cell in enumerate(cells) if encoding.is_missing(cell)]
+def role_faults(
+    columns: Mapping[str, Array], wanted: Mapping[str, Sequence[str | None]]
+) -> list[str]:
+    """List the columns that are named for a role and are not there, or have two roles."""
+    faults = [
+        f"The table has no column {name!r} ({role}){did_you_mean(str(name), columns)}"
+        for role, names in wanted.items()
+        for name in names
+        if name is not None and name not in columns
+    ]
+    (client,) = wanted["client"]
+    if client in wanted["label"]:
+        faults.append(f"Column {client!r} cannot be both client and label.")
+    return faults
+
+
+def read_clients(values: Array, name: str, faults: list[str]) -> Array:
+    """Return the name of every row's client."""
+    different, places = distinct(values)
+    gone = np.flatnonzero(np.array([is_missing(cell) for cell in different])[places]).tolist()
     if gone:
         faults.append(
             f"Column {name!r} names no client in {len(gone)} rows ({some(gone)}); fill them in, or "
             "leave out those rows."
         )
-    return np.array([encoding.level_of(cell) for cell in cells], dtype=np.str_)
+    return np.array([level_of(cell) for cell in different], dtype=np.str_)[places]
 
 
 def _marks(values: Array, name: str, faults: list[str]) -> Array:
-    found = encoding.read_column(name, values, faults)
+    found = read_column(name, values, faults)
     if found is None or found[0] != "number" or not np.isin(found[1], (0, 1)).all():
         faults.append(f"Column {name!r} must mark test rows with 1 and the others with 0.")
         return np.zeros(len(values), dtype=np.bool_)
     return found[1].astype(np.bool_)
 
 
-def _labels(
-    columns: Mapping[str, Array], task: str | None, ids: Array, faults: list[str]
+def read_labels(
+    columns: Mapping[str, Array],
+    task: str | None,
+    ids: Array,
+    faults: list[str],
+    read_as: Mapping[str, Any],
 ) -> tuple[Array | None, list[str], str]:
     """Return labels (None if something is wrong with them), the names of classes, the task."""
     before, kind = len(faults), task
     parts: list[Array] = []
     names: list[str] = []
     for name, values in columns.items():
-        found = encoding.read_column(name, values, faults)
+        found = read_column(name, values, faults, **read_as)
         if found is None:
             continue
         how, cells = found
@@ -320,7 +312,7 @@ def _labels(
             )
         else:
             values_, y = np.unique(cells, return_inverse=True)
-            shown = [encoding.level_of(value) for value in values_.tolist()]
+            shown = [level_of(value) for value in values_.tolist()]
             names = [] if shown == [str(i) for i in range(len(shown))] else shown
             parts.append(y.astype(np.int64))
     if len(faults) > before or not parts:
@@ -330,13 +322,23 @@ def _labels(
 
 
 def _steps(
-    columns: Mapping[str, tuple[str, Array]], rows: Sequence[Array], standardise: bool
+    columns: Mapping[str, tuple[str, Array]],
+    rows: Sequence[Array],
+    standardise: bool,
+    *,
+    median: bool = False,
 ) -> list[dict[str, Any]]:
     """Return the constants of columns by federated statistics of the clients' training rows."""
     steps = encoding.combine_statistics([encoding.client_statistics(columns, r) for r in rows])
-    if standardise:
-        return steps
-    return [s | {"mean": 0.0, "scale": 1.0} if "mean" in s else s for s in steps]
+    for step in steps:
+        if step["kind"] == "number":
+            values = columns[step["name"]][1]
+            if median:
+                step["fill"] = encoding.federated_median([values[r] for r in rows])
+            elif not standardise:
+                step["fill"] = step["mean"]
+            step |= {} if standardise else {"mean": 0.0, "scale": 1.0}
+    return steps
 
 
 def _renumbered(
@@ -357,7 +359,7 @@ def _renumbered(
 def _text(
     values: Array, name: str, rows: Sequence[Array], length: int, size: int
 ) -> tuple[Array, dict[str, Any], dict[str, Any]]:
-    words = [text.tokenise("" if encoding.is_missing(cell) else str(cell)) for cell in values]
+    words = [text.tokenise("" if is_missing(cell) else str(cell)) for cell in values]
     own = (words[i] for client in rows for i in client.tolist())
     vocabulary = text.make_vocabulary(own, size)
     recipe = {"kind": "text", "column": name, "words": list(vocabulary), "length": length}

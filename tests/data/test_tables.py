@@ -10,7 +10,8 @@ import pytest
 
 from sartor.core.errors import ConfigError, FederationError
 from sartor.data import Federation
-from sartor.data.encoding import client_statistics, combine_statistics, prepare, read_column
+from sartor.data.cells import read_column
+from sartor.data.encoding import client_statistics, combine_statistics, prepare
 
 
 def table(rows=60, seed=0):
@@ -96,8 +97,8 @@ def test_missing_cells_can_be_filled():
     fed = Federation.from_dataframe(given, client="site", label="ill", missing="mean")
     assert fed.x[4, 0] == 0
     assert fed.x[5, 2:].tolist() == [0, 0]
-    with pytest.raises(ConfigError, match="'error', 'mean' or 'indicator'"):
-        Federation.from_dataframe(given, client="site", label="ill", missing="median")
+    with pytest.raises(ConfigError, match="'indicator' or 'median\\+indicator'"):
+        Federation.from_dataframe(given, client="site", label="ill", missing="mode")
 
 
 def test_arrays_are_standardised_by_channel():
@@ -280,9 +281,9 @@ def test_a_broken_file_is_reported(tmp_path):
     assert "same name: v" in str(caught.value)
     with pytest.raises(FederationError, match="no file"):
         Federation.from_file(tmp_path / "b.csv", client="site", label="v")
-    (tmp_path / "c.xlsx").write_text("")
+    (tmp_path / "c.txt").write_text("")
     with pytest.raises(FederationError, match="must end in"):
-        Federation.from_file(tmp_path / "c.xlsx", client="site", label="v")
+        Federation.from_file(tmp_path / "c.txt", client="site", label="v")
     (tmp_path / "d.csv").write_text("site,v\n")
     with pytest.raises(FederationError, match="no rows"):
         Federation.from_file(tmp_path / "d.csv", client="site", label="v")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from sartor.cli import show, work
+from sartor.cli import completion, show, work
 from sartor.cli.config import Experiment
 from sartor.cli.flags import Folder, Json, Overwrite, argument, option
 from sartor.cli.settings import federation_of, label_of
@@ -21,7 +21,10 @@ from sartor.training.progress import reporter
 
 def onboard(
     folder: Folder,
-    data: Annotated[Path, argument("Newcomers: a folder with a file for each.", "DATA")],
+    data: Annotated[
+        Path,
+        argument("Newcomers: a table, or a folder with a file for each.", "DATA", completion.data),
+    ],
     method: Annotated[str | None, option("Which method, of several.", "NAME")] = None,
     rounds: Annotated[int, option("Rounds of the method's local work.", "T", min=0)] = 5,
     finetune_epochs: Annotated[

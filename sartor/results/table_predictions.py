@@ -145,7 +145,9 @@ def _samples(
         read = [step["name"] for step in recipe["columns"]]
         if lost := [name for name in read if name not in columns]:
             near = [get_close_matches(name, [*columns], 1) for name in lost]
-            hints = [f"{found[0]!r} for {n!r}" for n, found in zip(lost, near, strict=True) if found]
+            hints = [
+                f"{found[0]!r} for {n!r}" for n, found in zip(lost, near, strict=True) if found
+            ]
             raise FederationError(
                 f"The file lacks {len(lost)} of the {len(read)} columns that the models read: "
                 f"{some(list(map(repr, lost)), 10)}. It has {some(list(map(repr, columns)), 20)}"

@@ -56,11 +56,22 @@ def onboard(
     saved = RunFolder.create(place, found.config, overwrite=overwrite)
     trees = [tree_of(found.model(name)) for name in found.clients]
     saved.write_models(found.clients, trees, 0)
+    # What they reach alone is trained for the gain, and kept beside the result.
+    table = found.gain(run=0) if found.can_compare else found.per_client(run=0)
+    if found.can_compare:
+        table.title = f"{chosen}: what newcomers gain over training alone"
+        table.notes["alone"] = f"{_rounds(trained, run)} rounds on their own samples, as the others"
     saved.write_result(found)
-    show.table(found.per_client(run=0), quiet=json)
+    show.table(table, quiet=json)
     show.places(("Models", place), quiet=json)
     if json:
-        show.json_line({**found.summary(), "out": str(place)})
+        gain = {"gain": table.records()} if found.can_compare else {}
+        show.json_line({**found.summary(), **gain, "out": str(place)})
+
+
+def _rounds(trained: Result, run: int) -> int:
+    """Return how many rounds a run trained."""
+    return int((trained.stopped[run] or {"round": trained.ledger.num_rounds})["round"])
 
 
 def _read(

@@ -21,6 +21,9 @@ from sartor.results.readings import POINT_WORDS, Readings
 from sartor.results.tables import format_cell
 
 OPEN = "**To be filled in by the owner of the model.**"
+JOINED = "newcomers of"
+"""Is in the settings of a result whose clients joined after training."""
+
 FEW = 30
 """Test samples below which a measure is called uncertain on the card."""
 WORDS = {
@@ -78,9 +81,14 @@ def _about(
     name = result.config.get("model", {}).get("class") or (model or {}).get("name") or "a network"
     rounds = (result.stopped[run] or {"round": result.ledger.num_rounds})["round"]
     classes = recipe["class_names"]
+    made = f"Trained by {len(result.clients)} clients together; this is the model of one of them, "
+    if JOINED in result.config:
+        made = (
+            "Others had trained together before; this is the model of a client that joined them, "
+        )
+    made += f"{client}."
     lines = [
-        f"Predicts {WORDS.get(task, task)}. Trained by {len(result.clients)} clients together; "
-        f"this is the model of one of them, {client}.",
+        f"Predicts {WORDS.get(task, task)}. {made}",
         "",
         f"- Method: {result.method}" + (f", {entry.summary} ({entry.citation})" if entry else ""),
         f"- Network: {name}, {count:,} parameters",
@@ -115,7 +123,7 @@ def _data(result: Readings, client: str, run: int) -> list[str]:
         most = int(counts.argmax())
         share = format_cell(counts[most] / counts.sum(), "percent")
         lines.append(f"- {share} % of them are of class {names[most]}")
-    if "samples" in known:
+    if "samples" in known and JOINED not in result.config:
         lines.append(
             f"- All {len(result.clients)} clients trained on {known['samples']['train']:,} samples"
         )
@@ -274,13 +282,17 @@ def _left(result: Readings, run: int, recipe: Mapping[str, Any]) -> list[str]:
     lines = [
         "The samples themselves did not enter any message. By the method's record:",
         "",
-        f"- In a round, for each participant: {travels}",
-        "- Once: its numbers of samples",
+        "- From this client nothing: it only received"
+        if JOINED in result.config
+        else f"- In a round, for each participant: {travels}",
+        *([] if JOINED in result.config else ["- Once: its numbers of samples"]),
         f"- All clients together sent {up / 1e6:,.2f} MB and received {down / 1e6:,.2f} MB"
         + (f"; {setup / 1e6:,.2f} MB besides the rounds" if setup else ""),
     ]
     prepared = recipe["preprocessing"] or {}
     found, kinds = prepared.get("kind"), {step["kind"] for step in prepared.get("columns", [])}
+    if JOINED in result.config:
+        found = None  # the constants were there before it came
     if found in ("table", "scale"):
         what = "count, sum and sum of squares of every number"
         what += " and of the target" if "target" in prepared else ""

@@ -219,6 +219,11 @@ def _use(recipe: Mapping[str, Any], written: Mapping[str, float | None]) -> list
             else f"({outputs[0]},) = session.run({outputs!r}, samples)",
             "```",
             "",
+            *(
+                ["Numbers are float64, categories texts; one entry a sample.", ""]
+                if numbers
+                else []
+            ),
             "On made-up samples the program and the model differ by at most "
             f"{written['onnx']:.1g}{' of a target' * (task == 'regression')}.",
             "",
@@ -237,7 +242,7 @@ def _example(name: str, kind: str, recipe: Mapping[str, Any]) -> str:
     if kind in ("number", "category"):
         step = next(step for step in found["columns"] if step["name"] == name)
         if kind == "number":
-            return f"np.array([{step['mean']:.4g}])"
+            return f"np.array([{float(format(step['mean'], '.4g'))}])"
         level = step["levels"][0] if step["levels"] else ""
         return f"np.array([{level!r}], dtype=object)"
     shape = (1, *recipe["input_shape"])

@@ -20,7 +20,7 @@ RUN += ["--missing", "indicator", "--rounds", "2", "--out", "run", "--drop", "pa
 
 
 def rows_of(count: int, seed: int) -> list[dict[str, str]]:
-    """Return rows of three sites with ids, gaps as ``?``, and words for classes."""
+    """Return rows of three hospitals with ids, gaps as ``?``, and words for classes."""
     rng = np.random.default_rng(seed)
     found = []
     for i in range(count):

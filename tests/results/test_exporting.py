@@ -20,21 +20,21 @@ from sartor.results import onnx_program
 
 onnxruntime = pytest.importorskip("onnxruntime")
 
-SITES = ("bergen", "oslo", "tromsø")
+HOSPITALS = ("bergen", "oslo", "tromsø")
 
 
 @pytest.fixture(scope="module")
 def table():
-    """Rows of three sites with gaps, a column of words and one of numbers far from zero."""
+    """Rows of three hospitals with gaps, a column of words and one of numbers far from zero."""
     rng = np.random.default_rng(0)
     rows = 120
     age, sex = rng.normal(50, 10, rows), rng.choice(["f", "m", ""], rows, p=[0.5, 0.4, 0.1])
     year = 2000.0 + rng.integers(0, 20, rows)
     ill = age + 8 * (sex == "f") + rng.normal(0, 3, rows) > 55
     age[rng.random(rows) < 0.15] = np.nan
-    site = np.array(SITES)[np.arange(rows) % 3]
+    place = np.array(HOSPITALS)[np.arange(rows) % 3]
     return {
-        "site": site,
+        "site": place,
         "age": age,
         "sex": sex,
         "labels": year,
@@ -146,8 +146,8 @@ def test_a_target_comes_in_its_units(tmp_path):
 def test_several_labels_and_arrays_become_programs(tmp_path):
     """Multi-label tables; arrays that were standardised by column; digits through LeNet-5."""
     rng = np.random.default_rng(2)
-    age, site = rng.normal(50, 10, 90), np.arange(90) % 3
-    given = {"site": site, "age": age, "a": (age > 50).astype(int), "b": (age > 60).astype(int)}
+    age, place = rng.normal(50, 10, 90), np.arange(90) % 3
+    given = {"site": place, "age": age, "a": (age > 50).astype(int), "b": (age > 60).astype(int)}
     fed = Federation.from_dataframe(given, client="site", label=["a", "b"])
     result = sartor.fit("fedavg", fed, rounds=3)
     session = session_of(result.export(0, tmp_path / "two.onnx"))
@@ -157,7 +157,7 @@ def test_several_labels_and_arrays_become_programs(tmp_path):
     assert (labels == wanted.labels).all()
 
     x, y = rng.normal(1e4, 5.0, (90, 3)), np.arange(90) % 2
-    fed = Federation.from_arrays(x, y, client=site, standardise=True)
+    fed = Federation.from_arrays(x, y, client=place, standardise=True)
     result = sartor.fit("fedavg", fed, rounds=1)
     _, found = session_of(result.export(0, tmp_path / "rows.onnx")).run(None, {"x": x})
     np.testing.assert_allclose(found, result.predict(0, x).scores, atol=1e-5)

@@ -154,6 +154,8 @@ def _program(
     shape = (2, *facts["input_shape"])
     example = torch.ones(shape, dtype=torch.int64 if facts["tokens"] else dtype)
     batch = {0: torch.export.Dim("batch")}
+    with torch.no_grad():
+        network(example)  # what a network keeps from its first call must not be made while traced
     try:
         with _quiet("torch.export"):
             return torch.export.export(network, (example,), dynamic_shapes=(batch,))

@@ -151,7 +151,8 @@ def _measures(result: Readings, alone: Readings | None, client: str, run: int) -
         "",
     ]
     if metric.sign < 0:
-        lines += [f"Of {metric.name} less is better; the gain is what it falls by.", ""]
+        gained = "; the gain is what it falls by" if alone is not None else ""
+        lines += [f"Of {metric.name} less is better{gained}.", ""]
     if alone is None:
         lines += ["What the client reaches alone was not measured in this run.", ""]
     if tested < FEW:

@@ -222,6 +222,8 @@ def _surprises(columns: Mapping[str, Any], recipe: Mapping[str, Any] | None) -> 
                 unmarked.append(name)
         if step["kind"] == "number":
             away = np.abs(values - step["mean"]) / step["scale"]
+            if _is_mark(step):
+                away[np.isin(values, (0.0, 1.0))] = 0.0
             far = np.flatnonzero(np.nan_to_num(away, posinf=0.0) > FAR)
             if len(far):
                 notes.append(
@@ -236,6 +238,12 @@ def _surprises(columns: Mapping[str, Any], recipe: Mapping[str, Any] | None) -> 
             + f" Where {some(unmarked)} was empty, no training sample was." * bool(unmarked)
         )
     return notes
+
+
+def _is_mark(step: Mapping[str, Any]) -> bool:
+    """Say whether a column of numbers was 0 or 1 in training: its variance is then p (1 − p)."""
+    p = step["mean"]
+    return 0.0 <= p <= 1.0 and abs(step["scale"] ** 2 - p * (1.0 - p)) < 1e-9
 
 
 def _table(

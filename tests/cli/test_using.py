@@ -118,6 +118,23 @@ def test_what_the_models_have_not_met_is_said(here, capsys):
     assert "4 of 6 rows name another client than 'oslo'." in said
 
 
+def test_a_rare_mark_is_no_other_unit(tmp_path, monkeypatch, capsys):
+    """In a column of 0 and 1 a rare 1 is no number far from the others."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    marks = (np.arange(600) == 7) | (np.arange(600) == 8) | (np.arange(600) == 9)
+    table = {"site": np.arange(600) % 3, "rare": marks.astype(int), "dose": rng.normal(size=600)}
+    table["out"] = (table["dose"] > 0).astype(int)
+    fed = sartor.Federation.from_dataframe(table, client="site", label="out", test=0.1)
+    sartor.fit("fedavg", fed, rounds=1, out="run")
+    rows = [{"site": "0", "rare": "1", "dose": "0.5"}, {"site": "1", "rare": "7", "dose": "99"}]
+    write(tmp_path / "new.csv", rows)
+    assert main(["predict", "run", "--data", "new.csv"]) == 0
+    said = capsys.readouterr().err
+    assert "Column 'rare': 1 of 2 numbers are more than 10 deviations" in said
+    assert "(rows 1: 99)" in said
+
+
 FAULTS = {
     "lacks": ("new.csv --client oslo", "lacks 1 of the 2 columns that the models read: 'sex'"),
     "nobody": ("nobody.csv", "no column 'site' that names the client of a row"),

@@ -108,7 +108,8 @@ def test_models_of_every_kind_become_programs(name, federation, table, tmp_path)
     """One network, a mixture, a choice, draws, one with a covariance, a generated one."""
     method = name.split(",")[0]
     model = {"model": sartor.models.mclr(federation)} if method == "evidence" else {}
-    result = sartor.fit(method, federation, rounds=1, options=METHODS[name], **model)
+    trained = sartor.fit(method, federation, rounds=1, options=METHODS[name], **model)
+    result = sartor.load(trained.save(tmp_path / "run"))  # its networks were never called
     raw = raw_of(table, slice(None))
     session = session_of(result.export("oslo", tmp_path / "oslo.onnx"))
     for count in (1, 7, 120):

@@ -112,7 +112,7 @@ def export(
             "Names of two clients make the same folder; export them one by one with --client."
         )
     for name, place in places.items():
-        place.mkdir(parents=True, exist_ok=True)  # a name with a dot is a folder, too
+        storage.make_folder(place)  # so that a name with a dot is a folder, too
         result.export(name, place, run=run, formats=formats, overwrite=overwrite)
         if len(places) > 1:
             show.say(f"{name}: {place}", quiet=json)

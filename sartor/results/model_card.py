@@ -18,6 +18,7 @@ from sartor._version import __version__
 from sartor.data.checks import some
 from sartor.results.onnx_program import outputs_of
 from sartor.results.readings import POINT_WORDS, Readings
+from sartor.results.selection import selection_of
 from sartor.results.tables import format_cell
 
 OPEN = "**To be filled in by the owner of the model.**"
@@ -98,6 +99,11 @@ def _about(
     ]
     if classes:
         lines.append(f"- {'Labels' if task == 'multilabel' else 'Classes'}: {some(classes, 20)}")
+    if "selection" in result.config:
+        tried = selection_of(result, run)["candidates"].items()
+        weights = {name: one["weights"][_at(result, client)] for name, one in tried}
+        used = [f"{name} {100 * weight:.1f} %" for name, weight in weights.items() if weight]
+        lines.append(f"- The client's predictions mix these methods: {', '.join(used)}")
     if (ended := result.ended_with(run)) is not None:
         lines.append(f"- The client chose between models, and uses: {ended[_at(result, client)]}")
     return lines

@@ -151,7 +151,7 @@ def _samples(
             raise FederationError(
                 f"The file lacks {len(lost)} of the {len(read)} columns that the models read: "
                 f"{some(list(map(repr, lost)), 10)}. It has {some(list(map(repr, columns)), 20)}"
-                + (f"; did you mean {some(hints)}?" if hints else "; add them, empty if need be.")
+                + (f"; did you mean {some(hints)}?" if hints else "; add them.")
             )
         return {name: columns[name] for name in read}, read
     if recipe is not None and kind == "text":

@@ -223,6 +223,31 @@ def test_arrays_come_from_npz_files(tmp_path, monkeypatch, capsys):
     assert "give a .npz file" in capsys.readouterr().err
 
 
+def test_a_folder_of_files_is_predicted_for_by_columns(tmp_path, monkeypatch, capsys):
+    """Also where features are used as they are, columns are found by name, and the label scored."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "clinics").mkdir()
+    rng = np.random.default_rng(0)
+    for name in "ab":
+        x = rng.normal(size=(40, 2))
+        rows = [{"age": f"{a:.3f}", "dose": f"{b:.3f}", "ill": str(int(a > 0))} for a, b in x]
+        write(tmp_path / "clinics" / f"{name}.csv", rows)
+    words = ["--data", "./clinics", "--label", "ill", "--rounds", "2"]
+    turned = [{k: row[k] for k in ("ill", "dose", "age")} for row in rows]
+    write(tmp_path / "new.csv", turned)
+    for flags in ([], ["--standardise"]):
+        assert main(["run", "fedavg", *words, "--out", "run", "--overwrite", *flags]) == 0
+        capsys.readouterr()
+        assert main(["predict", "run", "--data", "new.csv", "--client", "b", "--json"]) == 0
+        answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+        right = [
+            one["predicted"] == int(row["ill"])
+            for one, row in zip(answer["predictions"], rows, strict=True)
+        ]
+        assert answer["scores"][0]["accuracy"] == pytest.approx(np.mean(right))
+        assert np.mean(right) > 0.6
+
+
 def test_deviations_come_with_the_method_that_has_them(tmp_path, monkeypatch, capsys):
     """`evidence` with its posterior: each probability, or target, has a standard deviation."""
     monkeypatch.chdir(tmp_path)

@@ -125,8 +125,27 @@ def test_a_stack_of_methods_becomes_a_program(federation, table, tmp_path):
     """What `auto` trains, several methods with weights, is one program."""
     result = sartor.fit("auto", federation)
     raw = raw_of(table, slice(None))
-    _, found = session_of(result.export(0, tmp_path / "a.onnx")).run(None, raw)
+    folder = result.export(0, tmp_path / "a")
+    _, found = session_of(folder / "model.onnx").run(None, raw)
     np.testing.assert_allclose(found, result.predict(0, raw).scores, atol=1e-5)
+    assert "mix these methods: " in (folder / "README.md").read_text()
+
+
+def test_every_run_has_its_own_preparation(table, tmp_path):
+    """Of several seeds, a run's program has the constants and the measures of that run."""
+    words = {"client": "site", "label": "out", "missing": "mean"}
+    feds = [Federation.from_dataframe(table, seed=seed, **words) for seed in (0, 1)]
+    result = sartor.fit("fedavg", feds, rounds=1, seeds=[0, 1])
+    raw = raw_of(table, slice(None))
+    found = []
+    for run in (0, 1):
+        folder = result.export(0, tmp_path / str(run), run=run)
+        found.append(session_of(folder / "model.onnx").run(None, raw)[1])
+        np.testing.assert_allclose(found[run], result.predict(0, raw, run=run).scores, atol=1e-5)
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        assert f"seed {run}" in text
+        assert f"{100 * result.client_accuracy(run=run)[0]:.1f} %" in text
+    assert not np.allclose(*found)
 
 
 def test_a_target_comes_in_its_units(tmp_path):

@@ -44,7 +44,7 @@ def predict(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Answer for new samples with the models of a run, and score them where they have labels."""
+    """Answer for new samples with the models of a run."""
     if out is not None and not out.parent.is_dir():
         raise ConfigError(f"There is no folder {out.parent} for {out.name}; make it first.")
     result = opened(folder, method)
@@ -95,7 +95,7 @@ def export(
     overwrite: Overwrite = False,
     json: Json = False,
 ) -> None:
-    """Write a client's model for others: ONNX that takes raw columns, parameters, a card."""
+    """Write a client's model for others: ONNX, parameters, a card."""
     result = opened(folder, method)
     _check(result, client, run)
     formats = [word.strip() for word in kind.split(",") if word.strip()]

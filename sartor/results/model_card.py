@@ -82,12 +82,12 @@ def _about(
     name = result.config.get("model", {}).get("class") or (model or {}).get("name") or "a network"
     rounds = (result.stopped[run] or {"round": result.ledger.num_rounds})["round"]
     classes = recipe["class_names"]
-    made = f"Trained by {len(result.clients)} clients together; this is the model of one of them, "
-    if JOINED in result.config:
-        made = (
-            "Others had trained together before; this is the model of a client that joined them, "
-        )
-    made += f"{client}."
+    made = f"Trained by {len(result.clients)} clients together; this is the model of one of them"
+    if result.method == "local":
+        made = "Trained by one client alone, without others"
+    elif JOINED in result.config:
+        made = "Others had trained together before; this is the model of a client that joined them"
+    made += f": {client}."
     lines = [
         f"Predicts {WORDS.get(task, task)}. {made}",
         "",
@@ -117,7 +117,7 @@ def _data(result: Readings, client: str, run: int) -> list[str]:
     answers = "tokens" if result.config.get("task") == "next-token" else "samples"
     lines = [f"- Source: {source}" if source else "- Source: not recorded"]
     if info.get("dataset"):
-        lines[0] += f", divided among made-up clients ({info.get('partition', 'as published')})"
+        lines[0] += f", divided among the clients: {info.get('partition', 'not recorded')}"
     if info.get("label") is not None:
         label = info["label"]
         lines.append(f"- Label: {label if isinstance(label, str) else ', '.join(label)}")
@@ -159,7 +159,7 @@ def _measures(result: Readings, alone: Readings | None, client: str, run: int) -
     if metric.sign < 0:
         gained = "; the gain is what it falls by" if alone is not None else ""
         lines += [f"Of {metric.name} less is better{gained}.", ""]
-    if alone is None:
+    if alone is None and result.method != "local":
         lines += ["What the client reaches alone was not measured in this run.", ""]
     if tested < FEW:
         lines += [f"{tested} test samples are few: these numbers are rough.", ""]

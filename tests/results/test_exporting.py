@@ -261,6 +261,10 @@ def test_a_card_without_a_baseline_says_so(federation, tmp_path):
     assert "trained alone" not in text
     assert "10 test samples are few" in text
     assert "model.onnx" not in text
+    assert "Trained by 3 clients together" in text
+    made = sartor.fit("local", federation, rounds=1)
+    text = (made.export(0, tmp_path / "b", formats=["safetensors"]) / "README.md").read_text()
+    assert "Trained by one client alone, without others: bergen." in text
 
 
 def test_the_code_on_the_card_runs(folder, monkeypatch):

@@ -196,5 +196,5 @@ def test_the_models_of_newcomers_are_used_from_their_folder(tmp_path: Any) -> No
     assert np.array_equal(back.predict(name, x).scores, joined.predict(name, x).scores)
     folder = back.export(name, tmp_path / "model", formats=["safetensors"])
     text = (folder / "README.md").read_text()
-    assert f"this is the model of a client that joined them, {name}." in text
+    assert f"this is the model of a client that joined them: {name}." in text
     assert "From this client nothing: it only received" in text

@@ -8,7 +8,16 @@ import typer
 from typer.core import TyperGroup
 
 from sartor._version import __version__
-from sartor.cli import advice, looking, network, newcomers, reproduction, search, training
+from sartor.cli import (
+    advice,
+    looking,
+    network,
+    newcomers,
+    reproduction,
+    search,
+    training,
+    using,
+)
 from sartor.cli.flags import ShortHelp, option
 
 
@@ -53,7 +62,8 @@ def options(
 _LARGE = (training.run, training.compare, search.search, advice.advise)
 _LOOKING = (looking.report, looking.methods, looking.data, looking.doctor)
 _NETWORK = (network.serve, network.join, network.status)
-_OTHERS = (training.resume, newcomers.onboard, reproduction.reproduce, *_LOOKING, *_NETWORK)
+_USING = (training.resume, using.predict, using.export, newcomers.onboard)
+_OTHERS = (*_USING, reproduction.reproduce, *_LOOKING, *_NETWORK)
 
 # In the order in which ``sartor --help`` lists them.
 app.command()(training.demo)

@@ -18,6 +18,8 @@ from typing import Annotated, Any, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from sartor.cli import completion
+from sartor.cli.completion import Complete
 from sartor.cli.config import SUFFIXES, Experiment, build, parse_pairs, read_file
 from sartor.core.errors import ConfigError
 from sartor.training.schema import flag, help_text, settings_on
@@ -30,14 +32,14 @@ def option(text: str, show: str | None = None, *names: str, **checks: Any) -> An
     return typer.Option(*names, help=text, metavar=show, **checks)
 
 
-def argument(text: str, show: str) -> Any:
-    """Return what typer needs of an argument: its help and its placeholder."""
-    return typer.Argument(help=text, metavar=show)
+def argument(text: str, show: str, complete: Complete | None = None) -> Any:
+    """Return what typer needs of an argument: its help, its placeholder, its completion."""
+    return typer.Argument(help=text, metavar=show, autocompletion=complete)
 
 
 Json = Annotated[bool, option("Machine-readable last line on stdout.", None, "--json")]
 Overwrite = Annotated[bool, option("Replace an existing run folder.", None, "--overwrite")]
-Folder = Annotated[Path, argument("A run folder.", "FOLDER")]
+Folder = Annotated[Path, argument("A run folder.", "FOLDER", completion.run_folders)]
 
 LINES, COLUMNS = 40, 100
 """What we call a screen."""
@@ -89,7 +91,8 @@ def _annotation(key: str) -> Any:
     text, group = help_text(setting), setting.group
     if setting.kind == "switch":
         return Annotated[bool | None, typer.Option(help=text, rich_help_panel=group)]
-    found = option(text, setting.show, flag(key), rich_help_panel=group)
+    complete = completion.of_setting(setting)
+    found = option(text, setting.show, flag(key), rich_help_panel=group, autocompletion=complete)
     return Annotated[list[str] | None if key in TABLES else str | None, found]
 
 

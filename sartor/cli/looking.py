@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from sartor.cli import show
+from sartor.cli import completion, show
 from sartor.cli.config import build
 from sartor.cli.flags import Folder, Json, argument, option, with_flags
 from sartor.core.errors import ConfigError, did_you_mean
@@ -40,7 +40,8 @@ def report(
 
 
 def methods(
-    name: Annotated[str | None, argument("One, in full.", "[METHOD]")] = None, json: Json = False
+    name: Annotated[str | None, argument("One, in full.", "[METHOD]", completion.methods)] = None,
+    json: Json = False,
 ) -> None:
     """List the methods, or show one in full with its options."""
     from sartor.cli.listing import describe_method, list_methods
@@ -51,7 +52,7 @@ def methods(
 
 @with_flags("look", pages=False)
 def data(
-    name: Annotated[str | None, argument("One, in full.", "[NAME|FOLDER]")] = None,
+    name: Annotated[str | None, argument("One, in full.", "[NAME|FOLDER]", completion.data)] = None,
     json: Json = False,
     **flags: Any,
 ) -> None:

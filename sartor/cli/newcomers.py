@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from sartor.cli import show, work
+from sartor.cli import completion, show, work
 from sartor.cli.config import Experiment
 from sartor.cli.flags import Folder, Json, Overwrite, argument, option
 from sartor.cli.settings import federation_of, label_of
@@ -21,7 +21,10 @@ from sartor.training.progress import reporter
 
 def onboard(
     folder: Folder,
-    data: Annotated[Path, argument("Newcomers: a folder with a file for each.", "DATA")],
+    data: Annotated[
+        Path,
+        argument("Newcomers: a table, or a folder with a file for each.", "DATA", completion.data),
+    ],
     method: Annotated[str | None, option("Which method, of several.", "NAME")] = None,
     rounds: Annotated[int, option("Rounds of the method's local work.", "T", min=0)] = 5,
     finetune_epochs: Annotated[
@@ -53,11 +56,22 @@ def onboard(
     saved = RunFolder.create(place, found.config, overwrite=overwrite)
     trees = [tree_of(found.model(name)) for name in found.clients]
     saved.write_models(found.clients, trees, 0)
+    # What they reach alone is trained for the gain, and kept beside the result.
+    table = found.gain(run=0) if found.can_compare else found.per_client(run=0)
+    if found.can_compare:
+        table.title = f"{chosen}: what newcomers gain over training alone"
+        table.notes["alone"] = f"{_rounds(trained, run)} rounds on their own samples, as the others"
     saved.write_result(found)
-    show.table(found.per_client(run=0), quiet=json)
+    show.table(table, quiet=json)
     show.places(("Models", place), quiet=json)
     if json:
-        show.json_line({**found.summary(), "out": str(place)})
+        gain = {"gain": table.records()} if found.can_compare else {}
+        show.json_line({**found.summary(), **gain, "out": str(place)})
+
+
+def _rounds(trained: Result, run: int) -> int:
+    """Return how many rounds a run trained."""
+    return int((trained.stopped[run] or {"round": trained.ledger.num_rounds})["round"])
 
 
 def _read(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import sartor
-from sartor.cli import show
+from sartor.cli import completion, show
 from sartor.cli.config import parse_pairs, parse_value
 from sartor.cli.flags import Json, argument, option, read_experiment, with_flags
 from sartor.cli.settings import check_names, federation_of, names_of, training_of
@@ -31,7 +31,9 @@ def parse_space(words: list[str]) -> dict[str, Any]:
 
 @with_flags()
 def search(
-    target: Annotated[str, argument("A method, or a .toml or .yaml file.", "METHOD|FILE")],
+    target: Annotated[
+        str, argument("A method, or a .toml or .yaml file.", "METHOD|FILE", completion.targets)
+    ],
     space: Annotated[list[str], option("NAME=LOW:HIGH[:log], NAME=A,B; repeatable.", "WHAT")],
     trials: Annotated[int, option("How many values to try.", "N", min=1)] = 40,
     lanes: Annotated[int, option("Trials in one pass.", "N", min=1)] = 10,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any
 
-from sartor.cli import show, work
+from sartor.cli import completion, show, work
 from sartor.cli.config import Experiment, build
 from sartor.cli.flags import Folder, Json, Overwrite, argument, option, read_experiment, with_flags
 from sartor.cli.settings import kind_of
@@ -47,7 +47,9 @@ def demo(
 
 @with_flags()
 def run(
-    target: Annotated[str, argument("A method, or a .toml or .yaml file.", "METHOD|FILE")],
+    target: Annotated[
+        str, argument("A method, or a .toml or .yaml file.", "METHOD|FILE", completion.targets)
+    ],
     json: Json = False,
     overwrite: Overwrite = False,
     **flags: Any,
@@ -61,7 +63,10 @@ def run(
 @with_flags()
 def compare(
     target: Annotated[
-        str, argument("Methods with commas, all-regularised, or a file.", "METHODS|FILE")
+        str,
+        argument(
+            "Methods with commas, all-regularised, or a file.", "METHODS|FILE", completion.targets
+        ),
     ],
     baselines: Annotated[
         bool, option("Put local, fedavg and fedavg-ft beside the methods.")

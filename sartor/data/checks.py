@@ -175,7 +175,7 @@ def class_faults(y: Tensor, classes: int) -> list[str]:
 
 def ragged_faults(name: str, split: Ragged, clients: int, samples: int) -> list[str]:
     """List what is wrong with the rows of one split."""
-    rows, offsets = split
+    rows, offsets = split.rows, split.offsets
     if rows.dtype != torch.int64 or offsets.dtype != torch.int64:
         return [f"{name} must hold int64 rows and offsets, got {rows.dtype}, {offsets.dtype}."]
     if len(offsets) != clients + 1:

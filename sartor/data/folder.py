@@ -128,7 +128,12 @@ def from_folder(
         client=np.repeat([names.index(stem) for stem in stems], sizes),
         test=np.repeat(is_test, sizes) if given else test,
         names=names,
-        info={"source": "folder", "files": len(files), "columns": list(tables[0].columns)},
+        info={
+            "source": "folder",
+            "files": len(files),
+            "columns": list(tables[0].columns),
+            "label": tables[0].label,
+        },
         **whole,
     )
     return _prepared(made, recipe)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Self
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from sartor.core.errors import FederationError, did_you_mean
 from sartor.core.task import PADDING
+from sartor.data.client_data import ClientData
 from sartor.data.split import SPLITS, Int, Ragged
 
 TASKS = ("classification", "multilabel", "regression", "next-token")
@@ -51,6 +53,28 @@ class Samples:
     def num_clients(self) -> int:
         """The number of clients."""
         return len(self.names)
+
+    @property
+    def clients(self) -> tuple[str, ...]:
+        """The names of the clients; ``self[name]`` has the samples of one."""
+        return self.names
+
+    def __getitem__(self, client: str | int) -> ClientData:
+        """Return the samples of a client given by its name or by its position."""
+        index = self.index(client)
+        parts = [self.split(name).of(index) for name in SPLITS]
+        rows, sizes = torch.cat(parts), [len(part) for part in parts]
+        train, val, test = torch.arange(len(rows)).split(sizes)
+        names = tuple(self.info.get("class_names", ()))
+        return ClientData(self.names[index], self.x[rows], self.y[rows], train, val, test, names)
+
+    def __iter__(self) -> Iterator[ClientData]:
+        """Go over the samples of every client."""
+        return (self[client] for client in range(self.num_clients))
+
+    def __contains__(self, client: object) -> bool:
+        """Say whether there is a client of this name."""
+        return client in self._positions
 
     @property
     def num_samples(self) -> int:
@@ -204,7 +228,8 @@ class Samples:
     @cached_property
     def _fingerprint(self) -> str:
         digest = hashlib.sha256()
-        tensors = [self.x, self.y] + [t for name in SPLITS for t in self.split(name)]
+        splits = map(self.split, SPLITS)
+        tensors = [self.x, self.y] + [t for split in splits for t in (split.rows, split.offsets)]
         for tensor in tensors:
             digest.update(f"{tensor.dtype}{tuple(tensor.shape)}".encode())
             digest.update(np.ascontiguousarray(tensor.numpy()).data)

@@ -8,8 +8,9 @@ listing them in another order leaves every other division as it was.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -25,8 +26,12 @@ Int = npt.NDArray[np.int64]
 Bool = npt.NDArray[np.bool_]
 
 
-class Ragged(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Ragged:
     """One split of a federation: a list of sample rows for every client, laid end to end.
+
+    ``split[i]`` are the rows of client ``i``, ``len(split)`` counts the clients, and a loop goes
+    over the rows of one after the other.
 
     Attributes:
         rows: ``(total,)`` int64, positions in ``Federation.x``.
@@ -80,6 +85,23 @@ class Ragged(NamedTuple):
     def owner(self) -> Tensor:
         """The client of every entry of ``rows``, ``(total,)`` int64."""
         return torch.repeat_interleave(torch.arange(self.num_clients), self.sizes)
+
+    def __len__(self) -> int:
+        """Return the number of clients."""
+        return self.num_clients
+
+    def __getitem__(self, client: int) -> Tensor:
+        """Return the rows of one client, by its position; see ``federation[name]`` for names."""
+        if isinstance(client, bool) or not isinstance(client, int | np.integer):
+            raise TypeError(
+                f"a split is asked for a client by its position, got {client!r}; "
+                "federation[name] has the samples of a client by its name."
+            )
+        return self.of(int(client))
+
+    def __iter__(self) -> Iterator[Tensor]:
+        """Go over the rows of every client."""
+        return (self.of(client) for client in range(self.num_clients))
 
     def of(self, client: int) -> Tensor:
         """Return the rows of one client."""

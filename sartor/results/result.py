@@ -21,13 +21,14 @@ from sartor.core.errors import ConfigError, ContractError, RunFolderError, did_y
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.results.client_tables import client_table, fairness_by_run, metric_columns
+from sartor.results.exporting import FORMATS, export, export_folder
 from sartor.results.gains import gain_table
 from sartor.results.metrics import Array
 from sartor.results.readings import Readings
 from sartor.results.score_table import calibration_table, confusion_table, score
 from sartor.results.scores import COUNTERS, ONCE, Ledger, Run, Scores
 from sartor.results.selection import candidates_table, weights_table
-from sartor.results.serving import Prediction, export, predict
+from sartor.results.serving import Prediction, predict
 from sartor.results.summaries import group_runs, notebook_page, one_line, summarise
 from sartor.results.tables import Table, import_pandas
 
@@ -420,23 +421,44 @@ class Result(Readings):
         return self.writer(self, path, overwrite)
 
     def export(
-        self, client: str | int, path: str | Path, *, run: int = 0, point: str | None = None
+        self,
+        client: str | int,
+        path: str | Path,
+        *,
+        run: int = 0,
+        point: str | None = None,
+        formats: Sequence[str] = FORMATS,
+        overwrite: bool = False,
     ) -> Path:
-        """Write the model of one client to a file that needs no Sartor to be used.
+        """Write the model of one client to a folder, or a file, that needs no Sartor to be used.
 
-        The ending decides: ``.pt`` and ``.safetensors`` hold the plain ``state_dict``, ``.pt2`` a
-        program by torch.export, ``.onnx`` one in ONNX (``pip install 'sartor[onnx]'``). Beside it
-        stands ``NAME.json``: shape of a sample, classes, and how samples are to be prepared.
+        A path without an ending is a folder, with the model as an ONNX program that takes raw
+        samples, its parameters, how samples are prepared, and a card (README.md).
+
+        The ending of a file decides: ``.onnx`` is that program alone
+        (``pip install 'sartor[export]'``), ``.pt`` and ``.safetensors`` hold the plain
+        ``state_dict``, ``.pt2`` a program by torch.export. Beside it stands ``NAME.json``: shape of
+        a sample, classes, and how samples are to be prepared for all but ONNX.
 
         Args:
             client: name or index.
-            path: the file.
+            path: the folder, or the file.
             run: index of the run.
             point: "pre", "post" or "global"; the headline point by default.
+            formats: of a folder: "onnx", "safetensors", or both.
+            overwrite: write into a folder that is not empty.
         """
         (chosen,) = self._indices(run)
         name = self.clients[self.client_index(client)]
-        return export(self, name, lambda: self.model(client, chosen, point), path, chosen)
+        given = self, name, lambda: self.model(client, chosen, point), path, chosen
+        if Path(path).suffix and not Path(path).is_dir():
+            return export(*given)
+        if point not in (None, self.headline):
+            raise ConfigError(
+                f"The card of a folder has the measures at {self.headline!r}, the headline point; "
+                "leave point out, or export a file."
+            )
+        return export_folder(*given, self.known_baseline, formats, overwrite)
 
     @property
     def has_server(self) -> bool:

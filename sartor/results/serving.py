@@ -1,4 +1,4 @@
-"""Using what was trained: predictions, and models as files of their own.
+"""Using what was trained: predictions, and models made again from what a folder holds.
 
 The settings of a result say what is needed to use its models without the training data: the
 network, the task, the names of classes, and the constants that samples are standardised with.
@@ -6,12 +6,7 @@ network, the task, the names of classes, and the constants that samples are stan
 
 from __future__ import annotations
 
-import json
-import logging
-import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,8 +17,6 @@ from sartor import methods, models
 from sartor.core import tree
 from sartor.core.errors import (
     ConfigError,
-    MissingExtraError,
-    ModelError,
     RunFolderError,
     did_you_mean,
 )
@@ -39,14 +32,6 @@ from sartor.results.uncertainty import averaged, scores_with_spread
 
 BATCH = 4096
 """Samples that a network sees at once."""
-
-EXPORTS = {
-    ".safetensors": "state_dict as safetensors",
-    ".pt": "state_dict by torch.save, for torch.load(..., weights_only=True)",
-    ".pt2": "a program by torch.export, for torch.export.load",
-    ".onnx": "a program in ONNX, for any runtime",
-}
-"""What a model can be exported to, by the ending of the file."""
 
 
 class Prediction(NamedTuple):
@@ -167,100 +152,6 @@ def uncertain(
     if kind == "multilabel":
         return Prediction((chances > 0.5).long().numpy(), chances.numpy(), deviations.numpy())
     return _answers(chances.log(), kind, names, x)._replace(deviation=deviations.numpy())
-
-
-# ---------------------------------------------------------------------- export
-
-
-def export(
-    result: Readings, client: str, network: Callable[[], nn.Module], path: str | Path, run: int
-) -> Path:
-    """Write the model of a client to a file of its own; see ``Result.export``."""
-    file = Path(path)
-    ending = file.suffix.lower()
-    if ending not in EXPORTS:
-        raise ConfigError(
-            f"{file} must end in {', '.join(EXPORTS)}, got {ending or 'nothing'}; "
-            + "; ".join(f"{end}: {what}" for end, what in EXPORTS.items())
-            + "."
-        )
-    model, facts = network().requires_grad_(False).eval(), result.facts()
-    try:
-        _write(model, file, ending, facts)
-        card = {
-            "client": client,
-            "method": result.method,
-            "task": result.config.get("task"),
-            "input_shape": facts.get("input_shape"),
-            "class_names": facts.get("class_names"),
-            "preprocessing": result.recipe(run),
-        }
-        file.with_name(f"{file.name}.json").write_text(json.dumps(card, indent=1) + "\n")
-    except OSError as error:
-        raise RunFolderError(f"{file} cannot be written: {error}; choose another place.") from error
-    return file
-
-
-def _write(network: nn.Module, file: Path, ending: str, facts: Mapping[str, Any]) -> None:
-    state = {k: v.detach().clone().contiguous() for k, v in network.state_dict().items()}
-    if ending == ".safetensors":
-        from safetensors.torch import save_file
-
-        save_file(state, file)
-        return
-    if ending == ".pt":
-        torch.save(state, file)
-        return
-    if "input_shape" not in facts:
-        raise ConfigError("This result does not know the shape of its samples; export a .pt file.")
-    shape = (2, *facts["input_shape"])
-    dtype = next(p.dtype for p in network.parameters())
-    example = torch.ones(shape, dtype=torch.int64 if facts["tokens"] else dtype)
-    batch = {0: torch.export.Dim("batch")}
-    try:
-        with _quiet("torch.export"):
-            program = torch.export.export(network, (example,), dynamic_shapes=(batch,))
-    except Exception as error:  # torch raises many kinds, all of them about this network
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise ModelError(
-            f"torch.export cannot follow this model ({reason}); export its parameters as .pt or "
-            ".safetensors instead."
-        ) from error
-    if ending == ".pt2":
-        torch.export.save(program, file)
-        return
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError(
-            "ONNX needs onnx and onnxscript; install them with: pip install 'sartor[onnx]'"
-        ) from error
-    try:
-        with _quiet("torch.onnx"):
-            found = torch.onnx.export(
-                program, input_names=["x"], output_names=["scores"], dynamo=True, verbose=False
-            )
-    except Exception as error:  # whatever a version of the converter raises
-        raise ModelError(
-            f"The model cannot be written as ONNX ({type(error).__name__}); export it as .pt2, or "
-            "its parameters as .pt or .safetensors instead."
-        ) from error
-    assert found is not None
-    found.save(str(file))
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Keep what a package says about itself off the screen."""
-    logger = logging.getLogger(name)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(before)
 
 
 # ---------------------------------------------------------------------- parameters and records

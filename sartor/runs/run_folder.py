@@ -131,10 +131,13 @@ class RunFolder(Folder):
         storage.write_text(self.path / "metrics.csv", archive.metrics_csv(result))
         storage.write_text(self.path / "ledger.csv", archive.ledger_csv(result))
         storage.write_json(self.path / "summary.json", result.summaries())
-        baseline = result.known_baseline
-        if baseline is not None:
-            storage.write_state(self.path / "baseline.safetensors", *archive.pack_result(baseline))
+        if result.known_baseline is not None:
+            self.write_baseline(result.known_baseline)
         storage.write_state(self.path / "result.safetensors", *archive.pack_result(result))
+
+    def write_baseline(self, baseline: Result) -> None:
+        """Write the LocalTrain result that the result is compared with."""
+        storage.write_state(self.path / "baseline.safetensors", *archive.pack_result(baseline))
 
     def read_result(self) -> Result:
         """Return the result, with its numbers to the last bit.

@@ -302,6 +302,8 @@ def _fit_lanes(
             raise _diverged(simulation)
         if baseline is None and method != "local":
             baseline = _lazily_local(federations, settings, local, hyper)
+        if baseline is not None and folder is not None:
+            baseline = _kept(baseline, folder)
         result = result_of(simulation, config, baseline)
         if selection is not None:
             auto.add_cost(result, selection)
@@ -369,6 +371,18 @@ def _lazily_local(
         return _fit_lanes("local", federations.__getitem__, quiet, {}, same, {}, None, False)
 
     settings = replace(settings, local=local)
+    return train
+
+
+def _kept(baseline: Callable[[], Result], folder: RunFolder) -> Callable[[], Result]:
+    """Leave what clients reach alone in the run folder, once it is trained."""
+
+    def train() -> Result:
+        found = baseline()
+        if processes.is_first() and folder.has_result:
+            save_or_warn(lambda: folder.write_baseline(found), folder.path)
+        return found
+
     return train
 
 

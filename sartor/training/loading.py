@@ -56,7 +56,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
 
     def newcomers(data: Any, run: int = 0, **settings: Any) -> Result:
         trained = restored(result, task_of(result, model), run, *folder.read_server(run))
-        return onboard(trained, data, **settings)
+        return onboard(trained, data, origin=result.config, **settings)
 
     result.give_models(network, newcomers, folder.read_server, save_result)
     return result

@@ -33,6 +33,7 @@ from sartor.core.tree import Tree
 from sartor.data.encoding import prepare
 from sartor.data.federation import Federation
 from sartor.engines import make_engine
+from sartor.methods import build
 from sartor.results.result import Result
 from sartor.results.scores import Run
 from sartor.results.serving import record_of
@@ -70,6 +71,7 @@ def onboard(
     finetune_epochs: int = 0,
     run: int = 0,
     test: float = 0.25,
+    origin: Mapping[str, Any] | None = None,
 ) -> Result:
     """Give newcomers their models.
 
@@ -81,6 +83,8 @@ def onboard(
             every client the same model.
         run: whose server, in a sweep.
         test: the share held out for testing, if ``newcomers`` is a pair.
+        origin: settings of the result that trained: with them newcomers train alone when their gain
+            is asked for, and their models can be used from a folder.
 
     Returns:
         a Result whose clients are the newcomers: models, and scores on their test samples.
@@ -111,8 +115,38 @@ def onboard(
     drive(again)
     # Newcomers are prepared like the clients that trained.
     recipes = {} if known.recipe is None else {str(chosen.seed): known.recipe}
-    config = {"newcomers of": known.method.name, "rounds": rounds, "task": known.task.measured_as}
-    return result_of(again, config | {"rebuild": known.facts | {"preprocessing": recipes}})
+    settings = dict(origin or {})
+    facts = settings.get("rebuild", {}) | known.facts | {"preprocessing": recipes}
+    kept = ("method", "local", "model", "dtype")
+    config = {k: settings[k] for k in kept if k in settings} | {"rebuild": facts}
+    config |= {"newcomers of": known.method.name, "rounds": rounds, "task": known.task.measured_as}
+    config["data"] = federation.describe()
+    if "local" not in settings or known.method.name == "local":
+        return result_of(again, config)
+    return result_of(again, config, lambda: _alone(known, federation, config))
+
+
+def _alone(known: Trained, federation: Federation, config: Mapping[str, Any]) -> Result:
+    """Train each newcomer alone, for as many rounds as the others trained."""
+    record = build("local", known.task, Local(**config["local"]), {})
+    rounds = max(known.past, 1)
+    chosen = {k: float(np.mean(v)) for k, v in known.run.hyper.items() if k in record.hyper}
+    single = Simulation(
+        record,
+        known.task,
+        [federation],
+        [Run(seed=known.run.seed, hyper=dict(chosen))],
+        known.make_engine,
+        rounds=rounds,
+        participation=Participation(),
+        device=known.device,
+        dtype=known.dtype,
+        eval_every=rounds,
+        points=tuple(dict.fromkeys(("pre", record.use.headline))),
+    )
+    drive(single)
+    facts = {**config["rebuild"], "method": "local", "own_predict": False}
+    return result_of(single, {**config, "method": "local", "rounds": rounds, "rebuild": facts})
 
 
 def result_of(
@@ -126,7 +160,7 @@ def result_of(
     """
 
     def newcomers(data: Any, **settings: Any) -> Result:
-        return onboard(simulation, data, **settings)
+        return onboard(simulation, data, origin=config, **settings)
 
     def server(run: int) -> tuple[Tree, dict[str, Any]]:
         return stored_form(trained(simulation, run))

@@ -46,7 +46,7 @@ def test_every_import_is_declared() -> None:
     foreign = imported - {name.lower() for name in sys.stdlib_module_names} - {"sartor"}
     extras = PROJECT["project"]["optional-dependencies"]
     needed = names(PROJECT["project"]["dependencies"])
-    parts = ("data", "figures", "hf", "network", "onnx")
+    parts = ("data", "figures", "hf", "network", "export")
     declared = needed.union(*(names(extras[part]) for part in parts))
     assert {called.get(name, name) for name in foreign} <= declared
 

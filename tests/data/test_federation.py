@@ -415,3 +415,40 @@ def test_methods_may_be_written_with_commas():
     fed, *_ = make([8, 9])
     found = sartor.compare("local, fedavg", fed, rounds=1, baselines=False)
     assert list(found) == ["local", "fedavg"]
+
+
+def test_a_client_is_asked_for_by_name_or_position():
+    """`fed["b"]` has the samples of that client, `fed.train[1]` its rows; a loop goes over them."""
+    fed, x, y, client = make([5, 8, 3], val=0.2, test=0.25)
+    assert fed.clients == fed.names
+    for position, name in enumerate(fed.clients):
+        rows = fed.train[position]
+        assert torch.equal(rows, fed.train.of(position))
+        assert (client[rows.numpy()] == position).all()
+        own = fed[name]
+        assert len(own) == (client == position).sum() == len(own.x) == len(own.y)
+        for split in ("train", "val", "test"):
+            places = getattr(own, split)
+            rows = fed.split(split)[position]
+            assert torch.equal(own.x[places], torch.from_numpy(x)[rows])
+            assert torch.equal(own.y[places], torch.from_numpy(y)[rows])
+    assert len(fed.train) == 3
+    assert [len(rows) for rows in fed.train] == fed.train.sizes.tolist()
+    assert [one.name for one in fed] == list(fed.clients)
+    assert fed.clients[0] in fed
+    assert "nobody" not in fed
+    assert torch.equal(fed.train[-1], fed.train[2])
+    with pytest.raises(IndexError, match="client 3 of a split over 3 clients"):
+        fed.train[3]
+    with pytest.raises(TypeError, match=r"federation\[name\] has the samples"):
+        fed.train["1"]
+    with pytest.raises(FederationError, match="There is no client 'z'"):
+        fed["z"]
+
+
+def test_a_client_shows_its_sizes_and_classes():
+    """A prompt shows what a client has, by the names of the classes."""
+    table = {"site": list("aaab"), "age": [1.0, 2.0, 3.0, 4.0], "ill": ["no", "yes", "no", "no"]}
+    fed = Federation.from_dataframe(table, client="site", label="ill", test=0)
+    shown = "ClientData('a', train=3, val=0, test=0, input_shape=(1,), no:2 yes:1)"
+    assert repr(fed["a"]) == shown

@@ -15,7 +15,6 @@ import sartor
 from sartor.core.errors import (
     ConfigError,
     FederationError,
-    MissingExtraError,
     ModelError,
     RunFolderError,
 )
@@ -228,21 +227,6 @@ def test_a_model_is_exported_as_a_program(result, federation, tmp_path):
     for count in (1, 7):
         x = federation.x[:count]
         assert torch.equal(program(x), result.model("s1")(x))
-
-
-def test_onnx_works_or_names_its_extra(result, federation, tmp_path):
-    """With its packages the ONNX file gives the model's scores; without, the error names them."""
-    try:
-        import onnxscript  # noqa: F401
-    except ImportError:
-        with pytest.raises(MissingExtraError, match=r"sartor\[onnx\]"):
-            result.export("s1", tmp_path / "s1.onnx")
-        return
-    runtime = pytest.importorskip("onnxruntime")
-    session = runtime.InferenceSession(str(result.export("s1", tmp_path / "s1.onnx")))
-    (found,) = session.run(None, {"x": federation.x[:5].numpy()})
-    wanted = result.model("s1")(federation.x[:5]).detach().numpy()
-    assert np.allclose(found, wanted, atol=1e-5)
 
 
 # ---------------------------------------------------------------------- targets and tables later

@@ -151,3 +151,50 @@ def test_outcomes_of_engines_agree_for_newcomers() -> None:
 def outcome_of(sim: Any) -> Any:
     """Return the model of a newcomer after two rounds."""
     return onboard(sim, newcomer(), rounds=2).model(0).state_dict()
+
+
+def test_a_newcomer_sees_what_it_reaches_alone() -> None:
+    """The gain compares with LocalTrain on its own samples, for the rounds of the others."""
+    fed = federation()
+    local = Local(epochs=2, batch=4, lr=0.2)
+    result = sartor.fit("ditto", fed.without(4), rounds=6, local=local, hyper={"local_lr": 0.1})
+    joined = result.onboard(newcomer(), rounds=2)
+    alone = sartor.fit("local", newcomer(), rounds=6, local=local, hyper={"local_lr": 0.1})
+    (row,) = joined.gain().rows
+    assert row[2:4] == [alone.client_measure()[0], joined.client_measure()[0]]
+    found = joined.baseline().model(0).state_dict()
+    assert_same(dict(found), dict(alone.model(0).state_dict()))
+    assert not result.can_compare or result.known_baseline is None  # nobody else was trained
+
+
+def test_the_error_of_a_newcomer_alone_has_the_units_of_its_target() -> None:
+    """In a regression both errors of the gain are in the units of the table."""
+    rng = np.random.default_rng(0)
+    age = rng.normal(50, 10, 120)
+    given = {"site": np.arange(120) % 4, "age": age, "cost": 9000 + 40 * age}
+    table = {name: values[given["site"] < 3] for name, values in given.items()}
+    fed = sartor.Federation.from_dataframe(table, client="site", label="cost")
+    result = sartor.fit("fedavg", fed, rounds=4)
+    late = {name: values[given["site"] == 3] for name, values in given.items()}
+    new = sartor.Federation.from_dataframe(late, client="site", label="cost", like=fed.info)
+    joined = result.onboard(new, rounds=1)
+    rows = new.test[0].numpy()
+    (row,) = joined.gain().rows
+    for model, error in ((joined.baseline(), row[2]), (joined, row[3])):
+        gap = model.predict(0, {"age": late["age"][rows]}).labels - late["cost"][rows]
+        assert error == pytest.approx(np.sqrt(np.square(gap).mean()), rel=1e-4)
+
+
+def test_the_models_of_newcomers_are_used_from_their_folder(tmp_path: Any) -> None:
+    """What onboarding returns can be saved, loaded, asked for predictions, and exported."""
+    fed = federation()
+    result = sartor.fit("fedavg", fed.without(4), model=sartor.models.mclr(fed), rounds=1)
+    joined = sartor.load(result.save(tmp_path / "run")).onboard(newcomer(), rounds=2)
+    back = sartor.load(joined.save(tmp_path / "late"))
+    name = joined.clients[0]
+    x = fed.x[:5].numpy()
+    assert np.array_equal(back.predict(name, x).scores, joined.predict(name, x).scores)
+    folder = back.export(name, tmp_path / "model", formats=["safetensors"])
+    text = (folder / "README.md").read_text()
+    assert f"this is the model of a client that joined them: {name}." in text
+    assert "From this client nothing: it only received" in text

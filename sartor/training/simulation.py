@@ -26,7 +26,7 @@ from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.arena import build_arena, with_palette
-from sartor.engines.context import Context, Engine
+from sartor.engines.context import Context, Engine, at_work
 from sartor.engines.parts import Arena, Receipt, States, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.work import ClientWork, InProcess
@@ -78,6 +78,7 @@ class Simulation:
         clients: Callable[[Context], ClientWork] = InProcess,
         stopping: EarlyStopping | None = None,
     ) -> None:
+        method = at_work(method, task)
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
         self.eval_every, self.points = eval_every, points
@@ -430,7 +431,7 @@ class Simulation:
         params, predict = self.params(client, run, point), self.method.use.predict
         if predict is None or point == "global":
             return self.task.with_params(params)
-        return Predictor(params, predict, self.task.fixed)
+        return Predictor(params, self.task.answer(predict), self.task.fixed)
 
     def label_counts(self) -> np.ndarray | None:
         """Count the labels of every client: (runs, clients, classes), where there are classes."""

@@ -131,6 +131,7 @@ class Task:
         kind: what there is to learn, as ``Federation.task`` says it.
         leaf_names: the names of the parameters that are trained.
         draws: whether the network draws in training, as dropout does; if None, its layers say.
+        unmapped: why the network cannot be mapped over clients; None if it can.
         fixed: frozen parameters and buffers by name. They are the same for all clients, so no
             client has a copy of them, and they never travel.
         norms: the names of its BatchNorm layers in training mode; see `sartor/core/layers.py`.
@@ -143,6 +144,7 @@ class Task:
     compute: torch.dtype | None = None
     kind: str = "classification"
     draws: bool | None = None
+    unmapped: str | None = None
     leaf_names: tuple[str, ...] = field(init=False, default=())
     norms: tuple[str, ...] = field(init=False, default=())
     fixed: dict[str, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
@@ -228,6 +230,10 @@ class Task:
         from: a run that is resumed must find the same.
         """
         said: dict[str, Any] = {}
+        if self.norms:
+            said["statistics"] = "of each client's own training samples"
+        if self.unmapped:
+            said["unmapped"] = self.unmapped
         if self.fixed:
             said["trained"] = self.num_trained
             said["fixed"] = _digest(self.fixed)
@@ -523,9 +529,14 @@ class Task:
         found = layers.statistics(sums)
         kind = next(leaf.dtype for leaf in tree.leaves(model) if leaf.is_floating_point())
         cast: Tree = tree.map(lambda leaf: leaf.to(kind), found)
-        if predict is None:
-            return {**model, **cast.get("0", {})}
-        return {"model": model, "passes": cast}
+        if predict is not None:
+            return {"model": model, "passes": cast}
+        found = cast.get("0", {})
+        like = next(iter(model.values()))
+        for name, shape in self.statistics.items():  # a layer that no pass goes through
+            fill = 0.0 if name.endswith(layers.STATISTICS[0]) else 1.0
+            found.setdefault(name, like.new_full(shape, fill))
+        return {**model, **found}
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

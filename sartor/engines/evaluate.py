@@ -123,10 +123,16 @@ class Evaluator:
         tallies: dict[str, Tally],
     ) -> None:
         """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
+        group, model = self.common(centre, round_index, ids, run)
+        self.score(self._plain, model, group, tallies)
+
+    def common(
+        self, centre: Tree, round_index: int, ids: np.ndarray, run: int = 0
+    ) -> tuple[Group, Tree]:
+        """Return one model per run as the clients ``ids`` (runs, n) would use it."""
         group = self.context.group("evaluate", round_index, ids, ({}, {}), run)
         model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
-        model, _ = self.equipped(self._plain, model, group)
-        self.score(self._plain, model, group, tallies)
+        return group, self.equipped(self._plain, model, group)[0]
 
     def score(self, method: Method, model: Tree, group: Group, tallies: dict[str, Tally]) -> None:
         """Score the models (runs, n, ...) of clients on their own data."""

@@ -52,7 +52,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
             return task.with_params(params)
         predicted = record_of(result, task, run).use.predict
         assert predicted is not None
-        return Predictor(params, predicted, task.fixed)
+        return Predictor(params, task.answer(predicted), task.fixed)
 
     def newcomers(data: Any, run: int = 0, **settings: Any) -> Result:
         trained = restored(result, task_of(result, model), run, *folder.read_server(run))
@@ -92,6 +92,7 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
 
 def _check_leaves(task: Task, params: Tree) -> None:
     wanted = {k: tuple(task.module.get_parameter(k).shape) for k in task.leaf_names}
+    wanted |= task.statistics
     found = {k: tuple(p.shape) for k, p in params.items()}
     if wanted != found:
         unlike = sorted(k for k in {*wanted, *found} if wanted.get(k) != found.get(k))

@@ -39,6 +39,7 @@ from sartor.core.task import (
 from sartor.data.federation import Federation
 from sartor.results.scores import Run
 from sartor.results.serving import facts_of
+from sartor.training import networks
 from sartor.training.progress import Progress
 from sartor.training.schema import settings_on
 from sartor.training.simulation import phases_on
@@ -182,14 +183,16 @@ def warn_of_lost_weights(model: nn.Module | None) -> None:
 
 def make_task(model: nn.Module | None, federation: Federation, compute: torch.dtype | None) -> Task:
     """Wrap the user's network, or the one that fits the data, with the loss that it says."""
-    network = model or models.default(federation)
+    network = networks.given_network(model) or models.default(federation)
     head = head_of(network)
     models.check_module(network, head)
-    if isinstance(federation, Federation):  # a server knows their shape alone
-        models.check_buffers(network, federation.x[:2])
+    draws = networks.tried(network, federation)
     if getattr(network, "criterion", None) == "given":
-        return Task(network, head, given, never, compute)
-    return Task(network, head, *LOSSES[federation.task], compute, federation.task)
+        task = Task(network, head, given, never, compute, draws=draws)
+    else:
+        loss = LOSSES[federation.task]
+        task = Task(network, head, *loss, compute, federation.task, draws=draws)
+    return networks.mapped(task, federation)
 
 
 def with_static_parts(local: Local, hyper: Mapping[str, Any], sweep: Sweep) -> Local:

@@ -8,11 +8,12 @@ buffers: neither can be mapped over clients, repeated, or resumed. Here
   within the step tells apart layers, and passes through the same layer. It acts where a gradient is
   taken, and nowhere else: not in scores, predictions, or passes that collect something.
 * BatchNorm normalises by the real samples of the batch while clients work, whether a gradient is
-  taken or not, and by statistics of the client's own training samples where models are scored. These
-  are worked out when they are needed (``engines.evaluate``), for the very model that is scored. So
-  they are no state: they cannot be averaged, travel, or be out of date.
+  taken or not, and by statistics of the client's own training samples where models are scored.
+  These are worked out when they are needed (``engines.evaluate``), for the very model that is
+  scored. So they are no state: they cannot be averaged, travel, or be out of date.
 
-A layer in evaluation mode (``.eval()``) does what it does in torch: no dropout, constant statistics.
+A layer in evaluation mode (``.eval()``) does what it does in torch: no dropout, and statistics that
+stay as they are.
 """
 
 from __future__ import annotations

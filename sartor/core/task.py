@@ -487,7 +487,7 @@ class Task:
         module.load_state_dict(
             {k: v.detach().cpu().clone() for k, v in params.items()}, strict=False
         )
-        module.sartor_statistics = self.statistics  # what belongs to it beside its parameters
+        vars(module)["sartor_statistics"] = tuple(self.statistics)  # they belong to the model too
         return module.eval()
 
     # ---- BatchNorm: statistics of a client's own samples, where a model is used

@@ -42,9 +42,8 @@ def _layer_faults(module: nn.Module) -> list[str]:
         where = type(layer).__name__ + (f" at {name!r}" if name else "")
         if isinstance(layer, NormBase) and _counts(layer) and not is_live_norm(layer):
             faults.append(f"Model has {where}: {_norm_advice(layer)}")
-        elif isinstance(layer, nn.RNNBase):
-            if (fault := loop_fault(layer)) is not None:
-                faults.append(f"Model has {where}: {fault}")
+        elif isinstance(layer, nn.RNNBase) and (fault := loop_fault(layer)) is not None:
+            faults.append(f"Model has {where}: {fault}")
     return faults
 
 

@@ -23,9 +23,7 @@ def given_network(model: Any) -> nn.Module | None:
         return model
     name = getattr(model, "__name__", type(model).__name__)
     if isinstance(model, type) and issubclass(model, nn.Module):
-        raise ConfigError(
-            f"model is the class {name}, not a network; make one: model={name}(...)."
-        )
+        raise ConfigError(f"model is the class {name}, not a network; make one: model={name}(...).")
     if isinstance(model, str):
         known = [*models.MODELS]
         call = f"model=sartor.models.{model}(federation)"
@@ -94,7 +92,9 @@ def _cost(task: Task, local: Local, federations: Sequence[Federation]) -> str:
     batch = min(local.batch or int(sizes.max()), int(sizes.max()))
     seconds = models.step_seconds(task, first.x[:batch], first.y[:batch], batch)
     per_pass = np.ceil(sizes / batch).astype(int)
-    steps = int((np.full_like(sizes, local.steps) if local.steps else local.epochs * per_pass).sum())
+    steps = int(
+        (np.full_like(sizes, local.steps) if local.steps else local.epochs * per_pass).sum()
+    )
     return (
         f"This network cannot be mapped over clients ({task.unmapped}), so they train one after "
         "the other, by the sequential engine, on plain gradients. Measured here: "

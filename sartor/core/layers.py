@@ -188,8 +188,10 @@ def _channels(axes: int) -> Callable[..., Tensor]:
 
 
 def _by_channel(x: Tensor, axes: int) -> tuple[int, ...]:
-    # ``F.dropout2d`` takes three axes for (batch, channels, length), as torch does.
-    lead = 2 if x.dim() == axes + 2 or (axes == 2 and x.dim() == 3) or x.dim() == 2 > axes else 1
+    # As torch reads shapes: what has one axis less is one sample, but ``F.dropout2d`` takes three
+    # for (batch, channels, length), and two are (batch, channels) where channels have axes.
+    whole = x.dim() == axes + 2 or (axes == 2 and x.dim() == 3) or (axes > 1 and x.dim() == 2)
+    lead = 2 if whole else 1
     return (*x.shape[:lead], *(1 for _ in x.shape[lead:]))
 
 

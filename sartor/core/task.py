@@ -520,6 +520,16 @@ class Task:
     def collect(self, model: Tree, batch: Batch, predict: Predict | None) -> layers.Sums:
         """Return what a batch adds to the statistics of a model, and count the pass."""
         _METER.count()
+        return self._collected(model, batch, predict)
+
+    def no_sums(self, model: Tree, batch: Batch, predict: Predict | None) -> layers.Sums:
+        """Return the zeros that sums of statistics start from; any model and batch will do."""
+        with torch.no_grad():
+            sums = self._collected(model, batch, predict)
+        zeros: layers.Sums = tree.map(torch.zeros_like, sums)
+        return zeros
+
+    def _collected(self, model: Tree, batch: Batch, predict: Predict | None) -> layers.Sums:
         with layers.collecting(batch) as sums:
             (predict or self.logits)(model, batch.x)
         return sums

@@ -250,10 +250,8 @@ class Evaluator:
         task, arena, predict = self.context.task, self.context.arena, method.use.predict
         one = arena.features(arena.splits["train"].rows[:1] if arena.row is None else arena.row[:1])
         yes = torch.ones(1, dtype=torch.bool, device=arena.device)
-        with torch.no_grad():  # which passes and layers there are: any sample and model will do
-            first = tree.map(lambda leaf: leaf[0, 0], model)
-            seen = task.collect(first, Batch(one, arena.y[:1], yes, yes.long(), yes[0]), predict)
-        sums = tree.map(torch.zeros_like, seen)
+        first = tree.map(lambda leaf: leaf[0, 0], model)
+        sums = task.no_sums(first, Batch(one, arena.y[:1], yes, yes.long(), yes[0]), predict)
 
         def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
             found = task.collect(work["model"], batch, predict)

@@ -6,6 +6,7 @@ settings (JSON) what is needed to use them without the training data. Nothing is
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 
 from sartor import models
 from sartor.core.errors import ModelError, RunFolderError
+from sartor.core.layers import batch_norms
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.results.result import Result
@@ -79,6 +81,8 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
             f"{', '.join(LOSSES)} alone; train again and use the result of fit."
         )
     said = result.config["model"]
+    if said.get("statistics") and not batch_norms(network):  # a client's model, ready to use
+        network = copy.deepcopy(network).train()
     models.check_module(network, said["head"])
     task = Task(network, said["head"], *LOSSES[kind], None, kind)
     if task.given_weights().get("fixed") != said.get("fixed"):

@@ -149,7 +149,12 @@ def kept(key: Tensor, number: int, shape: tuple[int, ...], p: float) -> Tensor:
         found: Tensor = handle_torch_function(kept, (key,), key, number, shape, p)
         return found
     words = keep_words(key, number, math.prod(shape))
-    return (words >= round(p * 2.0**32)).reshape(shape)
+    return (words >= lowest_kept(p)).reshape(shape)
+
+
+def lowest_kept(p: float) -> int:
+    """Return the least of the 2^32 words that dropout of a share p keeps."""
+    return round(p * 2.0**32)
 
 
 def keep_words(key: Tensor, number: int, num: int) -> Tensor:

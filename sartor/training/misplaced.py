@@ -141,7 +141,7 @@ def refuse_misplaced(
             elif word in _LOCAL and word not in _SWEPT:
                 faults.append(
                     f"{key} is a setting of local training, not a hyper-parameter; write "
-                    f"local=sartor.Local({word}=...)."
+                    f"local=sartor.Local({word}={value!r})."
                 )
             elif key in static and isinstance(value, str | bool):
                 faults.append(

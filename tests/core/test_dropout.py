@@ -1,4 +1,4 @@
-"""Dropout: the numbers of torch's layers, drawn by key, where a gradient is taken and nowhere else."""
+"""Dropout: torch's layers, drawn by key, where a gradient is taken and nowhere else."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_dropout_leaves_out_a_share_and_keeps_the_mean(p: float) -> None:
     assert abs(share - p) < 5 * (p * (1 - p) / (2 * MANY)) ** 0.5
     assert torch.equal(trained(nn.Dropout(1.0), x), torch.zeros_like(x))
     assert torch.equal(trained(nn.Dropout(0.0), x), x)
-    with pytest.raises(ModelError, match="from 0 to 1, got 1.5"):
+    with pytest.raises(ModelError, match=r"from 0 to 1, got 1\.5"):
         trained(lambda x: F.dropout(x, 1.5), x)
 
 

@@ -158,9 +158,9 @@ def test_draws_of_a_networks_own_are_refused() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return super().forward(x + torch.randn_like(x))
 
-    before = torch.get_rng_state()
+    net, before = Drawing(), torch.get_rng_state()
     with pytest.raises(ModelError, match=r"Drawing draws random numbers by itself.*F\.dropout"):
-        sartor.fit("fedavg", federation(), model=Drawing(), rounds=1)
+        sartor.fit("fedavg", federation(), model=net, rounds=1)
     assert torch.equal(before, torch.get_rng_state())
 
 

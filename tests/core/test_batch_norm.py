@@ -48,18 +48,19 @@ def padded(x: Tensor, real: int) -> Batch:
     ],
 )
 @pytest.mark.parametrize("real", [9, 6, 2])
-def test_padding_is_not_in_the_batch(layer: nn.Module, shape: Any, real: int) -> None:
+def test_padding_is_not_in_the_batch(layer: Any, shape: Any, real: int) -> None:
     """Outputs, gradients and statistics are those of torch on the real samples alone."""
     torch.manual_seed(0)
     layer = layer.double()
     for p in layer.parameters():
         nn.init.normal_(p)
     x = torch.randn(shape, dtype=torch.float64)
-    ours, inputs = layers.normed(nn.Sequential(copy.deepcopy(layer))), x.clone().requires_grad_()
+    ours: Any = layers.normed(nn.Sequential(copy.deepcopy(layer)))
+    inputs: Any = x.clone().requires_grad_()
     batch = padded(inputs, real)
     with layers.collecting(batch) as sums, layers.passing(inputs, slope=True, draws=False):
         found = ours(inputs)
-    theirs = x[:real].clone().requires_grad_()
+    theirs: Any = x[:real].clone().requires_grad_()
     layer.momentum = 1.0
     wanted = layer(theirs)
     torch.testing.assert_close(found[:real], wanted, atol=1e-12, rtol=0)
@@ -78,7 +79,7 @@ def test_a_client_trains_as_torch_does() -> None:
     task, fed = Task(Noisy(drop=0.0), "fc"), federation(sizes=(7,))
     method = build("local", task, Local(steps=3, batch=None, lr=0.2), {})
     sim = run(simulation(method, task, [fed], seeds=[4], rounds=1, participation=1.0))
-    own = task.with_params({k: v.double() for k, v in task.init(4).items()}).train()
+    own: Any = task.with_params({k: v.double() for k, v in task.init(4).items()}).train()
     rows = fed.train.of(0)
     x, y = fed.x[rows], fed.y[rows]
     sgd = torch.optim.SGD(own.parameters(), 0.2)
@@ -86,7 +87,7 @@ def test_a_client_trains_as_torch_does() -> None:
         sgd.zero_grad()
         F.cross_entropy(own(x), y).backward()
         sgd.step()
-    found = sim.network(0)
+    found: Any = sim.network(0)
     assert not found.training
     for name, value in own.named_parameters():
         torch.testing.assert_close(found.get_parameter(name), value, atol=1e-12, rtol=0)
@@ -169,7 +170,7 @@ def test_deep_statistics_follow_from_those_before() -> None:
     task, fed = Task(net), federation()
     sim = run(simulation(build("fedavg", task, LOCAL, {}), task, [fed], rounds=1))
     found, x = sim.network(3), fed.x[fed.train.of(3)]
-    again = copy.deepcopy(found).train()
+    again: Any = copy.deepcopy(found).train()
     for layer in again:
         if isinstance(layer, nn.BatchNorm1d):
             layer.momentum = 1.0
@@ -187,7 +188,7 @@ def test_layers_in_evaluation_mode_keep_their_statistics() -> None:
     assert task.norms == ("2",)
     assert set(task.fixed) == {"0.running_mean", "0.running_var", "0.num_batches_tracked"}
     sim = run(simulation(build("fedavg", task, LOCAL, {}), task, [federation()], rounds=1))
-    found = sim.network(0)
+    found: Any = sim.network(0)
     torch.testing.assert_close(found[0].running_mean, net[0].running_mean.double())
     assert found[2].running_mean.abs().max() > 0.01
 
@@ -241,6 +242,8 @@ def test_a_result_is_the_same_when_it_is_loaded(tmp_path: Any) -> None:
     assert np.abs(different[0] - different[1]).max() > 1e-3
     result.export("c1", tmp_path / "c1.pt")
     kept = torch.load(tmp_path / "c1.pt", weights_only=True)
-    assert torch.equal(kept["norm.running_mean"], result.model("c1").norm.running_mean)
+    mine: Any = result.model("c1")
+    assert torch.equal(kept["norm.running_mean"], mine.norm.running_mean)
     joined = again.onboard((fed.x[:20].numpy(), fed.y[:20].numpy()), rounds=1)
-    assert joined.model("newcomer").norm.running_mean.abs().max() > 0
+    theirs: Any = joined.model("newcomer")
+    assert theirs.norm.running_mean.abs().max() > 0

@@ -202,7 +202,7 @@ def test_a_step_is_that_of_torch_with_the_same_mask() -> None:
     task, fed = Task(net, "fc"), federation(sizes=(6,))
     method = build("fedavg", task, Local(steps=2, batch=None, lr=0.3), {})
     sim = run(simulation(method, task, [fed], seeds=[5], rounds=1, participation=1.0))
-    own = task.with_params({k: v.double() for k, v in task.init(5).items()})
+    own: Any = task.with_params({k: v.double() for k, v in task.init(5).items()})
     rows = fed.train.of(0)
     x, y = fed.x[rows], fed.y[rows]
     key = rng.fold(rng.key(5), "train", 0, 0, "train", "step")
@@ -230,7 +230,7 @@ def test_masks_differ_by_seed_round_client_and_step() -> None:
         seen.append((tuple(key.tolist()), number))
         return plain(key, number, shape, p)
 
-    rng.kept = watched  # type: ignore[assignment]
+    rng.kept = watched
     try:
         method = build("fedavg", task, Local(epochs=2, batch=3, lr=0.1), {})
         feds = [federation(0), federation(0)]

@@ -90,7 +90,7 @@ class Square(torch.autograd.Function):
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, g: Tensor) -> Any:
         return 2 * ctx.saved_tensors[0] * g
 
 
@@ -277,7 +277,7 @@ def test_a_network_for_other_images_is_refused_by_its_layer() -> None:
 
 
 def test_answers_must_fit_the_task() -> None:
-    """One score for two classes, targets, labels: each is told what it needs."""
+    """One score for two classes, targets, labels: the error says how many are needed."""
     x = torch.randn(40, 4)
     names = [f"c{i % 2}" for i in range(40)]
     two = sartor.Federation.from_arrays(x, [0, 1] * 20, client=names)
@@ -319,7 +319,7 @@ def test_answers_must_fit_the_task() -> None:
         ({"method": 3}, "should be the name of a method, such as 'fedavg', got 3"),
     ],
 )
-def test_a_setting_in_the_wrong_place_is_told_its_place(
+def test_a_setting_in_the_wrong_place_is_given_its_place(
     settings: dict[str, Any], words: str
 ) -> None:
     """The error is what to write."""
@@ -328,7 +328,7 @@ def test_a_setting_in_the_wrong_place_is_told_its_place(
         sartor.fit(**given)
 
 
-def test_compare_tells_places_of_its_own() -> None:
+def test_compare_has_places_of_its_own() -> None:
     """There, hyper-parameters go by method, and nothing is trained before the error."""
     with pytest.raises(ConfigError) as caught:
         sartor.compare(["fedprox"], federation(), prox_strength=0.1, lr=0.2)

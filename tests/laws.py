@@ -696,7 +696,7 @@ def _watch(shared: Trials) -> Watched:
     # Making the simulation may have written messages, which no client received.
     seen.series.update(common=0, own=0, up=0)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("losses", "judge", "represent"):
+        for name in ("losses", "judge", "represent", "collect"):
             patch.setattr(Task, name, counted(getattr(Task, name)))
         patch.setattr(Task, "jacobian", derived)
         patch.setattr(Task, "inputs", received)

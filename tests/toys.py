@@ -64,6 +64,25 @@ class Frozen(Net):
         return super().forward(torch.tanh(self.before(x)) * self.scale)
 
 
+class Noisy(nn.Module):
+    """A network as users bring them: BatchNorm, and dropout in two forms."""
+
+    head = "fc"
+
+    def __init__(self, norm: bool = True, drop: float = 0.3) -> None:
+        super().__init__()
+        self.body = nn.Linear(4, 6)
+        self.norm = nn.BatchNorm1d(6) if norm else nn.Identity()
+        self.drop = nn.Dropout(drop)
+        self.share = drop / 2
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.drop(torch.tanh(self.norm(self.body(x))))
+        found: Tensor = self.fc(nn.functional.dropout(x, self.share, self.training))
+        return found
+
+
 class Parabola(Quadratic):
     """A quadratic whose output is its loss, as `sartor.fit` must know."""
 

@@ -242,7 +242,7 @@ def _compare(
     model = tree.map(lambda leaf: leaf[:, 0], simulation.models(ids))
     real = [leaf for leaf in tree.leaves(model) if leaf.is_floating_point()]
     flat = torch.cat([leaf.double().reshape(len(ids), -1) for leaf in real], 1)
-    predict = simulation.method.use.predict or simulation.task.logits
+    predict = simulation.task.answer(simulation.method.use.predict)
 
     def losses(lane: int) -> Tensor:
         own = tree.map(lambda leaf: leaf[lane], model)

@@ -87,6 +87,23 @@ def viewed(
     return changed(method, **changes, state=state)
 
 
+def with_phases(method: Method, change: Callable[[Phase], Phase]) -> Method:
+    """Change every phase of a method, those of its extra rounds too."""
+
+    def again(given: Any) -> Any:
+        if isinstance(given, FirstRounds):
+            return replace(given, method=again(given.method), handover=again(given.handover))
+        return with_phases(given, change)
+
+    wraps = {"phases": lambda phases: tuple(change(one) for one in phases), "record": again}
+    changes = {
+        field: wraps[kind](value)
+        for field, kind in KINDS.items()
+        if kind in wraps and (value := get(method, field)) is not None
+    }
+    return changed(method, **changes)
+
+
 def moved_phase(
     phase: Phase,
     view: Callable[[ClientContext], ClientContext] = lambda ctx: ctx,

@@ -12,7 +12,8 @@
 | `rng` | random numbers by key |
 | `cohort` | which clients participate in a round |
 | `wire` | what travels: bytes, sparse messages, private leaves |
-| `loops`, `attention` | recurrent layers and attention in a form that `vmap` can map |
+| `layers` | dropout and BatchNorm in a form that `vmap` can map |
+| `loops`, `attention` | recurrent layers and attention in such a form |
 | `torch_private` | the only place for private names of PyTorch |
 | `errors` | the tree of exceptions |
 

@@ -117,8 +117,6 @@ def loop_fault(layer: nn.RNNBase) -> str | None:
         )
     if layer.proj_size:
         return "projections (proj_size) cannot be mapped over clients; put an nn.Linear after it."
-    if layer.training and layer.dropout > 0 and layer.num_layers > 1:
-        return "dropout is not supported in training; set dropout=0, or call .eval() on the layer."
     return None
 
 
@@ -164,6 +162,8 @@ def _forward(layer: nn.RNNBase, input: Any, hx: Any = None) -> Any:
             parts.append(outputs)
             last.append((outputs[:, 0 if backward else -1], *more))
         x = torch.cat(parts, dim=-1)
+        if layer.dropout and number + 1 < layer.num_layers:  # between layers, as torch does it
+            x = F.dropout(x, layer.dropout, layer.training)
     x = x if layer.batch_first else x.transpose(0, 1).contiguous()
     ends = [torch.stack(end) for end in zip(*last, strict=True)]
     if alone:

@@ -24,6 +24,7 @@ _MASK = 0xFFFFFFFF
 _MULTIPLY = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _FOLD = 1  # the last counter word of a fold; draws use 0, so the two never share a block
+_KEEP = 2  # that of what dropout keeps
 
 
 _MANY = 4096  # numbers, from which on a sample of few is cheaper than an order of all
@@ -136,6 +137,31 @@ def normal(key: Tensor, shape: tuple[int, ...], dtype: torch.dtype = torch.float
     radius, angle = torch.sqrt(-2.0 * torch.log(unit[:, 0])), 2.0 * math.pi * unit[:, 1]
     pair = torch.stack((radius * torch.cos(angle), radius * torch.sin(angle)), dim=-1)
     return pair.reshape(-1)[:num].to(dtype).reshape(shape)
+
+
+def kept(key: Tensor, number: int, shape: tuple[int, ...], p: float) -> Tensor:
+    """Draw which values dropout keeps, each with probability 1 − p: booleans of a shape.
+
+    The draws of one key are told apart by their ``number``, and share no block with other uses of
+    the key. An engine may catch the call, as torch's own.
+    """
+    if has_torch_function((key,)):
+        found: Tensor = handle_torch_function(kept, (key,), key, number, shape, p)
+        return found
+    words = keep_words(key, number, math.prod(shape))
+    return (words >= lowest_kept(p)).reshape(shape)
+
+
+def lowest_kept(p: float) -> int:
+    """Return the least of the 2^32 words that dropout of a share p keeps."""
+    return round(p * 2.0**32)
+
+
+def keep_words(key: Tensor, number: int, num: int) -> Tensor:
+    """Draw ``num`` integers in [0, 2^32) for :func:`kept`: shape (num,), int64."""
+    blocks = torch.arange((num + 3) // 4, device=key.device)
+    words = _philox(key[0], key[1], blocks, number, 0, _KEEP)
+    return torch.stack(words, dim=-1).reshape(-1)[:num]
 
 
 def permutation(key: Tensor, num: int) -> Tensor:

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import handle_torch_function, has_torch_function
 
-from sartor.core import rng, tree
+from sartor.core import layers, rng, tree
 from sartor.core.attention import plain_attention
-from sartor.core.errors import ConfigError
+from sartor.core.errors import ConfigError, ContractError
 from sartor.core.loops import looped
 from sartor.core.method import Batch
 from sartor.core.tree import Tree
@@ -132,8 +132,11 @@ class Task:
         kind: what there is to learn, as ``Federation.task`` says it.
         measure: a measure of a client's labels and scores that has no sums, such as the AUROC.
         leaf_names: the names of the parameters that are trained.
+        draws: whether the network draws in training, as dropout does; if None, its layers say.
+        unmapped: why the network cannot be mapped over clients; None if it can.
         fixed: frozen parameters and buffers by name. They are the same for all clients, so no
             client has a copy of them, and they never travel.
+        norms: the names of its BatchNorm layers in training mode; see `sartor/core/layers.py`.
     """
 
     module: nn.Module
@@ -143,7 +146,10 @@ class Task:
     compute: torch.dtype | None = None
     kind: str = "classification"
     measure: Callable[[np.ndarray, np.ndarray], float] | None = None
+    draws: bool | None = None
+    unmapped: str | None = None
     leaf_names: tuple[str, ...] = field(init=False, default=())
+    norms: tuple[str, ...] = field(init=False, default=())
     fixed: dict[str, Tensor] = field(init=False, default_factory=dict, repr=False, compare=False)
     _copies: threading.local = field(init=False, default_factory=threading.local, repr=False)
     _settled: dict[Any, dict[str, Tree]] = field(
@@ -161,8 +167,13 @@ class Task:
         module = copy.deepcopy(self.module).cpu()
         object.__setattr__(self, "module", module)
         object.__setattr__(self, "leaf_names", names)
+        norms = layers.batch_norms(module)
+        object.__setattr__(self, "norms", norms)
+        if self.draws is None:
+            object.__setattr__(self, "draws", bool(layers.drawing_layers(module)))
+        own = {f"{name}.{k}" for name in norms for k in (*layers.STATISTICS, "num_batches_tracked")}
         held = (*module.named_parameters(), *module.named_buffers())
-        self.fixed.update({k: v.detach() for k, v in held if k not in names})
+        self.fixed.update({k: v.detach() for k, v in held if k not in names and k not in own})
 
     def init(self, seed: int) -> Tree:
         """Return the initial parameters of a seed.
@@ -222,6 +233,10 @@ class Task:
         from: a run that is resumed must find the same.
         """
         said: dict[str, Any] = {}
+        if self.norms:
+            said["statistics"] = "of each client's own training samples"
+        if self.unmapped:
+            said["unmapped"] = self.unmapped
         if self.fixed:
             said["trained"] = self.num_trained
             said["fixed"] = _digest(self.fixed)
@@ -315,6 +330,7 @@ class Task:
         # A functional call swaps parameters in and out of the module it is given: one a thread.
         module = getattr(self._copies, part, None)
         module = self._own_module(part) if module is None else module
+        given = x
         if self.compute is not None:
             params = {k: v.to(self.compute) for k, v in params.items()}
             x = x.to(self.compute) if x.is_floating_point() else x
@@ -322,15 +338,39 @@ class Task:
             fixed = self.settle(x.device, dtype)["whole" if part == "inputs" else part]
             params = {**fixed, **params}
         with _METER.around(), plain_attention():
+            if self.draws or self.norms:
+                return self._live_call(module, part, params, given, dtype)
             found: Tensor = torch.func.functional_call(module, params, (x,))
         return found if self.compute is None else found.to(dtype)
+
+    def _live_call(
+        self, module: nn.Module, part: str, params: Tree, x: Tensor, dtype: torch.dtype
+    ) -> Tensor:
+        """Run a network whose layers draw, or look at batches."""
+        with layers.passing(x, slope=_METER.depth > 0, draws=bool(self.draws)) as own:
+            if own:
+                params = {**params, **{k: v.to(dtype) for k, v in own.items()}}
+            if part != "head" and self.norms and not layers.in_batches():
+                self._check_statistics(params)
+            if self.compute is not None and x.is_floating_point():
+                x = x.to(self.compute)
+            found: Tensor = torch.func.functional_call(module, params, (x,))
+        return found if self.compute is None else found.to(dtype)
+
+    def _check_statistics(self, params: Tree) -> None:
+        if f"{self.norms[0]}.{layers.STATISTICS[0]}" not in params:
+            raise ContractError(
+                f"The network has BatchNorm ({self.norms[0]}) and is used outside of local work "
+                "without the statistics of a client; use the model of a client, or put the layers "
+                "in evaluation mode with .eval()."
+            )
 
     def _own_module(self, part: str) -> nn.Module:
         """Make this thread's copy."""
         # What is fixed is handed in with every call; the copies share it meanwhile.
         held = (*self.module.named_parameters(), *self.module.named_buffers())
         shared = {id(t): t for name, t in held if name in self.fixed}
-        module = looped(copy.deepcopy(self.module, shared))
+        module = layers.normed(looped(copy.deepcopy(self.module, shared)))
         if part != "whole":
             name, head = (part == "inputs" and self.linear_layer) or self._linear_head()
             owner, _, leaf = name.rpartition(".")
@@ -442,12 +482,74 @@ class Task:
         return not self.is_head(leaf)
 
     def with_params(self, params: Tree) -> nn.Module:
-        """Return an ordinary module that holds the given parameters, ready to use."""
+        """Return an ordinary module that holds the given parameters, ready to use.
+
+        It is in evaluation mode: without dropout, and with the statistics that it was given.
+        """
         module = copy.deepcopy(self.module).to(next(iter(params.values())).dtype)
         module.load_state_dict(
             {k: v.detach().cpu().clone() for k, v in params.items()}, strict=False
         )
-        return module
+        vars(module)["sartor_statistics"] = tuple(self.statistics)  # they belong to the model too
+        return module.eval()
+
+    # ---- BatchNorm: statistics of a client's own samples, where a model is used
+
+    @property
+    def statistics(self) -> dict[str, tuple[int, ...]]:
+        """The names and shapes of what a client's model has beside its trained parameters."""
+        found = {}
+        for name in self.norms:
+            shape = tuple(self.module.get_buffer(f"{name}.{layers.STATISTICS[0]}").shape)
+            found.update({f"{name}.{leaf}": shape for leaf in layers.STATISTICS})
+        return found
+
+    def answer(self, predict: Predict | None) -> Predict:
+        """Return ``(model, x) -> scores`` for models as they are used, statistics included.
+
+        ``predict`` is that of a method; where it is None, statistics are leaves of the model.
+        """
+        if predict is None:
+            return self.logits
+        if not self.norms:
+            return predict
+
+        def by_pass(model: Tree, x: Tensor) -> Tensor:
+            with layers.using(model["passes"]):
+                return predict(model["model"], x)
+
+        return by_pass
+
+    def collect(self, model: Tree, batch: Batch, predict: Predict | None) -> layers.Sums:
+        """Return what a batch adds to the statistics of a model, and count the pass."""
+        _METER.count()
+        return self._collected(model, batch, predict)
+
+    def no_sums(self, model: Tree, batch: Batch, predict: Predict | None) -> layers.Sums:
+        """Return the zeros that sums of statistics start from; any model and batch will do."""
+        with torch.no_grad():
+            sums = self._collected(model, batch, predict)
+        zeros: layers.Sums = tree.map(torch.zeros_like, sums)
+        return zeros
+
+    def _collected(self, model: Tree, batch: Batch, predict: Predict | None) -> layers.Sums:
+        with layers.collecting(batch) as sums:
+            (predict or self.logits)(model, batch.x)
+        return sums
+
+    def equipped(self, model: Tree, sums: layers.Sums, predict: Predict | None) -> Tree:
+        """Return a model with the statistics of collected sums, as ``answer`` takes it."""
+        found = layers.statistics(sums)
+        kind = next(leaf.dtype for leaf in tree.leaves(model) if leaf.is_floating_point())
+        cast: Tree = tree.map(lambda leaf: leaf.to(kind), found)
+        if predict is not None:
+            return {"model": model, "passes": cast}
+        found = cast.get("0", {})
+        like = next(iter(model.values()))
+        for name, shape in self.statistics.items():  # a layer that no pass goes through
+            fill = 0.0 if name.endswith(layers.STATISTICS[0]) else 1.0
+            found.setdefault(name, like.new_full(shape, fill))
+        return {**model, **found}
 
 
 def _digest(tensors: dict[str, Tensor]) -> str:

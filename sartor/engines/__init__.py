@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
-from sartor.core.errors import ConfigError, did_you_mean
+from sartor.core.errors import ConfigError, ModelError, did_you_mean
 from sartor.core.task import Task
 from sartor.engines.context import Context, Engine
 from sartor.engines.cuda.graphs import Graphed
@@ -22,8 +22,13 @@ def make_engine(name: str, arena: Arena, chunk: int | None, task: Task) -> Engin
     known = ("auto", "vectorised", "sequential")
     if name not in known:
         raise ConfigError(f"Unknown engine {name!r}{did_you_mean(name, known)}")
-    if name == "sequential":
-        return Sequential(arena)
+    if task.unmapped is not None and name == "vectorised":
+        raise ModelError(
+            f"This network cannot be mapped over clients ({task.unmapped}); leave engine= out, and "
+            "they train one after the other."
+        )
+    if name == "sequential" or task.unmapped is not None:
+        return Sequential(arena, plain=task.unmapped is not None)
     if arena.device.type == "cuda":
         return Graphed(arena, chunk)
     convolves = any(parameter.dim() == 4 for parameter in task.module.parameters())

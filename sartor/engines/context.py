@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from sartor.core import rng, tree, wire
+from sartor.compose.fields import with_phases
+from sartor.core import layers, rng, tree, wire
 from sartor.core.cohort import Participation
 from sartor.core.method import ClientContext, Method, Phase, ServerContext, no_message
 from sartor.core.task import Task
@@ -38,6 +40,24 @@ from sartor.engines.plan import BatchPlan, build_plan, num_steps
 
 AFTER = ("epilogue", "evaluate")
 """The stages of work that follows a round and takes its learning rate; they are numbered one up."""
+
+
+def at_work(method: Method, task: Task) -> Method:
+    """Return a method whose phases say to layers that draw, or look at batches, what they need.
+
+    Without such layers it is the method itself.
+    """
+    if not (task.draws or task.norms):
+        return method
+
+    def change(phase: Phase) -> Phase:
+        def step(work: Tree, batch: Any, ctx: ClientContext) -> Tree:
+            with layers.working(ctx.key, batch):
+                return phase.step(work, batch, ctx)
+
+        return replace(phase, step=step, random=phase.random or bool(task.draws))
+
+    return with_phases(method, change)
 
 
 class Engine(Protocol):

@@ -36,6 +36,9 @@ GROUP = 32
 Splits = tuple[str, ...]
 TEST: Splits = ("test",)
 
+STATISTICS_BATCH = 256
+"""Samples of a batch over which BatchNorm normalises while statistics are collected."""
+
 _GROUP_BYTES = 1 << 25  # of their models
 _SHARES = 8  # groups a core at least, as clients differ in size
 _KEPT = 1 << 26  # bytes of plans that are kept from one evaluation to the next
@@ -57,6 +60,7 @@ class Evaluator:
         self.eval_batch = 64 if context.arena.device.type == "cpu" else 256
         self._plain = changed(context.method, predict=None)  # scores a global model by its logits
         self._phases: dict[tuple[int, str, bool], Phase] = {}
+        self._collecting: dict[int, tuple[Phase, Tree]] = {}
         self._plans: dict[Any, BatchPlan] = {}
         self._plan_bytes = 0
 
@@ -121,9 +125,16 @@ class Evaluator:
         tallies: dict[str, Tally],
     ) -> None:
         """Score one model per run, (runs, ...), on the data of the clients ``ids`` (runs, n)."""
+        group, model = self.common(centre, round_index, ids, run)
+        self.score(self._plain, model, group, tallies)
+
+    def common(
+        self, centre: Tree, round_index: int, ids: np.ndarray, run: int = 0
+    ) -> tuple[Group, Tree]:
+        """Return one model per run as the clients ``ids`` (runs, n) would use it."""
         group = self.context.group("evaluate", round_index, ids, ({}, {}), run)
         model = tree.map(lambda leaf: leaf[:, None].expand(*ids.shape, *leaf.shape[1:]), centre)
-        self.score(self._plain, model, group, tallies)
+        return group, self.equipped(self._plain, model, group)[0]
 
     def score(self, method: Method, model: Tree, group: Group, tallies: dict[str, Tally]) -> None:
         """Score the models (runs, n, ...) of clients on their own data."""
@@ -174,6 +185,8 @@ class Evaluator:
         if lanes != 1 or self.context.arena.device.type != "cpu":
             return False
         warm = self.context.method.schedule.first  # who trains first is left to training's blocks
+        if self.context.task.norms:  # and who looks at training samples
+            return False
         return not (self.context.method.use.adapt or (warm and warm.method.use.adapt))
 
     def _group_size(self) -> int:
@@ -212,10 +225,48 @@ class Evaluator:
         engine = self.context.engine
         work = engine.clients(method.begin, store.gather(group.ids, group.run), group.ctx)
         work, costs = self.context.run_phases(method.use.adapt, work, group)
-        return engine.clients(method.use.model, work, group.ctx), costs
+        model = engine.clients(method.use.model, work, group.ctx)
+        model, more = self.equipped(method, model, group)
+        return model, Costs(costs.backward + more.backward, costs.forward + more.forward)
+
+    def equipped(self, method: Method, model: Tree, group: Group) -> tuple[Tree, Costs]:
+        """Give the models (runs, n, ...) of clients the statistics of their own samples.
+
+        A network without BatchNorm in training mode needs none: the models are returned as they
+        are, at no cost.
+        """
+        if not self.context.task.norms:
+            return model, Costs(*np.zeros((2, len(group.ids)), dtype=np.int64))
+        if id(method) not in self._collecting:
+            self._collecting[id(method)] = self._collect_phase(method, model)
+        phase, sums = self._collecting[id(method)]
+        wide = tree.map(
+            lambda leaf: leaf.to(self.context.arena.device).expand(*group.ids.shape, *leaf.shape),
+            sums,
+        )
+        work, costs = self.context.run_phases((phase,), {"model": model, "sums": wide}, group)
+        return work["model"], costs
+
+    def _collect_phase(self, method: Method, model: Tree) -> tuple[Phase, Tree]:
+        """Make the phase that collects statistics, and the empty sums that it starts from."""
+        task, arena, predict = self.context.task, self.context.arena, method.use.predict
+        one = arena.features(arena.splits["train"].rows[:1] if arena.row is None else arena.row[:1])
+        yes = torch.ones(1, dtype=torch.bool, device=arena.device)
+        first = tree.map(lambda leaf: leaf[0, 0], model)
+        sums = task.no_sums(first, Batch(one, arena.y[:1], yes, yes.long(), yes[0]), predict)
+
+        def step(work: Tree, batch: Batch, ctx: ClientContext) -> Tree:
+            found = task.collect(work["model"], batch, predict)
+            return {**work, "sums": tree.map(torch.add, work["sums"], found)}
+
+        def leave(work: Tree, ctx: ClientContext) -> Tree:
+            return {"model": task.equipped(work["model"], work["sums"], predict)}
+
+        phase = Phase("statistics", step, leave=leave, shuffle=False, batch=STATISTICS_BATCH)
+        return phase, sums
 
     def _score_phase(self, method: Method, split: str, pooled: bool) -> Phase:
-        predict = method.use.predict or self.context.task.logits
+        predict = self.context.task.answer(method.use.predict)
 
         def scored(scores: Tensor, batch: Batch) -> Tree:
             loss = torch.where(batch.mask, self.context.task.criterion(scores, batch.y), 0.0)

@@ -1,15 +1,21 @@
-"""The reference engine: a loop over runs and clients, no vmap. Slow, plain, trusted."""
+"""The reference engine: a loop over runs and clients, no vmap. Slow, plain, trusted.
+
+It is also the engine of networks that cannot be mapped over clients. Then gradients are those of
+plain autograd, which follows whatever a network does: branches on data, ``.item()``, functions with
+gradients of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from sartor.core import tree
 from sartor.core.method import ClientContext, Phase, ServerContext
-from sartor.core.task import metered
+from sartor.core.task import alone, metered
 from sartor.core.tree import Tree
 from sartor.engines.parts import BY_RUN, Arena
 from sartor.engines.plan import BatchPlan
@@ -30,10 +36,11 @@ def _context_at(ctx: ClientContext, r: int, k: int) -> ClientContext:
 
 
 class Sequential:
-    """One client at a time."""
+    """One client at a time; ``plain`` takes gradients by autograd, not by ``torch.func``."""
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: Arena, plain: bool = False) -> None:
         self.arena = arena
+        self.around = alone if plain else nullcontext
         self.lanes: int | None = None
         self.limit: int | None = None
         self.workers = 1
@@ -91,7 +98,7 @@ class Sequential:
                 one = phase.enter(_at(work, r, k), here)
                 for s in range(int(plan.steps[r, k])):
                     batch = plan.batches(self.arena, plan.table[r, k, s % plan.table.shape[2]])
-                    with metered() as calls:
+                    with self.around(), metered() as calls:
                         one = phase.step(one, batch, here._replace(key=plan.keys[r, k, s]))
                     self.calls[phase.name] = calls()
                     taken[r, k] += 1

@@ -230,6 +230,7 @@ class InProcess:
             clock("train")
             if receipt.tally or keep is not None:
                 model = engine.clients(method.use.model, work, group.ctx)
+                model, _ = self.evaluator.equipped(method, model, group)
                 if keep is not None:
                     keep.scatter(group.ids, model, group.present, block.run)
                 self.evaluator.score(method, model, group, receipt.tally)

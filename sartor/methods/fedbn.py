@@ -10,10 +10,12 @@ Normalization", ICLR 2021 (arXiv 2102.07623).
 | η | local_lr | the one step of both; 0.01 in the paper (batch 32, one epoch, no momentum) |
 | – | relax | over-relaxation of the average; 1 is plain, as in the paper |
 
-Differs from the paper: networks here have no BatchNorm (its running statistics cannot be mapped
-over clients), so the scales and shifts of GroupNorm, LayerNorm, RMSNorm and InstanceNorm take their
-place. They are found by the type of the layer, at any depth, and not by "bn" in a name. The server
-averages by numbers of samples; the authors, with domains of equal size, plainly (`rule="uniform"`).
+Differs from the paper: the statistics of BatchNorm, which stay at home in every method, are not
+running ones but those of the client's training samples under the model that is used (see
+`sartor/core/layers.py`). The scales and shifts of GroupNorm, LayerNorm, RMSNorm and InstanceNorm
+stay at home as well. They are found by the type of the layer, at any depth, and not by "bn" in a
+name. The server averages by numbers of samples; the authors, with domains of equal size, plainly
+(`rule="uniform"`).
 
 A network without such layers has nothing to keep at home, and the method is FedAvg on it, to the
 bit, as the paper's rule says; this is the default, so that one comparison can run on any network.

@@ -14,6 +14,7 @@ from torch import nn
 from sartor.models.check import check_buffers, check_module, unlike_a_draw
 from sartor.models.convolutional import CNN2, CNN3, CNN5, LeNet5, cnn2, cnn3, cnn5, lenet5
 from sartor.models.describe import MAKERS, describe_model, rebuild_model
+from sartor.models.examine import examine, step_seconds, unmappable
 from sartor.models.plain import DNN, MCLR, dnn, mclr
 from sartor.models.pretrained import features, pretrained, trains_head_alone
 from sartor.models.recurrent import LSTM, LanguageLSTM, language_lstm, lstm
@@ -28,6 +29,7 @@ __all__ = [
     "CNN5",
     "DNN",
     "LSTM",
+    "MAKERS",
     "MCLR",
     "MODELS",
     "LanguageLSTM",
@@ -43,6 +45,7 @@ __all__ = [
     "default",
     "describe_model",
     "dnn",
+    "examine",
     "features",
     "language_lstm",
     "lenet5",
@@ -51,8 +54,10 @@ __all__ = [
     "pretrained",
     "rebuild_model",
     "resnet8",
+    "step_seconds",
     "trains_head_alone",
     "unlike_a_draw",
+    "unmappable",
 ]
 
 cifarnet = lenet5

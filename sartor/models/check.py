@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from sartor.core.errors import ModelError, did_you_mean
+from sartor.core.layers import batch_norms, is_live_norm
 from sartor.core.loops import loop_fault
 from sartor.core.task import is_pretrained
-from sartor.core.torch_private import BatchNorm, ConvNd, DropoutNd, NormBase
+from sartor.core.torch_private import BatchNorm, ConvNd, NormBase
 from sartor.data.checks import raise_faults
 
 
@@ -39,26 +40,30 @@ def _layer_faults(module: nn.Module) -> list[str]:
     faults = []
     for name, layer in module.named_modules():
         where = type(layer).__name__ + (f" at {name!r}" if name else "")
-        if isinstance(layer, NormBase) and _counts(layer):
-            kind = "BatchNorm" if isinstance(layer, BatchNorm) else "norms"
-            faults.append(
-                f"Model has {kind} ({where}): running statistics of batches cannot be mapped over "
-                "clients; use nn.GroupNorm instead, or, to keep the statistics of a trained "
-                "network as they are, put the layer in evaluation mode with .eval()."
-            )
-        elif isinstance(layer, nn.RNNBase):
-            if (fault := loop_fault(layer)) is not None:
-                faults.append(f"Model has {where}: {fault}")
-        elif layer.training and (
-            (isinstance(layer, DropoutNd) and layer.p > 0)
-            or (isinstance(layer, nn.MultiheadAttention) and layer.dropout > 0)
-            or isinstance(layer, nn.RReLU)
-        ):
-            faults.append(
-                f"Model has {where}: random layers are not supported in training; set p=0, "
-                "remove it, or put the layer in evaluation mode with .eval()."
-            )
+        if isinstance(layer, NormBase) and _counts(layer) and not is_live_norm(layer):
+            faults.append(f"Model has {where}: {_norm_advice(layer)}")
+        elif isinstance(layer, nn.RNNBase) and (fault := loop_fault(layer)) is not None:
+            faults.append(f"Model has {where}: {fault}")
     return faults
+
+
+def _norm_advice(layer: Any) -> str:
+    """Say why a layer's statistics of batches are neither those of clients nor constant."""
+    frozen = "or, to keep the statistics of a trained network as they are, call .eval() on it"
+    if not isinstance(layer, BatchNorm):
+        return (
+            "running statistics of batches cannot be mapped over clients; set "
+            f"track_running_stats=False, use nn.GroupNorm, {frozen}."
+        )
+    if layer.running_mean is None:
+        return (
+            "in use it would normalise by whatever is in the batch; set track_running_stats=True, "
+            "so that each client has statistics of its own samples, or use nn.GroupNorm."
+        )
+    return (
+        "its forward pass is its own, so it cannot tell samples from padding; use nn.BatchNorm1d, "
+        f"2d or 3d itself, use nn.GroupNorm, {frozen}."
+    )
 
 
 def _counts(layer: Any) -> bool:
@@ -73,7 +78,9 @@ def check_buffers(module: nn.Module, x: Tensor) -> None:
 
     A network that cannot take the samples ``x`` is not checked.
     """
-    before = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+    own = tuple(f"{name}." for name in batch_norms(module))  # theirs are no state: see core.layers
+    buffers = [pair for pair in module.named_buffers() if not pair[0].startswith(own or ("\0",))]
+    before = {name: buffer.detach().clone() for name, buffer in buffers}
     if not before:
         return
     tried = copy.deepcopy(module, {id(p): p for p in module.parameters()})

@@ -79,6 +79,11 @@ def features(module: nn.Module, federation: Federation, batch: int = 256) -> Fed
     head = head_of(module)
     check_module(module, head)
     task = Task(module, head)
+    if task.norms:
+        raise ModelError(
+            f"BatchNorm at {task.norms[0]!r} is in training mode, so features would depend on the "
+            "other samples of a batch; put the network in evaluation mode, as pretrained() does."
+        )
     params = {k: task.module.get_parameter(k).detach() for k in task.leaf_names}
     kind = next(iter(params.values())).dtype
     x = federation.x.to(kind) if federation.x.is_floating_point() else federation.x

@@ -18,7 +18,7 @@ from sartor.core.task import Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.arena import build_arena
-from sartor.engines.context import Context
+from sartor.engines.context import Context, at_work
 from sartor.engines.parts import Group, Order, Receipt, Tally
 from sartor.engines.vectorised import Vectorised
 from sartor.engines.work import InProcess
@@ -46,6 +46,7 @@ class SingleClient:
         states: ClientState,
         device: torch.device,
     ) -> None:
+        method = at_work(method, task)
         self.method, self.states, self.index = method, states, int(head["index"])
         self.ids = np.array([[self.index]])
         self.dtype: torch.dtype = getattr(torch, head["dtype"])

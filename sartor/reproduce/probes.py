@@ -208,10 +208,10 @@ def deviations(simulation: Simulation, problems: Sequence[Problem]) -> Probe:
 
 def _of_first(simulation: Simulation, models: Tree, run: int, problem: Problem) -> dict[str, float]:
     task, predict = simulation.task, simulation.method.use.predict
-    networks = []
+    answer, networks = task.answer(predict), []
     for client in range(problem.federation.num_clients):
         params = tree.map(lambda leaf, k=client: leaf[run, k].clone(), models)
-        network = task.with_params(params) if predict is None else Predictor(params, predict)
+        network = task.with_params(params) if predict is None else Predictor(params, answer)
         networks.append(network.to(simulation.context.arena.device))
     found = loss_deviations(networks, problem.federation, criterion=task.criterion)
     has = found.counts[0] > 0

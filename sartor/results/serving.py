@@ -160,7 +160,9 @@ def uncertain(
 def tree_of(network: nn.Module) -> Tree:
     """Return the trained parameters of a model as a tree, as ``Simulation.params`` has them."""
     if not isinstance(network, Predictor):
-        return {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
+        own = {name: p.detach() for name, p in network.named_parameters() if p.requires_grad}
+        statistics = getattr(network, "sartor_statistics", ())  # of BatchNorm
+        return own | {name: network.get_buffer(name) for name in statistics}
     return tree.map(torch.detach, network.tree())
 
 

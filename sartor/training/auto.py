@@ -390,7 +390,7 @@ def _trial(
     clients = folds[0].num_clients
     everybody = np.tile(np.arange(clients), (len(simulation.runs), 1))
     models = simulation.models(everybody)
-    predict = method.use.predict or task.logits
+    predict = task.answer(method.use.predict)
     arena = simulation.context.arena
     scores = []
     with torch.no_grad():

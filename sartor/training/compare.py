@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sartor import methods
-from sartor.core.errors import ConfigError, DivergedError
+from sartor.core.errors import ConfigError, DivergedError, refuse
 from sartor.core.hyper import Value
 from sartor.engines.shard import processes
 from sartor.results.comparison import Comparison
 from sartor.runs import ComparisonFolder
 from sartor.training.auto import without_choices
 from sartor.training.fit import begin_folder, fit, save_or_warn
+from sartor.training.misplaced import places
 from sartor.training.settings import Federations, remembered
 
 BASELINES = ("local", "fedavg", "fedavg-ft")
@@ -54,6 +56,9 @@ def compare(
     wanted = methods.expand([*(BASELINES if baselines else ()), *listed])
     for name in wanted:
         methods.find(name)
+    known = inspect.signature(fit).parameters
+    strange = {key: value for key, value in settings.items() if key not in known}
+    refuse(places(strange, wanted[-1], known, "compare"))
     federations = remembered(federation)
     folder = None
     if out is not None:

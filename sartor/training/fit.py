@@ -33,6 +33,8 @@ from sartor.runs import ComparisonFolder, RunFolder
 from sartor.training import auto
 from sartor.training.callbacks import Listeners
 from sartor.training.driver import drive
+from sartor.training.misplaced import guided, refuse_misplaced
+from sartor.training.networks import say_of_network
 from sartor.training.onboarding import result_of, stored_form, trained
 from sartor.training.progress import Progress
 from sartor.training.schema import documented, settings_on
@@ -55,6 +57,7 @@ from sartor.training.stopping import EarlyStopping
 K = TypeVar("K", RunFolder, ComparisonFolder)
 
 
+@guided
 @documented
 def fit(  # noqa: D417  (the decorator adds the other arguments)
     method: str | methods.Factory,
@@ -129,6 +132,7 @@ def fit(  # noqa: D417  (the decorator adds the other arguments)
         return _fit_auto(federation, settings, out, resume, reopen)
     factory = methods.find(method)
     static = methods.static_options(factory)
+    refuse_misplaced(method, hyper, sweep, options)
     if do_no_harm:
         options = {**(options or {}), "do_no_harm": True}
     rows = None if sweep is None or isinstance(sweep, Mapping) else checked_rows(sweep, static)
@@ -239,6 +243,7 @@ def _fit_lanes(
         settings.model, federations[settings.seeds[0]], settings.compute, settings.measure
     )
     warn_of_lost_weights(settings.model)
+    say_of_network(task, local, [*federations.values()], settings.engine)
     options = with_held_out(
         method, task, local, options, list(federations.values()), settings.measure
     )

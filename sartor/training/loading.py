@@ -6,6 +6,7 @@ settings (JSON) what is needed to use them without the training data. Nothing is
 
 from __future__ import annotations
 
+import copy
 import functools
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch import nn
 
 from sartor import models
 from sartor.core.errors import ModelError, RunFolderError
+from sartor.core.layers import batch_norms
 from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.results.result import Result
@@ -52,7 +54,7 @@ def load(path: str | Path, model: nn.Module | None = None) -> Result:
             return task.with_params(params)
         predicted = record_of(result, task, run).use.predict
         assert predicted is not None
-        return Predictor(params, predicted, task.fixed)
+        return Predictor(params, task.answer(predicted), task.fixed)
 
     def newcomers(data: Any, run: int = 0, **settings: Any) -> Result:
         trained = restored(result, task_of(result, model), run, *folder.read_server(run))
@@ -79,6 +81,8 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
             f"{', '.join(LOSSES)} alone; train again and use the result of fit."
         )
     said = result.config["model"]
+    if said.get("statistics") and not batch_norms(network):  # a client's model, ready to use
+        network = copy.deepcopy(network).train()
     models.check_module(network, said["head"])
     task = Task(network, said["head"], *LOSSES[kind], None, kind)
     if task.given_weights().get("fixed") != said.get("fixed"):
@@ -92,6 +96,7 @@ def task_of(result: Result, model: nn.Module | None) -> Task:
 
 def _check_leaves(task: Task, params: Tree) -> None:
     wanted = {k: tuple(task.module.get_parameter(k).shape) for k in task.leaf_names}
+    wanted |= task.statistics
     found = {k: tuple(p.shape) for k, p in params.items()}
     if wanted != found:
         unlike = sorted(k for k in {*wanted, *found} if wanted.get(k) != found.get(k))

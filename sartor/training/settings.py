@@ -41,6 +41,7 @@ from sartor.results.headline import HeadlineMetric, chosen_metric
 from sartor.results.measures import probabilities
 from sartor.results.scores import Run
 from sartor.results.serving import facts_of
+from sartor.training import networks
 from sartor.training.progress import Progress
 from sartor.training.schema import settings_on
 from sartor.training.simulation import phases_on
@@ -193,18 +194,19 @@ def make_task(
 
     ``measure`` is one of the words of ``sartor.results.headline``; None takes that of the task.
     """
-    network = model or models.default(federation)
+    network = networks.given_network(model) or models.default(federation)
     head = head_of(network)
     models.check_module(network, head)
-    if isinstance(federation, Federation):  # a server knows their shape alone
-        models.check_buffers(network, federation.x[:2])
+    draws = networks.tried(network, federation)
     if getattr(network, "criterion", None) == "given":
         chosen_metric(None, measure)
-        return Task(network, head, given, never, compute)
-    kind = federation.task
-    metric = chosen_metric(kind, measure)
-    own = functools.partial(_measured, metric, kind) if metric.function is not None else None
-    return Task(network, head, *LOSSES[kind], compute, kind, own)
+        task = Task(network, head, given, never, compute, draws=draws)
+    else:
+        kind = federation.task
+        metric = chosen_metric(kind, measure)
+        own = functools.partial(_measured, metric, kind) if metric.function is not None else None
+        task = Task(network, head, *LOSSES[kind], compute, kind, own, draws=draws)
+    return networks.mapped(task, federation)
 
 
 def _measured(metric: HeadlineMetric, kind: str, y: np.ndarray, scores: np.ndarray) -> float:

@@ -26,7 +26,8 @@ from sartor.core.task import Predictor, Task
 from sartor.core.tree import Tree
 from sartor.data.federation import Federation
 from sartor.engines.arena import build_arena, with_palette
-from sartor.engines.context import Context, Engine
+from sartor.engines.context import Context, Engine, at_work
+from sartor.engines.evaluate import Evaluator
 from sartor.engines.parts import Arena, Receipt, States, Tally
 from sartor.engines.round import Rounds
 from sartor.engines.work import ClientWork, InProcess
@@ -82,6 +83,7 @@ class Simulation:
         stopping: EarlyStopping | None = None,
         measure: str | None = None,
     ) -> None:
+        method = at_work(method, task)
         self.method, self.task, self.runs, self.num_rounds = method, task, list(runs), rounds
         self.federations = list(federations)
         self.eval_every, self.points, self.measure = eval_every, points, measure
@@ -338,7 +340,7 @@ class Simulation:
         tallies, receipt = self.clients.evaluate(server, store, t, self.splits)
         if record:
             self.log.score("pre", t, tallies)
-        adapt, last = self.method.use.adapt, "evaluate"
+        adapt, last = self.method.use.adapt or self.task.norms, "evaluate"
         seen = adapt and any(one.schedule.stage == last for one in endings(self.method))
         self._adaptation = receipt if adapt and not seen else None
         if self._adaptation is not None and t == self.num_rounds:
@@ -413,7 +415,10 @@ class Simulation:
                     f"{self.method.name} has no global model; ask for the point 'pre' or 'post'."
                 )
             centre = self.context.centre(self.deployed()[0], self._used_round(run))
-            return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
+            if not self.task.norms:
+                return tree.map(lambda leaf: leaf[run].detach().cpu().clone(), centre)
+            model = Evaluator(self.context).common(centre, self._used_round(run), ids)[1]
+            return tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
         model = self.models(ids, point, self._used_round(run))
         found: Tree = tree.map(lambda leaf: leaf[run, 0].detach().cpu().clone(), model)
         return found
@@ -435,7 +440,7 @@ class Simulation:
         params, predict = self.params(client, run, point), self.method.use.predict
         if predict is None or point == "global":
             return self.task.with_params(params)
-        return Predictor(params, predict, self.task.fixed)
+        return Predictor(params, self.task.answer(predict), self.task.fixed)
 
     def label_counts(self) -> np.ndarray | None:
         """Count the labels of every client: (runs, clients, classes), where there are classes."""

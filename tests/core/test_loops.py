@@ -103,9 +103,9 @@ def test_what_torch_refuses_is_refused(kind: Any, shape: Any, state: Any) -> Non
 
 
 def test_a_task_refuses_what_would_train_as_something_else() -> None:
-    """Also without the check of ``fit``: dropout would be left out in silence."""
-    network = nn.Sequential(nn.LSTM(3, 4, 2, dropout=0.5))
-    with pytest.raises(ModelError, match="LSTM at '0': dropout"):
+    """Also without the check of ``fit``: projections would be left out in silence."""
+    network = nn.Sequential(nn.LSTM(3, 4, 2, proj_size=2))
+    with pytest.raises(ModelError, match="LSTM at '0': projections"):
         Task(network).logits(dict(network.named_parameters()), torch.randn(5, 2, 3))
 
 

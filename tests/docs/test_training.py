@@ -12,6 +12,7 @@ import pytest
 DOCS = Path(__file__).parents[2] / "docs"
 
 
+@pytest.mark.filterwarnings("ignore:The network has BatchNorm")
 @pytest.mark.parametrize("page", ["training.md", "tuning.md"])
 def test_the_blocks_of_a_page_run(page: str, tmp_path, monkeypatch, capsys) -> None:
     """Those that need a package that is not here are compiled only."""
@@ -25,5 +26,7 @@ def test_the_blocks_of_a_page_run(page: str, tmp_path, monkeypatch, capsys) -> N
         if not package or importlib.util.find_spec(package) is not None:
             exec(code, names)
     if page == "training.md":
+        assert not names["reader"].training
+        assert names["own"].accuracy > 0.8
         assert names["short"].stopped[0]["why"] == "Enough asked to stop in on_evaluation"
         assert "fedavg on 8 clients, 10 rounds" in capsys.readouterr().out

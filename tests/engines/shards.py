@@ -20,12 +20,13 @@ import numpy as np
 import torch
 
 from sartor.core.local import Local
+from sartor.core.task import Task
 from sartor.engines.shard import processes as group
 from sartor.engines.shard.processes import Processes
 from sartor.methods import METHODS, build
 from sartor.runs import RunFolder
 from sartor.training.simulation import Simulation
-from tests.toys import federation, net_task, outcome, run, simulation, two_allocations
+from tests.toys import Noisy, federation, net_task, outcome, run, simulation, two_allocations
 
 LOCAL = Local(epochs=2, batch=3, lr=0.1)
 Job = Callable[[Processes | None], Simulation]
@@ -35,10 +36,10 @@ def job(name: str, sweep: bool = False, **settings: Any) -> Job:
     """Return how a method is trained on five unequal clients, or on two allocations of them."""
 
     def make(processes: Processes | None) -> Simulation:
-        task = net_task()
+        task = Task(Noisy(), "fc") if settings.get("noisy") else net_task()
         options = settings.get("options", {})
         feds = two_allocations() if sweep else [federation()]
-        rest = {k: v for k, v in settings.items() if k != "options"}
+        rest = {k: v for k, v in settings.items() if k not in ("options", "noisy")}
         method = build(name, task, LOCAL, options)
         return simulation(method, task, feds, processes=processes, **rest)
 
@@ -48,6 +49,7 @@ def job(name: str, sweep: bool = False, **settings: Any) -> Job:
 FAST: dict[str, Job] = {
     "fedavg": job("fedavg", points=("pre", "post", "global")),
     "fedavg, two allocations": job("fedavg", sweep=True),
+    "fedavg, a network of one's own": job("fedavg", sweep=True, noisy=True),
     "fedprox, one lane at a time": job(
         "fedprox", sweep=True, chunk=1, hyper=[{"prox_strength": 0.3}, {"prox_strength": 2.0}]
     ),

@@ -381,7 +381,7 @@ def test_a_loaded_network_is_checked_as_a_trained_one(tmp_path) -> None:
     """The network itself, in training mode, would answer by chance: it is refused."""
     net, fed = Trained(), images()
     sartor.fit("fedavg", fed, model=pretrained(net), rounds=1, local=LOCAL, out=tmp_path / "run")
-    with pytest.raises(ModelError, match=r"\.eval\(\)"):
+    with pytest.raises(ModelError, match=r"sartor\.models\.pretrained"):
         sartor.load(tmp_path / "run", model=net).predict("c0", fed.x[:3])
     again = sartor.load(tmp_path / "run", model=net.eval())
     assert len(again.predict("c0", fed.x[:3]).scores) == 3
@@ -486,8 +486,7 @@ def test_what_a_network_leaves_open_is_asked() -> None:
         pretrained(net, train=["fc1"])
     with pytest.raises(ModelError, match="train must be a list of parts"):
         pretrained(net, train="fc")
-    with pytest.raises(ModelError, match=r"BatchNorm2d at 'norm'.*\.eval\(\)"):
-        check_module(Trained(), "fc")
+    check_module(Trained(), "fc")  # BatchNorm in training mode has statistics of its clients
 
 
 def test_methods_with_a_body_and_a_head_say_which_is_frozen() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import tempfile
 from typing import Any
 
@@ -42,13 +43,14 @@ def _quadratic(method: str, **settings: Any) -> sartor.Result:
 def test_a_sweep_is_one_pass_of_rows_with_seeds_fastest(monkeypatch) -> None:
     """λ × seeds train as lanes of one simulation, and each row says what it is."""
     made = []
-    plain = sartor.fit.__globals__["Simulation"]
+    names = inspect.unwrap(sartor.fit).__globals__
+    plain = names["Simulation"]
 
     def count(*args: Any, **kwargs: Any) -> Any:
         made.append(plain(*args, **kwargs))
         return made[-1]
 
-    monkeypatch.setitem(sartor.fit.__globals__, "Simulation", count)
+    monkeypatch.setitem(names, "Simulation", count)
     result = _fit("fedprox", sweep={"prox_strength": [0.1, 1.0, 5.0]}, seeds=(3, 8))
     assert len(made) == 1
     assert [(r.hyper["prox_strength"], r.seed) for r in result.runs] == [
@@ -232,7 +234,8 @@ def test_compare_puts_the_baselines_beside() -> None:
         ({"options": {"rule": "unifrom"}}, "rule must be one of 'normalized', 'uniform', 'chen'"),
         ({"hyper": {"local_rl": 0.1}}, "'local_rl'; did you mean 'local_lr'?"),
         ({"sweep": {"relaxx": [1.0]}}, "'relaxx'; did you mean 'relax'?"),
-        ({"hyper": {"rule": "chen"}}, "rule must be a number"),
+        ({"hyper": {"rule": "chen"}}, "write options={'rule': 'chen'}"),
+        ({"hyper": {"relax": "chen"}}, "relax must be a number"),
         ({"sweep": {"local_lr": 0.1}}, "sweep['local_lr'] must be a list"),
         ({"sweep": {"local_lr": []}}, "sweep['local_lr'] must be a list"),
         ({"engine": "sequentail"}, "did you mean 'sequential'?"),

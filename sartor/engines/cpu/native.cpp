@@ -348,6 +348,25 @@ void normals(int64_t lanes, int64_t count, const int64_t* keys, T* out) {
         }
 }
 
+// keys: (lanes, 2); out: (lanes, count), whether the word is at least ``low``.
+void keep(int64_t lanes, int64_t count, int64_t number, uint64_t low, const int64_t* keys,
+          uint8_t* out) {
+    for (int64_t lane = 0; lane < lanes; lane++, keys += 2, out += count)
+        for (int64_t at = 0; at < count; at += 4 * LANES) {
+            words c[4] = {};
+            uint8_t found[4 * LANES];
+            for (int i = 0; i < LANES; i++) {
+                c[0][i] = uint32_t(at / 4 + i);
+                c[1][i] = uint32_t(number);
+                c[3][i] = 2;
+            }
+            philox(uint32_t(keys[0]), uint32_t(keys[1]), c);
+            for (int i = 0; i < LANES; i++)
+                for (int j = 0; j < 4; j++) found[4 * i + j] = c[j][i] >= low;
+            memcpy(out + at, found, least(4 * LANES, count - at));
+        }
+}
+
 Shape shape_of(const int64_t* s) { return {s[0], s[1], s[2], s[3], s[4], s[5], s[6], s[7], s[8]}; }
 
 }  // namespace
@@ -370,6 +389,10 @@ Shape shape_of(const int64_t* s) { return {s[0], s[1], s[2], s[3], s[4], s[5], s
     extern "C" void normals_##NAME(const int64_t* s, const int64_t* keys, T* out) {             \
         normals<T>(s[0], s[1], keys, out);                                                      \
     }
+
+extern "C" void keep_float(const int64_t* s, const int64_t* keys, uint8_t* out) {
+    keep(s[0], s[1], s[2], uint64_t(s[3]), keys, out);
+}
 
 FORMS(float, float)
 FORMS(double, double)

@@ -364,6 +364,16 @@ def drawn(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
     return out
 
 
+def kept(keys: Tensor, number: int, num: int, low: int) -> Tensor:
+    """Draw what dropout keeps: (L, num) booleans of keys (L, 2), as ``rng.kept`` does."""
+    _check(keys.dim() == 2 and keys.shape[1] == 2 and keys.dtype == torch.int64)
+    keys = keys.contiguous()
+    out = torch.empty((len(keys), num), dtype=torch.bool)
+    where = numbers(len(keys), num, number, low)
+    function("keep", torch.float32)(where, address(keys), address(out))
+    return out
+
+
 def _on_cores(name: str, sizes: Sequence[int], first: Tensor, *others: Tensor | None) -> Any:
     """Call a compiled function whose work the threads of PyTorch share."""
     where = (address(t) for t in (first, *others))

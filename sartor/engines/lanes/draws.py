@@ -56,6 +56,30 @@ def lane_normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
     return torch.stack([rng.normal(key, (num,), dtype) for key in keys])
 
 
+def kept(key: Tensor, number: int, shape: tuple[int, ...], p: float) -> Tensor:
+    """Draw what ``rng.kept`` does, by the operator."""
+    low = rng.lowest_kept(p)
+    return lane_kept(key[None], number, math.prod(shape), low)[0].reshape(shape)
+
+
+@operator(
+    "lane_kept(Tensor keys, int number, int num, int low) -> Tensor",
+    lambda keys, number, num, low: keys.new_empty((keys.shape[0], num), dtype=torch.bool),
+)
+def lane_kept(keys: Tensor, number: int, num: int, low: int) -> Tensor:
+    """Say which words of draw ``number`` are at least ``low``: (L, num) of keys (L, 2)."""
+    if _launches(keys, torch.float32):
+        out = torch.empty((len(keys), num), dtype=torch.bool, device=keys.device)
+        per_lane = ceil(ceil(num, 4), _BLOCK)
+        given = (out.view(torch.uint8), keys, num, per_lane, number, low, *keys.stride())
+        launch("draw_kernels", "keep", (len(keys) * per_lane,), *given, BLOCK=_BLOCK, num_warps=4)
+        return out
+    if native.takes_draw(keys, torch.float32):
+        return native.kept(keys, number, num, low)
+    words = [rng.keep_words(key, number, num) for key in keys]
+    return torch.stack(words) >= low if words else keys.new_empty((0, num), dtype=torch.bool)
+
+
 def words_at(keys: Tensor, blocks: Tensor) -> Tensor:
     """Return what ``rng.words_at`` does of keys (n, 2) and blocks (n,), on a GPU in one launch."""
     if not (keys.is_cuda and installed() and len(blocks)):

@@ -15,7 +15,7 @@ goes its plain way.
 | ``sartor.core.loops.lstm_loop`` | ``recurrence``: one launch | ``recurrence`` by ``native`` |
 | ``sartor.core.tree.addcmul`` | ``leaves``: one launch | ``leaves`` by ``native``, many lanes |
 | ``sartor.core.tree.add_difference``, ``pulled_step`` | ``leaves``: one launch | |
-| ``sartor.core.rng.normal`` | ``draws``: one launch | ``native`` |
+| ``sartor.core.rng.normal``, ``kept`` | ``draws``: one launch | ``native`` |
 """
 
 from __future__ import annotations
@@ -185,6 +185,10 @@ def _normal(
     return draws.normal(key, shape, dtype) if draws.takes(key, shape, dtype) else None
 
 
+def _kept(key: Tensor, number: int, shape: tuple[int, ...], p: float) -> Tensor | None:
+    return draws.kept(key, number, shape, p) if draws.takes(key, shape, torch.float32) else None
+
+
 def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
     x, kernel = _windows(*args, **kwargs)
     return pooling.max_pool2d(x, kernel) if kernel and native.takes_pool(x, kernel) else None
@@ -205,6 +209,7 @@ class LaneOperations(_Operations):
         tree.add_difference_leaves: _update("add_difference", 1),
         tree.pulled_step_leaves: _update("pulled_step", 2),
         rng.normal: _normal,
+        rng.kept: _kept,
     }
 
 
@@ -222,7 +227,7 @@ class CoreOperations(_Operations):
 class DrawOperations(_Operations):
     """Steps on a CPU that draw, with vmap or without."""
 
-    forms: ClassVar = {rng.normal: _normal}
+    forms: ClassVar = {rng.normal: _normal, rng.kept: _kept}
 
 
 class CoreLanes(_Operations):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from sartor.cli.config import SUFFIXES
 from sartor.data.layouts import DATASETS
-from sartor.data.tables import FILES
+from sartor.data.table_files import FILES
 from sartor.methods import KNOWN
 from sartor.models import MODELS
 from sartor.training.schema import Setting

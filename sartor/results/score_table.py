@@ -7,7 +7,7 @@ the client, where it has both classes there, else of all clients. Without valida
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,12 @@ def measure(task: str, y: Array, scores: Array, weight: Array | None = None) -> 
     return {name: function(y, scores, weight) for name, function in FUNCTIONS[task].items()}
 
 
+def formats_of(names: Sequence[str]) -> dict[str, str]:
+    """Return how measures are shown: shares in per cent, other bounded ones with three decimals."""
+    known = [name for name in names if name not in PLAIN]
+    return {name: "percent" if name in SHARES else "score" for name in known}
+
+
 def score(
     result: Readings,
     network: Callable[[int], nn.Module],
@@ -111,8 +117,7 @@ def score(
     columns = [*next(iter(found.values()))]
     if len(rows) > 1:
         rows += _all_clients(task, answers, columns, rows)
-    formats = {name: "percent" if name in SHARES else "score" for name in columns}
-    formats = {name: kind for name, kind in formats.items() if name not in PLAIN}
+    formats = formats_of(columns)
     notes: dict[str, Any] = {}
     if "sensitivity" in columns:
         notes["positive class"] = str((result.facts().get("class_names") or ["0", "1"])[1])

@@ -14,26 +14,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from sartor.core.errors import ConfigError, FederationError
+from sartor.data.cells import Array, is_missing, level_of, read_column
 from sartor.data.checks import some
-from sartor.data.encoding import (
-    Array,
-    columns_of,
-    empty_cells,
-    is_missing,
-    level_of,
-    read_column,
-)
+from sartor.data.encoding import columns_of, empty_cells
 from sartor.data.table_files import LABELS
-from sartor.results.measures import measure
 from sartor.results.readings import Readings
+from sartor.results.score_table import formats_of, measure
 from sartor.results.serving import Prediction
 from sartor.results.tables import Table
 
 FAR = 10.0
 """Deviations from the mean of training from which a number is called far."""
-
-UNITLESS = ("RMSE", "MAE", "R²", "perplexity")
-"""Measures that are no shares."""
 
 Predict = Callable[[str, Any], Prediction]
 """``(client, samples) -> answers``."""
@@ -318,9 +309,8 @@ def _scores(
     if len(rows) > 1:
         pooled = measure(task, *(np.concatenate(part) for part in zip(*every, strict=True)))
         rows.append(["all, pooled", int(known.sum()), *pooled.values()])
-    formats = {name: "percent" for name in names if name not in UNITLESS}
     said = {"mind": "rows that a model was trained on score too well"}
-    return Table(["client", "samples", *names], rows, said, formats, title="scores")
+    return Table(["client", "samples", *names], rows, said, formats_of(names), title="scores")
 
 
 def _truth(

@@ -182,7 +182,7 @@ def test_deep_statistics_follow_from_those_before() -> None:
 def test_layers_in_evaluation_mode_keep_their_statistics() -> None:
     """A frozen layer is constant, and a live one beside it has statistics of its own."""
     net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    net[0].running_mean.fill_(0.7)
+    net.get_buffer("0.running_mean").fill_(0.7)
     net[0].eval()
     task = Task(net)
     assert task.norms == ("2",)

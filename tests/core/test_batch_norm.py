@@ -169,7 +169,8 @@ def test_deep_statistics_follow_from_those_before() -> None:
     net = nn.Sequential(*net, nn.BatchNorm1d(4, eps=1e-12), nn.Linear(4, 3))
     task, fed = Task(net), federation()
     sim = run(simulation(build("fedavg", task, LOCAL, {}), task, [fed], rounds=1))
-    found, x = sim.network(3), fed.x[fed.train.of(3)]
+    found: Any = sim.network(3)
+    x = fed.x[fed.train.of(3)]
     again: Any = copy.deepcopy(found).train()
     for layer in again:
         if isinstance(layer, nn.BatchNorm1d):
@@ -181,8 +182,9 @@ def test_deep_statistics_follow_from_those_before() -> None:
 
 def test_layers_in_evaluation_mode_keep_their_statistics() -> None:
     """A frozen layer is constant, and a live one beside it has statistics of its own."""
-    net = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.BatchNorm1d(5), nn.Linear(5, 3))
-    net.get_buffer("0.running_mean").fill_(0.7)
+    net: Any = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.BatchNorm1d(5))
+    net.append(nn.Linear(5, 3))
+    net[0].running_mean.fill_(0.7)
     net[0].eval()
     task = Task(net)
     assert task.norms == ("2",)

@@ -72,6 +72,19 @@ def test_compiled_draws_are_the_plain_ones(dtype: torch.dtype) -> None:
 
 
 @compiled
+@pytest.mark.parametrize("p", [0.0, 0.3, 0.5, 1.0])
+def test_what_dropout_keeps_is_the_same(p: float) -> None:
+    """Compiled, mapped over lanes or not: every boolean, for every length and number of a draw."""
+    keys, low = _keys(), rng.lowest_kept(p)
+    for number, num in ((0, 1), (7, 5), (7, 33), (123_456, 40_001)):
+        wanted = torch.stack([rng.keep_words(key, number, num) for key in keys]) >= low
+        assert torch.equal(draws.lane_kept(keys, number, num, low), wanted)
+    with DrawOperations():
+        found = vmap(lambda key: rng.kept(key, 3, (2, 9), p))(keys)
+    assert torch.equal(found, torch.stack([rng.kept(key, 3, (2, 9), p) for key in keys]))
+
+
+@compiled
 def test_every_length_is_the_beginning_of_a_longer_one() -> None:
     """Nothing depends on where a block of counters or a vector of them ends."""
     keys = _keys()

@@ -72,21 +72,3 @@ def normal(out, keys, num, per_lane, lane_step, word_step, BLOCK: tl.constexpr):
     put(to, n + 1, num, z1)
     put(to, n + 2, num, z2)
     put(to, n + 3, num, z3)
-
-
-@jit("num", "per_lane", "number", "low")
-def keep(out, keys, num, per_lane, number, low, lane_step, word_step, BLOCK: tl.constexpr):
-    """Say which words of draw ``number`` are at least ``low``, (L, num) bytes of keys (L, 2)."""
-    lane = (tl.program_id(0) // per_lane).to(tl.int64)
-    counter = (tl.program_id(0) % per_lane).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    zero = tl.zeros((BLOCK,), tl.uint32)
-    at = keys + lane * lane_step
-    k0 = tl.load(at).to(tl.uint32)
-    k1 = tl.load(at + word_step).to(tl.uint32)
-    which = zero + number.to(tl.uint32)
-    w0, w1, w2, w3 = philox(k0, k1, counter.to(tl.uint32), which, zero, zero + 2)
-    to, n = out + lane * num, 4 * counter
-    tl.store(to + n, (w0.to(tl.int64) >= low).to(tl.uint8), mask=n < num)
-    tl.store(to + n + 1, (w1.to(tl.int64) >= low).to(tl.uint8), mask=n + 1 < num)
-    tl.store(to + n + 2, (w2.to(tl.int64) >= low).to(tl.uint8), mask=n + 2 < num)
-    tl.store(to + n + 3, (w3.to(tl.int64) >= low).to(tl.uint8), mask=n + 3 < num)

@@ -57,7 +57,7 @@ def lane_normal(keys: Tensor, num: int, dtype: torch.dtype) -> Tensor:
 
 
 def kept(key: Tensor, number: int, shape: tuple[int, ...], p: float) -> Tensor:
-    """Draw what ``rng.kept`` does, by the operator."""
+    """Draw what ``rng.kept`` does, by the operator: compiled on a CPU."""
     low = rng.lowest_kept(p)
     return lane_kept(key[None], number, math.prod(shape), low)[0].reshape(shape)
 
@@ -68,12 +68,6 @@ def kept(key: Tensor, number: int, shape: tuple[int, ...], p: float) -> Tensor:
 )
 def lane_kept(keys: Tensor, number: int, num: int, low: int) -> Tensor:
     """Say which words of draw ``number`` are at least ``low``: (L, num) of keys (L, 2)."""
-    if _launches(keys, torch.float32):
-        out = torch.empty((len(keys), num), dtype=torch.bool, device=keys.device)
-        per_lane = ceil(ceil(num, 4), _BLOCK)
-        given = (out.view(torch.uint8), keys, num, per_lane, number, low, *keys.stride())
-        launch("draw_kernels", "keep", (len(keys) * per_lane,), *given, BLOCK=_BLOCK, num_warps=4)
-        return out
     if native.takes_draw(keys, torch.float32):
         return native.kept(keys, number, num, low)
     words = [rng.keep_words(key, number, num) for key in keys]

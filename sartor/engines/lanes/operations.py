@@ -15,7 +15,8 @@ goes its plain way.
 | ``sartor.core.loops.lstm_loop`` | ``recurrence``: one launch | ``recurrence`` by ``native`` |
 | ``sartor.core.tree.addcmul`` | ``leaves``: one launch | ``leaves`` by ``native``, many lanes |
 | ``sartor.core.tree.add_difference``, ``pulled_step`` | ``leaves``: one launch | |
-| ``sartor.core.rng.normal``, ``kept`` | ``draws``: one launch | ``native`` |
+| ``sartor.core.rng.normal`` | ``draws``: one launch | ``native`` |
+| ``sartor.core.rng.kept`` | | ``draws`` by ``native`` |
 """
 
 from __future__ import annotations
@@ -186,7 +187,8 @@ def _normal(
 
 
 def _kept(key: Tensor, number: int, shape: tuple[int, ...], p: float) -> Tensor | None:
-    return draws.kept(key, number, shape, p) if draws.takes(key, shape, torch.float32) else None
+    fits = key.is_cpu and draws.takes(key, shape, torch.float32)
+    return draws.kept(key, number, shape, p) if fits else None
 
 
 def _max_pool2d_alone(*args: Any, **kwargs: Any) -> Tensor | None:
@@ -209,7 +211,6 @@ class LaneOperations(_Operations):
         tree.add_difference_leaves: _update("add_difference", 1),
         tree.pulled_step_leaves: _update("pulled_step", 2),
         rng.normal: _normal,
-        rng.kept: _kept,
     }
 
 

@@ -172,7 +172,9 @@ def list_data(data_dir: Path | None) -> Answer:
     return [asdict(entry) for entry in found], [Table(columns, rows, notes)]
 
 
-def examine_data(experiment: Experiment) -> tuple[Any, list[Table], list[str]] | None:
+def examine_data(
+    experiment: Experiment, page: Path | None = None
+) -> tuple[Any, list[Table], list[str]] | None:
     """Examine a table, or a folder of them: an answer, tables, lines for a person; else None."""
     from sartor.cli import examination
 
@@ -212,7 +214,13 @@ def examine_data(experiment: Experiment) -> tuple[Any, list[Table], list[str]] |
         first = "fix the faults that no flag settles; then "
     how = f", {first}with the flags that settle the rest" if found.flags() or first else ""
     lines.append(f"To train on it{how}: {words}")
-    return answer, examination.tables(found), lines
+    tables = examination.tables(found)
+    if page is not None:
+        from sartor.report import write_examination
+
+        answer["page"] = str(write_examination(found, tables, words, page))
+        lines.append(f"Page  {page}")
+    return answer, tables, lines
 
 
 def describe_data(experiment: Experiment) -> tuple[Any, str]:

@@ -53,6 +53,9 @@ def methods(
 @with_flags("look", pages=False)
 def data(
     name: Annotated[str | None, argument("One, in full.", "[NAME|FOLDER]", completion.data)] = None,
+    page: Annotated[
+        Path | None, option("Of a table: also write a page with maps.", "FILE.html")
+    ] = None,
     json: Json = False,
     **flags: Any,
 ) -> None:
@@ -65,7 +68,7 @@ def data(
         return
     given = {key: value for key, value in flags.items() if value is not None}
     experiment = build({"method": "local"}, flags={"data": name, **given})
-    if (examined := examine_data(experiment)) is not None:
+    if (examined := examine_data(experiment, page)) is not None:
         answer, tables, lines = examined
         _print(tables, answer, json=json)
         for line in [] if json else lines:
@@ -73,6 +76,10 @@ def data(
         if not answer["healthy"]:
             raise typer.Exit(2)
         return
+    if page is not None:
+        raise ConfigError(
+            f"--page shows an examined table; {name} is none, or lacks --client and --label."
+        )
     answer, text = describe_data(experiment)
     if json:
         show.json_line(answer)

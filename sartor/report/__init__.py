@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sartor.core.errors import MissingExtraError
+from sartor.core.errors import MissingExtraError, RunFolderError
 
 if TYPE_CHECKING:
+    from sartor.data.examination import Examination
     from sartor.report.page import Source
     from sartor.report.printing import Format
+    from sartor.results.tables import Table
 
-__all__ = ["write_figures", "write_report"]
+__all__ = ["write_examination", "write_figures", "write_report"]
 
 
 def write_report(source: Source, path: str | Path | None = None) -> Path:
@@ -32,6 +34,22 @@ def write_figures(
         from sartor.report import page
 
         return page.write_figures(source, folder, kind)
+
+
+def write_examination(
+    found: Examination, tables: Sequence[Table], command: str, path: str | Path
+) -> Path:
+    """Write the page of an examined table; see ``examination_page.render_examination``."""
+    with _extras():
+        from sartor.report.examination_page import render_examination
+
+        text = render_examination(found, tables, command)
+    file = Path(path)
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise RunFolderError(f"{file} cannot be written: {error}; choose another place.") from error
+    return file
 
 
 @contextmanager

@@ -365,3 +365,16 @@ def test_a_folder_of_clients_is_examined(
     error = " ".join(capsys.readouterr().err.split())
     assert "every file (or folder of images) is one client" in error
     assert main(["data", "my.xlsx", *WORDS]) == 2
+
+
+def test_a_page_shows_the_maps(file: str, capsys: pytest.CaptureFixture[str]):
+    """``--page`` writes one file with findings, maps and the command; only of a table."""
+    pytest.importorskip("matplotlib")
+    assert main(["data", file, *WORDS, "--page", "look.html"]) == 2
+    assert "Page  look.html" in capsys.readouterr().out
+    page = Path("look.html").read_text(encoding="utf-8")
+    for words in ("shift-map", "empty-map", "What to do", "--missing median+indicator", "glucose"):
+        assert words in page
+    assert "<script src" not in page
+    assert main(["data", "digits", "--page", "look.html"]) == 2
+    assert "shows an examined table" in capsys.readouterr().err

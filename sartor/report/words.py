@@ -10,6 +10,7 @@ import numpy as np
 
 from sartor.results import metrics
 from sartor.results.comparison import Comparison, paired_gains
+from sartor.results.ending import longer
 from sartor.results.result import Result
 from sartor.results.tables import format_cell
 
@@ -217,6 +218,11 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
             "samples and do not count as worst client."
         )
     found += _unequal_work(rows, best)
+    found += [
+        f"{row.label} was still learning when it ended: {more}."
+        for row in rows
+        if (more := longer(row.result, row.runs)) is not None
+    ]
     settings = max(Counter(row.result.method for row in rows).values())
     if settings > 1:
         found.append(

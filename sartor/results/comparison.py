@@ -12,6 +12,7 @@ from sartor.core.errors import ConfigError, did_you_mean
 from sartor.results import metrics
 from sartor.results.client_tables import fairness_of, fairness_table
 from sartor.results.costs import pareto_front, to_reach
+from sartor.results.ending import longer, rounds_words
 from sartor.results.headline import ACCURACY, SHARES, HeadlineMetric
 from sartor.results.metrics import Array
 from sartor.results.result import Result
@@ -135,6 +136,8 @@ class Comparison(Mapping[str, Result]):
                     f"{len(early)} of {len(indices)} runs, first after round "
                     f"{first['round']}: {first['why']}"
                 )
+            if (more := longer(result, indices)) is not None:
+                notes[f"{label} was still learning"] = more
             lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
             if lost:
                 first = lost[0]
@@ -142,6 +145,12 @@ class Comparison(Mapping[str, Result]):
                     f"{len(lost)} of {len(indices)} runs, first in round "
                     f"{first.get('round', '?')} at client {first.get('client', '?')}"
                 )
+        chosen = {words for r in self.values() if (words := rounds_words(r.config)) is not None}
+        if chosen:
+            notes["rounds"] = "; ".join(sorted(chosen))
+        if self.config.get("equal") == "gradients":
+            lengths = ", ".join(f"{name} {r.ledger.num_rounds}" for name, r in self.items())
+            notes["equal gradient evaluations"] = f"those of the dearest; rounds: {lengths}"
         below = max((r.summary()["clients_below_floor"] for r in self.values()), default=0)
         if below:
             notes["worst client"] = (

@@ -26,6 +26,7 @@ from sartor.core.errors import ConfigError, DivergedError, MissingExtraError, re
 from sartor.results.result import Result
 from sartor.results.tables import Table, format_cell
 from sartor.training.fit import fit
+from sartor.training.open_ended import FIXED
 from sartor.training.schema import parse_seeds, parse_whole
 from sartor.training.settings import Federations, federation_of, remembered
 from sartor.training.stopping import MEASURES
@@ -99,7 +100,7 @@ def search(
         study: an Optuna study to continue, or any object with ``ask`` and ``tell``; a new one
             with a TPE sampler if None. Its direction must fit the measure.
         sampler_seed: the seed of the new study's sampler.
-        settings: everything else that ``fit`` takes, such as rounds, local or early_stopping.
+        settings: everything else that ``fit`` takes, such as rounds (20), local or early_stopping.
 
     Returns:
         a Search: the best values, a table of all trials, the best trial's Result, the study.
@@ -108,6 +109,8 @@ def search(
         ConfigError: for what cannot be right, or if every trial diverged.
         MissingExtraError: Optuna is not installed, and no study is given.
     """
+    if settings.get("rounds") is None:
+        settings["rounds"] = FIXED
     trials, lanes = parse_whole("trials", trials), parse_whole("lanes", lanes)
     if measure not in MEASURES:
         raise ConfigError(f"measure must be loss or accuracy, got {measure!r}.")

@@ -218,11 +218,9 @@ def _caveats(rows: list[_Row], best: _Row) -> list[str]:
             "samples and do not count as worst client."
         )
     found += _unequal_work(rows, best)
-    found += [
-        f"{row.label} was still learning when it ended: {more}."
-        for row in rows
-        if (more := longer(row.result, row.runs)) is not None
-    ]
+    learning = longer((row.label, row.result, row.runs) for row in rows)
+    if learning is not None:
+        found.append(f"Still learning at the end: {learning}.")
     settings = max(Counter(row.result.method for row in rows).values())
     if settings > 1:
         found.append(

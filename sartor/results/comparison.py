@@ -136,8 +136,6 @@ class Comparison(Mapping[str, Result]):
                     f"{len(early)} of {len(indices)} runs, first after round "
                     f"{first['round']}: {first['why']}"
                 )
-            if (more := longer(result, indices)) is not None:
-                notes[f"{label} was still learning"] = more
             lost = [entry for i in indices if (entry := result.diverged[i]) is not None]
             if lost:
                 first = lost[0]
@@ -148,6 +146,9 @@ class Comparison(Mapping[str, Result]):
         chosen = {words for r in self.values() if (words := rounds_words(r.config)) is not None}
         if chosen:
             notes["rounds"] = "; ".join(sorted(chosen))
+        named = ((label, result, indices) for label, _, result, indices in self.groups())
+        if (learning := longer(named)) is not None:
+            notes["still learning at the end"] = learning
         if self.config.get("equal") == "gradients":
             lengths = ", ".join(f"{name} {r.ledger.num_rounds}" for name, r in self.items())
             notes["equal gradient evaluations"] = f"those of the dearest; rounds: {lengths}"

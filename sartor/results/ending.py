@@ -8,7 +8,7 @@ by itself, or diverged, is past its end.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,18 +43,25 @@ def still_falling(result: Readings, run: int) -> dict[str, Any] | None:
     return {"loss": words, "share": fall / before if before else 1.0, "rounds": int(span)}
 
 
-def longer(result: Readings, runs: Sequence[int]) -> str | None:
-    """Say in a sentence that runs were still learning at their end, and what to do; or None."""
-    found = [one for run in runs if (one := still_falling(result, run)) is not None]
-    if not found:
+def longer(groups: Iterable[tuple[str, Readings, Sequence[int]]]) -> str | None:
+    """Say in a sentence which methods were still learning at their end, and what to do; or None.
+
+    Args:
+        groups: a label, the result and the runs of each method, or of each setting of one.
+    """
+    said, most = [], 0
+    for label, result, runs in groups:
+        found = [one for run in runs if (one := still_falling(result, run)) is not None]
+        if not found:
+            continue
+        share = np.mean([one["share"] for one in found])
+        some = f" in {len(found)} of {len(runs)} runs" if len(runs) > 1 else ""
+        loss, last = (found[0][key] for key in ("loss", "rounds"))
+        said.append(f"{label} ({loss} loss −{share:.0%} over the last {last} rounds{some})")
+        most = max(most, result.ledger.num_rounds)
+    if not said:
         return None
-    many, last = result.ledger.num_rounds, found[0]["rounds"]
-    share = np.mean([one["share"] for one in found])
-    some = f" in {len(found)} of {len(runs)} runs" if len(runs) > 1 else ""
-    return (
-        f"its {found[0]['loss']} loss fell by {share:.0%} over the last {last} of {many} "
-        f"rounds{some}; train longer with rounds={2 * many} (--rounds {2 * many})"
-    )
+    return f"{', '.join(said)}; train longer with rounds={2 * most} (--rounds {2 * most})"
 
 
 def rounds_words(config: dict[str, Any]) -> str | None:

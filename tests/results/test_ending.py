@@ -64,4 +64,10 @@ def test_terminal_json_and_report_say_it_and_what_to_do(tmp_path):
     said = found.summaries()[0]["still_falling"]
     assert said["loss"] == "test"
     assert said["share"] > 0.05
-    assert longer(_Run(np.ones(20)), [0]) is None
+    assert longer([("a", _Run(np.ones(20)), [0])]) is None
+    falls = ("b", _Run(np.linspace(2, 1, 20)), [0])
+    words = longer([("a", _Run(np.ones(20)), [0]), falls])
+    assert (
+        words
+        == "b (test loss −17% over the last 4 rounds); train longer with rounds=40 (--rounds 40)"
+    )
